@@ -1,6 +1,6 @@
 """A benchmark suite that compares optimizers on attention models: a program (`bench`) and a Python API.
 
-The names of the API are loaded when they are first used, so `import bench` imports neither torch nor anything else.
+The names of the API are loaded on first use, so `import bench` imports neither torch nor anything else.
 """
 
 TYPE_CHECKING = False  # type checkers take it as true; `typing` is not imported for it

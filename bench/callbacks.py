@@ -1,4 +1,4 @@
-"""What watches training from within Lightning: curves, evaluation, budget and checkpoints."""
+"""Lightning callbacks that record training: curves, evaluation, budget and checkpoints."""
 
 import signal
 import time
@@ -29,10 +29,10 @@ _BATCH_TAGS = ("batch/loss", "batch/grad_norm", "batch/raw_step", "batch/applied
 
 
 class Watcher(pl.Callback):
-    """What the recorders of one run and of many share: the clocks, checkpoints and the request to stop.
+    """Common part of the recorders of one run and of many: clocks, checkpoints and stop requests.
 
-    All ranks take the same decisions: they see the same averaged losses, and what differs (clocks, signals) is
-    agreed on. Only rank 0 has an attempt and writes.
+    All ranks make the same decisions: they see the same averaged losses, and they agree on clocks and signals.
+    Only rank 0 has an attempt and writes.
     """
 
     def __init__(self, attempt: Attempt | None, stop: StopRequest, checkpoint_seconds: float) -> None:
@@ -42,11 +42,11 @@ class Watcher(pl.Callback):
         self.restoring = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Note that from now on Lightning restores a checkpoint, if there is one."""
+        """Note that Lightning now restores a checkpoint, if there is one."""
         self.restoring = True
 
     def begin(self, wall_s: float = 0.0, train_s: float = 0.0) -> None:
-        """Start the clocks; a resumed run has used some time before."""
+        """Start the clocks; a resumed run has already used some time."""
         self.stop.take_over()
         self.restoring = False
         self._start = time.monotonic() - wall_s
@@ -54,21 +54,21 @@ class Watcher(pl.Callback):
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Time that is no training."""
+        """Time outside training."""
         begun = time.monotonic()
         yield
         self._aside += time.monotonic() - begun
 
     def seconds(self) -> tuple[float, float]:
-        """Seconds since the beginning, and those of training."""
+        """Seconds since the start, and seconds of training."""
         wall = time.monotonic() - self._start
         return wall, wall - self._aside
 
     def agree(self, trainer: pl.Trainer, timeout: bool = False) -> tuple[int, bool]:
-        """Look at clocks and signals, the same on all ranks, and save if it is time.
+        """Check clocks and signals, consistently on all ranks, and save if it is time.
 
         Returns:
-            The signal that asked to stop, or 0, and whether time is over on one of the ranks.
+            The stop signal, or 0, and whether the time limit is reached on any rank.
         """
         due = time.monotonic() - self._checkpointed >= self.checkpoint_seconds
         flags = [self.stop.signal or 0, int(timeout), int(due)]
@@ -118,11 +118,11 @@ class Recorder(Watcher):
         self.watch = Watch(result, spec, task.data.select, full_batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The part of the record that a resumed run goes on from."""
+        """The part of the record that a resumed run needs."""
         return {**self.watch.state_dict(), STEPS: self.result.steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a record."""
+        """Resume from a record."""
         self.watch.load_state_dict(state_dict)
 
     # -- Lightning's hooks ----------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Recorder(Watcher):
     def on_train_batch_end(  # type: ignore[override]
         self, trainer: pl.Trainer, pl_module: Task, outputs: Any, batch: tuple[int, int], batch_idx: int
     ) -> None:
-        """Take over the curve of the steps just made, and decide how to go on."""
+        """Add the last steps to the curve, and decide how to continue."""
         rows = to_host(pl_module.record.curve, pl_module.data.loss_offset.get("train", 0.0))
         pl_module.record.curve.clear()
         scaler = getattr(trainer.precision_plugin, "scaler", None)
@@ -156,7 +156,7 @@ class Recorder(Watcher):
         if self.result.status == "completed" or (self.watch.running and due):
             self._validate(pl_module)
         if self.watch.running:
-            self._agree(trainer)  # after the evaluation, so that a checkpoint holds it
+            self._agree(trainer)  # after the evaluation, so that the checkpoint includes it
             if self.result.status == "timeout" and not due:
                 self._validate(pl_module)
         trainer.should_stop = not self.watch.running
@@ -198,7 +198,7 @@ class Recorder(Watcher):
                 logger.log_metrics(dict(zip(_BATCH_TAGS, values, strict=True)), step)
 
     def _record_measurements(self, task: Task) -> None:
-        """Keep what was measured up to the last step that counts."""
+        """Keep measurements up to the last valid step."""
         for points, values in task.record.measurements:
             steps = [step for step in points if step <= self.result.steps]
             if not values or not steps:
@@ -229,7 +229,7 @@ class Recorder(Watcher):
         self.progress.validated(self.result.steps, task.data.select, values)
 
     def _agree(self, trainer: pl.Trainer) -> None:
-        """Stop if a signal or the clock says so."""
+        """Stop on a signal or at the time limit."""
         over = self.max_seconds is not None and self.result.train_s >= self.max_seconds
         number, timeout = self.agree(trainer, over)
         self._clock()
@@ -239,7 +239,7 @@ class Recorder(Watcher):
             self.result.reason = f"{why} at step {self.result.steps}"
         elif timeout:
             self.result.status = "timeout"
-            self.result.reason = f"max_seconds={self.max_seconds:g} were over at step {self.result.steps}"
+            self.result.reason = f"max_seconds={self.max_seconds:g} elapsed at step {self.result.steps}"
 
     def _clock(self) -> None:
         self.result.wall_s, self.result.train_s = self.seconds()

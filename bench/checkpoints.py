@@ -1,4 +1,4 @@
-"""Checkpoints: written onto the disk before they count, and looked at before a run goes on from them."""
+"""Checkpoints: written safely to disk, and validated before a run resumes from them."""
 
 import pickle
 import sys
@@ -26,7 +26,7 @@ _PARTS = {"callbacks", "optimizer_states", "state_dict"}
 
 
 def save(trainer: pl.Trainer, path: Path) -> None:
-    """Replace a checkpoint in one atomic step once the new one is on the disk; every rank calls this.
+    """Replace a checkpoint atomically once the new one is on disk; every rank calls this.
 
     Raises:
         OSError: it cannot be written.
@@ -46,19 +46,19 @@ def save(trainer: pl.Trainer, path: Path) -> None:
 
 
 def usable(path: Path | None, runs: int = 1, *, put_aside: bool) -> bool:
-    """Whether runs can go on from a checkpoint and the curve beside it; the answer depends on the files alone.
+    """Whether runs can resume from a checkpoint and its curve; the answer depends only on the files.
 
     Args:
         path: of the checkpoint, or None.
-        runs: how many train together.
-        put_aside: rename one that cannot be read and say so, so that the run starts afresh.
+        runs: number of runs that train together.
+        put_aside: rename an unreadable one with a warning, so that the run starts from the beginning.
     """
     if path is None or is_there(path) is None:
         return False
     try:
         with zipfile.ZipFile(path) as file:
             if packed := [part.filename for part in file.infolist() if part.compress_type != zipfile.ZIP_STORED]:
-                raise ValueError(f"{packed[0]} is packed, as torch packs nothing")
+                raise ValueError(f"{packed[0]} is compressed, and torch never compresses")
             if (torn := file.testzip()) is not None:
                 raise ValueError(f"{torn} is torn")
         found = torch.load(path, map_location="meta", weights_only=True)
@@ -66,13 +66,13 @@ def usable(path: Path | None, runs: int = 1, *, put_aside: bool) -> bool:
             raise ValueError(f"it has no {min(lacking)}")
         steps = [state[STEPS] for state in found["callbacks"].values() if isinstance(state.get(STEPS), int)]
         if not steps:
-            raise ValueError("it does not say how many steps were made")
+            raise ValueError("it does not record the number of steps")
         tables = {name: path.with_name(f"{name}.raw") for name in TABLES}
         curve = read_raw(tables["curve"], runs, 0).get("step", np.empty(0))
         if not all(map(is_there, tables.values())) or (curve <= steps[0]).sum() != steps[0]:
-            raise ValueError(f"it is of step {steps[0]}, and the tables beside it do not come so far")
+            raise ValueError(f"it is of step {steps[0]}, but its tables end earlier")
     except MemoryError:
-        raise  # that is no fault of the file
+        raise  # not a fault of the file
     except Exception as error:
         if put_aside:
             set_aside(path, error)
@@ -81,36 +81,36 @@ def usable(path: Path | None, runs: int = 1, *, put_aside: bool) -> bool:
 
 
 class DoesNotFit(Exception):
-    """A checkpoint that can be read, and not be restored; it was put aside."""
+    """A checkpoint is readable but cannot be restored; it was renamed."""
 
 
 def or_afresh(train: Callable[[bool], T]) -> T:
-    """Train from the checkpoint there is; where that does not fit, from the start.
+    """Train from the existing checkpoint; if it does not fit, from the start.
 
     Args:
-        train: is told whether to look for a checkpoint.
+        train: receives whether to look for a checkpoint.
     """
     try:
         return train(True)
     except DoesNotFit:
-        pass  # and with it goes what the first try holds
+        pass  # which also frees what the first attempt holds
     return train(False)
 
 
 def is_misfit(error: BaseException) -> TypeGuard[Exception]:
-    """Whether an error that was raised while a checkpoint was restored is the checkpoint's fault."""
+    """Whether the checkpoint caused an error during its restoration."""
     return isinstance(error, Exception) and not isinstance(error, UserError) and not ran_out(error)
 
 
 def set_aside(path: Path, error: Exception) -> None:
-    """Rename a checkpoint that cannot be used for this reason, and say so."""
+    """Rename an unusable checkpoint, with a warning."""
     aside = path.with_suffix(".unreadable")
     with suppress(OSError):  # another process has just ended the run
         path.replace(aside)
-        unsafe = isinstance(error, pickle.UnpicklingError)  # torch would advise to load it nevertheless
+        unsafe = isinstance(error, pickle.UnpicklingError)  # torch would advise to load it anyway
         why = "it holds more than numbers" if unsafe else first_line(error)
         print(
-            f"bench: warning: the checkpoint {path} cannot be used ({why}); it is put aside as {aside.name},"
-            " and the training starts afresh",
+            f"bench: warning: the checkpoint {path} cannot be used ({why}); it was renamed to {aside.name}; training"
+            " starts from the beginning",
             file=sys.stderr,
         )

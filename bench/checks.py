@@ -1,6 +1,6 @@
-"""What is refused before anything is loaded: illegal hyperparameters, and runs that would mean something else.
+"""Checks before anything is loaded: illegal hyperparameters, and runs that would differ from their settings.
 
-`check_early` and `check_places` import no torch, which takes seconds; `check` lets the optimizer's constructor look.
+`check_early` and `check_places` import no torch, which takes seconds; `check` calls the optimizer's constructor.
 """
 
 import inspect
@@ -21,10 +21,10 @@ from tasks.core.files import DataError
 
 
 def check_places(configs: Iterable[RunConfig]) -> None:
-    """Make sure that the store can be written and that the files of the data are there, fetched if need be.
+    """Ensure that the store is writable and that the data files exist, fetching them if necessary.
 
     Raises:
-        UserError: they are not; or it cannot.
+        UserError: one is not the case.
     """
     seen = set[str]()
     for config in configs:
@@ -37,10 +37,10 @@ def check_places(configs: Iterable[RunConfig]) -> None:
 
 
 def check_files(config: RunConfig) -> None:
-    """Make sure that the files of the data are there, fetched if need be.
+    """Ensure that the data files exist, fetching them if necessary.
 
     Raises:
-        UserError: they are not.
+        UserError: they do not exist.
     """
     if not config.task_spec.files:
         return
@@ -56,7 +56,7 @@ def check_files(config: RunConfig) -> None:
 
 
 def check_early(config: RunConfig) -> None:
-    """Refuse what can be seen to be wrong without torch; `check` does so too.
+    """Refuse errors that need no torch to detect; `check` includes this.
 
     Raises:
         UserError: with the value at fault and what to do.
@@ -86,7 +86,7 @@ def check_early(config: RunConfig) -> None:
     if trainer.measure_every is not None and config.task_spec.measure_every is None:
         raise UserError(f"--trainer.measure_every {trainer.measure_every}: the task {config.task} measures nothing")
     if trainer.observe is not None and config.task_spec.measure_every is not None:
-        raise UserError(f"--trainer.observe {trainer.observe}: the task {config.task} has measurements of its own")
+        raise UserError(f"--trainer.observe {trainer.observe}: the task {config.task} has its own measurements")
     if trainer.observe is not None and trainer.strategy == "fsdp":
         raise UserError("--trainer.observe needs whole weights, which --trainer.strategy fsdp shards; use ddp")
     if config.precision == "16-mixed" and trainer.strategy == "fsdp":
@@ -97,17 +97,16 @@ def check_early(config: RunConfig) -> None:
     if config.precision == "16-mixed" and traits.calls_closure_again:
         raise UserError(
             f"--precision 16-mixed: {config.opt} evaluates the loss several times a step,"
-            " which a gradient scaler cannot follow; use bf16-mixed"
+            " which a gradient scaler does not support; use bf16-mixed"
         )
     if traits.create_graph and trainer.gradient_clip_val is not None:
         raise UserError(
-            f"--trainer.gradient_clip_val: {config.opt} differentiates the gradients,"
-            " which clipping would change under it"
+            f"--trainer.gradient_clip_val: {config.opt} differentiates the gradients, and clipping would change them"
         )
 
 
 def check(config: RunConfig) -> None:
-    """Refuse a configuration that cannot be run, or that would run but not be what it says.
+    """Refuse a configuration that cannot run, or that would not run as specified.
 
     Raises:
         UserError: with the value at fault and what to do.
@@ -119,7 +118,8 @@ def check(config: RunConfig) -> None:
     traits, trainer, told = config.traits, config.trainer, config.step_keywords
     if traits.calls_closure_again and told:
         raise UserError(
-            f"{config.opt} evaluates the loss several times a step, so a norm told before it would be of another point"
+            f"{config.opt} evaluates the loss several times a step, so a norm computed before the step belongs to"
+            f" another point"
         )
     untold = [m.name for m in config.methods if m.traits.needs_loss and "loss_grad_norm" not in m.step_keywords]
     if untold and trainer.gradient_clip_val is not None:
@@ -130,7 +130,7 @@ def check(config: RunConfig) -> None:
 
 
 def _check_hyperparameters(config: RunConfig) -> None:
-    """Let the optimizers' constructors look at their arguments before anything is loaded."""
+    """Validate arguments by the optimizers' constructors before anything is loaded."""
     own, rest = split_rest(config.opt_options) if config.rest_spec is not None else (config.opt_options, {})
     given = [(config.opt_spec, "opt", own), (config.rest_spec, f"opt.{REST}", rest)]
     for spec, prefix, values in given:
@@ -148,7 +148,7 @@ def _check_hyperparameters(config: RunConfig) -> None:
 
 
 def _check_constructor(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any]) -> None:
-    """Let a constructor look at its arguments."""
+    """Validate arguments by a constructor."""
     try:
         spec.cls(_invented(spec), **given)
     except Exception as error:
@@ -158,7 +158,7 @@ def _check_constructor(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any
 
 
 def _invented(spec: OptimizerSpec) -> Any:
-    """A parameter that every method takes: a matrix."""
+    """A parameter valid for every method: a matrix."""
     import torch
 
     from optimizers.hybrid import takes_names
@@ -168,15 +168,17 @@ def _invented(spec: OptimizerSpec) -> Any:
 
 
 def _at_fault(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any], error: Exception) -> UserError | None:
-    """The error with the option that a constructor refuses, and its range, if the constructor names none itself.
+    """The error with the refused option and its range, if the constructor does not name it.
 
-    It is the one that is refused alike where all others have their defaults.
+    It is the option that is refused even with defaults for all others.
     """
     if str(error).partition("=")[0] in given:
         return None
     options = optimizer_options(spec)
-    usual = {name: options[name].default if options[name].default not in (MISSING, TASK_VALUE) else value
-             for name, value in given.items()}  # fmt: skip
+    usual = {
+        name: options[name].default if options[name].default not in (MISSING, TASK_VALUE) else value
+        for name, value in given.items()
+    }
     for name, value in given.items():
         if value == usual[name]:
             continue
@@ -191,11 +193,11 @@ def _at_fault(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any], error:
 
 
 def _outside(value: Any, place: str) -> str:
-    return f" is out of range: {'each' if isinstance(value, tuple | list) else 'it'} must lie in {place}"
+    return f" is out of range: {'each' if isinstance(value, tuple | list) else 'it'} must be in {place}"
 
 
 def _range_of(text: str, value: Any) -> str | None:
-    """The range that an option's help names, if the value, or one of several, lies outside of it."""
+    """The range in an option's help, if a value is outside it."""
     found = re.search(r"in ([\[(])([^\s,]+), ([^\s,\])]+)([\])])", text)
     if found is None:
         return None
@@ -213,6 +215,6 @@ def _range_of(text: str, value: Any) -> str | None:
 
 
 def option_error(prefix: str, error: Exception, options: Collection[str]) -> UserError:
-    """A constructor's complaint; ours begin with `name=value`, which becomes the option's name."""
+    """A constructor's error; ours begin with `name=value`, which becomes the option's name."""
     text = str(error).strip().partition("\n")[0] or type(error).__name__
     return UserError(f"--{prefix}.{text}" if text.partition("=")[0].split(" ")[0] in options else f"--{prefix}: {text}")

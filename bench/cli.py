@@ -1,4 +1,4 @@
-"""The command line: words to calls. Nothing heavy is imported before it is needed."""
+"""The command line: arguments to calls. Heavy imports happen only when needed."""
 
 import errno
 import os
@@ -26,16 +26,16 @@ _TRAINING = ("quickstart", "fit", "sweep", "reproduce", "tune", "suite", "compar
 
 
 def program() -> NoReturn:
-    """`main` as a process of its own."""
+    """`main` as a separate process."""
     process.begin()
     code = _exit_code(sys.argv[1:])
     if foreign:
-        sys.exit(code)  # Python closes the files that they may have left open
+        sys.exit(code)  # Python closes files that are still open
     process.end(code)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run one command and exit: 0 done, 1 something broke on the way, 2 the request cannot be carried out."""
+    """Run one command and exit: 0 done, 1 failed while running, 2 invalid request."""
     sys.exit(_exit_code(list(sys.argv[1:] if argv is None else argv)))
 
 
@@ -48,7 +48,7 @@ def _exit_code(words: list[str]) -> int:
         code = getattr(error, "exit_code", UserError.exit_code)
     except BrokenPipeError:  # `bench list tasks | head`
         code = 0
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed must not break too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the final flush must not fail too
     except (Exception, KeyboardInterrupt) as error:
         if was_interrupted(error):
             print("bench: interrupted", file=sys.stderr)
@@ -65,7 +65,7 @@ def _exit_code(words: list[str]) -> int:
 
 
 def _disk_full(error: BaseException) -> str | None:
-    """What is said of a full disk; None of another error."""
+    """The message for a full disk; None for other errors."""
     if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return None
     where = f" ({error.filename})" if error.filename else ""
@@ -73,7 +73,7 @@ def _disk_full(error: BaseException) -> str | None:
 
 
 def _memory_short(error: BaseException, words: Sequence[str]) -> str | None:
-    """What is said where memory is short, in torch's words or Python's; None of another error."""
+    """The message for lack of memory, from torch or Python; None for other errors."""
     from bench.memory import ran_out
 
     if not ran_out(error):
@@ -83,7 +83,7 @@ def _memory_short(error: BaseException, words: Sequence[str]) -> str | None:
     todo = (
         "make the task or the batch smaller (--task.*, --trainer.batch_size, --trainer.micro_batch_size)"
         if any(name in words for name in _TRAINING)
-        else "end other programs, or ask for less"
+        else "end other programs, or request less"
     )
     return f"not enough memory{amount}; {todo}"
 
@@ -117,7 +117,7 @@ def _dispatch(words: list[str]) -> int:
 
         print(command_help(COMMANDS[name], words))
         return 0
-    parse(name, words)  # what is wrong with them is said before the command's modules are imported
+    parse(name, words)  # report errors before importing the command's modules
     return _MAINS[name](words)
 
 
@@ -137,7 +137,7 @@ def _fit(words: list[str]) -> int:
             places["store"] = settings["store"] = run.parent
         more = [name for name in ("config", "rerun", "tuned") if getattr(args, name)]
         if more:
-            raise UserError(f"--resume takes the run's own settings; leave --{more[0]} out")
+            raise UserError(f"--resume takes the run's own settings; remove --{more[0]}")
         config = _stored_config(run.name, settings, places, command)
     else:
         refuse_several(settings)
@@ -175,7 +175,7 @@ def _fit(words: list[str]) -> int:
         with doing("importing torch"):
             from bench.runner import run
 
-        with redirect_stdout(sys.stderr):  # standard output is for the result alone, whatever a library prints
+        with redirect_stdout(sys.stderr):  # standard output is only for the result, regardless of what libraries print
             result = run(config, rerun=args.rerun, progress=True, tuned_by=study)
     if is_main_process():
         from bench.run_summary import result_json, result_lines
@@ -188,7 +188,7 @@ def _fit(words: list[str]) -> int:
 
 
 def _stored_config(run_id: str, settings: dict[str, Any], places: dict[str, Path], command: list[str]) -> Any:
-    """The configuration of a run that was interrupted, with places from here."""
+    """The configuration of an interrupted run, with folders from the command line."""
     from bench.config import resolve, settings_of
     from bench.plugins import allowed
     from bench.store.record import RESUMABLE
@@ -219,13 +219,13 @@ def _stored_config(run_id: str, settings: dict[str, Any], places: dict[str, Path
     config = resolve(settings_of(result.config) | names | places | settings)
     if config.run_id != run_id:
         raise UserError(
-            f"run {run_id} was begun by another version of its task or optimizer and cannot be continued;"
+            f"run {run_id} was started with another version of its task or optimizer and cannot continue;"
             " train again without --resume"
         )
     if result.status in RESUMABLE and result.engine == "lanes":
         raise UserError(
-            f"run {run_id} was {result.status} in a sweep, which trains it beside others; give the sweep's command"
-            " again, or train the run alone without --resume"
+            f"run {run_id} was {result.status} in a sweep, which trains it with others; repeat the sweep's command,"
+            " or train the run alone without --resume"
         )
     if result.status in RESUMABLE and kept.checkpoint(run_id) is None:
         raise UserError(f"run {run_id} was {result.status} before its first checkpoint; train again without --resume")
@@ -261,7 +261,7 @@ def _list(words: list[str]) -> int:
     usual, own = parse("list", [args.what]), ("json", "store") if args.what == "plans" else ("json",)
     for option in COMMANDS["list"].options:
         if option.name not in own and getattr(args, option.key) != getattr(usual, option.key):
-            raise UserError(f"{option.flag}: it chooses runs (`bench list runs`); leave it out to list {args.what}")
+            raise UserError(f"{option.flag}: it selects runs (`bench list runs`); remove it to list {args.what}")
     if args.what == "plans":
         return _list_plans(args)
     from bench.results.render import shown
@@ -312,9 +312,14 @@ def _list_runs(args: Args) -> int:
         if status not in listing.STATUSES:
             raise unknown("status", status, listing.STATUSES)
     asked = listing.Asked(
-        args.task, args.opt, args.status, listing.since(args.since) if args.since else "", args.study, args.sort,
+        args.task,
+        args.opt,
+        args.status,
+        listing.since(args.since) if args.since else "",
+        args.study,
+        args.sort,
         each=args.all or args.json,
-    )  # fmt: skip
+    )
     folders = stores_of(args)
     if not args.store or len(folders) == 1:
         folders = [folder for folder in folders if folder.is_dir()]
@@ -433,7 +438,7 @@ Command = Callable[[list[str]], int]
 
 
 def _in(module: str, *first: str) -> Command:
-    """Commands that have a module of their own, which is imported when one is called."""
+    """Commands with their own module, imported on use."""
     return lambda words: import_module(module).main([*first, *words])
 
 
@@ -457,7 +462,7 @@ _MAINS: dict[str, Command] = {
     "doctor": _doctor,
     "completion": _completion,
 }
-"""What carries each command out; it is given the words behind its name."""
+"""The function of each command, called with the remaining arguments."""
 
 
 if __name__ == "__main__":

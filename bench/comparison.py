@@ -1,7 +1,7 @@
-"""`bench compare`: from an optimizer to a ranked table, by the parts that other commands are made of.
+"""`bench compare`: from an optimizer to a ranked table, with the parts of other commands.
 
 The kit checks the optimizers (`bench check`), a suite tunes them and their baselines at equal budgets and runs the
-winners on fresh seeds (`bench suite`), and the board `quality` ranks what came of it (`bench leaderboard`).
+winners on fresh seeds (`bench suite`), and the board `quality` ranks the results (`bench leaderboard`).
 """
 
 import shlex
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 def main(words: list[str]) -> int:
-    """`bench compare` with these words: 0 done, 1 a check failed or an optimizer has no winner, 130 stopped.
+    """`bench compare` with these arguments: 0 done, 1 a check failed or an optimizer has no winner, 130 stopped.
 
     Raises:
-        UserError: the request cannot be carried out.
-        RunFailed: a check failed whose failure changes results.
+        UserError: the request is invalid.
+        RunFailed: a failed check changes results.
     """
     command = shlex.join(["bench", "compare", *words])
     args = parse("compare", words)
@@ -59,21 +59,21 @@ def main(words: list[str]) -> int:
         note(STOPPED)
         return 130
     if not done:
-        note(f"the budget of {args.budget.text} is spent, so this is the result so far; the same command continues")
+        note(f"the budget of {args.budget.text} is spent; this is the result so far, and the same command continues")
     command = shlex.join(["bench", "compare", *without_storage(words)])
     return _show(found_by(asked, args), args, asked.reference, out, command)
 
 
 class Asked(NamedTuple):
-    """What is compared.
+    """A requested comparison.
 
     Attributes:
-        suite: that tunes all.
+        suite: tunes all optimizers.
         opts: the optimizers in question.
         reference: that they are compared with.
         specs: the studies of the suite.
         places: where data and store are.
-        cut: what each worker has.
+        cut: resources of each worker.
     """
 
     suite: "Suite"
@@ -85,7 +85,7 @@ class Asked(NamedTuple):
 
 
 def ask(args: Args) -> Asked:
-    """What the words of `bench compare` ask for.
+    """The comparison that the arguments of `bench compare` request.
 
     Raises:
         UserError: a name or a setting is unknown or illegal, there is nothing to compare with, or it cannot be trained.
@@ -108,11 +108,11 @@ def carry_out(asked: Asked, args: Args, *, progress: bool = True) -> bool:
     Args:
         asked: what is compared.
         args: how (`anyway`, `storage`, `workers`, `engine`, `memory`, `width`).
-        progress: whether to say how far it is.
+        progress: whether to show progress.
 
     Raises:
-        UserError: something cannot be made; what was made is stored.
-        RunFailed: a check failed whose failure changes results.
+        UserError: some runs cannot be made; finished ones are stored.
+        RunFailed: a failed check changes results.
     """
     from bench.tuning.cli.shared import open_studies
     from bench.tuning.cli.suite import train
@@ -158,7 +158,7 @@ def _asked(args: Args, places: Mapping[str, Path]) -> "tuple[Suite, list[str], s
     if len({*every, *against}) < 2:
         raise UserError(f"--opt {opts[0]}: it is the reference itself; name another one with --against")
     if lost := [f"--opt.{name}.{key[4:]}" for name, values in own.items() for key in values if name not in every]:
-        raise UserError(f"{lost[0]}: it is not in the comparison; name it with --against")
+        raise UserError(f"{lost[0]}: it is not part of the comparison; name it with --against")
     seeds = tuning_seeds(args.seeds or "2") if args.seeds or baseline is None else baseline.seeds
     trials = trials_of(args, len(seeds), len(fresh), len(every))
     tune = Tune(trials=trials, seeds=seeds)
@@ -169,7 +169,7 @@ def _asked(args: Args, places: Mapping[str, Path]) -> "tuple[Suite, list[str], s
     if other := next((s for s in specs if s.trainer.batch_size != first.trainer.batch_size), None):
         raise UserError(
             f"{first.opt} has batches of {first.trainer.batch_size} and {other.opt} of {other.trainer.batch_size},"
-            " which are two problems; name one with --trainer.batch_size, or others with --against"
+            " so they are different problems; set one size with --trainer.batch_size, or choose others with --against"
         )
     tried = max(tune.total, *(make_request(spec.design, tune.trials).trials for spec in specs))
     there = "" if baseline is None else f" ({against[0]}: reference results of {len(baseline.trials)} trials)"
@@ -182,21 +182,21 @@ def _asked(args: Args, places: Mapping[str, Path]) -> "tuple[Suite, list[str], s
 
 
 def _sampler(name: str) -> "Sampler":
-    """That of a stored study, which anybody may have written.
+    """The sampler of a stored study, which is untrusted.
 
     Raises:
-        UserError: it is none.
+        UserError: it is invalid.
     """
     if name == "grid" or name == "qmc":
         return name
     raise UserError(
-        f"the reference results were tuned by {name!r}, which is not a sampler of this version; leave them out with"
+        f"the reference results were tuned by {name!r}, which is not a sampler of this version; exclude them with"
         " --no-reference"
     )
 
 
 def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":
-    """The study that tuned a baseline for the reference results; None where there is none on this problem.
+    """The study that tuned a baseline for the reference results; None without one on this problem.
 
     Args:
         config: a run of the baseline on the problem.
@@ -222,7 +222,8 @@ def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":
             others[" ".join(f"--{name} {value}" for name, value in winner.problem.items())] = None
     if not same and others:
         note(
-            f"there are reference results of {config.task} with {' or '.join(others)}; here {config.opt} is tuned again"
+            f"reference results exist for {config.task} with {' or '.join(others)}; {config.opt} is tuned again for"
+            f" this problem"
         )
     return max(same, key=lambda study: study.weight, default=None)
 
@@ -232,7 +233,7 @@ def _check(specs: "Sequence[StudySpec]", args: Args, *, progress: bool) -> None:
 
     Raises:
         UserError: one cannot be loaded.
-        RunFailed: a failure changes results, and nobody wants to go on anyway.
+        RunFailed: a failure changes results, without --anyway.
     """
     from bench.check import write_verdict
     from bench.check.supervisor import examination_of, run
@@ -244,20 +245,17 @@ def _check(specs: "Sequence[StudySpec]", args: Args, *, progress: bool) -> None:
     for report, own in zip(reports, given, strict=True):
         write_verdict(args.store, report)
         note(f"{report.name}: {report.headline()}" if progress else None)
-        wrong = [name for name in report.failed
-                 if name == "builds" or report.catalogue[name].severity == "results"]  # fmt: skip
+        wrong = [name for name in report.failed if name == "builds" or report.catalogue[name].severity == "results"]
         if wrong:
             command = ["bench", "check", report.name, *(w for k, v in own.items() for w in (f"--opt.{k}", str(v)))]
-            why = (
-                f"{report.name} fails {', '.join(wrong)}, which changes results: {shlex.join(command)} says what to do"
-            )
+            why = f"{report.name} fails {', '.join(wrong)}, which changes results: {shlex.join(command)} gives advice"
             if not args.anyway:
                 raise RunFailed(f"{why}; --anyway continues")
             remark("warning", why)
 
 
 def found_by(asked: Asked, args: Args) -> "list[StudyResult]":
-    """What the studies have found so far; their records are left in the store."""
+    """Results of the studies so far; their records are stored."""
     from bench.tuning import tuned
     from bench.tuning.cli.shared import open_studies
     from bench.tuning.study_result import study_result
@@ -272,11 +270,11 @@ def found_by(asked: Asked, args: Args) -> "list[StudyResult]":
 
 
 class Ranking(NamedTuple):
-    """What came of a comparison.
+    """Result of a comparison.
 
     Attributes:
         boards: the board `quality`; none while no winner has run on fresh seeds.
-        said: verdicts in sentences, and how many seeds would tell what is open.
+        said: verdicts in sentences, and the numbers of seeds that may decide open ones.
         forest: effects and intervals; None while there is no board.
     """
 
@@ -286,12 +284,12 @@ class Ranking(NamedTuple):
 
 
 def ranking(found: "Sequence[StudyResult]", args: Args, reference: str) -> Ranking:
-    """The ranked table of what these studies have found.
+    """The ranked table of the results of these studies.
 
     Args:
         found: by the studies.
         args: with `store` and `against`.
-        reference: that the others are compared with.
+        reference: that the others are compared to.
     """
     from bench.boards import Asked
     from bench.boards.forest import forest
@@ -306,7 +304,7 @@ def ranking(found: "Sequence[StudyResult]", args: Args, reference: str) -> Ranki
 
 
 def _show(found: "Sequence[StudyResult]", args: Args, reference: str, out: Path, command: str) -> int:
-    """Print what was found, and write it."""
+    """Print and write the result."""
     from bench.results.draw import picture
     from bench.results.render import as_json, markdown, written
     from bench.tuning import suite
@@ -335,9 +333,9 @@ def _show(found: "Sequence[StudyResult]", args: Args, reference: str, out: Path,
 
 
 def _ranked(found: "Sequence[StudyResult]", args: Args, reference: str) -> "Collected | None":
-    """What the board shows: these optimizers, as these studies tuned them, and what else is tuned on their problem.
+    """Entries of the board: these optimizers, as tuned by these studies, and others tuned on the same problem.
 
-    None where no winner has run on a fresh seed, or such runs lie in other stores.
+    None if no winner has run on a fresh seed, or such runs are in other stores.
     """
     from bench.boards.collect import collect
     from bench.boards.entries import VERSIONS
@@ -346,7 +344,7 @@ def _ranked(found: "Sequence[StudyResult]", args: Args, reference: str) -> "Coll
 
     store = Store(args.store)
     fresh = {run.run_id: run for each in found for run in each.fresh if store.get(run.run_id) is not None}
-    if not fresh:  # none is there yet, or they lie in another store
+    if not fresh:  # none is there yet, or they are in another store
         return None
     reference_store = None if args.no_reference else reference_folder()
     stores, mine = Stores([args.store], reference_store), {each.study.name: bare(each.study.spec.opt) for each in found}
@@ -354,18 +352,19 @@ def _ranked(found: "Sequence[StudyResult]", args: Args, reference: str) -> "Coll
     stores.studies = [s for s in stores.studies if s.name in mine or bare(s.opt) not in mine.values()]
     versions = next(iter(fresh.values())).versions
     only = {f"versions.{name}": str(versions[name]) for name in VERSIONS if name in versions}
-    every = collect(
-        stores, tasks=[found[0].study.spec.task], only=only, mixed_versions=True, reference=reference
-    )  # fmt: skip
+    every = collect(stores, tasks=[found[0].study.spec.task], only=only, mixed_versions=True, reference=reference)
     warn_of(stores, every.damaged)
     problem = next((e.problem for e in every.all if any(r.run_id in fresh for r in e.runs.values())), None)
-    chosen = [e for e in every.chosen if e.problem == problem
-              and (e.opt in mine.values() or (args.against is None and e.kind == "tuned"))]  # fmt: skip
+    chosen = [
+        e
+        for e in every.chosen
+        if e.problem == problem and (e.opt in mine.values() or (args.against is None and e.kind == "tuned"))
+    ]
     return replace(every, entries=chosen, chosen=chosen)
 
 
 def _advice(found: "Collected", reference: str) -> list[str]:
-    """How many seeds would tell what is open, a line each."""
+    """The numbers of seeds that may decide open verdicts, a line each."""
     from bench.boards.quality import judged
     from bench.results.sequential import Comparison, advice
 
@@ -377,9 +376,9 @@ def _advice(found: "Collected", reference: str) -> list[str]:
         if isinstance(of, Comparison) and not of.sign:
             more = advice(of.n, of.wins, of.losses)
             lines.append(
-                f"{entry.name}: {' to '.join(map(str, sorted({*more})))} seeds in all will probably decide it:"
+                f"{entry.name}: {' to '.join(map(str, sorted({*more})))} seeds in total will probably decide it:"
                 f" --report_seeds {more[1]}"
                 if more
-                else f"{entry.name}: the number of seeds that would decide it is unknown"
+                else f"{entry.name}: the number of seeds that decide it is unknown"
             )
     return lines

@@ -68,9 +68,9 @@ class TrainerOptions(NoBooleans):
         allow_inf_nan=False,
         description="passes over the training data, in (0, inf); the task's budget by default",
     )
-    max_steps: int | None = Field(None, ge=1, description="optimizer steps; with max_epochs the smaller counts")
+    max_steps: int | None = Field(None, ge=1, description="optimizer steps; with max_epochs, the smaller applies")
     max_seconds: float | None = Field(
-        None, gt=0, description="stop with status `timeout` after so many seconds of training"
+        None, gt=0, description="training time in seconds after which the run stops with status `timeout`"
     )
     batch_size: int | Literal["full"] | None = Field(
         None, description="samples that one optimizer step sees, over all micro-batches and devices, or `full`"
@@ -78,8 +78,8 @@ class TrainerOptions(NoBooleans):
     micro_batch_size: int | None = Field(
         None,
         ge=1,
-        description="samples of one forward pass on one device, at most (default: the task's);"
-        " changes memory, never the result",
+        description="upper bound on samples per forward pass on one device (default: the task's); changes memory,"
+        " never the result",
     )
     gradient_clip_val: float | None = Field(
         None,
@@ -89,46 +89,45 @@ class TrainerOptions(NoBooleans):
     schedule: Literal["constant", "cosine", "linear", "inverse_sqrt", "wsd"] = Field(
         "constant",
         description="lr after warm-up: constant, cosine, linear, inverse_sqrt, or wsd (decay at the end);"
-        " left out for optimizers that find their own step size",
+        " ignored for optimizers that set their own step size",
     )
-    warmup: float = Field(0.0, ge=0, lt=1, description="share of the steps, in [0, 1), over which lr rises linearly")
-    floor: float = Field(0.0, ge=0, le=1, description="final lr of a decay as a share of lr, in [0, 1]")
-    decay: float = Field(0.2, gt=0, le=1, description="share of the steps, in (0, 1], over which wsd decays at the end")
+    warmup: float = Field(0.0, ge=0, lt=1, description="fraction of the steps, in [0, 1), with linearly rising lr")
+    floor: float = Field(0.0, ge=0, le=1, description="final lr of a decay as a fraction of lr, in [0, 1]")
+    decay: float = Field(0.2, gt=0, le=1, description="fraction of the steps, in (0, 1], of the final decay of wsd")
     average: Literal["none", "ema", "lawa"] = Field(
         "none",
-        description="which average of the weights is evaluated: none, ema (exponential, with start correction), or lawa"
-        " (mean of the latest snapshots); left out for optimizers that average by themselves",
+        description="average of the weights used for evaluation: none, ema (exponential, with start correction), or"
+        " lawa"
+        " (mean of the latest snapshots); ignored for optimizers that average the weights themselves",
     )
     average_decay: float = Field(0.999, gt=0, lt=1, description="d of ema, in (0, 1): a <- a + (1-d)/(1-d^t) (w - a)")
-    average_window: int = Field(5, ge=2, description="snapshots in the mean of lawa, at least 2; each is kept")
+    average_window: int = Field(5, ge=2, description="snapshots in the mean of lawa, at least 2; all are stored")
     average_every: int | None = Field(
         None,
         ge=1,
         description="optimizer steps between the snapshots of lawa; by default an epoch, but not less than a twentieth"
-        " of the run; a twentieth where the run has no average_window of epochs",
+        " of the run; a twentieth if the run is shorter than average_window epochs",
     )
     val_every: int | None = Field(
         None,
         ge=1,
         description="optimizer steps between evaluations;"
-        " by default an epoch, or a twentieth of the run where that is longer",
+        " by default an epoch, or a twentieth of the run if that is longer",
     )
     measure_every: int | None = Field(
         None,
         ge=1,
-        description="optimizer steps between measurements of a task that has some; the task's own by default",
+        description="optimizer steps between measurements, for tasks with measurements; by default the task's value",
     )
     observe: int | None = Field(
         None,
         ge=1,
         le=20,
-        description="points per decade of steps at which attention, curvature and noise of a real model are measured,"
+        description="points per decade of steps for measurements of attention, curvature and noise of a real model,"
         " in [1, 20]; off by default (`bench show TASK` defines them)",
     )
-    checkpoint_seconds: float = Field(
-        60, gt=0, description="seconds between checkpoints, from which a killed run resumes"
-    )
-    devices: int = Field(1, ge=1, description="devices (processes) that share each batch")
+    checkpoint_seconds: float = Field(60, gt=0, description="seconds between checkpoints")
+    devices: int = Field(1, ge=1, description="number of devices (processes) that share each batch")
     num_nodes: int = Field(1, ge=1, description="machines")
     strategy: Literal["auto", "ddp", "fsdp"] = Field(
         "auto", description="how devices share the work; fsdp shards with FSDP2"
@@ -177,7 +176,7 @@ class RunConfig(NoBooleans):
     @classmethod
     def _named(cls, value: Any) -> Any:
         if isinstance(value, str) and not value.strip():  # it would be the folder that one happens to be in
-            raise PydanticCustomError("empty", "it names no folder")
+            raise PydanticCustomError("empty", "it must name a folder")
         return value
 
     @property
@@ -192,7 +191,7 @@ class RunConfig(NoBooleans):
 
     @property
     def rest_spec(self) -> OptimizerSpec | None:
-        """The entry of the optimizer for all but the matrices, if there is one; of the suite's own (`rest_of`)."""
+        """The entry of the optimizer for all except the matrices, if there is one; of the suite's own (`rest_of`)."""
         name = rest_of(self.opt_spec, self.opt_options)
         return None if name is None else OPTIMIZERS[name]
 
@@ -274,7 +273,7 @@ def _content(value: Any) -> str | None:
 
 @lru_cache
 def _digest(path: Path, *changed: int) -> str:
-    """A digest of a file, anew only where its time or size is another."""
+    """A digest of a file, again only where its time or size is another."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -294,10 +293,10 @@ def resolve(
     """Make a RunConfig.
 
     Args:
-        words: settings in dotted form (`{"task": "mnist", "opt.lr": "0.1"}`); they win over all else.
+        words: settings in dotted form (`{"task": "mnist", "opt.lr": "0.1"}`); they override all others.
         config: a YAML file with settings, dotted or nested.
         tuned: take the tuned hyperparameters of this task and optimizer where nothing else says otherwise.
-        fallback: settings in dotted form that all else wins over.
+        fallback: settings in dotted form that all others override.
 
     Raises:
         UserError: a name is unknown or a value illegal.
@@ -379,16 +378,17 @@ def _applicable(spec: OptimizerSpec, tuned: dict[str, Any], settings: Mapping[st
 def _without_idle(trainer: TrainerOptions) -> TrainerOptions:
     """The options with the default in place of what has no effect: it would be another run with the same result."""
     idle = {
-        "floor": (trainer.schedule == "constant", "schedule"), "decay": (trainer.schedule != "wsd", "schedule"),
+        "floor": (trainer.schedule == "constant", "schedule"),
+        "decay": (trainer.schedule != "wsd", "schedule"),
         "average_decay": (trainer.average != "ema", "average"),
         "average_window": (trainer.average != "lawa", "average"),
         "average_every": (trainer.average != "lawa", "average"),
-    }  # fmt: skip
+    }
     usual = {name: TrainerOptions.model_fields[name].default for name, (is_idle, _) in idle.items() if is_idle}
     for name, value in usual.items():
         if (given := getattr(trainer, name)) != value:
             of = idle[name][1]
-            _say_once(f"--trainer.{name} {given:g} is left out: the {of} is {getattr(trainer, of)} and has no {name}")
+            _say_once(f"--trainer.{name} {given:g} is ignored: the {of} is {getattr(trainer, of)} and has no {name}")
     return trainer.model_copy(update=usual)
 
 
@@ -453,7 +453,7 @@ def on_device(config: RunConfig) -> RunConfig:
 
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not there[config.device]:
-        raise UserError(f"--device {config.device}: this torch finds no such device here; see `bench doctor`")
+        raise UserError(f"--device {config.device}: torch finds no such device on this machine; see `bench doctor`")
     count = {"cuda": torch.cuda.device_count}.get(config.device, lambda: config.trainer.devices)()
     if config.trainer.devices > count:
         raise UserError(f"--trainer.devices {config.trainer.devices}: this machine has {count} {config.device} devices")

@@ -45,7 +45,7 @@ class DataSet:
     Attributes:
         task: its name.
         folder: of the files.
-        stand_in: why they are not those that the task is named for; None where they are.
+        stand_in: why they are not those that the task is named for; None if they are.
         text: whether they are texts, which are tokenised.
         files: each with its state.
     """
@@ -84,9 +84,7 @@ def _specs(args: Args) -> "list[TaskSpec]":
         raise unknown("task", args.task, TASKS)
     spec = TASKS[args.task]
     if not has_files(spec):
-        raise UserError(
-            f"--task {args.task}: its data are made by its own code, there are no files that the suite knows"
-        )
+        raise UserError(f"--task {args.task}: its own code makes its data, and the suite knows no files of it")
     return [spec]
 
 
@@ -177,9 +175,7 @@ def _chosen(specs: "list[TaskSpec]", settings: Mapping[str, Any], what: str) -> 
     names = _naming(specs[0]) if len(specs) == 1 and is_text(specs[0]) else set()
     chosen = {key.removeprefix("task."): value for key, value in settings.items() if key.removeprefix("task.") in names}
     if what == "status" and (others := [key for key in settings if key.removeprefix("task.") not in chosen]):
-        raise UserError(
-            f"--{min(others)}: `bench data status` takes no options of a task but those that name its files"
-        )
+        raise UserError(f"--{min(others)}: `bench data status` takes only task options that name files")
     return chosen
 
 

@@ -30,12 +30,20 @@ def describe_optimizer(spec: OptimizerSpec) -> str:
     traits = [name.replace("_", " ") for name, on in vars(spec.traits).items() if on]
     return "\n".join(
         [
-            f"{spec.name} (version {spec.version})", f"  rule    {spec.formula}", f"  source  {spec.source}",
-            f"  class   {spec.target.replace(':', '.')}", *([f"  traits  {', '.join(traits)}"] if traits else []),
-            "", "hyperparameters:", *hyperparameter_rows(spec), *_by_family(spec),
-            "", "search space:", *(f"  --opt.{name}  {space}" for name, space in search.items()),
+            f"{spec.name} (version {spec.version})",
+            f"  rule    {spec.formula}",
+            f"  source  {spec.source}",
+            f"  class   {spec.target.replace(':', '.')}",
+            *([f"  traits  {', '.join(traits)}"] if traits else []),
+            "",
+            "hyperparameters:",
+            *hyperparameter_rows(spec),
+            *_by_family(spec),
+            "",
+            "search space:",
+            *(f"  --opt.{name}  {space}" for name, space in search.items()),
         ]
-    )  # fmt: skip
+    )
 
 
 def optimizer_json(spec: OptimizerSpec) -> dict[str, Any]:
@@ -45,16 +53,36 @@ def optimizer_json(spec: OptimizerSpec) -> dict[str, Any]:
         for name, axis in spec.search.items()
     }
     return {
-        "kind": "optimizer", "name": spec.name, "version": spec.version, "rule": spec.formula, "source": spec.source,
-        "class": spec.target, "traits": [name for name, on in vars(spec.traits).items() if on],
-        "options": _options(optimizer_options(spec)), "search": search, "by_family": spec.by_family,
-    }  # fmt: skip
+        "kind": "optimizer",
+        "name": spec.name,
+        "version": spec.version,
+        "rule": spec.formula,
+        "source": spec.source,
+        "class": spec.target,
+        "traits": [name for name, on in vars(spec.traits).items() if on],
+        "options": _options(optimizer_options(spec)),
+        "search": search,
+        "by_family": spec.by_family,
+    }
 
 
 def task_json(spec: TaskSpec) -> dict[str, Any]:
     """The task for a program."""
-    named = ("title", "version", "metric", "mode", "scale", "ranks_training", "target", "budget", "batch_size",
-             "precision", "family", "source", "measure_every")  # fmt: skip
+    named = (
+        "title",
+        "version",
+        "metric",
+        "mode",
+        "scale",
+        "ranks_training",
+        "target",
+        "budget",
+        "batch_size",
+        "precision",
+        "family",
+        "source",
+        "measure_every",
+    )
     facts = {name: getattr(spec, name) for name in named}
     return {"kind": "task", "name": spec.own_name or spec.name, **facts, "options": _options(task_options(spec))}
 
@@ -87,12 +115,17 @@ def describe_task(spec: TaskSpec) -> str:
         [
             f"{spec.own_name or spec.name} (version {spec.version}): {spec.title}",
             f"  metric  {spec.metric} ({spec.mode}){ranked}",
-            f"  scale   {spec.scale}: {compared}", f"  target  {target}",
+            f"  scale   {spec.scale}: {compared}",
+            f"  target  {target}",
             f"  budget  {budget}, batch {spec.batch_size}, precision {spec.precision}",
             *([f"  family  {spec.family}"] if spec.family else []),
-            f"  source  {spec.source}", "", *measured, "options:", *rows("task", task_options(spec)),
+            f"  source  {spec.source}",
+            "",
+            *measured,
+            "options:",
+            *rows("task", task_options(spec)),
         ]
-    )  # fmt: skip
+    )
 
 
 def _measurements(spec: TaskSpec) -> list[str]:
@@ -146,25 +179,28 @@ def describe_experiment(name: str, experiment: "Experiment") -> str:
         *row("run it", f"bench reproduce {name}"),
         *row("seeds", _seeds(experiment.seeds, len(experiment.arms))),
         *row("budget", "; ".join(budgets if len(budgets) == 1 else [f"{k}: {_list(v)}" for k, v in budgets.items()])),
-        "", "arms:", *_settings({"all": experiment.common} | experiment.arms),
-        "", "figure:",
-    ]  # fmt: skip
+        "",
+        "arms:",
+        *_settings({"all": experiment.common} | experiment.arms),
+        "",
+        "figure:",
+    ]
     for panel in experiment.figure.panels:
         axes = {"": "", "x": ", x logarithmic", "y": ", y logarithmic", "xy": ", both logarithmic"}[panel.log]
         lines += row(panel.title or panel.y, f"{panel.y} over {panel.x}{axes}", _list(panel.arms or []))
-    lines += ["", "claims: what the paper says, and how it is tested"]
+    lines += ["", "claims: the paper's statement and its test"]
     for claim in experiment.claims:
         said = [f"{k}:{_TIE}{_list(v) if isinstance(v, list) else v}" for k, v in (claim.model_extra or {}).items()]
         lines += [*row(claim.name, claim.paper), *row(f"  {claim.test}", "; ".join(said))]
     lines += ["", "tests:"]
     for test in dict.fromkeys(claim.test for claim in experiment.claims):
         lines += row(test, (CLAIMS[test].__doc__ or "").partition("\n")[0])
-    lines += ["", "small version, which is no evidence:", *row("run it", f"bench reproduce {name} --quick")]
+    lines += ["", "small version (no evidence):", *row("run it", f"bench reproduce {name} --quick")]
     lines += row("seeds", _seeds(quick.seeds, len(experiment.arms)))
     lines += _settings({"all": quick.settings} | quick.arms)
     if search:
         arms, claims = search.arms or experiment.arms, search.claims or [claim.name for claim in experiment.claims]
-        lines += ["", "search over constants that the paper leaves open:", *row("why", search.why)]
+        lines += ["", "search over constants that the paper does not state:", *row("why", search.why)]
         lines += row("run it", f"bench reproduce {name} --search")
         lines += [line for setting, values in search.grid.items() for line in row(setting, _list(values))]
         lines += row("points", str(len(search.points)))

@@ -114,7 +114,7 @@ def unused_gpu_diagnoses(
         )
     if "V100" in names and not (cuda_build or "").startswith(("11.", "12.")):  # CUDA 13 has no code for a V100
         fix = VOLTA_FIX
-    return [Diagnosis("FAIL", "gpu", f"{names} is here, but {why.rstrip('.')}; {fix}, or use --device cpu")]
+    return [Diagnosis("FAIL", "gpu", f"{names} found, but {why.rstrip('.')}; {fix}, or use --device cpu")]
 
 
 def visible_gpus() -> list[str]:

@@ -62,10 +62,10 @@ def examine(data: Path, store: Path) -> Iterator[list[Diagnosis]]:
         try:
             found = section()
         except Exception as error:
-            advice = "mend what failed above first" if failed else "please report this"
+            advice = "fix the failures above first" if failed else "please report this"
             if isinstance(error, OSError) and error.filename:
                 advice = "permit it, or name another folder with --data or --store"
-            found = [Diagnosis("FAIL", subject, f"could not be checked ({first_line(error)}); {advice}")]
+            found = [Diagnosis("FAIL", subject, f"check failed ({first_line(error)}); {advice}")]
         yield found
         failed = failed or any(each.level == "FAIL" for each in found)
         if any(f.level == "FAIL" and f.subject in MALICIOUS for f in found):
@@ -84,7 +84,7 @@ def main(data: Path, store: Path, *, as_json: bool) -> int:
     if as_json:
         answer({"ok": not failed, "diagnoses": [vars(each) for each in every]})
     else:
-        print(f"\n{failed} FAIL: mend them as the lines say" if failed else "\neverything that is here works")
+        print(f"\n{failed} FAIL: fix them as the lines say" if failed else "\neverything found here works")
     return int(failed > 0)
 
 
@@ -140,12 +140,14 @@ def name_diagnoses(folder: Path, path: Sequence[str]) -> list[Diagnosis]:
         for other in where:
             if other is None or other.is_relative_to(ROOT / name):
                 continue
-            start = "start `bench` or `python -P -m bench`" if name == "bench" else "`bench` passes it over"
+            start = "start `bench` or `python -P -m bench`" if name == "bench" else "`bench` ignores it"
             file = other / "FILE.py" if other.is_dir() else other
             file = file.relative_to(folder) if file.is_relative_to(folder) else file
             code = f"code in it is named as a file: --{'task' if name == 'tasks' else 'opt'} {file}:CLASS"
-            found.append(Diagnosis("note", name, f"{other} has the name of a package of the suite; {start}; {code}"))
-    return found or [Diagnosis("ok", "names", f"no module has the name of {', '.join(PACKAGES)}")]
+            found.append(
+                Diagnosis("note", name, f"{other} has the same name as a package of the suite; {start}; {code}")
+            )
+    return found or [Diagnosis("ok", "names", f"no module shadows {', '.join(PACKAGES)}")]
 
 
 def _origin(spec: ModuleSpec | None) -> Path | None:
@@ -176,7 +178,7 @@ def import_diagnoses(
             fix = f"pip install --force-reinstall {package}"
             if package in ("torch", "torchvision"):
                 fix = (
-                    "they must fit each other: pip install --force-reinstall"
+                    "their versions must match: pip install --force-reinstall"
                     f' "torch=={_installed("torch")}" torchvision'
                 )
             return [Diagnosis("FAIL", "imports", f"{name} cannot be imported ({first_line(error)}); {fix}")]
@@ -227,15 +229,15 @@ def text_diagnoses(spec: "TaskSpec", data: Path) -> list[Diagnosis]:
     except DataError as error:
         return [Diagnosis("FAIL", spec.name, str(error))]
     folder = files[0].path.parent
-    fix = "delete it, then copy it again or let the next run fetch it"
+    fix = "delete it, then copy it again, or let the next run fetch it"
     found = [
         Diagnosis("FAIL", spec.name, f"damaged file {file.path}; {fix}") for file in files if file.state == "damaged"
     ]
     missing = ", ".join(file.path.name for file in files if file.state == "missing")
     if missing:
         how = (
-            "fetched on first use if there is a network and the package datasets; else copy them there,"
-            " or name their folder with --data DIR"
+            "fetched on first use if a network and the package datasets are available; else copy them there, or name"
+            " their folder with --data DIR"
         )
         found.append(Diagnosis("note", spec.name, f"{folder} lacks {missing}; {how}"))
     parts = [f"{file.path.name} is {file.state}" for file in files if file.state.startswith("part")]
@@ -255,7 +257,7 @@ def data_diagnoses(name: str, folder: Path, expected: Mapping[str, str]) -> list
     """
     from tasks.core.files import md5
 
-    fix = "delete it, then copy it again or let the next run download it"
+    fix = "delete it, then copy it again, or let the next run download it"
     try:
         missing = [file for file in expected if not (folder / file).is_file()]
         damaged = [folder / file for file in expected if file not in missing and md5(folder / file) != expected[file]]
@@ -269,7 +271,8 @@ def data_diagnoses(name: str, folder: Path, expected: Mapping[str, str]) -> list
     if missing:
         what = "its files" if len(missing) == len(expected) else ", ".join(missing)
         how = (
-            "downloaded on first use if there is a network; else copy them there, or name their folder with --data DIR"
+            "downloaded on first use if a network is available; else copy them there, or name their folder with --data"
+            " DIR"
         )
         found.append(Diagnosis("note", name, f"{folder} lacks {what}; {how}"))
     return found or [Diagnosis("ok", name, f"complete in {folder}")]
@@ -304,13 +307,13 @@ def store_diagnoses(store: Path) -> list[Diagnosis]:
         fix = "permit it, or choose another with --store DIR or BENCH_STORE"
         found.append(Diagnosis("FAIL", "store", f"cannot write to {store}: {place}: {error.strerror}; {fix}"))
     if not store.is_dir():
-        return found or [Diagnosis("note", "store", f"{store} is not there yet; the first run makes it")]
+        return found or [Diagnosis("note", "store", f"{store} does not exist yet; the first run creates it")]
     kept = Store(store)
     contents = kept.contents()
     counts = Counter(block.runs[run_id].status for run_id, block in contents.runs.items())
     by_status = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
     found.append(Diagnosis("ok", "store", f"{store}, runs: {by_status or 'none yet'}"))
-    fix = "copy it again from where it came, or delete it and train again"
+    fix = "copy it again from its source, or delete it and train again"
     found += [Diagnosis("FAIL", "store", f"damaged: {each}; {fix}") for each in contents.damaged]
     return found
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from bench.grammar.near import distance, nearest
 from bench.grammar.synonyms import meant
 
-MAKE_ROOM = "; make room, then give the same command again"
+MAKE_ROOM = "; free some space, then repeat the command"
 """What to do about a full disk."""
 
 
@@ -37,7 +37,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     near = meant(name, known) if kind == "option" else nearest(name, known)
     hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
     if kind in ("optimizer", "task") and not near and "." in name:
-        hint = "a class of your own is written my_file.py:MyClass or my_package.module:MyClass"
+        hint = "name your own class as my_file.py:MyClass or my_package.module:MyClass"
     return UserError(f"unknown {kind} {name!r}; {hint}")
 
 
@@ -45,12 +45,12 @@ def unknown_run(run_id: str, known: Iterable[str], where: str) -> UserError:
     """The error for a run that a store does not have; ids end in a digest, so only one with a slip is near."""
     near = min(known, key=lambda each: distance(run_id, each), default="")
     found = distance(run_id, near) <= len(run_id) / 12
-    hint = f"did you mean {near!r}?" if found else "`bench list runs --store DIR` shows what a store has"
+    hint = f"did you mean {near!r}?" if found else "`bench list runs --store DIR` lists the runs of a store"
     return UserError(f"unknown run in {where}: {run_id!r}; {hint}")
 
 
 def described(error: BaseException) -> str:
-    """An exception in one line, with the place outside of the suite and of torch that it comes from."""
+    """An exception in one line, with the place outside the suite and of torch that it comes from."""
     frames = traceback.extract_tb(error.__traceback__)
     suite, torch = os.path.dirname(__file__), os.sep + "torch" + os.sep  # noqa: PTH120 - compared with names of frames
     outside = [frame for frame in frames if not frame.filename.startswith(suite) and torch not in frame.filename]

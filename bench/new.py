@@ -37,16 +37,16 @@ def create(kind: str, name: str, folder: Path) -> list[Path]:
     cls = "".join(part.capitalize() for part in name.split("_"))
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name) or keyword.iskeyword(cls):
         raise UserError(
-            f"{name!r} cannot be the name of a Python package: write small letters, digits and _, as in my_opt"
+            f"{name!r} cannot be the name of a Python package: use lowercase letters, digits and _, as in my_opt"
         )
     registry = OPTIMIZERS if kind == "optimizer" else TASKS
     if name in registry:
         taker = registry.describe(name) or "the suite"
         raise UserError(f"the {kind} name {name!r} is taken by {taker}; choose another")
     if name in ("tests", *sys.stdlib_module_names) or find_spec(name) is not None:
-        raise UserError(f"there is a Python module {name!r} already, which the package would hide; choose another name")
+        raise UserError(f"a Python module {name!r} exists, and the package would shadow it; choose another name")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is there already; choose another folder with --out, or remove it")
+        raise UserError(f"{folder} exists; choose another folder with --out, or remove it")
     words = {"name": name, "cls": cls}
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)  # no page
     paths = []

@@ -29,17 +29,17 @@ from tasks import TASKS
 GLOSSARY = {
     "lr": "learning rate: step per unit of the update, in [0, inf)",
     "momentum": "heavy-ball factor, in [0, 1]",
-    "dampening": "share of the gradient that momentum leaves out, in [0, 1]",
+    "dampening": "dampening of momentum, in [0, 1]",
     "weight_decay": "strength of weight decay, in [0, inf)",
     "nesterov": "Nesterov momentum",
-    "betas": "decay of the averages of gradient and squared gradient, each in [0, 1): --opt.betas 0.9,0.999",
+    "betas": "decay rates of the averages of gradient and squared gradient, each in [0, 1): --opt.betas 0.9,0.999",
     "eps": "added to the denominator, in [0, inf)",
-    "amsgrad": "use the greatest second moment so far",
+    "amsgrad": "use the maximum of past second moments",
     "maximize": "ascend instead of descend",
     "foreach": "use torch's foreach kernels",
     "fused": "use torch's fused kernel",
     "capturable": "safe to capture in a CUDA graph",
-    "differentiable": "let autograd run through the step",
+    "differentiable": "make the step differentiable by autograd",
     "decoupled_weight_decay": "decay the weights directly, as AdamW does",
 }
 
@@ -171,8 +171,11 @@ def _type(annotation: ast.expr | None, default: Any) -> Any:
     if annotation is not None:
         names: dict[str, Any] = {
             **{kind.__name__: kind for kind in (int, float, bool, str, tuple, list)},
-            "Union": typing.Union, "Optional": typing.Optional, "Literal": typing.Literal, "Tensor": float,
-        }  # fmt: skip
+            "Union": typing.Union,
+            "Optional": typing.Optional,
+            "Literal": typing.Literal,
+            "Tensor": float,
+        }
         try:
             return eval(ast.unparse(annotation), {"__builtins__": {}}, names)
         except (NameError, TypeError, AttributeError):
@@ -300,7 +303,7 @@ def all_optimizer_options(spec: Any, given: Mapping[str, Any], prefix: str = "")
     others = [role for role in ROLES if role != "matrix"]
     found = own | _by_role(own, ROLES if rest is None else ["matrix"])
     help_ = (
-        f"another optimizer for all parameters but matrices ({' and '.join(others)}); --opt.{REST}.NAME sets its"
+        f"another optimizer for all parameters except matrices ({' and '.join(others)}); --opt.{REST}.NAME sets its"
         " options"
     )
     found[REST] = Option(REST, str | None, spec.rest if spec.rest is not None or rest is not None else UNSET, help_)
@@ -338,7 +341,7 @@ def rest_of(spec: Any, given: Mapping[str, Any], prefix: str = "") -> str | None
         return None
     known = [each for each, other in OPTIMIZERS.own.items() if other.rest is None]
     if "," in str(name):
-        raise UserError(f"--opt.{REST} {name}: one optimizer moves the rest of a run; `bench sweep` takes several")
+        raise UserError(f"--opt.{REST} {name}: a run has one optimizer for the rest; `bench sweep` takes several")
     if name not in known:
         raise unknown(f"--opt.{REST}", str(name), known)
     return str(name)
@@ -359,9 +362,9 @@ def no_such_option(
     rest, known = rest_of(spec, given, prefix), all_optimizer_options(spec, given, prefix)
     first, _, tail = name.partition(".")
     if rest is None and first == REST:
-        return UserError(f"--opt.{name}: {spec.name} has no rest here; name it first: --opt.{REST} adamw")
+        return UserError(f"--opt.{name}: {spec.name} needs an optimizer for the rest first: --opt.{REST} adamw")
     if rest is not None and first in ROLES and (other := f"{REST}.{name}") in known:
-        why = f"with --opt.{REST} {rest} {spec.name} moves the matrices alone"
+        why = f"with --opt.{REST} {rest} {spec.name} moves only the matrices"
         return UserError(f"--opt.{name}: {why}; write --opt.{other} for {rest}'s value")
     if rest is not None and first == REST and tail.startswith("matrix.") and tail in known:
         why = f"{rest} moves the rest, which has no matrices"
@@ -401,7 +404,7 @@ def task_options(spec: Any) -> dict[str, Option]:
             f"{k}: {', '.join(f'{o} {v}' for o, v in values.items()) or 'the defaults'}"
             for k, values in spec.presets.items()
         ]
-        help_ = f"values for options that are not given ({'; '.join(sets)})"
+        help_ = f"defaults for options ({'; '.join(sets)})"
         options |= {"preset": Option("preset", typing.Literal[tuple(spec.presets)], next(iter(spec.presets)), help_)}
     return options
 

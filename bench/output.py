@@ -55,7 +55,7 @@ def format_of(args: Args, formats: Container[str]) -> str:
         UserError: --json and another format are asked for.
     """
     if args.json and args.format not in (None, "json"):
-        raise UserError(f"--json and --format {args.format}: leave one of them out")
+        raise UserError(f"--json and --format {args.format}: remove one of them")
     if args.json:
         return "json"
     ending = ENDINGS.get(args.out.suffix.lower(), "table") if args.out else "table"
@@ -98,7 +98,7 @@ def write_into(path: Path, texts: Mapping[str, str]) -> None:
     from bench.store.files import replacing
 
     if path.exists() and not path.is_file():  # a device may have no end
-        raise UserError(f"cannot write into {path}: it is no file")
+        raise UserError(f"cannot write into {path}: it is not a file")
     try:
         content = path.read_bytes().decode()
         line = "\r\n" if "\r\n" in content else "\n"
@@ -107,9 +107,7 @@ def write_into(path: Path, texts: Mapping[str, str]) -> None:
             head, found, rest = content.partition(begin)
             old, closed, tail = rest.partition(end)
             if not found or not closed or "<!-- leaderboard" in old:
-                raise UserError(
-                    f"{path} has no place for this board: put the lines {begin} and {end} there, in this order"
-                )
+                raise UserError(f"{path} has no markers for this board: add the lines {begin} and {end}, in this order")
             new = f"{begin}\n{text}{end}".replace("\n", line)
             content = f"{head}{new}{tail}"
         with replacing(path.resolve()) as temporary:
@@ -138,9 +136,9 @@ def warn_of(stores: "Stores", damaged: Iterable[object] = ()) -> int:
     """
     lines = dict.fromkeys(map(str, [*stores.damaged, *damaged]))
     for what in lines:
-        remark("warning", f"{what}; it is left out")
+        remark("warning", f"{what}; it is ignored")
     for run_id in stores.conflicts:
-        remark("warning", f"{run_id} is stored several times with different results; one is used")
+        remark("warning", f"{run_id} is stored several times with different results; one of them is used")
     return 1 if lines else 0
 
 

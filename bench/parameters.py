@@ -60,7 +60,7 @@ def model_parameters(task: str, data: Path) -> list[Alike] | str:
 def parameter_lines(found: list[Alike] | str) -> list[str]:
     """What `model_parameters` gives, for a terminal."""
     if isinstance(found, str):
-        return [f"parameters: unknown here ({found})"]
+        return [f"parameters: unknown ({found})"]
     lines = ["parameters by role, for --opt.ROLE.NAME and --opt.rest:"]
     for own in found:
         size = " x ".join(map(str, own["shape"])) + f", {own['pieces']} matrices by rows" * (own["pieces"] > 1)

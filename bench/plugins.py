@@ -53,12 +53,12 @@ def allowed(
         elif name in registry:
             names[kind] = name
         else:
-            package = package or "a package that the record does not name"
-            raise UserError(clean(f"{what} was trained with {name} of {package}; install that again"))
+            package = package or "an unrecorded package"
+            raise UserError(clean(f"{what} was trained with {name} of {package}; install that version"))
     if unnamed:
         words = shlex.join([*command, *naming(unnamed)])
         raise UserError(
-            clean(f"{what} names {' and '.join(unnamed.values())}, which is imported only if you name it too: {words}")
+            clean(f"{what} names {' and '.join(unnamed.values())}, and imports it only if you name it too: {words}")
         )
     for kind, name in names.items():
         if not _installed(kind, name):
@@ -67,7 +67,7 @@ def allowed(
 
 
 def _installed(kind: str, name: str) -> bool:
-    """Whether it is no file or module, unless an installed package announces just that module."""
+    """Whether it is not a file or module, unless an installed package announces just that module."""
     points = (point.value for several in _REGISTRIES[kind].announced.values() for point in several)
     return ":" not in name or name in points
 
@@ -77,7 +77,7 @@ def _refuse_another(name: str, then: object, what: str) -> None:
     if now != then and not (then is None and now.startswith("torch ")):  # torch's version stands in the record anyway
         raise UserError(
             clean(
-                f"{what} was begun with {name} as {then or 'a package that the record does not name'}, and here it is"
-                f" {now}, so it is not imported; name what it was begun with, or begin anew"
+                f"{what} began with {name} as {then or 'an unrecorded package'}, and here it is"
+                f" {now}, so it is not imported; name the original, or start a new one"
             )
         )

@@ -1,4 +1,4 @@
-"""The program's process and those that it starts: where they find the suite, and a start and an end without waiting.
+"""The program's process and its children: their import path, and fast start and exit.
 
 No folder may take the place of the suite: a paper's repository often holds `optimizers/`, `tasks.py` or `bench.py`. So
 `shield` sets the path of this process, and an environment that each child inherits, whoever starts it: Lightning its
@@ -58,7 +58,7 @@ def python_command(*words: str) -> list[str]:
 
 
 def bench_command(*words: str) -> list[str]:
-    """The words that start `bench` as a process of its own, in any folder."""
+    """The words that start `bench` as a separate process, in any folder."""
     return python_command("-m", "bench", *words)
 
 

@@ -1,7 +1,7 @@
-"""What a person sees while something is done: one live line on a terminal, a line now and then elsewhere.
+"""Progress display: one live line on a terminal, occasional lines elsewhere.
 
-`doing` says what a process does while it starts. Whoever shows something hears it (`hearing`): the line of this
-terminal, the bar of a sweep, or, from a worker, the process that has started it.
+`doing` reports what a process does while it starts. The active display receives it (`hearing`): the line of this
+terminal, the bar of a sweep, or, from a worker, its parent process.
 """
 
 import sys
@@ -37,7 +37,7 @@ def doing(what: str) -> Iterator[None]:
 
 @contextmanager
 def hearing(hear: Callable[[str], object]) -> Iterator[None]:
-    """Let this function, in place of the terminal's line, take what `doing` says; empty where that is over."""
+    """Let this function, in place of the terminal's line, take what `doing` says; empty if that is over."""
     _show("")
     _hearers.append(hear)
     try:
@@ -81,14 +81,14 @@ def clock(seconds: float | None) -> str:
 
 
 class Progress:
-    """Shows how far a run is: epoch, step, steps a second, time to go, applied step size, loss and accuracy.
+    """Shows the progress of a run: epoch, step, steps a second, time to go, applied step size, loss and accuracy.
 
     A narrow terminal shows step and time to go first.
 
     Args:
         total: optimizer steps of the run.
         label: what is trained.
-        epoch: optimizer steps of an epoch; None where every step sees all samples.
+        epoch: optimizer steps of an epoch; None if every step sees all samples.
         enabled: whether to show anything.
     """
 
@@ -112,7 +112,7 @@ class Progress:
 
         Args:
             step: the last one that was made.
-            timed: has `speed`, in steps a second, and `time_remaining`, in seconds; None where that is not known.
+            timed: has `speed`, in steps a second, and `time_remaining`, in seconds; None if that is not known.
             columns: of the terminal.
         """
         done = step / max(self.total, 1)
@@ -123,11 +123,17 @@ class Progress:
         speed = "" if timed.speed is None else f"{timed.speed:{',.0f' if timed.speed >= 100 else '.3g'}} it/s"
         return fitting(
             [
-                (5, self.label), (6, gauge(done)), (3, epoch), (0, f"step {step:,}/{self.total:,}"), (2, speed),
-                (0, f"ETA {clock(timed.time_remaining)}"), *self._values, (8, self._validated),
+                (5, self.label),
+                (6, gauge(done)),
+                (3, epoch),
+                (0, f"step {step:,}/{self.total:,}"),
+                (2, speed),
+                (0, f"ETA {clock(timed.time_remaining)}"),
+                *self._values,
+                (8, self._validated),
             ],
             columns,
-        )  # fmt: skip
+        )
 
     def update(self, step: int, loss: float, applied_step: float, accuracy: Callable[[], float | None]) -> None:
         """Show a step's values; `accuracy` is asked only when the line is redrawn, ten times a second at most."""
@@ -183,7 +189,7 @@ def live_line(line: Callable[[Any, int], str]) -> Any:
 
 
 class LiveView(ABC):
-    """What a person sees of many runs: a line for all, and below it a line for each of several workers.
+    """Display of many runs: a line for all, and below it a line for each worker.
 
     A terminal shows it for as long as the runs are made, and in the end the first line alone.
 
@@ -253,9 +259,11 @@ class LiveView(ABC):
         spent = time.monotonic() - self._begun
         left = spent / made * (wanted - before - made) if made else None
         return [
-            (4, self.label), (5, gauge((before + made) / max(wanted, 1))), (0, f"{done}/{wanted} {what}"),
+            (4, self.label),
+            (5, gauge((before + made) / max(wanted, 1))),
+            (0, f"{done}/{wanted} {what}"),
             (0, f"ETA {clock(left)}"),
-        ]  # fmt: skip
+        ]
 
 
 class Advance(NamedTuple):
@@ -277,11 +285,11 @@ class Advance(NamedTuple):
 
 
 class SweepProgress(LiveView):
-    """Shows how far a sweep is: trial-steps (steps of single runs) and their rate, runs in training, best run so far.
+    """Shows the progress of a sweep: trial-steps (steps of single runs), their rate, runs in training, best run.
 
     Args:
         label: what is swept.
-        mode: whether the metric is better when smaller (`min`) or greater (`max`).
+        mode: whether the metric is better when smaller (`min`) or larger (`max`).
         enabled: whether to show anything.
     """
 
@@ -360,7 +368,7 @@ class SweepProgress(LiveView):
     def waiting(self, runs: int) -> None:
         """Other processes train the last runs."""
         if self.processes == 1:  # of several the rows show it
-            self.say(f"waiting for {runs} run{'s' * (runs != 1)} that other processes train")
+            self.say(f"waiting for {runs} run{'s' * (runs != 1)} of other processes")
 
     def line(self, columns: int) -> str:
         """The bar, at most so many columns wide where runs and time to go fit into them."""
@@ -371,11 +379,14 @@ class SweepProgress(LiveView):
         best = "" if self.best is None else f"best {self.best[0]:.4g} ({self.best[1]})"
         return fitting(
             [
-                *self._parts(self.ended, self.runs, "runs", self.ended + share), (1, doing),
-                (2, f"{alive} in training"), (3, f"{self._rate:,.0f} trial-steps/s"), (6, best),
+                *self._parts(self.ended, self.runs, "runs", self.ended + share),
+                (1, doing),
+                (2, f"{alive} in training"),
+                (3, f"{self._rate:,.0f} trial-steps/s"),
+                (6, best),
             ],
             columns,
-        )  # fmt: skip
+        )
 
     def workers(self) -> Sequence[str]:
         """What each process of this command does, if there are several."""
@@ -412,7 +423,7 @@ class RunInPlan:
         self.view, self.step = view, 0
 
     def bar(self, total: int, label: str) -> Progress:
-        """What the run tells; if it begins afresh, once more."""
+        """What the run tells; if it starts again, once more."""
         return _Telling(total, label, self)
 
     def at(self, step: int, total: int) -> None:

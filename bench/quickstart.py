@@ -1,4 +1,4 @@
-"""`bench quickstart`: a first comparison within seconds, by the parts that other commands are made of.
+"""`bench quickstart`: a first comparison within seconds, with the parts of other commands.
 
 It trains four optimizers at their defaults as lanes (`bench race`), ranks them on the board `quality`
 (`bench leaderboard`), and draws their training curves (`bench plot curves`).
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from bench.config import RunConfig
 
 TASK, OPTS, STEPS, SEEDS = "synthetic", ("gd", "ngd", "ps", "adam"), 100, 7
-"""What is compared. Seven seeds are the fewest that can decide anything (`bench.results.sequential`)."""
+"""The comparison. Seven seeds are the fewest that can decide a verdict (`bench.results.sequential`)."""
 SHOWN = ("opt", "final", "verdict", "won", "effect", "n")
 """Columns of the board that a first look needs."""
 HONEST = (
-    f"All four ran at their default settings, so nothing is tuned, and {TASK} is a small problem of random tokens."
-    " The table shows how a comparison reads. It does not show which optimizer is best."
+    f"All four ran at their default settings, without tuning, and {TASK} is a small problem of random tokens. The"
+    " table shows the format of a comparison. It does not show which optimizer is best."
 )
 NEXT = (
     ("bench compare --task mha_dm1 --opt ngd --trainer.max_steps 50", "tune both sides, then compare"),
     ("bench new optimizer my_opt", "write your own"),
     ("bench report -o report.html", "all boards and plots on one page"),
 )
-"""What to try next, and why."""
+"""Suggested next commands, with reasons."""
 
 
 def main(words: list[str]) -> int:
     """`bench quickstart` with these words: 0 done, 130 stopped.
 
     Raises:
-        UserError: the request cannot be carried out.
+        UserError: the request is invalid.
         RunFailed: as in `bench.execute.execute.execute`.
     """
     args = parse("quickstart", words)
@@ -115,7 +115,7 @@ def _said(board: "Board") -> str:
     unclear = [name for names in by_verdict.values() for name in names]
     first = f"After {STEPS} steps {', and '.join(said)} than {reference}" if said else "No verdict is decided"
     open_ = f" No significant difference from {reference}: {_and(unclear)}." if unclear else ""
-    return f"{first}: sign tests over {SEEDS} seeds, at most 5 % false verdicts a row.{open_}"
+    return f"{first}: sign tests over {SEEDS} seeds, at most 5 % false verdicts per row.{open_}"
 
 
 def _and(names: "Sequence[str]") -> str:

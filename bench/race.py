@@ -1,4 +1,4 @@
-"""`bench race`: a plan that adds seeds where verdicts are open, until all is told or the budget is spent.
+"""`bench race`: a plan that adds seeds to undecided pairs, until all are decided or the budget is spent.
 
 All start with a few seeds. After each round every open pair gets the fewest seeds that can decide it (`next_seeds`),
 and none where a decision is unlikely. Verdicts hold however often one looks (`bench.results.sequential`), so a race is
@@ -70,7 +70,7 @@ def main(words: list[str]) -> int:
     """`bench race` with these words: 0 done, 130 stopped.
 
     Raises:
-        UserError: the request cannot be carried out.
+        UserError: the request is invalid.
     """
     args = parse("race", words)
     from bench.progress import doing
@@ -112,11 +112,11 @@ def _racers(args: Args) -> dict[str, list[Racer]]:
     settings = (settings_in(args.config) if args.config else {}) | dict(args.of_runs)
     names = list(dict.fromkeys(parts(str(settings.pop("opt", "")))))
     if "seed" in settings or "data_seed" in settings:
-        raise UserError("--seed: a race has several and adds to them; write --seeds COUNT for those of the start")
+        raise UserError("--seed: a race starts with several and adds more; write --seeds COUNT for the initial ones")
     if len(names) + (args.reference is not None and args.reference not in names) < 2:
         raise UserError("--opt: a race needs two optimizers or more, such as --opt adam,sngd")
     if args.most < max(args.seeds, LEAST_SEEDS):
-        raise UserError(f"--most {args.most}: fewer than {LEAST_SEEDS} seeds, or than --seeds, can decide nothing")
+        raise UserError(f"--most {args.most}: a number below {LEAST_SEEDS} or below --seeds decides nothing")
     for kind, wanted_names, known in (("task", args.task, TASKS), ("optimizer", names, OPTIMIZERS)):
         for name in wanted_names:
             if name not in known:
@@ -127,7 +127,10 @@ def _racers(args: Args) -> dict[str, list[Racer]]:
         full = TASKS[task].batch_size == "full"
         reference = args.reference or ("gd" if full else "adamw")
         if reference not in names and args.reference is None:
-            raise UserError(f"--opt: the reference of {task}, {reference}, does not race; add it or name --reference")
+            raise UserError(
+                f"--opt: the reference of {task}, {reference}, is not in the race; add it or name another"
+                f" with --reference"
+            )
         common, own = by_optimizer(settings, [*names, *([reference] if reference not in names else [])])
         racers[task] = []
         for name in sorted(own, key=lambda name: name != reference):
@@ -139,7 +142,9 @@ def _racers(args: Args) -> dict[str, list[Racer]]:
 
 def _check_budget(args: Args, first: int) -> None:
     if args.budget is not None and args.budget.runs is not None and args.budget.runs < first:
-        raise UserError(f"--budget {args.budget.text}: the first {args.seeds} seeds of all are {first} runs already")
+        raise UserError(
+            f"--budget {args.budget.text}: the first {args.seeds} seeds of all optimizers need {first} runs"
+        )
 
 
 def _race(racers: Mapping[str, list[Racer]], args: Args) -> tuple["Collected", str] | None:
@@ -150,15 +155,16 @@ def _race(racers: Mapping[str, list[Racer]], args: Args) -> tuple["Collected", s
         if results is None:
             return None
         found = _compare(racers, results, args.reference)
-        after = {task: wanted([r.history[-1][1] for r in own], [r.seeds for r in own], args.most)
-                 for task, own in racers.items()}  # fmt: skip
-        more = sum(n - racer.seeds for task, own in racers.items()
-                   for racer, n in zip(own, after[task], strict=True))  # fmt: skip
+        after = {
+            task: wanted([r.history[-1][1] for r in own], [r.seeds for r in own], args.most)
+            for task, own in racers.items()
+        }
+        more = sum(n - racer.seeds for task, own in racers.items() for racer, n in zip(own, after[task], strict=True))
         if not more:
-            return found, "every verdict is decided, or further seeds are unlikely to decide it"
+            return found, "every verdict is decided, or further seeds are unlikely to change it"
         budget = args.budget
         if budget is not None and budget.runs is not None and budget.runs < len(results) + more:
-            return found, f"the budget of {budget.text} has no room for the {more} runs of the next round"
+            return found, f"the budget of {budget.text} does not cover the {more} runs of the next round"
         if budget is not None and budget.seconds is not None and time.monotonic() - begun > budget.seconds:
             return found, f"the budget of {budget.text} is spent; the same command with a larger one continues"
         for task, own in racers.items():
@@ -218,7 +224,7 @@ def _show(racers: Mapping[str, list[Racer]], found: "Collected", why: str, args:
     columns = [
         Column("task", "task", "name"),
         Column("opt", "optimizer", "name"),
-        Column("bought", "result of each round", "seeds: wins of them, and the verdict if there is one"),
+        Column("bought", "result of each round", "number of seeds: wins, and the verdict if decided"),
     ]
     notes = [f"{runs} runs; {why}"]
     boards.append(Board("race", "The race", [Table("seeds by round", columns, rows)], notes))

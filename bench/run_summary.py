@@ -50,25 +50,25 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
 
 
 def remarks_on(result: RunResult) -> list[str]:
-    """What a reader of a result must know, a sentence each."""
+    """Notes for the reader of a result, a sentence each."""
     lines: list[str] = []
     if result.skipped:
         why = "overflowed in half precision" if result.config.get("precision") == "16-mixed" else "was not finite"
         lines.append(f"{result.skipped} steps were not taken because a gradient {why}")
     if result.unscheduled:
-        lines.append("the schedule is left out, since this optimizer has no step size to schedule")
+        lines.append("no schedule: this optimizer sets its own step size")
     if "averages" in result.traits:
         asked = result.config.get("trainer", {}).get("average", "none")
         left_alone = "" if asked == "none" else f"; --trainer.average {asked} does not change them"
-        lines.append(f"this optimizer evaluates averages of the weights that it keeps itself{left_alone}")
+        lines.append(f"this optimizer evaluates its own weight averages{left_alone}")
     if result.step_of:
         method, _, roles = result.step_of.partition(": ")
         lines.append(f"the step sizes in the curve are those of {method} for the parameters of the role {roles}")
     if result.part:
         lines.append(f"not the whole task: {result.part}")
     if result.tuned_on == "train" != result.split:
-        lines.append(f"its settings were chosen on training samples, but {result.split} samples are ranked")
-    lines += [f"nothing is compared with {name}, which is {reason}" for name, reason in result.unsolved.items()]
+        lines.append(f"its settings were chosen on training samples, but the ranking uses {result.split} samples")
+    lines += [f"no comparison with {name}, which is {reason}" for name, reason in result.unsolved.items()]
     if result.cap_share is not None and result.cap_share > CAP_BINDS:
         lines.append(
             f"the step cap bound on {result.cap_share:.0%} of the steps, so the cap set the step size, not the"
@@ -76,7 +76,7 @@ def remarks_on(result: RunResult) -> list[str]:
         )
     if result.saturated_at is not None:
         lines.append(
-            f"step {result.saturated_at} alone saturated the model: it set the gradient to 0 at once, so the result"
+            f"step {result.saturated_at} alone saturated the model: the gradient became 0 at once, so the result"
             " comes from the size of that step, not from the method; use smaller steps"
         )
     return lines

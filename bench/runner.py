@@ -57,7 +57,7 @@ def run(
 ) -> RunResult:
     """Train as configured and store the result; or return it, if the store has it.
 
-    A run that was interrupted goes on where it stopped. With several devices Lightning starts the other ranks with
+    A run that was interrupted continues where it stopped. With several devices Lightning starts the other ranks with
     the same command; they come through here too and write nothing.
 
     Args:
@@ -71,17 +71,22 @@ def run(
 
     Raises:
         UserError: the configuration cannot be run, data are missing, or the store cannot be written.
-        RunBusy: another process trains this run now.
-        RunBroke: the run broke on the way; the store says so too.
+        RunBusy: another process is training this run.
+        RunBroke: the run failed; the store says so too.
         KeyboardInterrupt: a signal asked to stop when the run was already over; its result is stored.
     """
     return or_afresh(lambda resume: _run(config, rerun, progress, stop, tuned_by, plan, resume))
 
 
 def _run(
-    config: RunConfig, rerun: bool, progress: bool | Callable[[int, str], Progress], stop: StopRequest | None,
-    tuned_by: TunedBy | None, plan: str | None, resume: bool,
-) -> RunResult:  # fmt: skip
+    config: RunConfig,
+    rerun: bool,
+    progress: bool | Callable[[int, str], Progress],
+    stop: StopRequest | None,
+    tuned_by: TunedBy | None,
+    plan: str | None,
+    resume: bool,
+) -> RunResult:
     """`run`, from a checkpoint or not."""
     config = on_device(config)
     store = Store(config.store)
@@ -90,11 +95,11 @@ def _run(
     if not rerun and (finished := store.result_of(config)) is not None:
         return finished
     if stored is not None and stored.status == "running" and main:
-        raise RunBusy(f"run {config.run_id} is being trained by another process now")
+        raise RunBusy(f"run {config.run_id} is in training by another process")
     check(config)
     task, training = build(config)
     result = new_result(config, task, training, plan, tuned_by)
-    loggers = _loggers(config) if main else []  # before the run is begun: it may complain, and it writes nothing yet
+    loggers = _loggers(config) if main else []  # before the run begins: it may complain, and it writes nothing yet
     # All ranks find the same; an attempt has the checkpoint of the one before it, which stays until the run has ended.
     checkpoint = store.checkpoint(config.run_id) if resume and not rerun else None
     resume = usable(checkpoint, put_aside=main)
@@ -111,11 +116,17 @@ def _run(
         epoch = epoch if epoch > 1 else None
         bar = progress(training.total_steps, label) if callable(progress) else None
         recorder = Recorder(
-            result, config.task_spec, attempt, stop,
-            bar or Progress(training.total_steps, label, epoch=epoch, enabled=bool(progress) and main), task=task,
-            val_every=val_every(config, training, task), max_seconds=config.trainer.max_seconds,
-            checkpoint_seconds=config.trainer.checkpoint_seconds, loggers=loggers,
-        )  # fmt: skip
+            result,
+            config.task_spec,
+            attempt,
+            stop,
+            bar or Progress(training.total_steps, label, epoch=epoch, enabled=bool(progress) and main),
+            task=task,
+            val_every=val_every(config, training, task),
+            max_seconds=config.trainer.max_seconds,
+            checkpoint_seconds=config.trainer.checkpoint_seconds,
+            loggers=loggers,
+        )
         for logger in loggers:
             logger.log_hyperparams(result.config)
         with quiet(), stop.listening():
@@ -145,7 +156,7 @@ def _run(
         if awaited is not None and isinstance(error, DistStoreError | DistNetworkError):
             raise RunFailed(awaited.missed) from None
         where = f"; the traceback is in {trace}" if trace is not None else ""
-        raise RunBroke(f"run {config.run_id} broke: {result.reason}{where}") from error
+        raise RunBroke(f"run {config.run_id} failed: {result.reason}{where}") from error
     _finalize(loggers, "success" if result.status == "completed" else "failed")
     if stop.signal is not None and result.status != "killed":
         raise KeyboardInterrupt  # it came too late for this run, but whoever has more to do must stop
@@ -171,7 +182,7 @@ def build(config: RunConfig, data: TaskData | None = None) -> tuple[Task, Plan]:
         data = data or _load(spec.data_cls, config, {k: v for k, v in options.items() if k in of_data})
         options = {k: v for k, v in options.items() if k not in of_data or k in of_module}  # some are for both
         dtype = torch.float64 if config.precision == "64-true" else torch.float32
-        with doing(f"making the model of {config.task}"), _default_dtype(dtype):
+        with doing(f"building the model of {config.task}"), _default_dtype(dtype):
             task = spec.module_cls(data, **options)
     except ValueError as error:
         raise option_error("task", error, config.task_options) from None
@@ -203,12 +214,20 @@ def new_result(
     """The record of a run that is about to begin, what it is made for, and where its hyperparameters come from."""
     study, tuned_on = tuned_by or (None, None)
     return RunResult(
-        **described(config), versions=versions(config), split=task.data.report, select_split=task.data.select,
-        part="; ".join(filter(None, (task.part, task.data.part))) or None, environment=environment(config),
+        **described(config),
+        versions=versions(config),
+        split=task.data.report,
+        select_split=task.data.select,
+        part="; ".join(filter(None, (task.part, task.data.part))) or None,
+        environment=environment(config),
         facts=task.data.facts() | task.facts(),
         unscheduled=config.trainer.is_scheduled and config.traits.unscheduled,
-        step_of=training.step_of, begun=now(), plan=plan, tuned_by=study, tuned_on=tuned_on,
-    )  # fmt: skip
+        step_of=training.step_of,
+        begun=now(),
+        plan=plan,
+        tuned_by=study,
+        tuned_on=tuned_on,
+    )
 
 
 class StepRanges:
@@ -242,11 +261,21 @@ def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
     elif options.strategy == "ddp":
         strategy = "ddp"
     return pl.Trainer(
-        accelerator=config.device, devices=options.devices, num_nodes=options.num_nodes, strategy=strategy,
-        max_epochs=1, callbacks=callbacks, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, use_distributed_sampler=False, num_sanity_val_steps=0, limit_val_batches=0,
+        accelerator=config.device,
+        devices=options.devices,
+        num_nodes=options.num_nodes,
+        strategy=strategy,
+        max_epochs=1,
+        callbacks=callbacks,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        limit_val_batches=0,
         **precision,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -258,7 +287,7 @@ class AwaitedMachines:
 
 
 def awaited_machines(trainer: pl.Trainer) -> AwaitedMachines | None:
-    """What a run waits for that is started by hand on several machines; None where somebody else starts it on all."""
+    """What a run waits for that is started by hand on several machines; None if somebody else starts it on all."""
     strategy: Any = trainer.strategy
     environment = getattr(strategy, "cluster_environment", None)
     if trainer.num_nodes == 1 or type(environment) is not LightningEnvironment or environment.local_rank() > 0:
@@ -270,10 +299,10 @@ def awaited_machines(trainer: pl.Trainer) -> AwaitedMachines | None:
         " MASTER_ADDR=(the address of machine 0) and MASTER_PORT=(a free port there, the same for all)"
     )
     unset = [name for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    lack = f"; {', '.join(unset)} {'is' if len(unset) == 1 else 'are'} not set here" if unset else ""
+    lack = f"; {', '.join(unset)} {'is' if len(unset) == 1 else 'are'} not set" if unset else ""
     return AwaitedMachines(
-        f"machine {here} of {count} waits for {others}, for {minutes:.3g} minutes; start {how}{lack}",
-        f"--trainer.num_nodes {count}: {others} did not come within {minutes:.3g} minutes; start {how}{lack}",
+        f"machine {here} of {count} waits up to {minutes:.3g} minutes for {others}; start {how}{lack}",
+        f"--trainer.num_nodes {count}: {others} did not connect within {minutes:.3g} minutes; start {how}{lack}",
     )
 
 

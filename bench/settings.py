@@ -20,12 +20,20 @@ def described(config: RunConfig) -> dict[str, Any]:
     spec = config.task_spec
     formulas = [method.formula for method in config.methods if method.formula]
     return {
-        "run_id": config.run_id, "config": as_stored(config), "identity": config.identity,
-        "task_name": spec.own_name, "problem": problem_of(config), "chosen": chosen_of(config),
-        "metric": spec.metric, "mode": spec.mode, "scale": spec.scale, "target": spec.target,
-        "measures": spec.measure_every is not None, "formula": f"; {REST}: ".join(formulas),
+        "run_id": config.run_id,
+        "config": as_stored(config),
+        "identity": config.identity,
+        "task_name": spec.own_name,
+        "problem": problem_of(config),
+        "chosen": chosen_of(config),
+        "metric": spec.metric,
+        "mode": spec.mode,
+        "scale": spec.scale,
+        "target": spec.target,
+        "measures": spec.measure_every is not None,
+        "formula": f"; {REST}: ".join(formulas),
         "traits": config.traits.named(),
-    }  # fmt: skip
+    }
 
 
 def as_stored(config: RunConfig) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""YAML as people write settings: a key stands there once, and neither depth nor size can be a trap."""
+"""Strict YAML for settings: no duplicate keys, bounded depth and size."""
 
 import stat
 from collections.abc import Mapping
@@ -29,20 +29,20 @@ _KINDS = {
 
 
 def load(path: Path) -> Any:
-    """What a YAML file holds.
+    """The content of a YAML file.
 
     Raises:
-        UserError: it is missing, no file of bytes, too large, or no YAML that means one thing.
+        UserError: it is missing, not a regular file, too large, or not unambiguous YAML.
     """
     try:
         mode = path.stat().st_mode  # opening a pipe would wait for whoever writes
         kind = next((kind for is_kind, kind in _KINDS.items() if is_kind(mode)), None)
         if kind is not None:
-            raise UserError(f"{path} is {kind}; settings are read from a file, so write them into one")
+            raise UserError(f"{path} is {kind}; settings must be in a regular file")
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)  # of some files the size is not known before they are read
         if len(content) > MOST_BYTES:
-            raise UserError(f"{path} is longer than {MOST_BYTES:,} bytes, which no file of settings is")
+            raise UserError(f"{path} is longer than {MOST_BYTES:,} bytes, the limit for settings")
         return yaml.load(content.decode("utf-8"), _Loader)
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
@@ -56,7 +56,7 @@ def load(path: Path) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, less what cannot be meant."""
+    """PyYAML's safe loader, restricted to unambiguous input."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -65,7 +65,7 @@ class _Loader(yaml.SafeLoader):
         """How many values each node has and how deep they lie, by its id, with what aliases repeat."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuse what is nested or repeated without measure while it is read, not when it is too late."""
+        """Refuse excessive nesting or repetition during reading."""
         event: Any = self.peek_event()
         self._depth += 1
         self._count += 1
@@ -76,7 +76,7 @@ class _Loader(yaml.SafeLoader):
         node: Any = super().compose_node(parent, index)
         self._depth -= 1
         if isinstance(node, yaml.ScalarNode) and any(c == "\0" or "\ud800" <= c <= "\udfff" for c in node.value):
-            raise ComposerError(None, None, f"{node.value!r} has a character that no text has", event.start_mark)
+            raise ComposerError(None, None, f"{node.value!r} has an invalid character", event.start_mark)
         if id(node) not in self._size:
             if isinstance(event, yaml.AliasEvent):  # it is not whole yet, so it is a part of itself
                 raise ComposerError(None, None, f"*{event.anchor} refers to itself", event.start_mark)
@@ -91,25 +91,25 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: Any) -> Any:
-        """Refuse a key that stands there twice, of which YAML would keep the last without a word."""
+        """Refuse duplicate keys, of which YAML would silently keep the last."""
         node: Any = super().compose_mapping_node(anchor)
         lines: dict[Any, int] = {}
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 name, line = self.construct_object(key), key.start_mark.line + 1
                 if name in lines:
-                    problem = f"the key {name!r} is there twice, first in line {lines[name]}"
+                    problem = f"the key {name!r} is given twice, first in line {lines[name]}"
                     raise ComposerError(None, None, problem, key.start_mark)
                 lines[name] = line
         return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        """Say where a value is none of its kind, such as the 99th of a month."""
+        """Say where a value is not one of its kind, such as the 99th of a month."""
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError, ArithmeticError):
             kind = node.tag.rpartition(":")[2]
-            raise ConstructorError(None, None, f"{str(node.value)[:40]!r} is no {kind}", node.start_mark) from None
+            raise ConstructorError(None, None, f"{str(node.value)[:40]!r} is not {kind}", node.start_mark) from None
 
 
 def _nodes(each: Any) -> tuple[Any, ...]:
@@ -122,14 +122,14 @@ def _too_many(event: Any) -> ComposerError:
 
 
 def _too_deep(event: Any) -> ComposerError:
-    return ComposerError(None, None, f"lists and mappings lie more than {DEEPEST} deep in each other", event.start_mark)
+    return ComposerError(None, None, f"lists and mappings are nested more than {DEEPEST} deep", event.start_mark)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping that a YAML file holds.
 
     Raises:
-        UserError: the file is missing, no YAML, or no mapping.
+        UserError: the file is missing, not YAML, or not a mapping.
     """
     content = load(path)
     if content is None:
@@ -161,11 +161,13 @@ def flatten_yaml(path: Path) -> dict[str, Any]:
         if isinstance(value, dict):
             own = _flat(str(key), value)
         elif key == "trainer" and value is not None:
-            raise UserError(f"{path}: trainer is a section and takes a mapping, such as `trainer: {{max_steps: 100}}`")
+            raise UserError(
+                f"{path}: trainer is a section and must be a mapping, such as `trainer: {{max_steps: 100}}`"
+            )
         else:
             own = {str(key): value}
         if twice := sorted(own.keys() & flat.keys()):
-            raise UserError(f"{path}: {twice[0]} is there twice, nested and dotted; give it once")
+            raise UserError(f"{path}: {twice[0]} is given twice, nested and dotted; give it once")
         flat |= own
     flat.pop("provenance", None)
     return {k: v for k, v in flat.items() if not k.startswith("provenance.")}

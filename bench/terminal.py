@@ -1,4 +1,4 @@
-"""What a terminal can show: its width and style, text broken into lines, and a small plot."""
+"""Terminal output: width and style, text broken into lines, and a small plot."""
 
 import math
 import os
@@ -77,7 +77,7 @@ class _Axis(NamedTuple):
 def plot(xs: Sequence[float], ys: Sequence[float], wide: int, high: int, *, braille: bool) -> list[str]:
     """A curve with the ends of both axes, whose y axis is logarithmic where all values are positive.
 
-    Each column shows the range and the mean of the values that fall into it. Values that are no numbers are left out.
+    Each column shows the range and the mean of the values that fall into it. Values that are not numbers are left out.
 
     Args:
         xs: ascending.

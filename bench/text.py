@@ -1,4 +1,4 @@
-"""Values and names as text: for people, and in Markdown, TeX and CSV; names may hold anything and do no harm."""
+"""Values and names as text: for people, and in Markdown, TeX and CSV; names are untrusted."""
 
 import html
 import math
@@ -145,10 +145,20 @@ def _is_wild(word: str) -> bool:
 
 
 _TEX = {
-    "\\": "\\textbackslash{}", "{": "\\{", "}": "\\}", "$": "\\$", "&": "\\&", "#": "\\#", "%": "\\%", "_": "\\_",
-    "^": "\\textasciicircum{}", "~": "\\textasciitilde{}", "<": "\\textless{}", ">": "\\textgreater{}",
+    "\\": "\\textbackslash{}",
+    "{": "\\{",
+    "}": "\\}",
+    "$": "\\$",
+    "&": "\\&",
+    "#": "\\#",
+    "%": "\\%",
+    "_": "\\_",
+    "^": "\\textasciicircum{}",
+    "~": "\\textasciitilde{}",
+    "<": "\\textless{}",
+    ">": "\\textgreater{}",
     "|": "\\textbar{}",
-}  # fmt: skip
+}
 
 
 def in_tex(word: str) -> str:

@@ -1,4 +1,4 @@
-"""How a run is trained: from its configuration and the task to a `Plan`, or to what is wrong with it."""
+"""The training plan of a run: from its configuration and the task to a `Plan`, or to an error."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -37,7 +37,7 @@ def make_plan(config: RunConfig, task: Task) -> Plan:
         )
     ranks = trainer.devices * trainer.num_nodes
     if size < ranks:
-        raise UserError(f"--trainer.batch_size {size} cannot be shared by {ranks} devices")
+        raise UserError(f"--trainer.batch_size {size} is not divisible among {ranks} devices")
     per_epoch = n // size
     limits = [trainer.max_steps, trainer.max_epochs and max(1, round(trainer.max_epochs * per_epoch))]
     _refuse_unequal_micro_batches(config, size, ranks)
@@ -84,14 +84,14 @@ def make_plan(config: RunConfig, task: Task) -> Plan:
 
 
 def _refuse_to_observe(config: RunConfig, task: Task) -> None:
-    """Refuse `--trainer.observe` where there is nothing to look at.
+    """Refuse `--trainer.observe` if there is nothing to observe.
 
     Raises:
         UserError: there is not.
     """
     flag, n = f"--trainer.observe {config.trainer.observe}", task.data.sizes["train"]
     if not task.maps({name: p.detach() for name, p in task.named_parameters()}):
-        raise UserError(f"{flag}: {config.task} has no heads with an attention of their own to look at")
+        raise UserError(f"{flag}: {config.task} has no heads with their own attention to observe")
     if n < CHUNKS:
         raise UserError(f"{flag}: the probe batch needs at least {CHUNKS} training samples, and there are {n}")
 
@@ -107,7 +107,7 @@ def _refuse_idle_rest(config: RunConfig) -> None:
         if name.partition(".")[0] == REST and comparable(value) != comparable(options[name].default):
             raise UserError(
                 f"--opt.{name} {value}: all parameters of {config.task} are matrices, which {config.opt} moves, so"
-                " nothing is left for the rest; leave it out"
+                " nothing is left for the rest; remove it"
             )
 
 
@@ -123,8 +123,8 @@ def _maker(
             said = str(error).partition("=")[0] in config.opt_options
             if not said and config.rest_spec is None and any(each.role != "matrix" for each in parameters):
                 raise UserError(
-                    f"{config.opt} cannot be made for the parameters of {config.task}: {first_line(error)}; if it is a"
-                    f" method for matrices, give the others to another one (--opt.{REST} adamw)"
+                    f"{config.opt} cannot be made for the parameters of {config.task}: {first_line(error)}; if it is"
+                    f" a method for matrices, use another optimizer for the rest (--opt.{REST} adamw)"
                 ) from error
             raise option_error("opt", error, config.opt_options) from error
 
@@ -132,7 +132,7 @@ def _maker(
 
 
 def schedule_of(config: RunConfig, steps: int) -> Schedule | None:
-    """The schedule that the learning rate follows, or None where it follows none."""
+    """The schedule that the learning rate follows, or None if it follows none."""
     trainer = config.trainer
     if not trainer.is_scheduled or config.traits.unscheduled:
         return None
@@ -140,7 +140,7 @@ def schedule_of(config: RunConfig, steps: int) -> Schedule | None:
 
 
 def average_of(config: RunConfig, steps: int, per_epoch: int) -> Averaging | None:
-    """The average of the weights that is evaluated, or None where there is none.
+    """The average of the weights that is evaluated, or None if there is none.
 
     Args:
         config: of the run.
@@ -174,6 +174,6 @@ def _refuse_unequal_micro_batches(config: RunConfig, size: int, ranks: int) -> N
     micro = config.trainer.micro_batch_size or config.task_spec.micro_batch_size
     if size // ranks < micro_batches_per_rank(size, ranks, micro):  # the smallest share could not be cut
         raise UserError(
-            f"--trainer.micro_batch_size {micro}: {ranks} devices cannot cut {size} samples into as many"
-            " micro-batches each; use a greater one, or a batch size that the devices divide"
+            f"--trainer.micro_batch_size {micro}: {ranks} devices cannot divide {size} samples into equal numbers of"
+            " micro-batches; use a larger one, or a batch size divisible by the number of devices"
         )

@@ -15,7 +15,7 @@ _Name = Annotated[str, StringConstraints(min_length=1, max_length=500)]
 
 
 class TunedBy(NamedTuple):
-    """Where tuned settings come from: the study, and the split on which it chose, None where that is not known."""
+    """Where tuned settings come from: the study, and the split on which it chose, None if that is not known."""
 
     study: _Name
     split: _Name | None
@@ -46,7 +46,7 @@ class Provenance(BaseModel):
     Attributes:
         study: that found them.
         settings, versions: of its runs.
-        select_split: on which its trials were compared; None where the file does not say it.
+        select_split: on which its trials were compared; None if the file does not say it.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -73,7 +73,7 @@ def read_tuned(path: Path) -> Provenance:
     """Where the settings of such a file come from, once the file is known to be one.
 
     Raises:
-        UserError: it is none.
+        UserError: it is invalid.
     """
     try:
         content = read_yaml(path)
@@ -83,7 +83,7 @@ def read_tuned(path: Path) -> Provenance:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))[:100]
         raise UserError(
-            f"{path} is damaged ({where}: {first['msg'][:200]}); mend it, or move it away and tune again"
+            f"{path} is damaged ({where}: {first['msg'][:200]}); repair it, or move it away and tune again"
         ) from None
 
 

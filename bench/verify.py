@@ -1,6 +1,6 @@
 """`bench verify`: train runs of a bundle, or of the reference results, again, and say whether they are confirmed.
 
-The runs are drawn at random, so that nobody who sends a bundle knows which. They are trained in a store of their own.
+The runs are drawn at random, so that the sender of a bundle cannot know which. They are trained in a separate store.
 """
 
 import math
@@ -36,7 +36,7 @@ _SAME = ("torch", "lightning", "numpy", "timm", "transformers")
 
 
 class Judged(NamedTuple):
-    """What came of a run that was trained again.
+    """Result of a repeated run.
 
     Attributes:
         run: as it is claimed.
@@ -60,7 +60,7 @@ def main(words: list[str]) -> int:
     args = parse("verify", words)
     path = args.path or reference_folder()
     if path is None:
-        raise UserError("no reference results are shipped here; name a bundle or a store: bench verify PATH")
+        raise UserError("this installation has no reference results; name a bundle or a store: bench verify PATH")
     with opened(path) as folder, TemporaryDirectory() as place:
         stores = Stores([store_in(folder)])
         code = warn_of(stores)
@@ -92,7 +92,7 @@ def draw(
         seed: of the draw; None for another one each time.
 
     Raises:
-        UserError: there is none.
+        UserError: it does not exist.
     """
     there = [
         run
@@ -102,12 +102,12 @@ def draw(
         and (opts is None or run.names["opt"] & {*map(bare, opts)})
     ]
     if not there:
-        raise UserError(f"there are no finished runs of this kind in {stores.shown}")
+        raise UserError(f"no matching finished runs in {stores.shown}")
     return random.Random(seed).sample(there, min(count, len(there)))
 
 
 def judge(run: RunResult, again: RunResult, others: Sequence[RunResult]) -> tuple[Verdict, str]:
-    """Whether a run that was trained again confirms what is claimed.
+    """Whether a repeated run confirms the claimed result.
 
     On the same type of processor, with the same versions and engine, it must agree bit for bit. Otherwise rounding
     differs, and may grow until the run is as another seed's: so the difference must be one that two seeds of these
@@ -127,17 +127,17 @@ def judge(run: RunResult, again: RunResult, others: Sequence[RunResult]) -> tupl
         return verdict, f"it is {again.status} here, and was {run.status}" + " as other seeds are" * chaotic
     claimed, found = _value(run), _value(again)
     if claimed is None or found is None:
-        return ("confirmed", run.status) if claimed == found else ("refuted", "only one of them has a value")
+        return ("confirmed", run.status) if claimed == found else ("refuted", "only one of the two has a value")
     words = f"{found:.6g} here, {claimed:.6g} claimed"
     if claimed == found or abs(found - claimed) <= ROUNDING * max(abs(found), abs(claimed)):
         return "confirmed", f"{words}, which is rounding"
     noise = _noise([run, *others])
     if noise is None:
-        return "undecided", f"{words}; with fewer than 3 seeds of these settings the noise is unknown"
+        return "undecided", f"{words}; fewer than 3 seeds of these settings give no estimate of the noise"
     if abs(_scaled(run, found) - _scaled(run, claimed)) > noise:
         return "refuted", f"{words}, beyond the spread over seeds"
     if exact:
-        return "undecided", f"{words}, within the spread over seeds, though processor and versions have the same names"
+        return "undecided", f"{words}, within the spread over seeds, although processor and versions are the same"
     return "confirmed", f"{words}, within the spread over seeds"
 
 
@@ -147,7 +147,7 @@ def _judged(run: RunResult, runs: Sequence[RunResult], args: Args, sources: Path
     except UserError as error:
         return Judged(run, None, "undecided", str(error))
     if config.run_id != run.run_id:
-        return Judged(run, None, "undecided", "its task or optimizer has another version here")
+        return Judged(run, None, "undecided", "its task or optimizer has a different version here")
     from bench.checks import check_places
     from bench.runner import run as train
 
@@ -190,7 +190,7 @@ def _determined(run: RunResult, again: RunResult) -> bool:
 
 
 def _value(run: RunResult) -> float | None:
-    """The metric, or the loss above its infimum where ratios of it are compared."""
+    """The metric, or the suboptimality gap where ratios of it are compared."""
     excess = run.excess() if run.scale == "log" else None
     return run.final if excess is None else max(excess, CONVERGED)
 
@@ -212,10 +212,15 @@ def _noise(runs: Sequence[RunResult]) -> float | None:
 def _as_json(each: Judged) -> dict[str, Any]:
     again = each.again and {"status": each.again.status, "value": _value(each.again)}
     return {
-        "run_id": each.run.run_id, "task": each.run.task, "opt": bare(each.run.config["opt"]),
-        "seed": each.run.config["seed"], "verdict": each.verdict, "why": each.why,
-        "claimed": {"status": each.run.status, "value": _value(each.run)}, "again": again,
-    }  # fmt: skip
+        "run_id": each.run.run_id,
+        "task": each.run.task,
+        "opt": bare(each.run.config["opt"]),
+        "seed": each.run.config["seed"],
+        "verdict": each.verdict,
+        "why": each.why,
+        "claimed": {"status": each.run.status, "value": _value(each.run)},
+        "again": again,
+    }
 
 
 def _table(judged: Sequence[Judged]) -> Table:

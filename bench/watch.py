@@ -1,4 +1,4 @@
-"""What is decided about a run from its numbers alone, whether one run trains or hundreds at once."""
+"""Decisions about a run from its numbers, for one run or many lanes."""
 
 import json
 import math
@@ -29,7 +29,7 @@ logits by more than 350. Where a loss has a flat part (hinge), the last samples 
 
 @dataclass(frozen=True)
 class Look:
-    """What the steps since the last look come to.
+    """Summary of the steps since the last check.
 
     Attributes:
         steps: how many of them count.
@@ -38,7 +38,7 @@ class Look:
         capped, skipped: steps whose cap bound, and whose gradient overflowed.
         last_norm: gradient norm of the last step that counts.
         norm_before: that of the step before it; NaN where it is the only one.
-        greatest_norm: the greatest one that is finite.
+        greatest_norm: the largest one that is finite.
     """
 
     steps: int
@@ -80,13 +80,18 @@ def look(rows: NDArray[np.float64], *, full_batch: bool, scaled: bool = False) -
     medians = np.sort(losses, axis=0)[steps // 2]
     return [
         Look(
-            steps=int(n), bad=bool(bad[n - 1, i]), first=float(losses[0, i]),
+            steps=int(n),
+            bad=bool(bad[n - 1, i]),
+            first=float(losses[0, i]),
             median=float(medians[i] if n == steps else np.sort(losses[:n, i])[n // 2]),
-            capped=int(capped[i]), skipped=int(skipped[i]), last_norm=float(norms[n - 1, i]),
-            norm_before=float(norms[n - 2, i]) if n > 1 else math.nan, greatest_norm=float(greatest[i]),
+            capped=int(capped[i]),
+            skipped=int(skipped[i]),
+            last_norm=float(norms[n - 1, i]),
+            norm_before=float(norms[n - 2, i]) if n > 1 else math.nan,
+            greatest_norm=float(greatest[i]),
         )
         for i, n in enumerate(counts)
-    ]  # fmt: skip
+    ]
 
 
 class Watch:
@@ -100,9 +105,18 @@ class Watch:
     """
 
     _KEPT = (
-        "status", "reason", "best_step", "validations", "steps", "skipped", "steps_to_target", "seconds_to_target",
-        "wall_s", "train_s", "saturated_at",
-    )  # fmt: skip
+        "status",
+        "reason",
+        "best_step",
+        "validations",
+        "steps",
+        "skipped",
+        "steps_to_target",
+        "seconds_to_target",
+        "wall_s",
+        "train_s",
+        "saturated_at",
+    )
     _OWN = ("first_loss", "best_selected", "capped", "last_norm", "greatest_norm")
 
     def __init__(self, result: RunResult, spec: TaskSpec, select: str, full_batch: bool) -> None:
@@ -113,11 +127,11 @@ class Watch:
         self.last_norm = self.greatest_norm = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """The part of the record that a resumed run goes on from."""
+        """The part of the record that a resumed run continues from."""
         return {
             "result": {name: getattr(self.result, name) for name in self._KEPT},
             **{name: getattr(self, name) for name in self._OWN},
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a record.

@@ -29,7 +29,7 @@ def main() -> None:
     """Print a table; the exit status is 0 whatever it says, for timings on a busy machine decide nothing."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Speed against baselines, side by side.")
     parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help=f"all by default: {', '.join(SUBJECTS)}")
-    parser.add_argument("--quick", action="store_true", help="few and short rounds, to see that all works")
+    parser.add_argument("--quick", action="store_true", help="few and short rounds, as a smoke test")
     parser.add_argument("--threads", type=int, help="torch threads; torch's own choice by default")
     words = parser.parse_args()
     for name in words.subjects:

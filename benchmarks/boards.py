@@ -74,7 +74,7 @@ def fill(store: Path, trials: int, fresh: int) -> int:
     """Write a store of runs whose numbers are drawn, and say how many.
 
     Args:
-        store: made anew.
+        store: made again.
         trials: of the study of each optimizer on each problem, with five seeds; 0 for none.
         fresh: runs of each optimizer on each problem beside its trials.
     """
@@ -102,9 +102,19 @@ def fill(store: Path, trials: int, fresh: int) -> int:
                 count += 1
             if best is not None:
                 record = StudyRecord(
-                    f"{task}-{opt}", task, opt, list(range(1000, 1005)), [f"opt.{axis}"], TASKS[task].mode, "grid",
-                    False, made, best["runs"][0], False, metric=TASKS[task].metric,
-                )  # fmt: skip
+                    f"{task}-{opt}",
+                    task,
+                    opt,
+                    list(range(1000, 1005)),
+                    [f"opt.{axis}"],
+                    TASKS[task].mode,
+                    "grid",
+                    False,
+                    made,
+                    best["runs"][0],
+                    False,
+                    metric=TASKS[task].metric,
+                )
                 path = study_path(store, record.name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(asdict(record)), "utf-8")
@@ -138,13 +148,25 @@ def write_run(
     run_id = id_of(own["task"], own["opt"], identity)
     result = RunResult(
         **(base | {"run_id": run_id, "config": own | changed, "identity": identity, "chosen": chosen}),
-        status="completed", versions={"task": spec.version, "opt": opt.version, "torch": "2", "lightning": "2"},
-        split="test", final=final, best=final, best_step=POINTS, metrics={"final": {spec.metric: final}},
-        validations=[{"step": step, "train_s": step / 50, spec.metric: float(draw.random())}
-                     for step in range(25, POINTS + 1, 25)],
-        steps=POINTS, steps_to_target=int(draw.integers(1, POINTS)), seconds_to_target=5.0, wall_s=12.0, train_s=10.0,
-        cap_share=0.25 if opt.traits.needs_loss else 0.0, environment={"cpu": "made up", "threads": 1, "gpu": None},
-    )  # fmt: skip
+        status="completed",
+        versions={"task": spec.version, "opt": opt.version, "torch": "2", "lightning": "2"},
+        split="test",
+        final=final,
+        best=final,
+        best_step=POINTS,
+        metrics={"final": {spec.metric: final}},
+        validations=[
+            {"step": step, "train_s": step / 50, spec.metric: float(draw.random())}
+            for step in range(25, POINTS + 1, 25)
+        ],
+        steps=POINTS,
+        steps_to_target=int(draw.integers(1, POINTS)),
+        seconds_to_target=5.0,
+        wall_s=12.0,
+        train_s=10.0,
+        cap_share=0.25 if opt.traits.needs_loss else 0.0,
+        environment={"cpu": "made up", "threads": 1, "gpu": None},
+    )
     done = store / run_id / DONE
     done.mkdir(parents=True)
     (done / RUNS).write_text(json.dumps(plain(vars(result))) + "\n", "utf-8")

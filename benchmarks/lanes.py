@@ -1,4 +1,4 @@
-"""Lanes: many runs as one program, against the same runs one after the other."""
+"""Lanes: vectorised runs, against the same runs one after the other."""
 
 import math
 import time
@@ -153,9 +153,15 @@ def whole_sweep(quick: bool, store: Path) -> list[Row]:
 
 def grid(opt: str, rates: int, seeds: int, steps: int, store: Path, *, defaults: bool = False) -> Grid:
     """Configurations of a block, evaluated once, at the end, and not measured on the way unless `defaults` says so."""
-    settings: Mapping[str, Any] = {"task": "synthetic", "device": "cpu"} if defaults else {
-        **PROBLEM, "trainer.val_every": steps, "trainer.measure_every": steps,
-    }  # fmt: skip
+    settings: Mapping[str, Any] = (
+        {"task": "synthetic", "device": "cpu"}
+        if defaults
+        else {
+            **PROBLEM,
+            "trainer.val_every": steps,
+            "trainer.measure_every": steps,
+        }
+    )
     lrs = log_grid(1e-3, 1e-1, rates) if rates > 1 else [1e-2]
     return [
         [

@@ -66,11 +66,18 @@ def configure(opt: str, steps: int, folder: Path, store: Path) -> RunConfig:
     """A run of so many steps on the CPU that is evaluated once, at the end."""
     return resolve(
         {
-            "task": "sst2", "opt": opt, "device": "cpu", "data": folder, "store": store, "task.scratch": True,
-            "task.n_train": 4000, "trainer.max_steps": steps, "trainer.val_every": steps,
+            "task": "sst2",
+            "opt": opt,
+            "device": "cpu",
+            "data": folder,
+            "store": store,
+            "task.scratch": True,
+            "task.n_train": 4000,
+            "trainer.max_steps": steps,
+            "trainer.val_every": steps,
             "trainer.checkpoint_seconds": 1e9,
         }
-    )  # fmt: skip
+    )
 
 
 def loaded(config: RunConfig) -> tuple[TextClassifier, TextData, BatchOrder]:

@@ -42,9 +42,17 @@ def measure(quick: bool, device: str = "cpu") -> list[Row]:
         """The two kernels by hand, as one would write them for a float32 model on one device."""
         whole = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         torch._fused_sgd_(
-            values, grads, [], weight_decay=0.0, momentum=0.0, lr=lr / whole, dampening=0.0, nesterov=False,
-            maximize=False, is_first_step=False,
-        )  # fmt: skip
+            values,
+            grads,
+            [],
+            weight_decay=0.0,
+            momentum=0.0,
+            lr=lr / whole,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
 
     others: dict[str, Callable[[], Any]] = {"SGD(foreach=True)": sgd.step, "AdamW(fused=True)": adamw.step}
 
@@ -83,7 +91,7 @@ def bert_parameters(device: str = "cpu") -> list[nn.Parameter]:
 
 
 def extra_bytes(step: Callable[[], Any]) -> int:
-    """Greatest sum of live allocations during two steps; state that the first one makes stays and counts."""
+    """Largest sum of live allocations during two steps; state that the first one makes stays and counts."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
         step()

@@ -82,7 +82,7 @@ class Row:
         baseline: what it was compared to.
         values: one value by round; the median is the result.
         bound: what the result is held to; None for information only.
-        at_least: the bound is the least legal value, not the greatest.
+        at_least: the bound is the smallest legal value, not the largest.
         unit: printed after every number.
     """
 

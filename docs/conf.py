@@ -105,8 +105,9 @@ class Trainer(Sections):
 
     def texts(self) -> Iterator[tuple[str, str]]:  # noqa: D102
         options = trainer_options().items()
-        lines = (row(f"--trainer.{n}", o.help, f"default {o.default}" if o.default is not None else "")
-                 for n, o in options)  # fmt: skip
+        lines = (
+            row(f"--trainer.{n}", o.help, f"default {o.default}" if o.default is not None else "") for n, o in options
+        )
         yield "Options of the training", "\n".join(line for own in lines for line in own)
 
 

@@ -1,6 +1,6 @@
 """Optimizers to compare: plain `torch.optim.Optimizer` subclasses that work without the suite.
 
-An optimizer of your own imports from here, if it wants anything of the suite: `from optimizers import OptimizerSpec`.
+Your own optimizer imports from here if it uses the suite: `from optimizers import OptimizerSpec`.
 """
 
 from importlib import import_module
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _LATER = {"check_range": "step_size", "run_closure": "step_size", "global_norm": "norms"}
-"""Helpers that are imported on first use, so that listing the names does not import torch."""
+"""Helpers imported on first use, so that listing the names does not import torch."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
-"""Adapters that make optimizers with other habits follow the suite's protocol.
+"""Adapters that make other optimizers follow the suite's protocol.
 
-That is `step(closure)`, with loss and gradients there already.
+The protocol is `step(closure)` with loss and gradients already computed.
 """
 
 import inspect
@@ -20,8 +20,8 @@ from optimizers.registry import Traits
 def adapted(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     """The class itself, or a subclass whose `step` takes a closure, as torch's protocol says.
 
-    A `step` without an argument `closure` is told the loss if it takes `loss` (`step(loss)`), else nothing; the closure
-    is called once before it, with gradients enabled. Instances can be copied and pickled if the class's own can.
+    A `step` without an argument `closure` receives the loss if it accepts `loss` (`step(loss)`); the closure is
+    called once before it, with gradients enabled. Instances can be copied and pickled if the class's own can.
 
     Args:
         cls: any optimizer.
@@ -76,7 +76,7 @@ def _blank(cls: type[torch.optim.Optimizer], *arguments: Any) -> Any:
 
 
 def traits_of(cls: type[torch.optim.Optimizer]) -> Traits:
-    """What a step on a small problem shows of a class that declares nothing; no traits if it cannot be made by default.
+    """Traits of a class without declarations, from a step on a small problem; none if defaults do not suffice.
 
     Args:
         cls: an optimizer whose `step` takes a closure (`adapted`).
@@ -84,9 +84,12 @@ def traits_of(cls: type[torch.optim.Optimizer]) -> Traits:
     for create_graph in (False, True):
         try:
             with (
-                torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.compiler.set_stance("force_eager"),
-                warnings.catch_warnings(), redirect_stdout(stderr),
-            ):  # fmt: skip
+                torch.random.fork_rng(devices=[]),
+                torch.enable_grad(),
+                torch.compiler.set_stance("force_eager"),
+                warnings.catch_warnings(),
+                redirect_stdout(stderr),
+            ):
                 warnings.simplefilter("ignore")
                 return Traits(calls_closure_again=_calls(cls, create_graph) > 1, create_graph=create_graph)
         except RuntimeError:  # what autograd raises where gradients have no graph

@@ -1,4 +1,4 @@
-"""Closures that training hands to `Optimizer.step`."""
+"""Closures that training passes to `Optimizer.step`."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def once_known(loss: Tensor, params: Sequence[Tensor], evaluate: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """The closure of an optimizer's step where loss and gradients are there already.
+    """The closure of an optimizer's step when loss and gradients are already computed.
 
-    Its first call hands the loss over, unless the method has moved the weights before; all else evaluates again.
+    Its first call returns the known loss, unless the weights have changed; later calls evaluate again.
     """
     pending, versions = [loss], [p._version for p in params]
 

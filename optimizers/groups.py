@@ -1,7 +1,7 @@
-"""Roles of parameters, and which method moves which of them with which hyperparameters. Nothing here imports torch.
+"""Roles of parameters, and their division among methods and hyperparameters. Nothing here imports torch.
 
-A hyperparameter `vector.weight_decay` is that of one role and wins over `weight_decay`; `rest` names another optimizer,
-whose hyperparameters are `rest.lr` and `rest.vector.lr`. With it the first one moves the matrices alone.
+A hyperparameter `vector.weight_decay` is that of one role and overrides `weight_decay`; `rest` names another optimizer,
+whose hyperparameters are `rest.lr` and `rest.vector.lr`. The first one then updates only the matrices.
 """
 
 import math
@@ -15,7 +15,7 @@ from optimizers.registry import OptimizerSpec
 Role = Literal["matrix", "embedding", "head", "vector"]
 ROLES: dict[Role, str] = {
     "matrix": "weights of hidden layers",
-    "embedding": "what turns tokens, patches and places into vectors",
+    "embedding": "embeddings of tokens, patches and positions",
     "head": "weights of the output layer",
     "vector": "biases, gains of norms and other scalars",
 }
@@ -27,14 +27,14 @@ RESERVED = {*ROLES, REST}
 
 @dataclass(frozen=True)
 class Parameter:
-    """What is known of a trained parameter.
+    """Facts about a trained parameter.
 
     Attributes:
         name: dotted.
         shape: of the tensor. Dimensions before the last two of a matrix count several of them.
-        role: what it is in the model.
-        pieces: how many matrices of the same shape are stacked along its rows (3 for queries, keys and values in one
-            tensor). A method for matrices treats each by itself.
+        role: its function in the model.
+        pieces: number of matrices of the same shape stacked along its rows (3 for queries, keys and values in one
+            tensor). A method for matrices treats them separately.
     """
 
     name: str
@@ -60,7 +60,7 @@ class ParameterGroup:
 
 @dataclass(frozen=True)
 class Part:
-    """A method with the parameters that it moves.
+    """A method with its parameters.
 
     Attributes:
         spec: the method.
@@ -87,7 +87,7 @@ def divide(
 
     Args:
         spec: the method that is compared.
-        rest: the one for all but the matrices; None if the first moves everything.
+        rest: the one for all except the matrices; None if the first moves everything.
         values: hyperparameters of both, dotted.
         parameters: all that are trained, in order.
 
@@ -128,8 +128,8 @@ def _part(
         if role not in there:
             option, value = next(iter(given.items()))
             raise ValueError(
-                f"{prefix}{role}.{option}={value}: {spec.name} has no parameter of this role here, only of"
-                f" {', '.join(there)}; leave it out"
+                f"{prefix}{role}.{option}={value}: {spec.name} has no parameter of this role in this model, only of"
+                f" {', '.join(there)}; remove it"
             )
     declared = _declared(spec, [parameters[i] for i in indices], own)
     found: dict[Any, tuple[list[int], dict[str, Any]]] = {}

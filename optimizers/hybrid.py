@@ -40,7 +40,7 @@ def _made(part: Part, params: Sequence[nn.Parameter], parameters: Sequence[Param
     plain = not (more or first.values)
     if takes_names(cls):
         if not plain:
-            raise ValueError(f"{part.spec.name} takes all parameters by name, so it has no values by role")
+            raise ValueError(f"{part.spec.name} takes all parameters by name and does not support values by role")
         return cls([(parameters[i].name, params[i]) for i in first.indices], **part.hyperparameters)
     if plain:
         return cls([params[i] for i in first.indices], **part.hyperparameters)
@@ -63,10 +63,10 @@ def takes_names(cls: Any) -> bool:
 
 
 class Hybrid(Optimizer):
-    """Several optimizers as one: each moves its own parameters, after one evaluation of the closure.
+    """Several optimizers as one: each updates its own parameters, after one evaluation of the closure.
 
-    Groups are those of the parts, so that schedules, scalers and hooks see them all. A part that is told norms is told
-    those over its own parameters.
+    Groups are those of the parts, so that schedules, scalers and hooks see all of them. Norms passed to a part are
+    over its own parameters.
 
     Args:
         parts: optimizers of different parameters; the curve shows the first one's step sizes.
@@ -86,7 +86,7 @@ class Hybrid(Optimizer):
 
     @property
     def step_sizes(self) -> tuple[Tensor, Tensor] | None:
-        """Those of the first part, if it has some."""
+        """The step sizes of the first part, if it has any."""
         return getattr(self.parts[0], "step_sizes", None)
 
     def step(
@@ -107,8 +107,9 @@ class Hybrid(Optimizer):
         for part, names in zip(self.parts, self._told, strict=True):
             told: dict[str, Tensor] = {}
             if names:
-                norm = global_norm([p.grad for group in part.param_groups for p in group["params"]
-                                    if p.grad is not None])  # fmt: skip
+                norm = global_norm(
+                    [p.grad for group in part.param_groups for p in group["params"] if p.grad is not None]
+                )
                 told = own_norms(norm, grad_norm, loss_grad_norm)
             given: Any = None if closure is None else lambda: loss
             part.step(given, **{name: told[name] for name in names})

@@ -1,4 +1,4 @@
-"""MoMo: a Polyak step along averaged gradients, from a model of the loss that past batches have made."""
+"""MoMo: a Polyak step along averaged gradients, with a model of the loss from past batches."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -18,8 +18,8 @@ class MoMo(StepSizeOptimizer):
         step = min(((1 + lr * weight_decay) (f_bar - gamma - f_star) + <d, w>)_+ / ||d||^2, lr)
         w <- (w - step * d) / (1 + lr * weight_decay)
 
-    f_bar + <d, w'> - gamma is the average of the linear models that the batches so far have made of the loss at w'; the
-    step goes to where it meets f_star, and is the exact proximal step of length lr where it does not. Averages begin
+    f_bar + <d, w'> - gamma is the average of the past batches' linear models of the loss at w'; the step goes to the
+    point where it equals f_star, and is otherwise the exact proximal step of length lr. Averages begin
     with the first batch's values. Products are over all parameters of all groups (and all shards). With beta = 0 it is
     SPS with c = 1 and max_step = lr.
 
@@ -29,8 +29,8 @@ class MoMo(StepSizeOptimizer):
     Args:
         params: parameters or parameter groups, which share one step where their `lr` and `weight_decay` are equal.
         lr: cap on the step, in [0, inf). Schedules act here.
-        beta: weight of what is past in the averages, in [0, 1).
-        f_star: least value that the loss can take, a finite number.
+        beta: decay rate of the averages, in [0, 1).
+        f_star: lower bound of the loss, a finite number.
         weight_decay: strength of the quadratic penalty, in [0, inf).
         fused: None or True updates with one fused kernel where the tensors allow it, False with a plain loop.
 
@@ -49,7 +49,7 @@ class MoMo(StepSizeOptimizer):
         fused: bool | None = None,
     ) -> None:
         if not 0 <= beta < 1:
-            raise ValueError(f"beta={beta} is out of range: it must lie in [0, 1)")
+            raise ValueError(f"beta={beta} is out of range: it must be in [0, 1)")
         check_range("f_star", f_star, -float("inf"), open_low=True)
         # f_bar and gamma are one pair for all groups. They live in the first one: loading would round those in `state`.
         self.beta, self.f_star = beta, f_star
@@ -81,7 +81,9 @@ class MoMo(StepSizeOptimizer):
         """
         value = run_closure(closure) if closure is not None else loss
         if value is None:
-            raise ValueError("MoMo needs the loss: call step(closure), where it returns the loss, or step(loss=...)")
+            raise ValueError(
+                "MoMo needs the loss: call step(closure) with a closure that returns it, or step(loss=...)"
+            )
         groups, norm = self._collect(None)
         if norm is None:
             return value

@@ -1,4 +1,4 @@
-"""Muon: momentum whose matrices are orthogonalised before each step."""
+"""Muon: momentum with matrices orthogonalised before each step."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from optimizers.norms import scalar_dtype, whole
 from optimizers.step_size import CheckedOptimizer, check_range, run_closure
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
-"""Of the quintic iteration: those of Jordan et al., with the greatest slope at 0 that keeps singular values near 1."""
+"""Of the quintic iteration: those of Jordan et al., with the largest slope at 0 that keeps singular values near 1."""
 
 
 class Muon(CheckedOptimizer):
@@ -27,8 +27,9 @@ class Muon(CheckedOptimizer):
     s = 0.2 sqrt(max(A, B)), which gives the elements of an update the root mean square that AdamW's have, so that lr
     and weight decay of AdamW carry over.
 
-    Tensors of more than two dimensions are stacks of matrices. A group may say `pieces`: of how many matrices, stacked
-    by rows, its tensors are (3 for queries, keys and values in one tensor); each is orthogonalised by itself. Full-size
+    Tensors of more than two dimensions are stacks of matrices. A group may set `pieces`, the number of matrices
+    stacked by rows in its tensors (3 for queries, keys and values in one tensor); each is orthogonalised separately.
+    Full-size
     temporaries: about four copies of the largest matrices of one shape.
 
     Source: Jordan et al., Muon: An optimizer for hidden layers in neural networks (2024); `rms` and decoupled weight
@@ -41,7 +42,7 @@ class Muon(CheckedOptimizer):
         nesterov: look ahead by the momentum.
         weight_decay: decoupled weight decay per unit of lr, in [0, inf).
         ns_steps: iterations, in [0, 100).
-        adjust: what lr is scaled by: `original` or `rms`.
+        adjust: scale of lr: `original` or `rms`.
         bf16: iterate in bfloat16, as published, in place of the parameter's precision (at least float32).
 
     Raises:
@@ -61,25 +62,31 @@ class Muon(CheckedOptimizer):
         bf16: bool = False,
     ) -> None:
         defaults = dict(
-            lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, ns_steps=ns_steps, adjust=adjust,
-            bf16=bf16, pieces=1,
-        )  # fmt: skip
+            lr=lr,
+            momentum=momentum,
+            nesterov=nesterov,
+            weight_decay=weight_decay,
+            ns_steps=ns_steps,
+            adjust=adjust,
+            bf16=bf16,
+            pieces=1,
+        )
         super().__init__(params, defaults)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         check_range("lr", group["lr"], 0)
         if not 0 <= group["momentum"] < 1:
-            raise ValueError(f"momentum={group['momentum']} is out of range: it must lie in [0, 1)")
+            raise ValueError(f"momentum={group['momentum']} is out of range: it must be in [0, 1)")
         check_range("weight_decay", group["weight_decay"], 0)
         if not 0 <= group["ns_steps"] < 100:
-            raise ValueError(f"ns_steps={group['ns_steps']} is out of range: it must lie in [0, 100)")
+            raise ValueError(f"ns_steps={group['ns_steps']} is out of range: it must be in [0, 100)")
         if group["adjust"] not in ("original", "rms"):
-            raise ValueError(f"adjust={group['adjust']!r} is none of: original, rms")
+            raise ValueError(f"adjust={group['adjust']!r} is not known: it must be original or rms")
         for p in group["params"]:
             if p.ndim < 2:
                 raise ValueError(
-                    f"Muon moves matrices, and a parameter has the shape {tuple(p.shape)}; give the others to another"
-                    " method (on the command line --opt.rest adamw)"
+                    f"Muon updates matrices, and a parameter has the shape {tuple(p.shape)}; use another method for"
+                    " other parameters (on the command line --opt.rest adamw)"
                 )
             if p.shape[-2] % group["pieces"]:
                 raise ValueError(f"pieces={group['pieces']}: a parameter of shape {tuple(p.shape)} has no such rows")

@@ -1,7 +1,7 @@
-"""Optimizers and tasks that others bring, from installed packages and from a user's own files.
+"""Plug-ins: optimizers and tasks of installed packages and of a user's own files.
 
 A package announces them by entry points of the groups `bench.optimizers` and `bench.tasks`: they are listed without
-being imported. What is not announced is named as `module:Class` or `file.py:Class`.
+being imported. Others are given as `module:Class` or `file.py:Class`.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ foreign: set[str] = set()
 
 
 class PluginError(Exception):
-    """A plug-in that cannot be used; the message says which, why, and what to do."""
+    """A plug-in cannot be used; the message says which, why, and what to do."""
 
 
 class Named(Protocol):
@@ -32,7 +32,7 @@ class Named(Protocol):
 
     @property
     def name(self) -> str:
-        """What the user types."""
+        """The name as typed by the user."""
         ...
 
 
@@ -45,7 +45,7 @@ class Origin:
 
     Attributes:
         target: `module:Name` or `file.py:Name`.
-        package: `distribution version`, or `file` with a digest of its text; what changes if the code does.
+        package: `distribution version`, or `file` with a digest of its text; it changes with the code.
     """
 
     target: str
@@ -53,10 +53,10 @@ class Origin:
 
 
 class Registry(MutableMapping[str, Spec], Generic[Spec]):
-    """What the suite knows by name, its own and that of plug-ins.
+    """A registry of names, of the suite and of plug-ins.
 
-    Iterating gives the names, without importing anything. A plug-in is imported when it is looked up. What is set
-    (`OPTIMIZERS["mine"] = spec`) counts as the suite's own, for this process.
+    Iterating gives the names, without importing anything. A plug-in is imported when it is looked up. Entries set at
+    run time (`OPTIMIZERS["mine"] = spec`) count as the suite's own in this process.
 
     Args:
         kind: what it holds, for messages: `optimizer`.
@@ -99,8 +99,8 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
             takers = ["the suite"] * (name in self.own) + [_package(point) for point in points]
             others = " or ".join(point.value for point in points)
             raise PluginError(
-                f"the {self.kind} name {name!r} is taken by {' and by '.join(takers)}: uninstall one,"
-                f" or say which: {others}"
+                f"the {self.kind} name {name!r} is taken by {' and by '.join(takers)}: uninstall one, or choose one:"
+                f" {others}"
             )
         if name in self.own:
             return self.own[name]
@@ -132,7 +132,7 @@ def _package(point: EntryPoint) -> str:
 
 
 def load(target: str) -> Any:
-    """Import what `module:Name` or `file.py:Name` names; what it prints goes to standard error.
+    """Import `module:Name` or `file.py:Name`; its output goes to standard error.
 
     Raises:
         PluginError: it cannot be imported.
@@ -151,11 +151,11 @@ def load(target: str) -> Any:
 
 
 def load_module(place: str, name: str = "CLASS") -> Any:
-    """Import `module` or `file.py`; what it prints goes to standard error.
+    """Import `module` or `file.py`; its output goes to standard error.
 
     Args:
         place: the module or file.
-        name: what is wanted of it, for messages.
+        name: the requested object, for messages.
 
     Raises:
         PluginError: it cannot be imported.
@@ -191,7 +191,7 @@ def _hidden(module: str, name: str) -> str:
     if file is None or taken is None or Path(taken).is_relative_to(Path.cwd()):
         return ""
     whose = "the suite's own package" if top in _OWN[:3] else f"the package in {Path(taken).parent}"
-    return f": {top!r} is {whose}, which hides that of this folder; write {file}:{name}"
+    return f": {top!r} is {whose}, which shadows that of this folder; write {file}:{name}"
 
 
 def _module(name: str, wanted: str) -> Any:
@@ -227,12 +227,12 @@ def _file(path: Path) -> Any:
 def provenance(target: str) -> str:
     """Which package an importable target comes from, with its version.
 
-    What may change under a version has a digest of its source: the file, or all of the package that a module lies in.
+    What may change under a version has a digest of its source: the file, or all of the package that a module is in.
     Nothing is imported.
     """
     place = target.rpartition(":")[0]
     if place.endswith(".py"):
-        return f"file {_digest(Path(place)) or 'that cannot be read'}"
+        return f"file {_digest(Path(place)) or 'unreadable'}"
     top = place.partition(".")[0]
     names = packages_distributions().get(top)
     if names and not _editable(names[0]):
@@ -246,7 +246,7 @@ def provenance(target: str) -> str:
     files = sorted(file for folder in folders for file in folder.rglob("*.py"))
     if not files and module and module.origin:
         files = [Path(module.origin)]
-    digest = f"file{'s' * (len(files) > 1)} {_digest(*files) or 'that cannot be read'}"
+    digest = f"file{'s' * (len(files) > 1)} {_digest(*files) or 'unreadable'}"
     return f"{names[0]} {version(names[0])}, {digest}" if names else digest
 
 

@@ -27,7 +27,7 @@ class SPS(StepSizeOptimizer):
         lr: factor on the step, without unit, in [0, inf). 1 is the published method; schedules act here.
         c: scale of the denominator, in (0, inf).
         max_step: cap on the step, in (0, inf]; inf for none.
-        f_star: least value that the batch's loss can take, a finite number.
+        f_star: lower bound of the batch's loss, a finite number.
         gamma: growth of the step per epoch with smoothing, in (1, inf), or 0 for no smoothing.
         batches_per_epoch: number of steps in one pass over the data, at least 1; used with gamma.
         fused: None or True updates with one fused kernel where the tensors allow it, False with a plain loop.
@@ -49,11 +49,16 @@ class SPS(StepSizeOptimizer):
         fused: bool | None = None,
     ) -> None:
         defaults = dict(
-            lr=lr, c=c, max_step=max_step, f_star=f_star, gamma=gamma, batches_per_epoch=batches_per_epoch,
+            lr=lr,
+            c=c,
+            max_step=max_step,
+            f_star=f_star,
+            gamma=gamma,
+            batches_per_epoch=batches_per_epoch,
             # The last step taken, for smoothing. It lives in the group because `load_state_dict` would round a
             # value in `state` to the parameter's dtype.
             last_step=None,
-        )  # fmt: skip
+        )
         super().__init__(params, defaults, fused)
 
     def _check_group(self, group: dict[str, Any]) -> None:
@@ -80,7 +85,7 @@ class SPS(StepSizeOptimizer):
                 number of micro-batches, and equal on all ranks).
             loss: the loss, instead of a closure.
             loss_grad_norm: norm of the loss's gradient, where `.grad` no longer holds that gradient because it was
-                clipped: the step then comes from loss and gradient as they were, and moves along the clipped gradient.
+                clipped: the step size then uses the unclipped gradient, and the update follows the clipped one.
                 Computed from `.grad` if not given.
 
         Returns:
@@ -119,7 +124,7 @@ class PS(SPS):
         params: parameters or parameter groups; `lr` may differ by group.
         lr: factor on the step, without unit, in [0, inf).
         c: scale of the denominator, in (0, inf).
-        f_star: least value that the loss can take, a finite number.
+        f_star: lower bound of the loss, a finite number.
         fused: None or True updates with one fused kernel where the tensors allow it, False with a plain loop.
 
     Raises:

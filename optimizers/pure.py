@@ -1,4 +1,4 @@
-"""What pure updates share: functions of one run that `torch.func.vmap` applies to many (`OptimizerSpec.update`).
+"""Common parts of pure updates: functions of one run that `torch.func.vmap` applies to many (`OptimizerSpec.update`).
 
 An example, the pure form of `w <- w - lr * (g + weight_decay * w)`:
 

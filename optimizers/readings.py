@@ -1,6 +1,7 @@
-"""Other readings of paper A's methods, for its experiments alone: `--opt optimizers.readings:SEPARATE_NGD`.
+"""Other readings of paper A's methods, only for its experiments: `--opt optimizers.readings:SEPARATE_NGD`.
 
-`bench list optimizers` leaves them out: each is a method of the suite with one word of the paper read otherwise.
+`bench list optimizers` does not show them: each is a method of the suite with a different reading of one word of the
+paper.
 Importing this file imports no torch.
 """
 

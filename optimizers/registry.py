@@ -12,21 +12,21 @@ from optimizers.plugins import Origin, PluginError, Registry, load
 
 @dataclass(frozen=True)
 class Traits:
-    """Facts about an optimizer that the runner and the tests act on, in place of its name.
+    """Traits of an optimizer that the runner and the tests use instead of its name.
 
     Attributes:
         needs_loss: `step` uses the loss; it takes `loss_grad_norm`, the norm before clipping.
         full_batch: the method is defined on the full batch; that is its default batch.
         calls_closure_again: `step` evaluates the closure more than once, so gradients must be recomputable in it.
         create_graph: `step` differentiates the gradients, so that these keep their graph (second-order methods).
-        unscheduled: a schedule of `lr` makes no sense, since the method finds its own step size or is meant to do
-            without one.
-        coupled: the step of a parameter depends on others beyond the norms that `step` is told, so that the pure update
-            is one of all parameters.
-        averages: the weights that are evaluated are averages that the method keeps by itself (`eval()`, or `evaluated`
-            of the pure update), so no other average of them is taken.
-        by_piece: the method treats each matrix by itself where several are stacked by rows in one parameter. Their
-            number is the hyperparameter `pieces` of a parameter group.
+        unscheduled: a schedule of `lr` makes no sense, since the method sets its own step size or is designed for
+            none.
+        coupled: the step of a parameter depends on others beyond the norms passed to `step`, so the pure update
+            takes all parameters.
+        averages: the method evaluates its own weight averages (`eval()`, or `evaluated` of the pure update), so no
+            other average is used.
+        by_piece: the method treats matrices stacked by rows in one parameter separately. Their number is
+            the hyperparameter `pieces` of a parameter group.
         draws: `step` draws from the global random generators.
         sets_lr: `step` changes `group["lr"]` by itself.
     """
@@ -43,59 +43,59 @@ class Traits:
     sets_lr: bool = False
 
     def named(self) -> list[str]:
-        """The names of those that hold."""
+        """The names of the traits that are set."""
         return [name for name, holds in vars(self).items() if holds]
 
 
 @dataclass(frozen=True)
 class LogUniform:
-    """A search range, uniform in the logarithm, with 0 < low < high."""
+    """A log-uniform search range, with 0 < low < high."""
 
     low: float
     high: float
 
 
 TASK_VALUE = "task"
-"""As a default: the value that the task knows for the option of that name, else the constructor's own default."""
+"""As a default: the task's value for the option of that name, else the constructor's default."""
 
 
 STEP_KEYWORDS = {
     "grad_norm": "norm of the gradient as it is in `.grad`",
     "loss_grad_norm": "norm of the loss's gradient, before clipping",
 }
-"""What an optimizer's `step` or pure update is also told, if it has a keyword of that name: 0-dim tensors."""
+"""Further inputs of an optimizer's `step` or pure update, if it has a keyword of that name: 0-dim tensors."""
 
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """An optimizer as the suite knows it.
+    """The specification of an optimizer.
 
     Hyperparameter names, types and defaults come from the constructor's signature.
 
     Attributes:
-        name: what the user types after `--opt`.
+        name: as given to `--opt`.
         target: `module:Class`, imported when `cls` is first used.
         formula: the update rule in one line.
         source: paper or documentation.
-        version: raised when a change alters results; part of every run's identity.
-        defaults: values that replace the signature's in the suite; `TASK_VALUE` asks the task.
+        version: incremented when a change alters results; part of every run's identity.
+        defaults: values that replace those of the signature in the suite; `TASK_VALUE` takes the task's.
         by_family: values that replace these on tasks of a family (`TaskSpec.family`), by its name. Those of the suite
             are measured: `make defaults`.
-        search: the hyperparameters to tune, those that make the method what it is, each with its range or, as a tuple,
-            the values to try; the first one is what sweeps and plots go over.
+        search: the hyperparameters to tune, including those that define the method, each with its range or, as a
+            tuple, its values; sweeps and plots vary the first one.
         traits: facts about the method.
-        update: `module:function`, the method as a pure function of one run, with which many runs are trained as one
-            program (`torch.func.vmap`). None: a sweep has one instance of the class for each run, which is slower.
+        update: `module:function`, the method as a pure function of one run, for vectorised runs (`torch.func.vmap`).
+            None: a sweep has one instance of the class for each run, which is slower.
         package: of a plug-in: its distribution and version, or a digest of its file; part of every run's identity.
-        temporaries: full-size tensors that a step holds at its peak beside its state, in copies of the parameters.
-        rest: the optimizer that moves all parameters but the matrices unless the user names another. None: the method
-            moves everything unless the user says `rest`.
-        groups: `module:function`, hyperparameters of each parameter as a pure function of what is known of it::
+        temporaries: peak number of full-size temporaries of a step, beyond its state, in copies of the parameters.
+        rest: the default optimizer for all parameters except matrices. None: the method updates all parameters
+            unless the user gives `rest`.
+        groups: `module:function`, hyperparameters of each parameter as a pure function of its facts::
 
                 def groups(parameters: Sequence[optimizers.Parameter], hparams) -> Sequence[Mapping[str, Any]]
 
-            It returns for each parameter the values that differ from `hparams`, those of the method. What the user
-            gives for a role wins over them.
+            It returns for each parameter the values that differ from `hparams`, those of the method. Values that the
+            user gives for a role override them.
         family: of the tasks that `defaults` are for; empty for all.
 
     The pure update (`optimizers/pure.py` has an example and what updates share)::
@@ -111,8 +111,8 @@ class OptimizerSpec:
        in place of lr: the step before and after its cap, 0-dim. `evaluated`, if there, are the weights that are
        evaluated in place of the parameters, a list in the same order.
      - `loss`: of the batch, 0-dim.
-     - `hparams`: all of the constructor's arguments by name. `lr` is there and always a 0-dim tensor; any other
-       float is a Python float where all runs agree, and else a 0-dim tensor. Anything else (flags, integers, tuples,
+     - `hparams`: all of the constructor's arguments by name. `lr` is always a 0-dim tensor; any other float is a
+       Python float if all runs agree, else a 0-dim tensor. Anything else (flags, integers, tuples,
        None) is a plain value, so that the function may branch on it.
      - keywords: those of `STEP_KEYWORDS` that it names; computed from `grads` if None.
     """
@@ -178,7 +178,7 @@ _FROM_TASK = {"f_star": TASK_VALUE}
 
 
 def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
-    """The spec of a plug-in: its own, or what can be said of any optimizer class."""
+    """The spec of a plug-in: its own, or a generic one for an optimizer class."""
     # The version of torch stands in every run's record, and is no part of the identity of runs with the suite's own
     # methods either.
     package = None if origin.package.startswith("torch ") else origin.package
@@ -200,15 +200,20 @@ def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
     averages = hasattr(value, "eval")  # as schedule-free ones have
     traits = replace(traits_of(adapted(value)), unscheduled=not has_lr or averages, averages=averages)
     return OptimizerSpec(
-        name=name, target=origin.target, formula=doc or value.__name__, source=origin.package, search=searched,
-        package=package, traits=traits,
-    )  # fmt: skip
+        name=name,
+        target=origin.target,
+        formula=doc or value.__name__,
+        source=origin.package,
+        search=searched,
+        package=package,
+        traits=traits,
+    )
 
 
 _ANY_LR = LogUniform(1e-5, 1e0)
 """Range of the learning rate of an optimizer that declares none. Ours.
 
-A grid grows beyond it where the best lies at its edge.
+A grid extends beyond it if the best point is at its edge.
 """
 
 OPTIMIZERS = Registry(

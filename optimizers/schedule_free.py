@@ -12,15 +12,15 @@ from optimizers.torch_updates import average_square, correction
 
 
 class ScheduleFreeAdamW(CheckedOptimizer):
-    """AdamW without a schedule: gradients are taken between the iterate z and its average x, which is evaluated.
+    """AdamW without a schedule: gradients are computed between the iterate z and its average x; x is evaluated.
 
         y = (1 - beta1) z + beta1 x, where the gradient g is taken
         v <- beta2 v + (1 - beta2) g^2
         z <- z - lr_t (g / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay y),   lr_t = lr min(1, t / warmup_steps)
         x <- (1 - c) x + c z,   c = lr_t^2 / (the sum of all of these so far)
 
-    The parameters hold y while training, and x between `eval()` and `train()`, which lose no digit: z and x are both
-    kept. A step in eval mode is an error.
+    The parameters hold y while training, and x between `eval()` and `train()`, without rounding: z and x are both
+    stored. A step in eval mode is an error.
 
     Source: Defazio et al., The Road Less Scheduled, arXiv 2405.15682; v is corrected for its start here, as in Adam and
     in the authors' program, where the paper has sqrt(1 - beta2^t) in lr_t.
@@ -47,17 +47,23 @@ class ScheduleFreeAdamW(CheckedOptimizer):
         warmup_steps: int = 0,
     ) -> None:
         defaults = dict(
-            lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, warmup_steps=warmup_steps,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            warmup_steps=warmup_steps,
             # Numbers of Python, which no loading rounds: steps done, sum of the weights of x.
-            done=0, weight_sum=0.0, training=True,
-        )  # fmt: skip
+            done=0,
+            weight_sum=0.0,
+            training=True,
+        )
         super().__init__(params, defaults)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         check_range("lr", group["lr"], 0)
         for beta in group["betas"]:
             if not 0 <= beta < 1:
-                raise ValueError(f"betas={group['betas']} is out of range: each must lie in [0, 1)")
+                raise ValueError(f"betas={group['betas']} is out of range: each must be in [0, 1)")
         check_range("eps", group["eps"], 0)
         check_range("weight_decay", group["weight_decay"], 0)
         check_range("warmup_steps", group["warmup_steps"], 0)
@@ -139,9 +145,12 @@ def update(
     if not state:
         zero = torch.zeros_like(lr)
         state = {
-            "z": params, "evaluated": params, "v": [torch.zeros_like(p) for p in params], "done": zero,
+            "z": params,
+            "evaluated": params,
+            "v": [torch.zeros_like(p) for p in params],
+            "done": zero,
             "weight_sum": zero,
-        }  # fmt: skip
+        }
     done = state["done"] + 1
     lr = lr * (done / max(1, hparams["warmup_steps"])).clamp(max=1)
     weight_sum = state["weight_sum"] + lr.square()

@@ -1,4 +1,4 @@
-"""What normalised and Polyak methods share: one scalar step for all parameters, applied without temporaries."""
+"""Common part of normalised and Polyak methods: one scalar step for all parameters, applied without temporaries."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -29,11 +29,11 @@ def check_range(
     if not (above and below):
         left = "(" if open_low else "["
         right = ")" if open_high else "]"
-        raise ValueError(f"{name}={value} is out of range: it must lie in {left}{low:g}, {high:g}{right}")
+        raise ValueError(f"{name}={value} is out of range: it must be in {left}{low:g}, {high:g}{right}")
 
 
 class CheckedOptimizer(Optimizer):
-    """Base of optimizers that look at the hyperparameters of each group before they take it."""
+    """Base of optimizers that validate the hyperparameters of each group."""
 
     def _check_group(self, group: dict[str, Any]) -> None:
         """Raise ValueError for an illegal hyperparameter or parameter of a group."""
@@ -49,7 +49,7 @@ class CheckedOptimizer(Optimizer):
 
 
 class StepSizeOptimizer(CheckedOptimizer):
-    """Base of optimizers that move all parameters along the gradient by one scalar step.
+    """Base of optimizers that update all parameters along the gradient with one scalar step.
 
     A subclass computes the scalar in `step`; this class collects the gradients of all groups, applies
     `p <- p - step * g` in place, and keeps `step_sizes`.
@@ -105,9 +105,17 @@ class StepSizeOptimizer(CheckedOptimizer):
         for (device, _), (ps, ds) in fusable.items():
             lr = step.to(device=device, dtype=torch.float32 if device.type == "cuda" else step.dtype)
             torch._fused_sgd_(
-                ps, ds, [], weight_decay=0.0, momentum=0.0, lr=lr, dampening=0.0, nesterov=False,
-                maximize=False, is_first_step=False,
-            )  # fmt: skip
+                ps,
+                ds,
+                [],
+                weight_decay=0.0,
+                momentum=0.0,
+                lr=lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+            )
 
 
 def safe_divide(numerator: Tensor | float, norm: Tensor) -> Tensor:

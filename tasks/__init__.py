@@ -1,4 +1,4 @@
-"""What is trained: models, data and metrics. Here is what a task of your own imports: `from tasks import Task, ...`."""
+"""Tasks: models, data and metrics. Your own task imports from here: `from tasks import Task, ...`."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,17 @@ if TYPE_CHECKING:
     from tasks.own import image_task, text_task
 
 __all__ = [
-    "TASKS", "BatchRandomness", "DataError", "Outcome", "Task", "TaskData", "TaskSpec", "derive_seed", "image_task",
+    "TASKS",
+    "BatchRandomness",
+    "DataError",
+    "Outcome",
+    "Task",
+    "TaskData",
+    "TaskSpec",
+    "derive_seed",
+    "image_task",
     "text_task",
-]  # fmt: skip
+]
 
 _LATER = {
     "BatchRandomness": "core.randomness",
@@ -30,7 +38,7 @@ _LATER = {
     "image_task": "own",
     "text_task": "own",
 }
-"""What is imported on first use, so that listing the names does not import torch."""
+"""Names imported on first use, so that listing them does not import torch."""
 
 
 def __getattr__(name: str) -> Any:

@@ -24,7 +24,7 @@ def image_task(
             Images are uint8 of shape (N, H, W) or (N, H, W, C) with C in [1, 4], labels whole numbers of shape (N,):
             arrays, or paths of IDX files, packed (.gz) or not. A run whose samples are not so ends before it begins,
             with a `tasks.DataError` that says which row and value it is.
-        classes: labels lie in [0, classes).
+        classes: labels are in [0, classes).
         n_val: training images kept for validation, in [1, N); by default a tenth of them, but at most 5,000.
         spec: other attributes of the `TaskSpec`, in place of those of the family: `title`, `target`, `budget`.
 
@@ -36,9 +36,13 @@ def image_task(
 
 
 def text_task(
-    name: str, rows: Callable[[Path], Mapping[str, Sequence[tuple[Any, ...]]]], *, classes: int, n_val: int = 5_000,
+    name: str,
+    rows: Callable[[Path], Mapping[str, Sequence[tuple[Any, ...]]]],
+    *,
+    classes: int,
+    n_val: int = 5_000,
     **spec: Any,
-) -> TaskSpec:  # fmt: skip
+) -> TaskSpec:
     """A small BERT from random weights that tells classes of texts, or of pairs of texts, apart.
 
     Its options are those of `sst2`, by default `--task.scratch true`; `--task.preset pretrained` fine-tunes
@@ -49,7 +53,7 @@ def text_task(
         rows: takes the data folder (`--data`) and gives {"train": rows, "test": rows}, each (text, label), or each
             (text, second text, label), with whole numbers as labels; at least 10 and 1 of them. A run whose rows are
             not so ends before it begins, with a `tasks.DataError` that says which row and value it is.
-        classes: labels lie in [0, classes).
+        classes: labels are in [0, classes).
         n_val: training rows kept for validation, at least 1; a tenth of the rows where that is less.
         spec: other attributes of the `TaskSpec`, in place of those of the family: `title`, `target`, `budget`.
 

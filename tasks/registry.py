@@ -21,47 +21,82 @@ _PAPER_B = "Deora, Ghaderi, Taheri, Thrampoulidis (TMLR 2024); open constants ar
 
 
 def _theory(**options: Any) -> TaskSpec:
-    """A synthetic task of the theory: the full batch in float64, ranked by a loss above its infimum; options win."""
+    """A synthetic task of the theory: the full batch in float64, ranked by a suboptimality gap; options win."""
     defaults: dict[str, Any] = {
-        "metric": "loss", "mode": "min", "target": None, "budget": {"max_steps": 2000}, "batch_size": "full",
-        "precision": "64-true", "steps_per_call": 200, "measure_every": 20, "lanes": True, "scale": "log",
+        "metric": "loss",
+        "mode": "min",
+        "target": None,
+        "budget": {"max_steps": 2000},
+        "batch_size": "full",
+        "precision": "64-true",
+        "steps_per_call": 200,
+        "measure_every": 20,
+        "lanes": True,
+        "scale": "log",
         "family": "theory",
-    }  # fmt: skip
+    }
     return TaskSpec(**(defaults | options))
 
 
 def image_spec(**options: Any) -> TaskSpec:
     """A ViT-small that tells classes of images apart; options win."""
     defaults: dict[str, Any] = {
-        "module": "tasks.vision.vit:ViTClassifier", "metric": "accuracy", "mode": "max", "target": None,
-        "budget": {"max_epochs": 5}, "source": _VIT, "lanes": True, "family": "vision", "version": 2,
+        "module": "tasks.vision.vit:ViTClassifier",
+        "metric": "accuracy",
+        "mode": "max",
+        "target": None,
+        "budget": {"max_epochs": 5},
+        "source": _VIT,
+        "lanes": True,
+        "family": "vision",
+        "version": 2,
         "sizes": {"width": "embed_dim", "depth": "depth", "heads": "num_heads", "mlp": "mlp_width", "data": "n_train"},
-    }  # fmt: skip
+    }
     return TaskSpec(**(defaults | options))
 
 
 def text_spec(**options: Any) -> TaskSpec:
     """A model of the BERT family, fine-tuned on texts; options win."""
     defaults: dict[str, Any] = {
-        "module": "tasks.language.bert:TextClassifier", "metric": "accuracy", "mode": "max", "target": None,
-        "budget": {"max_epochs": 3}, "source": _BERT_A, "batch_size": 32, "micro_batch_size": 128, "steps_per_call": 4,
-        "family": "text", "version": 2,
-    }  # fmt: skip
+        "module": "tasks.language.bert:TextClassifier",
+        "metric": "accuracy",
+        "mode": "max",
+        "target": None,
+        "budget": {"max_epochs": 3},
+        "source": _BERT_A,
+        "batch_size": 32,
+        "micro_batch_size": 128,
+        "steps_per_call": 4,
+        "family": "text",
+        "version": 2,
+    }
     return TaskSpec(**(defaults | options))
 
 
 _LM_6L = {
-    "layers": 6, "mlp": "gelu", "mlp_width": 1024, "dropout": 0.1, "tokens": "bpe", "vocab": 32_000, "length": 256,
-}  # fmt: skip
+    "layers": 6,
+    "mlp": "gelu",
+    "mlp_width": 1024,
+    "dropout": 0.1,
+    "tokens": "bpe",
+    "vocab": 32_000,
+    "length": 256,
+}
 _LM_PRESETS = {
     "tiny": {},
     "6l-256": {**_LM_6L, "width": 256, "num_heads": 8},
     "6l-512": {**_LM_6L, "width": 512, "num_heads": 8},
     "405m": {
-        "layers": 24, "width": 1024, "num_heads": 16, "mlp": "swiglu", "mlp_width": 2816,
-        "tokens": "bpe", "vocab": 50_304, "length": 2048,
+        "layers": 24,
+        "width": 1024,
+        "num_heads": 16,
+        "mlp": "swiglu",
+        "mlp_width": 2816,
+        "tokens": "bpe",
+        "vocab": 50_304,
+        "length": 2048,
     },
-}  # fmt: skip
+}
 
 _LM_SIZES = {"width": "width", "depth": "layers", "heads": "num_heads", "mlp": "mlp_width", "tokens": "length"}
 
@@ -126,7 +161,7 @@ TASKS = Registry(
         ),
         _theory(
             name="attention_matrix",
-            title="one attention head, fitted to given attention weights",
+            title="one attention head fitted to given attention weights",
             module="tasks.theory.attention_matrix:AttentionMatrix",
             data="tasks.theory.attention_matrix:AttentionMatrixData",
             source="Bhojanapalli et al., Low-Rank Bottleneck in Multi-head Attention Models (ICML 2020), theorem 1;"
@@ -189,7 +224,7 @@ TASKS = Registry(
             target=None,
             budget={"max_steps": 2000},
             source="sizes of 6l-*: Bhojanapalli et al. (ICML 2020), of 405m: Xiao et al. (ICML 2024);"
-            " its vocabulary and length, and the rest, are ours; its windows by --task.window 256",
+            " vocabulary, length and the rest are ours; windows with --task.window 256",
             batch_size=32,
             micro_batch_size=32,
             steps_per_call=4,

@@ -48,16 +48,24 @@ def made(
         on: name of a task that nobody knows, with the settings of `task`.
         words: further settings in dotted form.
         changes: fields of the record.
-    """  # fmt: skip
+    """
     own = json.loads(_described(task, opt, json.dumps({"trainer.max_steps": 100, "seed": seed, **(words or {})})))
     for key, unknown in (("opt", name), ("task", on)):
         if unknown is not None:
             own["config"][key], own["identity"][key] = plain(unknown), bare(plain(unknown))
     own["run_id"] = id_of(own["config"]["task"], own["config"]["opt"], own["identity"])
     values: dict[str, Any] = {
-        "status": "completed", "versions": VERSIONS, "split": "test", "final": final,
-        "best": final, "best_step": 100, "steps": 100, "train_s": 10.0, "environment": CPU, "thinned": True,
-    }  # fmt: skip
+        "status": "completed",
+        "versions": VERSIONS,
+        "split": "test",
+        "final": final,
+        "best": final,
+        "best_step": 100,
+        "steps": 100,
+        "train_s": 10.0,
+        "environment": CPU,
+        "thinned": True,
+    }
     return RunResult(**(own | values | changes))
 
 
@@ -109,10 +117,18 @@ def study(
         for lr, score in scores.items()
     ]
     values: dict[str, Any] = {
-        "name": "study", "task": "mnist", "opt": "adam", "seeds": [1000, 1001], "axes": ["opt.lr"], "mode": "max",
-        "sampler": "grid", "prune": False, "trials": trials, "winner": winner and winner.run_id,
+        "name": "study",
+        "task": "mnist",
+        "opt": "adam",
+        "seeds": [1000, 1001],
+        "axes": ["opt.lr"],
+        "mode": "max",
+        "sampler": "grid",
+        "prune": False,
+        "trials": trials,
+        "winner": winner and winner.run_id,
         "lr_at_boundary": False,
-    }  # fmt: skip
+    }
     record = StudyRecord(**(values | changes))
     path = study_path(store, record.name)
     path.parent.mkdir(parents=True, exist_ok=True)

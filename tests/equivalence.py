@@ -284,7 +284,7 @@ def scale_of_gradients(case: Case, precision: str) -> float:
 def ignored_by_loss(task: nn.Module, loss_of: Callable[[nn.Module], Tensor]) -> set[str]:
     """Names of the parameters that move the loss by nothing but rounding; one that is not used at all is an error.
 
-    In float64, where such a gradient is 1e-16 of the greatest, and others are far more than 1e-10 of it.
+    In float64, where such a gradient is 1e-16 of the largest, and others are far more than 1e-10 of it.
     """
     params = dict(task.double().named_parameters())
     sizes = [float(g.abs().max()) for g in torch.autograd.grad(loss_of(task), list(params.values()))]
@@ -292,7 +292,7 @@ def ignored_by_loss(task: nn.Module, loss_of: Callable[[nn.Module], Tensor]) -> 
 
 
 def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    """Greatest absolute difference of two sets of weights."""
+    """Largest absolute difference of two sets of weights."""
     assert a.keys() == b.keys()
     return max(float((a[name].detach().double() - b[name].detach().double()).abs().max()) for name in a)
 

@@ -1,6 +1,6 @@
 """Stores as somebody else may hand them over: sound blocks, and what may be wrong with one, all written in code.
 
-A mutation is how a victim is spoilt, and what it is spoilt with. Files with code lie in the stores; a `Guard` sees
+A mutation is how a victim is spoilt, and what it is spoilt with. Files with code are in the stores; a `Guard` sees
 whoever runs them.
 """
 
@@ -108,9 +108,18 @@ def study(store: Path, name: str, runs: list[RunResult]) -> Path:
         for n, run in enumerate(runs, 1)
     ]
     content = {
-        "name": name, "task": "synthetic", "opt": "ngd", "seeds": [1000], "axes": ["opt.lr"], "mode": "min",
-        "sampler": "grid", "prune": False, "trials": trials, "winner": runs[0].run_id, "lr_at_boundary": False,
-    }  # fmt: skip
+        "name": name,
+        "task": "synthetic",
+        "opt": "ngd",
+        "seeds": [1000],
+        "axes": ["opt.lr"],
+        "mode": "min",
+        "sampler": "grid",
+        "prune": False,
+        "trials": trials,
+        "winner": runs[0].run_id,
+        "lr_at_boundary": False,
+    }
     path = study_path(store, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content))
@@ -122,9 +131,15 @@ def check(store: Path, n: int) -> Path:
     path = check_path(store, "ngd", n, None)
     path.parent.mkdir(parents=True, exist_ok=True)
     verdict = {
-        "check": "finite", "verdict": "pass", "measured": 0.5, "note": "", "seconds": 0.5, "tolerance": 1.0,
-        "meaning": "?", "advice": "",
-    }  # fmt: skip
+        "check": "finite",
+        "verdict": "pass",
+        "measured": 0.5,
+        "note": "",
+        "seconds": 0.5,
+        "tolerance": 1.0,
+        "meaning": "?",
+        "advice": "",
+    }
     path.write_text(json.dumps({"name": "ngd", "ok": True, "options": {}, "version": n, "verdicts": [verdict]}))
     return path
 
@@ -306,7 +321,7 @@ def json_mutations(file: Callable[[Path], Path]) -> dict[str, Spoil]:
 
 
 def _outside(path: Path) -> Path:
-    """A sound copy of a file outside of the store."""
+    """A sound copy of a file outside the store."""
     store = next(parent for parent in path.parents if parent.name == "store")
     copy = store.parent / "outside" / sha256(str(path).encode()).hexdigest() / path.name
     copy.parent.mkdir(parents=True, exist_ok=True)
@@ -517,7 +532,7 @@ def _moved(old: str, new: str) -> Spoil:
 
 
 def _linked(name: str) -> Spoil:
-    """What was there lies outside of the store, and a link leads to it."""
+    """What was there is outside the store, and a link leads to it."""
 
     def spoil(victim: Path, m: Mutation) -> None:
         place = victim / name if name else victim
@@ -564,21 +579,22 @@ def folder_mutations() -> dict[str, Spoil]:
         "the results are a late attempt": _moved("done", "attempt-999999999"),
         "the results are an attempt of no number": _moved("done", "attempt-99999999999"),
         "the results are hidden": _moved("done", ".done"),
-        "a copy of another name": lambda victim, m: (
-            shutil.copytree(victim, victim.with_name(f"{victim.name}.bak"))
-        ),
+        "a copy of another name": lambda victim, m: shutil.copytree(victim, victim.with_name(f"{victim.name}.bak")),
         "a copy in itself": lambda victim, m: shutil.copytree(victim / "done", victim / "more"),
         "a copy of any name": _named,
         "code beside the results": _code(lambda victim: f"{victim}/{EVIL}.py:X"),
         "code below the current folder": _code(lambda victim: f"mine/{EVIL}.py:X"),
         "code of a module": _code(lambda victim: f"{EVIL}_module:X"),
         "an attempt beside the results": lambda victim, m: (victim / "attempt-3").mkdir(),
-        "a file for a folder": lambda victim, m: (shutil.rmtree(victim),
-                                                  victim.write_text(m.name[:9], "utf-8", "replace")),
-        "a format of before": lambda victim, m: (
-            (victim / "done" / "runs.jsonl").rename(victim / "run.json"), shutil.rmtree(victim / "done")
+        "a file for a folder": lambda victim, m: (
+            shutil.rmtree(victim),
+            victim.write_text(m.name[:9], "utf-8", "replace"),
         ),
-    }  # fmt: skip
+        "a format of before": lambda victim, m: (
+            (victim / "done" / "runs.jsonl").rename(victim / "run.json"),
+            shutil.rmtree(victim / "done"),
+        ),
+    }
 
 
 def attempt_mutations() -> dict[str, Spoil]:
@@ -592,9 +608,10 @@ def attempt_mutations() -> dict[str, Spoil]:
         "an empty attempt": lambda victim, m: (victim / "attempt-2").mkdir(),
         "a checkpoint of nothing": lambda victim, m: (victim / "attempt-1" / "last.ckpt").write_bytes(m.bits),
         "a pipe for a checkpoint": lambda victim, m: (
-            (victim / "attempt-1" / "last.ckpt").unlink(), os.mkfifo(victim / "attempt-1" / "last.ckpt")
+            (victim / "attempt-1" / "last.ckpt").unlink(),
+            os.mkfifo(victim / "attempt-1" / "last.ckpt"),
         ),
-    }  # fmt: skip
+    }
 
 
 RECORDS: dict[str, Spoil] = json_mutations(lambda victim: next(victim.glob("*/runs.jsonl")))
@@ -645,10 +662,11 @@ def database_mutation(path: Path, m: Mutation) -> str:
     with sqlite3.connect(path) as con:
         tables = [name for (name,) in con.execute("select name from sqlite_master where type = 'table' order by name")]
         cells = [
-            (table, column[1]) for table in tables
+            (table, column[1])
+            for table in tables
             for column in con.execute(f'select * from pragma_table_info("{table}")')
             if con.execute(f'select count(*) from "{table}"').fetchone()[0]
-        ]  # fmt: skip
+        ]
         table, column = cells[m.among(len(cells))]
         con.execute("pragma ignore_check_constraints = on")
         value: Any = m.value if m.place % 2 else m.name.encode("utf-8", "replace").decode()

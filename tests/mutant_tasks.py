@@ -65,11 +65,18 @@ def spec(*faults: str, data: str = "Points", lanes: bool = True) -> Callable[[ty
         FAULTS[name] = set(faults)
         module = cls.__name__ if issubclass(cls, Task) else "Net"
         globals()[name] = TaskSpec(
-            name=name, title="", module=f"tests.mutant_tasks:{module}",
+            name=name,
+            title="",
+            module=f"tests.mutant_tasks:{module}",
             data=f"tests.mutant_tasks:{data if issubclass(cls, Task) else cls.__name__}",
-            metric="accuracy", mode="max", target=None, budget={"max_steps": 20}, source="tests", batch_size=10,
+            metric="accuracy",
+            mode="max",
+            target=None,
+            budget={"max_steps": 20},
+            source="tests",
+            batch_size=10,
             lanes=lanes,
-        )  # fmt: skip
+        )
         return cls
 
     return noted
@@ -158,9 +165,18 @@ class Leaks(Points):
 
 
 CLASSES = TaskSpec(
-    name="classes", title="given by classes", module=Net, data=Points, metric="accuracy", mode="max", target=None,
-    budget={"max_steps": 20}, source="tests", batch_size=10, lanes=True,
-)  # fmt: skip
+    name="classes",
+    title="given by classes",
+    module=Net,
+    data=Points,
+    metric="accuracy",
+    mode="max",
+    target=None,
+    budget={"max_steps": 20},
+    source="tests",
+    batch_size=10,
+    lanes=True,
+)
 
 REFUSED = {
     "MISSPELT": "roles of Misspelt: it has no parameter readuot",

@@ -30,9 +30,13 @@ def mutant(*faults: str, update: str | None = None, **traits: bool) -> Callable[
     def noted(cls: type) -> type:
         FAULTS[cls.__name__] = set(faults)
         SPECS[cls.__name__] = OptimizerSpec(
-            name=cls.__name__, target=f"tests.mutants:{cls.__name__}", formula="", source="tests",
-            traits=Traits(**traits), update=update and f"tests.mutants:{update}",
-        )  # fmt: skip
+            name=cls.__name__,
+            target=f"tests.mutants:{cls.__name__}",
+            formula="",
+            source="tests",
+            traits=Traits(**traits),
+            update=update and f"tests.mutants:{update}",
+        )
         return cls
 
     return noted

@@ -85,18 +85,34 @@ def torch_loss(params: list[nn.Parameter]) -> Tensor:
 
 
 def sgd(
-    w: Vector, g: Vector, loss: float, k: int, memory: Memory,
-    *, lr: float, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False,
-) -> Vector:  # fmt: skip
+    w: Vector,
+    g: Vector,
+    loss: float,
+    k: int,
+    memory: Memory,
+    *,
+    lr: float,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    nesterov: bool = False,
+) -> Vector:
     d = g + weight_decay * w
     memory["b"] = momentum * memory["b"] + d if k else d
     return w - lr * (d + momentum * memory["b"] if nesterov else memory["b"])
 
 
 def sngd(
-    w: Vector, g: Vector, loss: float, k: int, memory: Memory,
-    *, lr: float, max_step: float = inf, momentum: float = 0.0, weight_decay: float = 0.0,
-) -> Vector:  # fmt: skip
+    w: Vector,
+    g: Vector,
+    loss: float,
+    k: int,
+    memory: Memory,
+    *,
+    lr: float,
+    max_step: float = inf,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+) -> Vector:
     norm = np.sqrt(np.sum(g * g))
     step_per_lr = min(1 / norm, max_step / lr)
     memory["b"] = momentum * memory.get("b", 0.0) + step_per_lr * g
@@ -104,10 +120,19 @@ def sngd(
 
 
 def sps(
-    w: Vector, g: Vector, loss: float, k: int, memory: Memory,
-    *, lr: float = 1.0, c: float = 0.5, max_step: float = inf, f_star: float = 0.0,
-    gamma: float = 0.0, batches_per_epoch: int = 1,
-) -> Vector:  # fmt: skip
+    w: Vector,
+    g: Vector,
+    loss: float,
+    k: int,
+    memory: Memory,
+    *,
+    lr: float = 1.0,
+    c: float = 0.5,
+    max_step: float = inf,
+    f_star: float = 0.0,
+    gamma: float = 0.0,
+    batches_per_epoch: int = 1,
+) -> Vector:
     cap = gamma ** (1 / batches_per_epoch) * memory["step"] if gamma and k else max_step
     memory["step"] = min(max(loss - f_star, 0.0) / (c * np.sum(g * g)), cap)
     return w - lr * memory["step"] * g
@@ -120,9 +145,17 @@ def ps(
 
 
 def momo(
-    w: Vector, g: Vector, loss: float, k: int, memory: Memory,
-    *, lr: float, beta: float = 0.9, f_star: float = 0.0, weight_decay: float = 0.0,
-) -> Vector:  # fmt: skip
+    w: Vector,
+    g: Vector,
+    loss: float,
+    k: int,
+    memory: Memory,
+    *,
+    lr: float,
+    beta: float = 0.9,
+    f_star: float = 0.0,
+    weight_decay: float = 0.0,
+) -> Vector:
     new = {"f": loss, "d": g, "gamma": np.sum(g * w)}
     for name, value in new.items():
         memory[name] = beta * memory[name] + (1 - beta) * value if k else value
@@ -132,9 +165,17 @@ def momo(
 
 
 def adam(
-    w: Vector, g: Vector, loss: float, k: int, memory: Memory,
-    *, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
-) -> Vector:  # fmt: skip
+    w: Vector,
+    g: Vector,
+    loss: float,
+    k: int,
+    memory: Memory,
+    *,
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> Vector:
     d = g + weight_decay * w
     memory["m"] = betas[0] * memory.get("m", 0.0) + (1 - betas[0]) * d
     memory["v"] = betas[1] * memory.get("v", 0.0) + (1 - betas[1]) * d * d
@@ -149,10 +190,18 @@ def adamw(
 
 
 def sfadamw(
-    w: Vector, g: Vector, loss: float, k: int, memory: Memory,
-    *, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
+    w: Vector,
+    g: Vector,
+    loss: float,
+    k: int,
+    memory: Memory,
+    *,
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
     warmup_steps: int = 0,
-) -> Vector:  # fmt: skip
+) -> Vector:
     rate = lr * min(1.0, (k + 1) / max(1, warmup_steps))
     memory["rates"] = [*memory.get("rates", []), rate]
     memory["v"] = betas[1] * memory.get("v", 0.0) + (1 - betas[1]) * g * g
@@ -165,10 +214,19 @@ def sfadamw(
 
 
 def muon(
-    w: Vector, g: Vector, loss: float, k: int, memory: Memory,
-    *, lr: float, momentum: float = 0.95, nesterov: bool = True, weight_decay: float = 0.0, ns_steps: int = 5,
+    w: Vector,
+    g: Vector,
+    loss: float,
+    k: int,
+    memory: Memory,
+    *,
+    lr: float,
+    momentum: float = 0.95,
+    nesterov: bool = True,
+    weight_decay: float = 0.0,
+    ns_steps: int = 5,
     adjust: str = "original",
-) -> Vector:  # fmt: skip
+) -> Vector:
     memory["b"] = momentum * memory.get("b", 0.0) + (1 - momentum) * g
     ahead = (1 - momentum) * g + momentum * memory["b"] if nesterov else memory["b"]
     moves = []
@@ -287,12 +345,17 @@ MORE_ARGUMENTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 _SGD_VALUES: dict[str, tuple[Any, ...]] = {
-    "lr": (0.05, 0.4), "momentum": (0.0, 0.3, 0.9), "dampening": (0.0, 0.4), "weight_decay": (0.0, 0.2),
-}  # fmt: skip
-_ADAM_VALUES: dict[str, tuple[Any, ...]] = {
-    "lr": (0.003, 0.05), "betas": ((0.9, 0.999), (0.0, 0.95), (0.6, 0.0)), "eps": (1e-8, 1e-2),
+    "lr": (0.05, 0.4),
+    "momentum": (0.0, 0.3, 0.9),
+    "dampening": (0.0, 0.4),
     "weight_decay": (0.0, 0.2),
-}  # fmt: skip
+}
+_ADAM_VALUES: dict[str, tuple[Any, ...]] = {
+    "lr": (0.003, 0.05),
+    "betas": ((0.9, 0.999), (0.0, 0.95), (0.6, 0.0)),
+    "eps": (1e-8, 1e-2),
+    "weight_decay": (0.0, 0.2),
+}
 _NGD_VALUES: dict[str, tuple[Any, ...]] = {
     "lr": (0.02, 0.2),
     "momentum": (0.0, 0.3, 1.0),

@@ -29,7 +29,7 @@ class Server(NamedTuple):
         )
 
     def fresh(self) -> str:
-        """The URL of the database `bench`, made anew: whoever is still connected to the old one is thrown out."""
+        """The URL of the database `bench`, made again: whoever is still connected to the old one is thrown out."""
         with self.connect() as connection:
             connection.execute("DROP DATABASE IF EXISTS bench WITH (FORCE)")
             connection.execute("CREATE DATABASE bench")
@@ -65,8 +65,11 @@ def server(programs: Path) -> Iterator[Server]:
         become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--"] if user else []
         done = subprocess.run(
             [*become, programs / "initdb", "--encoding=UTF8", "--locale=C", *options, data],
-            cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         if done.returncode:
             raise RuntimeError(f"initdb: ended with {done.returncode}:\n{done.stdout}")
         with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Commands in processes of their own, which tests can stop and kill."""
+"""Commands in separate processes, which tests can stop and kill."""
 
 import multiprocessing
 import os

@@ -88,17 +88,28 @@ class Chromium:
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()
         words = [
-            program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-            "--remote-debugging-pipe", "--no-first-run", "--disable-background-networking",
-            "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder}", "about:blank",
-        ]  # fmt: skip
+            program,
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--remote-debugging-pipe",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--host-resolver-rules=MAP * ~NOTFOUND",
+            f"--user-data-dir={folder}",
+            "about:blank",
+        ]
         pipes = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
         with (folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 ["setpriv", "--pdeathsig=TERM", "--", "bash", "-c", pipes, "bash", *words],
-                pass_fds=(theirs_in, theirs_out), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                pass_fds=(theirs_in, theirs_out),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         os.close(theirs_in)
         os.close(theirs_out)
 

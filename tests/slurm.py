@@ -115,9 +115,13 @@ class Slurm:
         key.write_bytes(os.urandom(128))
         controller_port, node_port = free_ports(2)
         text = SLURM_CONF.format(
-            folder=folder, host=host, user=self._user, kill_wait=KILL_WAIT, controller_port=controller_port,
-            node_port=node_port
-        )  # fmt: skip
+            folder=folder,
+            host=host,
+            user=self._user,
+            kill_wait=KILL_WAIT,
+            controller_port=controller_port,
+            node_port=node_port,
+        )
         (folder / "slurm.conf").write_text(text, "utf-8")
         # No use is made of it; but the plugin that Slurm would choose may fail, and old ones do not know `disabled`.
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n", "utf-8")

@@ -36,10 +36,16 @@ def record(run_id: str, *, lr: float = 0.1, task: str = "synthetic", **changes: 
     own = json.loads(_described(lr)) | {"run_id": run_id, "identity": {}}
     own["config"] |= {"task": task, "task_options": {"H": 1}, "opt_options": {"lr": lr, "max_step": float("inf")}}
     values: dict[str, Any] = {
-        "status": "completed", "versions": {"torch": "2.15.0", "suite": "0.1.0"}, "split": "train",
-        "final": 0.25, "best": 0.25, "best_step": 3, "steps": 3, "metrics": {"final": {"loss": 0.25}},
+        "status": "completed",
+        "versions": {"torch": "2.15.0", "suite": "0.1.0"},
+        "split": "train",
+        "final": 0.25,
+        "best": 0.25,
+        "best_step": 3,
+        "steps": 3,
+        "metrics": {"final": {"loss": 0.25}},
         "environment": {"cpu": "abacus", "threads": 1, "gpu": None},
-    }  # fmt: skip
+    }
     return RunResult(**(own | values | changes))
 
 
@@ -92,7 +98,7 @@ def put(store: Path, *runs: RunResult, tables: Mapping[str, Mapping[str, Any]] |
 def begin_block(
     store: Path, run_ids: Sequence[str], loss: float = 0.5, **changes: Any
 ) -> tuple[Attempt, list[RunResult]]:
-    """A block that is being trained afresh, and the results that its `end` wants."""
+    """A block that is being trained from the beginning, and the results that its `end` wants."""
     changes = {"engine": "lanes", **changes}
     results = [record(run_id, **changes) for run_id in run_ids]
     begun = [replace(result, status="running") for result in results]
@@ -127,9 +133,18 @@ def add_study(store: Path, name: str, trials: int = 2, **changes: Any) -> Path:
         for i in range(trials)
     ]
     content = {
-        "name": name, "task": "synthetic", "opt": "ngd", "seeds": [1], "axes": ["opt.lr"], "mode": "min",
-        "sampler": "grid", "prune": False, "trials": own, "winner": "b", "lr_at_boundary": False,
-    }  # fmt: skip
+        "name": name,
+        "task": "synthetic",
+        "opt": "ngd",
+        "seeds": [1],
+        "axes": ["opt.lr"],
+        "mode": "min",
+        "sampler": "grid",
+        "prune": False,
+        "trials": own,
+        "winner": "b",
+        "lr_at_boundary": False,
+    }
     path = study_path(store, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content | changes))

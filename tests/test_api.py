@@ -147,8 +147,11 @@ def test_fit_gives_the_run_of_the_command_and_trains_it_once(
     assert capsys.readouterr() == ("", "")
     answer = json.loads(cli("fit", *WORDS, "--opt.lr", 0.1, "--seed", 3, "--json").out)
     assert {name: answer[name] for name in ("run_id", "status", "final", "steps")} == {
-        "run_id": run.run_id, "status": run.status, "final": run.final, "steps": run.steps,
-    }  # fmt: skip
+        "run_id": run.run_id,
+        "status": run.status,
+        "final": run.final,
+        "steps": run.steps,
+    }
     assert answer["metric"].replace("/", " ") == run.metric == "train loss"
     assert (run.task, run.opt, run.seed, run.settings["opt.lr"]) == ("synthetic", "ngd", 3, 0.1)
     monkeypatch.setattr(bench.runner, "run", None)
@@ -184,8 +187,8 @@ def test_a_mean_is_over_seeds_alone() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"seeds": 2, "seed": 0}, "seed is for one run; leave it or seeds out"),
-        ({"seeds": 2, "rerun": True}, "rerun is for one run; leave it or seeds out"),
+        ({"seeds": 2, "seed": 0}, "seed is for one run; remove it or seeds"),
+        ({"seeds": 2, "rerun": True}, "rerun is for one run; remove it or seeds"),
         ({"width": 2}, "width is for several runs; give seeds too, or leave it out"),
         ({"seeds": 0}, "seeds"),
         ({"seeds": 2, "engine": "lane"}, "unknown engine 'lane'; did you mean 'lanes'"),
@@ -215,9 +218,15 @@ def test_a_run_has_its_tables_as_arrays() -> None:
 
 def test_settings_have_all_forms() -> None:
     run = bench.fit(
-        "synthetic", "adam", betas=(0.5, 0.9), task_options={"T": 4}, settings={"trainer.max_steps": 2, "opt.lr": 0.5},
-        lr=0.1, device="cpu", progress=False,
-    )  # fmt: skip
+        "synthetic",
+        "adam",
+        betas=(0.5, 0.9),
+        task_options={"T": 4},
+        settings={"trainer.max_steps": 2, "opt.lr": 0.5},
+        lr=0.1,
+        device="cpu",
+        progress=False,
+    )
     found = {name: run.settings[name] for name in ("opt.betas", "opt.lr", "task.T", "trainer.max_steps")}
     assert found == {"opt.betas": [0.5, 0.9], "opt.lr": 0.5, "task.T": 4, "trainer.max_steps": 2}
 
@@ -254,7 +263,7 @@ def test_an_interrupt_saves_the_state_and_the_same_call_goes_on(monkeypatch: pyt
     monkeypatch.setattr(Signs, "interrupts", True)
     handler = signal.getsignal(signal.SIGINT)
     spec = "tests.test_api:Signs"
-    with pytest.raises(KeyboardInterrupt, match="stopped and saved; the same call goes on"):
+    with pytest.raises(KeyboardInterrupt, match="stopped and saved; the same call continues"):
         bench.fit("synthetic", spec, trainer={"max_steps": 40, "val_every": 5}, device="cpu", progress=False)
     assert signal.getsignal(signal.SIGINT) is handler
     [run] = bench.load(store)
@@ -322,7 +331,7 @@ def test_a_source_that_somebody_has_changed_is_written_anew(notebook, store: Pat
     assert path.read_text() == text
     path.unlink()
     path.symlink_to("/dev/null")
-    with pytest.raises(bench.UserError, match="is a link, which is not followed"):
+    with pytest.raises(bench.UserError, match="is a symbolic link, and links are not followed"):
         name_of(names["Own"], store)
 
 
@@ -344,7 +353,7 @@ NO_SOURCE = "class Own(Base):\n    def step(self, closure=None):\n        return
     [
         ("Own = type('Own', (Base,), {})", "has no source that Python can find"),
         (f"exec({NO_SOURCE!r})", "has no source that Python can find"),
-        ("def make():\n    class Own(Base):\n        pass\n    return Own\nOwn = make()", "is defined inside of a"),
+        ("def make():\n    class Own(Base):\n        pass\n    return Own\nOwn = make()", "is defined inside a"),
         (
             "state = torch.zeros(3)\nclass Own(Base):\n    def step(self, closure=None):\n        return state",
             "uses 'state', a Tensor of the session",
@@ -373,9 +382,15 @@ def test_a_class_without_a_source_is_refused_with_the_way_out(notebook, store: P
 def swept(tmp_path_factory: pytest.TempPathFactory) -> bench.Sweep:
     store = tmp_path_factory.mktemp("swept")
     return bench.sweep(
-        "synthetic", ["ngd", "sngd"], lr=[0.1, 1.0], seeds=[4, 5], engine="lightning", store=store,
-        settings={"opt.sngd.max_step": 3.0}, **SHORT,
-    )  # fmt: skip
+        "synthetic",
+        ["ngd", "sngd"],
+        lr=[0.1, 1.0],
+        seeds=[4, 5],
+        engine="lightning",
+        store=store,
+        settings={"opt.sngd.max_step": 3.0},
+        **SHORT,
+    )
 
 
 def test_a_sweep_is_that_of_the_command(swept: bench.Sweep, cli) -> None:
@@ -525,9 +540,15 @@ def test_a_comparison_ends_in_a_ranked_table(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_signs.py").write_text("".join(CELLS.values()))
     found = bench.compare(
-        "synthetic", "own_signs.py:Own", lr=[0.01, 0.1], settings={"opt.gd.lr": [0.1, 1.0]}, seeds=1, report_seeds=7,
-        workers=1, **SHORT,
-    )  # fmt: skip
+        "synthetic",
+        "own_signs.py:Own",
+        lr=[0.01, 0.1],
+        settings={"opt.gd.lr": [0.1, 1.0]},
+        seeds=1,
+        report_seeds=7,
+        workers=1,
+        **SHORT,
+    )
     assert capsys.readouterr().err == ""
     assert found.studies.keys() == {"gd", "own_signs.py:Own"}
     rows = {row["opt"]: row["verdict"] for row in found.table.rows}
@@ -539,12 +560,16 @@ def test_a_comparison_ends_in_a_ranked_table(
 
 @pytest.mark.deep
 def test_a_script_passes_its_own_class_without_being_run_twice(tmp_path: Path) -> None:
-    body = "import bench\n" + "".join(CELLS.values()) + (
-        "print('once')\n"
-        "found = bench.sweep('synthetic', Own, lr=[0.01, 0.1], seeds=4, workers=2, engine='lightning',\n"
-        "                    trainer={'max_steps': 5}, device='cpu')\n"
-        "print(len(found.runs), {run.status for run in found.runs})\n"
-    )  # fmt: skip
+    body = (
+        "import bench\n"
+        + "".join(CELLS.values())
+        + (
+            "print('once')\n"
+            "found = bench.sweep('synthetic', Own, lr=[0.01, 0.1], seeds=4, workers=2, engine='lightning',\n"
+            "                    trainer={'max_steps': 5}, device='cpu')\n"
+            "print(len(found.runs), {run.status for run in found.runs})\n"
+        )
+    )
     (tmp_path / "script.py").write_text(body)
     answer = subprocess.run(
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
@@ -565,9 +590,12 @@ def test_type_checkers_see_what_functions_return(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text(code)
     program = Path(sys.executable).with_name("pyright")
     answer = subprocess.run(
-        [program, "--outputjson", "--pythonpath", sys.executable, "code.py"], cwd=tmp_path, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+        [program, "--outputjson", "--pythonpath", sys.executable, "code.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     said = [each["message"] for each in json.loads(answer.stdout)["generalDiagnostics"]]
     assert said[:2] == ['Type of "run" is "Run"', 'Type of "bench.load()[0].final" is "float | None"']
     assert said[3].endswith('is "Interval | None"')
@@ -587,13 +615,21 @@ def test_the_code_of_readme_and_guide_runs_as_it_stands(tmp_path: Path) -> None:
     (tmp_path / "guide.py").write_text("\n".join(blocks))
     kept = {name: value for name, value in os.environ.items() if name != "BENCH_STORE"}
     answer = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:__main__", "guide.py"], cwd=tmp_path, env=kept,
-        capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+        [sys.executable, "-W", "error::DeprecationWarning:__main__", "guide.py"],
+        cwd=tmp_path,
+        env=kept,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
     assert answer.returncode == 0, answer.stderr
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {
-        "guide.py", "grad_norm.png", "board.md", "curves.pdf",
-    }  # fmt: skip
+        "guide.py",
+        "grad_norm.png",
+        "board.md",
+        "curves.pdf",
+    }
     assert "| Signs.py:Signs " in (tmp_path / "board.md").read_text()
 
 

@@ -345,7 +345,7 @@ def test_a_harmed_checkpoint_is_put_aside_and_the_training_starts_afresh(
     assert answer.code == 0, answer.err
     told = [line for line in answer.err.splitlines() if str(checkpoint) in line]
     assert len(told) == 1
-    assert "the training starts afresh" in told[0]
+    assert "training starts from the beginning" in told[0]
     assert "Traceback" not in answer.err
     assert outcome(store) == whole[words]
     assert leftovers(store) == []
@@ -383,7 +383,7 @@ def test_a_checkpoint_that_does_not_fit_is_put_aside_and_the_training_starts_afr
     torch.save(state, checkpoint)
     answer = cli(*words)
     assert answer.code == 0, answer.err
-    assert answer.err.count("cannot be used") == answer.err.count("the training starts afresh") == 1
+    assert answer.err.count("cannot be used") == answer.err.count("training starts from the beginning") == 1
     assert "Traceback" not in answer.err
     assert outcome(store) == whole[words]
     assert leftovers(store) == []
@@ -511,7 +511,7 @@ def test_a_folder_that_is_named_like_an_attempt_does_not_make_a_store_a_run(cli:
     answer = cli("merge", store, tmp_path / "new")
     assert answer.code == 1
     assert answer.out.startswith("2 runs copied")
-    assert answer.err.count("its records are not those of") == 2
+    assert answer.err.count("its records do not belong to") == 2
 
 
 def test_what_is_said_of_a_hostile_name_is_one_line(cli: Cli, tmp_path: Path) -> None:
@@ -568,7 +568,7 @@ BAD = {
         '"task_options": {', f'"task_options": {{"n": {NESTED}, ', 1
     ),
     "nested lists for facts": lambda text: text.replace('"facts": {', f'"facts": {{"n": {NESTED}, ', 1),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -579,9 +579,13 @@ def test_a_record_that_is_none_is_left_out_by_all(cli: Cli, tmp_path: Path, sees
     path = (hostile.finished if where == "done" else hostile.left)(store, victim) / where / "runs.jsonl"
     path.write_text(BAD[bad](path.read_text()))
     reading = [
-        ("list", "runs"), ("leaderboard", "--board", "all"), ("report", "-o", tmp_path / "out" / "report.html"),
-        ("sql", "from runs"), ("sql", "from curves"), ("merge", store, new),
-    ]  # fmt: skip
+        ("list", "runs"),
+        ("leaderboard", "--board", "all"),
+        ("report", "-o", tmp_path / "out" / "report.html"),
+        ("sql", "from runs"),
+        ("sql", "from curves"),
+        ("merge", store, new),
+    ]
     for words in reading:
         with nothing_written(store, sees):
             answer = cli(*words)
@@ -676,7 +680,7 @@ def test_a_merge_writes_nothing_through_links_of_the_destination(
     before = tree(other)
     answer = cli("merge", store, dest)
     assert answer.code == 1, answer
-    assert "is a link, which is not followed" in answer.err
+    assert "is a symbolic link, and links are not followed" in answer.err
     assert tree(other) == before
 
 
@@ -751,7 +755,7 @@ def test_a_record_of_other_settings_is_not_taken_for_the_run(cli: Cli, store: Pa
     path.write_text(json.dumps(record | {"identity": {}, "chosen": {}, "problem": {}}) + "\n")
     answer = cli(*FIT)
     assert answer.code == 2
-    assert "is of other settings; --rerun trains it again" in answer.err
+    assert "has other settings; --rerun trains it again" in answer.err
     assert cli(*FIT, "--rerun").code == 0
 
 

@@ -139,7 +139,7 @@ def test_results_do_not_depend_on_how_queries_and_rows_are_cut(
         monkeypatch.setattr(tasks.core.composition, "_IN_CACHE", cache)
         whole.query_chunk = chunk
         for a, b in zip(gradients(whole, x, mask, grad), expected, strict=True):
-            # Entries are sums of terms as large as the greatest, 1500: each is off by that times a few roundings.
+            # Entries are sums of terms as large as the largest, 1500: each is off by that times a few roundings.
             torch.testing.assert_close(a, b, rtol=0, atol=1e-14 * max(1.0, float(b.abs().max())))
 
 
@@ -327,9 +327,11 @@ def test_fixed_heads_of_any_size_fit_the_width(heads: int, size: int) -> None:
     assert module(torch.randn(B, T, D)).shape == (B, T, D)
     shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
     assert shapes == {
-        "qkv.weight": (3 * heads * size, D), "qkv.bias": (3 * heads * size,), "proj.weight": (D, heads * size),
+        "qkv.weight": (3 * heads * size, D),
+        "qkv.bias": (3 * heads * size,),
+        "proj.weight": (D, heads * size),
         "proj.bias": (D,),
-    }  # fmt: skip
+    }
     assert sum(p.numel() for p in module.parameters()) == 4 * D * heads * size + 3 * heads * size + D
 
 
@@ -404,9 +406,17 @@ def test_standard_attention_of_the_vit_is_timms_bit_for_bit() -> None:
     theirs = vit(3, dropout=0.3)
     torch.manual_seed(3)
     theirs.model = VisionTransformer(
-        img_size=(8, 8), patch_size=4, in_chans=1, num_classes=4, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2,
-        pos_drop_rate=0.3, proj_drop_rate=0.3,
-    )  # fmt: skip
+        img_size=(8, 8),
+        patch_size=4,
+        in_chans=1,
+        num_classes=4,
+        embed_dim=16,
+        depth=2,
+        num_heads=2,
+        mlp_ratio=2,
+        pos_drop_rate=0.3,
+        proj_drop_rate=0.3,
+    )
     assert any(isinstance(module, TimmAttention) for module in theirs.model.modules())
     start, expected = ours.model.state_dict(), theirs.model.state_dict()
     assert list(start) == list(expected)
@@ -536,7 +546,7 @@ def test_a_berts_fixed_head_of_the_standard_size_is_transformers_own() -> None:
     [
         (
             {"scratch": False, "attention": "dcmha"},
-            "^attention=dcmha would change what a checkpoint's weights mean; take",
+            "^attention=dcmha would change the meaning of a checkpoint's weights; use",
         ),
         ({"scratch": False, "attention": "fixed_head"}, "^attention=fixed_head would change"),
         ({"head_dim": 3}, "^head_dim=3 is not 4, the size of 2 standard heads of width=8"),

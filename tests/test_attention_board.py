@@ -18,9 +18,12 @@ from tests import tiny_lm
 
 def test_the_mean_over_heads_is_of_all_layers_and_of_one_measurement() -> None:
     table = {
-        "step": np.array([0.0, 1.0]), "rank_l0_h0": np.array([1.0, 2.0]), "rank_l1_h0": np.array([3.0, 6.0]),
-        "stable_rank_QK_l0_h0": np.array([9.0, 9.0]), "top_rank_l0_h0": np.array([9.0, 9.0]),
-    }  # fmt: skip
+        "step": np.array([0.0, 1.0]),
+        "rank_l0_h0": np.array([1.0, 2.0]),
+        "rank_l1_h0": np.array([3.0, 6.0]),
+        "stable_rank_QK_l0_h0": np.array([9.0, 9.0]),
+        "top_rank_l0_h0": np.array([9.0, 9.0]),
+    }
     found = over_heads({"measurements": table}, "rank")
     assert found is not None
     assert [own.tolist() for own in found] == [[0, 1], [2, 4]]
@@ -66,7 +69,7 @@ def test_the_board_compares_attention_at_equal_loss(cli, observed: Path) -> None
     (adam,) = [line for line in answer.out.splitlines() if line.startswith("| adam")]
     (sgdm,) = [line for line in answer.out.splitlines() if line.startswith("| sgdm")]
     assert adam.count("[") == sgdm.count("[") + 1  # the difference
-    assert "the least that every run reaches (sgdm is the reference)" in answer.out
+    assert "the lowest that every run reaches (sgdm is the reference)" in answer.out
 
 
 def test_verdicts_are_of_entropy_on_common_seeds() -> None:
@@ -93,7 +96,7 @@ def test_charts_show_what_was_observed(cli, observed: Path, tmp_path: Path, char
 def test_a_store_without_observations_says_how_to_make_some(cli, tmp_path: Path) -> None:
     store = tmp_path / "plain"
     cli("fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", "20", "--store", store)
-    why = "no run here was observed; train with `--trainer.observe 4`"
+    why = "no run has observations; train with `--trainer.observe 4`"
     assert why in cli("leaderboard", "--board", "attention", "--store", store).out
     answer = cli("plot", "stability", "--store", store, "-o", tmp_path / "x.png")
     assert (answer.code, why in answer.err) == (2, True)

@@ -108,8 +108,17 @@ def test_the_counterexample_leaves_the_second_column_alone() -> None:
 
 
 def test_training_ends_where_the_rank_says(store) -> None:
-    words = {"task": "attention_matrix", "opt": "adam", "opt.lr": 0.03, "device": "cpu", "task.n": 4, "task.d": 5,
-             "task.rank": 2, "trainer.max_steps": 600, "trainer.schedule": "cosine"}  # fmt: skip
+    words = {
+        "task": "attention_matrix",
+        "opt": "adam",
+        "opt.lr": 0.03,
+        "device": "cpu",
+        "task.n": 4,
+        "task.d": 5,
+        "task.rank": 2,
+        "trainer.max_steps": 600,
+        "trainer.schedule": "cosine",
+    }
     errors = {}
     for head_dim in (1, 2):
         result = run(resolve({**words, "task.head_dim": head_dim}, fallback={"store": store}), progress=False)

@@ -86,7 +86,7 @@ def test_an_average_is_that_of_its_formula(how: Averaging, dtype: torch.dtype, u
         average.take(step, [w.clone() for w in weights])
     precise = [w.to(torch.promote_types(dtype, torch.float32)) for w in points[-1]]
     expected = average_of(how.kind, np.stack([joined(weights) for weights in points]))
-    # Three roundings a step or snapshot, each of numbers as great as the greatest point, and old ones are forgotten.
+    # Three roundings a step or snapshot, each of numbers as great as the largest point, and old ones are forgotten.
     most = max(np.abs(joined(weights)).max() for weights in points)
     np.testing.assert_allclose(joined(average.of(precise)), expected, rtol=0, atol=3 * 5 * unit * most)
     assert {w.dtype for w in average.of(points[-1])} == {dtype}
@@ -239,8 +239,13 @@ def test_only_what_no_method_averages_by_itself_is_averaged() -> None:
     found = Fitted(config_of(Case("sgd", odd=False), **words, **WORDS["ema"]))
     own = Fitted(config_of(Case("sgd"), **words))
     matrices = {p.name for p in own.task.parameter_roles() if p.role == "matrix"}
-    expected = dict(zip(own.evaluated, torch.from_numpy(average_of("ema", own.points)).split(
-        [w.numel() for w in own.evaluated.values()]), strict=True))  # fmt: skip
+    expected = dict(
+        zip(
+            own.evaluated,
+            torch.from_numpy(average_of("ema", own.points)).split([w.numel() for w in own.evaluated.values()]),
+            strict=True,
+        )
+    )
     assert 0 < len(matrices) < len(expected)
     for name, value in found.evaluated.items():
         if name in matrices:
@@ -263,8 +268,15 @@ def test_steps_that_a_scaler_skips_are_not_averaged() -> None:
 
 # -- as it is stored --------------------------------------------------------------------------------------------------
 
-SMALL = {"task": "synthetic", "task.n": "8", "task.T": "4", "task.d": "6", "device": "cpu", "trainer.max_steps": "60",
-         "trainer.batch_size": "3"}  # fmt: skip
+SMALL = {
+    "task": "synthetic",
+    "task.n": "8",
+    "task.T": "4",
+    "task.d": "6",
+    "device": "cpu",
+    "trainer.max_steps": "60",
+    "trainer.batch_size": "3",
+}
 
 
 def fit(store: Path, opt: str = "adam", **words: Any) -> RunResult:
@@ -300,7 +312,7 @@ def test_a_run_of_one_step_is_evaluated_at_its_weights(store: Path) -> None:
 def test_a_method_that_averages_by_itself_is_left_alone_and_that_is_said(store: Path) -> None:
     plain, asked = fit(store, "sfadamw"), fit(store, "sfadamw", trainer__average="ema")
     assert (plain.final, tables(store, plain)) == (asked.final, tables(store, asked))
-    own = "note: this optimizer evaluates averages of the weights that it keeps itself"
+    own = "note: this optimizer evaluates its own weight averages"
     assert own in result_lines(plain, store)
     assert f"{own}; --trainer.average ema does not change them" in result_lines(asked, store)
     assert own not in result_lines(fit(store, trainer__average="ema"), store)
@@ -485,8 +497,17 @@ def test_lanes_of_two_methods_are_the_runs_that_fit_makes(kind: str, store: Path
 def test_lanes_that_are_replayed_are_those_that_are_not(
     kind: str, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    grid = block(store, "synthetic", "adam", lrs(0.05, 0.2), task__n=8, task__T=4, task__d=6, trainer__max_steps=40,
-                 **in_lanes(kind))  # fmt: skip
+    grid = block(
+        store,
+        "synthetic",
+        "adam",
+        lrs(0.05, 0.2),
+        task__n=8,
+        task__T=4,
+        task__d=6,
+        trainer__max_steps=40,
+        **in_lanes(kind),
+    )
     plain = lanes_of(elsewhere(grid))
     monkeypatch.setattr(bench.lanes.engine, "REPLAYED_FROM", 1)
     assert gap(lanes_of(grid), plain) == 0

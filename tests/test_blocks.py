@@ -236,7 +236,7 @@ def test_a_finished_block_that_is_removed_after_it_was_found_is_damaged(kept):
     attempt = make_block(kept)
     found = kept.find("a")
     shutil.rmtree(attempt.folder)
-    with pytest.raises(Damaged, match="it has 0 rows of a, which made 2 steps"):
+    with pytest.raises(Damaged, match="it has 0 rows of a, which took 2 steps"):
         found.tables("a")
 
 
@@ -269,9 +269,9 @@ Store(Path(sys.argv[1])).begin(begun())
 
 def test_a_block_is_trained_by_one_process(kept):
     attempt = kept.begin(begun())
-    with pytest.raises(RunBusy, match=r"the block of runs block-\w{16} is being trained by another process now"):
+    with pytest.raises(RunBusy, match=r"the block of runs block-\w{16} is in training by another process"):
         kept.begin(begun())
-    with pytest.raises(RunBusy, match="is being trained by another process now"):
+    with pytest.raises(RunBusy, match="is in training by another process"):
         kept.begin(begun(), again=True)
     process = subprocess.run([sys.executable, "-c", BEGIN, kept.folder], capture_output=True, text=True)
     assert "RunBusy" in process.stderr
@@ -279,7 +279,7 @@ def test_a_block_is_trained_by_one_process(kept):
     train(attempt)
     attempt.end(results())
     assert all_there(Store(kept.folder))
-    with pytest.raises(RunBusy, match="has just been trained by another process"):
+    with pytest.raises(RunBusy, match="was just trained by another process"):
         kept.begin(begun())
     other.drop()
     assert no_leftovers(kept.folder)
@@ -342,7 +342,7 @@ def test_a_process_that_was_taken_for_dead_says_so_and_leaves_what_others_do(kep
         attempt.sync,
         lambda: attempt.end(results()),
     ):
-        with pytest.raises(RunFailed, match=r"another process has taken .*attempt-1 over, since this one gave no sign"):
+        with pytest.raises(RunFailed, match=r"another process took over .*attempt-1, because this one did not respond"):
             call()
     attempt.leave(results(status="failed"))
     attempt.drop()
@@ -364,7 +364,7 @@ def test_of_two_processes_that_take_a_block_at_once_one_gets_it(kept, monkeypatc
             taken[0] = kept.begin(begun(), again=again)
 
     monkeypatch.setattr(bench.store.attempt, "write_records", write_records)
-    with pytest.raises(RunBusy, match="is being trained by another process now"):
+    with pytest.raises(RunBusy, match="is in training by another process"):
         kept.begin(begun(), again=again)
     assert [path.name for path in taken[0].folder.iterdir()] == ["attempt-1"]
     train(taken[0])
@@ -385,7 +385,7 @@ def test_a_block_that_ends_while_it_is_taken_is_not_trained_again(kept, monkeypa
             make_block(kept)  # another process, from beginning to end
 
     monkeypatch.setattr(bench.store.attempt, "write_records", write_records)
-    with pytest.raises(RunBusy, match="has just been trained by another process"):
+    with pytest.raises(RunBusy, match="was just trained by another process"):
         kept.begin(begun(), again=again)
     assert all_there(kept)
     assert left.folder.exists()
@@ -412,7 +412,7 @@ def test_results_that_came_meanwhile_stay(kept, tmp_path):
     train(attempt)
     make_block(Store(tmp_path / "more"), final=0.25)  # and somebody copies them here
     shutil.copytree(tmp_path / "more", kept.folder, dirs_exist_ok=True)
-    with pytest.raises(RunBusy, match="has just been trained by another process"):
+    with pytest.raises(RunBusy, match="was just trained by another process"):
         attempt.end(results())
     attempt.drop()
     assert kept.get("a").final == 0.25
@@ -628,7 +628,7 @@ def test_damage_within_a_table_is_one_line(kept):
 def test_a_block_without_its_curve_is_damaged(kept):
     done = make_block(kept).folder / "done"
     (done / "curve.parquet").unlink()
-    with pytest.raises(UserError, match="has 0 rows of b, which made 6 steps"):
+    with pytest.raises(UserError, match="has 0 rows of b, which took 6 steps"):
         kept.tables("b")
 
 
@@ -892,7 +892,7 @@ def test_a_store_that_changes_under_a_run_ends_it_and_nothing_is_written(kept, c
     train(attempt, last=2)
     change(attempt)
     before = snapshot(kept.folder)
-    with pytest.raises(RunFailed, match=r"was deleted, moved or replaced while .*; give the same command again"):
+    with pytest.raises(RunFailed, match=r"was deleted, moved or replaced during .*; repeat the command"):
         call(attempt)
     attempt.keep_traceback(ValueError())
     attempt.leave(results(status="failed"))

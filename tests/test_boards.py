@@ -82,8 +82,10 @@ def test_a_row_that_is_not_told_from_the_reference_says_how_many_seeds_would_do(
     )
     assert own["adamw"]["effect"].low < 0 < own["adamw"]["effect"].high
     assert (own["sgd"]["verdict"], own["sgd"]["won"], own["sgd"]["more"]) == (
-        "too few seeds (5 of 7)", "5 of 5", "after 7 to 10"
-    )  # fmt: skip
+        "too few seeds (5 of 7)",
+        "5 of 5",
+        "after 7 to 10",
+    )
     assert not own["sgd"]["effect"].bounded
 
 
@@ -110,9 +112,10 @@ def test_below_three_seeds_a_row_is_provisional(store):
     keep(store, *seeds("adam", HIGH), *seeds("sgd", [0.99, 0.99]), *seeds("adamw", [0.999]))
     own = rows("quality", store)
     assert [(opt, row["verdict"], row["flags"]) for opt, row in own.items()] == [
-        ("adamw", "too few seeds (1 of 7)", ["provisional"]), ("sgd", "too few seeds (2 of 7)", ["provisional"]),
+        ("adamw", "too few seeds (1 of 7)", ["provisional"]),
+        ("sgd", "too few seeds (2 of 7)", ["provisional"]),
         ("adam", "reference", []),
-    ]  # fmt: skip
+    ]
     assert math.isinf(own["adamw"]["final"].low)
 
 
@@ -131,8 +134,10 @@ def test_seeds_without_deviation_are_told_apart_and_equal_ones_are_one_method(st
     own = rows("quality", store)
     assert (own["sgd"]["effect"].low, own["sgd"]["effect"].high) == (-0.25, -0.25)
     assert {opt: row["verdict"] for opt, row in own.items()} == {
-        "adam": "reference", "adamw": "no difference found", "sgd": "worse"
-    }  # fmt: skip
+        "adam": "reference",
+        "adamw": "no difference found",
+        "sgd": "worse",
+    }
     assert (own["adamw"]["flags"], own["adamw"]["won"]) == (["same runs as adam"], "0 of 7")
     assert own["sgd"]["flags"] == []
 
@@ -289,7 +294,7 @@ def test_a_reference_that_diverged_has_other_seeds_or_is_not_there(store, tmp_pa
     assert rows("quality", tmp_path / "b")["sgd"]["verdict"] == "no common seeds"
     keep(tmp_path / "c", *seeds("sgd", LOW))
     (alone,) = board("quality", tmp_path / "c").tables
-    assert "the reference adam has no runs here, so there are no verdicts" in alone.notes[0]
+    assert "the reference adam has no runs in these stores, so there are no verdicts" in alone.notes[0]
 
 
 def test_over_all_tasks_each_task_has_its_own_verdict(store):
@@ -485,10 +490,11 @@ def test_who_else_entered_changes_no_score_no_interval_and_no_order(tmp_path_fac
             "deviation",
         )
         return {
-            name: [(row["opt"], [row.get(key) for key in keys])
-                   for row in board(name, store, opts=opts).tables[-1].rows]
+            name: [
+                (row["opt"], [row.get(key) for key in keys]) for row in board(name, store, opts=opts).tables[-1].rows
+            ]
             for name in ("quality", "speed", "robustness")
-        }  # fmt: skip
+        }
 
     all_, without = scores(list(own)), scores(["adam", "sgd", "sngd"])
     assert without == {name: [row for row in of if row[0] != "adamw"] for name, of in all_.items()}
@@ -585,9 +591,9 @@ def test_a_study_that_gives_no_row_is_named(store):
     study(store, {1.0: 0.5}, {1.0: [won]}, won, name="no-seeds", opt="adamw")
     study(store, {1.0: 0.5}, {}, made("sngd", 1000), name="elsewhere", opt="adam")
     assert found(store).notes == [
-        "mnist: sgd has no row from its study all-lost: none of its 1 trials has a score",
-        "mnist: adam has no row from its study elsewhere: the runs of its trials are not in these stores,"
-        " so its winner is unknown here",
+        "mnist: sgd has no row from its study all-lost: no trial of 1 has a score",
+        "mnist: adam has no row from its study elsewhere: the runs of its trials are not in these stores, so its"
+        " winner is unknown",
         "mnist: adamw has no row from its study no-seeds:"
         " no run of its winner on fresh seeds has ended (bench tune --resume no-seeds)",
     ]
@@ -603,11 +609,20 @@ def test_two_studies_of_one_name_are_two(store, tmp_path):
 
 
 GARBAGE: list[dict[str, Any]] = [
-    {"trials": None}, {"trials": [{}]}, {"trials": [{"point": {}, "runs": []}]}, {"mode": "up"}, {"seeds": None},
-    {"trials": [{"point": {}, "runs": [], "score": "low"}]}, {"trials": [{"point": {}, "runs": [], "score": math.inf}]},
-    {"trials": [{"point": [], "runs": [], "score": 1}]}, {"trials": [{"point": {}, "runs": [[]], "score": 1}]},
-    {"winner": ["x"]}, {"axes": [1]}, {"name": 3}, {"more": 1},
-]  # fmt: skip
+    {"trials": None},
+    {"trials": [{}]},
+    {"trials": [{"point": {}, "runs": []}]},
+    {"mode": "up"},
+    {"seeds": None},
+    {"trials": [{"point": {}, "runs": [], "score": "low"}]},
+    {"trials": [{"point": {}, "runs": [], "score": math.inf}]},
+    {"trials": [{"point": [], "runs": [], "score": 1}]},
+    {"trials": [{"point": {}, "runs": [[]], "score": 1}]},
+    {"winner": ["x"]},
+    {"axes": [1]},
+    {"name": 3},
+    {"more": 1},
+]
 
 
 @pytest.mark.parametrize("change", GARBAGE, ids=str)
@@ -637,10 +652,12 @@ def test_seeds_that_ran_twice_count_once_with_the_whole_budget_first(store):
 
 
 FLAGS = [
-    ({"part": "100 of 55,000 training images"}, "not the whole task"), ({"status": "timeout"}, "stopped by time"),
-    ({"cap_share": 0.999}, "cap sets the step"), ({"tuned_by": "elsewhere"}, "tuned elsewhere"),
+    ({"part": "100 of 55,000 training images"}, "not the whole task"),
+    ({"status": "timeout"}, "stopped by time"),
+    ({"cap_share": 0.999}, "cap sets the step"),
+    ({"tuned_by": "elsewhere"}, "tuned elsewhere"),
     ({"saturated_at": 1}, "saturated by one step"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("change", "flag"), FLAGS)
@@ -670,8 +687,16 @@ def test_conformance_is_that_of_all_methods_of_an_entry(store):
     def checked(name: str, verdict: str = "pass", version: int = 1) -> None:
         path = check_path(store, name, version, None)
         path.parent.mkdir(parents=True, exist_ok=True)
-        one = {"check": "groups", "verdict": verdict, "measured": None, "note": "", "seconds": 0.1, "tolerance": None,
-               "meaning": "", "advice": ""}  # fmt: skip
+        one = {
+            "check": "groups",
+            "verdict": verdict,
+            "measured": None,
+            "note": "",
+            "seconds": 0.1,
+            "tolerance": None,
+            "meaning": "",
+            "advice": "",
+        }
         record = {"name": name, "ok": verdict == "pass", "options": {}, "verdicts": [one], "version": version}
         path.write_text(json.dumps(record))
 
@@ -712,9 +737,12 @@ def test_budgets_parts_and_settings_of_the_task_are_problems_of_their_own(store)
         keep(store, *seeds("adam", A, words=words))
     keep(store, *(replace(run, run_id=f"{run.run_id}-p", identity={}, part="10 of 20") for run in seeds("adam", A)))
     assert [table.title for table in board("quality", store).tables[1:]] == [
-        "mnist, depth 3, max_steps 100", "mnist, max_epochs 1", "mnist, max_steps 100",
-        "mnist, max_steps 100, not the whole task: 10 of 20", "mnist, max_steps 200",
-    ]  # fmt: skip
+        "mnist, depth 3, max_steps 100",
+        "mnist, max_epochs 1",
+        "mnist, max_steps 100",
+        "mnist, max_steps 100, not the whole task: 10 of 20",
+        "mnist, max_steps 200",
+    ]
 
 
 def sweep(store: Path, opt: str, finals: dict[float, list[float | None]], first: int = 0) -> None:
@@ -734,15 +762,14 @@ def test_of_a_sweep_the_best_of_each_optimizer_is_shown_without_a_verdict(store)
     assert (adam["verdict"], adam["won"], adam["effect"].bounded) == ("selected on these seeds", "0 of 8", False)
     assert adam["effect"].mean == pytest.approx(-0.1)
     (note,) = found(store).notes
-    assert note.startswith(
-        "mnist, max_steps 100: adam, adamw: the best of several settings, chosen on the seeds that are shown"
-    )
+    assert note.startswith("mnist, max_steps 100: adam, adamw: the best of several settings, chosen on the shown seeds")
     (grid,) = board("pairs", store).tables
     assert grid.rows == []
     assert "adam is not compared: selected on these seeds" in grid.notes
     assert [entry.name for entry in found(store, settings="all", opts=["adam"]).entries] == [
-        "adam (lr 0.1)", "adam (lr 0.2)"
-    ]  # fmt: skip
+        "adam (lr 0.1)",
+        "adam (lr 0.2)",
+    ]
 
 
 def test_the_best_of_a_sweep_is_chosen_on_the_selection_split(store):
@@ -771,7 +798,7 @@ def test_settings_by_hand_beside_defaults_with_other_seeds_are_mentioned(store):
     keep(store, *seeds("adam", A))
     sweep(store, "adam", {0.2: [0.9] * 5, 0.3: [0.1] * 5}, first=50)
     assert rows("quality", store)["adam"]["settings"] == "default"
-    assert "adam is shown at its defaults, and 2 other settings by hand not" in found(store).notes[0]
+    assert "adam is shown at its defaults, without 2 other settings set by hand" in found(store).notes[0]
     assert found(store, settings="all").notes == []
 
 
@@ -809,7 +836,7 @@ def test_an_optimizer_without_the_settings_asked_for_is_named(store, choice, the
     keep(store, *seeds("sgd" if there == "tuned" else "adam", A))
     collected = found(store, settings=choice)
     assert len(collected.entries) == 1
-    assert collected.notes == [f"mnist, max_steps 100: adam is not shown: it has no {choice} settings here"]
+    assert collected.notes == [f"mnist, max_steps 100: adam is not shown: it has no {choice} settings"]
 
 
 SPY = """
@@ -848,10 +875,11 @@ def test_what_anybodys_plug_ins_brought_is_shown_without_them(store, tmp_path, m
     seen = []
     try:
         for words in (
-            ["leaderboard", "--board", "all", "-o", "board.json"], ["report", "-o", "report.html"],
+            ["leaderboard", "--board", "all", "-o", "board.json"],
+            ["report", "-o", "report.html"],
             ["plot", "curves", "-o", "curves.png"],
             ["leaderboard", "--task", "somebody.tasks:Thing", "--opt", "elsewhere/evil.py:X", "-o", "own.json"],
-        ):  # fmt: skip
+        ):
             assert results(words) == 0
     finally:
         found_, seen = seen, None
@@ -867,8 +895,10 @@ def test_what_anybodys_plug_ins_brought_is_shown_without_them(store, tmp_path, m
     (table,) = boards["quality"]["tables"]
     assert table["title"] == "somebody.tasks:Thing, max_steps 100"
     assert [(row["opt"], row["settings"], row["n"]) for row in table["rows"]] == [
-        ("adam", "default", 5), ("evil.py:Y", "default", 5), ("evil.py:X", "tuned", 5)
-    ]  # fmt: skip
+        ("adam", "default", 5),
+        ("evil.py:Y", "default", 5),
+        ("evil.py:X", "tuned", 5),
+    ]
     assert boards["speed"]["tables"][0]["title"] == "somebody.tasks:Thing, max_steps 100: accuracy 0.85"
     assert (
         "--task somebody.tasks:Thing --opt evil.py:X --device cpu --trainer.max_steps 100"
@@ -881,8 +911,8 @@ def test_what_anybodys_plug_ins_brought_is_shown_without_them(store, tmp_path, m
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"metric": "f1"}, "metric f1"), ({"mode": "min"}, "mode min"), ({"target": 0.5}, "target 0.5")]
-)  # fmt: skip
+    [({"metric": "f1"}, "metric f1"), ({"mode": "min"}, "mode min"), ({"target": 0.5}, "target 0.5")],
+)
 def test_a_task_that_is_another_under_one_name_is_another_problem(store, change, words):
     keep(store, *seeds("adam", A), *seeds("sgd", B, **change))
     what = words.split()[0]
@@ -923,7 +953,9 @@ def test_a_record_that_does_not_say_what_it_is_compared_on_is_named_and_left_out
     keep(store, *seeds("adam", A), replace(old, problem={}))
     collected = found(store)
     (damaged,) = collected.damaged
-    assert damaged.startswith(f"run {old.run_id} in {store / old.run_id} lacks the keys that comparisons need")
+    assert damaged.startswith(
+        f"run {old.run_id} in {store / old.run_id} was written by an older version and lacks keys"
+    )
     assert [len(entry.runs) for entry in collected.entries] == [4]
 
 
@@ -948,8 +980,8 @@ def test_what_is_chosen_keeps_its_reference(store):
 
 @pytest.mark.parametrize(
     ("only", "n"),
-    [({"trainer.max_steps": "1e2"}, 5), ({"opt.lr": "0.001"}, 5), ({"engine": "lanes"}, 2), ({"seed": "3"}, 1)]
-)  # fmt: skip
+    [({"trainer.max_steps": "1e2"}, 5), ({"opt.lr": "0.001"}, 5), ({"engine": "lanes"}, 2), ({"seed": "3"}, 1)],
+)
 def test_runs_are_chosen_by_settings(store, only, n):
     keep(store, *seeds("adam", A[:3]), *seeds("adam", A[3:], first=3, engine="lanes"))
     (entry,) = found(store, only=only).entries
@@ -960,7 +992,7 @@ def test_runs_are_chosen_by_settings(store, only, n):
     ("only", "message"),
     [
         ({"max_steps": "100"}, "did you mean 'trainer.max_steps'"),
-        ({"status": "completed"}, "never left out of a comparison"),
+        ({"status": "completed"}, "comparisons always include diverged"),
         ({"seed": "99"}, "matches --task"),
     ],
 )
@@ -1009,8 +1041,10 @@ def test_another_target_is_read_from_the_evaluations(store, task, metric, target
 
 
 def test_another_target_is_of_the_loss_above_its_infimum_where_that_is_known(store):
-    values = [{"step": 10 * i, "train_s": 1.0, "loss": 0.3 + excess, "excess": excess}
-              for i, excess in enumerate((0.1, 1e-3, 1e-7), 1)]  # fmt: skip
+    values = [
+        {"step": 10 * i, "train_s": 1.0, "loss": 0.3 + excess, "excess": excess}
+        for i, excess in enumerate((0.1, 1e-3, 1e-7), 1)
+    ]
     keep(store, *seeds("gd", A, task="synthetic", validations=values))
     (row,) = rows("speed", store, target=1e-6).values()
     assert (row["count"], row["steps"].median) == ("5 of 5", 30)
@@ -1139,8 +1173,9 @@ def test_a_run_that_time_stopped_before_the_target_gives_its_row_no_verdict(stor
     keep(store, *(replace(run, status="timeout", steps=10) for run in seeds("sgd", B)))
     table = board("speed", store, target=None).tables[-1]
     assert {row["opt"]: row["verdict"] for row in table.rows} == {
-        "adam": "reference", "sgd": "not compared: time stopped runs before the target"
-    }  # fmt: skip
+        "adam": "reference",
+        "sgd": "not compared: time stopped runs before the target",
+    }
 
 
 # -- headline ---------------------------------------------------------------------------------------------------------
@@ -1194,7 +1229,7 @@ def test_steps_to_alignment_are_those_of_the_measurements(store):
     own = {row["opt"]: row for row in table.rows}
     assert (own["adam"]["aligned"], own["adam"]["steps"].median, own["adam"]["alignment"].mean) == ("3 of 3", 40, 1)
     assert (own["ngd"]["aligned"], own["ngd"]["steps"].median, own["ngd"]["solved"]) == ("2 of 3", 20, "0 of 3")
-    assert "nothing is compared with W_mm is infeasible" in table.notes
+    assert "no comparison: W_mm is infeasible" in table.notes
 
 
 def test_a_run_that_diverged_is_not_aligned_and_has_no_rate(store):
@@ -1214,7 +1249,7 @@ def test_runs_whose_measurements_are_lost_or_damaged_are_left_out_and_named(stor
     collected = found(store)
     (table,) = [BOARDS["theory"](asked_of(collected, stores))][0].tables
     assert (table.rows[0]["n"], table.rows[0]["aligned"], table.rows[0]["steps"].median) == (3, "3 of 3", 60)
-    assert "ngd: left out without readable measurements: 2 runs" in table.notes
+    assert "ngd: left out for lack of readable measurements: 2 runs" in table.notes
     assert [str(folders[1]) in each for each in collected.damaged] == [True]
 
 

@@ -18,9 +18,16 @@ TUNE = ("tune", "--task", "synthetic", "--opt", "ngd", "--device", "cpu", "--tra
 
 @pytest.mark.parametrize(
     ("text", "runs", "seconds"),
-    [("200runs", 200, None), ("1run", 1, None), ("6h", None, 21600), ("90min", None, 5400), ("1.5h", None, 5400),
-     ("30 s", None, 30), ("2d", None, 172800)],
-)  # fmt: skip
+    [
+        ("200runs", 200, None),
+        ("1run", 1, None),
+        ("6h", None, 21600),
+        ("90min", None, 5400),
+        ("1.5h", None, 5400),
+        ("30 s", None, 30),
+        ("2d", None, 172800),
+    ],
+)
 def test_a_budget_is_a_time_or_a_number_of_runs(text: str, runs: int | None, seconds: float | None) -> None:
     budget = read_budget(text)
     assert (budget.runs, budget.seconds) == (runs, seconds)
@@ -42,7 +49,7 @@ def test_a_number_of_runs_makes_as_many_trials_with_the_fresh_seeds(cli) -> None
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--budget 20runs --trials 3", "--budget 20runs and --trials 3 say the same; leave one out"),
+        ("--budget 20runs --trials 3", "--budget 20runs and --trials 3 both set the number of trials; remove one"),
         ("--budget 6runs", "--budget 6runs: one trial of 2 seeds and 5 fresh seeds are 7 runs"),
         ("--budget 6h --slurm --print", "--budget 6h: with --slurm the time is sbatch's"),
     ],

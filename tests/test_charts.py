@@ -68,8 +68,11 @@ def add_run(
     known = opt if opt.isidentifier() else "sgd"
     run = made(known, seed, final, task=task, name=None if opt == known else opt, words=words)
     values: dict[str, Any] = {
-        "best_step": len(loss), "steps": len(loss), "train_s": 0.0, "metrics": {"final": {run.metric: final}},
-    }  # fmt: skip
+        "best_step": len(loss),
+        "steps": len(loss),
+        "train_s": 0.0,
+        "metrics": {"final": {run.metric: final}},
+    }
     run = replace(run, **(values | changes))
     columns: dict[str, Any] = {"step": range(1, len(loss) + 1), "loss": loss}
     for name in ("grad_norm", "raw_step", "applied_step"):
@@ -88,9 +91,18 @@ def add_study(
         for lr, score in scores.items()
     ]
     record = StudyRecord(
-        f"{task}-{opt}-study", task, opt, [1000, 1001], ["opt.lr"], TASKS[task].mode, "grid", False, trials, winner,
-        False
-    )  # fmt: skip
+        f"{task}-{opt}-study",
+        task,
+        opt,
+        [1000, 1001],
+        ["opt.lr"],
+        TASKS[task].mode,
+        "grid",
+        False,
+        trials,
+        winner,
+        False,
+    )
     path = study_path(store, record.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, asdict(record) | changes)
@@ -155,7 +167,7 @@ def test_a_curve_ends_with_the_first_seed_that_diverged(store):
     add_run(store, seed=3, loss=[1.0, 9.0, float("nan")], status="diverged", final=None)
     (chart,) = curves(asked(store)).panels
     assert trace(chart, "sgd").x.tolist() == [1, 2]
-    assert "drawn to step 2, since later steps lack values of some runs: sgd" in chart.note
+    assert "drawn up to step 2: later steps lack values of some runs: sgd" in chart.note
 
 
 def test_a_run_that_converged_keeps_its_last_value(store):
@@ -193,7 +205,7 @@ def test_a_loss_is_drawn_above_its_infimum_and_not_below_what_counts_as_converge
     (chart,) = curves(asked(store)).panels
     np.testing.assert_allclose(trace(chart, "sgd").y, [1, 0.01, CONVERGED])
     assert chart.y == "training loss (suboptimality gap)"
-    assert "losses below 1e-16 are drawn there" in chart.note
+    assert "losses below 1e-16 are drawn at that value" in chart.note
 
 
 def test_another_column_of_either_table_can_be_drawn(store):
@@ -254,7 +266,7 @@ def test_no_line_joins_the_trials_of_a_search_over_two_settings(store):
 def test_a_search_that_no_logarithm_shows_is_named(store):
     (chart,) = sensitivity(tuned(store, {0.0: 0.5, 0.1: 0.75})).panels
     assert not chart.traces
-    assert "sgd is not drawn, since opt.lr is not a positive number" in chart.note
+    assert "sgd is not drawn, since opt.lr has no positive values" in chart.note
 
 
 def test_the_budget_begins_where_no_trial_can_be_without_a_score(store):
@@ -271,7 +283,7 @@ def test_nothing_tuned_is_said(store, kind):
     add_run(store)
     (chart,) = CHARTS[kind](asked(store)).panels
     assert not chart.traces
-    assert "no optimizer was tuned" in chart.note
+    assert "no optimizer is tuned" in chart.note
 
 
 # -- targets --------------------------------------------------------------------------------------------------------
@@ -381,7 +393,7 @@ def test_ratios_have_a_logarithmic_axis_around_1(store):
 @pytest.mark.parametrize(
     ("opts", "why"),
     [
-        (("sgd",), "the reference adamw has no runs here; --reference names another"),
+        (("sgd",), "the reference adamw has no runs in these stores; --reference names another"),
         (("adamw",), "there is no entry besides the reference adamw"),
     ],
 )
@@ -418,10 +430,15 @@ def profiles(
         for opt, at_target in ends.items():
             name = None if opt in ("adamw", "sgd") else opt
             runs += [
-                made("sgd" if name else opt, seed, name=name, words={"trainer.max_steps": 100 + k},
-                     steps_to_target=None if at is None else int(at))
+                made(
+                    "sgd" if name else opt,
+                    seed,
+                    name=name,
+                    words={"trainer.max_steps": 100 + k},
+                    steps_to_target=None if at is None else int(at),
+                )
                 for seed, at in enumerate(at_target)
-            ]  # fmt: skip
+            ]
     entries = entries_of(runs, {}, [])
     for entry in entries:
         entry.name = entry.opt
@@ -454,9 +471,11 @@ ENTRANT = st.lists(st.one_of(st.none(), st.lists(END, min_size=1, max_size=3)), 
 
 @settings(max_examples=25, deadline=None)
 @given(
-    st.lists(st.integers(1, 1000), min_size=8, max_size=8), END, st.lists(ENTRANT, min_size=1, max_size=3),
+    st.lists(st.integers(1, 1000), min_size=8, max_size=8),
+    END,
+    st.lists(ENTRANT, min_size=1, max_size=3),
     st.floats(0.2501, 3.999),
-)  # fmt: skip
+)
 def test_nobody_changes_the_profile_of_another(base, last, ends, tau):
     entrants = dict(zip(("sgd", "other.One", "other.Two"), ends, strict=False))
     chart = profiles([*base, last], entrants)
@@ -503,7 +522,7 @@ def test_no_such_method_is_said(store):
     add_run(store, cap_share=0.0)
     (chart,) = steps(asked(store)).panels
     assert not chart.traces
-    assert "no optimizer here computes its step size" in chart.note
+    assert "no optimizer in these runs computes" in chart.note
 
 
 # -- all of them ----------------------------------------------------------------------------------------------------
@@ -519,13 +538,26 @@ def everything(store: Path) -> Asked:
             raw = 5 * np.exp(draw.normal(size=300))
             loss[7] = [1e308, math.nan, 0.0, 1e-300][seed]
             add_run(
-                store, "mnist", opt, seed, loss, {"raw_step": raw, "applied_step": np.minimum(raw, 4)}, steps=300,
-                words={"trainer.max_steps": 300}, steps_to_target=50 * (seed + 1), cap_share=0.5,
-            )  # fmt: skip
+                store,
+                "mnist",
+                opt,
+                seed,
+                loss,
+                {"raw_step": raw, "applied_step": np.minimum(raw, 4)},
+                steps=300,
+                words={"trainer.max_steps": 300},
+                steps_to_target=50 * (seed + 1),
+                cap_share=0.5,
+            )
             add_run(
-                store, "synthetic", opt, seed, 0.25 + np.exp(-np.arange(300.0)), facts={"f_star": 0.25},
+                store,
+                "synthetic",
+                opt,
+                seed,
+                0.25 + np.exp(-np.arange(300.0)),
+                facts={"f_star": 0.25},
                 measured={"step": [0, 20], "alignment": [0.0, 1.0]},
-            )  # fmt: skip
+            )
         scores = {10.0**k: 0.9 - 0.1 * abs(k) for k in range(-4, 3)} | {100.0: None}
         add_study(store, "mnist", opt if opt.isidentifier() else "strange", scores, winner)
     add_run(store, "mnist", "adam", 0, [2.0, 9.0], words={"trainer.max_steps": 300}, status="diverged", final=None)
@@ -551,8 +583,12 @@ def test_every_number_can_be_drawn_and_every_chart_has_a_note(store, kind):
     for chart in charts:
         assert chart.note
         for found in chart.traces:
-            for values, axis in ((found.x, "x"), (found.y, "y"), *((end, "y") for end in found.band or ()),
-                                 *((end, "x") for end in found.x_band or ())):  # fmt: skip
+            for values, axis in (
+                (found.x, "x"),
+                (found.y, "y"),
+                *((end, "y") for end in found.band or ()),
+                *((end, "x") for end in found.x_band or ()),
+            ):
                 assert len(values) == len(found.x)
                 assert np.isfinite(values).all()
                 assert axis not in chart.log or (values > 0).all()
@@ -645,10 +681,10 @@ def test_panels_that_stay_empty_are_said(store, tmp_path, capsys):
         (["curves", "-o", "figure"], "must end in .png, .pdf or .svg"),
         (["curves"], "--out is missing"),
         (["waves", "-o", "a.png"], "unknown word 'waves'"),
-        (["budget", "-o", "a.png", "--y", "loss"], "--y loss: only curves have columns to choose from"),
+        (["budget", "-o", "a.png", "--y", "loss"], "--y loss: only curves have selectable columns"),
         (["curves", "-o", "a.png", "--y", "los"], "unknown column 'los'; did you mean 'loss'"),
         (["curves", "-o", "a.png", "--opt", "sgdd"], "did you mean 'sgd'"),
-        (["budget", "-o", "a.png"], "nothing to draw: tuning budget: mnist, max_steps 100: no optimizer was tuned"),
+        (["budget", "-o", "a.png"], "nothing to draw: tuning budget: mnist, max_steps 100: no optimizer is tuned"),
         (["curves", "-o", "/proc/none/a.png"], "cannot write /proc/none/a.png"),
     ],
 )

@@ -165,20 +165,20 @@ def line_of(cls: str, text: str) -> str:
     [
         ("Reads", "syncs", ("_local_scalar_dense (", line_of("Reads", "norm.item()"))),
         ("Lists", "syncs", ("tolist (", line_of("Lists", "norm.tolist()"))),
-        ("Leaks", "leaks", ("what stays is made in ", line_of("Leaks", "p.grad.clone()"))),
+        ("Leaks", "leaks", ("the remaining memory is allocated in ", line_of("Leaks", "p.grad.clone()"))),
         ("ClosureWithoutGradients", "closure", ("disabled (", line_of("ClosureWithoutGradients", "closure()"))),
         ("NoLoss", "closure", ("returns None", line_of("NoLoss", "def step"))),
         ("StateOutside", "resume", ("self.buffers has 0 entries in place of 4",)),
         ("WideState", "resume_bf16", ("['state'][0]['buffer'] is bfloat16 of shape (5, 5) in place of float32",)),
         ("FirstGroupOnly", "groups", ("two groups: state[1] is missing",)),
-        ("NormOfAGroup", "groups", ("parameters 0, 1, 2, 3 move otherwise",)),
+        ("NormOfAGroup", "groups", ("parameters 0, 1, 2, 3 get other updates",)),
         ("DecayOfFirstGroup", "group_values", ("weight_decay: 0.0 in one group and 0.1 in another",)),
         ("DecaysGradients", "gradients", ("parameter 0, shape (5, 5), is changed after step, with weight_decay",)),
         ("SetsRate", "own_lr", ("param_groups[0]['lr'] was 0.05 before a step and is 0.0495 after it",)),
         ("DrawsForNothing", "generators", ("a step touches torch's generator",)),
         ("DrawsWhenMade", "generators", ("its constructor touches Python's generator",)),
     ],
-)  # fmt: skip
+)
 def test_a_failure_says_where_and_what(
     name: str, check: str, words: tuple[str, ...], reports: dict[str, Report]
 ) -> None:
@@ -258,10 +258,10 @@ def test_a_check_without_an_end_is_ended() -> None:
         examination_of(SPECS["WaitsForOthers"], only=["ddp"]),
     ]
     hangs, waits = run(examinations, limit=6)
-    assert (hangs.failed, hangs["lr_zero"].note) == (["lr_zero"], "no end after 6 s")
+    assert (hangs.failed, hangs["lr_zero"].note) == (["lr_zero"], "not finished after 6 s")
     assert waits.failed == ["ddp"]
     assert waits["ddp"].verdict == "error"
-    assert waits["ddp"].note.startswith("the two processes do not end in 4.2 s")
+    assert waits["ddp"].note.startswith("the two processes did not finish in 4.2 s")
 
 
 @pytest.mark.deep
@@ -282,7 +282,9 @@ IMPORTS = {
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(("kind", "note"), [("exits", "the process ended with code 7"), ("hangs", "no end after 2 s")])
+@pytest.mark.parametrize(
+    ("kind", "note"), [("exits", "the process ended with code 7"), ("hangs", "not finished after 2 s")]
+)
 def test_an_import_that_ends_or_hangs_is_a_verdict(kind: str, note: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(IMPORTS[kind])
     report = conformance(f"{tmp_path}/mine.py:Mine", only=["builds", "groups"], limit=2)
@@ -314,8 +316,11 @@ def test_a_class_of_a_script_is_found_and_a_call_without_guard_is_refused(tmp_pa
         script.write_text("\n".join(lines).format(guard=guard))
         done = subprocess.run(
             [sys.executable, str(script)],
-            capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(tiny.ROOT)},
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={**os.environ, "PYTHONPATH": str(tiny.ROOT)},
+        )
         assert done.returncode == code, done.stderr
         assert words in done.stdout + done.stderr
 
@@ -336,8 +341,8 @@ def test_a_class_that_no_other_process_can_import_is_refused() -> None:
     [
         (["adm"], "unknown optimizer 'adm'; did you mean 'adam'"),
         (["sngd", "--only", "grups"], "unknown check 'grups'; did you mean 'groups'"),
-        (["sngd", "--only", ""], "--only '': it names nothing"),
-        (["sngd", "--task.H", "3"], "--task.H is an option of a task: name it with --task TASK"),
+        (["sngd", "--only", ""], "--only '': it is empty"),
+        (["sngd", "--task.H", "3"], "--task.H is an option of a task: name the task with --task TASK"),
         (["sngd", "--limit", "0"], "write seconds"),
         ([], "which optimizer"),
         (["sngd", "--only", "builds", "--opt.lrr", "3"], "did you mean '--opt.lr'"),

@@ -44,8 +44,8 @@ def test_a_task_of_the_suite_passes_all(reports: dict[str, Report]) -> None:
     ("name", "check", "note"),
     [
         ("LEAKS", "leakage", "1 of 20 rows of val, 0 of 20 rows of test are rows of train"),
-        ("ONESEED", "deterministic", "seed 1 gives the run of seed 0: weights and samples follow from no seed"),
-        ("ONESEED", "lanes", "its TaskSpec does not say lanes=True, so its runs are made one by one"),
+        ("ONESEED", "deterministic", "seed 1 gives the same run as seed 0: weights and samples ignore the seed"),
+        ("ONESEED", "lanes", "its TaskSpec does not declare lanes=True, so its runs train one by one"),
     ],
 )
 def test_a_verdict_says_what_was_seen(name: str, check: str, note: str, reports: dict[str, Report]) -> None:
@@ -74,8 +74,8 @@ def test_roles_of_no_parameter_and_no_such_roles_are_refused(name: str) -> None:
     [
         (["--task", "synthetc"], "unknown task 'synthetc'; did you mean 'synthetic'"),
         (["--task", "synthetic", "--only", "lane"], "unknown check 'lane'; did you mean 'lanes'"),
-        (["--task", "synthetic", "sgd"], "--task checks a task alone"),
-        (["--task", "synthetic", "--opt.lr", "1"], "--task checks a task alone"),
+        (["--task", "synthetic", "sgd"], "--task checks only a task"),
+        (["--task", "synthetic", "--opt.lr", "1"], "--task checks only a task"),
         (["--task", "synthetic", "--task.TT", "1", "--only", "lanes"], "--task.TT"),
         (["--task", "tests/nowhere.py:SPEC"], "there is no file tests/nowhere.py"),
     ],

@@ -59,7 +59,7 @@ def test_a_method_that_evaluates_again_is_refused_where_that_cannot_be_followed(
     assert "--precision 16-mixed: extra evaluates the loss several times a step" in refusal(
         "Plain", again, precision="16-mixed"
     )
-    assert "a norm told before it would be of another point" in refusal("Told", again)
+    assert "a norm computed before the step belongs to another point" in refusal("Told", again)
 
 
 def test_a_full_batch_method_is_refused_a_smaller_batch(refusal: Any) -> None:

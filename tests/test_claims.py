@@ -230,7 +230,7 @@ def test_nothing_is_known_beyond_the_last_step_or_before_the_first():
         assert found.verdict == expected
         if expected == "undecided":
             assert found.effect is None
-            assert found.text == f"loss of GD at step {at} is unknown, since a run has no value there"
+            assert found.text == f"loss of GD at step {at} is unknown: a run has no value there"
 
 
 def test_a_diverged_run_fails():
@@ -318,7 +318,7 @@ def test_a_slow_run_that_never_got_there_gives_a_lower_bound():
     assert found.effect == pytest.approx((30 * 50 * 1000 / 30) ** (1 / 3))
     assert found.high is None
     assert found.text.startswith("slow needed at least ")
-    assert "; in 2 of 3 runs slow never got there, and the last step counts" in found.text
+    assert "; in 2 of 3 runs slow never reached it, and the last step counts" in found.text
     assert sooner(fast, step_down("slow", None, None, None), 1000).verdict == "undecided"
     assert sooner(fast, step_down("slow", None, None, None, statuses=["killed"] * 3)).verdict == "holds"
     assert (
@@ -355,19 +355,37 @@ def seen_every(label, every, reached):
 
 def test_a_step_between_two_measurements_is_not_known():
     """Both were seen at the level at their first measurement after the start: the ratio may be 1/10 or 20."""
-    found = finding("sooner", seen_every("a", 10, [10] * 3), seen_every("b", 20, [20] * 3), measure="loss", fast=["a"],
-                    slow="b", factor=1.5, below=1)  # fmt: skip
+    found = finding(
+        "sooner",
+        seen_every("a", 10, [10] * 3),
+        seen_every("b", 20, [20] * 3),
+        measure="loss",
+        fast=["a"],
+        slow="b",
+        factor=1.5,
+        below=1,
+    )
     assert (found.verdict, found.effect) == ("undecided", pytest.approx(2))
     assert (found.low, found.high) == (pytest.approx(1 / 10), pytest.approx(20))
-    found = finding("sooner", seen_every("a", 1, [2] * 3), seen_every("b", 20, [160] * 3), measure="loss", fast=["a"],
-                    slow="b", factor=70, below=1)  # fmt: skip
+    found = finding(
+        "sooner",
+        seen_every("a", 1, [2] * 3),
+        seen_every("b", 20, [160] * 3),
+        measure="loss",
+        fast=["a"],
+        slow="b",
+        factor=70,
+        below=1,
+    )
     assert found.p == 0
     assert (found.verdict, found.low, found.high) == ("holds", pytest.approx(141 / 2), pytest.approx(80))
 
 
 def test_sooner_goes_upwards_and_for_all_fast_arms():
-    rising = [replace(a, tables=[[{"step": t["step"], "loss": 1 - t["loss"]}] for (t,) in a.tables]) for a in
-              (step_down("fast", 10, 10), step_down("faster", 5, 5), step_down("slow", 60, 60))]  # fmt: skip
+    rising = [
+        replace(a, tables=[[{"step": t["step"], "loss": 1 - t["loss"]}] for (t,) in a.tables])
+        for a in (step_down("fast", 10, 10), step_down("faster", 5, 5), step_down("slow", 60, 60))
+    ]
     arguments = dict(measure="loss", fast=["faster", "fast"], slow="slow", above=0.5)
     assert finding("sooner", *rising, factor=5, **arguments).effect == pytest.approx(6)
     assert verdict("sooner", *rising, factor=6.5, **arguments) == "fails"
@@ -591,7 +609,7 @@ def test_lower_where_a_run_diverged():
     assert (found.verdict, found.effect) == ("fails", None)
     found = lower(a, replace(b, statuses=["completed", "diverged"]))
     assert (found.verdict, found.effect) == ("undecided", None)
-    assert found.text.endswith("so there is no loss to compare that of a with")
+    assert found.text.endswith("so a has no loss to compare with")
 
 
 def test_lower_of_several_arms():
@@ -633,7 +651,7 @@ def test_trends_that_are_undecided():
     for losses in (((1, 1.1), (3, 3.3), (2.9, 3.2)), ((1, 1.1), (1, 1.1), (8, 8.8))):
         found = heads(*losses)
         assert (found.verdict, found.low > 0) == ("undecided", True)
-        assert "the means of the arms do not increase throughout" in found.text
+        assert "the means of the arms do not increase monotonically" in found.text
         assert heads(*losses[::-1], direction="decreases").verdict == "undecided"
 
 
@@ -718,7 +736,7 @@ def test_one_seed_decides_nothing(test):
     found = finding(test, *(seeds(a, 1) for a in PAIR.values()), **EVERY[test])
     assert (found.verdict, found.low, found.high) == ("undecided", None, None)
     assert found.effect is not None
-    assert "(one seed, so nothing is decided)" in found.text
+    assert "(one seed, so no verdict)" in found.text
     assert "[" not in found.text
 
 
@@ -757,23 +775,29 @@ def test_numbers_may_be_words(test):
         ("reaches", {"arms": []}, "reaches: arms=[]: list should have at least 1 item after validation, not 0"),
         ("reaches", {"below": "low"}, "reaches: below='low': it must be a number"),
         ("reaches", {"below": math.nan}, "reaches: below=nan: it must be a finite number"),
-        ("reaches", {"below": 1, "above": 0}, "below=1.0 and above=0.0: give one of the two"),
-        ("reaches", {"below": None}, "below=None and above=None: give one of the two"),
+        ("reaches", {"below": 1, "above": 0}, "below=1.0 and above=0.0: give exactly one"),
+        ("reaches", {"below": None}, "below=None and above=None: give exactly one"),
         ("sooner", {"factor": 0}, "sooner: factor=0: it must be greater than 0"),
-        ("slope", {"scale": "log"}, ("slope: scale='log': it must be 'linear', 'loglog', 'semilogx',"
-                                     " 'semilogy', 'stretched' or 'logarithmic'")),
+        (
+            "slope",
+            {"scale": "log"},
+            ("slope: scale='log': it must be 'linear', 'loglog', 'semilogx', 'semilogy', 'stretched' or 'logarithmic'"),
+        ),
         ("slope", {"at_most": None}, "slope: nothing is claimed; give at_least, at_most or min_r2"),
-        ("slope", {"at_least": 2}, "at_least and at_most: 2 is greater than 1; give the lesser one first"),
-        ("slope", {"window": [9, 3]}, "window: 9 is greater than 3; give the lesser one first"),
+        ("slope", {"at_least": 2}, "at_least and at_most: 2 is greater than 1; give the smaller one first"),
+        ("slope", {"window": [9, 3]}, "window: 9 is greater than 3; give the smaller one first"),
         ("slope", {"window": [9]}, "slope: window=[9]: field required"),
         ("slope", {"min_r2": 1.5}, "slope: min_r2=1.5: it must be less than or equal to 1"),
         ("lower", {"last": 0}, "lower: last=0: it must be greater than 0"),
         ("trend", {"arms": ["a"]}, "trend: arms=['a']: list should have at least 2 items after validation, not 1"),
-        ("trend", {"arms": ["a", "a"]},
-         "trend: arms=['a', 'a']: two have the same task.H; name arms that differ in it"),
-        ("slope_region", {"between": [0, -2]}, "between: 0 is greater than -2; give the lesser one first"),
+        (
+            "trend",
+            {"arms": ["a", "a"]},
+            "trend: arms=['a', 'a']: two have the same task.H; name arms that differ in it",
+        ),
+        ("slope_region", {"between": [0, -2]}, "between: 0 is greater than -2; give the smaller one first"),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(test, change, message):
     with pytest.raises(UserError) as error:
         judge(test, PAIR, **EVERY.get(test, {}) | change)
@@ -805,7 +829,7 @@ def test_whole_steps_have_no_exponent(x, text):
 def test_a_factor_has_to_be_a_positive_number(value):
     with pytest.raises(UserError) as error:
         judge("trend", PAIR | {"b": replace(PAIR["b"], settings={"task.H": value})}, **EVERY["trend"])
-    assert str(error.value) == f"task.H={value!r} of b is no positive number; name a setting that is"
+    assert str(error.value) == f"task.H={value!r} of b is not a positive number; name a setting that is"
 
 
 def test_columns_of_different_tables_are_refused():
@@ -817,7 +841,7 @@ def test_columns_of_different_tables_are_refused():
 def test_arms_without_runs_or_common_seeds_are_refused():
     with pytest.raises(UserError, match="arm 'b' has no runs; train it first"):
         judge("lower", PAIR | {"b": Arm("b", [], [])}, **EVERY["lower"])
-    with pytest.raises(UserError, match="arms a, b have no seed in common; train the same seeds"):
+    with pytest.raises(UserError, match="arms a, b have no common seed; train the same seeds"):
         judge("lower", PAIR | {"b": replace(PAIR["b"], seeds=[7, 8, 9])}, **EVERY["lower"])
 
 
@@ -864,9 +888,12 @@ def test_holms_correction():
     after = corrected({name: found_at(p) for name, p in levels.items()})
     # 0.05/4 = 0.0125, 0.05/3 = 0.0167, 0.05/2 = 0.025: the third does not stand.
     assert {name: found.verdict for name, found in after.items()} == {
-        "a": "holds", "b": "holds", "c": "undecided", "d": "undecided"
-    }  # fmt: skip
-    assert after["c"].text == "text; holds by itself (p = 0.03), not with Holm's correction over 4"
+        "a": "holds",
+        "b": "holds",
+        "c": "undecided",
+        "d": "undecided",
+    }
+    assert after["c"].text == "text; holds without correction (p = 0.03), not with Holm's correction over 4"
     assert after["a"] == found_at(0.010)
     assert corrected({}) == {}
 
@@ -938,9 +965,15 @@ def test_what_is_said_of_a_claim(verdict, readings, region, small, expected):
 
 @pytest.mark.parametrize(
     ("exponent", "faster", "expected"),
-    [(-1, "below", "holds"), (-2, "below", "faster than claimed"), (-2, "above", "fails"), (-2, None, "fails"),
-     (-0.2, "below", "fails"), (-0.2, "above", "faster than claimed")],
-)  # fmt: skip
+    [
+        (-1, "below", "holds"),
+        (-2, "below", "faster than claimed"),
+        (-2, "above", "fails"),
+        (-2, None, "fails"),
+        (-0.2, "below", "fails"),
+        (-0.2, "above", "faster than claimed"),
+    ],
+)
 def test_a_rate_may_be_faster_than_claimed(exponent, faster, expected):
     bounds = {"at_least": -1.1, "at_most": -0.9, "faster": faster}
     found = finding("slope", power("a", exponent), arms=["a"], x="step", y="loss", scale="loglog", **bounds)

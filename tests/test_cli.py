@@ -560,11 +560,11 @@ def test_a_wrong_request(cli, words, message):
         ("--device tpu", "--device 'tpu': it must be 'cpu', 'cuda', 'mps' or 'auto'"),
         ("--precision 8", "--precision '8': it must be '32-true'"),
         ("--logger excel", "--logger 'excel': it must be 'tensorboard'"),
-        ("--opt.lr -1", "--opt.lr=-1.0 is out of range: it must lie in [0, inf)"),
+        ("--opt.lr -1", "--opt.lr=-1.0 is out of range: it must be in [0, inf)"),
         ("--opt.lr nan", "--opt.lr 'nan': not a number"),
         ("--opt.max_step 0", "--opt.max_step=0.0 is out of range"),
-        ("--opt.momentum 1.5", "--opt.momentum=1.5 is out of range: it must lie in [0, 1]"),
-        ("--task.n 0", "--task.n=0 is out of range: it must lie in [1, inf)"),
+        ("--opt.momentum 1.5", "--opt.momentum=1.5 is out of range: it must be in [0, 1]"),
+        ("--task.n 0", "--task.n=0 is out of range: it must be in [1, inf)"),
         ("--task.init_std -1", "--task.init_std=-1.0 is out of range"),
         ("--trainer.max_steps 0", "--trainer.max_steps '0': it must be greater than or equal to 1"),
         ("--trainer.max_epochs inf", "--trainer.max_epochs 'inf': it must be a finite number"),
@@ -612,8 +612,8 @@ def test_no_optimizer_takes_a_negative_rate(cli, opt):
         ("--task.depth 0", "--task.depth=0 is out of range"),
         ("--task.num_heads 3", "--task.num_heads=3 does not divide embed_dim=8"),
         ("--task.patch_size 5", "--task.patch_size=5 does not divide the image of 28 x 28 pixels"),
-        ("--task.dropout 1", "--task.dropout=1.0 is out of range: it must lie in [0, 1)"),
-        ("--task.n_train 61", "--task.n_train=61 is out of range: it must lie in [1, 60]"),
+        ("--task.dropout 1", "--task.dropout=1.0 is out of range: it must be in [0, 1)"),
+        ("--task.n_train 61", "--task.n_train=61 is out of range: it must be in [1, 60]"),
         ("--task.crop -1", "--task.crop=-1 is out of range"),
         ("--trainer.batch_size 61", "--trainer.batch_size 61 is more than the 60 training samples"),
     ],
@@ -635,7 +635,7 @@ def test_a_wrong_setting_of_an_image_task(cli, fake_mnist, words, message):
         (b"opt: {lr: fast}", "--opt.lr 'fast': it must be a number"),
         (b"opt: {lr: {a: 1}}", "--opt.lr {'a': 1}"),
         (b"opt: {lr: true}", "--opt.lr needs a value"),
-        (b"trainer: 5", "run.yaml: trainer is a section and takes a mapping, such as `trainer: {max_steps: 100}`"),
+        (b"trainer: 5", "run.yaml: trainer is a section and must be a mapping, such as `trainer: {max_steps: 100}`"),
         (b"trainer: {batch_size: [1]}", "--trainer.batch_size [1]"),
         (b"1: 2", "unknown option '--1'"),
         (b"seed: null", "--seed None: it must be a whole number"),
@@ -647,11 +647,14 @@ def test_a_wrong_setting_of_an_image_task(cli, fake_mnist, words, message):
         (b"device: no", "--device False: it takes cpu or cuda or mps or auto, and no boolean"),
         (b"trainer: {max_seconds: on}", "--trainer.max_seconds True: it takes float or none, and no boolean"),
         (b"trainer: {batch_size: true}", "--trainer.batch_size True: it takes int or full or none, and no boolean"),
-        (b"opt: {lr: 1, momentum: 0.5, lr: 2}", "at line 1, column 29: the key 'lr' is there twice, first in line 1"),
-        (b"seed: 1\nopt.lr: 1\nseed: 2", "at line 3, column 1: the key 'seed' is there twice, first in line 1"),
-        (b"yes: 1\ntrue: 2", "at line 2, column 1: the key True is there twice, first in line 1"),
-        (b"opt: {lr: 1}\nopt.lr: 2", "run.yaml: opt.lr is there twice, nested and dotted; give it once"),
-        (b"a: " + b"[" * 10_000 + b"]" * 10_000, "at line 1, column 53: lists and mappings lie more than 50 deep"),
+        (b"opt: {lr: 1, momentum: 0.5, lr: 2}", "at line 1, column 29: the key 'lr' is given twice, first in line 1"),
+        (b"seed: 1\nopt.lr: 1\nseed: 2", "at line 3, column 1: the key 'seed' is given twice, first in line 1"),
+        (b"yes: 1\ntrue: 2", "at line 2, column 1: the key True is given twice, first in line 1"),
+        (b"opt: {lr: 1}\nopt.lr: 2", "run.yaml: opt.lr is given twice, nested and dotted; give it once"),
+        (
+            b"a: " + b"[" * 10_000 + b"]" * 10_000,
+            "at line 1, column 53: lists and mappings are nested more than 50 deep",
+        ),
         (
             b"a0: &a0 [x]\n" + b"".join(b"a%d: &a%d [*a%d]\n" % (i + 1, i + 1, i) for i in range(99)),
             "more than 50 deep",
@@ -666,7 +669,7 @@ def test_a_wrong_setting_of_an_image_task(cli, fake_mnist, words, message):
         (b"a: 2001-99-99", "at line 1, column 4: '2001-99-99' is no timestamp"),
         (b"a: !!bool maybe", "at line 1, column 4: 'maybe' is no bool"),
         (b"a: " + b"9" * 5000, "at line 1, column 4: '9999999999999999999999999999999999999999' is no int"),
-        (b"store: ''", "--store '': it names no folder"),
+        (b"store: ''", "--store '': it must name a folder"),
     ],
 )
 def test_a_wrong_config_file(cli, tmp_path, content, message):
@@ -704,14 +707,14 @@ def test_a_config_file_may_share_and_replace_values(cli, tmp_path):
 
 def test_a_config_file_that_is_none(cli, tmp_path):
     assert f"there is no file {tmp_path}/run.yaml" in fails(cli, *FIT, "--config", tmp_path / "run.yaml")
-    assert f"{tmp_path} is a folder; settings are read from a file" in fails(cli, *FIT, "--config", tmp_path)
-    assert "/dev/zero is a device; settings are read from a file" in fails(cli, *FIT, "--config", "/dev/zero")
+    assert f"{tmp_path} is a folder; settings must be in a regular file" in fails(cli, *FIT, "--config", tmp_path)
+    assert "/dev/zero is a device; settings must be in a regular file" in fails(cli, *FIT, "--config", "/dev/zero")
     os.mkfifo(tmp_path / "pipe.yaml")  # which nobody writes into
     for words in ((*FIT, "--config"), ("suite",)):
-        assert f"{tmp_path}/pipe.yaml is a pipe; settings are read from" in fails(cli, *words, tmp_path / "pipe.yaml")
+        assert f"{tmp_path}/pipe.yaml is a pipe; settings must be in" in fails(cli, *words, tmp_path / "pipe.yaml")
 
 
-EMPTY = ": it names no folder and no file; name one, or leave it out for ./"
+EMPTY = ": it must name a folder or file; name one, or leave it out for ./"
 
 
 @pytest.mark.parametrize(
@@ -731,9 +734,18 @@ def test_an_empty_store_is_not_the_folder_that_one_is_in(cli, monkeypatch, tmp_p
 
 @pytest.mark.parametrize(
     "words",
-    ["fit --task synthetic --opt ngd", "sweep", "tune", "compare", "suite theory", "worker --study x", "reproduce",
-     "doctor", "data status"],
-)  # fmt: skip
+    [
+        "fit --task synthetic --opt ngd",
+        "sweep",
+        "tune",
+        "compare",
+        "suite theory",
+        "worker --study x",
+        "reproduce",
+        "doctor",
+        "data status",
+    ],
+)
 def test_an_empty_folder_of_data_is_not_the_one_that_one_is_in(cli, monkeypatch, words):
     assert f"--data (or BENCH_DATA) ''{EMPTY}data" in fails(cli, *words.split(), "--data=")
     monkeypatch.setenv("BENCH_DATA", "")
@@ -742,7 +754,7 @@ def test_an_empty_folder_of_data_is_not_the_one_that_one_is_in(cli, monkeypatch,
 
 @pytest.mark.parametrize("words", [("", "there"), ("here", "")])
 def test_a_merge_names_its_stores(cli, words):
-    assert "word '': it names no folder" in fails(cli, "merge", *words)
+    assert "word '': it must name a folder" in fails(cli, "merge", *words)
 
 
 def test_a_store_that_cannot_be_written(cli, tmp_path):
@@ -815,7 +827,7 @@ def test_a_full_disk_behind_standard_output_is_said() -> None:
         command = [sys.executable, "-m", "bench.cli", "list", "tasks"]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
     assert ended.returncode == 1
-    assert ended.stderr == "bench: error: the disk is full; make room, then give the same command again\n"
+    assert ended.stderr == "bench: error: the disk is full; free some space, then repeat the command\n"
 
 
 @pytest.mark.parametrize("command", ["fit", "sweep"])
@@ -834,10 +846,10 @@ def test_memory_that_is_short_is_one_line(cli, store, command) -> None:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (MemoryError(), "not enough memory; end other programs, or ask for less"),
+        (MemoryError(), "not enough memory; end other programs, or request less"),
         (MemoryError("Unable to allocate 7.28 TiB for an array"), "not enough memory for 7.28 TiB; end other programs"),
         (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), "not enough memory for 2.00 GiB; end other"),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), "not enough memory; end other programs, or ask for less"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "not enough memory; end other programs, or request less"),
     ],
 )
 def test_memory_that_is_short_anywhere_is_one_line(cli, monkeypatch, error, said) -> None:

@@ -102,16 +102,26 @@ def test_studies_of_others_are_shown_and_take_no_part_of_a_row(cli, unchecked: N
         cli("tune", "--task", "synthetic", "--opt", opt, "--opt.lr", "0.1,1,2", *COMPARE[9:], "--report_seeds", "2")
     rows = {row["opt"]: row for row in json.loads(cli(*COMPARE, "--json").out)["boards"][0]["tables"][0]["rows"]}
     assert {name: (row["trials"], row["n"]) for name, row in rows.items()} == {
-        "gd": (2, 7), "my.py:Signs": (2, 7), "ngd": (3, 2)
-    }  # fmt: skip
+        "gd": (2, 7),
+        "my.py:Signs": (2, 7),
+        "ngd": (3, 2),
+    }
     only = json.loads(cli(*COMPARE, "--against", "gd", "--json").out)["boards"][0]["tables"][0]["rows"]
     assert {row["opt"] for row in only} == {"gd", "my.py:Signs"}
 
 
 @pytest.mark.deep
 def test_what_is_checked_stands_on_the_board_and_grids_are_topped_up(cli) -> None:
-    answer = cli(*(w for w in COMPARE if w not in ("--opt.lr", "0.001,0.003", "--opt.gd.lr", "0.1,1")), "--trials", 2,
-                 "--report_seeds", 3, "--against", "gd,ngd", "--json")  # fmt: skip
+    answer = cli(
+        *(w for w in COMPARE if w not in ("--opt.lr", "0.001,0.003", "--opt.gd.lr", "0.1,1")),
+        "--trials",
+        2,
+        "--report_seeds",
+        3,
+        "--against",
+        "gd,ngd",
+        "--json",
+    )
     found = json.loads(answer.out)
     rows = {row["opt"]: row for row in found["boards"][0]["tables"][0]["rows"]}
     assert "my.py:Signs: no fault" in answer.err
@@ -141,7 +151,7 @@ def test_a_time_that_is_spent_ends_it_with_the_result_so_far(cli, unchecked: Non
     monkeypatch.setattr(Workers, "work", wait_before_anybody_listens)
     answer = cli(*COMPARE, "--budget", "0.5s")
     assert answer.code == 1
-    assert "the budget of 0.5s is spent, so this is the result so far; the same command continues" in answer.err
+    assert "the budget of 0.5s is spent; this is the result so far, and the same command continues" in answer.err
     assert "no winner has run on fresh seeds yet" in answer.out
 
 
@@ -166,11 +176,14 @@ def test_a_dry_run_and_a_number_of_runs_make_a_plan_and_nothing_else(cli, store:
         ("--task synthetic --opt my.py:None", "my.py has no 'None'"),
         ("--task synthetic --opt ngd --against gdd", "unknown optimizer 'gdd'; did you mean 'gd'?"),
         ("--task synthetic --opt gd", "--opt gd: it is the reference itself; name another one with --against"),
-        ("--task synthetic --opt ngd --opt.adamw.lr 1", "--opt.adamw.lr: it is not in the comparison; name it with"),
+        (
+            "--task synthetic --opt ngd --opt.adamw.lr 1",
+            "--opt.adamw.lr: it is not part of the comparison; name it with",
+        ),
         ("--task synthetic --opt ngd --opt.lrr 1", "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
-        ("--task mnist --opt gd,sgd", "gd has batches of full and sgd of 100, which are two problems"),
+        ("--task mnist --opt gd,sgd", "gd has batches of full and sgd of 100, so they are different problems"),
         ("--task synthetic --opt ngd --budget 17runs", "7 fresh seeds for each of 2 optimizers are 18 runs"),
-        ("--task synthetic --opt ngd --budget 90runs --trials 3", "say the same; leave one out"),
+        ("--task synthetic --opt ngd --budget 90runs --trials 3", "both set the number of trials; remove one"),
         ("--task synthetic --opt ngd --seeds 0,1", "--seeds and --report_seeds share 0, 1"),
         ("--task synthetic --opt ngd --seed 3", "--seed 3: trials have several"),
     ],
@@ -192,8 +205,9 @@ def test_after_ctrl_c_the_same_command_goes_on(store: Path) -> None:
     words += ["--seeds", "1", "--report_seeds", "2", "--engine", "lightning"]
 
     def start() -> subprocess.Popen[str]:
-        return subprocess.Popen([sys.executable, "-m", "bench", *words], stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE, text=True)  # fmt: skip
+        return subprocess.Popen(
+            [sys.executable, "-m", "bench", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     first = start()
     assert first.stderr is not None
@@ -237,8 +251,10 @@ def test_a_baseline_of_the_reference_results_is_not_tuned_again(
     assert rows["gd"]["is_reference"]
     assert "shipped" in rows["gd"]["flags"][0]
     assert rows["my.py:Signs"]["won"].endswith(" of 7")
-    tried = {name: sum(1 for s in Stores([place]).studies for _ in s.trials) for name, place in
-             {"gd": Path("ref"), "mine": store}.items()}  # fmt: skip
+    tried = {
+        name: sum(1 for s in Stores([place]).studies for _ in s.trials)
+        for name, place in {"gd": Path("ref"), "mine": store}.items()
+    }
     assert tried["mine"] >= tried["gd"]
     assert not any(run.config["opt"] == "gd" for run in Store(store).runs())
     # Of other settings there is none, and that is said.

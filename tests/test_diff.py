@@ -47,10 +47,16 @@ def test_equal_runs(cli, store):
 def test_everything_that_differs_is_named(cli, store):
     add_run(store, "a")
     add_run(
-        store, "b", [0.5, 0.5, 0.125, 0.0], lr=float("inf"), status="diverged", final=None, metrics={"final": {}},
+        store,
+        "b",
+        [0.5, 0.5, 0.125, 0.0],
+        lr=float("inf"),
+        status="diverged",
+        final=None,
+        metrics={"final": {}},
         versions={"torch": "2.16.0", "suite": "0.1.0", "new": 1},
         environment={"cpu": "abacus", "threads": 2, "gpu": None},
-    )  # fmt: skip
+    )
     assert found(cli, "a", "b") == {
         "runs": ["a", "b"],
         "stores": [str(store)] * 2,
@@ -58,14 +64,21 @@ def test_everything_that_differs_is_named(cli, store):
         "versions": {"torch": ["2.15.0", "2.16.0"], "new": [None, 1]},
         "environment": {"threads": [1, 2]},
         "results": {
-            "status": ["completed", "diverged"], "final": [0.25, None], "metrics.final.loss": [0.25, None],
+            "status": ["completed", "diverged"],
+            "final": [0.25, None],
+            "metrics.final.loss": [0.25, None],
             "steps": [3, 4],
         },
         "curve": {
-            "steps": [3, 4], "shared": 3, "differing": 2, "first_difference": 2, "largest": 0.5, "largest_at": 3,
+            "steps": [3, 4],
+            "shared": 3,
+            "differing": 2,
+            "first_difference": 2,
+            "largest": 0.5,
+            "largest_at": 3,
         },
         "equal": False,
-    }  # fmt: skip
+    }
     answer = cli("diff", "a", "b")
     assert (answer.code, answer.err) == (0, "")
     assert answer.out.splitlines() == [
@@ -94,10 +107,16 @@ def test_everything_that_differs_is_named(cli, store):
         ([0.5, 0.5], [0.5], "2 and 1 steps, 1 of them shared; no loss differs"),
         ([0.5], [], "1 and 0 steps, 0 of them shared; no loss differs"),
         ([0.5], [None], "1 and 1 steps, 1 of them shared; the loss differs at 1 of them, from step 1 on"),
-        ([0.0], [-0.5], ("1 and 1 steps, 1 of them shared; the loss differs at 1 of them, from step 1 on,"
-                         " by at most 1 of the greater one (step 1)")),
+        (
+            [0.0],
+            [-0.5],
+            (
+                "1 and 1 steps, 1 of them shared; the loss differs at 1 of them, from step 1 on,"
+                " by at most 1 of the greater one (step 1)"
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_curves(cli, store, one, other, line):
     add_run(store, "a", one)
     add_run(store, "b", other, engine="lanes")
@@ -159,7 +178,7 @@ def test_bad_words(cli, store, tmp_path):
     add_run(store, "synthetic-ngd-1")
     assert "unknown run in" in fails(cli, "diff", "synthetic-ngd-2", "synthetic-ngd-1")
     assert "did you mean 'synthetic-ngd-1'?" in fails(cli, "diff", "synthetic-ngd-1", "synthetic-ngd-2")
-    assert "`bench list runs --store DIR` shows what a store has" in fails(
+    assert "`bench list runs --store DIR` lists the runs of a store" in fails(
         cli, "diff", store / "xyz", "synthetic-ngd-1"
     )
     assert f"there is no store {tmp_path / 'no'}" in fails(cli, "diff", tmp_path / "no" / "a", "synthetic-ngd-1")

@@ -21,15 +21,18 @@ from tests.tiny import ROOT
 
 README, CONTRIBUTING = ((ROOT / name).read_text("utf-8") for name in ("README.md", "CONTRIBUTING.md"))
 PAGES = [
-    ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
     *sorted(path for path in (ROOT / "docs").glob("*/*.md") if path.parent.name in ("guides", "concepts", "reference")),
-]  # fmt: skip
+]
 OTHERS = ("pip install", "uv pip install", "export ", "python -m venv", "source ")
 """How other commands of the documents begin."""
 RUN_ELSEWHERE = {
-    "docs/start.md": ".ci/run", "docs/guides/optimizer.md": "tests/test_plugins.py",
+    "docs/start.md": ".ci/run",
+    "docs/guides/optimizer.md": "tests/test_plugins.py",
     "docs/guides/task.md": "tests/test_own_tasks.py",
-}  # fmt: skip
+}
 """Pages with blocks that are run, and what runs them."""
 
 
@@ -139,8 +142,12 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 def test_every_page_is_in_the_contents() -> None:
     index = (ROOT / "docs/index.md").read_text("utf-8")
-    named = {line for own in re.findall(r"^```\{toctree\}\n(.*?)^```", index, re.DOTALL | re.MULTILINE)
-             for line in own.splitlines() if line and not line.startswith(":")}  # fmt: skip
+    named = {
+        line
+        for own in re.findall(r"^```\{toctree\}\n(.*?)^```", index, re.DOTALL | re.MULTILINE)
+        for line in own.splitlines()
+        if line and not line.startswith(":")
+    }
     assert named == {name_of(page).removeprefix("docs/").removesuffix(".md") for page in PAGES[2:]} - {"index"}
 
 

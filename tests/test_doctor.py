@@ -95,7 +95,7 @@ def test_runs_are_counted_and_damaged_ones_named(tmp_path: Path, capsys: pytest.
     assert any("2 completed, 1 diverged" in text for _, _, text in lines)
     [text] = fails(lines)
     assert str(tmp_path / "runs" / "damaged") in text
-    assert "copy it again from where it came, or delete it and train again" in text
+    assert "copy it again from its source, or delete it and train again" in text
 
 
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

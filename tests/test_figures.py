@@ -259,7 +259,7 @@ def test_a_seed_that_ends_early_is_marked_and_told():
     assert line.x[-1] == 500
     figure = make(ONE, METHODS)
     assert [m.get_xdata()[0] for m in figure.axes[0].get_lines() if m.get_marker() == "x"] == [350]
-    assert "\N{MULTIPLICATION SIGN}: the first seed has no more values" in caption(figure)
+    assert "\N{MULTIPLICATION SIGN}: the first seed ends" in caption(figure)
     assert "\N{MULTIPLICATION SIGN}" not in caption(make(ONE, HEADS))
 
 
@@ -366,7 +366,7 @@ def test_a_guide_goes_through_the_first_arm_and_stays_in_the_panel():
     assert gap.min() < 1e-3 < gap.max() + 2e-3
     assert axes.get_ylim() == make(ONE, METHODS).axes[0].get_ylim()
     assert legend(figure)[-1] == guide.label
-    assert "no fits" in caption(figure)
+    assert "not fits" in caption(figure)
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_the_caption_says_what_lines_and_bands_are(panels, arms, text):
         (FigureSpec(panels=[Panel(y="loss", arms=["gd", "ngf"])]), METHODS, "unknown arm 'ngf'; did you mean 'ngd'"),
         (ONE, {}, "no arms"),
         (ONE, {"a": Arm("A", [], [])}, "arm 'A' has no runs"),
-        (ONE, {"a": METHODS["gd"], "b": METHODS["gd"]}, "2 arms .* are called 'GD'"),
+        (ONE, {"a": METHODS["gd"], "b": METHODS["gd"]}, "2 arms .* have the label 'GD'"),
         (FigureSpec(panels=[Panel(y="loss", title="$x_$")]), METHODS, "formula"),
         (ONE, {"a": arm(r"$\nonsense$", 1.0)}, "formula"),
     ],
@@ -451,9 +451,7 @@ def test_a_map_has_a_panel_for_each_value_of_the_first_constant_and_a_mark_for_e
     ]
     assert [dict(panel.x_ticks or {}) for panel in found.panels] == [{0: "0.1", 1: "1.0"}] * 2
     marks = [{t.name: (t.x.tolist(), t.y.tolist()) for t in panel.traces} for panel in found.panels]
-    assert marks == [
-        {"holds": ([0], [0]), "fails": ([1], [0])}, {"holds": ([1], [0]), "undecided": ([0], [0])}
-    ]  # fmt: skip
+    assert marks == [{"holds": ([0], [0]), "fails": ([1], [0])}, {"holds": ([1], [0]), "undecided": ([0], [0])}]
     assert picture(found, ".png").startswith(b"\x89PNG")
 
 

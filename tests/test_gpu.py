@@ -175,7 +175,7 @@ def test_a_block_that_does_not_fit_into_memory_is_halved(
     words = words_of("tiny_lm", "adamw")
     answer = cli("fit", *words, "--seeds", 4, "--engine", "lanes", "--width", 4, "--workers", 1)
     assert answer.code == 0
-    assert "4 lanes at once need more memory than there is; going on with 2" in answer.err
+    assert "4 lanes at once need more memory than available; continuing with 2" in answer.err
     assert len(list(Store(store).runs())) == 4
 
 

@@ -17,8 +17,13 @@ from tests.tiny import ROOT
 MACHINE = {"device": "cuda", "name": "card", "torch": "2.11.0"}
 LINE = {"part": "steps", "ok": True, "tiny": False, "machine": MACHINE, "seconds": 1.0, "when": "2026-11-23T00:00:00Z"}
 ROW = {
-    "what": "sngd", "baseline": "a copy", "values": [1.2, 1.0, 1.1], "bound": 1.5, "at_least": False, "unit": "x",
-}  # fmt: skip
+    "what": "sngd",
+    "baseline": "a copy",
+    "values": [1.2, 1.0, 1.1],
+    "bound": 1.5,
+    "at_least": False,
+    "unit": "x",
+}
 
 
 def box(out: Path, *words: object) -> "subprocess.CompletedProcess[str]":
@@ -43,11 +48,13 @@ def test_a_part_is_done_if_it_was_done_here_and_whole(change: dict[str, object],
 def test_the_page_has_the_latest_line_of_each_part_and_machine() -> None:
     found = page(
         [
-            LINE | {"rows": [ROW | {"values": [9.0]}]}, LINE | {"rows": [ROW]},
+            LINE | {"rows": [ROW | {"values": [9.0]}]},
+            LINE | {"rows": [ROW]},
             LINE | {"part": "tests", "passed": 3, "skipped": 1, "failures": {"test_a[b]": "AssertionError: 1\nmore"}},
-            LINE | {"part": "mnist", "runs": 7, "ok": False}, LINE | {"part": "doctor", "text": "ok python\n"},
+            LINE | {"part": "mnist", "runs": 7, "ok": False},
+            LINE | {"part": "doctor", "text": "ok python\n"},
         ]
-    )  # fmt: skip
+    )
     assert found.index("## doctor: cuda, card, 2.11.0") < found.index("## tests") < found.index("## steps")
     assert "sngd  a copy    1.1x    1-1.2x  <= 1.5x  within" in found
     assert "9x" not in found
@@ -82,7 +89,7 @@ def test_a_box_goes_on_where_it_was_cut_off(cli: Cli, tmp_path: Path) -> None:
     assert len(list(Store(tmp_path / "store").runs())) == 8
     assert cli("studies", "--storage", f"sqlite:///{out / 'studies.db'}").out.count("synthetic") == 2
     again = box(out, "--parts", "doctor,mnist")
-    assert "doctor: done before\nmnist: done before\n" in again.stdout
+    assert "doctor: done earlier\nmnist: done earlier\n" in again.stdout
     (out / "gpu.jsonl").unlink()  # as if the command had been killed before it was written
     third = box(out, "--parts", "mnist", "--minutes", 20)
     assert third.returncode == 0, third.stderr

@@ -110,7 +110,7 @@ def test_a_malformed_grid(key, value):
     assert "such as 1e-3:1e1:16" in error
 
 
-TOO_MANY = "runs; a command makes from 1 to 100,000, so ask for fewer values, seeds or trials"
+TOO_MANY = "runs; a command makes from 1 to 100,000, so request fewer values, seeds or trials"
 
 
 @pytest.mark.parametrize(
@@ -123,12 +123,14 @@ TOO_MANY = "runs; a command makes from 1 to 100,000, so ask for fewer values, se
         ("1", {"opt__lr": "1e-3:1:999999999"}, f"--opt.lr 1e-3:1:999999999: 999,999,999 {TOO_MANY}"),
         ("1", {"task__sigma": "1:2:999999999"}, f"--task.sigma 1:2:999999999: 999,999,999 {TOO_MANY}"),
         ("3", {"opt__lr": "1e-3:1:1000", "opt__weight_decay": "1e-3:1:1000"}, f" x 3 seeds: 3,000,000 {TOO_MANY}"),
-        ("1", {f"{key}": "1e-30:1e30:50000"
-               for key in ("opt__lr", "opt__weight_decay", "task__sigma", "task__init_std")},
-         TOO_MANY),
+        (
+            "1",
+            {f"{key}": "1e-30:1e30:50000" for key in ("opt__lr", "opt__weight_decay", "task__sigma", "task__init_std")},
+            TOO_MANY,
+        ),
         ("6000", {"opt": "ngd,gd"}, f"6,000 seeds: 108,000 {TOO_MANY}"),
     ],
-)  # fmt: skip
+)
 def test_more_runs_than_can_be_meant_are_counted_and_not_made(seeds, words, message, monkeypatch):
     monkeypatch.setattr("bench.sweeps.grid.resolve", None)  # which makes a run
     assert message in refused(seeds, **words)
@@ -169,8 +171,12 @@ def test_a_wrong_value(words, message):
 def test_an_option_may_be_for_one_optimizer_alone():
     configs = grid(opt="ngd, adam", opt__lr="0.1,1", opt__adam__lr="1e-3,1e-2,1e-1", opt__adam__betas="0.8,0.9")
     assert [(c.opt, c.opt_options["lr"]) for c in configs] == [
-        ("ngd", 0.1), ("ngd", 1.0), ("adam", 0.001), ("adam", 0.01), ("adam", 0.1),
-    ]  # fmt: skip
+        ("ngd", 0.1),
+        ("ngd", 1.0),
+        ("adam", 0.001),
+        ("adam", 0.01),
+        ("adam", 0.1),
+    ]
     assert {c.opt_options["betas"] for c in configs if c.opt == "adam"} == {(0.8, 0.9)}
 
 
@@ -208,14 +214,18 @@ def test_what_is_given_is_not_searched():
         ({"lr": "0.1"}, "unknown option '--lr'; did you mean '--opt.lr'?"),
         ({"opt": "ngd,adam", "opt.adm.lr": "1"}, "unknown optimizer of --opt 'adm'; did you mean 'adam'?"),
         ({"opt.adam.lr": "1"}, "unknown optimizer of --opt 'adam'; known: ngd"),
-        ({"opt": "ngd,adam,adamw", "opt.betas": "0.9,0.99"},
-         "--opt.betas: ngd has no such option; write --opt.adam.betas to give it to adam alone"),
-        ({"opt": "adam,sps,sgd", "opt.nesterov": True},
-         "--opt.nesterov: adam has no such option; write --opt.sgd.nesterov to give it to sgd alone"),
+        (
+            {"opt": "ngd,adam,adamw", "opt.betas": "0.9,0.99"},
+            "--opt.betas: ngd has no such option; write --opt.adam.betas to give it to adam alone",
+        ),
+        (
+            {"opt": "adam,sps,sgd", "opt.nesterov": True},
+            "--opt.nesterov: adam has no such option; write --opt.sgd.nesterov to give it to sgd alone",
+        ),
         ({"opt": "adam,ngd", "opt.nestrov": True}, "unknown option '--opt.nestrov'"),
         ({"seed": "3"}, "--seed 3: a sweep has several; write --seeds 3,... or --seeds COUNT"),
     ],
-)  # fmt: skip
+)
 def test_a_name_that_does_not_exist(words, message):
     assert message in refused(**words)
 
@@ -271,11 +281,16 @@ def test_the_order_of_samples_follows_the_seed_unless_given():
         {"opt.lr": "1e-3:1e1:3"},
         {"opt": "adam", "opt.betas": "0.8,0.9", "opt.lr": "0.1,1", "opt.amsgrad": True},
         {"opt": "sps", "opt.max_step": "0.1,inf", "trainer.batch_size": "5", "opt.f_star": "-0.5"},
-        {"opt": "sgd", "opt.lr": "1", "task.n": "10,20", "trainer.max_epochs": "1.5,3",
-         "trainer.gradient_clip_val": "1"},
+        {
+            "opt": "sgd",
+            "opt.lr": "1",
+            "task.n": "10,20",
+            "trainer.max_epochs": "1.5,3",
+            "trainer.gradient_clip_val": "1",
+        },
         {"opt.lr": "1", "data_seed": "3", "precision": "32-true", "trainer.val_every": "2,4"},
     ],
-)  # fmt: skip
+)
 def test_the_runs_are_those_of_bench_fit(cli, words):
     for config in grid("4,2", **words):
         said = []

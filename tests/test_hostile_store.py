@@ -225,8 +225,12 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, opt in (("sound", "gd"), ("victim", "ngd")):
         spec = make_spec(
             {"task": "synthetic", "opt": opt, "trainer.max_steps": "3", "device": "cpu"},
-            sampler=None, seeds=[1000], report_seeds=[0], prune=False, places={"data": folder, "store": folder},
-        )  # fmt: skip
+            sampler=None,
+            seeds=[1000],
+            report_seeds=[0],
+            prune=False,
+            places={"data": folder, "store": folder},
+        )
         study = studies.create(spec, name)
         study.ask(make_request(spec.design, 3, tpe=False, retries=1, report=True, out=None))
         study.advance()

@@ -39,7 +39,7 @@ COMMANDS = {
     "one by one": (*SWEEP, "--opt.lr", "0.1,1", "--engine", "lightning"),
 }
 SEEDS = [pytest.param(n, marks=pytest.mark.deep if n < 5 else pytest.mark.kill) for n in range(30)]
-FULL = "No space left on device; make room, then give the same command again"
+FULL = "No space left on device; free some space, then repeat the command"
 
 # -- processes ------------------------------------------------------------------------------------------------------
 
@@ -91,9 +91,11 @@ def count_moments(store: Path, moment: int | None, told: Path | None = None) -> 
         fsync(handle)
 
     for owner, name, call in (
-        (RawTable, "append", append_), (Progress, "update", update_), (SweepProgress, "advance", advance_),
+        (RawTable, "append", append_),
+        (Progress, "update", update_),
+        (SweepProgress, "advance", advance_),
         (os, "fsync", fsync_),
-    ):  # fmt: skip
+    ):
         setattr(owner, name, call)
     sys.addaudithook(hook)
 
@@ -192,15 +194,22 @@ REPRODUCE = (
     "--seeds", "4", "--device", "cpu", "--workers", "2", "--engine", "lanes", "--width", "4",
 )  # fmt: skip
 SUITE = {
-    "title": "small", "tasks": ["synthetic"], "optimizers": ["ngd", "gd"], "seeds": 1,
+    "title": "small",
+    "tasks": ["synthetic"],
+    "optimizers": ["ngd", "gd"],
+    "seeds": 1,
     "tune": {"trials": 2, "seeds": 1},
     "settings": {"trainer.max_steps": 40, "trainer.checkpoint_seconds": 1e-3, "device": "cpu"},
-}  # fmt: skip
+}
 WITH_WORKERS = {
-    "tune": TUNE, "tune of roles": OF_ROLES, "tune of two": (*TUNE, "--workers", "2"), "sweep": SWEEP_SHARED,
-    "long sweep": LONG_SWEEP, "reproduce": REPRODUCE,
+    "tune": TUNE,
+    "tune of roles": OF_ROLES,
+    "tune of two": (*TUNE, "--workers", "2"),
+    "sweep": SWEEP_SHARED,
+    "long sweep": LONG_SWEEP,
+    "reproduce": REPRODUCE,
     "suite": ("suite", "SUITE", "--workers", "2", "--engine", "lightning"),
-}  # fmt: skip
+}
 
 
 class Sharing:

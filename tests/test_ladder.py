@@ -123,10 +123,10 @@ def test_runs_are_evaluated_twenty_times():
 @pytest.mark.parametrize(
     ("words", "axis", "options", "says"),
     [
-        ({"task": "synthetic"}, "depth", {}, "does not say which option is its depth"),
+        ({"task": "synthetic"}, "depth", {}, "does not declare which option is its depth"),
         ({"task": "synthetic"}, "width", {"ratio": 1.0}, "--ratio 1"),
-        ({"task": "synthetic"}, "width", {"tokens": 20.0}, "no rows of tokens"),
-        ({"task": "lm"}, "epochs", {"tokens": 20.0}, "along --axis epochs the model stays"),
+        ({"task": "synthetic"}, "width", {"tokens": 20.0}, "not rows of tokens"),
+        ({"task": "lm"}, "epochs", {"tokens": 20.0}, "--axis epochs does not change the model"),
         ({"task": "lm", "trainer.max_steps": 9}, "size", {"tokens": 20.0}, "both set the length"),
     ],
 )
@@ -240,7 +240,7 @@ def test_a_prediction_that_came_after_its_runs_is_called_none(folder: Path, reco
     found = findings(replace(record, rungs=late), Stores([folder / "store"]))
     assert was_before(found.rungs[1]) is False
     notes = [note for board in boards(found) for table in board.tables for note in table.notes]
-    assert any("rung 2: runs of it were there before the prediction" in note for note in notes)
+    assert any("rung 2: it had runs before the prediction" in note for note in notes)
 
 
 def test_scores_say_whether_the_measured_ratio_was_in_the_interval(folder: Path, record: LadderRecord):
@@ -259,8 +259,11 @@ def test_scores_say_whether_the_measured_ratio_was_in_the_interval(folder: Path,
 def numbers(record: LadderRecord, store: Path) -> str:
     """What a ladder says but for moments and times."""
     found = findings(record, Stores([store]))
-    shown = [(board.name, table.title, [{k: v for k, v in row.items() if k in KEPT} for row in table.rows])
-             for board in boards(found) for table in board.tables]  # fmt: skip
+    shown = [
+        (board.name, table.title, [{k: v for k, v in row.items() if k in KEPT} for row in table.rows])
+        for board in boards(found)
+        for table in board.tables
+    ]
     return repr(shown) + repr([sorted(rung.ratios.items()) for rung in found.rungs])
 
 
@@ -352,9 +355,9 @@ def test_a_ladder_without_a_rung_says_so(tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--opt", "adam,ngd"], "the reference, gd, is not among them"),
+        (["--opt", "adam,ngd"], "the reference, gd, is missing from the list"),
         (["--opt", "gd"], "needs two optimizers or more"),
-        (["--opt", "gd,adam", "--report_seeds", "1"], "one seed tells nothing"),
+        (["--opt", "gd,adam", "--report_seeds", "1"], "one seed gives no estimate"),
         (["--opt", "gd,adam", "--budget", "20runs"], "takes a time"),
         (["--opt", "gd,adam", "--margin", "0.1"], "write decades from 0.5 to 4"),
         (["--opt", "gd,adm"], "adm"),

@@ -65,8 +65,13 @@ def test_the_interval_is_that_of_a_paired_t_test():
     found = step_ratio(STEPS, own, reference, smooth=False)
     interval = t_interval(shifts)
     fine = np.exp(np.linspace(math.log(20), math.log(200), 200_001))
-    kept = [s for s in fine if interval.low <= falling(np.array(200.0)) - np.interp(
-        math.log(s), np.log(STEPS), falling(STEPS / 0.6)) <= interval.high]  # fmt: skip
+    kept = [
+        s
+        for s in fine
+        if interval.low
+        <= falling(np.array(200.0)) - np.interp(math.log(s), np.log(STEPS), falling(STEPS / 0.6))
+        <= interval.high
+    ]
     assert found.low == pytest.approx(math.log(min(kept) / 200), abs=0.003)
     assert found.high == pytest.approx(math.log(max(kept) / 200), abs=0.003)
 
@@ -80,10 +85,12 @@ def test_a_method_that_leads_from_the_first_evaluation_on_has_no_lower_end():
 @pytest.mark.parametrize(
     ("steps", "own", "reference"),
     [
-        (STEPS, np.ones((1, 20)), np.ones((1, 20))), (STEPS, np.ones((2, 19)), np.ones((2, 20))),
-        (STEPS[::-1], np.ones((2, 20)), np.ones((2, 20))), (STEPS, np.full((2, 20), np.nan), np.ones((2, 20))),
+        (STEPS, np.ones((1, 20)), np.ones((1, 20))),
+        (STEPS, np.ones((2, 19)), np.ones((2, 20))),
+        (STEPS[::-1], np.ones((2, 20)), np.ones((2, 20))),
+        (STEPS, np.full((2, 20), np.nan), np.ones((2, 20))),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_curve_is_refused(steps: Array, own: Array, reference: Array):
     with pytest.raises(ValueError, match=r"steps|finite"):
         step_ratio(steps, own, reference)
@@ -203,9 +210,14 @@ def drawn(own: Array, reference: Array) -> Callable[[np.random.Generator, int], 
 
 
 def simulated(
-    steps: Array, curve: Callable[[Array], Array], noise: Callable[[np.random.Generator, int], tuple[Array, Array]],
-    first: float, slope: float, ladders: int, seeds: int = 5,
-) -> dict[str, float]:  # fmt: skip
+    steps: Array,
+    curve: Callable[[Array], Array],
+    noise: Callable[[np.random.Generator, int], tuple[Array, Array]],
+    first: float,
+    slope: float,
+    ladders: int,
+    seeds: int = 5,
+) -> dict[str, float]:
     """Shares of simulated ladders of four rungs of which intervals hold the truth, and of which a trend is called.
 
     Args:
@@ -250,11 +262,20 @@ def stored_curves(folder: Path) -> tuple[Array, Array, Array]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TASKS, "tiny_lm", TINY_LM)
-        words = {"task": "tiny_lm", **SIZES, "trainer.max_steps": 200, "trainer.val_every": 10, "device": "cpu",
-                 "store": folder, "data": folder}  # fmt: skip
+        words = {
+            "task": "tiny_lm",
+            **SIZES,
+            "trainer.max_steps": 200,
+            "trainer.val_every": 10,
+            "device": "cpu",
+            "store": folder,
+            "data": folder,
+        }
         own = {"sgd": {"opt.lr": 0.3}, "adam": {"opt.lr": 0.003}}
-        configs = [resolve({**words, **settings, "opt": opt, "seed": seed})
-                   for (opt, settings), seed in itertools.product(own.items(), range(40))]  # fmt: skip
+        configs = [
+            resolve({**words, **settings, "opt": opt, "seed": seed})
+            for (opt, settings), seed in itertools.product(own.items(), range(40))
+        ]
         assert execute(configs, SweepProgress("noise", "min", enabled=False), Effort("lanes", 20))
         there = Store(folder).finished_all(config.run_id for config in configs)
         runs = [there[config.run_id] for config in configs]

@@ -1,4 +1,4 @@
-"""Lanes: runs that are trained together as one program are the runs that `bench fit` makes, each for itself."""
+"""Lanes: vectorised runs equal the runs that `bench fit` makes."""
 
 import inspect
 import operator
@@ -215,7 +215,7 @@ def fits(grid: Grid) -> list[dict[str, Any]]:
 
 
 def gap(a: Any, b: Any) -> float:
-    """Greatest difference of numbers, absolute up to 1 and relative above; infinite where anything else differs."""
+    """Largest difference of numbers, absolute up to 1 and relative above; infinite where anything else differs."""
     if isinstance(b, dict):
         return max((gap(a[k], b[k]) for k in b), default=0.0) if a.keys() == b.keys() else inf
     if isinstance(b, list | tuple):
@@ -580,8 +580,11 @@ def opt(spec: OptimizerSpec, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 DRAWN = {
-    "task__dropout": 0.2, "trainer__gradient_clip_val": 0.2, "trainer__micro_batch_size": 4, "data_seed": 7,
-}  # fmt: skip
+    "task__dropout": 0.2,
+    "trainer__gradient_clip_val": 0.2,
+    "trainer__micro_batch_size": 4,
+    "data_seed": 7,
+}
 UNCLIPPED = {name: value for name, value in DRAWN.items() if name != "trainer__gradient_clip_val"}
 RUNS = [(spec, {}) for spec in OTHERS]
 RUNS += [(spec, DRAWN if may_clip(spec) else UNCLIPPED) for spec in (*AT_ONCE, *ONE_BY_ONE)]
@@ -684,7 +687,8 @@ def numbers(told: Any) -> list[float]:
 @pytest.mark.parametrize(
     ("task", "wild", "reason"),
     [
-        # Beyond what a float64 can square, so that the second loss is no number: of 1e6 the fourth may be one or not.
+        # Beyond what a float64 can square, so that the second loss is not a number: of 1e6 the fourth may be one or
+        # not.
         ("tiny", 1e200, "loss or gradient is not finite"),
         ("net", 1e200, "loss or gradient is not finite"),
         ("square", 2.0, "the loss grew from"),

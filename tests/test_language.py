@@ -33,9 +33,14 @@ from tests.tiny_text import GROUPS, VOCABULARY, TinyText
 pytestmark = pytest.mark.numeric
 
 SHAPE = {
-    "vocab_size": VOCABULARY, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
-    "intermediate_size": 16, "max_position_embeddings": 20, "num_labels": 3,
-}  # fmt: skip
+    "vocab_size": VOCABULARY,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 16,
+    "max_position_embeddings": 20,
+    "num_labels": 3,
+}
 FAMILY = {
     "bert": (BertConfig(**SHAPE), BertForSequenceClassification),
     "roberta": (RobertaConfig(**SHAPE, type_vocab_size=1, pad_token_id=2), RobertaForSequenceClassification),
@@ -262,9 +267,11 @@ def test_regrouping_cuts_the_same_projections_into_other_heads(heads: int, folde
 def test_fresh_heads_are_the_same_architecture_from_the_seed(folder: Folder) -> None:
     path = folder(whole=True)
     own, fresh, again, other = (
-        from_folder(path), from_folder(path, num_heads=4, heads="fresh"), from_folder(path, num_heads=4, heads="fresh"),
+        from_folder(path),
+        from_folder(path, num_heads=4, heads="fresh"),
+        from_folder(path, num_heads=4, heads="fresh"),
         from_folder(path, seed=1, num_heads=3, heads="fresh"),
-    )  # fmt: skip
+    )
     sizes = [{name: p.shape for name, p in task.named_parameters()} for task in (own, fresh, other)]
     assert sizes[0] == sizes[1] == sizes[2]
     name = "bert.encoder.layer.0.attention.self.query.weight"
@@ -323,8 +330,8 @@ def test_the_record_says_which_weights_or_that_there_were_none(folder: Folder) -
         for task in (from_folder(path), from_folder(path, heads="fresh"), small())
     )
     assert pretrained.facts == {"model": str(path), "weights": digest}
-    assert (fresh.facts, scratch.facts) == ({"model": str(path)}, {"model": "a small BERT from random weights"})
-    assert (pretrained.part, fresh.part, scratch.part) == (None, None, "a small BERT from random weights")
+    assert (fresh.facts, scratch.facts) == ({"model": str(path)}, {"model": "a small BERT with random weights"})
+    assert (pretrained.part, fresh.part, scratch.part) == (None, None, "a small BERT with random weights")
     assert any("not the whole task: a small BERT" in line for line in result_lines(scratch, path))
 
 
@@ -548,10 +555,17 @@ def on_2000_rows(task: str, minilm: str) -> dict[str, Any]:
     """One epoch of MiniLM, by AdamW."""
     data = folder_with(f"{task}/train.parquet")
     return {
-        "task": task, "task.model": minilm, "task.n_train": 2000, "task.max_length": 64,
-        "opt": "adamw", "opt.lr": 5e-5, "trainer.batch_size": 16, "trainer.max_epochs": 1, "device": "cpu",
+        "task": task,
+        "task.model": minilm,
+        "task.n_train": 2000,
+        "task.max_length": 64,
+        "opt": "adamw",
+        "opt.lr": 5e-5,
+        "trainer.batch_size": 16,
+        "trainer.max_epochs": 1,
+        "device": "cpu",
         "data": data,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.minilm

@@ -70,13 +70,24 @@ def test_the_table_shows_settings_scores_verdicts_and_the_reference(cli, filled)
     title, _, _, problem, _, head, first, second, *notes = answer.out.splitlines()
     assert (title, problem) == ("Quality at a fixed budget", "mnist, max_steps 100")
     assert re.split(r"\s{2,}", head.strip())[:6] == [
-        "optimizer", "settings", "test accuracy", "with the noise of tuning", "against adam (tuned)", "won"
-    ]  # fmt: skip
+        "optimizer",
+        "settings",
+        "test accuracy",
+        "with the noise of tuning",
+        "against adam (tuned)",
+        "won",
+    ]
     interval = "0.828 [0.7984, 0.8576]"
     assert re.split(r"\s{2,}", first.strip())[:6] == ["adam", "tuned", interval, interval, "reference", "-"]
     assert re.split(r"\s{2,}", second.strip())[:7] == [
-        "sgd", "default", "0.718 [0.6793, 0.7567]", "-", "too few seeds (5 of 7)", "0 of 5", "-0.11"
-    ]  # fmt: skip
+        "sgd",
+        "default",
+        "0.718 [0.6793, 0.7567]",
+        "-",
+        "too few seeds (5 of 7)",
+        "0 of 5",
+        "-0.11",
+    ]
     assert "  note: not tuned, so at a disadvantage: sgd" in notes
 
 
@@ -127,9 +138,18 @@ def test_csv_has_three_columns_for_an_interval_whichever_row_is_first(cli, fille
     keep(filled, *seeds("adamw", [None, 0.9, 0.9]))
     lines = list(csv.DictReader(io.StringIO(cli("leaderboard", "--reference", "adam", "--format", "csv").out)))
     assert list(lines[0])[4:15] == [
-        "final", "final_low", "final_high", "final_tuned", "final_tuned_low", "final_tuned_high",
-        "verdict", "won", "effect", "effect_low", "effect_high",
-    ]  # fmt: skip
+        "final",
+        "final_low",
+        "final_high",
+        "final_tuned",
+        "final_tuned_low",
+        "final_tuned_high",
+        "verdict",
+        "won",
+        "effect",
+        "effect_low",
+        "effect_high",
+    ]
     own = {line["opt"]: line for line in lines}
     assert float(own["adam"]["final_low"]) == pytest.approx(0.7983, abs=2e-4)
     assert (own["adamw"]["final"], own["adamw"]["final_low"]) == ("1 of 3 diverged", "")
@@ -296,7 +316,7 @@ def test_a_place_that_takes_nothing_is_one_line(cli, filled, out, flag):
     answer = cli("leaderboard", flag, out)
     assert answer.code == 2
     assert re.fullmatch(
-        r"bench: error: cannot write (into )?\S+: .*\n|bench: error: .* has no place for this board.*\n", answer.err
+        r"bench: error: cannot write (into )?\S+: .*\n|bench: error: .* has no markers for this board.*\n", answer.err
     )
 
 
@@ -334,7 +354,7 @@ def test_an_empty_store_says_what_to_run(cli, store, make, says):
 
 def test_a_store_that_is_a_file_is_refused(cli, tmp_path):
     (tmp_path / "file").touch()
-    assert "it is a file and no folder" in cli("leaderboard", "--store", tmp_path / "file").err
+    assert "it is a file, not a folder" in cli("leaderboard", "--store", tmp_path / "file").err
 
 
 def test_a_store_with_nothing_but_damage_names_it(cli, store):
@@ -343,7 +363,7 @@ def test_a_store_with_nothing_but_damage_names_it(cli, store):
     record.write_text("{")
     answer = cli("leaderboard")
     assert answer.code == 2
-    assert f"there are no runs that can be read in {store} ({record}: " in answer.err
+    assert f"there are no readable runs in {store} ({record}: " in answer.err
 
 
 def test_damaged_runs_are_named_and_left_out_and_the_exit_code_says_so(cli, filled):
@@ -364,10 +384,13 @@ def test_damaged_runs_are_named_and_left_out_and_the_exit_code_says_so(cli, fill
 @pytest.mark.parametrize(
     ("place", "value"),
     [
-        (("versions", "opt"), [1]), (("config", "trainer", "devices"), "auto"),
-        (("config", "trainer", "max_steps"), 10**400), (("steps",), 10**400), (("config", "task"), ["mnist"]),
+        (("versions", "opt"), [1]),
+        (("config", "trainer", "devices"), "auto"),
+        (("config", "trainer", "max_steps"), 10**400),
+        (("steps",), 10**400),
+        (("config", "task"), ["mnist"]),
     ],
-)  # fmt: skip
+)
 def test_a_record_of_another_kind_is_named_and_left_out(cli, filled, place, value):
     whole = cli("leaderboard", "--board", "all").out
     run = made("sgd", 9)
@@ -422,13 +445,17 @@ def test_stores_of_several_machines_are_read_as_one(cli, filled, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--only", "lr"), "write NAME=VALUE"), (("--only", "status=completed"), "never left out"),
-        (("--only", "opt.lrr=1"), "did you mean 'opt.lr'"), (("--opt", "addam"), "did you mean 'adam'"),
-        (("--task", ","), "it names nothing"), (("--target", "nan"), "no finite number"),
-        (("--target", "x"), "no finite number"), (("--reference", "sgdd"), "did you mean 'sgd'"),
+        (("--only", "lr"), "write NAME=VALUE"),
+        (("--only", "status=completed"), "comparisons always include"),
+        (("--only", "opt.lrr=1"), "did you mean 'opt.lr'"),
+        (("--opt", "addam"), "did you mean 'adam'"),
+        (("--task", ","), "it is empty"),
+        (("--target", "nan"), "not a finite number"),
+        (("--target", "x"), "not a finite number"),
+        (("--reference", "sgdd"), "did you mean 'sgd'"),
         (("--settings", "worst"), "unknown --settings 'worst'"),
     ],
-)  # fmt: skip
+)
 def test_misspelt_words_are_one_line(cli, filled, words, says):
     answer = cli("leaderboard", *words)
     assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)

@@ -99,9 +99,7 @@ def test_the_newest_comes_first_with_date_seconds_and_metric(cli, store, monkeyp
     time.tzset()
     assert " ".join(answer.out.splitlines()[0].split()) == "run status begun time steps seed result settings"
     first, second, third = rows(answer)
-    assert first[:7] == [
-        new.run_id, "completed", "2026-11-03 13:00", "1.5 s", "100", "0", "test accuracy 0.875"
-    ]  # fmt: skip
+    assert first[:7] == [new.run_id, "completed", "2026-11-03 13:00", "1.5 s", "100", "0", "test accuracy 0.875"]
     assert (second[1], second[6]) == ("diverged", "-")
     assert third[0] == old.run_id
     assert third[3] == "3 min"
@@ -177,8 +175,9 @@ def test_sweeps_on_other_problems_have_lines_of_their_own(cli, store):
         words = {"task.sigma": sigma, "opt.lr": 0.1}
         keep(store, *(made("ngd", seed, 0.5, task="synthetic", words=words, plan="sweep") for seed in (0, 1)))
     assert sorted(row[7] for row in rows(cli("list", "runs"))) == [
-        "task.sigma 0.25  opt.lr 0.1  trainer.max_steps 100", "task.sigma 0.5  opt.lr 0.1  trainer.max_steps 100"
-    ]  # fmt: skip
+        "task.sigma 0.25  opt.lr 0.1  trainer.max_steps 100",
+        "task.sigma 0.5  opt.lr 0.1  trainer.max_steps 100",
+    ]
 
 
 @pytest.fixture
@@ -280,8 +279,8 @@ def test_without_a_store_there_are_no_runs(cli, store):
         ("--since 3y", "or how long ago (30m, 2h, 3d, 1w)"),
         ("--study x", "unknown study in {store} 'x'; there is none"),
         ("--limit 0", "--limit 0: it must be at least 1"),
-        ("--limit many", "--limit many: it takes a whole number"),
-        ("--task ,", "--task ,: it names nothing; write A,B"),
+        ("--limit many", "--limit many: it must be a whole number"),
+        ("--task ,", "--task ,: it is empty; write A,B"),
         ("--seed 1", "unknown option '--seed'; "),
     ],
 )
@@ -291,7 +290,7 @@ def test_bad_words(cli, several, store, words, error):
 
 @pytest.mark.parametrize("what", ["tasks", "optimizers"])
 def test_what_chooses_runs_is_refused_elsewhere(cli, what):
-    assert f"--opt: it chooses runs (`bench list runs`); leave it out to list {what}" in fails(
+    assert f"--opt: it selects runs (`bench list runs`); remove it to list {what}" in fails(
         cli("list", what, "--opt", "sgd")
     )
     assert json.loads(cli("list", what, "--json").out).keys() == {
@@ -301,10 +300,16 @@ def test_what_chooses_runs_is_refused_elsewhere(cli, what):
 
 @pytest.mark.parametrize(
     ("text", "moment"),
-    [("30m", "2026-11-22T11:30:00Z"), ("2h", "2026-11-22T10:00:00Z"), ("3d", "2026-11-19T12:00:00Z"),
-     ("1w", "2026-11-15T12:00:00Z"), ("2026-11-22T11:30:00Z", "2026-11-22T11:30:00Z"),
-     ("2026-11-22T11:30:00+01:00", "2026-11-22T10:30:00Z"), ("0001-01-03T00:00Z", "0001-01-03T00:00:00Z")],
-)  # fmt: skip
+    [
+        ("30m", "2026-11-22T11:30:00Z"),
+        ("2h", "2026-11-22T10:00:00Z"),
+        ("3d", "2026-11-19T12:00:00Z"),
+        ("1w", "2026-11-15T12:00:00Z"),
+        ("2026-11-22T11:30:00Z", "2026-11-22T11:30:00Z"),
+        ("2026-11-22T11:30:00+01:00", "2026-11-22T10:30:00Z"),
+        ("0001-01-03T00:00Z", "0001-01-03T00:00:00Z"),
+    ],
+)
 def test_since(text, moment):
     assert since(text, datetime(2026, 11, 22, 12, tzinfo=UTC)) == moment
 
@@ -486,8 +491,13 @@ def test_nothing_in_a_record_harms_the_terminal_or_the_shell(cli, store):
     commands = [line.strip() for line in cli("show", run.run_id).out.splitlines() if line.startswith("  bench ")]
     assert len(commands) == 2
     for command in commands:
-        told = subprocess.run(["sh", "-c", f"bench() {{ printf '%s\\n' \"$@\"; }}; {command}"], cwd=store.parent,
-                              capture_output=True, text=True, check=True)  # fmt: skip
+        told = subprocess.run(
+            ["sh", "-c", f"bench() {{ printf '%s\\n' \"$@\"; }}; {command}"],
+            cwd=store.parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         assert "$(touch harmed) `touch harmed`; touch harmed #'\"" in told.stdout
     assert not (store.parent / "harmed").exists()
 

@@ -245,7 +245,7 @@ def test_byte_pairs_shorten_and_never_fail() -> None:
     assert pairs.decode(pairs.encode([unseen]).tolist()) == unseen
     assert len(train_byte_pairs(["ab"], 300)) == 257
     with pytest.raises(
-        DataError, match=r"65,537 different characters, more than 65,536; take --task.tokens byte or bpe"
+        DataError, match=r"65,537 different characters, more than 65,536; use --task.tokens byte or bpe"
     ):
         Characters([chr(0x10000 + i) for i in range(2**16 + 1)])
 
@@ -305,7 +305,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
                  ("missing data: test.parquet expected in .*wikitext103, with the column text;"
                   r" fetching from the Hub failed \(the package datasets is not installed: .*\)")),
     "not UTF-8": (lambda root: (root / "tiny_shakespeare" / "input.txt").write_bytes(b"abc\xff" * 50),
-                  "input.txt is not a text in UTF-8"),
+                  "input.txt is not UTF-8 text"),
     "empty text": (lambda root: write_text(root / "tiny_shakespeare" / "input.txt", ""),
                    r"the train split of .*input.txt has 0 tokens; with length=8 at least 9 are needed"),
     "short text": (lambda root: write_text(root / "tiny_shakespeare" / "input.txt", "a" * 80),
@@ -317,7 +317,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no row": (lambda root: write_rows(root / "wikitext103" / "test.parquet", pa.array([], pa.string())),
                r"the test split of .*test.parquet has 0 tokens"),
     "null": (lambda root: write_rows(root / "wikitext103" / "test.parquet", ["a", None]),
-             r"test.parquet: row 1 has no text but None; leave out such rows"),
+             r"test.parquet: row 1 has None instead of text; remove such rows"),
     "numbers": (lambda root: write_rows(root / "wikitext103" / "test.parquet", [1, 2]), r"row 0 has no text but 1"),
     "odd bytes": (lambda root: write_rows(root / "wikitext103" / "test.parquet", pa.array([b"\xff"]).view(pa.string())),
                   r"test.parquet: column 'text' has a text that is not UTF-8"),
@@ -345,10 +345,10 @@ def test_a_corpus_that_cannot_be_used_is_named_in_one_line(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"vocab": 255}, r"vocab=255 is out of range: it must lie in \[256, 65536\]"),
+        ({"vocab": 255}, r"vocab=255 is out of range: it must be in \[256, 65536\]"),
         ({"length": 0}, r"length=0 is out of range"),
         ({"corpus": "shakespear"}, "corpus=shakespear is not known: it must be one of tiny_shakespeare, .*, or a file"),
-        ({"corpus": "nowhere/own.txt"}, "corpus=nowhere/own.txt is no file that is here"),
+        ({"corpus": "nowhere/own.txt"}, "corpus=nowhere/own.txt does not exist"),
         ({"corpus": "."}, "corpus=. is a folder; name the file in it"),
     ],
 )
@@ -359,7 +359,7 @@ def test_options_of_the_data_out_of_range_are_named(options: dict[str, Any], mes
 
 def test_a_text_of_one_character_is_refused(root: Path, own_cache: Path) -> None:
     write_text(root / "tiny_shakespeare" / "input.txt", "a" * 500)
-    with pytest.raises(DataError, match="is made of one character, which leaves nothing to learn"):
+    with pytest.raises(DataError, match="has only one distinct character, so there is nothing to learn"):
         CorpusData(root, length=8)
 
 
@@ -407,9 +407,12 @@ def test_the_decoder_is_the_one_written_out(options: dict[str, Any]) -> None:
 
 
 KINDS: list[dict[str, Any]] = [
-    {}, {"attention": "fixed_head", "head_dim": 6}, {"attention": "dcmha"}, {"attention": "dcmha", "window": 3},
+    {},
+    {"attention": "fixed_head", "head_dim": 6},
+    {"attention": "dcmha"},
+    {"attention": "dcmha", "window": 3},
     {"window": 3},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
@@ -484,7 +487,7 @@ def test_presets_have_these_parameters(preset: str, attention: str, count: int) 
         ({"layers": 0}, "layers=0 is out of range"),
         ({"window": 0}, "window=0 is out of range"),
         ({"mlp_width": 0}, "mlp_width=0"),
-        ({"dropout": 1.0}, r"dropout=1.0 is out of range: it must lie in \[0, 1\)"),
+        ({"dropout": 1.0}, r"dropout=1.0 is out of range: it must be in \[0, 1\)"),
         ({"mlp": "relu"}, "mlp=relu is not known: it must be gelu or swiglu"),
         ({"num_heads": 3}, "num_heads=3 does not divide width=128"),
         ({"attention": "fixed_head", "head_dim": 5}, r"head_dim=5 .* is odd"),
@@ -673,7 +676,7 @@ def test_data_says_what_is_here_and_prepares_it(cli: Cli, root: Path, own_cache:
     for name in ("length", "root"):
         refused = cli("data", "status", *words, f"--task.{name}", 8)
         assert (refused.code, refused.out) == (2, "")
-        assert f"--task.{name}: `bench data status` takes no options of a task but those that name" in refused.err
+        assert f"--task.{name}: `bench data status` takes only task options that name" in refused.err
     unknown = cli("data", "status", *words, "--task.corpus", "nowhere")
     assert "--task.corpus=nowhere is not known" in unknown.err
     levels = [(finding.level, finding.subject) for finding in text_diagnoses(TASKS["lm"], root)]

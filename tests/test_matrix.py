@@ -132,7 +132,7 @@ def test_torchs_own_are_there_where_they_are_asked_for() -> None:
         ("Abstract", ["error", "not applicable", "not applicable"], "it is an abstract base class: "),
         ("Rude", ["error", "not applicable", "not applicable"], "ValueError: <script>"),
         ("Leaves", ["error", "not applicable", "not applicable"], "the process ended with code 7"),
-        ("Sleeps", ["pass", "error", "pass"], "no end after 20 s"),
+        ("Sleeps", ["pass", "error", "pass"], "not finished after 20 s"),
         ("sgd", ["pass", "pass", "pass"], ""),
     ],
 )
@@ -153,8 +153,13 @@ def test_the_board_counts(found: list[Row]) -> None:
     # Those without faults first, then the others, then what is not built.
     assert [row["faults"] for row in table.rows] == [0, 0, 0, 0, 1, 1, *["not built"] * 6]
     assert [row["opt"].rpartition(":")[2] for row in not_built.rows] == [
-        "Abstract", "Leaves", "Needy", "OfModel", "Rude", "Wraps",
-    ]  # fmt: skip
+        "Abstract",
+        "Leaves",
+        "Needy",
+        "OfModel",
+        "Rude",
+        "Wraps",
+    ]
     assert [row["check"] for row in checks.rows] == ["groups", "builds", "memory"]  # by what a failure does
     groups = next(row for row in checks.rows if row["check"] == "groups")
     assert [groups[word] for word in ("pass", "fail", "error", "not applicable")] == [4, 1, 1, 6]
@@ -231,21 +236,23 @@ def test_all_checks_but_the_reference_are_made() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--matrix", "torchvison,sgd"],
-         "no module 'torchvison' here; is its package installed.* Did you mean 'torchvision'"),
+        (
+            ["--matrix", "torchvison,sgd"],
+            "no module 'torchvison' here; is its package installed.* Did you mean 'torchvision'",
+        ),
         (["--matrix", "snggd"], "Did you mean 'sngd'"),
         (["--matrix", "torch.optim:Adm"], "did you mean 'Adam'"),
         (["--matrix", "json"], "no public torch.optim.Optimizer class in json"),
         (["--matrix", "tests/nowhere.py"], "there is no file tests/nowhere.py"),
-        (["--matrix", ""], "--matrix '': it names nothing"),
+        (["--matrix", ""], "--matrix '': it is empty"),
         (["--matrix", "sgd", "--only", "grups"], "did you mean 'groups'"),
-        (["--matrix", "sgd", "-o", "x.doc"], "ends in none of .md, .html"),
-        (["--matrix", "sgd", "-o", "nowhere/x.md"], "its folder is not there"),
-        (["--matrix", "sgd", "--opt.lr", "1"], "leave the name, --opt"),
-        (["sgd", "--matrix", "sgd"], "leave the name, --opt"),
+        (["--matrix", "sgd", "-o", "x.doc"], "must be one of .md, .html"),
+        (["--matrix", "sgd", "-o", "nowhere/x.md"], "its folder does not exist"),
+        (["--matrix", "sgd", "--opt.lr", "1"], "remove the name, --opt"),
+        (["sgd", "--matrix", "sgd"], "remove the name, --opt"),
         (["sgd", "-o", "x.md"], "-o is for --matrix"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_request_says_what_to_do(words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         main(words)
@@ -278,12 +285,24 @@ def test_the_command_writes_every_file_that_it_is_given(
 
 @pytest.mark.deep
 def test_an_interrupt_leaves_what_is_there(tmp_path: Path, zoo: Path) -> None:
-    words = ["check", "--matrix", f"sgd,{zoo}:Sleeps", "--only", "groups", "-o", f"{tmp_path}/m.md",
-             "--store", str(tmp_path / "store")]  # fmt: skip
+    words = [
+        "check",
+        "--matrix",
+        f"sgd,{zoo}:Sleeps",
+        "--only",
+        "groups",
+        "-o",
+        f"{tmp_path}/m.md",
+        "--store",
+        str(tmp_path / "store"),
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.cli", *words],
-        stderr=subprocess.PIPE, text=True, cwd=tiny.ROOT, env={**os.environ, "PYTHONPATH": str(tiny.ROOT)},
-    )  # fmt: skip
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tiny.ROOT,
+        env={**os.environ, "PYTHONPATH": str(tiny.ROOT)},
+    )
     assert process.stderr is not None
     assert process.stderr.readline() == "1/2 sgd: no fault\n"
     time.sleep(0.5)
@@ -317,8 +336,13 @@ def test_a_killed_matrix_goes_on_and_nothing_is_lost_or_made_twice(tmp_path: Pat
     (tmp_path / "mine.py").write_text(COUNTS.replace("LOG", str(log)).replace("SLEEP", str(sleep)))
     sleep.touch()
     words = ["check", "--matrix", str(tmp_path / "mine.py"), "--limit", "200", "-o", str(page), "--store", str(store)]
-    command = {"args": [sys.executable, "-m", "bench.cli", *words], "cwd": tiny.ROOT, "stderr": subprocess.PIPE,
-               "text": True, "env": {**os.environ, "PYTHONPATH": str(tiny.ROOT)}}  # fmt: skip
+    command = {
+        "args": [sys.executable, "-m", "bench.cli", *words],
+        "cwd": tiny.ROOT,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "env": {**os.environ, "PYTHONPATH": str(tiny.ROOT)},
+    }
     process = subprocess.Popen(**command)
     until = time.monotonic() + 200
 
@@ -329,7 +353,7 @@ def test_a_killed_matrix_goes_on_and_nothing_is_lost_or_made_twice(tmp_path: Pat
     while len(lines()) < len(MATRIX_CHECKS) + before_sleep and time.monotonic() < until:
         time.sleep(0.1)
     again = subprocess.run(**command)
-    assert (again.returncode, "another process makes this matrix now" in again.stderr) == (2, True)
+    assert (again.returncode, "another process is making this matrix" in again.stderr) == (2, True)
     process.kill()
     process.communicate()
     kept, made = lines(), len(log.read_text())
@@ -340,7 +364,7 @@ def test_a_killed_matrix_goes_on_and_nothing_is_lost_or_made_twice(tmp_path: Pat
     sleep.unlink()
     done = subprocess.run(**command)
     assert done.returncode == 0, done.stderr
-    assert f"going on after {len(kept)} verdicts" in done.stderr
+    assert f"continuing after {len(kept)} verdicts" in done.stderr
     assert not journal.exists()
     reports = {report.name.rpartition(":")[2]: report for report in Stores([store]).checks}
     assert sorted(reports) == ["Counts", "Sleeps"]

@@ -335,7 +335,7 @@ def test_a_problem_without_an_answer_gives_the_reason() -> None:
     def solve_hopeless() -> None:
         raise ArithmeticError("no luck")
 
-    assert or_reason(3001, lambda: None) == "not solved: 3001 constraints are more than 3000"
+    assert or_reason(3001, lambda: None) == "not solved: 3001 constraints, more than the limit of 3000"
     assert or_reason(3000, lambda: None) == "infeasible: no direction meets all constraints"
     assert or_reason(1, solve_hopeless) == "not solved: no luck"
     assert fact("not solved: no luck") == {"solved": False, "reason": "not solved: no luck"}
@@ -349,6 +349,10 @@ def test_an_answer_is_kept_as_plain_numbers() -> None:
         assert not isinstance(found, str)
         known = fact(found)
         assert {name: type(value) for name, value in known.items()} == {
-            "solved": bool, "norm": float, "support": int, "violation": float, "duality_gap": float
-        }  # fmt: skip
+            "solved": bool,
+            "norm": float,
+            "support": int,
+            "violation": float,
+            "duality_gap": float,
+        }
         assert known["norm"] == pytest.approx(float(found[0].norm()), rel=1e-12)

@@ -43,7 +43,7 @@ def test_memory_may_be_a_share_of_what_is_free(monkeypatch, text, share):
     + ["8G%", "8%G", "8,5G", "1.2.3", "0.0001", "8Gi B", "8 9"],
 )  # fmt: skip
 def test_anything_else_is_refused(text):
-    with pytest.raises(ValueError, match=r"^write a share of what is free, such as 80%, or a size, such as 8G$"):
+    with pytest.raises(ValueError, match=r"^write a fraction of the free memory, such as 80%, or a size, such as 8G$"):
         read_memory(text)
 
 
@@ -186,9 +186,11 @@ def test_a_system_that_tells_nothing_still_gives_a_number(monkeypatch):
 @pytest.mark.parametrize(
     "error",
     [
-        MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory:"
-                     " you tried to allocate"),
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory: you tried to allocate"
+        ),
         RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."),
         RuntimeError("CUDA error: out of memory\nCompile with"),
         RuntimeError("MPS backend out of memory (MPS allocated: 1 GB"),
@@ -196,16 +198,20 @@ def test_a_system_that_tells_nothing_still_gives_a_number(monkeypatch):
         RuntimeError("unable to mmap 8 bytes from file: Cannot allocate memory (12)"),
     ],
     ids=lambda error: str(error)[:20],
-)  # fmt: skip
+)
 def test_memory_is_short(error):
     assert ran_out(error)
 
 
 @pytest.mark.parametrize(
     "error",
-    [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError(), OSError(28, "No space left"),
-     KeyError("memory")]
-)  # fmt: skip
+    [
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        ValueError(),
+        OSError(28, "No space left"),
+        KeyError("memory"),
+    ],
+)
 def test_other_errors_are_others(error):
     assert not ran_out(error)
 

@@ -190,7 +190,7 @@ def test_of_two_finished_runs_that_of_the_destination_stays(cli, tmp_path, their
     before = digest(tmp_path / "dest")
     answer = cli("merge", tmp_path / "source", tmp_path / "dest")
     assert (answer.code, answer.out) == (0, "0 runs copied, 1 already there, 0 skipped\n")
-    assert answer.err == f"bench: warning: a has another result in {tmp_path / 'dest'}, which stays\n"
+    assert answer.err == f"bench: warning: a has another result in {tmp_path / 'dest'}; that one is kept\n"
     assert digest(tmp_path / "dest") == before
 
 
@@ -275,7 +275,7 @@ def test_the_record_of_a_study_under_another_name_is_damaged(cli, tmp_path):
     path.rename(path.with_name("t.json"))
     answer = cli("merge", tmp_path / "source", tmp_path / "dest")
     assert answer.code == 1
-    assert "t.json: it is the record of s, whose place is s.json; " in answer.err
+    assert "t.json: it is the record of s, which belongs at s.json; " in answer.err
     assert no_trace(tmp_path / "dest")
 
 
@@ -285,7 +285,7 @@ def test_a_linked_folder_of_studies_is_not_followed(cli, tmp_path):
     (source / "studies").symlink_to(add_study(tmp_path / "theirs", "s").parent)
     answer = cli("merge", source, tmp_path / "dest")
     assert answer.code == 1
-    assert f"{source / 'studies'}: it is a link, which is not followed; " in answer.err
+    assert f"{source / 'studies'}: it is a symbolic link, and links are not followed; " in answer.err
     assert no_trace(tmp_path / "dest")
 
 
@@ -338,7 +338,7 @@ def test_what_is_being_trained_is_left_alone(cli, source, tmp_path):
     answer = cli("merge", source, tmp_path / "dest")
     assert answer.out == "4 runs copied, 1 already there, 3 skipped; 1 records of studies copied\n"
     assert sorted(answer.err.splitlines()) == [
-        f"bench: note: {path} is being trained now" for path in sorted([block.folder, folder.folder])
+        f"bench: note: {path} is in training" for path in sorted([block.folder, folder.folder])
     ]
     assert answer.code == 0
     assert list(seen(tmp_path / "dest")) == list("abcd")
@@ -352,7 +352,7 @@ def test_what_is_being_trained_in_the_destination_is_left_alone(cli, tmp_path, a
     folder = begin(tmp_path / "dest", record("a", status="running"), [9.0])
     answer = cli("merge", tmp_path / "source", tmp_path / "dest")
     assert answer.code == 0
-    assert f"{folder.folder} is being trained now" in answer.err
+    assert f"{folder.folder} is in training" in answer.err
     assert Store(tmp_path / "dest").get("a").status == "running"
     folder.drop()
 
@@ -418,7 +418,7 @@ def test_curves_that_were_exchanged_are_not_copied(cli, tmp_path):
     answer = cli("merge", tmp_path / "source", tmp_path / "dest")
     assert (answer.code, answer.out) == (1, "0 runs copied, 0 already there, 0 skipped\n")
     for path, other in zip(paths, "ba", strict=True):
-        assert f"{path}: it has rows of another run ({other}); " in answer.err
+        assert f"{path}: it contains rows of another run ({other}); " in answer.err
 
 
 def test_a_block_with_ids_that_are_no_names_is_not_copied(cli, tmp_path):
@@ -560,11 +560,11 @@ def test_stores_that_cannot_be_merged(cli, source, tmp_path):
     before = digest(source)
     assert "bench merge needs SOURCE" in fails()
     assert "bench merge needs DEST" in fails(source)
-    assert f"there is no store {tmp_path / 'nowhere'}; name one that is there" in fails(tmp_path / "nowhere", source)
+    assert f"there is no store {tmp_path / 'nowhere'}; name an existing one" in fails(tmp_path / "nowhere", source)
     same = source / ".." / source.name
     for words in ((source, source), (same, source), (source, tmp_path, source)):
-        assert "is source and destination; name another store as one of them" in fails(*words)
-    assert f"lies in the store {source}" in fails(source, source / "dest")
+        assert "is both source and destination; change one of them" in fails(*words)
+    assert f"is inside the store {source}" in fails(source, source / "dest")
     assert f"{source / 'a'} is the folder of a run" in fails(source / "a", tmp_path / "dest")
     assert digest(source) == before
 

@@ -104,7 +104,7 @@ ILLEGAL: list[tuple[str, Any, str]] = [
     *[("momentum", value, "[0, 1)") for value in (-1e-9, 1.0, nan)],
     *[("weight_decay", value, "[0, inf)") for value in (-1.0, inf, nan)],
     *[("ns_steps", value, "[0, 100)") for value in (-1, 100)],
-    ("adjust", "none", "none of: original, rms"),
+    ("adjust", "none", "it must be original or rms"),
 ]
 
 

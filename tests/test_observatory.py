@@ -35,9 +35,17 @@ def the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def settings(name: str, store: Path, **more: Any) -> dict[str, Any]:
     return {
-        "task": name, **SIZES[name], "opt": "sgdm", "opt.lr": 0.05, "precision": "64-true", "device": "cpu",
-        "store": store, "trainer.max_steps": 12, "trainer.observe": 4, **more,
-    }  # fmt: skip
+        "task": name,
+        **SIZES[name],
+        "opt": "sgdm",
+        "opt.lr": 0.05,
+        "precision": "64-true",
+        "device": "cpu",
+        "store": store,
+        "trainer.max_steps": 12,
+        "trainer.observe": 4,
+        **more,
+    }
 
 
 def trained(name: str, store: Path, **more: Any) -> dict[str, np.ndarray]:
@@ -116,9 +124,12 @@ def test_attention_on_one_token_and_on_all_alike_are_the_ends_of_every_scale() -
     single = attention_of(Watched(one, seen))
     diagonal = attention_of(Watched(1e4 * torch.eye(T).expand(2, 1, T, T), seen))
     wanted = {
-        "entropy": (math.log(T), 0, 0), "greatest": (1 / T, 1, 1), "top_token": (1 / T, 1, 1 / T), "rank": (1, 1, T),
+        "entropy": (math.log(T), 0, 0),
+        "greatest": (1 / T, 1, 1),
+        "top_token": (1 / T, 1, 1 / T),
+        "rank": (1, 1, T),
         "saturated": (0, 1, 1),
-    }  # fmt: skip
+    }
     for key, values in wanted.items():
         assert [float(each[key]) for each in (alike, single, diagonal)] == pytest.approx(values, abs=1e-5), key
     assert float(alike["logit_scale"]) == 0
@@ -308,9 +319,9 @@ def test_weights_that_are_not_finite_give_no_number(follow) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"task": "synthetic"}, "--trainer.observe 4: the task synthetic has measurements of its own"),
+        ({"task": "synthetic"}, "--trainer.observe 4: the task synthetic has its own measurements"),
         ({"trainer.strategy": "fsdp"}, "--trainer.observe needs whole weights"),
-        ({"task.attention": "dcmha"}, "--trainer.observe 4: tiny has no heads with an attention of their own"),
+        ({"task.attention": "dcmha"}, "--trainer.observe 4: tiny has no heads with their own attention"),
         ({"trainer.observe": 0}, "--trainer.observe 0"),
     ],
     ids=str,

@@ -114,7 +114,7 @@ def test_a_file_is_no_name_in_lists_and_completion(cli, here: Path) -> None:
     assert "fashion" not in cli("list", "tasks").out
     assert "adam" in following(["fit", "--task", "fashion.py:SPEC", "--opt", "ada"])
     state = cli("data", "status", "--task", "fashion.py:SPEC")
-    assert "its data are made by its own code, there are no files that the suite knows" in state.err
+    assert "its own code makes its data, and the suite knows no files of it" in state.err
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,10 @@ def test_a_file_is_no_name_in_lists_and_completion(cli, here: Path) -> None:
         (None, "there is no file fashion.py"),
         ("", "fashion.py has no 'SPEC'"),
         ("SPEC = 3", "fashion.py:SPEC is a int; a task is a tasks.TaskSpec"),
-        (FASHION.replace("classes=10", "classes=5"), "which is not in [0, 4]; correct it, or say how many classes"),
+        (
+            FASHION.replace("classes=10", "classes=5"),
+            "which is not in [0, 4]; correct it, or set the number of classes",
+        ),
         (FASHION.replace("FashionMNIST/raw", "nowhere"), "missing data: train-images-idx3-ubyte.gz expected in"),
         (FASHION.replace("classes=10", "classes=10, n_vla=3"), "unexpected keyword argument 'n_vla'"),
     ],
@@ -169,7 +172,7 @@ def test_arrays_become_images_with_the_published_split() -> None:
         ((IMAGES.astype(np.float32), LABELS), {}, r"train images are float32 of shape \(30, 8, 8\); make them uint8"),
         ((IMAGES[0], LABELS), {}, r"train images are uint8 of shape \(8, 8\); make them"),
         ((np.zeros((30, 3, 8, 8), np.uint8), LABELS), {}, r"of shape \(30, 3, 8, 8\); .* with 1 to 4 channels"),
-        ((IMAGES, LABELS / 2), {}, r"train labels are float64 of shape \(30,\); make them whole numbers"),
+        ((IMAGES, LABELS / 2), {}, r"train labels are float64 of shape \(30,\); make them integers"),
         ((IMAGES, LABELS[:, None]), {}, r"train labels are int64 of shape \(30, 1\)"),
         ((IMAGES, LABELS + 1), {}, r"train row 2 has the label 3, which is not in \[0, 2\]"),
         ((IMAGES, LABELS[:29]), {}, "train has 30 images and 29 labels"),
@@ -178,7 +181,7 @@ def test_arrays_become_images_with_the_published_split() -> None:
         ((IMAGES[:, :7], LABELS), {}, r"test images are \[1, 8, 8\] and train images \[1, 7, 8\]"),
         (IMAGES, {}, "train is a ndarray; make it a pair of images and labels"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_image_is_refused(train: Any, how: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=f"mine: .*{message}"):
         made(train, **how)
@@ -255,7 +258,7 @@ def test_pairs_of_texts_have_types(tmp_path: Path) -> None:
     ("train", "message"),
     [
         ([("a", 0)] * 9, "there are 9 training and 1 test rows; at least 10 and 1 are needed"),
-        ([("a", 0)] * 10 + [("a", 2)], r"train row 10 has the label 2; it must be a whole number in \[0, 1\]"),
+        ([("a", 0)] * 10 + [("a", 2)], r"train row 10 has the label 2; it must be an integer in \[0, 1\]"),
         ([("a", 0)] * 10 + [("a", "b")], "train row 10 has the label 'b'"),
         ([("a", 0)] * 10 + [(3, 0)], r"train row 10 is \(3, 0\); make all rows \(text, label\)"),
         ([("a", "b", 0)] * 10, r"test row 0 is \('a', 0\); make all rows"),

@@ -1,4 +1,4 @@
-"""What is built installs and runs outside of the checkout, and what only some commands need is named where it lacks."""
+"""What is built installs and runs outside the checkout, and what only some commands need is named where it lacks."""
 
 import os
 import re
@@ -60,7 +60,7 @@ def test_without_the_solver_a_run_says_what_it_lacks_and_a_paper_is_refused(
     hint = "the package clarabel is not installed: pip install 'attention-optimizer-bench[papers]'"
     answer = cli("fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", 3, "--device", "cpu")
     assert answer.code == 0, answer.err
-    assert f"note: nothing is compared with att_svm, which is not solved: {hint}" in answer.out
+    assert f"note: no comparison with att_svm, which is not solved: {hint}" in answer.out
     [run] = Store(store).runs()
     assert run.status == "completed"
     answer = cli("reproduce", "vasudeva2025/fixed-decoder", "--quick")

@@ -78,7 +78,7 @@ def test_a_plan_waits_in_the_store_until_somebody_works_on_it(cli, here: Path) -
     assert (shown.code, shown.err) == (0, "all 8 runs are stored\n")
     again = cli(*SMALL, "--create")
     assert again.err == "bench: all 8 runs are stored; the command without --slurm or --create shows the result\n"
-    assert "it is finished, or misspelt; plans there: none" in cli(*words).err
+    assert "it is finished or misspelt; existing plans: none" in cli(*words).err
 
 
 def test_what_a_killed_writer_left_goes_with_its_plan(cli, here: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_plan_imports_only_what_is_named(cli, here: Path) -> None:
     assert join[3:5] == ["--opt", f"{here}/mine.py:Mine"]
     unnamed = cli("worker", "--plan", name)
     assert unnamed.code == 2
-    assert "which is imported only if you name it too" in unnamed.err
+    assert "and imports it only if you name it too" in unnamed.err
     assert shlex.join(["--opt", "mine.py:Mine"]) in unnamed.err
     plugin.write_text(plugin.read_text() + "# changed\n")
     changed = cli(*join)
@@ -158,18 +158,18 @@ def test_a_plan_imports_only_what_is_named(cli, here: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda plan: plan["common"].update({"trainer.max_steps": 40}), "was asked for with another version"),
+        (lambda plan: plan["common"].update({"trainer.max_steps": 40}), "was requested with another version"),
         (lambda plan: plan["common"].update({"trainer.max_stepz": 40}), "did you mean"),
-        (lambda plan: plan["common"].pop("opt"), "'opt' is missing or is none; give the command that began it again"),
-        (lambda plan: plan["common"].update({"task": ["x"]}), "give the command that began it again"),
+        (lambda plan: plan["common"].pop("opt"), "'opt' is missing or invalid; repeat the original command"),
+        (lambda plan: plan["common"].update({"task": ["x"]}), "repeat the original command"),
         (lambda plan: plan.update(width=0), "width: "),
         (lambda plan: plan.update(shares=0), "shares: "),
-        (lambda plan: plan.update(engine="lightning"), "it is the plan sweep-"),
-        (lambda plan: plan.update(title="\x1b]0;x"), "it is the plan "),
+        (lambda plan: plan.update(engine="lightning"), "it contains the plan sweep-"),
+        (lambda plan: plan.update(title="\x1b]0;x"), "it contains the plan "),
         (lambda plan: plan.update(runs={}), "it has no runs"),
         (lambda plan: plan.update(more=1), "Extra inputs are not permitted"),
         (lambda plan: plan.update(engine="magic"), "engine: "),
-        (lambda plan: plan["code"].clear(), "give the command that began it again"),
+        (lambda plan: plan["code"].clear(), "repeat the original command"),
         (lambda plan: plan["runs"].update({"../../x": {}}), "String should match pattern"),
     ],
 )
@@ -191,22 +191,22 @@ def test_a_damaged_plan_is_one_line(cli, here: Path, text: str) -> None:
     (here / "runs" / "plans" / name / "plan.json").write_text(text)
     answer = cli(*join)
     assert (answer.code, answer.err.count("\n")) == (2, 1)
-    assert "give the command that began it again" in answer.err
+    assert "repeat the original command" in answer.err
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ((*SMALL[:-4], "--trainer.max_steps", "5", "--create"), "may differ from this machine's; write --device"),
-        ((*SMALL, "--create", "--slurm"), "leave one of them out"),
+        ((*SMALL, "--create", "--slurm"), "remove one of them"),
         ((*SMALL, "--print"), "--print prints the script of --slurm; write both"),
         ((*SMALL, "--slurm", "--print", "--workers", "0"), "--workers 0: write how many"),
         ((*SMALL, "--slurm", "--print", "--sbatch", "'"), "--sbatch ': no closing quotation"),
         (("worker", "--plan", "../x"), "there is no plan "),
-        (("worker", "--plan", "x", "--study", "y"), "--study is for studies; leave it out"),
-        (("worker", "--plan", "x", "--engine", "lanes"), "--engine is for studies; leave it out"),
-        (("worker", "--plan", "x", "--width", "2"), "--width is for studies; leave it out"),
-        (("worker", "--plan", "x", "--shared-by", "2"), "--shared-by is for studies; leave it out"),
+        (("worker", "--plan", "x", "--study", "y"), "--study is for studies; remove it"),
+        (("worker", "--plan", "x", "--engine", "lanes"), "--engine is for studies; remove it"),
+        (("worker", "--plan", "x", "--width", "2"), "--width is for studies; remove it"),
+        (("worker", "--plan", "x", "--shared-by", "2"), "--shared-by is for studies; remove it"),
         (("worker",), "--plan or --study is missing; plans in "),
     ],
 )
@@ -232,7 +232,7 @@ def test_a_link_in_the_place_of_a_plan_is_not_followed(cli, here: Path, which: s
         plans.symlink_to(mine)
     refused = cli(*SMALL, "--create")
     assert (refused.code, refused.out) == (2, "")
-    assert "is a link, which is not followed" in refused.err
+    assert "is a symbolic link, and links are not followed" in refused.err
     assert cli(*SMALL, "--engine", "lightning").code == (0 if which == "plan" else 2)  # of another name
     assert cli("sweep", *SMALL[1:-1], "5", "--opt.lr", "0.1", "--seeds", "1").code == 0  # one run has no plan
     assert [path.name for path in mine.iterdir()] == ["thesis.tex"]
@@ -267,7 +267,7 @@ def test_what_a_plan_cannot_keep_is_refused(cli, here: Path, words: tuple[str, .
     assert (answer.code, answer.out) == (2, "")
     assert (
         answer.err
-        == f"bench: error: {words[0]} is for runs that are made here; leave it out with --create and --slurm\n"
+        == f"bench: error: {words[0]} is for runs made by this command; remove it with --create and --slurm\n"
     )
     assert not (here / "runs").exists()
 
@@ -293,9 +293,13 @@ def test_runs_that_are_made_alone_say_how_far_they_are(here: Path, monkeypatch: 
     config = resolve({"task": "synthetic", "opt": "ngd", "trainer.max_steps": 4, "device": "cpu"})
     assert train_cuts(Plan("p", [config]), [Cut(False, False, [[[config]]])], progress, StopRequest())
     assert shown == [
-        (0, "1 in training, 0%"), (1, "1 in training, 25%"), (1, "1 in training, 50%"), (1, "1 in training, 75%"),
-        (1, "1 in training, 100%"), (0, "waits"),
-    ]  # fmt: skip
+        (0, "1 in training, 0%"),
+        (1, "1 in training, 25%"),
+        (1, "1 in training, 50%"),
+        (1, "1 in training, 75%"),
+        (1, "1 in training, 100%"),
+        (0, "waits"),
+    ]
 
 
 @pytest.mark.deep
@@ -314,7 +318,7 @@ def test_a_command_goes_on_without_workers_that_refuse(cli, here: Path, monkeypa
         patch.setattr(Pool, "work", refuse)
         answer = cli(*SMALL, "--workers", "2")
     assert answer.code == 0, answer.err
-    assert "going on without further workers: this machine is no good" in answer.err
+    assert "continuing without further workers: this machine is no good" in answer.err
     assert len(list(Store(here / "runs").runs())) == 8
     assert not (here / "runs" / "plans").exists()
 
@@ -329,8 +333,17 @@ def start(words: list[str], folder: Path) -> "subprocess.Popen[str]":
 
 @pytest.mark.deep
 def test_workers_that_join_share_the_runs_and_one_that_is_killed_loses_nothing(cli, here: Path) -> None:
-    words = (*SWEEP, "--trainer.max_steps", "400", "--engine", "lanes", "--width", "2",
-             "--trainer.checkpoint_seconds", "1e-3")  # fmt: skip
+    words = (
+        *SWEEP,
+        "--trainer.max_steps",
+        "400",
+        "--engine",
+        "lanes",
+        "--width",
+        "2",
+        "--trainer.checkpoint_seconds",
+        "1e-3",
+    )
     _, join = plan_of(cli(*words, "--create", "--workers", "2"))
     workers = [start(join, here) for _ in range(2)]
     while not list((here / "runs").glob("*/attempt-1/last.ckpt")) and workers[0].poll() is None:
@@ -429,8 +442,11 @@ def test_a_run_that_breaks_in_a_worker_harms_no_other(cli, here: Path) -> None:
     assert answer.code == 1
     stored = {run.config["opt_options"]["lr"]: run for run in Store(here / "runs").runs()}
     assert {lr: run.status for lr, run in stored.items()} == {
-        0.1: "completed", 0.2: "failed", 0.4: "completed", 0.8: "completed"
-    }  # fmt: skip
+        0.1: "completed",
+        0.2: "failed",
+        0.4: "completed",
+        0.8: "completed",
+    }
     last = answer.err.splitlines()[-1]
     assert last.startswith(f"bench: error: run {stored[0.2].run_id} broke: ")
     assert "this step is too long" in last
@@ -440,7 +456,7 @@ def test_a_run_that_breaks_in_a_worker_harms_no_other(cli, here: Path) -> None:
 def test_three_that_break_before_one_has_ended_end_the_command(cli, here: Path) -> None:
     answer = cli(*fragile(here, 0.1, 0.2, 0.4), "--engine", "lightning")
     assert answer.code == 1
-    assert answer.err.splitlines()[-1].startswith("bench: error: the first 3 broke, the last of them: run synthetic-")
+    assert answer.err.splitlines()[-1].startswith("bench: error: the first 3 failed, the last with: run synthetic-")
     assert Counter(run.status for run in Store(here / "runs").runs()) == {"failed": 3}
 
 
@@ -493,10 +509,13 @@ def test_plans_are_listed_with_what_is_stored_of_them(cli, here: Path) -> None:
     other, _ = plan_of(cli(*SMALL, "--opt.lr", "0.1,0.2", "--create"))
     assert cli(*SMALL, "--opt.lr", "0.1").code == 0
     answer = cli("list", "plans", "--json")
-    assert (answer.code, json.loads(answer.out)) == (0, [
-        {"plan": each, "stored": 2, "runs": runs, "store": f"{here}/runs"}
-        for each, runs in sorted([(name, 8), (other, 4)])
-    ])  # fmt: skip
+    assert (answer.code, json.loads(answer.out)) == (
+        0,
+        [
+            {"plan": each, "stored": 2, "runs": runs, "store": f"{here}/runs"}
+            for each, runs in sorted([(name, 8), (other, 4)])
+        ],
+    )
     (here / "runs" / "plans" / name / "plan.json").write_text("[" * 9000)
     answer = cli("list", "plans")
     assert answer.code == 1

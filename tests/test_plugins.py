@@ -117,10 +117,17 @@ def test_a_changed_file_is_another_optimizer(here: Path, store: Path) -> None:
     assert resolve({"task": "synthetic", "opt": "mine.py:Plain"}).run_id == first
     write(here, "mine.py", before="closure and closure()  # the same")
     fresh = subprocess.run(
-        [sys.executable, "-c", ("from bench.config import resolve;"
-                                " print(resolve({'task': 'synthetic', 'opt': 'mine.py:Plain'}).run_id)")],
-        capture_output=True, text=True, cwd=here, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            ("from bench.config import resolve; print(resolve({'task': 'synthetic', 'opt': 'mine.py:Plain'}).run_id)"),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=here,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        check=True,
+    )
     assert fresh.stdout.strip() != first
 
 
@@ -143,19 +150,25 @@ def test_settings_that_were_tuned_with_another_text_are_noted(cli, here: Path) -
     [
         ("import torch\n\nclass Bad(:\n", "bad.py:Bad", "bad.py, line 3: invalid syntax"),
         ("import torch\n1 / 0\n", "bad.py:Bad", "importing bad.py raises ZeroDivisionError: division by zero"),
-        ("import no_such_module_at_all\n", "bad.py:Bad",
-         "raises ModuleNotFoundError: No module named 'no_such_module_at_all'"),
+        (
+            "import no_such_module_at_all\n",
+            "bad.py:Bad",
+            "raises ModuleNotFoundError: No module named 'no_such_module_at_all'",
+        ),
         ("raise SystemExit(3)\n", "bad.py:Bad", "importing bad.py raises SystemExit: 3"),
         ("class Bod: pass\n", "bad.py:Bad", "bad.py has no 'Bad'; did you mean 'Bod'?"),
-        ("class Bad: pass\n", "bad.py:Bad",
-         "bad.py:Bad is the class Bad; an optimizer is a class that derives from torch.optim.Optimizer"),
+        (
+            "class Bad: pass\n",
+            "bad.py:Bad",
+            "bad.py:Bad is the class Bad; an optimizer is a class that derives from torch.optim.Optimizer",
+        ),
         ("Bad = 3\n", "bad.py:Bad", "bad.py:Bad is a int; an optimizer is"),
         ("", "missing.py:Bad", "there is no file missing.py"),
         ("", "no_such_package.sub:Bad", "there is no module 'no_such_package.sub' here"),
         ("", "bad.py:", "bad.py:: write module:Class or file.py:Class"),
         ("", ":Bad", ":Bad: write module:Class or file.py:Class"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_used_says_why(cli, here: Path, text: str, name: str, message: str) -> None:
     (here / "bad.py").write_text(text)
     answer = cli("fit", *RUN, "--opt", name)
@@ -205,7 +218,7 @@ def test_a_run_whose_package_is_gone_names_it(cli, store: Path) -> None:
     (store / done["run_id"]).rename(store / record["run_id"])
     answer = cli("fit", "--resume", record["run_id"])
     assert answer.code == 2
-    assert answer.err.endswith("was trained with far of far-away 1.2; install that again\n")
+    assert answer.err.endswith("was trained with far of far-away 1.2; install that version\n")
 
 
 def test_names_of_files_and_runs() -> None:
@@ -306,7 +319,7 @@ def test_a_name_that_is_taken_says_by_whom(announce) -> None:
     )
     with pytest.raises(
         PluginError,
-        match=r"'lion' is taken by ark 1.2 and by zoo 1.2: uninstall one, or say which:"
+        match=r"'lion' is taken by ark 1.2 and by zoo 1.2: uninstall one, or choose one:"
         r" torch.optim:Adam or torch.optim:SGD",
     ):
         registry["lion"]
@@ -408,9 +421,13 @@ def test_the_guides_commands_work_as_they_stand(installed: Path, tmp_path: Path)
 def test_the_tests_of_a_new_package_pass(installed: Path, name: str) -> None:
     python = installed / "env/bin/python"
     answer = subprocess.run(
-        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", installed / name], capture_output=True, text=True,
-        cwd=installed / name, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False,
-    )  # fmt: skip
+        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", installed / name],
+        capture_output=True,
+        text=True,
+        cwd=installed / name,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=False,
+    )
     assert answer.returncode == 0, answer.stdout
 
 
@@ -453,8 +470,8 @@ def test_the_commands_of_a_new_packages_readme_work_as_they_stand(installed: Pat
         (("optimizer", "My-Opt"), "'My-Opt' cannot be the name of a Python package"),
         (("optimizer", "class"), "'class' cannot be the name of a Python package"),
         (("optimizer", "none"), "'none' cannot be the name of a Python package"),
-        (("optimizer", "torch"), "there is a Python module 'torch' already, which the package would hide"),
-        (("optimizer", "x", "--out", "full"), "full is there already; choose another folder with --out, or remove it"),
+        (("optimizer", "torch"), "a Python module 'torch' exists, and the package would shadow it"),
+        (("optimizer", "x", "--out", "full"), "full exists; choose another folder with --out, or remove it"),
         (("optimizer", "x", "--out", "full/file/x"), "cannot write full/file/x: Not a directory"),
     ],
 )

@@ -57,11 +57,13 @@ def test_a_plot_that_cannot_be_written_is_refused_before_training(cli, store: Pa
 @pytest.mark.parametrize(
     ("verdicts", "said"),
     [
-        ({"gd": "reference", "ps": "better", "adam": "better", "ngd": "worse"},
-         "ps and adam end with a lower training loss, and ngd ends with a higher training loss than gd:"),
+        (
+            {"gd": "reference", "ps": "better", "adam": "better", "ngd": "worse"},
+            "ps and adam end with a lower training loss, and ngd ends with a higher training loss than gd:",
+        ),
         ({"gd": "reference", "ps": "no difference found"}, "No significant difference from gd: ps."),
     ],
-)  # fmt: skip
+)
 def test_the_verdict_in_words(verdicts: dict[str, str], said: str) -> None:
     rows = [{"opt": opt, "verdict": verdict} for opt, verdict in verdicts.items()]
     assert said in bench.quickstart._said(Board("quality", "", [Table("", [], rows)]))

@@ -76,12 +76,18 @@ def test_a_dry_run_lists_the_start_and_makes_nothing(cli, tmp_path: Path) -> Non
     ("words", "message"),
     [
         ("race synthetic --opt gd", "--opt: a race needs two optimizers or more"),
-        ("race synthetic --opt adam,ngd", "the reference of synthetic, gd, does not race; add it or name --reference"),
+        (
+            "race synthetic --opt adam,ngd",
+            "the reference of synthetic, gd, is not in the race; add it or name another with --reference",
+        ),
         ("race mnist --opt adam,sngd", "the reference of mnist, adamw, does not race"),
         ("race synthtic --opt gd,adam", "unknown task 'synthtic'; did you mean 'synthetic'?"),
         ("race synthetic --opt gd,adm", "unknown optimizer 'adm'; did you mean 'adam'?"),
         ("race synthetic --opt gd,adam --most 6", "--most 6: fewer than 7 seeds"),
-        ("race synthetic --opt gd,adam --budget 9runs", "--budget 9runs: the first 5 seeds of all are 10 runs already"),
+        (
+            "race synthetic --opt gd,adam --budget 9runs",
+            "--budget 9runs: the first 5 seeds of all optimizers need 10 runs",
+        ),
         ("race synthetic --opt gd,adam --seed 3", "a race has several; write --seeds COUNT for those of the start"),
         ("race --opt gd,adam", "bench race needs TASK"),
     ],

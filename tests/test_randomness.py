@@ -48,9 +48,12 @@ def test_keys_differ_by_each_part_and_their_order() -> None:
 
 
 @given(
-    size=st.integers(1, 300), cut=st.integers(1, 300), step=st.integers(0, 2), elements=st.integers(1, 9),
+    size=st.integers(1, 300),
+    cut=st.integers(1, 300),
+    step=st.integers(0, 2),
+    elements=st.integers(1, 9),
     kind=st.sampled_from(["uniform", "keep"]),
-)  # fmt: skip
+)
 @settings(max_examples=60, deadline=None)
 def test_numbers_are_the_same_however_the_batch_is_cut(
     size: int, cut: int, step: int, elements: int, kind: str

@@ -129,15 +129,22 @@ def test_the_cap_is_one_on_the_length_of_the_step(cap: float) -> None:
 def test_values_out_of_range_are_refused(cls: Any, name: str, value: float, legal: str) -> None:
     with pytest.raises(ValueError, match=r"out of range") as error:
         cls([nn.Parameter(torch.ones(1))], **{name: value})
-    assert str(error.value) == f"{name}={value} is out of range: it must lie in {legal}"
+    assert str(error.value) == f"{name}={value} is out of range: it must be in {legal}"
 
 
 def test_they_are_named_by_their_module_and_no_part_of_the_list(tmp_path: Any) -> None:
     from bench.config import resolve
 
     assert not {"separate_ngd", "length_sps"} & set(OPTIMIZERS)
-    words = {"task": "synthetic_joint", "opt": "optimizers.readings:SEPARATE_NGD", "opt.lr": 0.5,
-             "opt.head.power": 0.5, "opt.matrix.power": 1.0, "trainer.max_steps": 3, "store": str(tmp_path),
-             "device": "cpu"}  # fmt: skip
+    words = {
+        "task": "synthetic_joint",
+        "opt": "optimizers.readings:SEPARATE_NGD",
+        "opt.lr": 0.5,
+        "opt.head.power": 0.5,
+        "opt.matrix.power": 1.0,
+        "trainer.max_steps": 3,
+        "store": str(tmp_path),
+        "device": "cpu",
+    }
     result = run(resolve(words))
     assert (result.status, result.steps) == ("completed", 3)

@@ -110,18 +110,16 @@ def test_who_goes_on_with_a_study_names_its_code_and_it_must_be_what_it_was(
     for words in (("worker", "--study", "mine"), ("tune", "--resume", "mine")):
         answer = cli(*words)
         assert answer.code == 2
-        said_once(answer, f"study mine names {name}, which is imported only if you name it too: ")
+        said_once(answer, f"study mine names {name}, and imports it only if you name it too: ")
         assert answer.err.endswith(f"bench {' '.join(words)} --opt {name}\n")
         answer = cli(*words, "--opt", name)
         assert answer.code == 2
         here_ = provenance(name)
-        said_once(
-            answer, f"with {name} as a package that the record does not name, and here it is {here_}, so it is not"
-        )
+        said_once(answer, f"with {name} as an unrecorded package, and here it is {here_}, so it is not")
     assert not imported()
     answer = cli("tune", "--resume", "mine", "--opt", "other.py:X")
     assert answer.code == 2
-    said_once(answer, "--resume takes the study's own settings; leave --opt out")
+    said_once(answer, "--resume takes the study's own settings; remove --opt")
 
 
 def test_workers_and_scripts_name_the_code_of_their_study(here: Path, imported: Callable[[], bool]) -> None:
@@ -133,8 +131,11 @@ def test_workers_and_scripts_name_the_code_of_their_study(here: Path, imported: 
     assert f"{sys.executable} -P -m bench worker --study s " in text
     assert f" --opt '{here}/a folder/fine.py:X' " in text
     assert naming(made.names, made.names, {"opt": "sgd"}, {"task": "t:T"}) == [
-        "--opt", "a folder/fine.py:X", "--task", "t:T"
-    ]  # fmt: skip
+        "--opt",
+        "a folder/fine.py:X",
+        "--task",
+        "t:T",
+    ]
     study = Studies(f"sqlite:///{here}/studies.db").create(made, "s")
     study.admit({"opt": [f"{here}/a folder/fine.py:X"]}, [])
     assert study.spec.opt == f"{here}/a folder/fine.py:X"
@@ -178,7 +179,7 @@ def test_who_resumes_a_run_names_its_code_and_it_must_be_what_it_was(
     run_id = killed(here, name, "file 0123456789ab")
     answer = cli("fit", "--resume", run_id, "--json")
     assert (answer.code, answer.out) == (2, "")
-    said_once(answer, f"run {run_id} names {name}, which is imported only if you name it too: ")
+    said_once(answer, f"run {run_id} names {name}, and imports it only if you name it too: ")
     assert answer.err.endswith(f"bench fit --resume {run_id} --json --opt {name}\n")
     answer = cli("fit", "--resume", run_id, "--opt", name)
     assert answer.code == 2
@@ -193,7 +194,7 @@ def test_who_resumes_a_run_names_its_code_and_it_must_be_what_it_was(
 def test_code_that_is_named_and_what_it_was_is_imported_wherever_it_lies(cli, here: Path) -> None:
     run_id = killed(here, "far/away/evil.py:X", provenance("evil.py:X"))
     answer = cli("fit", "--resume", run_id, "--opt", "evil.py:X")
-    said_once(answer, "cannot be continued; train again")  # its id is none: it was made up
+    said_once(answer, "cannot continue; train again")  # its id is none: it was made up
     assert (here / "marker").exists()
 
 
@@ -208,11 +209,11 @@ def test_what_an_installed_package_announces_needs_no_name(monkeypatch: pytest.M
         names = {"task": "synthetic", "opt": name}
         assert allowed(names, {}, {}, "run x", []) == names
     for name in ("far_away:Y", "x.py:far", "torch.optim:NAdam"):
-        with pytest.raises(UserError, match="which is imported only if you name it too: bench --opt"):
+        with pytest.raises(UserError, match="and imports it only if you name it too: bench --opt"):
             allowed({"task": "synthetic", "opt": name}, {}, {}, "run x", ["bench"])
     names = {"task": "synthetic", "opt": "torch.optim:NAdam"}
     assert allowed(names, {}, {"opt": [names["opt"]]}, "run x", []) == names
-    with pytest.raises(UserError, match="was trained with gone of gone 1; install that again"):
+    with pytest.raises(UserError, match="was trained with gone of gone 1; install that version"):
         allowed({"task": "synthetic", "opt": "gone"}, {"opt_package": "gone 1"}, {}, "run x", [])
 
 
@@ -260,14 +261,14 @@ DATABASES: dict[str, tuple[Callable[[Path], Any], int, str]] = {
     "empty": (Path.touch, 0, ""),
     "without tables": (lambda path: sqlite3.connect(path).execute("CREATE TABLE t (x)"), 0, ""),
     "of views": (lambda path: sqlite3.connect(path).execute("CREATE VIEW studies AS SELECT 1"), 0, ""),
-    "truncated": (truncated, 1, "is damaged or something else"),
+    "truncated": (truncated, 1, "is damaged or not a database"),
     "no database": (
         lambda path: path.write_text("It was a dark and stormy night. " * 100),
         1,
         "file is not a database",
     ),
     "a folder": (Path.mkdir, 2, "is no file"),
-    "half written": (half_written, 1, "a process died while it wrote to it; `bench tune --resume NAME` mends"),
+    "half written": (half_written, 1, "a process died while writing to it; `bench tune --resume NAME` mends"),
     "in mode WAL": (in_wal, 1, "is in SQLite's mode WAL"),
 }
 
@@ -349,7 +350,7 @@ def test_a_damaged_trial_is_named_and_left_out(cli, whole_store: bytes, here: Pa
     assert answer.code == 1
     assert "mine   2 of 3 trials" in answer.out
     assert "other  3 of 3 trials" in answer.out
-    said_once(answer, "warning: study mine: trial 0: ", "; it is left out")
+    said_once(answer, "warning: study mine: trial 0: ", "; it is ignored")
     assert cli("studies", "mine").code == 1
 
 
@@ -366,7 +367,7 @@ def test_a_damaged_row_of_a_trial_is_named_and_left_out(cli, whole_store: bytes,
     change(here, "PRAGMA ignore_check_constraints = 1", statement)
     answer = cli("studies")
     assert answer.code == 1
-    said_once(answer, "warning: study mine: trial ", "its number or its state is none; it is left out")
+    said_once(answer, "warning: study mine: trial ", "its number or its state is invalid; it is ignored")
 
 
 @pytest.mark.parametrize(
@@ -391,8 +392,8 @@ def test_a_name_that_leads_elsewhere_is_none(cli, whole_store: bytes, here: Path
     change(here, f"UPDATE studies SET study_name = '{name}' WHERE study_name = 'mine'")
     answer = cli("studies")
     assert answer.code == 1
-    assert "its name is none" in answer.err
-    said_once(answer, "cannot be shown: study ")
+    assert "its name is invalid" in answer.err
+    said_once(answer, "is unreadable: study ")
     assert "\x1b" not in answer.err
 
 
@@ -444,7 +445,7 @@ def test_damaged_tuned_settings_are_named(cli, here: Path, text: str, words: str
     path.write_text(text)
     answer = cli("fit", "--task", "synthetic", "--opt", "sgd", "--tuned", "--dry-run")
     assert (answer.code, answer.out) == (2, "")
-    said_once(answer, f"tuned/synthetic/sgd.yaml is damaged ({words}", "mend it, or move it away and tune again")
+    said_once(answer, f"tuned/synthetic/sgd.yaml is damaged ({words}", "repair it, or move it away and tune again")
 
 
 def test_a_study_of_somebody_writes_nowhere_else(cli, here: Path) -> None:
@@ -453,7 +454,9 @@ def test_a_study_of_somebody_writes_nowhere_else(cli, here: Path) -> None:
     study.ask(study.request.model_copy(update={"out": str(here.parent / "elsewhere")}))
     answer = cli("tune", "--resume", study.name, "--storage", url)
     assert answer.code == 2
-    said_once(answer, f"the study's settings go to {here.parent / 'elsewhere'}, outside of this folder: name it again")
+    said_once(
+        answer, f"the study writes its settings to {here.parent / 'elsewhere'}, outside this folder: confirm with"
+    )
     assert not (here.parent / "elsewhere").exists()
 
 
@@ -472,5 +475,5 @@ def test_links_in_a_store_of_somebody_are_not_written_through(cli, here: Path, m
     before = (outside / "db").read_bytes()
     answer = cli("tune", "--resume", study.name, "--store", store)
     assert answer.code == 2
-    said_once(answer, "is a link, which is followed only if you name it")
+    said_once(answer, "is a symbolic link, which is followed only if you name it")
     assert ((outside / "victim").read_text(), (outside / "db").read_bytes()) == ("precious", before)

@@ -43,9 +43,12 @@ VALUES: dict[str, Any] = {
 """What may stand in a cell, by what is wrong with it."""
 HARM = "\x1b[31m<script>alert(2)</script>|=1\n[red]"
 COLUMNS = [
-    Column("opt", HARM, HARM), Column("value", HARM, unit="s|"), Column("code", HARM, markup="code"),
-    Column("strong", HARM, markup="strong"), Column("again", "the same again", wraps=True),
-]  # fmt: skip
+    Column("opt", HARM, HARM),
+    Column("value", HARM, unit="s|"),
+    Column("code", HARM, markup="code"),
+    Column("strong", HARM, markup="strong"),
+    Column("again", "the same again", wraps=True),
+]
 TABLE = Table(
     HARM,
     COLUMNS,
@@ -128,9 +131,13 @@ def reads_text(page: str) -> None:
 
 
 READERS: dict[str, Callable[[str], None]] = {
-    "table": reads_text, "md": reads_markdown, "csv": reads_csv, "json": reads_json, "tex": reads_tex,
+    "table": reads_text,
+    "md": reads_markdown,
+    "csv": reads_csv,
+    "json": reads_json,
+    "tex": reads_tex,
     "html": reads_html,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -282,7 +282,7 @@ def test_what_has_nothing_to_show_vanishes(store):
     ids = {attributes.get("id") for _, attributes in read.tags}
     assert ids >= {"quality", "curves", "profile"}
     assert not ids & {"theory", "tuning", "sensitivity", "steps", "budget"}
-    assert "no optimizer was tuned here" not in read.text
+    assert "no optimizer is tuned here" not in read.text
 
 
 def test_a_page_is_small(hostile):

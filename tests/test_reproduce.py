@@ -110,8 +110,17 @@ def test_steps_of_claims_lie_before_the_end_in_every_version(name: str) -> None:
 
 
 def test_a_step_may_be_a_share_of_the_budget(folder: Path) -> None:
-    early = {"name": "early", "paper": "", "test": "slope", "arms": ["GD", "NGD"], "x": "step", "y": "loss",
-             "scale": "loglog", "at_most": 0, "window": ["0.1 budget", "1 budget"]}  # fmt: skip
+    early = {
+        "name": "early",
+        "paper": "",
+        "test": "slope",
+        "arms": ["GD", "NGD"],
+        "x": "step",
+        "y": "loss",
+        "scale": "loglog",
+        "at_most": 0,
+        "window": ["0.1 budget", "1 budget"],
+    }
     rewrite(folder, claims=[early], search=TINY["search"] | {"settings": {"trainer.max_steps": 10}, "claims": None})
     full = load("nobody/tiny")
 
@@ -156,9 +165,14 @@ def test_an_experiment_writes_figure_data_claims_and_page(cli: Any, folder: Path
     assert answer.code == 0, answer.err
     out = Path("reproduced/nobody/tiny")
     assert {path.name for path in out.iterdir()} == {
-        "report.md", "claims.json", "figure.png", "figure.pdf", "measurements.parquet", "curve.parquet",
+        "report.md",
+        "claims.json",
+        "figure.png",
+        "figure.pdf",
+        "measurements.parquet",
+        "curve.parquet",
         "validations.parquet",
-    }  # fmt: skip
+    }
     claims = json.loads((out / "claims.json").read_text())
     assert [(claim["name"], claim["verdict"]) for claim in claims["claims"]] == [("grows", "holds"), ("tiny", "fails")]
     assert claims["claims"][0]["low"] > 0.5
@@ -166,9 +180,18 @@ def test_an_experiment_writes_figure_data_claims_and_page(cli: Any, folder: Path
     assert claims["environments"][0]["cpu"]
     assert claims["versions"][0]["torch"]
     page = (out / "report.md").read_text()
-    for text in ("# Two ways downhill", "Nobody (never), figure 1", "![figure](figure.png)", "the norm \\| grows",
-                 "**holds**", "**fails**", "everything is ours", "--opt.lr 0.1", "`bench reproduce nobody/tiny`",
-                 "torch"):  # fmt: skip
+    for text in (
+        "# Two ways downhill",
+        "Nobody (never), figure 1",
+        "![figure](figure.png)",
+        "the norm \\| grows",
+        "**holds**",
+        "**fails**",
+        "everything is ours",
+        "--opt.lr 0.1",
+        "`bench reproduce nobody/tiny`",
+        "torch",
+    ):
         assert text in page, text
     assert "no evidence" not in page
     assert "\n\n\n" not in page
@@ -239,13 +262,18 @@ def test_settings_and_seeds_from_the_command_line_are_in_every_run_and_on_the_pa
     assert {(run.steps, run.config["task_options"]["d"]) for run in runs} == {(7, 4)}
     assert sorted(run.config["seed"] for run in runs) == [0, 0, 1, 1, 2, 2]
     page = Path("here/report.md").read_text()
-    assert "not the experiment as it is defined" in page
+    assert "not the experiment as defined" in page
     assert "--seeds 3 --trainer.max_steps 7 --task.d 4" in page
 
 
 def test_settings_of_one_arm_from_the_command_line(cli: Any, folder: Path, store: Path) -> None:
-    rewrite(folder, arms={"GD": TINY["arms"]["GD"], "N = 1": TINY["arms"]["NGD"]},
-            claims=[TINY["claims"][0] | {"arms": ["N = 1"]}], quick={"seeds": [0]}, search=None)  # fmt: skip
+    rewrite(
+        folder,
+        arms={"GD": TINY["arms"]["GD"], "N = 1": TINY["arms"]["NGD"]},
+        claims=[TINY["claims"][0] | {"arms": ["N = 1"]}],
+        quick={"seeds": [0]},
+        search=None,
+    )
     words = ("--trainer.max_steps", "9", "--arm", "N = 1", "opt.lr", "0.3", "--arm", "N = 1", "trainer.max_steps", "7")
     answer = cli("reproduce", "nobody/tiny", *words)
     assert answer.code == 0, answer.err
@@ -290,7 +318,7 @@ def test_an_experiment_whose_every_instance_is_infeasible_says_so(cli: Any, fold
     rewrite(folder, seeds=[3])
     answer = cli("reproduce", "nobody/tiny")
     assert (answer.code, answer.out) == (2, "")
-    assert "none of the seeds can be compared with a solution: with seed 3, att_svm is infeasible" in answer.err
+    assert "no seed has a solution to compare with: with seed 3, att_svm is infeasible" in answer.err
 
 
 @pytest.mark.deep
@@ -337,8 +365,16 @@ def test_readings_may_hold_shares_of_the_budget_and_are_kept_as_steps_in_a_searc
 
 
 def test_the_norm_of_w_in_units_of_the_solutions_norm_is_a_column(cli: Any, folder: Path, store: Path) -> None:
-    claim = {"name": "rate", "paper": "", "test": "slope", "arms": ["NGD"], "x": "relative_norm_W", "y": "norm_W",
-             "scale": "linear", "at_least": 0}  # fmt: skip
+    claim = {
+        "name": "rate",
+        "paper": "",
+        "test": "slope",
+        "arms": ["NGD"],
+        "x": "relative_norm_W",
+        "y": "norm_W",
+        "scale": "linear",
+        "at_least": 0,
+    }
     rewrite(folder, claims=[claim], search=None)
     assert cli("reproduce", "nobody/tiny").code == 0
     table = pq.read_table("reproduced/nobody/tiny/measurements.parquet").to_pydict()
@@ -370,8 +406,11 @@ def test_a_map_has_holms_correction_over_the_points_of_each_claim() -> None:
     points.append(({"task.d": 3}, {}))  # an instance without a solution
     found = [{name: f.verdict for name, f in there.items()} for _, there in reproduce._map(points)]
     assert found == [
-        {"x": "holds", "y": "holds"}, {"x": "undecided", "y": "holds"}, {"x": "undecided", "y": "holds"}, {}
-    ]  # fmt: skip
+        {"x": "holds", "y": "holds"},
+        {"x": "undecided", "y": "holds"},
+        {"x": "undecided", "y": "holds"},
+        {},
+    ]
 
 
 def test_a_search_takes_settings_and_seeds_of_the_command_line_too(cli: Any, folder: Path, store: Path) -> None:
@@ -428,10 +467,10 @@ def test_all_small_versions_leave_nothing_and_name_what_is_broken(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--all",), "--all: give --quick too; whole, the experiments take days"),
-        (("--all", "--quick", "nobody/tiny"), "--all: not allowed with NAME; leave one of them out"),
-        (("--all", "--quick", "--search"), "--all: not allowed with --search; leave one of them out"),
-        (("--all", "--quick", "--create"), "--all: not allowed with --create; leave one of them out"),
+        (("--all",), "--all: add --quick; the full experiments take days"),
+        (("--all", "--quick", "nobody/tiny"), "--all: not allowed with NAME; remove one of them"),
+        (("--all", "--quick", "--search"), "--all: not allowed with --search; remove one of them"),
+        (("--all", "--quick", "--create"), "--all: not allowed with --create; remove one of them"),
     ],
 )
 def test_what_all_does_not_go_with(cli: Any, folder: Path, words: tuple[str, ...], message: str) -> None:
@@ -508,7 +547,7 @@ def test_a_run_that_another_process_trains_is_waited_for(
     monkeypatch.setattr("bench.execute.here.time.sleep", lambda seconds: None)
     answer = cli("reproduce", "nobody/tiny", "--engine", "lightning")
     assert answer.code == 0, answer.err
-    assert "waiting for 2 runs that other processes train" in answer.err
+    assert "waiting for 2 runs of other processes" in answer.err
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------
@@ -530,9 +569,9 @@ def test_a_run_that_another_process_trains_is_waited_for(
             "search: --seeds 30000: 120,000 runs; a command makes from 1 to 100,000",
         ),
         (("nobody/tiny", "--seed", "3"), "--seed 3: an experiment has several; write --seeds COUNT"),
-        (("nobody/tiny", "--quick", "--search"), "--search has no small version; leave --quick or --search out"),
+        (("nobody/tiny", "--quick", "--search"), "--search has no small version; remove --quick or --search"),
         (("nobody/tiny", "--trainer.devices", "2", "--device", "cpu"), "a run of synthetic with gd wants 2 devices; "),
-        (("nobody/tiny", "--seeds", "two"), "--seeds two: it takes a whole number"),
+        (("nobody/tiny", "--seeds", "two"), "--seeds two: it must be a whole number"),
         (("nobody/tiny", "--quik"), "unknown option '--quik'; did you mean '--quick'?"),
         (("nobody/tiny", "--out", "taken"), "cannot write to taken: Not a directory; choose another with --out DIR"),
         (("nobody/tiny", "--device", "tpu"), "--device 'tpu': "),
@@ -546,7 +585,7 @@ def test_a_run_that_another_process_trains_is_waited_for(
         ),
         (("nobody/tiny", "--arm", "NGD", "lr", "1"), "arm NGD: unknown option '--lr'; did you mean '--opt.lr'?"),
         (("nobody/tiny", "--arm", "NGD", "opt.lr", "fast"), "arm NGD: --opt.lr 'fast': it must be a number"),
-        (("nobody/tiny", "--arm", "NGD", "seed", "1"), "--arm NGD seed: it is the same in all arms; leave it out"),
+        (("nobody/tiny", "--arm", "NGD", "seed", "1"), "--arm NGD seed: it is the same in all arms; remove it"),
         (("nobody/tiny", "--arm", "NGD", "opt.lr=1"), "--arm needs values: --arm ARM SETTING VALUE"),
     ],
 )
@@ -559,8 +598,15 @@ def test_bad_requests_are_one_line(cli: Any, folder: Path, words: tuple[str, ...
 
 
 CLAIM = {"name": "x", "paper": "y", "test": "reaches", "arms": ["GD"], "measure": "loss", "below": 1}
-TREND = {"name": "x", "paper": "y", "test": "trend", "arms": ["GD", "NGD"], "measure": "loss", "factor": "task.d",
-         "direction": "increases"}  # fmt: skip
+TREND = {
+    "name": "x",
+    "paper": "y",
+    "test": "trend",
+    "arms": ["GD", "NGD"],
+    "measure": "loss",
+    "factor": "task.d",
+    "direction": "increases",
+}
 
 
 @pytest.mark.parametrize(
@@ -583,16 +629,16 @@ TREND = {"name": "x", "paper": "y", "test": "trend", "arms": ["GD", "NGD"], "mea
         ({"claims": [CLAIM | {"measure": "los"}]}, "tiny.yaml: claim x: unknown column 'los'; did you mean 'loss'?"),
         ({"claims": [CLAIM | {"below": "low"}]},
          "tiny.yaml: claim x: reaches: below='low': it must be a number"),
-        ({"claims": [CLAIM | {"below": None}]}, "tiny.yaml: claim x: below=None and above=None: give one of the two"),
+        ({"claims": [CLAIM | {"below": None}]}, "tiny.yaml: claim x: below=None and above=None: give exactly one"),
         ({"claims": [CLAIM | {"at": "half budget"}]},
-         "tiny.yaml: claim x: 'half budget' is no share of the budget; write `0.1 budget` for a"),
+         "tiny.yaml: claim x: 'half budget' is not a fraction of the budget; write `0.1 budget` for a"),
         ({"claims": [CLAIM | {"at": "2 budget"}]}, "tiny.yaml: claim x: '2 budget' is no share of the budget"),
         ({"claims": [CLAIM | {"at": "0.1 budget"}], "arms": {"GD": {"opt": "gd"}}, "quick": {"seeds": [0]},
           "figure": {"panels": [{"y": "loss"}]}},
-         "tiny.yaml: claim x: '0.1 budget': its arms have no trainer.max_steps to take a share of; name a step"),
+         "tiny.yaml: claim x: '0.1 budget': its arms have no trainer.max_steps; give a step number"),
         ({"claims": [TREND]}, ("tiny.yaml: claim x: trend: arms=['GD', 'NGD']: two have the same task.d;"
                                " name arms that differ in it")),
-        ({"claims": [CLAIM] * 2}, "tiny.yaml: two claims are called 'x'; names must differ"),
+        ({"claims": [CLAIM] * 2}, "tiny.yaml: two claims have the name 'x'; names must differ"),
         ({"figure": {"panels": [{"y": "norm_V"}]}},
          "tiny.yaml: panel norm_V: unknown column 'norm_V'; did you mean 'norm_W'?"),
         ({"figure": {"panels": [{"y": "loss", "x": "norm_W"}]}},
@@ -613,7 +659,7 @@ TREND = {"name": "x", "paper": "y", "test": "trend", "arms": ["GD", "NGD"], "mea
          "tiny.yaml: search: arm GD: --task.d 'wide': it must be a whole number"),
         ({"search": TINY["search"] | {"grid": {"times.opt.momentum": [2]}}},
          "tiny.yaml: search: times.opt.momentum: the arm GD does not set opt.momentum"),
-        ({"search": None}, "nobody/tiny has no open constants to search; leave --search out"),
+        ({"search": None}, "nobody/tiny has no open constants to search; remove --search"),
         ({"seeds": 999999999}, ("tiny.yaml: seeds 999999999: 999,999,999 runs;"
                                 " a command makes from 1 to 100,000, so ask")),
         ({"seeds": True}, "tiny.yaml: seeds: it takes list, and no boolean"),

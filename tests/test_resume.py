@@ -94,7 +94,7 @@ CASES = {name: ("--opt", name) for name in OPTIMIZERS} | {
     "adamw-observed": ("--opt", "adamw", "--trainer.observe", "12"),  # after 22 steps too, and 20 are made in a call
     "muon-and-sps": ("--opt", "muon", "--opt.rest", "sps", "--opt.rest.gamma", "2", "--opt.rest.max_step", "5"),
     "sps-clipped-micro": ("--opt", "sps", "--trainer.gradient_clip_val", "0.1", "--trainer.micro_batch_size", "7"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.matrix(keep=5)
@@ -285,7 +285,7 @@ def test_a_resumed_run_keeps_its_settings(cli, killed, words, named):
 @pytest.mark.parametrize(("known", "name"), [(TASKS, "synthetic"), (OPTIMIZERS, "sps")])
 def test_a_run_of_another_version_is_not_continued(cli, killed, monkeypatch, known, name):
     monkeypatch.setitem(known, name, replace(known[name], version=99))
-    assert "was begun by another version of its task or optimizer" in refused(cli, "--resume", killed.run_id)
+    assert "was started with another version of its task or optimizer" in refused(cli, "--resume", killed.run_id)
 
 
 def test_without_a_checkpoint_there_is_nothing_to_continue(cli, killed, store):
@@ -336,7 +336,7 @@ def test_a_checkpoint_that_cannot_be_used_is_put_aside_and_the_run_starts_afresh
     assert answer.code == 0
     (line,) = [line for line in answer.err.splitlines() if "checkpoint" in line]
     assert line.startswith(f"bench: warning: the checkpoint {path} cannot be used (")
-    assert line.endswith("); it is put aside as last.unreadable, and the training starts afresh")
+    assert line.endswith("); it was renamed to last.unreadable; training starts from the beginning")
     assert outcome(store) == outcome(tmp_path / "whole")
 
 
@@ -345,14 +345,14 @@ def test_a_checkpoint_of_lanes_is_left_to_lanes(cli, killed, store, tmp_path):
     path = Store(store).checkpoint(killed.run_id).with_name("runs.jsonl")
     path.write_text(path.read_text().replace('"engine": "lightning"', '"engine": "lanes"'))
     assert Store(store).checkpoint(killed.run_id) is None
-    assert "was killed in a sweep, which trains it beside others; give the sweep's command again" in refused(
+    assert "was killed in a sweep, which trains it with others; repeat the sweep's command" in refused(
         cli, "--resume", killed.run_id
     )
     assert cli(*SYNTHETIC, *SPS).code == 0
     assert outcome(store) == outcome(tmp_path / "whole")
 
 
-# -- in processes of their own --------------------------------------------------------------------------------------
+# -- in separate processes --------------------------------------------------------------------------------------
 
 
 class Program:
@@ -424,7 +424,7 @@ def test_a_signal_from_outside(cli, programs, whole, number):
     program.until(lambda: any(read_curve(folder) for folder in store.glob("*")))
     run_id = only_run(store).run_id
     assert only_run(store).status == "running"
-    busy = f"bench: error: run {run_id} is being trained by another process now\n"
+    busy = f"bench: error: run {run_id} is in training by another process\n"
     for words in (LONG, ("fit", "--resume", run_id)):
         assert cli(*words, "--store", store) == (2, "", busy)
     program.process.send_signal(number)

@@ -75,8 +75,11 @@ def test_the_roles_of_a_vit() -> None:
     assert {name for name, p in found.items() if p.role == "embedding"} == embeddings
     assert {name for name, p in found.items() if p.role == "head"} == {"model.head.weight"}
     assert {name.partition("blocks.0.")[2] for name, p in found.items() if p.role == "matrix" and ".0." in name} == {
-        "attn.qkv.weight", "attn.proj.weight", "mlp.fc1.weight", "mlp.fc2.weight"
-    }  # fmt: skip
+        "attn.qkv.weight",
+        "attn.proj.weight",
+        "mlp.fc1.weight",
+        "mlp.fc2.weight",
+    }
     assert {p.pieces for name, p in found.items() if name.endswith("qkv.weight")} == {3}
 
 
@@ -101,9 +104,13 @@ def test_a_model_of_anybodys_has_roles_by_its_modules() -> None:
     model[1].bias.requires_grad_(False)
     found = described(model, {"3.weight": "head"}, {"1.*": 3})
     assert [(p.name, p.shape, p.role, p.pieces) for p in found] == [
-        ("0.weight", (5, 4), "embedding", 1), ("1.weight", (6, 4), "matrix", 3), ("2.weight", (6,), "vector", 1),
-        ("2.bias", (6,), "vector", 1), ("3.weight", (2, 6), "head", 1), ("3.bias", (2,), "vector", 1),
-    ]  # fmt: skip
+        ("0.weight", (5, 4), "embedding", 1),
+        ("1.weight", (6, 4), "matrix", 3),
+        ("2.weight", (6,), "vector", 1),
+        ("2.bias", (6,), "vector", 1),
+        ("3.weight", (2, 6), "head", 1),
+        ("3.bias", (2,), "vector", 1),
+    ]
     with pytest.raises(ValueError, match=r"0\.weight of shape \(5, 4\) cannot be cut into 2"):
         described(model, {}, {"0.*": 2})
 
@@ -118,7 +125,7 @@ def test_bench_show_lists_parameters_with_shapes_and_roles(cli) -> None:
 def test_bench_show_says_why_it_lists_no_parameters(cli, tmp_path: Path) -> None:
     answer = cli("show", "mnist", "--data", tmp_path)
     assert answer.code == 0
-    assert "parameters: unknown here" in answer.out
+    assert "parameters: unknown" in answer.out
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
@@ -158,12 +165,12 @@ def test_a_file_may_nest_roles(tmp_path: Path) -> None:
         ({"opt__vectr__lr": "1"}, "unknown option '--opt.vectr.lr'"),
         ({"opt__vector__lrr": "1"}, "--opt.vector.lr"),
         ({"opt__rest": "adamm"}, "adamm"),
-        ({"opt__rest__lr": "1"}, "--opt.rest.lr: adamw has no rest here; name it first: --opt.rest adamw"),
+        ({"opt__rest__lr": "1"}, "--opt.rest.lr: adamw needs an optimizer for the rest first: --opt.rest adamw"),
         ({"opt__vecter__lr": "1"}, "did you mean '--opt.vector.lr'?"),
         ({"opt__momo__head__lr": "1"}, "did you mean '--opt.head.lr'?"),
         ({"opt__momo__head__wieght_decay": "1"}, "did you mean '--opt.head.weight_decay'?"),
         ({"opt__rest": "adamw,sgd"}, "`bench sweep` takes several"),
-        ({"opt": "muon", "opt__vector__lr": "1"}, "muon moves the matrices alone; write --opt.rest.vector.lr"),
+        ({"opt": "muon", "opt__vector__lr": "1"}, "muon moves only the matrices; write --opt.rest.vector.lr"),
         ({"opt": "muon", "opt__rest__matrix__lr": "1"}, "which has no matrices; write --opt.matrix.lr"),
         ({"opt": "muon", "opt__rest__vecter__lr": "1"}, "did you mean '--opt.rest.vector.lr'?"),
         ({"opt__vector__lr": "high"}, "--opt.vector.lr 'high'"),
@@ -201,8 +208,9 @@ def test_values_by_role_are_swept_and_tuned_over(tmp_path: Path) -> None:
     words = {"task": "tiny", **tiny.SIZES, "opt": "adamw,sgd"}
     configs, varied = configurations(
         words | {"opt.vector.weight_decay": "0,0.1", "opt.adamw.embedding.lr": "1e-3:1e-1:3"},
-        read_seeds("1"), {"store": tmp_path, "device": "cpu"},
-    )  # fmt: skip
+        read_seeds("1"),
+        {"store": tmp_path, "device": "cpu"},
+    )
     assert varied == ["opt.vector.weight_decay", "opt.embedding.lr"]
     assert Counter(c.opt for c in configs) == {"adamw": 6, "sgd": 2}
     space, fixed = read_space({"opt.rest.lr": "1e-4:1e-2", "opt.rest.vector.weight_decay": "0", "task": "tiny"}, "muon")
@@ -235,15 +243,24 @@ def test_no_rest_where_there_is_none_anyway_is_the_same_run() -> None:
 @pytest.mark.parametrize(
     ("task", "words", "said"),
     [
-        ("attention_matrix", {"opt__embedding__lr": "1"}, "--opt.embedding.lr=1.0: adamw has no parameter of this role "
-         "here, only of matrix; leave it out"),
-        ("synthetic_joint", {"opt": "muon", "opt__rest__embedding__lr": "1"}, "--opt.rest.embedding.lr=1.0: adamw has "
-         "no parameter of this role here, only of head"),
-        ("attention_matrix", {"opt": "muon", "opt__rest__lr": "5"}, "--opt.rest.lr 5.0: all parameters of "
-         "attention_matrix are matrices, which muon moves"),
+        (
+            "attention_matrix",
+            {"opt__embedding__lr": "1"},
+            "--opt.embedding.lr=1.0: adamw has no parameter of this role in this model, only of matrix; remove it",
+        ),
+        (
+            "synthetic_joint",
+            {"opt": "muon", "opt__rest__embedding__lr": "1"},
+            "--opt.rest.embedding.lr=1.0: adamw has no parameter of this role in this model, only of head",
+        ),
+        (
+            "attention_matrix",
+            {"opt": "muon", "opt__rest__lr": "5"},
+            "--opt.rest.lr 5.0: all parameters of attention_matrix are matrices, which muon moves",
+        ),
         ("attention_matrix", {"opt__rest": "sgd"}, "--opt.rest sgd: all parameters of attention_matrix are matrices"),
     ],
-)  # fmt: skip
+)
 def test_a_value_for_parameters_that_there_are_not_is_refused(task: str, words: dict[str, str], said: str) -> None:
     with pytest.raises(UserError) as error:
         runner.build(config(task, **words))
@@ -363,11 +380,15 @@ def test_without_a_rest_one_method_moves_everything() -> None:
 
 parameters = st.lists(
     st.builds(
-        Parameter, st.just("p"), st.tuples(st.sampled_from([3, 6]), st.integers(1, 9)), st.sampled_from([*ROLES]),
+        Parameter,
+        st.just("p"),
+        st.tuples(st.sampled_from([3, 6]), st.integers(1, 9)),
+        st.sampled_from([*ROLES]),
         st.sampled_from([1, 3]),
     ),
-    min_size=1, max_size=8,
-)  # fmt: skip
+    min_size=1,
+    max_size=8,
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -455,7 +476,7 @@ def test_groups_of_a_plug_in_that_are_none_are_told_in_one_line(
         ({"0.wieght": "head"}, {}, "roles of Sequential: it has no parameter 0.wieght"),
         ({"0.*": "heads"}, {}, "roles of Sequential: 0.* has 'heads'; roles are matrix, embedding, head, vector"),
         ({}, {"1.weight": 2}, "pieces of Sequential: it has no parameter 1.weight"),
-        ({}, {"0.*": 0}, "pieces of Sequential: 0.* has 0; it takes a count from 1 on"),
+        ({}, {"0.*": 0}, "pieces of Sequential: 0.* has 0; it must be a count of at least 1"),
     ],
 )
 def test_roles_and_pieces_of_nothing_are_named(roles_: Any, pieces: Any, said: str) -> None:
@@ -675,9 +696,10 @@ def plain_optimizers(name: str, model: ByRole) -> list[Any]:
     adamw, rest = torch.optim.AdamW, ("embedding", "head", "vector")
     if name == "adamw by role":
         groups = [
-            {"params": model.of("matrix", "head")}, {"params": model.of("vector"), "weight_decay": 0.0},
+            {"params": model.of("matrix", "head")},
+            {"params": model.of("vector"), "weight_decay": 0.0},
             {"params": model.of("embedding"), "lr": 0.01},
-        ]  # fmt: skip
+        ]
         return [adamw(groups, lr=0.003)]
     return [PlainMuon(model.of("matrix"), 0.01), adamw(model.of(*rest), lr=0.003)]
 

@@ -277,7 +277,7 @@ def test_shares_that_cannot_be_cut_alike_are_refused(micro: int, legal: bool) ->
     if legal:
         assert build(config)[1].batch_size == 15
     else:
-        with pytest.raises(UserError, match="micro_batch_size 1: 2 devices cannot cut 15 samples"):
+        with pytest.raises(UserError, match="micro_batch_size 1: 2 devices cannot divide 15 samples"):
             build(config)
 
 
@@ -337,15 +337,17 @@ def test_a_run_started_by_hand_on_several_machines_says_for_what_it_waits_and_fo
         monkeypatch.delenv(name, raising=False)
     here = awaited(num_nodes=5, strategy=strategy)
     assert here is not None
-    assert here.said.startswith("machine 0 of 5 waits for the other 4 machines, for 30 minutes; start the same command")
+    assert here.said.startswith(
+        "machine 0 of 5 waits up to 30 minutes for the other 4 machines; start the same command"
+    )
     assert "NODE_RANK=0 to 4, MASTER_ADDR=" in here.said
-    assert here.said.endswith("; NODE_RANK, MASTER_ADDR, MASTER_PORT are not set here")
+    assert here.said.endswith("; NODE_RANK, MASTER_ADDR, MASTER_PORT are not set")
     for name, value in zip(NODES, ("1", "127.0.0.1", "29500"), strict=True):
         monkeypatch.setenv(name, value)
     there = awaited(num_nodes=2, strategy=strategy)
     assert there is not None
-    assert there.said.startswith("machine 1 of 2 waits for the other machine, for 30 minutes; start the same command")
-    assert "not set here" not in there.said
+    assert there.said.startswith("machine 1 of 2 waits up to 30 minutes for the other machine; start the same command")
+    assert "not set" not in there.said
 
 
 @pytest.mark.parametrize(
@@ -402,8 +404,8 @@ def test_machines_that_do_not_come_end_a_run_with_one_line(store: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (1, "")
     waits, error = (line for line in done.stderr.splitlines() if line.startswith("bench: "))
-    assert waits.startswith("bench: machine 0 of 3 waits for the other 2 machines, for ")
-    assert error.startswith("bench: error: --trainer.num_nodes 3: the other 2 machines did not come within ")
+    assert waits.startswith("bench: machine 0 of 3 waits up to ")
+    assert error.startswith("bench: error: --trainer.num_nodes 3: the other 2 machines did not connect within ")
     assert "Traceback" not in done.stderr
 
 

@@ -18,10 +18,15 @@ modes = st.sampled_from(["min", "max"])
 def run(final=None, status="completed", metric="loss", excess=None, evaluations=()) -> RunResult:
     values = {metric: final} | ({} if excess is None else {"excess": excess})
     return RunResult(
-        "run", {}, status, metric=metric, split="test", final=final,
+        "run",
+        {},
+        status,
+        metric=metric,
+        split="test",
+        final=final,
         metrics={} if final is None else {"final": values},
         validations=[{"step": i, "train_s": 0.0, **values} for i, values in enumerate(evaluations)],
-    )  # fmt: skip
+    )
 
 
 # -- the value of a run ---------------------------------------------------------------------------------------------

@@ -31,15 +31,28 @@ def run(opt="gd", seed=0, final=None, status=None, metric="loss", split="train",
         group, _, option = name.partition("__")
         groups[group][option] = value
     config = {
-        "task": "synthetic", "opt": opt, "opt_options": groups["opt"], "task_options": groups["task"],
-        "trainer": {"max_steps": 100, "max_seconds": None}, "seed": seed, "data_seed": seed, "device": "cpu",
-    }  # fmt: skip
+        "task": "synthetic",
+        "opt": opt,
+        "opt_options": groups["opt"],
+        "task_options": groups["task"],
+        "trainer": {"max_steps": 100, "max_seconds": None},
+        "seed": seed,
+        "data_seed": seed,
+        "device": "cpu",
+    }
     name = f"synthetic-{opt}-{seed}-" + "-".join(map(str, settings.values()))
     status = status or ("diverged" if final is None else "completed")
     return RunResult(
-        name, config, status, metric=metric, split=split, final=final, best=final,
-        environment={"cpu": "A fine CPU", "gpu": None}, versions={"torch": "2.15.0"},
-    )  # fmt: skip
+        name,
+        config,
+        status,
+        metric=metric,
+        split=split,
+        final=final,
+        best=final,
+        environment={"cpu": "A fine CPU", "gpu": None},
+        versions={"torch": "2.15.0"},
+    )
 
 
 def at(lr: float, *finals: float | None, opt="gd", **rest) -> list[RunResult]:
@@ -266,8 +279,8 @@ def test_runs_that_have_not_ended_are_left_out_and_named():
     assert (sweep.curves[0].points[0].seeds, sweep.curves[0].points[0].diverged) == (3, 0)
     assert sweep.metric == "train loss"
     assert lines(sweep)[-2:] == [
-        "note: runs left out because they have not ended: 1 failed, 2 killed",
-        "note: runs counted with their values at the time limit: 1",
+        "note: unfinished runs excluded: 1 failed, 2 killed",
+        "note: runs with values at the time limit: 1",
     ]
     with pytest.raises(UserError, match="none of the 3 runs of the sweep has ended"):
         analyse(unended, ["opt.lr"], "min")
@@ -310,7 +323,7 @@ def test_the_table_reads_like_this():
 
 def test_the_closing_lines_say_what_the_grid_cannot():
     *_, edge, empty = lines(analyse(grid(8, 4, 1), ["opt.lr"], "min"))
-    assert (edge, empty) == ("the best lies at the edge of the grid: widen it", "")
+    assert (edge, empty) == ("the best value is at the edge of the grid: widen it", "")
     text = "\n".join(lines(analyse(grid(9, 1, 9), ["opt.lr"], "min")))
     assert "that value alone, on this grid" in text
     assert "edge" not in text
@@ -361,10 +374,16 @@ def test_files_are_written_and_the_same_every_time(tmp_path, mode):
         assert row["run_id"] == result.run_id
     text = md.read_text("utf-8")
     for words in (
-        "Made by `bench sweep --task synthetic`", "216 runs, seeds 0 to 5", "Machine: A fine CPU (216 runs)",
-        "torch: 2.15.0 (216 runs)", "Engine: lightning (216 runs)",
-        "--task synthetic --device cpu --trainer.max_steps 100", "chosen on these seeds", "## adam", "best opt.lr",
-    ):  # fmt: skip
+        "Made by `bench sweep --task synthetic`",
+        "216 runs, seeds 0 to 5",
+        "Machine: A fine CPU (216 runs)",
+        "torch: 2.15.0 (216 runs)",
+        "Engine: lightning (216 runs)",
+        "--task synthetic --device cpu --trainer.max_steps 100",
+        "chosen on these seeds",
+        "## adam",
+        "best opt.lr",
+    ):
         assert words in text
     assert {row.count("|") for row in re.findall(r"^\|.*", text, re.M)} == {7}
     again = write(tmp_path / "again", sweep, "bench sweep --task synthetic")

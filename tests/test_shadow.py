@@ -196,7 +196,7 @@ def test_a_module_that_the_suite_hides_is_named_as_a_file(cli, kind: str, name: 
     words = {"task": "synthetic", "opt": "ngd"} | {kind: name}
     answer = cli("fit", *(word for each in words.items() for word in (f"--{each[0]}", each[1])))
     top = name.partition(":")[0].partition(".")[0]
-    hides = f": {top!r} is the suite's own package, which hides that of this folder; write {instead}\n"
+    hides = f": {top!r} is the suite's own package, which shadows that of this folder; write {instead}\n"
     assert (answer.code, answer.out, answer.err) == (2, "", f"bench: error: {what}{hides}")
 
 
@@ -205,7 +205,7 @@ def test_a_module_that_another_package_hides_is_named_as_a_file(cli, here: Path)
     answer = cli("fit", "--task", "synthetic", "--opt", "yaml:Mine")
     assert answer.code == 2
     assert "yaml has no 'Mine': 'yaml' is the package in " in answer.err
-    assert answer.err.endswith("which hides that of this folder; write yaml.py:Mine\n")
+    assert answer.err.endswith("which shadows that of this folder; write yaml.py:Mine\n")
 
 
 @pytest.mark.parametrize("name", ["optimizers.nothing:Mine", "nothing:Mine"])
@@ -222,14 +222,14 @@ def test_doctor_names_modules_that_are_called_as_the_suites(here: Path) -> None:
     texts = [finding.text for finding in found]
     assert [text.split()[0] for text in texts] == [str(here / name) for name in ("bench.py", "tasks.py", "optimizers")]
     assert "start `bench` or `python -P -m bench`; code in it is named as a file: --opt bench.py:CLASS" in texts[0]
-    assert texts[1].endswith("`bench` passes it over; code in it is named as a file: --task tasks.py:CLASS")
+    assert texts[1].endswith("`bench` ignores it; code in it is named as a file: --task tasks.py:CLASS")
     assert texts[2].endswith("--opt optimizers/FILE.py:CLASS")
     assert max(map(len, texts)) < 200 + len(str(here))
 
 
 def test_doctor_names_modules_that_come_first_on_the_path(here: Path, tmp_path: Path) -> None:
     (finding,) = (found for found in name_diagnoses(tmp_path, [str(here), str(ROOT)]) if found.subject == "tasks")
-    assert finding.text.startswith(f"{here}/tasks.py has the name of a package of the suite; ")
+    assert finding.text.startswith(f"{here}/tasks.py has the same name as a package of the suite; ")
     assert len(name_diagnoses(here, [str(here), str(ROOT)])) == 3  # each once
     (here / "optimizers" / "__init__.py").unlink()  # a folder without it is found as well, after all that is installed
     assert [found.subject for found in name_diagnoses(here, [str(ROOT)])] == list(PACKAGES)
@@ -239,7 +239,7 @@ def test_doctor_names_modules_that_come_first_on_the_path(here: Path, tmp_path: 
 def test_doctor_has_nothing_to_say_elsewhere(folder: Path) -> None:
     (finding,) = name_diagnoses(folder, [str(ROOT)])
     assert (finding.level, finding.subject) == ("ok", "names")
-    assert finding.text == "no module has the name of bench, tasks, optimizers"
+    assert finding.text == "no module shadows bench, tasks, optimizers"
 
 
 @pytest.mark.deep

@@ -11,8 +11,16 @@ from bench.papers.reproduction import CORRECTION
 from bench.papers.shipped import MOST, by_experiment, read, summary
 
 ROOT = Path(__file__).parents[1]
-CLAIM: dict[str, Any] = {"name": "x", "paper": "it falls", "said": "holds", "text": "it fell by 2", "effect": 2.0,
-                         "low": 1.0, "high": None, "unit": "nats"}  # fmt: skip
+CLAIM: dict[str, Any] = {
+    "name": "x",
+    "paper": "it falls",
+    "said": "holds",
+    "text": "it fell by 2",
+    "effect": 2.0,
+    "low": 1.0,
+    "high": None,
+    "unit": "nats",
+}
 
 
 def page(folder: Path, place: str, *claims: dict[str, Any], **changes: Any) -> None:
@@ -41,9 +49,11 @@ def test_a_table_of_counts_and_one_of_claims(cli: Any, pages: Path) -> None:
         {"paper": "b2021", "holds": 1},
     ]
     assert [(row["experiment"], row["claim"], row["said"]) for row in claims["rows"]] == [
-        ("a2020/fig1", "x", "holds"), ("a2020/fig1", "y", "small run: points to fails"),
-        ("a2020/fig2", "x", "depends on unpublished constants"), ("b2021/fig1", "|z|", "holds"),
-    ]  # fmt: skip
+        ("a2020/fig1", "x", "holds"),
+        ("a2020/fig1", "y", "small run: points to fails"),
+        ("a2020/fig2", "x", "depends on unpublished constants"),
+        ("b2021/fig1", "|z|", "holds"),
+    ]
     assert (claims["rows"][0]["effect"], claims["rows"][0]["low"], claims["rows"][0]["high"]) == (2, 1, None)
     assert claims["notes"] == ["a2020/fig2: none was made"]
     assert board["notes"] == [CORRECTION]
@@ -81,8 +91,8 @@ def test_lines_for_other_documents(cli: Any, pages: Path, tmp_path: Path) -> Non
     [
         (("nowhere",), "nowhere has no claims (PAPER/EXPERIMENT/claims.json); name a folder that"),
         (("pages", "--paper", "a2021"), "unknown paper 'a2021'; did you mean 'a2020'?"),
-        (("pages", "--json", "--format", "md"), "--json: not allowed with --format md; leave one of them out"),
-        (("pages", "--into", "x.md", "-o", "y"), "--into x.md: not allowed with --out; leave one of them out"),
+        (("pages", "--json", "--format", "md"), "--json: not allowed with --format md; remove one of them"),
+        (("pages", "--into", "x.md", "-o", "y"), "--into x.md: not allowed with --out; remove one of them"),
         (("pages", "--into", "x.md"), "cannot write into x.md: No such file or directory"),
         (("pages", "--format", "xml"), "unknown --format 'xml'; known: table, md"),
     ],
@@ -100,15 +110,15 @@ def test_bad_requests_are_one_line(
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: path.write_text("{"), "it is no JSON"),
-        (lambda path: path.write_text("[" * 100_000), "it is no JSON"),
-        (lambda path: path.write_bytes(b"\xff\xfe{"), "it is no JSON"),
+        (lambda path: path.write_text("{"), "it is not valid JSON"),
+        (lambda path: path.write_text("[" * 100_000), "it is not valid JSON"),
+        (lambda path: path.write_bytes(b"\xff\xfe{"), "it is not valid JSON"),
         (lambda path: path.write_text("[]"), "run the experiment again"),
         (lambda path: path.write_text("{}"), "experiment: field required; run the experiment again"),
         (lambda path: path.write_text(path.read_text().replace('"holds"', '"shines"')), "claims: 0: said: "),
         (lambda path: path.write_text(path.read_text().replace("null", "NaN")), "claims: 0: effect: "),
-        (lambda path: (path.unlink(), path.mkdir()), "it is no file"),
-        (lambda path: path.write_text(" " * (MOST + 1)), "are the most"),
+        (lambda path: (path.unlink(), path.mkdir()), "it is not a file"),
+        (lambda path: path.write_text(" " * (MOST + 1)), "more than the limit"),
     ],
 )
 def test_a_damaged_page_is_named_and_left_out(cli: Any, pages: Path, damage: Any, message: str) -> None:

@@ -71,8 +71,8 @@ TUNE = "tune --task synthetic --opt sgd --trials 2"
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (f"{FIT} --opt.lr -1", "--opt.lr=-1.0 is out of range: it must lie in [0, inf)"),
-        (f"{FIT} --opt.momentum 2", "--opt.momentum=2.0 is out of range: it must lie in [0, 1]"),
+        (f"{FIT} --opt.lr -1", "--opt.lr=-1.0 is out of range: it must be in [0, inf)"),
+        (f"{FIT} --opt.momentum 2", "--opt.momentum=2.0 is out of range: it must be in [0, 1]"),
         ("fit --task synthetic --opt ngd --trainer.batch_size 5", "ngd is a full-batch method"),
         (f"{FIT} --store file/below", "cannot write to the store file/below: Not a directory; choose another"),
         ("fit --task mnist --opt sgd --data .", "missing data: train-images-idx3-ubyte.gz, "),
@@ -82,12 +82,12 @@ TUNE = "tune --task synthetic --opt sgd --trials 2"
         ("fit --task lm --opt sgd --data .", "missing data: input.txt expected in tiny_shakespeare"),
         ("fit --task lm --opt sgd --task.corpus none", "--task.corpus=none is not known"),
         (f"{SWEEP} --opt.momentum -1", "--opt.momentum=-1.0 is out of range"),
-        (f"{SWEEP} --store file", "'file': it is a file and no folder; name"),
+        (f"{SWEEP} --store file", "'file': it is a file, not a folder; name"),
         ("sweep --task mnist --opt sgd --opt.lr 1,2 --data .", "missing data: train-images-idx3-ubyte.gz, "),
         (f"{TUNE} --opt.momentum -1", "--opt.momentum=-1.0 is out of range"),
         ("tune --task mnist --opt sgd --trials 2 --data .", "missing data: train-images-idx3-ubyte.gz, "),
         ("suite vision --data .", "missing data: train-images-idx3-ubyte.gz, "),
-        ("reproduce deora2024/fig2 --quick --store file", "'file': it is a file and no folder; name"),
+        ("reproduce deora2024/fig2 --quick --store file", "'file': it is a file, not a folder; name"),
         ("reproduce vasudeva2025/mnist --quick --data .", "missing data: train-images-idx3-ubyte.gz, "),
     ],
 )
@@ -365,14 +365,23 @@ def test_the_bar_of_a_sweep_holds_runs_time_to_go_and_what_workers_do(columns: i
 def test_the_least_important_goes_first() -> None:
     parts = [(2, "aa"), (0, "bbbb"), (1, ""), (3, "cc"), (1, "dd")]
     assert [fitting(parts, columns) for columns in (16, 15, 12, 8, 7)] == [
-        "aa  bbbb  cc  dd", "aa  bbbb  dd", "aa  bbbb  dd", "bbbb  dd", "bbbb",
-    ]  # fmt: skip
+        "aa  bbbb  cc  dd",
+        "aa  bbbb  dd",
+        "aa  bbbb  dd",
+        "bbbb  dd",
+        "bbbb",
+    ]
 
 
 def test_times_to_go() -> None:
     assert [clock(x) for x in (None, 0, 59.6, 3599.4, 3600, 360_000)] == [
-        "-:--", "0:00", "1:00", "59:59", "1:00:00", "100:00:00",
-    ]  # fmt: skip
+        "-:--",
+        "0:00",
+        "1:00",
+        "59:59",
+        "1:00:00",
+        "100:00:00",
+    ]
 
 
 def test_json_stays_alone_on_standard_output(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ WORDS_OF_A_SCRIPT = ("tune", "--task", "synthetic", "--opt", "gd", "--slurm", "-
 
 NOWHERE = "postgresql+psycopg://me:secret@127.0.0.1:1/none"
 """A database that is not there."""
-PUT = "must be in the database as it is asked for here: the same command with --create instead of --slurm --print"
+PUT = "must be in the database with these settings: the same command with --create instead of --slurm --print"
 
 
 @pytest.mark.parametrize("storage", [None, NOWHERE, "sqlite:///new.db", "nonsense"])

@@ -98,22 +98,23 @@ GRID = "a grid is LOW:HIGH:POINTS with 0 < LOW < HIGH and at least 2 points, suc
         *(("ngd", {"opt.lr": word}, f"--opt.lr {word}: {GRID}")
           for word in ("1:0.1:3", "0:1:3", "1:2:1", "1:2:x", "1:2:3:4", "::", "1:2:2.5")),
         ("ngd", {"opt.lr": ","}, "--opt.lr ,: the list is empty"),
-        ("ngd", {"opt.lr": "0.1,0.1"}, "--opt.lr 0.1,0.1: 0.1 is there twice; give each value once"),
-        ("ngd", {"opt.lr": "0.1,1,1e-1"}, "--opt.lr 0.1,1,1e-1: 0.1 is there twice; give each value once"),
-        ("ngd", {"opt.lr": "1:1.00001:4"}, "--opt.lr 1:1.00001:4: 1.0 is there twice; give each value once"),
+        ("ngd", {"opt.lr": "0.1,0.1"}, "--opt.lr 0.1,0.1: 0.1 is given twice; give each value once"),
+        ("ngd", {"opt.lr": "0.1,1,1e-1"}, "--opt.lr 0.1,1,1e-1: 0.1 is given twice; give each value once"),
+        ("ngd", {"opt.lr": "1:1.00001:4"}, "--opt.lr 1:1.00001:4: 1.0 is given twice; give each value once"),
         ("ngd", {"opt.lr": "0.1,fast"}, "--opt.lr 'fast': it must be a number"),
         ("sps", {"opt.batches_per_epoch": "1:100:4"}, "--opt.batches_per_epoch 4.642: it must be a whole number"),
         ("sps", {"opt.batches_per_epoch": "1:100"},
-         "--opt.batches_per_epoch 1:100: it takes int, which has no range; give values, as A,B"),
-        ("sgd", {"opt.nesterov": "1:2"}, "--opt.nesterov 1:2: it takes bool, which has no range; give values, as A,B"),
+         "--opt.batches_per_epoch 1:100: it takes int, which has no range; give values such as A,B"),
+        ("sgd", {"opt.nesterov": "1:2"}, "--opt.nesterov 1:2: it takes bool, which has no range; give values such as"
+        " A,B"),
         ("adam", {"opt.betas": "0.8:0.9"}, "--opt.betas 0.8:0.9: it takes float,float, which has no range"),
         ("ngd", {"opt.lrr": "1e-3:1"}, "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
         ("ngd", {"opt.lrr": "0.1"}, "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
         ("ngd", {"opt.ngd.lr": "0.1,1"}, "unknown option '--opt.ngd.lr'; did you mean '--opt.lr'?"),
         ("ngdd", {}, "unknown optimizer 'ngdd'; did you mean 'ngd'?"),
         ("ngd", {"opt.lr": "0.1"},
-         "--opt.lr 0.1: nothing is left to tune; give a range (--opt.lr LOW:HIGH) or values (--opt.lr A,B)"),
-        ("sps", {"opt.max_step": 1, "opt.c": "0.5"}, "--opt.max_step 1 --opt.c 0.5: nothing is left to tune"),
+         "--opt.lr 0.1: no setting is left to tune; give a range (--opt.lr LOW:HIGH) or values (--opt.lr A,B)"),
+        ("sps", {"opt.max_step": 1, "opt.c": "0.5"}, "--opt.max_step 1 --opt.c 0.5: no setting is left to tune"),
         ("ngd", {"task": "synthetic", "task.n": "10,20"},
          "--task.n 10,20: only hyperparameters (--opt.NAME) are tuned; give one value"),
         ("ngd", {"trainer.max_steps": "5:50"}, "--trainer.max_steps 5:50: only hyperparameters"),
@@ -127,7 +128,7 @@ def test_words_that_are_refused(opt, words, error):
 def test_an_optimizer_without_a_search_range_asks_for_one(monkeypatch):
     monkeypatch.setitem(OPTIMIZERS, "ngd", replace(OPTIMIZERS["ngd"], search={}))
     assert message(read_space, {}, "ngd") == (
-        "--opt ngd: nothing is left to tune; give a range (--opt.NAME LOW:HIGH) or values (--opt.NAME A,B)"
+        "--opt ngd: no setting is left to tune; give a range (--opt.NAME LOW:HIGH) or values (--opt.NAME A,B)"
     )
     assert read_space({"opt.lr": "0.1:1"}, "ngd")[0] == {"opt.lr": Range(0.1, 1.0)}
 
@@ -216,11 +217,18 @@ def test_a_grid_is_of_half_decades_from_the_middle_outwards():
 @pytest.mark.parametrize(
     ("low", "high", "middle"),
     [
-        (1e-5, 1e-1, 1e-3), (1e-4, 1.0, 0.01), (1e-2, 1e1, 0.3162), (1e-3, 1e-1, 0.01), (0.02, 0.5, 0.1),
+        (1e-5, 1e-1, 1e-3),
+        (1e-4, 1.0, 0.01),
+        (1e-2, 1e1, 0.3162),
+        (1e-3, 1e-1, 0.01),
+        (0.02, 0.5, 0.1),
         (1e-3, 10**-0.5, 0.01),  # half way between 0.01 and 0.03162, rounded down
-        (1e-2, 10**0.5, 0.1), (1.0, 10**0.5, 1.0), (1e-100, 1e100, 1.0), (0.98, 9.8, 3.162),
+        (1e-2, 10**0.5, 0.1),
+        (1.0, 10**0.5, 1.0),
+        (1e-100, 1e100, 1.0),
+        (0.98, 9.8, 3.162),
     ],
-)  # fmt: skip
+)
 def test_the_middle_of_a_grid(low, high, middle):
     assert rates(Design({"opt.lr": Range(low, high)}, "grid"), 1) == [middle]
 
@@ -237,10 +245,18 @@ def test_the_other_axes_vary_fastest():
 def test_a_grid_grows_where_its_best_is_at_an_edge():
     order, known = simulate(GRID1, valley(1e-4), 5)
     assert kinds(order) == {
-        0.1: "design", 0.03162: "design", 0.3162: "design", 0.01: "design", 1.0: "design",
-        0.003162: "extension", 0.001: "extension", 0.0003162: "extension", 0.0001: "extension",
-        3.162e-05: "extension", 1e-05: "extension",
-    }  # fmt: skip
+        0.1: "design",
+        0.03162: "design",
+        0.3162: "design",
+        0.01: "design",
+        1.0: "design",
+        0.003162: "extension",
+        0.001: "extension",
+        0.0003162: "extension",
+        0.0001: "extension",
+        3.162e-05: "extension",
+        1e-05: "extension",
+    }
     assert GRID1.best([each.point for each in order], known, "min", ALL) == {"opt.lr": 1e-4}
     order, _ = simulate(GRID1, lambda point: -valley(3.162)(point), 5, mode="max")
     assert list(kinds(order))[5:] == [3.162, 10.0]
@@ -287,8 +303,11 @@ def test_a_grid_grows_with_all_combinations_if_the_best_of_all_is_at_an_edge():
     design = Design({"opt.lr": LR, "opt.momentum": (0.0, 0.9)}, "grid")
     order, _ = simulate(design, lambda p: valley(1e-2)(p) - 9 * p["opt.momentum"] * (p["opt.lr"] == 1.0), 10)
     assert [(each.point["opt.lr"], each.point["opt.momentum"]) for each in order[10:]] == [
-        (3.162, 0.0), (3.162, 0.9), (10.0, 0.0), (10.0, 0.9),
-    ]  # fmt: skip
+        (3.162, 0.0),
+        (3.162, 0.9),
+        (10.0, 0.0),
+        (10.0, 0.9),
+    ]
     order, _ = simulate(design, lambda p: valley(0.1)(p) - p["opt.momentum"], 10)
     assert len(order) == 10  # whatever the other axes' best
 
@@ -300,9 +319,13 @@ def test_a_top_up_goes_on_with_the_order_and_lets_the_grid_grow_again():
     assert list(kinds(order).items())[5:] == [(3.162, "extension"), (10.0, "extension"), (0.003162, "top-up")]
     order, _ = simulate(GRID1, lambda p: 0.5 if p["opt.lr"] > 5 else valley(0.1)(p) + 1, 5, total=9)
     assert list(kinds(order).items())[5:] == [
-        (0.003162, "top-up"), (3.162, "top-up"), (0.001, "top-up"), (10.0, "top-up"),
-        (31.62, "extension"), (100.0, "extension"),
-    ]  # fmt: skip
+        (0.003162, "top-up"),
+        (3.162, "top-up"),
+        (0.001, "top-up"),
+        (10.0, "top-up"),
+        (31.62, "extension"),
+        (100.0, "extension"),
+    ]
     design = Design({"opt.lr": LR, "opt.c": (1, 2, 3)}, "grid")
     order, _ = simulate(design, valley(0.1), 9, total=13)
     assert len(order) == 15  # whole combinations
@@ -312,7 +335,7 @@ def test_a_top_up_goes_on_with_the_order_and_lets_the_grid_grow_again():
 def test_a_grown_grid_that_may_not_grow_is_topped_up():
     order, _ = simulate(GRID1, lambda p: None, 3, total=14)
     assert list(kinds(order).values()) == ["design"] * 3 + ["extension"] * 8 + ["top-up"] * 3
-    assert list(kinds(order))[11:] == [1.0, 3.162, 10.0]  # what lies below is there
+    assert list(kinds(order))[11:] == [1.0, 3.162, 10.0]  # what is below is there
 
 
 TWO_RANGES = Design({"opt.lr": Range(1e-4, 1.0), "opt.c": Range(0.1, 100.0)}, "grid")
@@ -321,9 +344,16 @@ TWO_RANGES = Design({"opt.lr": Range(1e-4, 1.0), "opt.c": Range(0.1, 100.0)}, "g
 def test_a_grid_of_two_ranges_goes_outwards_by_their_widths():
     order = TWO_RANGES.wanted({}, "min", ALL, 9)
     assert [(each.point["opt.lr"], each.point["opt.c"]) for each in order] == [
-        (0.01, 1.0), (0.003162, 1.0), (0.03162, 1.0), (0.001, 1.0), (0.1, 1.0), (0.01, 0.1), (0.01, 10.0),
-        (0.003162, 0.1), (0.003162, 10.0),
-    ]  # fmt: skip
+        (0.01, 1.0),
+        (0.003162, 1.0),
+        (0.03162, 1.0),
+        (0.001, 1.0),
+        (0.1, 1.0),
+        (0.01, 0.1),
+        (0.01, 10.0),
+        (0.003162, 0.1),
+        (0.003162, 10.0),
+    ]
 
 
 def test_a_grid_of_two_ranges_grows_beside_its_best_until_all_neighbours_are_tried():
@@ -369,19 +399,19 @@ def test_values_alone_are_their_product():
 @pytest.mark.parametrize(
     ("space", "trials", "total", "error"),
     [
-        ({"opt.lr": LR}, 0, 0, "--trials 0: at least one setting has to be tried"),
-        ({"opt.lr": LR}, -3, 0, "--trials -3: at least one setting has to be tried"),
-        ({"opt.lr": (1, 2)}, 0, 0, "--trials 0: at least one setting has to be tried"),
+        ({"opt.lr": LR}, 0, 0, "--trials 0: at least one setting is needed"),
+        ({"opt.lr": LR}, -3, 0, "--trials -3: at least one setting is needed"),
+        ({"opt.lr": (1, 2)}, 0, 0, "--trials 0: at least one setting is needed"),
         ({"opt.lr": LR, "opt.c": (1, 2, 3)}, 10, 0,
-         "--trials 10: each value of opt.lr is tried with 3 combinations of the others, so that it has to be a multiple"
-         " of 3: 9 or 12"),
+         "--trials 10: each value of opt.lr is tried with 3 combinations of the others, so it must be a multiple of"
+         " 3: 9 or 12"),
         ({"opt.lr": LR, "opt.c": (1, 2, 3)}, 2, 0,
          ("--trials 2: each value of opt.lr is tried with 3 combinations of the others,"
-          " so that it has to be a multiple of 3: 3")),
+          " so it must be a multiple of 3: 3")),
         ({"opt.lr": (1, 2), "opt.c": (1, 2)}, 9, 0, "--trials 9: these values make 4 settings: write --trials 4"),
         ({"opt.lr": (1,)}, 2, 0, "--trials 2: these values make 1 setting: write --trials 1"),
         ({"opt.lr": (1, 2)}, 2, 3,
-         "there cannot be 3 settings: these values make 2 settings; give a range (LOW:HIGH) instead"),
+         "3 settings are impossible: these values make 2 settings; give a range (LOW:HIGH) instead"),
         ({"opt.lr": LR}, 501, 0, "--trials 501: a grid has at most 500 points here"),
         ({"opt.lr": LR, "opt.c": (1, 2)}, 2, 1001,
          "--trials 1001: a grid has at most 1000 points here"),
@@ -402,10 +432,11 @@ def test_the_longest_grid_has_numbers_only(low):
 
 def test_a_grid_has_no_range_that_is_narrower_than_its_step():
     assert message(Design, {"opt.lr": LR, "opt.c": Range(1, 9)}, "grid") == (
-        "--opt.c 1:9: narrower than a grid's step, a decade; use --sampler qmc, or give values, as A,B"
+        "--opt.c 1:9: narrower than a grid step, a decade; use --sampler qmc, or give values such as A,B"
     )
     assert message(Design, {"opt.momentum": Range(0.5, 0.9)}, "grid") == (
-        "--opt.momentum 0.5:0.9: narrower than a grid's step, half a decade; use --sampler qmc, or give values, as A,B"
+        "--opt.momentum 0.5:0.9: narrower than a grid step, half a decade; use --sampler qmc, or give values such as"
+        " A,B"
     )
     Design({"opt.momentum": Range(0.5, 0.9), "opt.lr": LR}, "qmc")
     for low, high in ((1e-3, 3.162e-3), (3.162e-3, 1e-2)):
@@ -422,8 +453,13 @@ def test_a_sequence_fills_the_box():
     assert [each.point["opt.lr"] for each in wanted] == [0.01, 0.001, 0.1, 0.0003162, 0.03162, 0.003162, 0.3162]
     wanted = Design(TWO, "qmc").wanted({}, "min", ALL, 6)
     assert [tuple(each.point.values()) for each in wanted] == [
-        (0.01, 0.9), (0.001, 0.99), (0.1, 0.0), (0.0003162, 0.9), (0.03162, 0.99), (0.003162, 0.0),
-    ]  # fmt: skip
+        (0.01, 0.9),
+        (0.001, 0.99),
+        (0.1, 0.0),
+        (0.0003162, 0.9),
+        (0.03162, 0.99),
+        (0.003162, 0.0),
+    ]
     assert {each.kind for each in wanted} == {"design"}
 
 
@@ -458,7 +494,7 @@ def test_what_comes_out_twice_is_tried_once():
     points = [each.point for each in design.wanted({}, "min", ALL, 12)]
     assert {tuple(p.values()) for p in points} == set(itertools.product((1, 2), (True, False), ("x", "y", "z")))
     assert message(design.wanted, {}, "min", ALL, 13) == (
-        "--trials 13: there are only 12 settings that differ; ask for no more, or widen a range"
+        "--trials 13: there are only 12 settings; request no more, or widen a range"
     )
     assert "--trials 20: there are only 12" in message(design.wanted, {}, "min", ALL, 5, 20)
     narrow = Design({"opt.lr": Range(1.0, 1.002)}, "qmc")
@@ -470,7 +506,7 @@ def test_what_comes_out_twice_is_tried_once():
 def test_a_sequence_has_points(trials):
     assert (
         message(Design(TWO, "qmc").wanted, {}, "min", ALL, trials)
-        == f"--trials {trials}: at least one setting has to be tried"
+        == f"--trials {trials}: at least one setting is needed"
     )
 
 
@@ -493,7 +529,7 @@ decades = st.tuples(st.integers(-12, 6), st.integers(1, 12)).map(
 
 @st.composite
 def designs(draw) -> tuple[Design, int, int]:
-    """A design, how many trials make a step of it, and the greatest number that is possible."""
+    """A design, how many trials make a step of it, and the largest number that is possible."""
     sampler = draw(st.sampled_from(["grid", "qmc"]))
     axes = draw(st.lists(values, max_size=2))
     at = draw(st.integers(0, len(axes)))
@@ -615,8 +651,11 @@ def test_a_replay_grows_as_the_tuning_would_have():
     best, scored, missing = replay(GRID1, known, "min", ALL, 3)
     assert (best, missing) == ({"opt.lr": 10.0}, [])
     assert [(each.point["opt.lr"], each.kind) for each in scored[3:]] == [
-        (1.0, "extension"), (3.162, "extension"), (10.0, "extension"), (31.62, "extension"),
-    ]  # fmt: skip
+        (1.0, "extension"),
+        (3.162, "extension"),
+        (10.0, "extension"),
+        (31.62, "extension"),
+    ]
     assert replay(GRID1, known, "min", ALL, 3, total=8).missing == []
     assert replay(GRID1, known, "min", ALL, 3, total=8).scored[-1] == Wanted({"opt.lr": 0.01}, "top-up")
 

@@ -94,16 +94,21 @@ def test_settings_versions_and_metrics_are_json(filled):
 
 def test_curves_of_runs_of_their_own_and_of_blocks(filled):
     assert rows("from curves where run_id = 'a' order by step", filled) == [
-        ("a", 1, 0.5, 1.0, 0.1, 0.1), ("a", 2, None, 1.0, 0.1, 0.1), ("a", 3, 0.25, 1.0, 0.1, 0.1),
-    ]  # fmt: skip
+        ("a", 1, 0.5, 1.0, 0.1, 0.1),
+        ("a", 2, None, 1.0, 0.1, 0.1),
+        ("a", 3, 0.25, 1.0, 0.1, 0.1),
+    ]
     query = "select run_id, count(*), avg(loss) from curves group by run_id order by run_id"
     assert rows(query, filled) == [("a", 3, 0.375), ("b", 3, 0.5), ("c", 3, 0.5)]
 
 
 def test_measurements_have_a_column_for_each_thing_that_was_measured(filled):
     assert rows("select run_id, step, error, angle from measurements order by all", filled) == [
-        ("a", 0, 0.75, None), ("a", 2, None, None), ("b", 0, None, 0.5), ("c", 0, None, 0.5),
-    ]  # fmt: skip
+        ("a", 0, 0.75, None),
+        ("a", 2, None, None),
+        ("b", 0, None, 0.5),
+        ("c", 0, None, 0.5),
+    ]
 
 
 def test_trials(filled):
@@ -185,7 +190,7 @@ def test_stores_are_read_as_one(cli, filled, tmp_path):
     add_run(more, "d", [9.0])
     answer = cli("sql", "select count(*), sum(loss) from curves", "--store", filled, "--store", more, "--format", "csv")
     assert answer.code == 0
-    assert answer.err == "bench: warning: a is stored several times with different results; one is used\n"
+    assert answer.err == "bench: warning: a is stored several times with different results; one of them is used\n"
     assert answer.out.splitlines()[1] in ("8,19.0", "10,12.75")
     assert rows("select count(*) from runs", filled, more) == [(4,)]
 
@@ -235,9 +240,15 @@ def test_json_is_strict_and_columns_of_json_are_what_they_hold(cli, filled):
     assert row["settings"]["opt.lr"] == 0.5
     assert row["settings"]["opt.max_step"] == "inf"
     assert {name: row[name] for name in row if name != "settings"} == {
-        "point": {"lr": 0.1}, "a": None, "b": "inf", "c": 1.5, "d": [1, None], "e": {"x": None}, "f": "2026-01-02",
+        "point": {"lr": 0.1},
+        "a": None,
+        "b": "inf",
+        "c": 1.5,
+        "d": [1, None],
+        "e": {"x": None},
+        "f": "2026-01-02",
         "c_1": 2,
-    }  # fmt: skip
+    }
 
 
 def test_csv_reads_back(cli, filled):
@@ -293,12 +304,12 @@ def test_wild_names_do_no_harm(cli, store, kind):
         ("select * from 'nowhere.parquet'", "Permission Error"),
         ("select '\x1b[31m' || nme from runs", "nme"),
         ("select '\udcff' from runs", "surrogates not allowed"),
-        ("", "takes one query that reads"),
-        ("select 1; select 2", "takes one query that reads"),
-        ("explain analyze copy (select 1) to 'x.csv'", "takes one query that reads"),
-        ("copy (from runs) to 'runs.csv'", "takes one query that reads"),
-        ("drop view runs", "takes one query that reads"),
-        ("attach 'runs/studies.db'", "takes one query that reads"),
+        ("", "takes one read-only query"),
+        ("select 1; select 2", "takes one read-only query"),
+        ("explain analyze copy (select 1) to 'x.csv'", "takes one read-only query"),
+        ("copy (from runs) to 'runs.csv'", "takes one read-only query"),
+        ("drop view runs", "takes one read-only query"),
+        ("attach 'runs/studies.db'", "takes one read-only query"),
         ("pivot runs on opt", "ON column IN"),
     ],
 )
@@ -364,13 +375,21 @@ def test_no_torch_is_needed(filled, words):
 @pytest.mark.parametrize(
     "query",
     [
-        "from read_text('{0}/secret.csv')", "from read_csv('{0}/secret.csv')", "from '{0}/secret.csv'",
-        "from glob('{0}/*')", "from read_text('{0}/runs/../secret.csv')", "from read_text('{0}/runs/link.csv')",
-        "from read_text('/proc/self/environ')", "select getenv('HOME')", "from read_text('{0}/run*/../secret.csv')",
-        "from sniff_csv('{0}/secret.csv')", "from read_blob('{0}/secret.csv')", "from read_json('{0}/secret.csv')",
+        "from read_text('{0}/secret.csv')",
+        "from read_csv('{0}/secret.csv')",
+        "from '{0}/secret.csv'",
+        "from glob('{0}/*')",
+        "from read_text('{0}/runs/../secret.csv')",
+        "from read_text('{0}/runs/link.csv')",
+        "from read_text('/proc/self/environ')",
+        "select getenv('HOME')",
+        "from read_text('{0}/run*/../secret.csv')",
+        "from sniff_csv('{0}/secret.csv')",
+        "from read_blob('{0}/secret.csv')",
+        "from read_json('{0}/secret.csv')",
         "from 'https://127.0.0.1/x.csv'",
     ],
-)  # fmt: skip
+)
 def test_a_query_sees_nothing_but_the_stores(cli, filled, tmp_path, query):
     (tmp_path / "secret.csv").write_text("secret\nmine\n")
     (filled / "link.csv").symlink_to(tmp_path / "secret.csv")
@@ -402,14 +421,21 @@ def test_damaged_records_are_named_and_left_out(cli, filled):
     answer = cli("sql", "select count(*) as n from runs")
     assert (answer.code, answer.out) == (1, "n\n3\n")
     assert [line.split(": ")[2] for line in answer.err.splitlines()] == [str(torn), str(filled / "studies/t.json")]
-    assert all(line.endswith("; it is left out") for line in answer.err.splitlines())
+    assert all(line.endswith("; it is ignored") for line in answer.err.splitlines())
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"final": "big"}, {"steps": "3"}, {"steps": 2**70}, {"config": []}, {"config": {"task": "x"}}, {"environment": 1},
-     {"part": "\ud800"}],
-)  # fmt: skip
+    [
+        {"final": "big"},
+        {"steps": "3"},
+        {"steps": 2**70},
+        {"config": []},
+        {"config": {"task": "x"}},
+        {"environment": 1},
+        {"part": "\ud800"},
+    ],
+)
 def test_records_with_values_of_other_types_are_named_and_left_out(cli, filled, change):
     path = add_run(filled, "odd") / DONE / RUNS
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -446,7 +472,7 @@ def test_damaged_tables_are_named_and_left_out(cli, filled, damage, run_id):
     assert answer.code == 1
     assert strict_json(answer.out) == [{"n": 9 + 3 * (run_id == "z"), "s": 3.75 + 0.75 * (run_id == "z")}]
     assert answer.err.startswith(f"bench: warning: {path}: ")
-    assert answer.err.endswith("; it is left out\n")
+    assert answer.err.endswith("; it is ignored\n")
     assert answer.err.count("\n") == 1
     assert cli("sql", "select count(*) from runs").code == 0
 

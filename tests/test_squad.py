@@ -62,10 +62,14 @@ def rows_of(seed: int, articles: int, titled: bool = True) -> list[dict[str, Any
             at = len(" ".join([*words[:start], ""]))
             answers = {"text": [text] * (1 + question % 2), "answer_start": [at] * (1 + question % 2)}
             rows.append(
-                {"id": f"{article}-{paragraph}-{question}", "title": f"Article_{article}" * titled,
-                 "context": " ".join(words), "question": " ".join(words_of(draw, 2, 8)).capitalize() + "?",
-                 "answers": answers}
-            )  # fmt: skip
+                {
+                    "id": f"{article}-{paragraph}-{question}",
+                    "title": f"Article_{article}" * titled,
+                    "context": " ".join(words),
+                    "question": " ".join(words_of(draw, 2, 8)).capitalize() + "?",
+                    "answers": answers,
+                }
+            )
     return rows
 
 
@@ -233,7 +237,7 @@ def test_a_question_is_answered_by_the_best_span_of_all_its_windows(data: SquadD
         assert scored(data, batch, logits) == pytest.approx(expected, abs=1e-4)
         order = torch.randperm(len(noise), generator=draw)
         assert scored(data, batch, logits, 7, order) == scored(data, batch, logits)
-    assert expected["f1"] > 50  # so that there is something to tell apart
+    assert expected["f1"] > 50  # so that there is something to distinguish
 
 
 def test_labels_as_logits_score_100(data: SquadData) -> None:
@@ -382,7 +386,7 @@ def test_parts_are_counted_in_questions(root: Path, data: SquadData) -> None:
     assert len(rows_in(some, "train")) == 30 < some.sizes["train"]
     for ours, theirs in zip(whole(some, "train"), data.batch("train", slice(0, some.sizes["train"])), strict=True):
         assert ours is theirs is None or torch.equal(ours, theirs[:, : ours.shape[1]] if ours.ndim > 1 else theirs)
-    with pytest.raises(ValueError, match=r"n_train=109 is out of range: it must lie in \[1, 108\]"):
+    with pytest.raises(ValueError, match=r"n_train=109 is out of range: it must be in \[1, 108\]"):
         SquadData(root, n_train=109, **SMALL)
 
 
@@ -398,9 +402,13 @@ def test_a_part_of_the_training_file_stands_for_it(root: Path, data: SquadData, 
 # -- the model --------------------------------------------------------------------------------------------------------
 
 SHAPE = {
-    "vocab_size": 150, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 16,
+    "vocab_size": 150,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 16,
     "max_position_embeddings": 50,
-}  # fmt: skip
+}
 FAMILY = {
     "bert": (BertConfig(**SHAPE), BertForQuestionAnswering),
     "roberta": (RobertaConfig(**SHAPE, type_vocab_size=1, pad_token_id=0), RobertaForQuestionAnswering),
@@ -450,8 +458,14 @@ def test_logits_are_those_of_transformers_own_model_and_the_loss_is_over_tokens(
     torch.testing.assert_close(outcome.loss, torch.stack(losses).mean())
     assert torch.equal(outcome.labels, batch.labels)
     (alone,) = (data.batch("train", torch.tensor([3])),)  # nothing is padded: their loss is ours
-    (own,) = (theirs(alone.ids, start_positions=alone.labels[:, 0], end_positions=alone.labels[:, 1],
-                     token_type_ids=alone.types if kind == "bert" else None).loss,)  # fmt: skip
+    (own,) = (
+        theirs(
+            alone.ids,
+            start_positions=alone.labels[:, 0],
+            end_positions=alone.labels[:, 1],
+            token_type_ids=alone.types if kind == "bert" else None,
+        ).loss,
+    )
     torch.testing.assert_close(task.loss(alone).loss, own)
 
 
@@ -516,10 +530,18 @@ def test_options_that_data_and_model_share_are_alike() -> None:
 
 def words(root: Path, store: Path, **more: Any) -> dict[str, Any]:
     given = {
-        "task": "squad", "opt": "adamw", "data": root, "store": store, "trainer.max_steps": 12,
-        "trainer.batch_size": 20, "precision": "64-true", "device": "cpu", "task.layers": 1, "task.width": 16,
+        "task": "squad",
+        "opt": "adamw",
+        "data": root,
+        "store": store,
+        "trainer.max_steps": 12,
+        "trainer.batch_size": 20,
+        "precision": "64-true",
+        "device": "cpu",
+        "task.layers": 1,
+        "task.width": 16,
         "task.dropout": 0.2,
-    } | {f"task.{name}": value for name, value in SMALL.items()}  # fmt: skip
+    } | {f"task.{name}": value for name, value in SMALL.items()}
     return given | more
 
 
@@ -536,7 +558,7 @@ def test_a_run_reports_both_scores_and_micro_batches_change_nothing(root: Path, 
         assert (result.status, result.split, result.metric) == ("completed", "validation", "f1")
         assert result.metrics["final"].keys() == {"loss", "f1", "exact_match"}
         assert result.final == result.metrics["final"]["f1"]
-        assert str(result.part).startswith("a small BERT from random weights; 120 of 87,599 rows of train.parquet")
+        assert str(result.part).startswith("a small BERT with random weights; 120 of 87,599 rows of train.parquet")
 
 
 @pytest.mark.parametrize("attention", ["standard", "fixed_head", "dcmha"])
@@ -582,11 +604,12 @@ FAULTS: dict[str, tuple[Callable[[list[dict[str, Any]]], list[dict[str, Any]]], 
                    r"row 7 has the answers None; they must be a struct of two lists, text and answer_start"),
     "no text": (changed(answers=answer(None, 3)), r"row 7 has the answers .*None"),
     "empty": (changed(answers=answer(" ", 3)),
-              r"row 7 has the answer ' ' at character 3 of its context, where there is"),
+              r"row 7 has the answer ' ' at character 3 of its context, but there the context has"),
     "another place": (changed(answers=answer("no such words", 0)),
-                      r"row 7 has the answer 'no such words' at character 0 .*; leave out such rows"),
+                      r"row 7 has the answer 'no such words' at character 0 .*; remove such rows"),
     "before": (changed(answers=answer("a", -1)), r"row 7 has the answer 'a' at character -1"),
-    "behind": (changed(answers=answer("a", 10**6)), r"at character 1000000 of its context, where there is ''"),
+    "behind": (changed(answers=answer("a", 10**6)), r"at character 1000000 of its context, but there the context has"
+    r" ''"),
     "words": (lambda rows: [row | {"answers": "x"} for row in rows], r"row 0 has the answers x; they must be"),
     "few articles": (lambda rows: rows[:54], r"train.parquet has 9 articles; at least 10 are needed"),
 }  # fmt: skip
@@ -615,7 +638,7 @@ def test_damaged_and_missing_files_are_one_line(root: Path, tmp_path: Path, monk
 @pytest.mark.parametrize("stride", [-1, 28])
 def test_an_overlap_that_leaves_no_room_is_named(stride: int, root: Path) -> None:
     with pytest.raises(
-        ValueError, match=rf"stride={stride} is out of range: with max_length=32 it must lie in \[0, 27\]"
+        ValueError, match=rf"stride={stride} is out of range: with max_length=32 it must be in \[0, 27\]"
     ):
         SquadData(root, **SMALL | {"stride": stride})
 

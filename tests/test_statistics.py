@@ -184,7 +184,7 @@ def test_survivors_have_no_veto(survivors: list[float], last: bool) -> None:
 
 
 def test_what_is_no_pair_is_refused() -> None:
-    with pytest.raises(ValueError, match="3 and 2 values are no pairs"):
+    with pytest.raises(ValueError, match="3 and 2 values do not form pairs"):
         compare([1, 2, 3], [1, 2], "max")
     with pytest.raises(ValueError, match="finite"):
         compare([math.nan, 1], [1, 2], "max")

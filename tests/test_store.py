@@ -30,7 +30,7 @@ from bench.text import plain
 from tests.stored import add_block, add_run, begin, begin_block, kill, read_curve, record
 
 FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--trainer.max_steps", "20", "--device", "cpu")
-FULL = "No space left on device; make room, then give the same command again"
+FULL = "No space left on device; free some space, then repeat the command"
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_too_large_a_file_is_damaged_and_not_read(kept, monkeypatch):
     os.truncate(path, MOST_BYTES + 1)
     monkeypatch.setattr(bench.store.load.os, "read", no_space)
     (damaged,) = kept.contents().damaged
-    assert "bytes, and 536,870,912 are the most" in damaged.why
+    assert "bytes, more than the limit of 536,870,912" in damaged.why
 
 
 def hashed(**changes: Any) -> RunResult:
@@ -238,7 +238,7 @@ def misplaced(done: Path) -> None:
         misplaced,
     ],
     ids=["cut", "no configuration", "empty", "file", "another run"],
-)  # fmt: skip
+)
 def test_what_stands_in_place_of_a_run_is_put_aside(cli, store, harm):
     assert cli(*FIT).code == 0
     (folder,) = store.iterdir()
@@ -250,7 +250,7 @@ def test_what_stands_in_place_of_a_run_is_put_aside(cli, store, harm):
         assert answer.code == 0
         (line,) = (line for line in answer.err.splitlines() if "put aside" in line)
         assert line.startswith(f"bench: warning: {done} cannot be used (")
-        assert line.endswith(f"); it is put aside as {name}, and the training goes on")
+        assert line.endswith(f"); it was renamed to {name}, and training continues")
         aside = folder / name
         after = {done / path.relative_to(aside): text for path, text in snapshot(aside).items()}
         assert (after if aside.is_dir() else aside.read_bytes()) == before
@@ -270,7 +270,7 @@ def test_a_stored_run_with_damaged_tables_is_named_and_trained_again(cli, store,
     path.unlink() if harm == "gone" else os.truncate(path, 0 if harm == "empty" else path.stat().st_size - 1)
     answer = cli(*FIT)
     assert (answer.code, answer.out, answer.err.count("\n")) == (1, "", 1)
-    assert answer.err.startswith(f"bench: error: run {folder.name} is stored, but damaged: {path}: ")
+    assert answer.err.startswith(f"bench: error: run {folder.name} is stored but damaged: {path}: ")
     assert answer.err.endswith("; --rerun trains it again\n")
     assert cli("show", folder.name).code == 1
     assert cli(*FIT, "--rerun").code == 0
@@ -305,9 +305,9 @@ def test_a_store_of_an_older_format_gets_a_message(kept, cli, name):
     (folder / "curve.parquet").touch()
     (damaged,) = kept.contents().damaged
     assert damaged.path == folder
-    assert damaged.why == "it is of an older format of stores, which this version does not read; train it again"
+    assert damaged.why == "it has an older store format, which this version cannot read; train it again"
     assert (kept.get("a"), list(kept.runs())) == (None, [])
-    assert "of an older format" in cli("doctor", "--store", kept.folder).out
+    assert "an older store format" in cli("doctor", "--store", kept.folder).out
     add_run(kept.folder, "a")
     assert kept.get("a").status == "completed"
 
@@ -547,7 +547,7 @@ def test_a_block_that_is_deleted_while_it_is_read_is_no_more(kept, monkeypatch):
     attempt.drop()
 
 
-# -- what is no file ------------------------------------------------------------------------------------------------
+# -- what is not a file ----------------------------------------------------------------------------------------------
 
 
 def link(path: Path) -> None:
@@ -721,7 +721,7 @@ def test_a_run_is_trained_by_one_process(cli, store, kept):
     for words in (FIT, (*FIT, "--rerun"), ("fit", "--resume", run.run_id)):
         answer = cli(*words)
         assert (answer.code, answer.out) == (2, "")
-        assert answer.err == f"bench: error: run {run.run_id} is being trained by another process now\n"
+        assert answer.err == f"bench: error: run {run.run_id} is in training by another process\n"
     attempt.drop()
     assert cli(*FIT).code == 0
 

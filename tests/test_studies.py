@@ -80,13 +80,19 @@ def made(trial: Trial, score: Score, *, metric: str = "loss") -> list[RunResult]
     config |= {"task_options": {}, "trainer": {}, "data_seed": 0, "precision": "64-true", "device": "cpu"}
     return [
         RunResult(
-            run_id=f"{slug(str(trial.point))}-{seed}", config=config | {"seed": seed},
-            status="completed" if value is not None else "diverged", metric=metric, split="train",
-            final=None if value is None else value + seed / 1e6, steps=20, wall_s=0.5, train_s=0.5,
+            run_id=f"{slug(str(trial.point))}-{seed}",
+            config=config | {"seed": seed},
+            status="completed" if value is not None else "diverged",
+            metric=metric,
+            split="train",
+            final=None if value is None else value + seed / 1e6,
+            steps=20,
+            wall_s=0.5,
+            train_s=0.5,
             validations=[{"step": step, "train_s": 0.1, metric: value} for step in (10, 20) if value is not None],
         )
         for seed in trial.seeds
-    ]  # fmt: skip
+    ]
 
 
 def drain(study: Study, score: Score = valley) -> list[Trial]:
@@ -147,7 +153,7 @@ def _met(barrier: Barrier, say: Any, work: Callable[[], Any]) -> None:
 
 
 def together(*work: Callable[[], Any]) -> list[Any]:
-    """What these calls return, each in a process of its own, all at the same moment; the processes have ended."""
+    """What these calls return, each in a separate process, all at the same moment; the processes have ended."""
     say, barrier = processes.SimpleQueue(), processes.Barrier(len(work))
     children = [processes.Process(target=_met, args=(barrier, say, each)) for each in work]
     for child in children:
@@ -314,8 +320,11 @@ def test_a_study_from_its_first_trial_to_the_winner_on_fresh_seeds(url: str) -> 
     assert found.fresh_values == [CONVERGED, 1e-6]
     assert [run.config["seed"] for run in found.fresh] == [0, 1]
     assert found.cost == {
-        "trial_seconds": 3.0, "trial_gradient_evaluations": 120, "fresh_seconds": 1.0, "fresh_gradient_evaluations": 40,
-    }  # fmt: skip
+        "trial_seconds": 3.0,
+        "trial_gradient_evaluations": 120,
+        "fresh_seconds": 1.0,
+        "fresh_gradient_evaluations": 40,
+    }
     stored = study.trials()[0]
     assert [run.validations for run in stored.runs] == [
         [{"step": 20, "train_s": 0.1, "loss": 0.0}]
@@ -333,8 +342,8 @@ def test_a_setting_whose_cap_sets_the_steps_is_never_the_winner_and_counted(sqli
     assert found.best is not None
     assert found.best.point["opt.lr"] in (0.03162, 0.3162)
     assert found.scores[point_key({"opt.lr": 0.1})] is None
-    (note,) = [line for line in summary.lines(found, analyse(found)) if "did not take part in the choice" in line]
-    assert "1 setting did not take part in the choice: the step cap bound on more than 90%" in note
+    (note,) = [line for line in summary.lines(found, analyse(found)) if "excluded from the choice" in line]
+    assert "1 setting excluded from the choice: the step cap bound on more than 90%" in note
     assert analyse(found).curves[0].points[analyse(found).curves[0].best or 0].x in (0.03162, 0.3162)
 
 
@@ -533,7 +542,7 @@ def test_a_study_can_be_asked_for_more_and_never_for_less(url: str) -> None:
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (Request(trials=0), "--trials 0: at least one setting has to be tried"),
+        (Request(trials=0), "--trials 0: at least one setting is needed"),
         (Request(trials=5000), "--trials 5000: a grid has at most 500 points here"),
     ],
 )
@@ -572,7 +581,7 @@ def test_trials_that_somebody_added_with_another_tool_are_none_of_ours(url: str)
 
 
 def within(low: float, high: float) -> Score:
-    """A score that is best in the middle and diverges outside of a range."""
+    """A score that is best in the middle and diverges outside a range."""
     return lambda lr: abs(math.log10(lr / math.sqrt(low * high))) if low <= lr <= high else None
 
 
@@ -614,7 +623,7 @@ def test_a_budget_that_would_have_gone_where_nothing_was_tried_says_so(sqlite_ur
     drain(small, slope)
     assert study_result(small).missing == 0
     assert len(study_result(small).scored) == 10  # as far as it may grow
-    with pytest.raises(UserError, match="--budget 3: downwards has 2 trials in its design; ask for 1 to 2"):
+    with pytest.raises(UserError, match="--budget 3: downwards has 2 trials in its design; write 1 to 2"):
         study_result(small, 3)
     large = begin(sqlite_url, 3, name="upwards")
     drain(large, lambda lr: abs(math.log10(lr) + 1) if lr > 0.05 else 0.25)
@@ -633,7 +642,7 @@ def test_refinements_count_for_no_budget(sqlite_url: str) -> None:
 
 def test_nothing_is_a_budget_of_none(sqlite_url: str) -> None:
     study = begin(sqlite_url, 3)
-    with pytest.raises(UserError, match=r"--budget 0: .* has 3 trials in its design; ask for 1 to 3"):
+    with pytest.raises(UserError, match=r"--budget 0: .* has 3 trials in its design; write 1 to 3"):
         study_result(study, 0)
 
 
@@ -689,7 +698,7 @@ def test_nobody_trains_for_a_study_of_another_version(sqlite_url: str, monkeypat
     study = begin(sqlite_url)
     study.refuse_other_versions()
     monkeypatch.setitem(TASKS, "synthetic", replace(TASKS["synthetic"], version=99))
-    with pytest.raises(UserError, match=r"was begun with versions .*'task': 2.*, and here are .*'task': 99"):
+    with pytest.raises(UserError, match=r"began with versions .*'task': 2.*, and here are .*'task': 99"):
         study.refuse_other_versions()
 
 
@@ -713,9 +722,9 @@ def test_studies_are_found_by_name(url: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mine (fresh seeds)", "a name has letters, digits, dots, - and _ and nothing else"),
-        ("two words", "a name has letters, digits, dots, - and _ and nothing else"),
-        ("somebody-else", "has something else of this name; choose another"),
+        ("mine (fresh seeds)", "a name may contain only letters, digits, dots, - and _"),
+        ("two words", "a name may contain only letters, digits, dots, - and _"),
+        ("somebody-else", "has something else with this name; choose another"),
     ],
 )
 def test_the_name_of_what_is_no_study_of_ours_is_not_taken(url: str, name: str, message: str) -> None:
@@ -768,17 +777,19 @@ def refused(url: str, code: int = 2) -> str:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("studies.db", "this is no URL of a database, such as sqlite:///studies.db or postgresql+psycopg://"),
-        ("", "this is no URL of a database"),
-        ("postgresql+psycopg://bench:geheim@host:port/x", "this is no URL of a database"),
-        ("mysql://bench:geheim@host/x", "mysql://bench:***@host/x: studies live in SQLite or PostgreSQL"),
+        ("studies.db", "this is not a database URL such as sqlite:///studies.db or postgresql+psycopg://"),
+        ("", "this is not a database URL"),
+        ("postgresql+psycopg://bench:geheim@host:port/x", "this is not a database URL"),
+        ("mysql://bench:geheim@host/x", "mysql://bench:***@host/x: studies are stored in SQLite or PostgreSQL"),
         ("sqlite://", "name a file, such as sqlite:///studies.db"),
         ("sqlite:///:memory:", "name a file, such as sqlite:///studies.db"),
         ("postgresql+nonsense://bench:geheim@host/x", "unknown driver; write sqlite:///studies.db or"),
-        ("postgresql+psycopg2://bench:geheim@host/x",
-         "the package psycopg2 is not installed; write postgresql+psycopg:"),
+        (
+            "postgresql+psycopg2://bench:geheim@host/x",
+            "the package psycopg2 is not installed; write postgresql+psycopg:",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_url_is_refused_in_one_line_without_its_password(url: str, words: str) -> None:
     message = refused(url)
     assert words in message
@@ -801,7 +812,7 @@ def test_a_server_that_is_not_there_is_named_without_the_password() -> None:
     (port,) = free_ports(1)
     message = refused(f"postgresql+psycopg://bench:geheim@127.0.0.1:{port}/x", 1)
     assert message.startswith(f"--storage postgresql+psycopg://bench:***@127.0.0.1:{port}/x: ")
-    assert message.endswith("; is the server there, and may we write to it?")
+    assert message.endswith("; is the server running, and do we have write access?")
     assert "refused" in message
     assert "geheim" not in message
 
@@ -821,14 +832,14 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", Path("/proc/self")):  # root may write wherever it is possible
         message = refused(f"sqlite:///{place}/studies.db")
-        assert message.endswith(f"; may we write to {place}? Else choose another --store or --storage")
+        assert message.endswith(f"; do we have write access to {place}? If not, choose another --store or --storage")
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "studies.db").write_text("It was a dark and stormy night. " * 100)
     message = refused(f"sqlite:///{tmp_path}/studies.db")
     assert "file is not a database" in message
-    assert message.endswith("move it away, and the same command makes another, with the finished runs of the store")
+    assert message.endswith("move it away, and the same command creates another with the finished runs of the store")
     assert (tmp_path / "studies.db").read_text().startswith("It was")
 
 
@@ -863,7 +874,7 @@ def test_a_database_that_stays_away_is_said_in_the_end(
     with postgres_server.connect() as connection:
         connection.execute("ALTER DATABASE bench WITH ALLOW_CONNECTIONS false")
         connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'bench'")
-    with pytest.raises(RunFailed, match="is not currently accepting connections; is the server there"):
+    with pytest.raises(RunFailed, match="is not currently accepting connections; is the server running"):
         study.complete(trial, made(trial, valley))
     assert pauses == [1, 2, 5, 10, 30, 60]
 
@@ -888,8 +899,7 @@ def test_a_full_disk_under_the_database_is_said_at_once_and_the_study_goes_on_wi
     with pytest.raises(Stuck) as full:
         study.complete(trial, runs)
     assert str(full.value) == (
-        f"the disk is full: --storage {sqlite_url}: database or disk is full; make room,"
-        " then give the same command again"
+        f"the disk is full: --storage {sqlite_url}: database or disk is full; free some space, then repeat the command"
     )
     assert full.value.exit_code == 1
     event.remove(study.studies.rdb.engine, "connect", no_more_pages)
@@ -930,17 +940,13 @@ def test_a_study_of_another_suite_is_named(sqlite_url: str) -> None:
     study = begin(sqlite_url, 3)
     number = study.studies.id_of(study.name)
     study.studies.rdb.set_study_user_attr(number, "bench", study.spec.model_dump(mode="json") | {"new": 1})
-    with pytest.raises(
-        UserError, match=r"was made by another version of this suite \(.*\); go on with that version, or"
-    ):
+    with pytest.raises(UserError, match=r"was made by another version of this suite \(.*\); use that version, or"):
         study.studies.open(study.name)
 
 
 def test_a_study_of_which_nothing_was_asked_says_how_to_begin_it(sqlite_url: str) -> None:
     study = Studies(sqlite_url).create(spec(), "mine")
-    with pytest.raises(
-        UserError, match="study mine was made, and no trials were asked of it; `bench tune --resume mine`"
-    ):
+    with pytest.raises(UserError, match="study mine exists but has no requested trials; `bench tune --resume mine`"):
         study_result(study)
 
 
@@ -968,7 +974,7 @@ def test_what_was_pruned_is_in_the_table_and_no_edge_is_seen_where_it_was_tried(
     ]
     assert "note     opt.lr 0.01 pruned: worse than the median" in text
     assert "edge     lr_at_boundary: no" in text
-    assert "the best lies at the edge of the grid" not in text
+    assert "the best value is at the edge of the grid" not in text
     assert "killed" not in text
 
 
@@ -976,13 +982,13 @@ def test_a_grid_says_how_far_it_goes_and_a_winner_that_lies_beyond_the_range(sql
     study = begin(sqlite_url, 5, opt__lr="0.01:1", report=False)
     assert promise(study.spec, 5) == (
         "5 trials of 2 seeds, opt.lr 0.01 to 1, half decades around the middle of 0.01:1;"
-        " up to 8 more beyond an edge, while the best lies there"
+        " up to 8 more beyond an edge, while the best point is there"
     )
     assert promise(spec(opt__lr="0.01,1", seeds=[5]), 2) == "2 trials of 1 seed"
     drain(study, slope)
     found = summary.lines(study_result(study), None)
     assert f"study    {study.name}: 13 trials of 2 seeds (8 by extension)" in found
-    assert "note     opt.lr 1e-06 is outside of 0.01:1; the grid is centred on the middle of that range" in found
+    assert "note     opt.lr 1e-06 is outside of 0.01:1; the grid is centred on that range" in found
 
 
 def test_settings_of_another_study_are_not_replaced_without_a_word(sqlite_url: str, tmp_path: Path) -> None:
@@ -1013,11 +1019,14 @@ def test_settings_of_another_study_are_not_replaced_without_a_word(sqlite_url: s
         ({"trainer__max_stepz": "1"}, "unknown option '--trainer.max_stepz'"),
         ({"seed": "3"}, "--seed 3: trials have several; write --seeds 3,..."),
         ({"logger": "csv"}, "--logger: trials have none"),
-        ({"seeds": [0, 5], "reports": [5, 6]}, "--seeds and --report_seeds share 5: a winner is flattered"),
+        (
+            {"seeds": [0, 5], "reports": [5, 6]},
+            "--seeds and --report_seeds share 5: the seeds that choose a winner give optimistic scores",
+        ),
         ({"opt__lr": "1:0.1"}, "--opt.lr 1:0.1: a range is LOW:HIGH with 0 < LOW < HIGH"),
         ({"opt__lr": "1:1"}, "--opt.lr 1:1: a range is LOW:HIGH with 0 < LOW < HIGH"),
         ({"opt__lr": "0:1"}, "--opt.lr 0:1: a range is LOW:HIGH with 0 < LOW < HIGH"),
-        ({"opt__lr": "0.1"}, "nothing is left to tune"),
+        ({"opt__lr": "0.1"}, "no setting is left to tune"),
         ({"opt__lr": "1e-400:1"}, "0 < LOW < HIGH, both between 1e-100 and 1e100"),
         ({"opt__lr": "1:1e400"}, "0 < LOW < HIGH, both between 1e-100 and 1e100"),
     ],
@@ -1045,7 +1054,7 @@ def test_what_is_asked_for_when_nothing_is_said() -> None:
 
 def test_seeds_are_how_many_or_which() -> None:
     assert (tuning_seeds("2"), tuning_seeds("7,5"), reporting_seeds("2")) == ([1000, 1001], [7, 5], [0, 1])
-    with pytest.raises(UserError, match="--seeds 1,2,1: 1 is there twice; give each once"):
+    with pytest.raises(UserError, match="--seeds 1,2,1: 1 is given twice; give each once"):
         tuning_seeds("1,2,1")
     with pytest.raises(UserError, match="--report_seeds x: write how many"):
         reporting_seeds("x")

@@ -255,7 +255,7 @@ def test_a_folder_that_was_named_is_used_again_and_what_it_held_is_said(sweep, c
     table = here / "mine" / "sensitivity.csv"
     assert "replaces" not in sweep(*words).err
     table.write_text("opt,run_id\nngd,other\n")
-    said = "bench: mine holds the table and plot of another sweep (1 runs), and this one replaces them"
+    said = "bench: mine contains the table and plot of another sweep (1 runs), which this one replaces"
     assert said in sweep(*words).err.splitlines()
     table.write_bytes(b"\xff\x00 no table")
     assert sweep(*words).code == 0
@@ -464,9 +464,11 @@ OBSTACLES = [
     (("--precision", "16-mixed"), "--precision 16-mixed: lanes train in 32-true or 64-true"),
     (("--trainer.max_seconds", "100"), "--trainer.max_seconds 100: lanes share the time, so their budget is in steps"),
     (("--logger", "csv"), "--logger csv: a logger follows one run"),
-    (("--task", "tiny", "--opt.lr", "0.1,1", *(word for k, v in tiny.SIZES.items() for word in (f"--{k}", v))),
-     "the task tiny does not say that its loss is a function of weights and batch (TaskSpec.lanes)"),
-]  # fmt: skip
+    (
+        ("--task", "tiny", "--opt.lr", "0.1,1", *(word for k, v in tiny.SIZES.items() for word in (f"--{k}", v))),
+        "the task tiny does not say that its loss is a function of weights and batch (TaskSpec.lanes)",
+    ),
+]
 
 
 @pytest.mark.parametrize(("words", "reason"), OBSTACLES)
@@ -496,7 +498,7 @@ def test_an_obstacle_is_found_before_anything_is_trained(sweep, store):
 def test_a_run_of_a_sweep_has_one_device(sweep, store, engine, more):
     answer = sweep(*FOUR, "--trainer.devices", 2, "--engine", engine, *more)
     assert answer.code == 2
-    assert "wants 2 devices; leave --trainer.devices out and share the runs among the devices" in last_line(answer)
+    assert "needs 2 devices; remove --trainer.devices and distribute the runs over the devices" in last_line(answer)
     assert not store.exists()
 
 
@@ -504,7 +506,7 @@ def test_a_run_of_a_sweep_has_one_device(sweep, store, engine, more):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--opt.lr", "0.1,-1"), "--opt.lr=-1.0 is out of range: it must lie in [0, inf)"),
+        (("--opt.lr", "0.1,-1"), "--opt.lr=-1.0 is out of range: it must be in [0, inf)"),
         (("--trainer.batch_size", "5,full"), "--trainer.batch_size 5: ngd is a full-batch method"),
         (("--trainer.batch_size", "full,5"), "--trainer.batch_size 5: ngd is a full-batch method"),
     ],
@@ -518,7 +520,7 @@ def test_a_wrong_setting_is_found_before_anything_is_trained(sweep, store, words
 @pytest.mark.parametrize("engine", ["auto", "lanes", "lightning"])
 def test_a_setting_that_the_data_refuse(sweep, store, engine):
     answer = sweep(*FOUR, "--task.n", "0", "--engine", engine)
-    assert (answer.code, last_line(answer)) == (2, "--task.n=0 is out of range: it must lie in [1, inf)")
+    assert (answer.code, last_line(answer)) == (2, "--task.n=0 is out of range: it must be in [1, inf)")
 
 
 # -- memory ---------------------------------------------------------------------------------------------------------
@@ -553,8 +555,8 @@ def test_with_too_little_memory_it_goes_on_in_smaller_blocks(sweep, store, break
     answer = sweep(*SIXTEEN, "--engine", "lanes", "--width", 16)
     assert answer.code == 0
     assert answer.err.splitlines() == [
-        "16 lanes at once need more memory than there is; going on with 8",
-        "8 lanes at once need more memory than there is; going on with 4",
+        "16 lanes at once need more memory than available; continuing with 8",
+        "8 lanes at once need more memory than available; continuing with 4",
     ]
     assert statuses(store) == {("completed", "lanes"): 16}
     assert list(finished(store).values()) == [4, 4, 4, 4]
@@ -590,7 +592,7 @@ def test_a_block_begun_where_there_was_more_memory_is_cut(sweep, store, breaks, 
 
     monkeypatch.setattr("bench.lanes.runs.make_lanes", make_lanes)
     answer = sweep(*SIXTEEN, "--engine", "lanes", "--width", 16)
-    assert (answer.code, answer.err) == (0, "16 lanes at once need more memory than there is; going on with 8\n")
+    assert (answer.code, answer.err) == (0, "16 lanes at once need more memory than available; continuing with 8\n")
     assert list(finished(store).values()) == [8, 8]
 
 
@@ -602,7 +604,7 @@ def test_a_lane_that_does_not_fit_alone_is_one_line(sweep, store, breaks, error)
     assert answer.code == 1
     line = last_line(answer)
     assert line.startswith("run synthetic-ngd-")
-    assert f" alone needs more memory than there is: {type(error).__name__}: {str(error).splitlines()[0]}" in line
+    assert f" alone needs more memory than available: {type(error).__name__}: {str(error).splitlines()[0]}" in line
     assert list(Store(store).runs()) == []
     assert [path.name for path in store.iterdir()] == ["plans"]  # how the runs are cut
     breaks(SHORT[0], more_than=99)  # mended
@@ -641,7 +643,7 @@ def test_a_crash_is_one_line_and_its_traceback_is_kept(sweep, store, breaks):
     (folder,) = store.glob("block-*")
     trace = folder / "attempt-1/traceback.txt"
     assert (
-        last_line(answer) == f"4 ngd lanes broke: RuntimeError: expected scalar type Half; the traceback is in {trace}"
+        last_line(answer) == f"4 ngd lanes failed: RuntimeError: expected scalar type Half; the traceback is in {trace}"
     )
     assert trace.read_text().startswith("Traceback (most recent call last):\n")
     assert "in training_step" in trace.read_text()
@@ -678,7 +680,7 @@ def test_lanes_that_break_are_not_replaced_where_they_are_asked_for(sweep, store
     breaks(TypeError("boom"))
     answer = sweep(*FOUR, "--engine", "lanes")
     assert answer.code == 1
-    assert "ngd lanes broke: TypeError: boom; the traceback is in " in last_line(answer)
+    assert "ngd lanes failed: TypeError: boom; the traceback is in " in last_line(answer)
 
 
 def test_runs_that_break_on_their_own(sweep, store, monkeypatch):
@@ -871,7 +873,7 @@ def test_what_another_process_trains_is_waited_for(sweep, store, monkeypatch, tr
     answer = sweep(*FOUR, *LANES)
     assert answer.code == 0
     assert trained == []
-    assert answer.err.splitlines()[0] == "waiting for 4 runs that other processes train"
+    assert answer.err.splitlines()[0] == "waiting for 4 runs of other processes"
     assert "4/4 runs" in answer.err.splitlines()[1]
     assert answer.err.count("\n") == 2
 
@@ -961,12 +963,12 @@ def test_a_run_that_bench_fit_trains_now_is_waited_for(sweep, store, monkeypatch
 
     monkeypatch.setattr(bench.execute.here, "time", Asleep(lambda: None, ends))
     answer = sweep(*FOUR, "--engine", engine, "--width", 4)
-    assert (answer.code, answer.err) == (0, "waiting for 1 run that other processes train\n")
+    assert (answer.code, answer.err) == (0, "waiting for 1 run of other processes\n")
     assert Store(store).get(one.run_id).final == 0.5
     assert len(outcome(store)) == 4
 
 
-# -- in processes of their own --------------------------------------------------------------------------------------
+# -- in separate processes --------------------------------------------------------------------------------------
 
 
 def die_at(steps: int) -> None:
@@ -1082,7 +1084,7 @@ def test_where_memory_is_really_short(store, tmp_path):
     program = Program(tmp_path / "short", words, have_little_memory, 2**30, 100 * 2**20)
     code, out, err = program.end()
     assert code == 0, err
-    assert err == "16 lanes at once need more memory than there is; going on with 8\n"
+    assert err == "16 lanes at once need more memory than available; continuing with 8\n"
     assert "gd" in out
     assert statuses(store) == {("completed", "lanes"): 16}
 
@@ -1099,7 +1101,7 @@ def test_a_standard_error_that_nobody_reads_ends_nothing(store, tmp_path):
 
 
 def full_disk(store: Path) -> str:
-    return f"cannot write to the store {store}: No space left on device; make room, then give the same command again"
+    return f"cannot write to the store {store}: No space left on device; free some space, then repeat the command"
 
 
 def test_a_full_disk_at_the_start_of_a_block(sweep, store, monkeypatch):
@@ -1161,8 +1163,9 @@ def test_a_store_that_may_only_be_read(sweep, store, monkeypatch):
     monkeypatch.setattr(os, "mkdir", read_only)
     answer = sweep(*FOUR, *LANES)
     assert (answer.code, last_line(answer)) == (
-        2, f"cannot write to the store {store}: Read-only file system; choose another with --store DIR",
-    )  # fmt: skip
+        2,
+        f"cannot write to the store {store}: Read-only file system; choose another with --store DIR",
+    )
 
 
 def test_a_store_that_cannot_be_made(sweep, monkeypatch, store):
@@ -1202,8 +1205,9 @@ def test_a_folder_for_the_output_that_cannot_be_written_is_found_before_anything
     monkeypatch.setattr(Path, "write_bytes", refuse)
     answer = cli("sweep", *SMALL, *FOUR)
     assert (answer.code, last_line(answer)) == (
-        2, f"cannot write to {OUT}: {os.strerror(number)}; choose another with --out DIR",
-    )  # fmt: skip
+        2,
+        f"cannot write to {OUT}: {os.strerror(number)}; choose another with --out DIR",
+    )
     assert not store.exists()
     assert not (here / OUT).parent.exists()
 
@@ -1213,8 +1217,9 @@ def test_an_output_that_breaks_after_the_training_costs_no_run(cli, store, here,
         full.setattr(Path, "write_text", no_space)
         answer = cli("sweep", *SMALL, *FOUR, *LANES)
     assert (answer.code, last_line(answer)) == (
-        2, f"cannot write to {OUT}: No space left on device; choose another with --out DIR",
-    )  # fmt: skip
+        2,
+        f"cannot write to {OUT}: No space left on device; choose another with --out DIR",
+    )
     trained.clear()
     assert cli("sweep", *SMALL, *FOUR, *LANES).code == 0
     assert trained == []
@@ -1318,7 +1323,7 @@ def test_without_a_standard_error_a_sweep_goes_on(sweep, store, monkeypatch, str
         ("--task synthetic --opt ngd --engine lane", "unknown --engine 'lane'; did you mean 'lanes'?"),
         ("--task synthetic --opt ngd --memory lots", "--memory lots: write a share of what is free"),
         ("--task synthetic --opt ngd --width 0", "--width 0: it must be at least 1"),
-        ("--task synthetic --opt ngd --width wide", "--width wide: it takes a whole number"),
+        ("--task synthetic --opt ngd --width wide", "--width wide: it must be a whole number"),
         ("--task synthetic --opt ngd --device tpu", "--device 'tpu': it must be 'cpu', 'cuda', 'mps' or 'auto'"),
         ("--task synthetic --opt ngd --data_seed x", "--data_seed 'x': it must be a whole number"),
         ("--task synthetic --opt", "--opt needs a value: --opt A,B"),

@@ -105,7 +105,7 @@ def test_saturation_on_another_token_keeps_the_gradient_too() -> None:
 
 @pytest.mark.parametrize("lead", [8, 14, 16, 17, 18, 25])
 def test_values_far_from_0_do_not_hide_the_gradient_between_them(lead: int) -> None:
-    # What they differ by is far below the rounding of the mean, where the greatest weight is within rounding of 1.
+    # What they differ by is far below the rounding of the mean, where the largest weight is within rounding of 1.
     generator = torch.Generator().manual_seed(lead)
     values = 1 + 1e-3 * torch.rand(50, 6, generator=generator)
     logits = torch.randn(50, 6, generator=generator)
@@ -208,9 +208,14 @@ def test_a_problem_instance_belongs_to_its_seed(data_cls: Any) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"n": 0}, r"n=0 .* in \[1, inf\)"), ({"T": 1}, r"T=1 .* in \[2, inf\)"), ({"n_test": 0}, "n_test=0"),
-     ({"d": 1}, "d=1"), ({"sigma": -1.0}, r"sigma=-1.0 .* in \[0, inf\)")],
-)  # fmt: skip
+    [
+        ({"n": 0}, r"n=0 .* in \[1, inf\)"),
+        ({"T": 1}, r"T=1 .* in \[2, inf\)"),
+        ({"n_test": 0}, "n_test=0"),
+        ({"d": 1}, "d=1"),
+        ({"sigma": -1.0}, r"sigma=-1.0 .* in \[0, inf\)"),
+    ],
+)
 @pytest.mark.parametrize("data_cls", [FixedDecoderData, MixtureTokenData])
 def test_bad_sizes_name_the_value_and_the_range(data_cls: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -464,9 +469,7 @@ def test_a_run_on_an_infeasible_instance_says_so(cli: Any) -> None:
     words = "--task synthetic --task.recipe sphere --task.n 6 --task.T 4 --task.d 3 --seed 3 --trainer.max_steps 5"
     answer = cli("fit", *words.split(), "--opt", "ngd")
     assert answer.code == 0
-    assert (
-        "note: nothing is compared with att_svm, which is infeasible: no direction meets all constraints" in answer.out
-    )
+    assert "note: no comparison with att_svm, which is infeasible: no direction meets all constraints" in answer.out
 
 
 def test_a_problem_too_large_for_the_solver_is_trained_all_the_same(cli: Any) -> None:
@@ -474,7 +477,7 @@ def test_a_problem_too_large_for_the_solver_is_trained_all_the_same(cli: Any) ->
         "fit", "--task", "synthetic", "--opt", "ngd", "--task.n", 1000, "--task.d", 4, "--trainer.max_steps", 3
     )
     assert answer.code == 0
-    assert "att_svm, which is not solved: 5000 constraints are more than 3000" in answer.out
+    assert "att_svm, which is not solved: 5000 constraints, more than the limit of 3000" in answer.out
 
 
 @pytest.mark.deep

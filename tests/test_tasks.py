@@ -79,7 +79,7 @@ def test_losses_with_a_known_infimum_are_on_a_logarithmic_scale(name: str) -> No
 def test_a_scale_that_makes_no_sense_names_the_value_and_what_to_do() -> None:
     with pytest.raises(ValueError, match="scale=logarithmic is not known: it must be linear or log"):
         replace(TASKS["lm"], scale="logarithmic")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"scale=log compares suboptimality gaps .* is no loss: leave scale out"):
+    with pytest.raises(ValueError, match=r"scale=log compares suboptimality gaps .* is not a loss: remove scale"):
         replace(TASKS["mnist"], scale="log")
 
 
@@ -116,9 +116,11 @@ def test_every_augmented_image_is_a_shift_and_flip_of_its_source() -> None:
     for i in range(40):
         shifts = {
             (dy, dx, flip): (window.flip(-1) if flip else window)
-            for dy in range(5) for dx in range(5) for flip in (False, True)
+            for dy in range(5)
+            for dx in range(5)
+            for flip in (False, True)
             for window in [padded[i, :, dy : dy + 8, dx : dx + 8]]
-        }  # fmt: skip
+        }
         matches = [key for key, image in shifts.items() if torch.allclose(image, got[i])]
         assert len(matches) == 1
         seen.add(matches[0])

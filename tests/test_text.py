@@ -193,9 +193,16 @@ def test_the_stand_in_says_that_it_is_one(tmp_path: Path) -> None:
 
 def test_runs_on_the_stand_in_and_on_the_real_data_are_two(tmp_path: Path, store: Path) -> None:
     words = {
-        "task": "civil_comments", "opt": "sgd", "data": tmp_path, "store": store, "trainer.max_steps": 1,
-        "trainer.batch_size": 4, "device": "cpu", "task.layers": 1, "task.width": 16,
-    } | {f"task.{name}": value for name, value in SMALL.items()}  # fmt: skip
+        "task": "civil_comments",
+        "opt": "sgd",
+        "data": tmp_path,
+        "store": store,
+        "trainer.max_steps": 1,
+        "trainer.batch_size": 4,
+        "device": "cpu",
+        "task.layers": 1,
+        "task.width": 16,
+    } | {f"task.{name}": value for name, value in SMALL.items()}
     nothing_there = resolve(words)
     write_toxicity(tmp_path, "jigsaw_toxicity", "test_balanced")
     on_stand_in = run(resolve(words), progress=False)
@@ -216,7 +223,7 @@ def test_a_reproduction_on_the_stand_in_with_a_small_model_says_both(cli: Cli, t
     words += ["--trainer.batch_size", 8, "--data", tmp_path, "--out", tmp_path / "out", "--device", "cpu"]
     answer = cli("reproduce", "vasudeva2025/civil-comments", "--quick", *words)
     assert answer.code == 0, answer.err
-    expected = "a small BERT from random weights; stand-in: Jigsaw toxic comments, not Civil Comments"
+    expected = "a small BERT with random weights; stand-in: Jigsaw toxic comments, not Civil Comments"
     page = (tmp_path / "out" / "report.md").read_text("utf-8")
     claims = json.loads((tmp_path / "out" / "claims.json").read_text("utf-8"))
     assert f"**Not the whole task: {expected}" in page
@@ -246,7 +253,7 @@ def test_parts_of_the_data_are_prefixes_and_say_so(root: Path, data: MNLIData) -
     assert some.sizes == data.sizes | {"train": 30}
     for ours, theirs in zip(some.batch("train", slice(None))[:4], data.batch("train", slice(0, 30))[:4], strict=True):
         assert torch.equal(ours, theirs)
-    with pytest.raises(ValueError, match=r"n_train=73 is out of range: it must lie in \[1, 72\]"):
+    with pytest.raises(ValueError, match=r"n_train=73 is out of range: it must be in \[1, 72\]"):
         MNLIData(root, n_train=73, **SMALL)
 
 
@@ -305,7 +312,7 @@ def test_the_order_by_length_depends_on_seed_and_step_alone() -> None:
         assert order.width(step) == expected[step][1]
         assert torch.equal(order.rows(step), expected[step][0])
     epochs = [{tuple(sorted(rows.tolist())) for rows, _ in expected[i : i + 140]} for i in (0, 140)]
-    assert len(epochs[0] & epochs[1]) < 5  # batches are made anew
+    assert len(epochs[0] & epochs[1]) < 5  # batches are made again
     assert not torch.equal(forward.rows(0), BatchOrder(700, 5, 2, CPU, lengths).rows(0))
 
 
@@ -447,7 +454,7 @@ def test_texts_are_tokenised_once(root: Path, own_cache: Path, encodings: list[P
     assert len(encodings) == 9
     write(root / "mnli" / "train.parquet", pairs(80, 5))
     MNLIData(root, **SMALL)
-    assert len(encodings) == 12  # another vocabulary, so all anew
+    assert len(encodings) == 12  # another vocabulary, so all again
     assert not list(own_cache.rglob("*.tmp"))
     (kept, *_) = cached_tokens(first.digests["matched"])
     assert (kept["vocabulary"], kept["max_length"]) == (130, 24)
@@ -513,7 +520,7 @@ def test_a_cache_on_a_full_disk_is_an_error_of_the_disk(
 
 
 def test_a_folder_without_a_tokenizer_is_no_model_for_a_run_from_scratch(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no tokenizer in .*; leave out --task.model"):
+    with pytest.raises(DataError, match=r"there is no tokenizer in .*; remove --task.model"):
         MNLIData(root, **SMALL | {"scratch": True, "model": str(tmp_path)})
 
 
@@ -547,20 +554,28 @@ def renamed(old: str, new: str) -> Callable[[dict[str, Any]], None]:
 
 FAULTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no column": (renamed("hypothesis", "second"), r"has no column 'hypothesis', only premise, label, idx, second"),
-    "hidden label": (changed("label", 7, -1), r"row 7 has label -1; it must be a whole number in \[0, 2\]; leave out"),
+    "hidden label": (changed("label", 7, -1), r"row 7 has label -1; it must be an integer in \[0, 2\]; remove"),
     "great label": (changed("label", 3, 3), r"row 3 has label 3; .*\[0, 2\]"),
     "broken label": (changed("label", 3, 0.5), r"row 3 has label 0.5; it must be a whole number"),
     "no label": (changed("label", 5, None), r"row 5 has label nan"),
-    "label in words": (lambda c: c.update(label=["neutral"] * 80),
-                       r"column 'label' holds string; .*numbers in \[0, 2\]"),
+    "label in words": (
+        lambda c: c.update(label=["neutral"] * 80),
+        r"column 'label' holds string; .*numbers in \[0, 2\]",
+    ),
     "no text": (changed("premise", 9, None), r"row 9 has no text in column 'premise' but None"),
     "numbers": (lambda c: c.update(premise=list(range(80))), r"row 0 has no text in column 'premise' but 0"),
-    "no UTF-8": (lambda c: c.update(premise=pa.array([b"\xff"] * 80).view(pa.string())),
-                 "has a text that is not UTF-8"),
+    "no UTF-8": (
+        lambda c: c.update(premise=pa.array([b"\xff"] * 80).view(pa.string())),
+        "has a text that is not UTF-8",
+    ),
     "few rows": (lambda c: c.update({k: v[:9] for k, v in c.items()}), r"train.parquet has 9 rows; at least 10"),
-    "no rows": (lambda c: c.update({k: pa.array(v[:0], pa.string() if k in ("premise", "hypothesis") else pa.int64())
-                                    for k, v in c.items()}), r"has 0 rows"),
-}  # fmt: skip
+    "no rows": (
+        lambda c: c.update(
+            {k: pa.array(v[:0], pa.string() if k in ("premise", "hypothesis") else pa.int64()) for k, v in c.items()}
+        ),
+        r"has 0 rows",
+    ),
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -620,8 +635,10 @@ def test_missing_files_come_from_the_hub(tmp_path: Path, root: Path, monkeypatch
     assert MNLIData(root, **SMALL).sizes["train"] == 27
     assert asked == [("nyu-mll/glue", "mnli", "train")]
     assert sorted(path.name for path in (root / "mnli").iterdir()) == [
-        "train.parquet", "validation_matched.parquet", "validation_mismatched.parquet",
-    ]  # fmt: skip
+        "train.parquet",
+        "validation_matched.parquet",
+        "validation_mismatched.parquet",
+    ]
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
@@ -669,8 +686,8 @@ def test_data_of_images_have_a_status_too(cli: Cli, fake_mnist: Path) -> None:
     [
         (["prepare"], "name a task with --task"),
         (["status", "--task", "mnil"], "did you mean 'mnli'?"),
-        (["status", "--task", "synthetic"], "there are no files"),
-        (["status", "--task", "mnli", "--task.scratch", "true"], "takes no options of a task"),
+        (["status", "--task", "synthetic"], "the suite knows no files"),
+        (["status", "--task", "mnli", "--task.scratch", "true"], "takes only task options"),
         (["prepare", "--task", "mnli", "--opt.lr", "1"], "--opt.lr: bench data has no such setting, only --task.*"),
         (["prepare", "--task", "mnli", "--task.max_length", "7"], "--task.max_length=7 is out of range"),
         (["prepare", "--task", "mnli", "--task.scratch", "true", "--data", "/nonexistent"], "missing data"),
@@ -687,9 +704,17 @@ def test_requests_that_cannot_be_met_are_one_line(cli: Cli, words: list[str], me
 @pytest.mark.numeric
 def test_a_run_reports_both_validation_sets_and_micro_batches_change_nothing(root: Path, store: Path) -> None:
     words = {
-        "task": "mnli", "opt": "adamw", "data": root, "store": store, "trainer.max_steps": 6, "trainer.batch_size": 12,
-        "precision": "64-true", "task.layers": 1, "task.width": 16, "task.dropout": 0.2,
-    } | {f"task.{name}": value for name, value in SMALL.items()}  # fmt: skip
+        "task": "mnli",
+        "opt": "adamw",
+        "data": root,
+        "store": store,
+        "trainer.max_steps": 6,
+        "trainer.batch_size": 12,
+        "precision": "64-true",
+        "task.layers": 1,
+        "task.width": 16,
+        "task.dropout": 0.2,
+    } | {f"task.{name}": value for name, value in SMALL.items()}
     results = [run(resolve(words | more), progress=False) for more in ({}, {"trainer.micro_batch_size": 5})]
     curves = [np.array(read_curve(store / result.run_id))[:, 1] for result in results]
     np.testing.assert_allclose(curves[0], curves[1], rtol=1e-9)
@@ -732,8 +757,11 @@ def test_metrics_on_both_validation_sets_are_those_of_scikit_learn(root: Path) -
 @pytest.mark.deep
 def test_little_of_a_batch_of_real_pairs_is_padding(real_text: Path, tmp_path: Path) -> None:
     (tmp_path / "mnli").mkdir()
-    names = {"train": "validation_mismatched", "validation_matched": "validation_matched",
-             "validation_mismatched": "validation_matched"}  # fmt: skip
+    names = {
+        "train": "validation_mismatched",
+        "validation_matched": "validation_matched",
+        "validation_mismatched": "validation_matched",
+    }
     for name, real in names.items():  # not the training file: to tokenise it takes ten seconds
         (tmp_path / "mnli" / f"{name}.parquet").symlink_to((real_text / "mnli" / f"{real}.parquet").resolve())
     data = MNLIData(tmp_path, scratch=True)

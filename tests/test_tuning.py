@@ -115,7 +115,7 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     name = dry.err.split()[2].rstrip(":")
     promise = (
         f"study {name}: 5 trials of 2 seeds, opt.lr 31.62 to 3162, half decades around the middle of 10:10000;"
-        " up to 8 more beyond an edge, while the best lies there\n"
+        " up to 8 more beyond an edge, while the best point is there\n"
     )
     assert dry.err == f"bench: {promise}"
     assert strict_json(cli(*words, "--dry-run", "--json").out)[1] == {"opt.lr": 100.0}
@@ -137,8 +137,12 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     assert answer.err.count("(fresh seed)") == 3
     folder = here / "tuned" / "synthetic"
     assert sorted(path.name for path in folder.rglob("*.*")) == [
-        "sensitivity.csv", "sensitivity.md", "sensitivity.pdf", "sensitivity.png", "sgd.yaml"
-    ]  # fmt: skip
+        "sensitivity.csv",
+        "sensitivity.md",
+        "sensitivity.pdf",
+        "sensitivity.png",
+        "sgd.yaml",
+    ]
     runs = list(Store(store).runs())
     assert Counter((run.status, run.engine, run.config["seed"]) for run in runs) == {
         ("completed", "lightning", seed): n for seed, n in ((1000, 5), (1001, 5), (0, 1), (1, 1), (2, 1))
@@ -162,7 +166,7 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     for own in (("--opt.lr", "1:2"), ("--prune",), ("--seeds", 3), ("--name", "other"), ("--sampler", "qmc")):
         refused = cli("tune", "--resume", name, *own)
         assert refused.code == 2
-        assert last_line(refused) == f"--resume takes the study's own settings; leave {own[0]} out"
+        assert last_line(refused) == f"--resume takes the study's own settings; remove {own[0]}"
 
     # The settings are used by `bench fit`, which has that run already.
     provenance = yaml.safe_load((folder / "sgd.yaml").read_text())["provenance"]
@@ -180,7 +184,7 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     note = "bench: tuned for another budget (here --trainer.max_steps 41, not 40): other settings may be better\n"
     assert note in other.err
 
-    # More trials go on from there, and a smaller budget is still what it was.
+    # More trials continue from there, and a smaller budget is still what it was.
     monkeypatch.setattr(Pool, "_start", start)
     more = cli("tune", *SMALL, "--trials", 7, "--report_seeds", 3, "--workers", 1, "--engine", "lanes", "--json")
     assert more.code == 0, more.err
@@ -240,13 +244,14 @@ def test_settings_that_training_samples_chose_are_noted_where_held_out_ones_are_
     old = cli("fit", "--task", "mha_dm1", *words)
     assert old.code == 0, old.err
     assert note in old.err
-    assert "note: its settings were chosen on training samples, but test samples are ranked" in old.out
+    assert "note: its settings were chosen on training samples, but the ranking uses test samples" in old.out
     ranked = cli("fit", "--task", "synthetic", *words)
     assert ranked.code == 0, ranked.err
     assert "training samples" not in ranked.err + ranked.out
     assert {run.config["task"]: (run.select_split, run.tuned_on) for run in Store(store).runs()} == {
-        "mha_dm1": ("val", "train"), "synthetic": ("train", "train")
-    }  # fmt: skip
+        "mha_dm1": ("val", "train"),
+        "synthetic": ("train", "train"),
+    }
 
 
 @pytest.mark.deep
@@ -270,9 +275,14 @@ def test_lanes_find_what_lightning_finds(cli, tmp_path: Path) -> None:
 
 CPUS = sorted(os.sched_getaffinity(0))
 LONG = {
-    "task": "synthetic", "opt": SLOW, "opt.lr": "0.03,0.1,0.3,1", "device": "cpu", "trainer.max_steps": "300",
-    "trainer.val_every": "20", "trainer.checkpoint_seconds": "0.1",
-}  # fmt: skip
+    "task": "synthetic",
+    "opt": SLOW,
+    "opt.lr": "0.03,0.1,0.3,1",
+    "device": "cpu",
+    "trainer.max_steps": "300",
+    "trainer.val_every": "20",
+    "trainer.checkpoint_seconds": "0.1",
+}
 """Settings of runs that sleep for three seconds."""
 LONG_WORDS = [word for name, value in LONG.items() for word in (f"--{name}", value)]
 LONG_WORDS += ["--seeds", "1000,", "--report_seeds", "0,"]
@@ -302,9 +312,14 @@ class Tuning:
         command += ["--workers", str(workers)]
         with self.said.open("w") as file:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, cwd=folder,
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=environment,
+                cwd=folder,
                 process_group=0,
-            )  # fmt: skip
+            )
 
     def workers(self) -> list[int]:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
@@ -336,9 +351,14 @@ def gone(pid: int) -> bool:
     ],
 )
 def test_whatever_is_killed_nothing_is_lost_and_nothing_done_twice(
-    cli, request: pytest.FixtureRequest, database: str, number: signal.Signals, tmp_path: Path,
-    undisturbed: dict[Any, Any], tunings: list[Tuning],
-) -> None:  # fmt: skip
+    cli,
+    request: pytest.FixtureRequest,
+    database: str,
+    number: signal.Signals,
+    tmp_path: Path,
+    undisturbed: dict[Any, Any],
+    tunings: list[Tuning],
+) -> None:
     url: str = request.getfixturevalue(database)
     study, store = begin(url, 4, **LONG), Store(tmp_path / "runs")
 
@@ -392,7 +412,7 @@ def test_whatever_is_killed_nothing_is_lost_and_nothing_done_twice(
     assert {state for _, state in states(study)} <= {"waiting", "completed", "failed"}
     assert tuning.said.read_text().endswith(
         f"bench: stopped; nothing is lost, and the same command (or bench tune --resume {study.name} --opt"
-        f" {SLOW}) goes on\n"
+        f" {SLOW}) continues\n"
     )
 
     # The same command finishes.
@@ -551,7 +571,7 @@ def test_what_breaks_outside_of_a_run_counts_as_an_attempt_too(
     words = ("worker", "--study", study.name, "--storage", sqlite_url, "--engine", "lightning")
     answer = cli(*words)
     assert answer.code == 1
-    error = "3 trials in a row failed here, the last one: ZeroDivisionError: division by zero"
+    error = "3 trials in a row failed here, the last with: ZeroDivisionError: division by zero"
     assert answer.err.splitlines()[-1] == f"bench: error: {error}"
     assert states(study)["design", "failed"] == 3
     assert [cli(*words).code for _ in range(3)] == [1, 1, 0]
@@ -574,8 +594,8 @@ def test_lanes_that_break_are_made_one_after_the_other(
     monkeypatch.setattr(Lanes, "step", broken)
     answer = cli("worker", "--study", study.name, "--storage", sqlite_url, "--engine", "lanes")
     assert answer.code == 0
-    assert "lanes broke: RuntimeError: the card fell out" in answer.err
-    assert "; going on with one trial after the other\n" in answer.err
+    assert "lanes failed: RuntimeError: the card fell out" in answer.err
+    assert "; continuing with one trial at a time\n" in answer.err
     assert states(study) == {("design", "completed"): 5, ("fresh", "completed"): 1}
     assert {run.engine for run in Store(store).runs()} == {"lightning"}
 
@@ -596,7 +616,7 @@ def test_a_full_disk_is_said_once_and_the_study_goes_on_with_room(
         answer = cli(*words)
     assert answer.code == 1
     assert last_line(answer).startswith("the disk is full: cannot write to the store ")
-    assert last_line(answer).endswith(": No space left on device; make room, then give the same command again")
+    assert last_line(answer).endswith(": No space left on device; free some space, then repeat the command")
     assert answer.err.count("No space left") == 1
     assert states(study) == {("design", "waiting"): 3}
     assert cli(*words).code == 0
@@ -627,8 +647,8 @@ def test_where_no_store_can_be_the_store_is_named(cli) -> None:
     answer = cli("tune", *SMALL, "--store", "/proc/foo")
     assert answer.code == 2
     assert last_line(answer) == (
-        "--store /proc/foo: No such file or directory;"
-        " may we write to /proc/foo? Else choose another --store or --storage"
+        "--store /proc/foo: No such file or directory; do we have write access to"
+        " /proc/foo? If not, choose another --store or --storage"
     )
 
 
@@ -690,10 +710,10 @@ def test_one_study_that_cannot_be_shown_hides_no_other(cli, sqlite_url: str) -> 
     assert (answer.code, answer.out) == (1, "good  0 of 3 trials\n")
     said = answer.err.splitlines()
     assert said[0] == (
-        "bench: never-asked cannot be shown: study never-asked was made, and no trials were asked of it;"
-        " `bench tune --resume never-asked` begins it"
+        "bench: never-asked is unreadable: study never-asked exists but has no requested trials;"
+        " `bench tune --resume never-asked` starts it"
     )
-    assert said[1].startswith("bench: newer cannot be shown: study newer in sqlite:///")
+    assert said[1].startswith("bench: newer is unreadable: study newer in sqlite:///")
     rows = strict_json(cli("studies", "--storage", sqlite_url, "--json").out)
     assert {name: "error" in row for name, row in rows.items()} == {"good": False, "never-asked": True, "newer": True}
     begun = cli("tune", "--resume", "never-asked", "--storage", sqlite_url, "--dry-run")
@@ -719,7 +739,7 @@ def test_workers_that_die_at_once_are_not_started_for_ever(
     monkeypatch.setenv("PYTHONPATH", str(here / "broken"))
     answer = cli("tune", *SMALL, "--trials", 3, "--workers", 1, "--storage", sqlite_url)
     assert answer.code == 1
-    assert last_line(answer) == "workers die as soon as they are started (exit code 7): no torch for you"
+    assert last_line(answer) == "workers die at start (exit code 7): no torch for you"
     assert answer.err.count("died (exit code 7); starting another") == 3
 
 
@@ -786,8 +806,9 @@ def test_processors_are_shared_by_workers(monkeypatch: pytest.MonkeyPatch) -> No
 def test_each_worker_has_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cut(monkeypatch, "auto", cpus=8, gpus=2) == [Slot((0, 1, 2, 3), ("0",), 4), Slot((4, 5, 6, 7), ("1",), 4)]
     assert cut(monkeypatch, "auto", cpus=8, gpus=4, devices=2) == [
-        Slot((0, 1, 2, 3), ("0", "1"), 2), Slot((4, 5, 6, 7), ("2", "3"), 2),
-    ]  # fmt: skip
+        Slot((0, 1, 2, 3), ("0", "1"), 2),
+        Slot((4, 5, 6, 7), ("2", "3"), 2),
+    ]
     assert [slot.gpus for slot in cut(monkeypatch, "1", cpus=2, gpus=2)] == [("0",)]
     assert Slot((), ("0", "1"), 2).environment == {"OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "0,1"}
     config = small_spec().config({"opt.lr": 1.0}, 0, {}).model_copy(update={"device": "cuda"})
@@ -798,7 +819,7 @@ def test_each_worker_has_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("workers", "message"),
     [
-        ("3", "--workers 3: 2 GPUs serve 2 workers at 1 a run; use --workers 2"),
+        ("3", "--workers 3: 2 GPUs can serve 2 workers with 1 per run; use --workers 2"),
         ("0", "--workers 0: write how many (--workers 2), or auto"),
         ("-1", "--workers -1: write how many (--workers 2), or auto"),
         ("many", "--workers many: write how many (--workers 2), or auto"),
@@ -831,9 +852,13 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
         assert workers.work(study, TuningProgress("a study", "loss", enabled=False))
     said, _ = heard
     assert said == {
-        "study": study.name, "threads": 5, "gpus": "3", "cpus": str(cpu), "storage": sqlite_url,
+        "study": study.name,
+        "threads": 5,
+        "gpus": "3",
+        "cpus": str(cpu),
+        "storage": sqlite_url,
         "words": f"-P -m bench worker --events --engine lanes --processes 1 --shared-by 1 --opt x.py:X --store {store}",
-    }  # fmt: skip
+    }
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
@@ -842,15 +867,18 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--trials 0", "--trials 0: at least one setting has to be tried"),
-        ("--trials -3", "--trials -3: at least one setting has to be tried"),
-        ("--trials x", "--trials x: it takes a whole number"),
+        ("--trials 0", "--trials 0: at least one setting is needed"),
+        ("--trials -3", "--trials -3: at least one setting is needed"),
+        ("--trials x", "--trials x: it must be a whole number"),
         ("--seeds 0", "--seeds 0: write how many"),
-        ("--seeds 0,1 --report_seeds 2", "--seeds and --report_seeds share 0, 1: a winner is flattered"),
+        (
+            "--seeds 0,1 --report_seeds 2",
+            "--seeds and --report_seeds share 0, 1: the seeds that choose a winner give optimistic scores",
+        ),
         ("--seed 3", "--seed 3: trials have several"),
         ("--opt.lr 1:0.1", "--opt.lr 1:0.1: a range is LOW:HIGH with 0 < LOW < HIGH"),
         ("--opt.lr 1:1", "--opt.lr 1:1: a range is LOW:HIGH with 0 < LOW < HIGH"),
-        ("--opt.lr 0.1", "nothing is left to tune"),
+        ("--opt.lr 0.1", "no setting is left to tune"),
         ("--opt.lrr 1:2", "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
         ("--opt sgdd", "unknown optimizer 'sgdd'; did you mean 'sgd'?"),
         ("--task syntetic", "unknown task 'syntetic'; did you mean 'synthetic'?"),
@@ -860,20 +888,20 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
         ("--sampler tpe", "--sampler tpe refines a design of 9 trials: write --trials 12"),
         ("--retries -1", "--retries -1: it must be at least 0"),
         ("--workers 0", "--workers 0: write how many (--workers 2), or auto"),
-        ("--storage nonsense", "--storage: this is no URL of a database"),
+        ("--storage nonsense", "--storage: this is not a database URL"),
         ("--resume nobody", "unknown study in sqlite:///"),
-        ("--seeds 1,1", "--seeds 1,1: 1 is there twice; give each once"),
-        ("--report_seeds 3,3", "--report_seeds 3,3: 3 is there twice; give each once"),
+        ("--seeds 1,1", "--seeds 1,1: 1 is given twice; give each once"),
+        ("--report_seeds 3,3", "--report_seeds 3,3: 3 is given twice; give each once"),
         ("--seeds 999999999", "--seeds 999999999: 999,999,999 runs; a command makes from 1 to 100,000"),
         ("--report_seeds 999999999", "--report_seeds 999999999: 999,999,999 runs; a command makes from 1 to 100,000"),
         (f"--seeds 1,{2**63}", f"a seed is an integer from 0 to {2**63 - 1} (2^63 - 1), and {2**63} is greater"),
         ("--trials 999999999", "999999999 trials of 2 seeds: 1,999,999,998 runs; a command makes from 1 to 100,000"),
         ("--seeds 50000", "this search with 50000 seeds: 450,000 runs; a command makes from 1 to 100,000"),
         ("--opt.lr 1e-9:1e9:400 --opt.momentum 1e-9:1:400", "this search with 2 seeds: 320,000 runs; a command makes"),
-        ("--name a/b", "--name a/b: a name has letters, digits, dots, - and _ and nothing else"),
-        ("--name=", "--name : a name has letters, digits, dots, - and _ and nothing else"),
+        ("--name a/b", "--name a/b: a name may contain only letters, digits, dots, - and _"),
+        ("--name=", "--name : a name may contain only letters, digits, dots, - and _"),
         ("--print", "--print prints the script of --slurm; write both"),
-        ("--create --slurm", "--create lets workers join, and --slurm starts them: leave one of them out"),
+        ("--create --slurm", "--create lets workers join, and --slurm starts them: remove one of them"),
     ],
 )
 @pytest.mark.parametrize("dry", [False, True])
@@ -910,16 +938,19 @@ def test_words_without_a_study(cli, here: Path, words: str, message: str) -> Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"optimizers": ["gd", "ngd", "gd"]}, "optimizers: gd is there twice; give each once"),
-        ({"tasks": ["synthetic", "synthetic"]}, "tasks: synthetic is there twice; give each once"),
+        ({"optimizers": ["gd", "ngd", "gd"]}, "optimizers: gd is given twice; give each once"),
+        ({"tasks": ["synthetic", "synthetic"]}, "tasks: synthetic is given twice; give each once"),
         ({"tasks": {"synthetic": {"trainer.max_stepz": 3}}}, "unknown option '--trainer.max_stepz'; did you mean"),
         ({"optimizers": {"gd": {"opt.lr": "1:0.1"}}}, "--opt.lr 1:0.1: a range is LOW:HIGH with 0 < LOW < HIGH"),
         ({"seeds": 0}, "--report_seeds 0: write how many (--report_seeds 5), or which"),
-        ({"tune": {"seeds": [7, 7]}}, "--seeds 7,7,: 7 is there twice; give each once"),
+        ({"tune": {"seeds": [7, 7]}}, "--seeds 7,7,: 7 is given twice; give each once"),
         ({"tune": {"trails": 9}}, "unknown key 'tune.trails'; did you mean 'tune.trials'?"),
         ({"tune": {"trials": "many"}}, "tune.trials is 'many'; it takes how many, as 9"),
-        ({"tune": {"trials": 0}}, "--trials 0: at least one setting has to be tried"),
-        ({"tasks": None}, "tasks is None; it takes names, as [mnist, cifar10], or settings by name, as {mnist: {"),
+        ({"tune": {"trials": 0}}, "--trials 0: at least one setting is needed"),
+        (
+            {"tasks": None},
+            "tasks is None; it takes names, such as [mnist, cifar10], or settings by name, such as {mnist: {",
+        ),
         ({"optimizers": []}, "optimizers is []; it takes names"),
         ({"optimizers": {"gd": 0.1}}, "optimizers is 0.1; it takes names"),
         ({"title": None}, "title is None; it takes one line of text"),
@@ -954,7 +985,7 @@ def test_parts_of_a_suite_are_suites_that_are_shipped(cli, here: Path, parts: An
     (here / "my.yaml").write_text(yaml.safe_dump({"parts": parts}))
     answer = cli("suite", "my.yaml", "--plan")
     assert answer.code == 2
-    assert "`parts` takes names of suites without parts, as [theory, lm]; got " in last_line(answer)
+    assert "`parts` takes names of suites without parts, such as [theory, lm]; got " in last_line(answer)
 
 
 @pytest.mark.parametrize(
@@ -996,9 +1027,12 @@ def test_the_reference_suite_is_its_parts_at_equal_budgets() -> None:
 @pytest.mark.deep
 def test_a_plan_makes_nothing_and_a_suite_what_it_says(cli, here: Path) -> None:
     content = {
-        "title": "a suite", "tasks": {"synthetic": {"trainer.max_steps": 20, "device": "cpu"}},
-        "optimizers": ["gd", "ngd"], "tune": {"trials": 3, "seeds": 1}, "seeds": 2,
-    }  # fmt: skip
+        "title": "a suite",
+        "tasks": {"synthetic": {"trainer.max_steps": 20, "device": "cpu"}},
+        "optimizers": ["gd", "ngd"],
+        "tune": {"trials": 3, "seeds": 1},
+        "seeds": 2,
+    }
     (here / "my.yaml").write_text(yaml.safe_dump(content))
     plan = cli("suite", "my.yaml", "--plan")
     assert plan.code == 0, plan.err

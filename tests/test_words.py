@@ -14,10 +14,18 @@ from optimizers import OPTIMIZERS
 from tests.test_cli import fails
 
 BASE = {
-    "suite": ("theory",), "plot": ("curves",), "sql": ("select 1",), "merge": ("a", "b"), "diff": ("a", "b"),
-    "new": ("optimizer", "mine"), "list": ("runs",), "show": ("sngd",), "data": ("status",), "completion": ("bash",),
+    "suite": ("theory",),
+    "plot": ("curves",),
+    "sql": ("select 1",),
+    "merge": ("a", "b"),
+    "diff": ("a", "b"),
+    "new": ("optimizer", "mine"),
+    "list": ("runs",),
+    "show": ("sngd",),
+    "data": ("status",),
+    "completion": ("bash",),
     "race": ("synthetic",),
-}  # fmt: skip
+}
 """Words without which a command says that they are missing."""
 
 
@@ -140,21 +148,27 @@ def test_bad_words_of_a_command(cli, store, name) -> None:
         ("reproduce x --seed 3", "--seed 3: an experiment has several; write --seeds COUNT"),
         ("leaderboard --seed 3", "write --only NAME=VALUE"),
         ("leaderboard --opt.lr 3", "--opt.lr: bench leaderboard has no such setting; see `bench leaderboard -h`"),
-        ("check sgd --task.n 3", "--task.n is an option of a task: name it with --task TASK"),
+        ("check sgd --task.n 3", "--task.n is an option of a task: name the task with --task TASK"),
         ("data status --opt.lr 3", "--opt.lr: bench data has no such setting"),
-        ("fit cifar10 sngd", "unexpected word 'cifar10': settings are written --name value; write bench fit --task"
-         " cifar10 --opt sngd"),
+        (
+            "fit cifar10 sngd",
+            "unexpected word 'cifar10': settings are written --name value; write bench fit --task cifar10 --opt sngd",
+        ),
         ("fit mnist", "write bench fit --task mnist --opt OPTIMIZER"),
         ("fit --task mnist sngd", "write bench fit --task mnist --opt sngd"),
         ("sweep mnist sgd adam", "write bench sweep --task mnist --opt sgd,adam"),
         ("tune mnist sgd", "write bench tune --task mnist --opt sgd"),
         ("fit mnist sgd,adam", "fit trains one optimizer; write bench sweep --task mnist --opt sgd,adam"),
         ("fit --task mnist --opt sgd adam", "write bench sweep --task mnist --opt sgd,adam"),
-        ("fit --task mnist --opt sgd,adam", "--opt sgd,adam: bench fit trains one optimizer; write bench sweep --task"
-         " mnist --opt sgd,adam"),
+        (
+            "fit --task mnist --opt sgd,adam",
+            "--opt sgd,adam: bench fit trains one optimizer; write bench sweep --task mnist --opt sgd,adam",
+        ),
         ("fit --task mnist,lm --opt sgd", "--task mnist,lm: bench fit trains one task"),
-        ("fit --task mnist --opt sgd --opt.lr 1e-3:1e0:7", "--opt.lr 1e-3:1e0:7: bench fit trains one run; `bench"
-         " sweep` takes several values"),
+        (
+            "fit --task mnist --opt sgd --opt.lr 1e-3:1e0:7",
+            "--opt.lr 1e-3:1e0:7: bench fit trains one run; `bench sweep` takes several values",
+        ),
         ("fit --task mnist --opt sgd --task.depth 1,2", "`bench sweep` takes several values"),
         ("fit --task mnist --opt sgnd", "unknown optimizer 'sgnd'; did you mean 'sngd'?"),
         ("fit --task mnist --opt ngds", "unknown optimizer 'ngds'; did you mean 'ngd'?"),
@@ -162,17 +176,17 @@ def test_bad_words_of_a_command(cli, store, name) -> None:
         ("fit --task cifar --opt sgd", "unknown task 'cifar'; did you mean 'cifar10'?"),
         ("sweep --task synthetic --opt sgd --seeds 5:3", "--seeds 5:3: write how many (--seeds 32), or which"),
         ("sweep --task synthetic --opt sgd --width=-1", "--width -1: it must be at least 1"),
-        ("tune --task synthetic --opt sgd --retries x", "--retries x: it takes a whole number"),
+        ("tune --task synthetic --opt sgd --retries x", "--retries x: it must be a whole number"),
         ("worker --shared-by 0", "--shared-by 0: it must be at least 1"),
-        ("leaderboard --target inf", "--target inf: it is no finite number"),
-        ("check sgd --limit soon", "--limit soon: it is no time; write seconds, as in --limit 30"),
-        ("check sgd --only ,", "--only ,: it names nothing; write A,B"),
+        ("leaderboard --target inf", "--target inf: it is not a finite number"),
+        ("check sgd --limit soon", "--limit soon: it is not a time; write seconds, as in --limit 30"),
+        ("check sgd --only ,", "--only ,: it is empty; write A,B"),
         ("report -o ''", "--out"),
     ],
-)  # fmt: skip
+)
 def test_what_other_programs_call_it(cli, words: str, hint: str) -> None:
     if words.endswith("''"):
-        assert "-o '': it names no folder and no file" in fails(cli, "report", "-o", "")
+        assert "-o '': it must name a folder or file" in fails(cli, "report", "-o", "")
     else:
         assert hint in fails(cli, *words.split())
 
@@ -180,14 +194,14 @@ def test_what_other_programs_call_it(cli, words: str, hint: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--opt sgd --opt.lr -1", "--opt.lr=-1.0 is out of range: it must lie in [0, inf)"),
-        ("--opt adam --opt.lr -1", "--opt.lr=-1.0 is out of range: it must lie in [0, inf)"),
-        ("--opt adam --opt.betas 0.9,1.5", "--opt.betas=(0.9, 1.5) is out of range: each must lie in [0, 1)"),
-        ("--opt adam --opt.eps -1 --opt.lr 2", "--opt.eps=-1.0 is out of range: it must lie in [0, inf)"),
-        ("--opt adamw --opt.weight_decay -1", "--opt.weight_decay=-1.0 is out of range: it must lie in [0, inf)"),
-        ("--opt sgd --opt.momentum -1", "--opt.momentum=-1.0 is out of range: it must lie in [0, 1]"),
+        ("--opt sgd --opt.lr -1", "--opt.lr=-1.0 is out of range: it must be in [0, inf)"),
+        ("--opt adam --opt.lr -1", "--opt.lr=-1.0 is out of range: it must be in [0, inf)"),
+        ("--opt adam --opt.betas 0.9,1.5", "--opt.betas=(0.9, 1.5) is out of range: each must be in [0, 1)"),
+        ("--opt adam --opt.eps -1 --opt.lr 2", "--opt.eps=-1.0 is out of range: it must be in [0, inf)"),
+        ("--opt adamw --opt.weight_decay -1", "--opt.weight_decay=-1.0 is out of range: it must be in [0, inf)"),
+        ("--opt sgd --opt.momentum -1", "--opt.momentum=-1.0 is out of range: it must be in [0, 1]"),
         ("--opt sgd --opt.nesterov", "--opt.nesterov=True: Nesterov momentum requires a momentum and zero dampening"),
-        ("--opt torch.optim:Adagrad --opt.lr -2", "--opt.lr=-2.0 is out of range: it must lie in [0, inf)"),
+        ("--opt torch.optim:Adagrad --opt.lr -2", "--opt.lr=-2.0 is out of range: it must be in [0, inf)"),
     ],
 )
 def test_errors_of_torchs_optimizers_name_the_option_and_the_range(cli, words: str, message: str) -> None:
@@ -247,9 +261,18 @@ def test_the_distance_of_words(one: str, other: str, cost: float) -> None:
 
 @pytest.mark.parametrize(
     ("word", "near"),
-    [("sgnd", "sngd"), ("gsd", "sgd"), ("adma", "adam"), ("SGD", "sgd"), ("adamww", "adamw"), ("lion", None),
-     ("moun", "muon"), ("x", None), ("", None)],
-)  # fmt: skip
+    [
+        ("sgnd", "sngd"),
+        ("gsd", "sgd"),
+        ("adma", "adam"),
+        ("SGD", "sgd"),
+        ("adamww", "adamw"),
+        ("lion", None),
+        ("moun", "muon"),
+        ("x", None),
+        ("", None),
+    ],
+)
 def test_the_nearest_optimizer(word: str, near: str | None) -> None:
     assert nearest(word, OPTIMIZERS) == near
 
@@ -305,7 +328,7 @@ RUN = "--task synthetic --opt sgd"
 def test_a_store_that_is_a_file_is_said_everywhere(cli, tmp_path, monkeypatch, words) -> None:
     file = tmp_path / "file"
     file.touch()
-    line = f"bench: error: --store (or BENCH_STORE) '{file}': it is a file and no folder; name one, or"
+    line = f"bench: error: --store (or BENCH_STORE) '{file}': it is a file, not a folder; name one, or"
     for more in (["--store", str(file)], []):
         answer = cli(*words.split(), *more)
         assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
@@ -316,4 +339,4 @@ def test_a_store_that_is_a_file_is_said_everywhere(cli, tmp_path, monkeypatch, w
 def test_the_path_of_a_run_in_a_file_is_no_run(cli, tmp_path) -> None:
     (tmp_path / "file").touch()
     answer = cli("diff", tmp_path / "file" / "a", "b")
-    assert answer == (2, "", f"bench: error: the store {tmp_path / 'file'} is a file and no folder; name another\n")
+    assert answer == (2, "", f"bench: error: the store {tmp_path / 'file'} is a file, not a folder; name another\n")

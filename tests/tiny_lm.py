@@ -45,9 +45,16 @@ class TinyCorpus(CorpusData):
 
 
 TINY_LM = replace(
-    TINY, name="tiny_lm", title="a tiny decoder on made-up tokens", module="tasks.language.lm:LanguageModel",
-    data="tests.tiny_lm:TinyCorpus", metric="loss", mode="min", target=None, lanes=True,
-)  # fmt: skip
+    TINY,
+    name="tiny_lm",
+    title="a tiny decoder on made-up tokens",
+    module="tasks.language.lm:LanguageModel",
+    data="tests.tiny_lm:TinyCorpus",
+    metric="loss",
+    mode="min",
+    target=None,
+    lanes=True,
+)
 SIZES = {"task.layers": 2, "task.width": 8, "task.num_heads": 2, "task.mlp_width": 12}
 
 

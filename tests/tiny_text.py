@@ -59,7 +59,11 @@ class TinyText(TaskData):
 
 
 TINY_TEXT = replace(
-    TINY, name="tiny_text", title="a tiny BERT on made-up texts", module="tasks.language.bert:TextClassifier",
-    data="tests.tiny_text:TinyText", target=None,
-)  # fmt: skip
+    TINY,
+    name="tiny_text",
+    title="a tiny BERT on made-up texts",
+    module="tasks.language.bert:TextClassifier",
+    data="tests.tiny_text:TinyText",
+    target=None,
+)
 SIZES = {"task.scratch": True, "task.layers": 2, "task.width": 8, "task.num_heads": 2}

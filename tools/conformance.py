@@ -89,24 +89,24 @@ def install(folder: Path, python: Path) -> None:
 
 def introduction() -> str:
     """What stands above the matrix."""
-    return f"""# The optimizers of the package index, checked
+    return f"""# Conformance of optimizers on the package index
 
 Made by `make matrix` (`tools/conformance.py`) on {datetime.now(UTC):%-d %B %Y}: {os.cpu_count()} CPU cores, no GPU,
 {platform.python_implementation()} {platform.python_version()}. Every optimizer was made with its default arguments \
 and checked as it
 is installed, on small problems, with one thread; steps that call `torch.compile` ran uncompiled. \
 [The same as a page](matrix.html) has each measured
-number behind its cell. `bench check module:Class` checks one again and says what to do; \
-`bench check --list` says what is checked, and how closely.
+number behind its cell. `bench check module:Class` repeats one and gives advice; \
+`bench check --list` lists the checks and tolerances.
 
 Included are all public optimizer classes of torch.optim, of {", ".join(list(PACKAGES)[:-1])} and {list(PACKAGES)[-1]},
-in the versions that the table names, and this suite's own. \
+in the versions given in the table, and this suite's own. \
 Not included: packages that are not on the package index (the original
-SPS and ALI-G are installed from their repositories), and what an optimizer does beyond its defaults. \
-Those that need further
-arguments, such as wrappers of other optimizers, are rows that say so. \
+SPS and ALI-G are installed from their repositories), and behaviour beyond the defaults. \
+Rows name those that need further arguments, such as wrappers of other optimizers.
+\
 All but `resume`, `resume_bf16`, `bf16`, `grad_scaler`, `memory` and `time`
-step in float64: what takes float32 only, as some of heavyball do, fails them with that error.
+step in float64: optimizers that take only float32, such as some of heavyball, fail them with that error.
 `time` is in copies of the parameters, and was measured while others used the machine.
 
 """

@@ -1,9 +1,9 @@
 """Measure defaults of the stochastic optimizers by family of tasks: `make defaults`.
 
 Each optimizer tries the settings of `TRIED` on each task of the family, in a short run with one seed. Chosen is the
-setting whose validation score lies the least behind the optimizer's best one on that task, on the worst of the tasks.
-It belongs into `OptimizerSpec.by_family`. A plain `bench fit` then trains for the whole budget of each task. All runs
-are kept in the store, so the same command goes on where it was stopped. Written is `results/defaults`.
+setting whose validation score is the least behind the optimizer's best one on that task, on the worst of the
+tasks. It belongs into `OptimizerSpec.by_family`. A plain `bench fit` then trains for the whole budget of each task. All
+runs are kept in the store, so the same command continues where it was stopped. Written is `results/defaults`.
 """
 
 import argparse
@@ -56,10 +56,16 @@ CELLS = (
     Cell("mnist", "vision", {"task": "mnist"}, _SHORT, 0.1),
     Cell("cifar10", "vision", {"task": "cifar10"}, _SHORT, 0.1),
     Cell("sst2 from scratch", "text", {"task": "sst2", "task.scratch": "true"}, _SHORT, 0.5),
-    Cell("sst2 with MiniLM, 4,000 rows", "text", {"task": "sst2", "task.n_train": 4000, "task.max_length": 64},
-         _SHORT, 0.5, full=False),
+    Cell(
+        "sst2 with MiniLM, 4,000 rows",
+        "text",
+        {"task": "sst2", "task.n_train": 4000, "task.max_length": 64},
+        _SHORT,
+        0.5,
+        full=False,
+    ),
     Cell("lm", "lm", {"task": "lm"}, _SHORT, math.log(65)),
-)  # fmt: skip
+)
 _RATES = [1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0]
 TRIED: dict[str, dict[str, list[float]]] = {
     "sgd": {"lr": _RATES[4:9]},
@@ -81,7 +87,7 @@ def points(opt: str) -> Iterator[dict[str, float]]:
 
 
 def choice(scores: Mapping[str, list[float | None]], modes: Mapping[str, str]) -> int | None:
-    """The setting that lies the least behind the best, on the worst of the tasks; the first of equals.
+    """The setting that is the least behind the best, on the worst of the tasks; the first of equals.
 
     Args:
         scores: of each task, a score for each setting; None for one that cannot be chosen.
@@ -125,7 +131,7 @@ def _config(settings: Mapping[str, Any]) -> RunConfig:
 
 
 def short_scores(cell: Cell, opt: str) -> list[float | None]:
-    """Validation scores of an optimizer's settings after short runs, which are made if need be."""
+    """Validation scores of an optimizer's settings after short runs, which are made if necessary."""
     several = {f"opt.{name}": ",".join(map(word_of, values)) for name, values in TRIED[opt].items()}
     common = {**_settings(cell), **cell.short, "opt": opt}
     configs = [_config(common | {f"opt.{name}": value for name, value in point.items()}) for point in points(opt)]
@@ -136,7 +142,7 @@ def short_scores(cell: Cell, opt: str) -> list[float | None]:
 
 
 def full_run(cell: Cell, opt: str) -> RunResult | None:
-    """A plain `bench fit` with the defaults, which is made if need be; None if it gave no result."""
+    """A plain `bench fit` with the defaults, which is made if necessary; None if it gave no result."""
     settings = {**_settings(cell), "opt": opt}
     if _results([_config(settings)]) == [None]:
         _train("fit", settings)
@@ -153,10 +159,15 @@ def _mode(cell: Cell) -> str:
 def _short_table(family: str, found: Mapping[str, Any]) -> Table:
     cells = [cell for cell in CELLS if cell.family == family]
     rows = [
-        {"opt": opt, "setting": _spoken(point), **{cell.name: own["scores"][cell.name][i] for cell in cells},
-         "chosen": "chosen" if own["chosen"] == point else ""}
-        for opt, own in found.items() for i, point in enumerate(points(opt))
-    ]  # fmt: skip
+        {
+            "opt": opt,
+            "setting": _spoken(point),
+            **{cell.name: own["scores"][cell.name][i] for cell in cells},
+            "chosen": "chosen" if own["chosen"] == point else "",
+        }
+        for opt, own in found.items()
+        for i, point in enumerate(points(opt))
+    ]
     columns = [Column("opt", "optimizer"), Column("setting", "setting", markup="code")]
     return Table("", [*columns, *(Column(cell.name, cell.name) for cell in cells), Column("chosen", " ")], rows)
 
@@ -172,19 +183,22 @@ def _spoken(point: Mapping[str, float]) -> str:
 
 
 _HOW = """A setting without a score diverged, or its cap set nearly all of the steps. Chosen is the setting whose score
-lies the least behind the best of its optimizer, on the worst of the tasks."""
+has the smallest gap to the best score of its optimizer, on the task with the largest gap."""
 
 
 def page(measured: Mapping[str, Any]) -> str:
     """The page of what was measured."""
     lines = [
-        "# Defaults of the stochastic optimizers, by family of tasks", "",
+        "# Defaults of the stochastic optimizers, by family of tasks",
+        "",
         "Made by `make defaults` (`tools/defaults.py`). One seed; the settings tried are ours.",
-        f"Machine: {measured['machine']}.", "",
-    ]  # fmt: skip
+        f"Machine: {measured['machine']}.",
+        "",
+    ]
     for family, found in measured["families"].items():
-        short = [f"{cell.name}: {_spoken(cell.short).replace('trainer.', '')}" for cell in CELLS
-                 if cell.family == family]  # fmt: skip
+        short = [
+            f"{cell.name}: {_spoken(cell.short).replace('trainer.', '')}" for cell in CELLS if cell.family == family
+        ]
         lines += [f"## {family}", ""]
         lines += [f"Validation score of short runs ({'; '.join(short)}).", _HOW, ""]
         lines += [*markdown_table(_short_table(family, found)), ""]
@@ -193,9 +207,9 @@ def page(measured: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    """Measure what is asked for and write the page."""
+    """Measure the request and write the page."""
     parser = argparse.ArgumentParser(prog="tools.defaults", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--short", action="store_true", help="the short runs only, before their choice is written down")
+    parser.add_argument("--short", action="store_true", help="only the short runs, before writing down their choice")
     args = parser.parse_args()
     path = FOLDER / "measured.json"
     measured: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {"families": {}, "full": {}}

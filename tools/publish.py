@@ -51,8 +51,10 @@ def finished(stores: Stores, part: str) -> list[str]:
                 open_tasks.add(spec.task)
                 continue
             point = {name: winner.config["opt_options"][name.removeprefix("opt.")] for name in spec.axes}
-            wanted = {spec.config(point, seed, {}).model_copy(update={"device": winner.config["device"]}).run_id
-                      for seed in spec.report_seeds}  # fmt: skip
+            wanted = {
+                spec.config(point, seed, {}).model_copy(update={"device": winner.config["device"]}).run_id
+                for seed in spec.report_seeds
+            }
             if not wanted <= there.keys():
                 open_tasks.add(spec.task)
     return [task for task in dict.fromkeys(tasks) if task not in open_tasks]
@@ -65,8 +67,11 @@ def ship(stores: Stores, tasks: list[str], tuned: Path) -> None:
     stores.studies = mine
     trials = {run_id for study in mine for run_id in study.run_ids}
     winners = {study.winner for study in mine}
-    settings = [(run.config["task"], run.config["opt"], run.config["opt_options"], run.problem)
-                for run in stores.runs if run.run_id in winners]  # fmt: skip
+    settings = [
+        (run.config["task"], run.config["opt"], run.config["opt_options"], run.problem)
+        for run in stores.runs
+        if run.run_id in winners
+    ]
     runs = [
         run
         for run in stores.runs
@@ -146,7 +151,7 @@ def main() -> int:
         found, _ = shown()
         if text(found) in README.read_text("utf-8"):
             return 0
-        print("README.md is not what results/reference gives: make publish", file=sys.stderr)
+        print("README.md does not match results/reference: run make publish", file=sys.stderr)
         return 1
     stores = Stores([place("store")])
     tasks = [task for part in PARTS for task in finished(stores, part)]

@@ -119,7 +119,7 @@ def t_mixture(d: Array) -> NDArray[np.bool_]:
 
 
 def false_verdicts(draw: Draw, most: int = 50, repeats: int = 10_000) -> dict[str, float]:
-    """Shares of pairs that are told apart at n seeds, and at any number of seeds up to the most."""
+    """Shares of pairs that are distinguished at n seeds, and at any number of seeds up to the most."""
     found = verdicts(draw(np.random.default_rng(0), (repeats, most)))
     return {str(n): float((found[:, n - 1] != 0).mean()) for n in SEEDS if n <= most} | {
         "any": float((found != 0).any(1).mean())
@@ -127,7 +127,7 @@ def false_verdicts(draw: Draw, most: int = 50, repeats: int = 10_000) -> dict[st
 
 
 def alternatives(draw: Draw, most: int = 50, repeats: int = 10_000) -> list[float]:
-    """Shares of pairs that other rules tell apart, with looks up to the most seeds, and that ours does."""
+    """Shares of pairs that other rules distinguish, with looks up to the most seeds, and that ours does."""
     d = draw(np.random.default_rng(0), (repeats, most))
     each = np.where(np.arange(1, most + 1) >= 3, 0.05, 0.0)
     looks = np.zeros(most)
@@ -148,7 +148,7 @@ def t_power(effect: float, n: int) -> float:
 
 
 def false_words(optimizers: int, n: int, repeats: int) -> float:
-    """Share of grids of equal optimizers in which any pair is told apart; seeds have an effect of their own."""
+    """Share of grids of equal optimizers in which any pair is distinguished; seeds have an effect of their own."""
     rng, wrong = np.random.default_rng([optimizers, n]), 0
     for _ in range(repeats):
         values = (rng.normal(size=(optimizers, n)) + rng.normal(size=n)).tolist()
@@ -266,39 +266,48 @@ def repeated_coverage(
 def retuning_lines() -> list[str]:
     """What intervals with the noise of tuning cover."""
     optima = {"at a setting": 0.0, "between two": 0.5}
-    cases = [(f"{name} noise, optimum {where}", noise, at) for name, noise in NOISE.items()
-             for where, at in optima.items()]  # fmt: skip
+    cases = [
+        (f"{name} noise, optimum {where}", noise, at) for name, noise in NOISE.items() for where, at in optima.items()
+    ]
     fresh, designs = (5, 10), [(k, n) for k in (3, 5) for n in (5, 10)]
     rows = [
         (f"{name}, correlation {of:g}", [x for s in (3, 5) for x in retuned_coverage(s, noise, at, of, fresh)])
-        for name, noise, at in cases for of in (1, 0.5)
-    ]  # fmt: skip
+        for name, noise, at in cases
+        for of in (1, 0.5)
+    ]
     over = [
         (f"{name}, correlation {of:g}", [repeated_coverage(k, noise, at, n, of) for k, n in designs])
-        for name, noise, at in cases for of in (0, 0.5, 0.9)
-    ]  # fmt: skip
+        for name, noise, at in cases
+        for of in (0, 0.5, 0.9)
+    ]
     plain, ours, several = (
         f"{min(map(min, of)):.0%} to {max(map(max, of)):.0%}"
         for of in ([row[::2] for _, row in rows], [row[1::2] for _, row in rows], [row for _, row in over])
     )
     return [
-        "## The noise of tuning (4,000 simulations)", "",
-        "How often an interval holds what an optimizer *with its tuning* reports on average, over tunings and seeds. Of"
-        f" {len(SETTINGS)} settings on a grid the one is chosen whose median over the tuning seeds is best; what it"
-        " reports grows with the square of its distance to the optimum. The noise between seeds is 0.3, 1 or 3 times"
-        " what a step of the grid costs next to the optimum, and has this correlation between the selection and the"
-        " reporting split. S are tuning seeds, n fresh ones; *plain* is the t-interval over the fresh seeds, *ours* the"
-        " column `with the noise of tuning` from one study.", "",
+        "## The noise of tuning (4,000 simulations)",
+        "",
+        "How often an interval contains the mean result of an optimizer *with its tuning*, over tunings and seeds. Of"
+        f" {len(SETTINGS)} settings on a grid, tuning chooses the one with the best median over the tuning seeds; the"
+        " result grows with the squared distance to the optimum. The noise between seeds is 0.3, 1 or 3 times the"
+        " cost of one grid step next to the optimum, with this correlation between the selection and the reporting"
+        " split. S are tuning seeds, n fresh ones; *plain* is the t-interval over the fresh seeds, *ours* the"
+        " column `with the noise of tuning` from one study.",
+        "",
         *table([f"S = {s}, n = {n}, {kind}" for s in (3, 5) for n in fresh for kind in ("plain", "ours")], rows),
-        f"Ours covers {ours}, where the plain one covers {plain}: it is no 95 % interval, but nearer to one. It covers"
-        " least where a tuning seldom misses an optimum that stands out, since most studies then show no other choice,"
-        " and most where settings next to each other are as good, since the noise of their runs then counts as noise of"
-        " the choice.", "",
-        "Over repeated studies (S = 3) with the same n fresh seeds; those that choose one setting share its runs, and"
-        " the runs of one seed at two settings have this correlation:", "",
+        f"Ours covers {ours}, where the plain one covers {plain}: it is not a 95 % interval, but closer to one."
+        " Coverage is lowest where tuning rarely misses a clear optimum, since most studies then show no other"
+        " choice, and highest where neighbouring settings are equally good, since the noise of their runs then counts"
+        " as noise of the choice.",
+        "",
+        "Over repeated studies (S = 3) with the same n fresh seeds; studies that choose the same setting share its"
+        " runs, and"
+        " the runs of one seed at two settings have this correlation:",
+        "",
         *table([f"{k} studies, n = {n}" for k, n in designs], over),
-        f"These cover {several}.", "",
-    ]  # fmt: skip
+        f"These cover {several}.",
+        "",
+    ]
 
 
 # -- more seeds -------------------------------------------------------------------------------------------------------
@@ -380,18 +389,25 @@ def race_lines() -> list[str]:
     mean, wanted = float(spent.mean()), float(better[1:].mean())
     sign, t = fixed_seeds(wanted, sign_power), fixed_seeds(wanted, t_power)
     return [
-        "## Races", "",
-        f"`bench race` with one pair, from 5 seeds to at most {MOST_RACED} (exact, normal differences):", "",
-        *table([f"{effect:g} deviations" for effect in EFFECTS], [
-            ("seeds on average", [f"{x:.1f}" for x in spent]),
-            ("says better", list(better)), ("says worse", list(worse)),
-        ]),
-        f"Over these effects, equally likely, a race spends {mean:.1f} seeds and has a power of {wanted:.0%}. A fixed"
-        f" design with this power takes {sign} seeds with the sign test, which promises the same for one look"
-        f" ({mean / sign:.0%}), and {t} with the paired t-test, which holds for normal differences alone"
-        f" ({mean / t:.0%}). The goal of at most 75 % is met against the first and not against the second: what holds"
-        " for every shape of noise takes more seeds.", "",
-    ]  # fmt: skip
+        "## Races",
+        "",
+        f"`bench race` with one pair, from 5 seeds to at most {MOST_RACED} (exact, normal differences):",
+        "",
+        *table(
+            [f"{effect:g} deviations" for effect in EFFECTS],
+            [
+                ("seeds on average", [f"{x:.1f}" for x in spent]),
+                ("says better", list(better)),
+                ("says worse", list(worse)),
+            ],
+        ),
+        f"Over these effects, equally likely, a race uses {mean:.1f} seeds and has a power of {wanted:.0%}. A fixed"
+        f" design with this power takes {sign} seeds with the sign test, which guarantees the same for one look"
+        f" ({mean / sign:.0%}), and {t} with the paired t-test, which is valid only for normal differences"
+        f" ({mean / t:.0%}). The goal of at most 75 % is met against the first and not against the second: a test"
+        " valid for every distribution needs more seeds.",
+        "",
+    ]
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
@@ -403,8 +419,9 @@ def table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[float | str]]
     """A Markdown table of shares."""
     lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     for name, shares in rows:
-        cells = [share if isinstance(share, str) else "-" if math.isnan(share) else f"{share:.{digits}%}"
-                 for share in shares]  # fmt: skip
+        cells = [
+            share if isinstance(share, str) else "-" if math.isnan(share) else f"{share:.{digits}%}" for share in shares
+        ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return [*lines, ""]
 
@@ -415,60 +432,104 @@ def page() -> list[str]:
     wins = {name: float((draw(np.random.default_rng(1), (10**6,)) > 0).mean()) for name, draw in EQUAL_MEANS.items()}
     few = (5, LEAST_SEEDS, 10, 15, 20, 30)
     return [
-        "# What the statistics do, simulated", "",
-        "Made by `make statistics` (`tools/statistics.py`, fixed random numbers; no training is involved).", "",
-        "## What a verdict promises", "",
-        "*Better* says: it gives the better value on more than half of all seeds, where a run that diverged is worse"
-        " than every number. If that is not so, a row says *better* or *worse* with a probability of at most 5 %,"
-        " whatever the distribution of the values, and however often somebody looks and adds seeds. Nothing else is"
-        " promised: not about means, and not about a table as a whole (that is the board `pairs`).", "",
-        "## False verdicts where neither is better on more than half of the seeds (10,000 simulations)", "",
-        *table([*n_heads, "at any n up to 50"],
-               [(name, list(false_verdicts(draw).values())) for name, draw in NULLS.items()]),
-        "## Other rules, with a look after every seed up to 50 (10,000 simulations)", "",
-        "Share of pairs that are told apart. The t-tests and the confidence sequence ask for means, which are equal in"
-        " all rows.", "",
-        *table(["t-test after every seed", "t-tests at 5, 10, 20, 50, level spent evenly",
-                "confidence sequence of the mean (t)", "ours"],
-               [("normal differences", alternatives(normal)),
-                *((f"{name}; won on {wins[name]:.0%} of the seeds", alternatives(draw))
-                  for name, draw in EQUAL_MEANS.items())]),
-        "Where noise is skewed, equal means are no equal chances: the last column then tells apart what is better on"
-        " more than half of the seeds, as it says. The others are wrong by their own claim.", "",
-        "## Power (20,000 simulations)", "",
-        "An optimizer is better by so many deviations of the paired differences, which are normal:", "",
-        *table([f"n = {n}" for n in few],
-               [(f"{effect:g} deviations", [power(effect, n) for n in few]) for effect in EFFECTS[1:]]),
-        "A paired t-test with a fixed number of seeds, which holds for normal differences and one look alone:", "",
-        *table([f"n = {n}" for n in few],
-               [(f"{effect:g} deviations", [t_power(effect, n) for n in few]) for effect in EFFECTS[1:]]),
-        "## All pairs: grids of equal optimizers in which any pair is told apart (2,000 simulations)", "",
-        *table([f"n = {n}" for n in (10, 20)],
-               [(f"{a} optimizers", [false_words(a, n, 2000) for n in (10, 20)]) for a in (2, 4, 8)]),
-        "## Coverage of intervals", "",
-        "Means of one row: 95 % t-intervals (10,000 simulations). Losses above their infimum, and steps, have geometric"
-        " means.", "",
-        *table(n_heads, [
-            ("mean of normal values", [coverage(normal, n) for n in SEEDS]),
-            ("mean of log-normal values, sigma 0.5", [coverage(lognormal(0.5), n) for n in SEEDS]),
-            ("mean of log-normal values, sigma 1", [coverage(lognormal(1), n) for n in SEEDS]),
-            ("geometric mean of log-normal values, sigma 1",
-             [coverage(lambda rng, shape: rng.lognormal(0, 1, shape), n, log=True) for n in SEEDS]),
-        ]),
-        "A mean of values as skewed as a log-normal with sigma 1 is covered less often than 95 %.", "",
-        f"Effects: intervals of the median of paired differences, from {LEAST_SEEDS} seeds on (2,000 simulations; they"
-        " hold at all numbers of seeds together, so they are wide at one):", "",
-        *table([f"n = {n}" for n in few[1:]],
-               [(name, [effect_coverage(draw, n) for n in few[1:]]) for name, draw in list(NULLS.items())[:6]]),
+        "# Simulations of the statistics",
+        "",
+        "Made by `make statistics` (`tools/statistics.py`, fixed random numbers; no training is involved).",
+        "",
+        "## What a verdict guarantees",
+        "",
+        "*Better* means: it gives the better value on more than half of all seeds, and a diverged run is worse than"
+        " every number. If that is false, a row says *better* or *worse* with a probability of at most 5 %,"
+        " whatever the distribution of the values, and however often one looks and adds seeds. Nothing else is"
+        " guaranteed: nothing about means, and nothing about a table as a whole (see the board `pairs`).",
+        "",
+        "## False verdicts where neither is better on more than half of the seeds (10,000 simulations)",
+        "",
+        *table(
+            [*n_heads, "at any n up to 50"],
+            [(name, list(false_verdicts(draw).values())) for name, draw in NULLS.items()],
+        ),
+        "## Other rules, with a look after every seed up to 50 (10,000 simulations)",
+        "",
+        "Share of pairs with a significant difference. The t-tests and the confidence sequence compare means, which"
+        " are equal in all rows.",
+        "",
+        *table(
+            [
+                "t-test after every seed",
+                "t-tests at 5, 10, 20, 50, level spent evenly",
+                "confidence sequence of the mean (t)",
+                "ours",
+            ],
+            [
+                ("normal differences", alternatives(normal)),
+                *(
+                    (f"{name}; won on {wins[name]:.0%} of the seeds", alternatives(draw))
+                    for name, draw in EQUAL_MEANS.items()
+                ),
+            ],
+        ),
+        "With skewed noise, equal means are not equal chances: the last column then correctly finds the optimizer"
+        " that is better on more than half of the seeds. The others violate their own guarantee.",
+        "",
+        "## Power (20,000 simulations)",
+        "",
+        "Mean difference in standard deviations of the paired differences, which are normal:",
+        "",
+        *table(
+            [f"n = {n}" for n in few],
+            [(f"{effect:g} deviations", [power(effect, n) for n in few]) for effect in EFFECTS[1:]],
+        ),
+        "A paired t-test with a fixed number of seeds, which is valid only for normal differences and one look:",
+        "",
+        *table(
+            [f"n = {n}" for n in few],
+            [(f"{effect:g} deviations", [t_power(effect, n) for n in few]) for effect in EFFECTS[1:]],
+        ),
+        "## All pairs: grids of equal optimizers with any significant difference (2,000 simulations)",
+        "",
+        *table(
+            [f"n = {n}" for n in (10, 20)],
+            [(f"{a} optimizers", [false_words(a, n, 2000) for n in (10, 20)]) for a in (2, 4, 8)],
+        ),
+        "## Coverage of intervals",
+        "",
+        "Means of one row: 95 % t-intervals (10,000 simulations). Suboptimality gaps and steps have geometric means.",
+        "",
+        *table(
+            n_heads,
+            [
+                ("mean of normal values", [coverage(normal, n) for n in SEEDS]),
+                ("mean of log-normal values, sigma 0.5", [coverage(lognormal(0.5), n) for n in SEEDS]),
+                ("mean of log-normal values, sigma 1", [coverage(lognormal(1), n) for n in SEEDS]),
+                (
+                    "geometric mean of log-normal values, sigma 1",
+                    [coverage(lambda rng, shape: rng.lognormal(0, 1, shape), n, log=True) for n in SEEDS],
+                ),
+            ],
+        ),
+        "A mean of values as skewed as a log-normal with sigma 1 is covered less often than 95 %.",
+        "",
+        f"Effects: intervals of the median of paired differences, from {LEAST_SEEDS} seeds on (2,000 simulations;"
+        " they hold simultaneously for all numbers of seeds, so they are wide for any one):",
+        "",
+        *table(
+            [f"n = {n}" for n in few[1:]],
+            [(name, [effect_coverage(draw, n) for n in few[1:]]) for name, draw in list(NULLS.items())[:6]],
+        ),
         *retuning_lines(),
-        "## Advice on seeds", "",
-        "How often an undecided row says after how many seeds it will be told, and how often that range is right"
+        "## Advice on seeds",
+        "",
+        "How often an undecided row estimates the number of seeds that decides it, and how often that range is right"
         f" (exact), for normal differences of {', '.join(f'{effect:g}' for effect in EFFECTS)} deviations, equally"
-        " likely:", "",
-        *table([f"n = {n}" for n in few],
-               [("says something", [advised(n)[0] for n in few]), ("is right", [advised(n)[1] for n in few])]),
+        " likely:",
+        "",
+        *table(
+            [f"n = {n}" for n in few],
+            [("says something", [advised(n)[0] for n in few]), ("is right", [advised(n)[1] for n in few])],
+        ),
         *race_lines(),
-    ]  # fmt: skip
+    ]
 
 
 if __name__ == "__main__":

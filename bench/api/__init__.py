@@ -1,7 +1,7 @@
-"""The Python API: the functions that the commands call, with Python values in place of words.
+"""The Python API: the functions behind the commands, with Python values as arguments.
 
-Settings have the names and the meaning that they have on the command line. Errors are `bench.UserError`, with the same
-messages. What is stored is not trained again, so the same call goes on after an interruption. An interrupt saves the
+Settings have the same names and meaning as on the command line. Errors are `bench.UserError`, with the same
+messages. Stored runs are not trained again, so the same call continues after an interruption. An interrupt saves the
 state and raises KeyboardInterrupt.
 """
 
@@ -39,29 +39,72 @@ __all__ = ["board", "compare", "fit", "load", "plot", "sweep", "tune"]
 
 @overload
 def fit(
-    task: str, opt: "Opt", *, seeds: None = None, seed: int | None = None, task_options: "Settings | None" = None,
-    trainer: "Settings | None" = None, settings: "Settings | None" = None, tuned: bool = False,
-    data_seed: int | None = None, precision: str | None = None, device: str | None = None, logger: str | None = None,
-    data: "Place | None" = None, store: "Place | None" = None, rerun: bool = False, progress: bool = True,
+    task: str,
+    opt: "Opt",
+    *,
+    seeds: None = None,
+    seed: int | None = None,
+    task_options: "Settings | None" = None,
+    trainer: "Settings | None" = None,
+    settings: "Settings | None" = None,
+    tuned: bool = False,
+    data_seed: int | None = None,
+    precision: str | None = None,
+    device: str | None = None,
+    logger: str | None = None,
+    data: "Place | None" = None,
+    store: "Place | None" = None,
+    rerun: bool = False,
+    progress: bool = True,
     **hyperparameters: Any,
-) -> Run: ...  # fmt: skip
+) -> Run: ...
 @overload
 def fit(
-    task: str, opt: "Opt", *, seeds: "Seeds", task_options: "Settings | None" = None,
-    trainer: "Settings | None" = None, settings: "Settings | None" = None, tuned: bool = False,
-    data_seed: int | None = None, precision: str | None = None, device: str | None = None, logger: str | None = None,
-    engine: "Engine | None" = None, workers: int | str | None = None, width: int | None = None,
-    memory: str | None = None, data: "Place | None" = None, store: "Place | None" = None, progress: bool = True,
+    task: str,
+    opt: "Opt",
+    *,
+    seeds: "Seeds",
+    task_options: "Settings | None" = None,
+    trainer: "Settings | None" = None,
+    settings: "Settings | None" = None,
+    tuned: bool = False,
+    data_seed: int | None = None,
+    precision: str | None = None,
+    device: str | None = None,
+    logger: str | None = None,
+    engine: "Engine | None" = None,
+    workers: int | str | None = None,
+    width: int | None = None,
+    memory: str | None = None,
+    data: "Place | None" = None,
+    store: "Place | None" = None,
+    progress: bool = True,
     **hyperparameters: Any,
-) -> Runs: ...  # fmt: skip
+) -> Runs: ...
 def fit(
-    task: str, opt: "Opt", *, seeds: "Seeds | None" = None, seed: int | None = None,
-    task_options: "Settings | None" = None, trainer: "Settings | None" = None, settings: "Settings | None" = None,
-    tuned: bool = False, data_seed: int | None = None, precision: str | None = None, device: str | None = None,
-    logger: str | None = None, engine: "Engine | None" = None, workers: int | str | None = None,
-    width: int | None = None, memory: str | None = None, data: "Place | None" = None, store: "Place | None" = None,
-    rerun: bool = False, progress: bool = True, **hyperparameters: Any,
-) -> Run | Runs:  # fmt: skip
+    task: str,
+    opt: "Opt",
+    *,
+    seeds: "Seeds | None" = None,
+    seed: int | None = None,
+    task_options: "Settings | None" = None,
+    trainer: "Settings | None" = None,
+    settings: "Settings | None" = None,
+    tuned: bool = False,
+    data_seed: int | None = None,
+    precision: str | None = None,
+    device: str | None = None,
+    logger: str | None = None,
+    engine: "Engine | None" = None,
+    workers: int | str | None = None,
+    width: int | None = None,
+    memory: str | None = None,
+    data: "Place | None" = None,
+    store: "Place | None" = None,
+    rerun: bool = False,
+    progress: bool = True,
+    **hyperparameters: Any,
+) -> Run | Runs:
     """Train one task with one optimizer and store the run, or a run for each of several seeds (`bench fit`).
 
     A stored run is returned at once.
@@ -70,37 +113,49 @@ def fit(
         task: a name as `bench list tasks` prints it, or `file.py:SPEC`.
         opt: a name as `bench list optimizers` prints it, `file.py:Class`, or an optimizer class.
         seeds: a run for each: how many (5 is 0 to 4), or which. The result is then `Runs`, and `Runs.mean` their mean.
-        seed: of one run: decides problem instance, initialisation and dropout, in [0, 2^63); 0 by default.
+        seed: of one run: determines problem instance, initialisation and dropout, in [0, 2^63); 0 by default.
         task_options: options of the task by name (`bench show TASK` lists them).
         trainer: budget, batch and schedule by name: `{"max_epochs": 2, "batch_size": 64}`.
-        settings: further settings in dotted form: `{"opt.matrix.lr": 0.01}`; they win over the other arguments.
-        tuned: take the tuned hyperparameters of this task and optimizer where nothing else names them.
-        data_seed: decides the order of the samples; the seed by default.
+        settings: further settings in dotted form: `{"opt.matrix.lr": 0.01}`; they override the other arguments.
+        tuned: use the tuned hyperparameters of this task and optimizer unless given otherwise.
+        data_seed: determines the order of the samples; the seed by default.
         precision: `32-true`, `bf16-mixed`, `16-mixed` or `64-true`; the task's by default.
         device: `cpu`, `cuda`, `mps` or `auto`.
         logger: also log to `tensorboard`, `csv`, `wandb` or `mlflow` (extras).
-        engine: of several seeds: `lanes` (many runs as one program), `lightning` (one by one), or `auto`
-            (default), the faster one.
+        engine: of several seeds: `lanes` (vectorised runs), `lightning` (one by one), or `auto` (default), the
+            faster one.
         workers: of several seeds: processes that share the runs, or `auto`; one for each GPU by default, and on a CPU
             this one.
         width: of several seeds: lanes at once; measured by default.
-        memory: of several seeds: what lanes may take, a share of what is free (`80%`) or a size (`8G`).
+        memory: of several seeds: memory for lanes, a fraction of the free memory (`80%`) or a size (`8G`).
         data: folder of the data sets; $BENCH_DATA by default, else `./data`.
         store: folder that keeps the runs; $BENCH_STORE by default, else `./runs`.
         rerun: train one run again although it is stored.
-        progress: show how far the run is, on standard error.
+        progress: show progress on standard error.
         hyperparameters: of the optimizer: `lr=0.1`; `matrix={"lr": 0.01}` for the parameters of one role.
 
     Raises:
         UserError: a name is unknown, a value illegal, data are missing, or the class has no source.
-        RunFailed: the run broke on the way; the store says so too.
-        KeyboardInterrupt: the run was interrupted; its state is saved, and the same call goes on.
+        RunFailed: the run failed; the store records it.
+        KeyboardInterrupt: the run was interrupted; its state is saved, and the same call continues.
     """
     with _session(progress):
         _check_engine(engine)
         where = _places(data, store)
-        words = _words(task, [opt], where["store"], task_options, trainer, settings, hyperparameters, seed=seed,
-                       data_seed=data_seed, precision=precision, device=device, logger=logger)  # fmt: skip
+        words = _words(
+            task,
+            [opt],
+            where["store"],
+            task_options,
+            trainer,
+            settings,
+            hyperparameters,
+            seed=seed,
+            data_seed=data_seed,
+            precision=precision,
+            device=device,
+            logger=logger,
+        )
         refuse_several(words)
         check_settings(Args(of_runs=words))
         from bench.config import resolve
@@ -112,18 +167,18 @@ def fit(
         several = {"engine": engine, "workers": workers, "width": width, "memory": memory}
         if seeds is not None:
             if one := [*(["seed"] if "seed" in words else []), *(["rerun"] if rerun else [])]:
-                raise UserError(f"{one[0]} is for one run; leave it or seeds out")
+                raise UserError(f"{one[0]} is for one run; remove it or seeds")
             from bench.seeds import with_seeds
 
             configs = with_seeds(config, read_seeds(_seeds("seeds", seeds)), words)
             shown = SweepProgress(f"{config.task} {config.opt}", config.task_spec.mode, enabled=progress)
             return _runs(configs, shown, "fit", study, **several)
         if more := [name for name, value in several.items() if value is not None]:
-            raise UserError(f"{more[0]} is for several runs; give seeds too, or leave it out")
+            raise UserError(f"{more[0]} is for several runs; give seeds too, or remove it")
         if config.trainer.devices * config.trainer.num_nodes > 1:
             raise UserError(
-                "trainer.devices and trainer.num_nodes: a run with several processes starts its command again in each"
-                " of them; use `bench fit` for it, and `bench.load` for its result"
+                "trainer.devices and trainer.num_nodes: a run with several processes restarts its command in each of"
+                " them; use `bench fit`, and `bench.load` for the result"
             )
         result = None if rerun else stored_result(config)
         if result is None:
@@ -135,21 +190,34 @@ def fit(
 
             result = run(config, rerun=rerun, progress=progress, tuned_by=study)
         if result.status == "killed":
-            raise KeyboardInterrupt(f"run {result.run_id} was stopped and saved; the same call goes on")
+            raise KeyboardInterrupt(f"run {result.run_id} was stopped and saved; the same call continues")
         return Run(result, config.store)
 
 
 def sweep(
-    task: str, opt: "Opt | Sequence[Opt]", *, seeds: "Seeds" = 8, task_options: "Settings | None" = None,
-    trainer: "Settings | None" = None, settings: "Settings | None" = None, tuned: bool = False,
-    data_seed: int | None = None, precision: str | None = None, device: str | None = None,
-    engine: "Engine" = "auto", workers: int | str | None = None, width: int | None = None,
-    memory: str | None = None, data: "Place | None" = None, store: "Place | None" = None, progress: bool = True,
+    task: str,
+    opt: "Opt | Sequence[Opt]",
+    *,
+    seeds: "Seeds" = 8,
+    task_options: "Settings | None" = None,
+    trainer: "Settings | None" = None,
+    settings: "Settings | None" = None,
+    tuned: bool = False,
+    data_seed: int | None = None,
+    precision: str | None = None,
+    device: str | None = None,
+    engine: "Engine" = "auto",
+    workers: int | str | None = None,
+    width: int | None = None,
+    memory: str | None = None,
+    data: "Place | None" = None,
+    store: "Place | None" = None,
+    progress: bool = True,
     **hyperparameters: Any,
-) -> Sweep:  # fmt: skip
-    """Train many settings and seeds, as one program where that is faster, and say how results depend on them.
+) -> Sweep:
+    """Train many settings and seeds, vectorised where that is faster, and return how results depend on them.
 
-    As in `bench sweep`, an optimizer of which nothing varies gets a grid over its search range.
+    As in `bench sweep`, an optimizer without a varied setting gets a grid over its search range.
 
     Args:
         task: as for `fit`.
@@ -158,7 +226,7 @@ def sweep(
         task_options: as for `fit`; a list is several values.
         trainer: likewise.
         settings: likewise; `{"opt.adam.lr": [1e-3, 1e-2]}` is for adam alone.
-        tuned: fix the tuned hyperparameters where nothing else names them.
+        tuned: fix the tuned hyperparameters unless given otherwise.
         data_seed: as for `fit`.
         precision: as for `fit`.
         device: as for `fit`.
@@ -169,19 +237,29 @@ def sweep(
         data: as for `fit`.
         store: as for `fit`.
         progress: as for `fit`.
-        hyperparameters: values, lists of them, or ranges even in the logarithm: `lr="1e-3:1e1:16"`.
+        hyperparameters: values, lists of them, or log-spaced ranges: `lr="1e-3:1e1:16"`.
 
     Raises:
         UserError: as for `fit`.
-        RunFailed: runs broke; the others are stored.
-        KeyboardInterrupt: the sweep was interrupted; the same call goes on.
+        RunFailed: runs failed; the others are stored.
+        KeyboardInterrupt: the sweep was interrupted; the same call continues.
     """
     with _session(progress):
         _check_engine(engine)
         where = _places(data, store)
         opts = [opt] if isinstance(opt, str | type) else list(opt)
-        words = _words(task, opts, where["store"], task_options, trainer, settings, hyperparameters,
-                       data_seed=data_seed, precision=precision, device=device)  # fmt: skip
+        words = _words(
+            task,
+            opts,
+            where["store"],
+            task_options,
+            trainer,
+            settings,
+            hyperparameters,
+            data_seed=data_seed,
+            precision=precision,
+            device=device,
+        )
         from bench.execute.blocks import check_all
         from bench.sweeps.grid import configurations
         from bench.sweeps.sensitivity import analyse
@@ -195,22 +273,40 @@ def sweep(
 
 
 def tune(
-    task: str, opt: "Opt", *, trials: int | None = None, seeds: "Seeds" = 2, report_seeds: "Seeds" = 5,
-    sampler: Literal["grid", "qmc", "tpe"] | None = None, prune: bool = False, retries: int = 2,
-    task_options: "Settings | None" = None, trainer: "Settings | None" = None, settings: "Settings | None" = None,
-    data_seed: int | None = None, precision: str | None = None, device: str | None = None, name: str | None = None,
-    engine: "Engine | None" = None, workers: int | str = "auto", width: int | None = None, memory: str | None = None,
-    storage: str | None = None, data: "Place | None" = None, store: "Place | None" = None, progress: bool = True,
+    task: str,
+    opt: "Opt",
+    *,
+    trials: int | None = None,
+    seeds: "Seeds" = 2,
+    report_seeds: "Seeds" = 5,
+    sampler: Literal["grid", "qmc", "tpe"] | None = None,
+    prune: bool = False,
+    retries: int = 2,
+    task_options: "Settings | None" = None,
+    trainer: "Settings | None" = None,
+    settings: "Settings | None" = None,
+    data_seed: int | None = None,
+    precision: str | None = None,
+    device: str | None = None,
+    name: str | None = None,
+    engine: "Engine | None" = None,
+    workers: int | str = "auto",
+    width: int | None = None,
+    memory: str | None = None,
+    storage: str | None = None,
+    data: "Place | None" = None,
+    store: "Place | None" = None,
+    progress: bool = True,
     **hyperparameters: Any,
-) -> Study:  # fmt: skip
-    """Find an optimizer's hyperparameters on seeds of their own, then run the winner on fresh seeds (`bench tune`).
+) -> Study:
+    """Tune an optimizer's hyperparameters on separate seeds, then run the winner on fresh seeds (`bench tune`).
 
-    Nothing is written but the store; `Study.write` writes the settings for `tuned=True`.
+    Only the store is written; `Study.write` writes the settings for `tuned=True`.
 
     Args:
         task: as for `fit`.
         opt: as for `fit`.
-        trials: settings that are tried; nine by default, around the middles of the ranges.
+        trials: number of tried settings; nine by default, around the middles of the ranges.
         seeds: runs of a trial: how many (2 is 1000 and 1001), or which.
         report_seeds: fresh seeds of the winner: how many (5 is 0 to 4), or which; 0 for none.
         sampler: `grid` (default), `qmc` or `tpe`.
@@ -231,19 +327,29 @@ def tune(
         data: as for `fit`.
         store: as for `fit`.
         progress: as for `fit`.
-        hyperparameters: a single value fixes one; a range (`lr="1e-3:1e1"`) or a list is searched. What the optimizer
-            declares is searched too.
+        hyperparameters: a single value fixes one; a range (`lr="1e-3:1e1"`) or a list is searched, in addition to
+            the search space that the optimizer declares.
 
     Raises:
         UserError: as for `fit`, or there is nothing to search.
-        RunFailed: workers die as soon as they are started.
-        KeyboardInterrupt: the study was interrupted; the same call goes on.
+        RunFailed: workers die at start.
+        KeyboardInterrupt: the study was interrupted; the same call continues.
     """
     with _session(progress):
         _check_engine(engine)
         where = _places(data, store)
-        words = _words(task, [opt], where["store"], task_options, trainer, settings, hyperparameters,
-                       data_seed=data_seed, precision=precision, device=device)  # fmt: skip
+        words = _words(
+            task,
+            [opt],
+            where["store"],
+            task_options,
+            trainer,
+            settings,
+            hyperparameters,
+            data_seed=data_seed,
+            precision=precision,
+            device=device,
+        )
         from bench.checks import check_early
         from bench.execute import Effort
         from bench.execute.slots import slots
@@ -255,10 +361,20 @@ def tune(
         from bench.tuning.tune import work
 
         args = _args(
-            "tune", words, where, trials=trials, seeds=_seeds("seeds", seeds), prune=prune, retries=retries, name=name,
-            report_seeds=_seeds("report_seeds", report_seeds), sampler=sampler, engine=engine, workers=str(workers),
+            "tune",
+            words,
+            where,
+            trials=trials,
+            seeds=_seeds("seeds", seeds),
+            prune=prune,
+            retries=retries,
+            name=name,
+            report_seeds=_seeds("report_seeds", report_seeds),
+            sampler=sampler,
+            engine=engine,
+            workers=str(workers),
             storage=storage,
-        )  # fmt: skip
+        )
         asked = of_words(args, words, where)
         typical = asked.spec.typical(where)
         check_early(typical)
@@ -268,36 +384,53 @@ def tune(
         effort = Effort(asked.request.engine or "auto", width, _memory(memory))
         shown = TuningProgress(f"study {study.name}", asked.spec.metric, enabled=progress)
         if not work(study, args.workers, where, effort, shown):
-            raise KeyboardInterrupt(f"study {study.name} was stopped; nothing is lost, and the same call goes on")
+            raise KeyboardInterrupt(f"study {study.name} was stopped; nothing is lost, and the same call continues")
         found = study_result(study)
         tuned.remember(found, where["store"])
         return Study(found, where["store"])
 
 
 def compare(
-    task: str, opt: "Opt | Sequence[Opt]", *, against: Sequence[str] | None = None, trials: int | None = None,
-    seeds: "Seeds | None" = None, report_seeds: "Seeds" = 7, anyway: bool = False,
-    reference_results: bool = True, task_options: "Settings | None" = None,
-    trainer: "Settings | None" = None, settings: "Settings | None" = None, data_seed: int | None = None,
-    precision: str | None = None, device: str | None = None, engine: "Engine" = "auto",
-    workers: int | str = "auto", width: int | None = None, memory: str | None = None, storage: str | None = None,
-    data: "Place | None" = None, store: "Place | None" = None, progress: bool = True, **hyperparameters: Any,
-) -> Comparison:  # fmt: skip
+    task: str,
+    opt: "Opt | Sequence[Opt]",
+    *,
+    against: Sequence[str] | None = None,
+    trials: int | None = None,
+    seeds: "Seeds | None" = None,
+    report_seeds: "Seeds" = 7,
+    anyway: bool = False,
+    reference_results: bool = True,
+    task_options: "Settings | None" = None,
+    trainer: "Settings | None" = None,
+    settings: "Settings | None" = None,
+    data_seed: int | None = None,
+    precision: str | None = None,
+    device: str | None = None,
+    engine: "Engine" = "auto",
+    workers: int | str = "auto",
+    width: int | None = None,
+    memory: str | None = None,
+    storage: str | None = None,
+    data: "Place | None" = None,
+    store: "Place | None" = None,
+    progress: bool = True,
+    **hyperparameters: Any,
+) -> Comparison:
     """Check optimizers, tune them and baselines with equal budgets, and rank the winners on fresh seeds.
 
-    As `bench compare`. Nothing is written but the store.
+    As `bench compare`. Only the store is written.
 
     Args:
         task: as for `fit`.
         opt: one optimizer or several, each as for `fit`.
         against: baselines, tuned as the others are; the first is the reference. By default adamw, or gd where batches
             are full.
-        trials: settings that are tried of each; by default as many as the reference results have, or nine.
+        trials: number of tried settings of each; by default as many as in the reference results, or nine.
         seeds: runs of a trial: how many (2 is 1000 and 1001), or which; by default those of the reference results, or
             two.
         report_seeds: fresh seeds of each winner: how many (7 is 0 to 6), or which; fewer than 7 decide nothing.
         anyway: continue although a failed check changes results.
-        reference_results: take the baseline of the suite's reference results, where they have this problem, instead of
+        reference_results: use the baseline of the suite's reference results if they include this problem, instead of
             tuning it again.
         task_options: as for `fit`.
         trainer: as for `fit`.
@@ -317,26 +450,46 @@ def compare(
 
     Raises:
         UserError: as for `tune`, or there is nothing to compare with.
-        RunFailed: a check failed whose failure changes results.
-        KeyboardInterrupt: the comparison was interrupted; the same call goes on.
+        RunFailed: a failed check changes results.
+        KeyboardInterrupt: the comparison was interrupted; the same call continues.
     """
     with _session(progress):
         _check_engine(engine)
         where = _places(data, store)
         opts = [opt] if isinstance(opt, str | type) else list(opt)
-        words = _words(task, opts, where["store"], task_options, trainer, settings, hyperparameters,
-                       data_seed=data_seed, precision=precision, device=device)  # fmt: skip
+        words = _words(
+            task,
+            opts,
+            where["store"],
+            task_options,
+            trainer,
+            settings,
+            hyperparameters,
+            data_seed=data_seed,
+            precision=precision,
+            device=device,
+        )
         from bench import comparison
 
         args = _args(
-            "compare", words, where, against=None if against is None else list(against), trials=trials,
-            seeds=None if seeds is None else _seeds("seeds", seeds), anyway=anyway, no_reference=not reference_results,
+            "compare",
+            words,
+            where,
+            against=None if against is None else list(against),
+            trials=trials,
+            seeds=None if seeds is None else _seeds("seeds", seeds),
+            anyway=anyway,
+            no_reference=not reference_results,
             report_seeds=_seeds("report_seeds", report_seeds),
-            engine=engine, workers=str(workers), width=width, memory=_memory(memory), storage=storage,
-        )  # fmt: skip
+            engine=engine,
+            workers=str(workers),
+            width=width,
+            memory=_memory(memory),
+            storage=storage,
+        )
         asked = comparison.ask(args)
         if not comparison.carry_out(asked, args, progress=progress):
-            raise KeyboardInterrupt("the comparison was stopped; nothing is lost, and the same call goes on")
+            raise KeyboardInterrupt("the comparison was stopped; nothing is lost, and the same call continues")
         found = comparison.found_by(asked, args)
         ranking = comparison.ranking(found, args, asked.reference)
         studies = {each.study.spec.opt: Study(each, where["store"]) for each in found}
@@ -344,15 +497,15 @@ def compare(
 
 
 def load(store: "Place | Sequence[Place] | None" = None) -> Runs:
-    """All runs of a store, or of several that are read as one; nothing is imported that they name.
+    """All runs of a store, or of several read as one; plug-ins named in them are not imported.
 
-    `Runs.damaged` says what could not be read.
+    `Runs.damaged` lists what could not be read.
 
     Args:
         store: one folder or several; $BENCH_STORE by default, else `./runs`.
 
     Raises:
-        UserError: a folder is not there.
+        UserError: a folder does not exist.
     """
     from bench.store.stores import Stores
 
@@ -362,11 +515,18 @@ def load(store: "Place | Sequence[Place] | None" = None) -> Runs:
 
 
 def board(
-    name: str = "quality", *, store: "Place | Sequence[Place] | None" = None, task: str | Sequence[str] | None = None,
-    opt: str | Sequence[str] | None = None, only: "Settings | None" = None,
-    settings: Literal["best", "tuned", "default", "all"] = "best", mixed_versions: bool = False,
-    reference: str | None = None, target: float | None = None, reference_results: bool = True,
-) -> Table:  # fmt: skip
+    name: str = "quality",
+    *,
+    store: "Place | Sequence[Place] | None" = None,
+    task: str | Sequence[str] | None = None,
+    opt: str | Sequence[str] | None = None,
+    only: "Settings | None" = None,
+    settings: Literal["best", "tuned", "default", "all"] = "best",
+    mixed_versions: bool = False,
+    reference: str | None = None,
+    target: float | None = None,
+    reference_results: bool = True,
+) -> Table:
     """Compare optimizers from the stored runs, with verdicts and intervals (`bench leaderboard`).
 
     Args:
@@ -375,10 +535,10 @@ def board(
         task: only these tasks.
         opt: only these optimizers.
         only: settings that runs must have: `{"trainer.max_steps": 1000}`.
-        settings: of each optimizer: `best` takes the tuned ones, else the defaults, else those set by hand if there is
-            one such.
+        settings: of each optimizer: `best` takes the tuned ones, else the defaults, else those set by hand if there
+            is only one.
         mixed_versions: compare runs of different versions anyway.
-        reference: optimizer that the others are compared with; adamw by default, or gd where batches are full.
+        reference: optimizer to compare the others with; adamw by default, or gd where batches are full.
         target: of the board `speed`: a value of the metric; the task's by default.
         reference_results: read the suite's reference results too, where they are shipped.
 
@@ -396,11 +556,19 @@ def board(
 
 
 def plot(
-    chart: str = "forest", *, y: str | None = None, store: "Place | Sequence[Place] | None" = None,
-    task: str | Sequence[str] | None = None, opt: str | Sequence[str] | None = None, only: "Settings | None" = None,
-    settings: Literal["best", "tuned", "default", "all"] = "best", mixed_versions: bool = False,
-    reference: str | None = None, target: float | None = None, reference_results: bool = True,
-) -> "Figure":  # fmt: skip
+    chart: str = "forest",
+    *,
+    y: str | None = None,
+    store: "Place | Sequence[Place] | None" = None,
+    task: str | Sequence[str] | None = None,
+    opt: str | Sequence[str] | None = None,
+    only: "Settings | None" = None,
+    settings: Literal["best", "tuned", "default", "all"] = "best",
+    mixed_versions: bool = False,
+    reference: str | None = None,
+    target: float | None = None,
+    reference_results: bool = True,
+) -> "Figure":
     """Draw stored runs, a panel for each problem (`bench plot`).
 
     Args:
@@ -426,7 +594,7 @@ def plot(
     if chart not in CHARTS:
         raise unknown("chart", chart, CHARTS)
     if y is not None and chart != "curves":
-        raise UserError(f"y={y!r}: only curves have columns to choose from, not {chart}")
+        raise UserError(f"y={y!r}: only curves have selectable columns, not {chart}")
     with _session(progress=True):
         _, asked = _asked(store, task, opt, only, settings, mixed_versions, reference, target, reference_results)
         made = curves(asked, y) if y is not None else CHARTS[chart](asked)
@@ -440,7 +608,7 @@ def plot(
 
 @contextmanager
 def _session(progress: bool) -> Iterator[None]:
-    """Errors of plug-ins are those of users, and without progress nothing is shown of what the process does."""
+    """Treat errors of plug-ins as user errors; without progress, hide what the process does."""
     with ExitStack() as context:
         if not progress:
             context.enter_context(hearing(lambda what: None))
@@ -459,17 +627,24 @@ def _plugin_errors() -> Iterator[None]:
 
 
 def _runs(
-    configs: "Sequence[RunConfig]", shown: SweepProgress, plan: str, tuned_by: Any = None, *, engine: "Engine | None",
-    workers: int | str | None, width: int | None, memory: str | None,
-) -> Runs:  # fmt: skip
-    """The results of runs, after making those that the store does not have."""
+    configs: "Sequence[RunConfig]",
+    shown: SweepProgress,
+    plan: str,
+    tuned_by: Any = None,
+    *,
+    engine: "Engine | None",
+    workers: int | str | None,
+    width: int | None,
+    memory: str | None,
+) -> Runs:
+    """The results of runs, after training the missing ones."""
     from bench.execute import Effort
     from bench.execute.command import results_of
 
     effort = Effort(engine or "auto", width, _memory(memory), None if workers is None else str(workers))
     results = results_of(configs, shown, effort, plan=plan, tuned_by=tuned_by)
     if results is None:
-        raise KeyboardInterrupt("the runs were stopped; finished ones are stored, and the same call goes on")
+        raise KeyboardInterrupt("the runs were stopped; finished ones are stored, and the same call continues")
     return Runs([Run(result, configs[0].store) for result in results])
 
 
@@ -479,9 +654,15 @@ def _places(data: "Place | None", store: "Place | None") -> dict[str, Path]:
 
 
 def _words(
-    task: str, opts: "Sequence[Opt]", store: Path, task_options: "Settings | None", trainer: "Settings | None",
-    settings: "Settings | None", hyperparameters: "Settings", **top: Any,
-) -> dict[str, Any]:  # fmt: skip
+    task: str,
+    opts: "Sequence[Opt]",
+    store: Path,
+    task_options: "Settings | None",
+    trainer: "Settings | None",
+    settings: "Settings | None",
+    hyperparameters: "Settings",
+    **top: Any,
+) -> dict[str, Any]:
     """Settings in dotted form."""
     found: dict[str, Any] = {"task": task, "opt": ",".join(name_of(opt, store) for opt in opts)}
     for group, own in (("task", task_options), ("opt", hyperparameters), ("trainer", trainer)):
@@ -533,7 +714,7 @@ def _memory(text: str | None) -> Any:
 
 
 def _args(command: str, words: dict[str, Any], where: Mapping[str, Path], **given: Any) -> Args:
-    """What a command would have been told: its defaults, and what is given."""
+    """The arguments of a command: its defaults and the given values."""
     args = parse(command, [])
     vars(args).update({name: value for name, value in given.items() if value is not None}, **where, of_runs=words)
     return args
@@ -549,9 +730,16 @@ def _folders(store: "Place | Sequence[Place] | None") -> list[Path]:
 
 
 def _asked(
-    store: "Place | Sequence[Place] | None", task: Any, opt: Any, only: "Settings | None", settings: str,
-    mixed_versions: bool, reference: str | None, target: float | None, reference_results: bool,
-) -> tuple[Any, Any]:  # fmt: skip
+    store: "Place | Sequence[Place] | None",
+    task: Any,
+    opt: Any,
+    only: "Settings | None",
+    settings: str,
+    mixed_versions: bool,
+    reference: str | None,
+    target: float | None,
+    reference_results: bool,
+) -> tuple[Any, Any]:
     from bench.boards.cli import asked
     from bench.text import word_of
 

@@ -1,4 +1,4 @@
-"""Figures of the Python API: matplotlib objects that a notebook shows."""
+"""Figures of the Python API: matplotlib objects for notebooks."""
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _SCREEN_DPI = 110
 _SPAN = 10
-"""Values whose greatest is more than so many times their least get a logarithmic axis. Ours."""
+"""Ratio of largest to smallest value above which an axis is logarithmic. Ours."""
 
 
 def shown_figure(chart: Chart) -> "Figure":
@@ -38,7 +38,7 @@ def curves_of(title: str, runs: Sequence[tuple[str, str, Mapping[str, Mapping[st
 
     Args:
         title: of the panel.
-        runs: of each its name, its optimizer and its tables.
+        runs: name, optimizer and tables of each.
         column: of the curve, or else of the measurements.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What the functions of the API return beside runs: tables, sweeps, studies and comparisons."""
+"""Return values of the API other than runs: tables, sweeps, studies and comparisons."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class Table:
 
     Attributes:
         board: title, tables and notes as data.
-        notes: what was left out, in words, beside the notes of the board itself.
+        notes: what was excluded, in words, in addition to the notes of the board itself.
     """
 
     board: Board = field(repr=False)
@@ -40,21 +40,23 @@ class Table:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """All rows, as strict JSON can hold them: numbers are finite or None, intervals are mean, low, high and n.
+        """All rows as strict JSON: numbers are finite or None, intervals are mean, low, high and n.
 
-        `table` is the title of the table that a row stands in.
+        `table` is the title of the row's table.
         """
         return [
-            {"table": table["title"], **row} for board in as_json([self.board]) for table in board["tables"]
+            {"table": table["title"], **row}
+            for board in as_json([self.board])
+            for table in board["tables"]
             for row in table["rows"]
-        ]  # fmt: skip
+        ]
 
     def markdown(self) -> str:
         """As Markdown."""
         return markdown([self.board])
 
     def write(self, path: str | Path) -> None:
-        """Write a file: Markdown, CSV, JSON, LaTeX or HTML as its name ends (.md, .csv, .json, .tex, .html), else text.
+        """Write a file: Markdown, CSV, JSON, LaTeX or HTML by its suffix (.md, .csv, .json, .tex, .html), else text.
 
         Raises:
             UserError: it cannot be written.
@@ -74,10 +76,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Sweep:
-    """How results depend on what was swept.
+    """Dependence of results on the swept settings.
 
     Attributes:
-        runs: all runs, in the order in which the settings vary.
+        runs: all runs, in the order of the settings.
         sensitivity: medians, quartiles and intervals over seeds, as data.
     """
 
@@ -86,21 +88,21 @@ class Sweep:
 
     @property
     def best(self) -> dict[str, Any]:
-        """The best value of what the curves go over (`opt.lr` in most sweeps), by the curve's name.
+        """The best value on the x axis (`opt.lr` in most sweeps), by the curve's name.
 
-        It was chosen on these very seeds, which flatters it. None where half of the seeds or more diverged everywhere.
+        It was chosen on the same seeds, which is optimistic. None if half of the seeds or more diverged everywhere.
         """
         return {c.name: None if c.best is None else c.points[c.best].x for c in self.sensitivity.curves}
 
     @property
     def table(self) -> Table:
-        """A row for each setting: median, middle half of the seeds, interval, diverged seeds."""
+        """A row for each setting: median, quartiles over seeds, interval, diverged seeds."""
         from bench.sweeps.sensitivity import board
 
         return Table(board(self.sensitivity))
 
     def figure(self) -> "Figure":
-        """The final metric and the share of diverged seeds against what was swept."""
+        """The final metric and the fraction of diverged seeds against the swept setting."""
         from bench.results.selection import CONVERGED
         from bench.sweeps.sensitivity_plot import describe
 
@@ -115,11 +117,11 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Study:
-    """What tuning has found.
+    """Result of tuning.
 
     Attributes:
         found: the study's trials and scores, as data.
-        store: the folder that keeps its runs.
+        store: the folder of its runs.
     """
 
     found: "StudyResult" = field(repr=False)
@@ -154,7 +156,7 @@ class Study:
 
     @property
     def score(self) -> float | None:
-        """The winner's median over the seeds of the trials, on the selection split; it flatters the winner."""
+        """The winner's median over the seeds of the trials, on the selection split; it is optimistic."""
         return self.found.score
 
     @cached_property
@@ -164,12 +166,12 @@ class Study:
 
     @cached_property
     def fresh(self) -> Runs:
-        """The winner's runs on fresh seeds, which are what to report."""
+        """The winner's runs on fresh seeds, the results to report."""
         return Runs([Run(run, self.store) for run in self.found.fresh])
 
     @property
     def sweep(self) -> Sweep:
-        """How the results of the trials depend on what was searched.
+        """Dependence of the trials' results on the searched settings.
 
         Raises:
             UserError: no trial has ended.
@@ -179,11 +181,11 @@ class Study:
         return Sweep(self.trials, analyse(self.found))
 
     def figure(self) -> "Figure":
-        """The metric of the trials against what was searched."""
+        """The metric of the trials against the searched settings."""
         return self.sweep.figure()
 
     def write(self, folder: str | Path = "tuned") -> list[Path]:
-        """Write `TASK/OPT.yaml`, which `tuned=True` and `bench fit --tuned` take from `./tuned`, and a plot.
+        """Write a plot and `TASK/OPT.yaml`, which `tuned=True` and `bench fit --tuned` read from `./tuned`.
 
         Raises:
             UserError: the folder cannot be written, or no trial has a score.
@@ -206,11 +208,11 @@ class Study:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Optimizers that were tuned with equal budgets, on fresh seeds against a reference.
+    """Comparison of optimizers, tuned with equal budgets, with a reference on fresh seeds.
 
     Attributes:
-        studies: what tuning has found, by optimizer.
-        verdicts: in sentences, and how many seeds would tell what is open.
+        studies: results of tuning, by optimizer.
+        verdicts: in sentences, and the numbers of seeds that may decide open ones.
         ranking: the board and its chart, as data.
     """
 

@@ -36,11 +36,11 @@ Columns = Mapping[str, NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class Run:
-    """A run as it is stored.
+    """A stored run.
 
     Attributes:
         result: its record, with all fields.
-        store: the folder that keeps it.
+        store: its folder.
     """
 
     result: RunResult = field(repr=False)
@@ -77,7 +77,7 @@ class Run:
 
     @property
     def metric(self) -> str:
-        """The split and the name of the metric that is compared, such as `test accuracy`."""
+        """Split and name of the compared metric, such as `test accuracy`."""
         return f"{self.result.split} {self.result.metric}".strip()
 
     @property
@@ -119,12 +119,12 @@ class Run:
 
     @property
     def measurements(self) -> Columns:
-        """What the task measures along the curve, shape (measurements,) for each column; empty where it has nothing."""
+        """The task's measurements during training, shape (measurements,) for each column; empty without any."""
         return self.tables.get("measurements", {})
 
     @property
     def evaluations(self) -> Columns:
-        """The values on the selection split, shape (evaluations,) for each column; NaN where one has no value."""
+        """The values on the selection split, shape (evaluations,) for each column; NaN for missing values."""
         rows = self.result.validations
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: np.array([row.get(name, np.nan) for row in rows], dtype=np.float64) for name in names}
@@ -145,11 +145,11 @@ class Run:
 
 
 class Runs(Sequence[Run]):
-    """Stored runs, a sequence that can be filtered and made into a table.
+    """Stored runs: a sequence with filters and conversion to a table.
 
     Args:
         runs: in their order.
-        damaged: what could not be read beside them, in words.
+        damaged: what could not be read, in words.
     """
 
     def __init__(self, runs: Sequence[Run], damaged: Sequence[str] = ()) -> None:
@@ -166,11 +166,11 @@ class Runs(Sequence[Run]):
     @overload
     def __getitem__(self, key: slice) -> "Runs": ...
     def __getitem__(self, key: int | str | slice) -> "Run | Runs":
-        """A run by its place or its id, or the runs of a slice.
+        """A run by its index or its id, or the runs of a slice.
 
         Raises:
             UserError: there is no run of this id.
-            IndexError: there is no such place.
+            IndexError: the index is out of range.
         """
         if isinstance(key, str):
             found = next((run for run in self._runs if run.run_id == key), None)
@@ -210,7 +210,7 @@ class Runs(Sequence[Run]):
         None if a run diverged or has no value, or if there are no runs.
 
         Raises:
-            UserError: the runs differ in more than their seeds, so a mean of them means nothing.
+            UserError: the runs differ in more than their seeds, so their mean has no meaning.
         """
         from bench.seeds import mean_of
 
@@ -220,7 +220,7 @@ class Runs(Sequence[Run]):
         return mean_of([run.result for run in self._runs])
 
     def table(self) -> "pa.Table":
-        """The runs as an Arrow table, a row for each; `.to_pandas()` makes it a data frame where pandas is installed.
+        """The runs as an Arrow table, a row for each; `.to_pandas()` converts it if pandas is installed.
 
         Columns: `run_id`, `task`, `opt`, `seed`, `status`, `metric`, `final`, `best`, `best_step`, `steps`, `seconds`,
         `engine`, `begun`, and each setting in dotted form. A setting that a run does not have is null. Settings with
@@ -229,10 +229,20 @@ class Runs(Sequence[Run]):
         import pyarrow as pa
 
         kinds: dict[str, pa.DataType] = {
-            "run_id": pa.string(), "task": pa.string(), "opt": pa.string(), "seed": pa.int64(), "status": pa.string(),
-            "metric": pa.string(), "final": pa.float64(), "best": pa.float64(), "best_step": pa.int64(),
-            "steps": pa.int64(), "seconds": pa.float64(), "engine": pa.string(), "begun": pa.string(),
-        }  # fmt: skip
+            "run_id": pa.string(),
+            "task": pa.string(),
+            "opt": pa.string(),
+            "seed": pa.int64(),
+            "status": pa.string(),
+            "metric": pa.string(),
+            "final": pa.float64(),
+            "best": pa.float64(),
+            "best_step": pa.int64(),
+            "steps": pa.int64(),
+            "seconds": pa.float64(),
+            "engine": pa.string(),
+            "begun": pa.string(),
+        }
         rows = [{name: _fact(run, name) for name in kinds} for run in self._runs]
         columns = {name: pa.array([row[name] for row in rows], kind) for name, kind in kinds.items()}
         settings = [run.settings for run in self._runs]
@@ -271,7 +281,7 @@ def _fact(run: Run, name: str) -> Any:
 
 
 def _alike(values: list[Any]) -> list[Any]:
-    """Values of one type, as text if they are of several or no plain ones."""
+    """Values of one type; as text if types are mixed or not plain."""
     kinds = {type(value) for value in values if value is not None}
     if kinds <= {int, float}:
         return [value if value is None else float(value) for value in values] if float in kinds else values
@@ -281,7 +291,7 @@ def _alike(values: list[Any]) -> list[Any]:
 
 
 def _label(run: Run, among: Sequence[Run]) -> str:
-    """What the legend calls a run: its optimizer, and the settings in which these runs differ."""
+    """Legend entry of a run: its optimizer and the settings in which these runs differ."""
     every = [each.settings for each in among]
     names = [name for own in every for name in own if name not in ("opt", "data_seed")]
     differing = [name for name in dict.fromkeys(names) if len({word_of(own.get(name)) for own in every}) > 1]

@@ -1,7 +1,7 @@
-"""From an optimizer class to a name that every process can import, and that has a digest of the source.
+"""From an optimizer class to a name that every process can import, with a digest of its source.
 
 A class of an installed package is `module:Class`, one of a file is `file.py:Class`. A class of a notebook or of the
-script that runs is written into the store, with the helpers and the imports that it uses:
+running script is written into the store with its helpers and imports:
 `STORE/sources/DIGEST/NAME.py`.
 """
 
@@ -28,29 +28,29 @@ _WAY_OUT = "write the class into a file and pass 'file.py:{}'"
 
 
 def name_of(opt: "str | type", store: Path) -> str:
-    """What `--opt` names: the name itself, or that of a class.
+    """The value of `--opt`: the name itself, or that of a class.
 
     Args:
         opt: a name as `bench list optimizers` prints it, `module:Class`, `file.py:Class`, or a class.
-        store: keeps the source of a class that lies in no file of its own.
+        store: folder for the source of a class without a file.
 
     Raises:
-        UserError: the class has no source that another process can import, or the store cannot be written.
+        UserError: other processes cannot import the class's source, or the store cannot be written.
     """
     if isinstance(opt, str):
         return opt
     if not isinstance(opt, type):
         raise UserError(f"{opt!r} is no optimizer: pass a name, 'file.py:MyClass', or a class")
     if "<locals>" in opt.__qualname__:
-        raise _refused(opt, "is defined inside of a function")
+        raise _refused(opt, "is defined inside a function")
     module = sys.modules.get(opt.__module__)
     if opt.__module__ == "__main__":
         return _written(opt, vars(module) if module is not None else {}, store)
     if module is None or _attribute(module, opt.__qualname__) is not opt:
-        raise _refused(opt, f"is not what the module {opt.__module__} holds under this name")
+        raise _refused(opt, f"is not the object of this name in the module {opt.__module__}")
     file = getattr(module, "__file__", None)
     if file is None:
-        raise _refused(opt, f"has no source: the module {opt.__module__} lies in no file")
+        raise _refused(opt, f"has no source: the module {opt.__module__} has no file")
     if module.__package__ or _is_installed(Path(file)):
         return f"{opt.__module__}:{opt.__qualname__}"
     return f"{_short(Path(file))}:{opt.__qualname__}"
@@ -73,7 +73,7 @@ def _is_installed(file: Path) -> bool:
 
 
 def _short(path: Path) -> Path:
-    """Relative to the working folder where it lies below it, as one would type it."""
+    """Relative to the working folder if inside it."""
     path = path.resolve()
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
@@ -88,7 +88,7 @@ def _written(opt: type, names: Mapping[str, Any], store: Path) -> str:
     with making(store):
         for each in (folder.parent, folder, path):
             if each.is_symlink():  # of a store that somebody else has made
-                raise UserError(f"{each} is a link, which is not followed; remove it")
+                raise UserError(f"{each} is a symbolic link, and links are not followed; remove it")
         folder.mkdir(parents=True, exist_ok=True)
         if not path.is_file() or path.read_bytes() != text.encode():
             with replacing(path) as temporary:
@@ -97,14 +97,14 @@ def _written(opt: type, names: Mapping[str, Any], store: Path) -> str:
 
 
 def module_text(opt: type, names: Mapping[str, Any]) -> str:
-    """The text of a module that holds a class, with the helpers, constants and imports that it uses.
+    """The text of a module with a class and its helpers, constants and imports.
 
     Args:
         opt: a class that is defined at the top level of a notebook's cell or of a script.
         names: the global names there.
 
     Raises:
-        UserError: its source is not known, or it uses a value that cannot be written.
+        UserError: its source is unknown, or it uses a value that cannot be written as source.
     """
     found = _Module(opt, names)
     found.add(opt)
@@ -131,7 +131,7 @@ class _Module:
         self.pieces.append(source)
 
     def _use(self, name: str, value: Any, source: str) -> None:
-        """Write down what a global name stands for."""
+        """Write the definition of a global name."""
         if isinstance(value, ModuleType) and value.__name__ in sys.modules and value.__name__ != "__main__":
             self.imports.add(f"import {value.__name__}" + f" as {name}" * (name != value.__name__))
             self.imports |= {f"import {each}" for each in _submodules(name, value.__name__, source)}
@@ -182,13 +182,13 @@ def _codes(piece: Any) -> Iterator[CodeType]:
 
 
 def _holds(node: ast.ClassDef | ast.FunctionDef, code: CodeType) -> bool:
-    """Whether the compiled function stands within the lines of a definition."""
+    """Whether the compiled function is within the lines of a definition."""
     first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
     return first <= code.co_firstlineno <= (node.end_lineno or node.lineno)
 
 
 def _globals_of(table: symtable.SymbolTable) -> Iterator[str]:
-    """The names that a piece of source takes from its module, in order."""
+    """The global names that a piece of source uses, in order."""
     for symbol in table.get_symbols():
         own = symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
         if symbol.is_referenced() and (symbol.is_global() if table.get_type() != "module" else not own):
@@ -198,7 +198,7 @@ def _globals_of(table: symtable.SymbolTable) -> Iterator[str]:
 
 
 def _submodules(name: str, module: str, source: str) -> Iterator[str]:
-    """The modules below one that `name.a.b` in the source names, and that must be imported for it."""
+    """Submodules used as `name.a.b` in the source, which must be imported."""
     for node in ast.walk(ast.parse(source)):
         parts, at = [], node
         while isinstance(at, ast.Attribute):
@@ -222,14 +222,15 @@ def _literal(value: Any) -> str | None:
 
 
 def _place_of(name: str, value: Any) -> tuple[str, str] | None:
-    """A module that has this value, and its name there; None if there is none."""
+    """A module that contains this value, and its name there; None if there is none."""
     home, own = getattr(value, "__module__", None), getattr(value, "__name__", None) or name
     if isinstance(home, str) and isinstance(own, str) and home != "__main__" and home in sys.modules:
         found = getattr(sys.modules[home], own, None)
         if found is value:
             return home, own
     there = [
-        each for each, module in [*sys.modules.items()] if each != "__main__" and vars(module).get(name) is value
-        and not each.startswith("_")
-    ]  # fmt: skip
+        each
+        for each, module in [*sys.modules.items()]
+        if each != "__main__" and vars(module).get(name) is value and not each.startswith("_")
+    ]
     return (min(there, key=lambda each: (each.count("."), len(each), each)), name) if there else None

@@ -16,12 +16,12 @@ from bench.results.table import Board
 
 @dataclass(frozen=True)
 class Asked:
-    """What boards are made of, and how.
+    """Input of boards.
 
     Attributes:
         found: entries.
         tables: reads a run's tables.
-        reference: optimizer that the others are compared with; None for each problem's own (`Problem.reference`).
+        reference: the fixed optimizer of comparison; None for each problem's own (`Problem.reference`).
         target: value of the metric for the board `speed`; the task's own by default.
     """
 
@@ -40,6 +40,6 @@ BOARDS: dict[str, Callable[[Asked], Board]] = {
     "theory": lambda asked: theory(asked.found, asked.tables, asked.reference),
     "attention": lambda asked: attention_board(asked.found, asked.tables, asked.reference),
 }
-"""All boards by name, in the order in which they are shown."""
+"""All boards by name, in display order."""
 
 __all__ = ["BOARDS", "Asked", "Board"]

@@ -1,4 +1,4 @@
-"""What attention looks like (`--trainer.observe`), at equal training loss and at the end."""
+"""Observations of attention (`--trainer.observe`), at equal training loss and at the end."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,20 +18,23 @@ from bench.results.stats import Interval
 from bench.results.table import Board, Column, Table
 
 SHOWN = {
-    "entropy": "entropy of attention (nats)", "top_token": "attention on the most attended token",
-    "rank": "attention rank", "saturated": "share of saturated queries", "norm_QK": "norm of W_QK",
+    "entropy": "entropy of attention (nats)",
+    "top_token": "attention on the most attended token",
+    "rank": "attention rank",
+    "saturated": "fraction of saturated queries",
+    "norm_QK": "norm of W_QK",
     "stable_rank_QK": "stable rank of W_QK",
-}  # fmt: skip
-"""What the board and `bench plot attention` show, as means over all heads; all else is in `bench sql`."""
+}
+"""Quantities of the board and of `bench plot attention`, averaged over heads; `bench sql` has the others."""
 WINDOW = 0.1
 """A run's training loss after t steps is the mean of its batches' losses over this share of the t steps. Ours."""
-NONE = "no run here was observed; train with `--trainer.observe 4`"
+NONE = "no run has observations; train with `--trainer.observe 4`"
 
 Tables = Callable[[str], Mapping[str, Columns]]
 
 
 def over_heads(tables: Mapping[str, Columns], name: str) -> tuple[Array, Array] | None:
-    """Steps, and the mean of a measurement over all heads, shape (P,) each; None if the run was not observed."""
+    """Steps, and the mean of a measurement over all heads, shape (P,) each; None without observations."""
     table = tables.get("measurements", {})
     own = [values for column, values in table.items() if re.fullmatch(rf"{name}_l\d+_h\d+", column)]
     return (table["step"], np.mean(own, axis=0)) if own else None
@@ -61,7 +64,7 @@ def at_loss(losses: Array, values: Array, level: float) -> float | None:
 
 
 class Observed:
-    """What was observed of an entry's runs, by seed; runs that were not are left out."""
+    """Observations of an entry's runs, by seed; runs without observations are excluded."""
 
     def __init__(self, entry: Entry, tables: Tables, damaged: list[str]) -> None:
         self.entry = entry
@@ -76,13 +79,13 @@ class Observed:
                 self.runs[seed] = own
 
     def losses(self, seed: Seed) -> Array:
-        """Training losses at the steps that were observed."""
+        """Training losses at the observed steps."""
         found = over_heads(self.runs[seed], "entropy")
         assert found is not None
         return loss_at(self.runs[seed]["curve"], found[0])
 
     def ends(self) -> list[float]:
-        """The least training loss of each run."""
+        """The lowest training loss of each run."""
         return [float(np.nanmin(self.losses(seed))) for seed in self.runs]
 
     def last(self, name: str) -> list[float]:
@@ -99,9 +102,9 @@ def attention_board(found: Collected, tables: Tables, reference: str | None = No
     """Attention at equal training loss and at the end of training.
 
     Args:
-        found: entries; those whose runs were observed are shown.
+        found: entries; those without observations are not shown.
         tables: reads a run's tables.
-        reference: optimizer that the others are compared with; None for each problem's own.
+        reference: the fixed optimizer of comparison; None for each problem's own.
     """
     shown = []
     for problem, entries in found.problems.items():
@@ -125,18 +128,24 @@ def attention_board(found: Collected, tables: Tables, reference: str | None = No
             )
         columns = [
             *WHO,
-            *(Column(name, title, f"{title}: mean over heads, then over seeds with 95 % t-interval, at equal loss", 3)
-              for name, title in SHOWN.items()),
+            *(
+                Column(name, title, f"{title}: mean over heads, then over seeds with 95 % t-interval, at equal loss", 3)
+                for name, title in SHOWN.items()
+            ),
             Column("difference", "entropy minus reference's", "mean over common seeds with 95 % t-interval", 3),
-            Column("verdict", "attention is", "sparser: of lower entropy than the reference's at equal loss, by the "
-                   "sign test over common seeds at 5 % a row, however often one looks"),
+            Column(
+                "verdict",
+                "attention is",
+                "sparser: of lower entropy than the reference's at equal loss, by the "
+                "sign test over common seeds at 5 % a row, however often one looks",
+            ),
             Column("end_entropy", "entropy at the end", "after the last step", 3),
             Column("end_top_token", "most attended token at the end", "after the last step", 3),
             Column("end_stable_rank_QK", "stable rank of W_QK at the end", "after the last step", 3),
             *EVERY,
-        ]  # fmt: skip
+        ]
         name = f" ({of.name} is the reference)" if of is not None else ""
-        notes = [f"equal loss: training loss {level:.4g}, the least that every run reaches{name}"]
+        notes = [f"equal loss: training loss {level:.4g}, the lowest that every run reaches{name}"]
         shown.append(Table(problem.name, columns, rows, notes))
     about = "neither direction is better; verdicts and intervals are not corrected for multiple comparisons"
     return Board("attention", "Attention", shown, [about] if shown else [NONE])

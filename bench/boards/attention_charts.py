@@ -1,4 +1,4 @@
-"""Charts of what was observed (`--trainer.observe`) along the optimizer steps."""
+"""Charts of observations (`--trainer.observe`) against optimizer steps."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,10 +13,12 @@ from bench.results.chart import Chart
 
 CURVED = {
     "sharpness": "sharpness x step size (edge of gradient descent: 2)",
-    "edge": "curvature x step along the update (edge: 2)", "noise_scale": "gradient noise scale (samples)",
-    "update_cosine": "cosine of successive updates", "update_ratio_matrix": "update / weights of matrices",
-}  # fmt: skip
-"""What `bench plot stability` shows."""
+    "edge": "curvature x step along the update (edge: 2)",
+    "noise_scale": "gradient noise scale (samples)",
+    "update_cosine": "cosine of successive updates",
+    "update_ratio_matrix": "update / weights of matrices",
+}
+"""Quantities of `bench plot stability`."""
 
 
 def attention(asked: Asked) -> Chart:

@@ -1,4 +1,4 @@
-"""All charts of results as numbers: over optimizer steps (`curves.py`), of studies, of targets."""
+"""All charts of results as data: against optimizer steps (`curves.py`), of studies, of targets."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,14 +21,14 @@ from bench.store.reports import StudyRecord
 
 # -- of studies -------------------------------------------------------------------------------------------------------
 
-_UNTUNED = "no optimizer was tuned here; run `bench tune` or `bench suite`"
+_UNTUNED = "no optimizer is tuned; run `bench tune` or `bench suite`"
 
 
 def sensitivity(asked: Asked) -> Chart:
     """Selection scores of studies' trials against the first setting that each study searched.
 
     Args:
-        asked: the entries; those that were tuned are shown.
+        asked: the entries; only tuned ones are shown.
     """
     panels = []
     for i, (problem, entries) in enumerate(asked.found.problems.items()):
@@ -59,7 +59,7 @@ def _trials(name: str, study: StudyRecord, metric: str) -> tuple[list[Trace], li
     for trial in study.trials:
         x, score = trial["point"].get(axis or ""), trial["score"]
         if isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x < math.inf:
-            return [], [f"{name} is not drawn, since {axis or 'nothing'} is not a positive number in its search space"]
+            return [], [f"{name} is not drawn, since {axis or 'nothing'} has no positive values in its search space"]
         at = min(max(float(x), 1 / MOST), MOST)
         if score is None or abs(score) > HUGE:
             lost.append(at)
@@ -74,7 +74,7 @@ def _trials(name: str, study: StudyRecord, metric: str) -> tuple[list[Trace], li
     y = np.maximum(y, equal_below(y, metric))
     if len(study.axes) == 1:
         return ([Trace(name, x, y, marks="all")] if len(x) else []), notes
-    notes.append(f"{name} searched {', '.join(study.axes)}, so its trials are points without a line")
+    notes.append(f"{name} searched {', '.join(study.axes)}, so its trials are drawn without a line")
     return [Trace(name, x[k : k + 1], y[k : k + 1], marks="all") for k in range(len(x))], notes
 
 
@@ -82,7 +82,7 @@ def budget(asked: Asked) -> Chart:
     """Expected selection score of the best of k trials against k.
 
     Args:
-        asked: the entries; those that were tuned are shown.
+        asked: the entries; only tuned ones are shown.
     """
     panels = []
     for i, (problem, entries) in enumerate(asked.found.problems.items()):
@@ -100,7 +100,7 @@ def budget(asked: Asked) -> Chart:
                 traces.append(Trace(entry.name, x, values))
             if len(there) < len(scores):
                 notes.append(
-                    f"{entry.name} begins at k = {len(scores) - len(there) + 1}: below, all k may have no score"
+                    f"{entry.name} begins at k = {len(scores) - len(there) + 1}: with fewer, all k may have no score"
                 )
         log = ("x" if max((t.x[-1] for t in traces), default=1) > SPAN else "") + log_axis([t.y for t in traces])
         kept = [trace for trace in traces if "y" not in log or (trace.y > 0).all()]
@@ -114,7 +114,7 @@ _FRACTION, _SHARE = "fraction of the budget of steps", "share of runs at the tar
 
 
 def profile(asked: Asked) -> Chart:
-    """Share of runs that have reached the target against the fraction of the budget: by problem, and over all.
+    """Share of runs at the target against the fraction of the budget, by problem and over all.
 
     Args:
         asked: the entries, and a target if it is not the task's.
@@ -147,7 +147,7 @@ def profile(asked: Asked) -> Chart:
 
 
 def _whole(entries: Sequence[Entry]) -> int:
-    """The budget in steps, which all runs of a problem share: one that ends early has made fewer."""
+    """The budget in steps, common to all runs of a problem; runs that end early take fewer."""
     runs = [run for entry in entries for run in entry.runs.values()]
     limits = [run.config["trainer"] for run in runs]
     told = {trainer.get("max_steps") for trainer in limits if trainer.get("max_epochs") is None}
@@ -168,7 +168,7 @@ def _profile(key: str, title: str, times: Mapping[str, Sequence[float | None]], 
 
 
 def _stairs(name: str, times: Sequence[float | None]) -> Trace:
-    """The share that has come by then, as a step function from 0 to 1."""
+    """The cumulative share, as a step function from 0 to 1."""
     at, counts = np.unique([time for time in times if time is not None], return_counts=True)
     shares = [stats.share_interval(int(count), len(times)) for count in np.cumsum([0, *counts])]
     mean, low, high = (np.repeat(each, 2) for each in zip(*((s.mean, s.low, s.high) for s in shares), strict=True))
@@ -178,22 +178,22 @@ def _stairs(name: str, times: Sequence[float | None]) -> Trace:
 # -- over problems ----------------------------------------------------------------------------------------------------
 
 LEAST_PROBLEMS = 8
-"""Fewest problems that a performance profile is made of: as many as AlgoPerf has. Ours."""
+"""Minimum number of problems for a performance profile: as many as AlgoPerf has. Ours."""
 FARTHEST = 4.0
-"""The greatest ratio that a performance profile shows, as AlgoPerf's; and the inverse of the least."""
+"""Largest ratio of a performance profile, as in AlgoPerf, and inverse of the smallest."""
 
 
 def performance_profile(asked: Asked) -> Chart:
     """Performance profiles (Dolan and Moré 2002) of the steps to the target, as ratios to each problem's reference.
 
-    AlgoPerf (Dahl et al. 2023) divides by the fastest entrant. With a fixed reference no curve depends on who else has
-    entered: the problems are those whose reference reaches the target.
+    AlgoPerf (Dahl et al. 2023) divides by the fastest entrant. With a fixed reference no curve depends on the other
+    entrants: the problems are those whose reference reaches the target.
 
     Args:
         asked: the entries, and a target if it is not the task's.
     """
     chosen: dict[Problem, list[Entry]] = {}
-    for entry in asked.found.chosen:  # the reference also where it is not shown
+    for entry in asked.found.chosen:  # the reference, even if not shown
         chosen.setdefault(entry.problem, []).append(entry)
     shown = dict.fromkeys(entry.name for entry in asked.found.entries)
     ratios: dict[str, list[float]] = {name: [] for name in shown}
@@ -219,14 +219,17 @@ def performance_profile(asked: Asked) -> Chart:
     chosen_here = sorted({e.name for own in chosen.values() for e in own if e.best_of})
     areas = ", ".join(f"{name} {_area(own, whole):.2f}" for name, own in ratios.items())
     notes = [
-        f"{whole} problems; steps: median over seeds; there is none where half of the seeds or more miss the target",
+        f"{whole} problems; steps: median over seeds; none if half of the seeds or more miss the target",
         "the reference is fixed, so further entrants change no curve (AlgoPerf's profiles are against the fastest"
         " entrant)",
         f"area below each curve on this logarithmic axis, at most 1 (AlgoPerf's is linear, from 1 to 4): {areas}",
-        *(f"{name} counts as missing the target where it has no runs to compare: {', '.join(where)}"
-          for name, where in missing.items() if where),
+        *(
+            f"{name} counts as missing the target where it has no runs to compare: {', '.join(where)}"
+            for name, where in missing.items()
+            if where
+        ),
         *([f"settings chosen on these seeds: {', '.join(chosen_here)}"] if chosen_here else []),
-    ]  # fmt: skip
+    ]
     ticks = {1 / FARTHEST: "1/4", 0.5: "1/2", 1.0: "1", 2.0: "2", FARTHEST: "4"}
     traces = [_shares(name, own, whole) for name, own in ratios.items()]
     panel = Panel(key, title, x, y, "x", traces, "\n".join(notes), (-0.03, 1.03), (1 / FARTHEST, FARTHEST), ticks)
@@ -239,14 +242,14 @@ def _median_steps(entry: Entry, target: float | None) -> End:
 
 
 def _shares(name: str, ratios: Sequence[float], whole: int) -> Trace:
-    """The share of problems whose ratio is no greater, as a step function over what is drawn."""
+    """The cumulative share of problems by ratio, as a step function over the drawn range."""
     at, counts = np.unique([max(ratio, 1 / FARTHEST) for ratio in ratios if ratio <= FARTHEST], return_counts=True)
     x = np.repeat([1 / FARTHEST, *at, FARTHEST], 2)[1:-1]
     return Trace(name, x, np.repeat(np.cumsum([0, *counts]) / whole, 2))
 
 
 def _area(ratios: Sequence[float], whole: int) -> float:
-    """The area below a curve on its logarithmic axis, as a share of the most: half of it for the reference itself.
+    """The area below a curve on its logarithmic axis, relative to the maximum; 0.5 for the reference itself.
 
     AlgoPerf's, linear from 1 on, would be the same for all that are faster than a fixed reference.
     """
@@ -264,4 +267,4 @@ CHARTS: dict[str, Callable[[Asked], Chart]] = {
     "attention": attention,
     "stability": stability,
 }
-"""All kinds of charts by name, in the order in which they are shown."""
+"""All kinds of charts by name, in display order."""

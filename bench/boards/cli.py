@@ -1,4 +1,4 @@
-"""The commands that show results: leaderboard, report, plot."""
+"""The commands leaderboard, report and plot."""
 
 import sys
 from typing import Any
@@ -13,7 +13,7 @@ __all__ = ["BOARD_NAMES", "CHART_NAMES", "FORMAT_NAMES", "main"]
 
 
 def asked(args: Args) -> tuple[Any, Any]:
-    """The stores, and what boards are made of.
+    """The stores and the input of boards.
 
     Raises:
         UserError: there is nothing to show, or a word is misspelt.
@@ -29,9 +29,14 @@ def asked(args: Args) -> tuple[Any, Any]:
         only[name.removeprefix("--")] = value
     stores = open_stores(args)
     found = collect(
-        stores, tasks=args.task, opts=args.opt, only=only, settings=args.settings, mixed_versions=args.mixed_versions,
+        stores,
+        tasks=args.task,
+        opts=args.opt,
+        only=only,
+        settings=args.settings,
+        mixed_versions=args.mixed_versions,
         reference=args.reference,
-    )  # fmt: skip
+    )
     known = sorted({name for entry in found.chosen for name in (entry.opt, entry.name)})
     if args.reference is not None and args.reference not in known:
         raise unknown("optimizer of --reference", args.reference, known)
@@ -42,7 +47,7 @@ def asked(args: Args) -> tuple[Any, Any]:
 
 
 def warn(stores: Any, found: Any) -> int:
-    """Say on standard error what is damaged or left out; the exit code that this means."""
+    """Report on standard error what is damaged or excluded; return the exit code."""
     code = warn_of(stores, sorted(set(found.damaged)))
     for note in found.notes:
         remark("note", note)
@@ -53,9 +58,9 @@ def _leaderboard(words: list[str]) -> int:
     args = parse("leaderboard", words)
     for name in ("out", "json"):
         if args.into is not None and getattr(args, name):
-            raise UserError(f"--into {args.into}: not allowed with --{name}; leave one of them out")
+            raise UserError(f"--into {args.into}: not allowed with --{name}; remove one of them")
     if args.explain is not None and args.json and args.out is not None:
-        raise UserError("--json prints the explanation; leave --out out")
+        raise UserError("--json prints the explanation; remove --out")
     from bench.boards import BOARDS
     from bench.results.render import FORMATS, markdown, written
 
@@ -105,7 +110,7 @@ def _plot(words: list[str]) -> int:
     if args.out is None:
         raise UserError(f"--out is missing; write bench plot {args.chart} -o {args.chart}.pdf (or .png, .svg)")
     if args.y is not None and args.chart != "curves":
-        raise UserError(f"--y {args.y}: only curves have columns to choose from, not {args.chart}")
+        raise UserError(f"--y {args.y}: only curves have selectable columns, not {args.chart}")
     from bench.boards.charts import CHARTS, curves
     from bench.results.draw import check_ending, picture
 
@@ -121,8 +126,14 @@ def _plot(words: list[str]) -> int:
         remark("note", f"{panel.title}: not drawn, since {panel.note}")
     if args.json:
         panels = [{"title": p.title, "drawn": bool(p.traces), "note": p.note} for p in chart.panels]
-        answer({"out": args.out, "panels": panels, "damaged": [*map(str, stores.damaged), *what.found.damaged],
-                "notes": what.found.notes})  # fmt: skip
+        answer(
+            {
+                "out": args.out,
+                "panels": panels,
+                "damaged": [*map(str, stores.damaged), *what.found.damaged],
+                "notes": what.found.notes,
+            }
+        )
     return code
 
 

@@ -1,4 +1,4 @@
-"""What boards show: entries of stores, without what was not asked for, is damaged, or is not comparable."""
+"""Entries of stores for boards: requested, readable and comparable."""
 
 import shlex
 from collections import Counter
@@ -33,14 +33,14 @@ from tasks import TASKS
 
 @dataclass
 class Collected:
-    """What was found.
+    """The collected entries.
 
     Attributes:
         entries: those that are shown, by problem, then optimizer, then settings.
-        chosen: likewise, with the reference, which need not be shown.
+        chosen: likewise, and the reference even if it is not shown.
         all: all entries.
         by_id: all runs by id, those of trials too.
-        notes: what a reader must know of what was left out.
+        notes: notes on excluded runs.
         damaged: runs that cannot be read, and why; boards that read tables may find more.
     """
 
@@ -57,7 +57,7 @@ class Collected:
         return _by_problem(self.entries)
 
     def trial_runs(self, entry: Entry) -> list[RunResult]:
-        """The runs of the trials of the entry's study that are stored; none if it was not tuned."""
+        """The stored runs of the trials of the entry's study; none if it was not tuned."""
         ids = sorted(entry.study.run_ids) if entry.study else []
         return [self.by_id[run_id] for run_id in ids if run_id in self.by_id]
 
@@ -80,25 +80,25 @@ def collect(
     """The entries of some stores.
 
     Args:
-        stores: where runs and studies lie.
+        stores: of runs and studies.
         tasks: names to keep; None for all.
         opts: likewise; the reference is read too, but not shown.
         only: settings, in dotted form, that runs must have, as words; `versions.torch` and `engine` too.
         settings: of each optimizer on each problem: `best` takes the tuned settings; else the best of several that have
             the same seeds, as a sweep makes them; else the defaults, else those set by hand if there is one such;
-            `tuned`, `default` or `all` takes what the name says.
-        mixed_versions: let runs of several versions stand beside each other.
-        reference: optimizer that the others are compared with; None for each problem's own.
+            `tuned`, `default` or `all` selects these.
+        mixed_versions: allow runs of several versions together.
+        reference: the fixed optimizer of comparison; None for each problem's own.
 
     Raises:
-        UserError: nothing is left, a name is unknown, or versions are mixed.
+        UserError: no entry remains, a name is unknown, or versions are mixed.
     """
-    # The budget is part of every problem: a record without one is older than what it can be compared on.
+    # The budget is part of every problem: a record without one is too old to compare.
     runs = [run for run in stores.runs if run.problem]
     damaged = [
         (
-            f"run {run.run_id} in {stores.place(run.run_id)} lacks the keys that comparisons need, since an older"
-            " version wrote it"
+            f"run {run.run_id} in {stores.place(run.run_id)} was written by an older version and lacks keys that"
+            " comparisons need"
         )
         for run in stores.runs
         if not run.problem
@@ -106,9 +106,7 @@ def collect(
     if not runs:
         broken = [*map(str, stores.damaged), *damaged]
         what = (
-            f"no runs that can be read in {stores.shown} ({'; '.join(broken[:3])})"
-            if broken
-            else f"no runs in {stores.shown}"
+            f"no readable runs in {stores.shown} ({'; '.join(broken[:3])})" if broken else f"no runs in {stores.shown}"
         )
         raise UserError(f"there are {what}; {HOW_TO_FILL}")
     notes: list[str] = []
@@ -122,9 +120,12 @@ def collect(
                 raise unknown(f"{kind} in {stores.shown}", each, there)
     tasks = tasks and sorted({bare(run.config["task"]) for run in runs if run.names["task"] & {*tasks}})
     runs = _filtered(
-        runs, tasks, None if opts is None else {*opts, *({reference} if reference else REFERENCES)}, only or {},
+        runs,
+        tasks,
+        None if opts is None else {*opts, *({reference} if reference else REFERENCES)},
+        only or {},
         stores.shipped,
-    )  # fmt: skip
+    )
     if not any(opts is None or bare(run.config["opt"]) in opts for run in runs):
         raise UserError(f"no run in {stores.shown} matches --task, --opt and --only")
     entries = entries_of(runs, by_id, stores.studies)
@@ -147,9 +148,9 @@ def collect(
 
 
 def _conformance(entry: Entry, checks: Iterable[CheckRecord]) -> str | None:
-    """What reports say of the versions of the optimizers that all runs of an entry were trained with.
+    """Conformance reports on the optimizer versions of an entry.
 
-    Only failures count that change results or block a set-up.
+    Only failures that change results or block a set-up count.
     """
     failed = set[str]()
     for kind, name in {"opt": entry.opt, "rest": entry.options.get(REST)}.items():
@@ -162,11 +163,14 @@ def _conformance(entry: Entry, checks: Iterable[CheckRecord]) -> str | None:
 
 
 def _filtered(
-    runs: Sequence[RunResult], tasks: Sequence[str] | None, opts: Iterable[str] | None, only: Mapping[str, str],
+    runs: Sequence[RunResult],
+    tasks: Sequence[str] | None,
+    opts: Iterable[str] | None,
+    only: Mapping[str, str],
     shipped: Collection[str],
-) -> list[RunResult]:  # fmt: skip
+) -> list[RunResult]:
     if "status" in only:
-        raise UserError("--only status: runs that diverged or were stopped are never left out of a comparison")
+        raise UserError("--only status: comparisons always include diverged and stopped runs")
     known = {name for run in runs for name in facts(run)} if only else set()
     of_libraries = {f"versions.{name}" for name in LIBRARIES}
     others = {name: word for name, word in only.items() if name not in of_libraries}
@@ -188,7 +192,7 @@ def _has(run: RunResult, only: Mapping[str, str]) -> bool:
 
 
 def _is(value: Any, word: str) -> bool:
-    """Whether a word names a value: 1e3 is 1000."""
+    """Whether a word equals a value: 1e3 is 1000."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return float(word) == value or word == word_of(value)
@@ -198,11 +202,11 @@ def _is(value: Any, word: str) -> bool:
 
 
 def _study_note(study: StudyRecord, entries: Sequence[Entry], by_id: Mapping[str, RunResult]) -> str | None:
-    """Why a study gives no row, if it gives none."""
+    """The reason why a study has no row; None if it has one."""
     if study.winner is None:
-        why = f"none of its {len(study.trials)} trials has a score"
+        why = f"no trial of {len(study.trials)} has a score"
     elif study.winner not in by_id:
-        why = "the runs of its trials are not in these stores, so its winner is unknown here"
+        why = "the runs of its trials are not in these stores, so its winner is unknown"
     elif not any(study in entry.studies and entry.runs for entry in entries):
         why = f"no run of its winner on fresh seeds has ended (bench tune --resume {study.name})"
     else:
@@ -211,7 +215,7 @@ def _study_note(study: StudyRecord, entries: Sequence[Entry], by_id: Mapping[str
 
 
 def facts(run: RunResult) -> dict[str, Any]:
-    """Everything that a run can be chosen by, in dotted form."""
+    """Everything that can select a run, in dotted form."""
     versions = {f"versions.{name}": value for name, value in run.versions.items()}
     return {**settings_of(run.config), **versions, "engine": run.engine, "status": run.status, "machine": run.machine}
 
@@ -242,15 +246,14 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
             if rest := len(own) - len(searched):
                 notes.append(
                     f"{own[0].problem.name}: {own[0].opt}: {rest} further setting{'s' * (rest != 1)} with other"
-                    " seeds did not take part in the choice; --settings all shows all"
+                    " seeds were not considered; --settings all shows all"
                 )
         elif settings == "best":
             best = [entry for entry in own if entry.kind == kind]
             if kind == "default" and (rest := len(own) - len(best)):
                 notes.append(
-                    f"{own[0].problem.name}: {own[0].opt} is shown at its defaults,"
-                    f" and {rest} other setting{'s' * (rest != 1)} by hand not:"
-                    " tune it, or show all with --settings all"
+                    f"{own[0].problem.name}: {own[0].opt} is shown at its defaults, without {rest} other"
+                    f" setting{'s' * (rest != 1)} set by hand: tune it, or show all with --settings all"
                 )
         else:
             kind = settings
@@ -260,27 +263,27 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
             best[0].others_tuned = [e.study.name if e.study else f"elsewhere, {differing(e, best)}" for e in best[1:]]
             best = best[:1]
         if own and not best:
-            notes.append(f"{own[0].problem.name}: {own[0].opt} is not shown: it has no {kind} settings here")
+            notes.append(f"{own[0].problem.name}: {own[0].opt} is not shown: it has no {kind} settings")
         if len(best) == 1:
             chosen += best
         elif best:
             notes.append(
                 f"{best[0].problem.name}: {best[0].opt} is not shown, since it has {len(best)} settings by hand and"
-                f" none of them is chosen: tune it (bench tune --task {best[0].problem.task} --opt {best[0].opt}),"
+                f" no rule to choose one: tune it (bench tune --task {best[0].problem.task} --opt {best[0].opt}),"
                 " or show all with --settings all"
             )
     notes += [
-        f"{problem}: {', '.join(sorted(opts))}: the best of several settings, chosen on the seeds that are shown."
-        " This is optimistic, so there is no verdict: bench tune chooses on other seeds; --settings all shows all"
+        f"{problem}: {', '.join(sorted(opts))}: the best of several settings, chosen on the shown seeds. This is"
+        " optimistic, so there is no verdict: bench tune chooses on other seeds; --settings all shows all"
         for problem, opts in swept.items()
     ]
     return chosen
 
 
 def _search(own: Sequence[Entry]) -> tuple[list[Entry], set[Seed]]:
-    """The settings of an optimizer that have the same seeds, and these: the choice that compares most runs.
+    """The largest set of settings of an optimizer with the same seeds, and these seeds.
 
-    None, where the defaults have runs that are not among them.
+    None if the defaults have runs outside this set.
     """
     found: tuple[list[Entry], set[Seed]] = [], set()
     for seeds in {frozenset(entry.runs): None for entry in own}:
@@ -292,7 +295,7 @@ def _search(own: Sequence[Entry]) -> tuple[list[Entry], set[Seed]]:
 
 
 def _best_of(searched: Sequence[Entry], seeds: Collection[Seed]) -> Entry:
-    """The best by the median over the seeds on the selection split; where none has one, that which diverged least."""
+    """The best by the median over the seeds on the selection split; without any median, the one that diverged least."""
     runs = [[entry.runs[seed] for seed in seeds] for entry in searched]
     above = above_infimum([run for own in runs for run in own])
     mode, metric = searched[0].problem.mode, searched[0].problem.metric
@@ -304,18 +307,21 @@ def _best_of(searched: Sequence[Entry], seeds: Collection[Seed]) -> Entry:
 
 
 def _of_these_versions(runs: Sequence[RunResult], shipped: Collection[str], notes: list[str]) -> list[RunResult]:
-    """The runs without reference results of other versions of a task or an optimizer than those of this suite."""
+    """The runs, without reference results made with other versions of a task or an optimizer."""
     kept, old = [], Counter[str]()
     for run in runs:
-        here = {"task": TASKS.own.get(bare(run.config["task"])), "opt": OPTIMIZERS.own.get(bare(run.config["opt"])),
-                "rest": OPTIMIZERS.own.get(str(run.config["opt_options"].get(REST)))}  # fmt: skip
+        here = {
+            "task": TASKS.own.get(bare(run.config["task"])),
+            "opt": OPTIMIZERS.own.get(bare(run.config["opt"])),
+            "rest": OPTIMIZERS.own.get(str(run.config["opt_options"].get(REST))),
+        }
         other = [kind for kind, spec in here.items() if spec is not None and spec.version != run.versions.get(kind)]
         if run.run_id in shipped and other:
             old[run.task] += 1
         else:
             kept.append(run)
     notes += [
-        f"{task}: {n} reference runs are left out, of other versions of the task or the optimizer than here"
+        f"{task}: {n} reference runs are left out, made with other versions of the task or the optimizer"
         for task, n in sorted(old.items())
     ]
     return kept

@@ -17,19 +17,25 @@ from bench.results.chart import Array, Chart, Panel, Trace, thinned
 from bench.results.selection import CONVERGED, GAP, cap_share
 
 MOST_POINTS = 200
-"""Points of a line at most: no screen and no print shows more."""
+"""Maximum number of points of a line: more are not visible."""
 SPAN = 10
-"""Values whose greatest is more than so many times their least get a logarithmic axis. Ours."""
+"""Ratio of largest to smallest value above which an axis is logarithmic. Ours."""
 WORDS = {
-    "loss": "training loss", "grad_norm": "norm of the gradient", "alignment": "alignment (cosine)",
-    "raw_step": "step size before its cap", "applied_step": "step size", "distance": "distance of directions",
-    "test_loss": "test loss", "train_error": "training error (fraction)", "test_error": "test error (fraction)",
-}  # fmt: skip
-"""What axes call columns; another is called by its name."""
+    "loss": "training loss",
+    "grad_norm": "norm of the gradient",
+    "alignment": "alignment (cosine)",
+    "raw_step": "step size before its cap",
+    "applied_step": "step size",
+    "distance": "distance of directions",
+    "test_loss": "test loss",
+    "train_error": "training error (fraction)",
+    "test_error": "test error (fraction)",
+}
+"""Axis labels of columns; others have their own name."""
 
 
 def series(asked: Asked, of: Iterable[str] = ("",)) -> dict[str, str]:
-    """The names of all entries, shown or not, by optimizer: each has one style in all charts.
+    """The names of all entries, shown or not, by optimizer: an entry has the same style in all charts.
 
     Args:
         asked: the entries.
@@ -43,7 +49,7 @@ def series(asked: Asked, of: Iterable[str] = ("",)) -> dict[str, str]:
 def curves(asked: Asked, column: str = "loss") -> Chart:
     """A column of the runs' tables against optimizer steps: means over seeds with pointwise t-intervals.
 
-    The training loss is taken above its infimum where the runs know that, and not below `CONVERGED`.
+    The training loss is shown as suboptimality gap if the infimum is known, and not below `CONVERGED`.
 
     Args:
         asked: the entries, and how to read tables.
@@ -66,7 +72,7 @@ def curves(asked: Asked, column: str = "loss") -> Chart:
                 lines[entry.name] = [line and _clipped(line, infima[run_id] if above else None) for line, run_id in own]
         every = [line for own in lines.values() for line in own if line is not None]
         if column == "loss" and any((values == CONVERGED).any() for _, values in every):
-            facts.append(f"losses below {CONVERGED:g} are drawn there")
+            facts.append(f"losses below {CONVERGED:g} are drawn at that value")
         words += GAP * above
         panels.append(over_steps(f"curves-{i}", problem, f"{words}: {problem.name}", words, lines, facts))
     if column not in known and (known or column != "loss"):
@@ -75,7 +81,7 @@ def curves(asked: Asked, column: str = "loss") -> Chart:
 
 
 def _clipped(line: "Line", infimum: Any) -> "Line":
-    """A loss above its infimum and not below `CONVERGED`; if the infimum is not known, losses below 0 stay."""
+    """The suboptimality gap, at least `CONVERGED`; if the infimum is unknown, losses below 0 stay."""
     at, values = line
     if infimum is None and (values < 0).any():
         return line
@@ -93,7 +99,7 @@ def steps(asked: Asked) -> Chart:
         shown = [entry for entry in entries if _chooses(entry)]
         title = f"step sizes: {problem.name}"
         if not shown:
-            why = "no optimizer here computes its step size or caps it"
+            why = "no optimizer in these runs computes or caps its step size"
             panels.append(nothing(f"steps-{i}", title, "optimizer steps", "step size", why))
             continue
         lines, facts = {}, []
@@ -108,7 +114,7 @@ def steps(asked: Asked) -> Chart:
 
 
 def _chooses(entry: Entry) -> bool:
-    """Whether the method computes its step from the loss, or its cap has ever bound."""
+    """Whether the method computes its step from the loss, or its cap was ever active."""
     return any("needs_loss" in run.traits or run.cap_share for run in entry.runs.values())
 
 
@@ -129,7 +135,7 @@ def tables_of(asked: Asked, entry: Entry) -> dict[str, Mapping[str, Table]]:
 
 
 def _columns(read: Mapping[str, Mapping[str, Table]], column: str) -> list[Line | None]:
-    """The column of each run; None for one that has no value of it."""
+    """The column of each run; None for a run without values."""
     lines: list[Line | None] = []
     for tables in read.values():
         table = next((tables[name] for name in ("curve", "measurements") if column in tables.get(name, {})), None)
@@ -139,7 +145,7 @@ def _columns(read: Mapping[str, Mapping[str, Table]], column: str) -> list[Line 
 
 
 def _held(lines: Sequence[Line | None], statuses: Sequence[str]) -> list[Line | None]:
-    """The lines, where those of runs that converged before others ended go on with their last value."""
+    """The lines; runs that converged early continue with their last value."""
     longest = max((line[0] for line in lines if line is not None), key=lambda at: at[-1], default=np.empty(0))
     found = []
     for line, status in zip(lines, statuses, strict=True):
@@ -160,7 +166,7 @@ def over_steps(
     *,
     log_x: bool = False,
 ) -> Panel:
-    """A panel of means over seeds, for each name over the steps at which all of its runs have values."""
+    """A panel of means over seeds, for each name at the steps where all of its runs have values."""
     whole = {name: there for name, own in lines.items() if (there := [line for line in own if line is not None])}
     common = {name: _common(own) for name, own in whole.items()}
     # The theory's rates are powers of the steps.
@@ -170,14 +176,14 @@ def over_steps(
         last = max(float(own[0][-1]) for own in whole[name])
         shown = ((values > 0).all(0) | ("y" not in log)) & ((at > 0) | ("x" not in log))
         if not shown.any():
-            notes.append(f"{name} is not drawn, since no step has values of all its runs")
+            notes.append(f"{name} is not drawn: no step has values of all its runs")
             continue
         at, values, seeds[name] = at[shown], values[:, shown], len(values)
         if at[-1] < last:
             early.setdefault(f"{at[-1]:.0f}", []).append(name)
         traces += _means(name, at, values, log)
     notes += [
-        f"drawn to step {at}, since later steps lack values of some runs: {', '.join(of)}" for at, of in early.items()
+        f"drawn up to step {at}: later steps lack values of some runs: {', '.join(of)}" for at, of in early.items()
     ]
     missing = {name: sum(line is None for line in own) for name, own in lines.items()}
     notes += [f"{name}: {n} of {len(lines[name])} runs have no such values" for name, n in missing.items() if n]
@@ -211,7 +217,7 @@ def _means(name: str, at: Array, values: Array, log: str) -> list[Trace]:
 
 
 def _bands(seeds: Mapping[str, int], log: str) -> list[str]:
-    """What lines and bands are, in words."""
+    """Description of lines and bands."""
     few = [name for name, n in seeds.items() if n < FEW_SEEDS]
     counts = sorted({n for n in seeds.values() if n >= FEW_SEEDS})
     said = []
@@ -225,7 +231,7 @@ def _bands(seeds: Mapping[str, int], log: str) -> list[str]:
 
 
 def _room(traces: Sequence[Trace], log: str) -> tuple[float, float] | None:
-    """Limits of y where a band is so wide that the lines could not be told apart; it is then cut off."""
+    """Limits of y if a band is so wide that lines become indistinguishable; the band is then clipped."""
     if not traces:
         return None
     to, back = (np.log, np.exp) if "y" in log else (np.asarray, float)
@@ -239,5 +245,5 @@ def _room(traces: Sequence[Trace], log: str) -> tuple[float, float] | None:
 
 
 def nothing(key: str, title: str, x: str, y: str, why: str) -> Panel:
-    """A panel that has nothing to show."""
+    """An empty panel."""
     return Panel(key, title, x, y, "", [], why)

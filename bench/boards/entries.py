@@ -1,8 +1,8 @@
-"""From runs to what boards compare: entries, an optimizer with its settings on a problem, with a run for each seed.
+"""From runs to entries: an optimizer with its settings on a problem, with a run for each seed.
 
 A problem is a task with everything that must be equal for a comparison: its options, budget, batch, precision, part of
-the data, metric and target. All of it stands in the records: nothing here asks a task or an optimizer, which may be
-anybody's. Nothing here depends on who else entered, but which entries there are.
+the data, metric and target. All of it is in the records: nothing here uses task or optimizer code, which may come
+from anybody. An entry does not depend on the other entries.
 """
 
 import json
@@ -27,21 +27,21 @@ OWN_VERSIONS = ("opt", "opt_package", "rest")
 """Versions that must be equal within an entry."""
 
 REFERENCES = ("adamw", "gd")
-"""Optimizers that others are compared with: on batches, and where each step sees all samples. Ours."""
+"""Default references: for mini-batches and for full batches. Ours."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What entries are compared on.
+    """A problem: the basis of a comparison.
 
     Attributes:
-        key: tells problems apart; all else follows from it.
-        name: the task's name, and what differs from its defaults.
-        task: what is typed after `--task`.
+        key: identifies the problem; all else follows from it.
+        name: the task's name and its options beyond the defaults.
+        task: as given to `--task`.
         part: what part of the task it is (`RunResult.part`), or None for the whole.
-        metric, mode: what is compared, and whether it is better when smaller or greater.
-        target: value of the metric on the selection split that counts as reached, or None.
-        measures: whether the task measures something along the curve.
+        metric, mode: the compared metric, and whether smaller or larger is better.
+        target: value of the metric on the selection split, or None.
+        measures: whether the task has measurements.
         full_batch: whether each step sees all samples.
     """
 
@@ -57,31 +57,31 @@ class Problem:
 
     @property
     def reference(self) -> str:
-        """The optimizer that others are compared with, if nobody says otherwise."""
+        """The default reference."""
         return REFERENCES[self.full_batch]
 
 
 @dataclass(kw_only=True, eq=False)
 class Entry(Group):
-    """An optimizer with its settings on a problem: the group that is a row of boards.
+    """An optimizer with its settings on a problem: a row of boards.
 
     Attributes:
         problem: what was trained.
         opt: the optimizer's name.
         options: its hyperparameters.
-        kind: `tuned` (the winner of a study, on seeds that the study had not), `default` or `by hand`.
+        kind: `tuned` (the winner of a study, on fresh seeds), `default` or `by hand`.
         default: whether these are the default settings, which may have won a study too.
-        source: digest of its source, where that may change under one name and version; else empty.
+        source: digest of its source if that may change under one name and version; else empty.
         studies: those that it won; the one with most trials first.
-        best_of: of how many settings it is the best, chosen on the very seeds that are shown; 0 if it is not.
-        one_of: how many settings have these seeds, where all are shown; 0 if it is alone.
+        best_of: number of settings of which it is the best, chosen on the shown seeds; 0 if it is not chosen.
+        one_of: number of settings with these seeds, if all are shown; 0 if it is alone.
         others_tuned: further studies of this optimizer on this problem, with fewer trials.
         tuned_elsewhere: whether the study that found the settings is not in these stores; it may have had another
             budget.
-        twice: seeds of which there are several runs; one of them is taken.
+        twice: seeds with several runs; one of them is used.
         shipped: how many of its runs are reference results.
-        conformance: what `bench check` said of these versions of the optimizer and, if there is one, of that for the
-            rest: `pass`, or the names of checks that failed; None if it was not asked of both.
+        conformance: verdict of `bench check` on these versions of the optimizer and of the one for the rest, if any:
+            `pass`, or the names of failed checks; None if one is unchecked.
     """
 
     problem: Problem
@@ -102,12 +102,12 @@ class Entry(Group):
 
     @property
     def settings(self) -> str:
-        """Where its settings are from, in words."""
+        """The source of its settings, in words."""
         return f"best of {self.best_of}" if self.best_of else self.kind
 
     @property
     def refused(self) -> str | None:
-        """Why its settings cannot be compared with others, or None: they were chosen by what is not compared here."""
+        """The reason why its settings are not comparable, or None: they were chosen by another metric."""
         if self.study is not None and self.study.metric and self.study.metric != self.problem.metric:
             return f"tuned for {self.study.metric}"
         chosen_on = {self.study.select_split} if self.study else {run.tuned_on for run in self.runs.values()}
@@ -124,7 +124,7 @@ class Entry(Group):
 
     @cached_property
     def versions(self) -> dict[str, list[str]]:
-        """Versions that matter for the result, by what they are of."""
+        """Versions that affect the result, by component."""
         names = [n for n in (*VERSIONS, *OWN_VERSIONS) if any(n in run.versions for run in self.runs.values())]
         return {n: sorted({str(run.versions.get(n, "unknown")) for run in self.runs.values()}) for n in names}
 
@@ -132,7 +132,7 @@ class Entry(Group):
 def entries_of(
     runs: Sequence[RunResult], by_id: Mapping[str, RunResult], studies: Sequence[StudyRecord]
 ) -> list[Entry]:
-    """All entries; runs of a study's trials, and others on its tuning seeds with the winner's settings, are in none."""
+    """All entries, without runs of trials and other runs on tuning seeds with the winner's settings."""
     trials = {run_id for study in studies for run_id in study.run_ids}
     places = _Places()
     winners: dict[Place, list[StudyRecord]] = {}
@@ -153,9 +153,14 @@ def entries_of(
             kind = "tuned" if won else "default" if default else "by hand"
             problem, (_, opt, source, _) = places.problems[place[0]], place
             entries[place] = Entry(
-                problem=problem, opt=opt, options=run.config["opt_options"], kind=kind, default=default, source=source,
+                problem=problem,
+                opt=opt,
+                options=run.config["opt_options"],
+                kind=kind,
+                default=default,
+                source=source,
                 studies=sorted(won, key=lambda study: (-len(study.trials), study.name)),
-            )  # fmt: skip
+            )
         _add(entries[place], run)
         if run.tuned_by and entries[place].kind == "by hand":
             entries[place].kind, entries[place].tuned_elsewhere = "tuned", True
@@ -177,16 +182,16 @@ def _add(entry: Entry, run: RunResult) -> None:
 
 def _standing(run: RunResult) -> list[Any]:
     versions = [run.versions.get(name) for name in ("task", "opt", "rest")]
-    observed = run.config["trainer"].get("observe") is not None  # the same run, of which more is known
+    observed = run.config["trainer"].get("observe") is not None  # the same run with more information
     return [run.status != "timeout", observed, *(version if isinstance(version, int) else 0 for version in versions)]
 
 
 Place = tuple[str, str, str, str]
-"""Problem, optimizer, its source and its settings, as keys."""
+"""Problem, optimizer, source and settings, as keys."""
 
 
 class _Places:
-    """The places of runs. Ten thousand runs have few of them, and what is the same text is the same place."""
+    """The places of runs. Ten thousand runs have few distinct ones, so equal texts are shared."""
 
     def __init__(self) -> None:
         self.problems: dict[str, Problem] = {}
@@ -195,15 +200,24 @@ class _Places:
     def of(self, run: RunResult) -> Place:
         config = run.config
         own = [
-            config["task"], run.problem, run.part, run.metric, run.mode, run.target, run.measures,
-            config["opt"], run.versions.get("opt_package"), config["opt_options"], run.task_name,
-        ]  # fmt: skip
+            config["task"],
+            run.problem,
+            run.part,
+            run.metric,
+            run.mode,
+            run.target,
+            run.measures,
+            config["opt"],
+            run.versions.get("opt_package"),
+            config["opt_options"],
+            run.task_name,
+        ]
         text = json.dumps(own)
         if text not in self._known:
             task, opt, package = bare(own[0]), bare(own[7]), str(own[8])
             key = _text([task, own[10], *own[1:7]])
             self.problems.setdefault(key, _problem(key, task, run))
-            # A file may change, and then it is another optimizer.
+            # A changed file is another optimizer.
             self._known[text] = key, opt, package if "file" in package else "", _text(own[9])
         return self._known[text]
 
@@ -222,7 +236,7 @@ def _problem(key: str, task: str, run: RunResult) -> Problem:
 
 
 def _tell_apart(entries: Iterable[Entry]) -> None:
-    """Give problems whose names are the same, since their tasks were others under one name, the words that differ."""
+    """Add distinguishing words to problems with the same name but different tasks."""
     same: dict[str, dict[str, Problem]] = {}
     for entry in entries:
         same.setdefault(entry.problem.name, {})[entry.problem.key] = entry.problem
@@ -238,7 +252,7 @@ def _tell_apart(entries: Iterable[Entry]) -> None:
 
 
 def differing(entry: Entry, own: Sequence[Entry]) -> str:
-    """The hyperparameters, and the source, that tell an entry from others of its optimizer, in words."""
+    """The hyperparameters and the source that distinguish an entry from others of its optimizer, in words."""
     others = [other.options for other in own if other.opt == entry.opt]
     alike = [other for other in others if other.get(REST) == entry.options.get(REST)]  # whose `rest.lr` is the same
     names = [

@@ -1,4 +1,4 @@
-"""What stands behind a row of a board: what was searched, how often, on which split, what it cost, what was cut."""
+"""Explanation of a row of a board: search space, trials, split, cost, reductions."""
 
 import shlex
 from collections import Counter
@@ -17,11 +17,11 @@ from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
 from bench.text import cell, duration, word_of
 
-SAMPLERS = {"grid": "a log-spaced grid that grows at its edges", "qmc": "a Halton sequence"}
+SAMPLERS = {"grid": "a log-spaced grid, extended at its edges", "qmc": "a Halton sequence"}
 
 
 def explain(found: Collected, name: str) -> list[dict[str, Any]]:
-    """What stands behind a row, on each problem that has it: facts in words, trials, commands.
+    """Explanation of a row on each of its problems: facts in words, trials, commands.
 
     Args:
         found: entries.
@@ -42,21 +42,26 @@ def _explained(entry: Entry, found: Collected) -> dict[str, Any]:
         "settings": f"{entry.settings}: {_options(entry.options)}",
         **(_searched(study, found) if study else {"searched": "nothing: " + entry.settings}),
         "shown": f"{'/'.join(sorted({run.split for run in runs}))} {entry.problem.metric} of {len(runs)} runs,"
-                 f" seeds {_seeds([run.config['seed'] for run in runs])}: {_counted(entry.statuses)}",
+        f" seeds {_seeds([run.config['seed'] for run in runs])}: {_counted(entry.statuses)}",
         "their cost": _cost(runs),
         "cut": _cut(entry),
         "flags": ", ".join(flags(entry)) or "none",
         "versions": ", ".join(f"{what} {' and '.join(each)}" for what, each in entry.versions.items()),
         "machine": " and ".join(entry.machines),
-    }  # fmt: skip
-    tried = [] if study is None else [
-        {name: trial[name] for name in ("point", "kind", "state", "score")} for trial in study.trials
-    ]  # fmt: skip
+    }
+    tried = (
+        []
+        if study is None
+        else [{name: trial[name] for name in ("point", "kind", "state", "score")} for trial in study.trials]
+    )
     tuning = [_tune_words(study, runs[0])] if study is not None and runs else []
     return {
-        "row": entry.name, "problem": entry.problem.name, "facts": facts, "tried": tried,
+        "row": entry.name,
+        "problem": entry.problem.name,
+        "facts": facts,
+        "tried": tried,
         "commands": [*tuning, *commands(runs)],
-    }  # fmt: skip
+    }
 
 
 def lines(explained: Mapping[str, Any]) -> Iterator[str]:
@@ -91,11 +96,11 @@ def _searched(study: StudyRecord, found: Collected) -> dict[str, str]:
     how = SAMPLERS.get(study.sampler, study.sampler) + ", bad trials pruned" * study.prune
     return {
         "searched": f"{' and '.join(ranges)} by {how}: {len(study.trials)} trials ({_counted(kinds)}), each on seeds"
-                    f" {_seeds(study.seeds)}",
+        f" {_seeds(study.seeds)}",
         "chosen by": f"{study.metric or 'the metric'} on the split `{study.select_split or 'unknown'}`, median over"
-                     " the tuning seeds" + "; the best lies at the boundary" * study.lr_at_boundary,
+        " the tuning seeds" + "; the best lies at the boundary" * study.lr_at_boundary,
         "tuning cost": _cost(runs) + f" (study {study.name})",
-    }  # fmt: skip
+    }
 
 
 def _cut(entry: Entry) -> str:
@@ -128,7 +133,7 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def _tune_words(study: StudyRecord, run: RunResult) -> str:
-    """The command that begins such a study; it searches what this version of the optimizer declares."""
+    """The command that starts such a study; it searches the space that this version of the optimizer declares."""
     fixed = {name: value for name, value in run.chosen.items() if name not in study.axes}
     words = fit_words(RunResult(run.run_id, run.config, chosen=fixed)).removeprefix("bench fit")
     trials = sum(trial["kind"] == "design" for trial in study.trials)

@@ -18,7 +18,7 @@ from bench.text import clean
 _LETTERS = 24
 """Letters in a line beside a row: about a third of a panel."""
 _LINE, _AROUND = 0.125, 0.95
-"""Inches that a line of words is high, and what stands above and below the rows."""
+"""Height of a line of text, and of the margins above and below the rows, in inches."""
 _GAP = 0.7
 """Lines between rows."""
 
@@ -40,7 +40,7 @@ def _panel(key: str, asked: Asked, problem: Problem, entries: Sequence[Entry]) -
     effect, better = verdicts.scale
     x = f"{measure.words}: {effect}; {better}"
     if ref is None:
-        why = f"the reference {asked.reference or problem.reference} has no runs here"
+        why = f"the reference {asked.reference or problem.reference} has no runs in these stores"
         return nothing(key, title, x, "", f"{why}; --reference names another")
     rows: list[tuple[Entry, Comparison, Interval]] = []
     left_out = []
@@ -68,28 +68,43 @@ def _panel(key: str, asked: Asked, problem: Problem, entries: Sequence[Entry]) -
         bar = tuple(np.clip(own[k : k + 1], *limits) for k in (0, 1)) if np.isfinite(own).any() else None
         traces.append(
             Trace(
-                entry.name, np.array([middle.mean]), np.array([y]), marks="all", joined=False, x_band=bar,
+                entry.name,
+                np.array([middle.mean]),
+                np.array([y]),
+                marks="all",
+                joined=False,
+                x_band=bar,
                 hollow=not found.sign,
             )
-        )  # fmt: skip
+        )
     counts = [found.n for _, found, _ in rows]
     notes = [
-        "points: median over common seeds; filled where the verdict is decided, hollow where it is not",
+        "points: median over common seeds; filled if the verdict is decided, hollow if not",
         "bars: intervals of the median, coverage 96 % or more, also when seeds are added; unbounded ones reach the"
-        " edge; there are none below {LEAST_SEEDS} seeds or for settings that these seeds chose",
+        " edge; none below {LEAST_SEEDS} seeds or for settings chosen on these seeds",
         f"common seeds: {' to '.join(map(str, sorted({min(counts), max(counts)})))}",
         *([said] if said else []),
         *left_out,
     ]
     guide = Guide("equal to the reference", np.full(2, none), np.array([down, 0.0]))
     return Panel(
-        key, title, x, "", "x" * log, traces, "\n".join(notes), (down, 0.0), limits, y_ticks=words, guides=[guide],
+        key,
+        title,
+        x,
+        "",
+        "x" * log,
+        traces,
+        "\n".join(notes),
+        (down, 0.0),
+        limits,
+        y_ticks=words,
+        guides=[guide],
         least=_AROUND - _LINE * down,
-    )  # fmt: skip
+    )
 
 
 def _lines(name: str, verdict: str) -> list[str]:
-    """What stands beside a row: the verdict in the name's line, or in one of its own."""
+    """Text beside a row: the verdict in the name's line, or in its own."""
     own = textwrap.wrap(f"{clean(name)}:", _LETTERS, break_on_hyphens=False)
     if len(own[-1]) + len(verdict) < _LETTERS:
         return [*own[:-1], f"{own[-1]} {verdict}"]

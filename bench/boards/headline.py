@@ -1,4 +1,4 @@
-"""The headline: what a report says first, a sentence or two for each problem."""
+"""The headline of a report: one or two sentences for each problem."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ from bench.text import cell
 
 
 def headlines(found: Collected, reference: str | None = None) -> list[tuple[str, str]]:
-    """The name of each problem, and what the board `quality` has found on it, in words.
+    """The name of each problem, and its result on the board `quality`, in words.
 
     Args:
         found: entries.
-        reference: optimizer that the others are compared with; None for each problem's own.
+        reference: the fixed optimizer of comparison; None for each problem's own.
     """
     return [(problem.name, _said(found, problem, entries, reference)) for problem, entries in found.problems.items()]
 
@@ -62,8 +62,9 @@ def _said(found: Collected, problem: Problem, entries: Sequence[Entry], referenc
     if "too few seeds" in groups:
         sentences.append(f"Too few seeds to judge {those('too few seeds')}.")
     if "selected on these seeds" in groups:
-        sentences.append(f"Settings were selected on these seeds, so there is no verdict on"
-                         f" {those('selected on these seeds')}.")  # fmt: skip
+        sentences.append(
+            f"Settings were selected on these seeds, so there is no verdict on {those('selected on these seeds')}."
+        )
     if "not compared" in groups:
         sentences.append(f"Not compared: {_listed([entry.name for entry in groups['not compared']])}.")
     if said:
@@ -72,7 +73,7 @@ def _said(found: Collected, problem: Problem, entries: Sequence[Entry], referenc
 
 
 def _effect(of: Comparison | str | None, verdicts: Verdicts) -> str:
-    """How much better or worse, where the seeds bound it."""
+    """Effect size, if the seeds bound it."""
     if not isinstance(of, Comparison) or of.effect is None or not of.effect.bounded:
         return ""
     return f" ({'ratio' if verdicts.measure.log else 'gain'} {cell(of.effect)})"

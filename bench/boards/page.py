@@ -1,4 +1,4 @@
-"""The report: boards, charts and the commands behind them as one HTML page that needs no network or other file."""
+"""The report: boards, charts and their commands as one self-contained HTML page."""
 
 import base64
 import hashlib
@@ -23,67 +23,87 @@ from bench.store.record import RunResult
 from bench.text import cell
 
 KINDS = {
-    "forest": ("Effects against the reference",
-               "Effect size of each optimizer against the reference of the problem, paired by seed."),
+    "forest": (
+        "Effects against the reference",
+        "Effect size of each optimizer against the reference of the problem, paired by seed.",
+    ),
     "curves": ("Training loss", "Loss against optimizer steps, at the settings of the tables."),
     "sensitivity": ("Sensitivity", "Score against the first searched setting."),
-    "profile": ("Runs at the target",
-                "The share of runs that have reached the task's target by a fraction of the budget."),
-    "performance_profile": ("Performance profiles",
-                            "The share of problems with the target reached within a multiple of the reference's"
-                            " steps."),
-    "steps": ("Step sizes", "The steps of methods that compute them, before (raw) and after (applied) their cap."),
+    "profile": ("Runs at the target", "Share of runs at the task's target, by fraction of the budget."),
+    "performance_profile": (
+        "Performance profiles",
+        "Share of problems solved within a multiple of the reference's steps.",
+    ),
+    "steps": ("Step sizes", "Step sizes of methods that compute them, before (raw) and after (applied) the cap."),
     "budget": ("Tuning budget", "The expected best of k trials."),
-    "attention": ("Attention", "Attention along the training, as means over all heads."),
-    "stability": ("Stability", "Sharpness, gradient noise and updates along the training."),
-}  # fmt: skip
-"""What a reader is told of each kind of charts."""
+    "attention": ("Attention", "Attention during training, averaged over heads."),
+    "stability": ("Stability", "Sharpness, gradient noise and updates during training."),
+}
+"""Captions of each kind of chart."""
 FIRST = "forest"
-"""The kind that stands before the boards: the picture that answers."""
+"""The kind shown before the boards."""
 
 
 def page(asked: Asked, runs: int, stores: Sequence[str], damaged: int = 0) -> str:
     """The page; the same store gives the same bytes.
 
     Args:
-        asked: what is shown.
+        asked: the shown entries.
         runs: how many there are in the stores.
         stores: their names.
-        damaged: how many runs and records could not be read at all.
+        damaged: number of unreadable runs and records.
     """
-    asked = replace(asked, tables=cache(asked.tables))  # charts and boards look at the same runs
+    asked = replace(asked, tables=cache(asked.tables))  # charts and boards use the same runs
     entries = asked.found.entries
     made = {run.run_id: i for i, entry in enumerate(entries) for run in entry.runs.values()}
     boards = [_board(make(asked), made) for make in BOARDS.values()]
     kinds = [_kind(kind, *KINDS[kind], make(asked)) for kind, make in CHARTS.items()]
-    damaged += len({*asked.found.damaged})  # which boards and charts may have found more of
+    damaged += len({*asked.found.damaged})  # boards and charts may have found more
     return _written(
-        boards, kinds, headlines(asked.found, asked.reference), first=FIRST, runs=runs, shown=len(made), stores=stores,
-        damaged=damaged, notes=list(map(cell, asked.found.notes)), reference=asked.reference,
+        boards,
+        kinds,
+        headlines(asked.found, asked.reference),
+        first=FIRST,
+        runs=runs,
+        shown=len(made),
+        stores=stores,
+        damaged=damaged,
+        notes=list(map(cell, asked.found.notes)),
+        reference=asked.reference,
         entries=[_made(i, entry) for i, entry in enumerate(entries)],
-    )  # fmt: skip
+    )
 
 
 def other_page(
-    title: str, lead: Sequence[str], said: Sequence[tuple[str, str]], boards: Sequence[Board],
-    kinds: Mapping[str, tuple[str, str, Chart]], reading: Sequence[str],
-) -> str:  # fmt: skip
+    title: str,
+    lead: Sequence[str],
+    said: Sequence[tuple[str, str]],
+    boards: Sequence[Board],
+    kinds: Mapping[str, tuple[str, str, Chart]],
+    reading: Sequence[str],
+) -> str:
     """A page of other boards and charts, in the same form.
 
     Args:
         title: of the page.
         lead: paragraphs below it.
-        said: what is said first: names, and what is said of each.
+        said: the summary: names, and a text for each.
         boards: in order.
-        kinds: charts by a word for their place, with their title and what a reader is told; the first stands before
-            the boards.
+        kinds: charts by anchor, with title and caption; the first is shown before the boards.
         reading: paragraphs on how to read it.
     """
     charts = [_kind(kind, *of) for kind, of in kinds.items()]
     return _written(
-        [_board(board, {}) for board in boards], charts, said, first=next(iter(kinds), ""), title=title, lead=lead,
-        reading=reading, notes=[], entries=[],
-    )  # fmt: skip
+        [_board(board, {}) for board in boards],
+        charts,
+        said,
+        first=next(iter(kinds), ""),
+        title=title,
+        lead=lead,
+        reading=reading,
+        notes=[],
+        entries=[],
+    )
 
 
 def _written(
@@ -93,20 +113,27 @@ def _written(
 
     light, dark = variables("".join(panel["svg"] for kind in kinds for panel in kind["panels"]))
     environment = Environment(
-        loader=PackageLoader("bench.boards", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True
-    )  # fmt: skip
+        loader=PackageLoader("bench.boards", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.filters |= {"digest": _digest, "clean": cell}
     values = {"title": "Optimizers on attention models", "lead": None, "reading": None} | more
     return environment.get_template("page.html.j2").render(
-        version=__version__, boards=[board for board in boards if board["tables"]],
+        version=__version__,
+        boards=[board for board in boards if board["tables"]],
         kinds=[kind for kind in kinds if kind["panels"]],
-        headlines=[(cell(name), cell(words)) for name, words in said], light=light, dark=dark, **values,
-    )  # fmt: skip
+        headlines=[(cell(name), cell(words)) for name, words in said],
+        light=light,
+        dark=dark,
+        **values,
+    )
 
 
 def _digest(script: str) -> str:
-    """What a Content-Security-Policy calls a script: with it no other can run."""
+    """The hash of a script for a Content-Security-Policy, so that no other script can run."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
@@ -114,17 +141,19 @@ def _digest(script: str) -> str:
 
 
 def _board(board: Board, made: dict[str, int]) -> dict[str, Any]:
-    """A board's tables that have rows; what is to be said of the others stands with its notes."""
+    """A board's tables with rows; its notes mention the others."""
     bare = [f"{table.title}: nothing to show" for table in board.tables if not table.rows]
     notes = [note for table in board.tables if not table.rows for note in table.notes]
     return {
-        "key": board.name, "title": board.title, "notes": list(map(cell, (*board.notes, *bare, *notes))),
+        "key": board.name,
+        "title": board.title,
+        "notes": list(map(cell, (*board.notes, *bare, *notes))),
         "tables": [_table(table, made) for table in board.tables if table.rows],
-    }  # fmt: skip
+    }
 
 
 def _table(table: Table, made: dict[str, int]) -> dict[str, Any]:
-    """A table's words and what its columns are sorted by; columns that say nothing in any row are left out."""
+    """A table's texts and sort keys; columns without any value are omitted."""
     told = [c for c in table.columns if c.key in ("rank", "opt") or any(_says(row.get(c.key)) for row in table.rows)]
     rows = []
     for row in table.rows:
@@ -145,7 +174,7 @@ def _cell(column: Column, value: Any) -> dict[str, Any]:
 
 
 def _sort_key(value: Any) -> str:
-    """What a cell is sorted by: a number as JavaScript reads it, or nothing where its words are."""
+    """Sort key of a cell: a number as JavaScript reads it, or nothing if the text is the key."""
     if isinstance(value, Interval):
         value = value.mean
     elif isinstance(value, MedianTime):
@@ -159,7 +188,7 @@ def _sort_key(value: Any) -> str:
 
 
 def _kind(kind: str, title: str, words: str, chart: Chart) -> dict[str, Any]:
-    """The panels of a chart that have something to show, and why the others have not."""
+    """The panels of a chart with data, and why the others have none."""
     bare: dict[str, list[str]] = {}
     for panel in chart.panels:
         if not panel.traces:
@@ -177,22 +206,30 @@ def _kind(kind: str, title: str, words: str, chart: Chart) -> dict[str, Any]:
 
 
 def _made(place: int, entry: Entry) -> dict[str, Any]:
-    """What stands behind a row."""
+    """Explanation of a row."""
     studies = {entry.study.name} if entry.study else {run.tuned_by for run in entry.runs.values() if run.tuned_by}
     versions = {
-        "torch": "torch", "lightning": "lightning", "task": "task version", "opt": "optimizer version",
+        "torch": "torch",
+        "lightning": "lightning",
+        "task": "task version",
+        "opt": "optimizer version",
         "rest": "version of the rest",
-    }  # fmt: skip
+    }
     return {
-        "place": place, "name": cell(entry.name), "problem": cell(entry.problem.name), "kind": entry.kind,
-        "n": len(entry.runs), "study": cell(sorted(studies)) if studies else None,
+        "place": place,
+        "name": cell(entry.name),
+        "problem": cell(entry.problem.name),
+        "kind": entry.kind,
+        "n": len(entry.runs),
+        "study": cell(sorted(studies)) if studies else None,
         "versions": {words: cell(entry.versions[name]) for name, words in versions.items() if name in entry.versions},
-        "machines": cell(entry.machines), "commands": list(map(cell, commands(entry.runs.values()))),
-    }  # fmt: skip
+        "machines": cell(entry.machines),
+        "commands": list(map(cell, commands(entry.runs.values()))),
+    }
 
 
 def commands(runs: Iterable[RunResult]) -> list[str]:
-    """Commands of a shell that make these runs, one for all seeds that share their settings.
+    """Shell commands that make these runs, one for all seeds of a setting.
 
     Args:
         runs: records.
@@ -212,5 +249,5 @@ def commands(runs: Iterable[RunResult]) -> list[str]:
 
 
 def store_names(folders: Iterable[Path]) -> list[str]:
-    """What stores are called on a page that others read: the names of their folders, without those of this machine."""
+    """Names of stores on a shared page: the names of their folders, without paths of this machine."""
     return [cell(folder.name) for folder in folders]

@@ -1,4 +1,4 @@
-"""All pairs: who beats whom, corrected for how many pairs there are. A second view; verdicts are in `quality`."""
+"""All pairwise comparisons, corrected for their number. A second view; verdicts are in `quality`."""
 
 from typing import Any
 
@@ -9,24 +9,24 @@ from bench.results.sequential import grid, places
 from bench.results.table import Board, Column, Table
 
 MOST_ROWS = 100
-"""Rows of which all pairs are compared; a grid of more is not read by anybody. Ours."""
+"""Maximum number of rows of the grid of pairs. Ours."""
 
 _SIGNS = {1: "better", -1: "worse", 0: "tied"}
 
 
 def pairs(found: Collected, reference: str | None = None) -> Board:
-    """A grid of who beats whom, with the rank interval of each row.
+    """A grid of pairwise verdicts, with the rank interval of each row.
 
     Args:
         found: entries.
-        reference: optimizer that says what is compared (`quality`); None for each problem's own.
+        reference: reference, which determines the measure (`quality`); None for each problem's own.
     """
     tables = [
         _table(found, problem, entries, reference) for problem, entries in found.problems.items() if len(entries) > 1
     ]
     notes = [
-        "sign tests over common seeds with Holm's correction over all pairs of a table: the family-wise error rate"
-        " is at most 5 %, also with optional stopping, so a verdict depends on the other rows"
+        "sign tests over common seeds, Holm-corrected over all pairs of a table: family-wise error rate at most 5 %,"
+        " also with optional stopping; a verdict therefore depends on the other rows"
     ]
     return Board("pairs", "All pairs", tables, notes)
 
@@ -53,10 +53,12 @@ def _table(found: Collected, problem: Problem, entries: list[Entry], reference: 
     columns = [
         Column("places", "rank interval", "ranks compatible with the decided pairs"),
         Column("opt", "optimizer", "name, with the hyperparameters that distinguish rows of the same name"),
-        *(Column(f"over{j}", f"against {entry.name}", "of the row; tied: no difference found")
-          for j, entry in enumerate(sound)),
-        Column("n", "n", "ended runs, one a seed"),
-    ]  # fmt: skip
+        *(
+            Column(f"over{j}", f"against {entry.name}", "of the row; tied: no difference found")
+            for j, entry in enumerate(sound)
+        ),
+        Column("n", "n", "finished runs, one per seed"),
+    ]
     left = [f"{name} is not compared: {why}" for name, why in refused.items()]
     number = len(sound) * (len(sound) - 1) // 2
     return Table(f"{problem.name}: Holm over {number} pairs", columns, rows, [*([floor] if floor else []), *left])

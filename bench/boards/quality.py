@@ -25,11 +25,11 @@ from bench.results.sequential import Comparison
 from bench.results.table import Board, Column, Table
 
 TUNING_NOISE = (
-    "the mean of the optimizer with its tuning, if tuning were repeated with other seeds: over repeated studies"
-    " where there are {REPEATS}, else that of its study. In simulations the interval covers 94 to 98 % over repeated"
+    "mean over repetitions of the whole tuning with other seeds: from repeated studies if there are {REPEATS}, else"
+    " from its one study. In simulations the interval covers 94 to 98 % over repeated"
     " studies and 87 to 98 % from one; the plain interval covers 78 to 96 %"
 )
-"""What the column means; the numbers are those of `results/statistics`."""
+"""Help of the column; the numbers are from `results/statistics`."""
 
 
 def quality(found: Collected, reference: str | None = None) -> Board:
@@ -37,7 +37,7 @@ def quality(found: Collected, reference: str | None = None) -> Board:
 
     Args:
         found: entries.
-        reference: optimizer that the others are compared with; None for each problem's own.
+        reference: the fixed optimizer of comparison; None for each problem's own.
     """
     tables, effects = [], {}
     for problem, entries in found.problems.items():
@@ -53,30 +53,44 @@ def quality(found: Collected, reference: str | None = None) -> Board:
             retuned, why = with_tuning_noise(found, entry, metric)
             silent += [f"{entry.name} ({why})"] * bool(why)
             rows.append(
-                row | {
-                    "final": metric.mean(entry) or lost(entry), "final_tuned": retuned, "best": at_best.mean(entry),
+                row
+                | {
+                    "final": metric.mean(entry) or lost(entry),
+                    "final_tuned": retuned,
+                    "best": at_best.mean(entry),
                     "trials": len(entry.study.trials) if entry.study else None,
                 }
-            )  # fmt: skip
+            )
         mean = "geometric mean" if metric.log else "mean"
         columns = [
             *WHO,
-            Column("final", metric.words, (f"at the last step, {mean} over seeds with 95 % t-interval;"
-                                     f" {'greater' if problem.mode == 'max' else 'smaller'} is better")),
+            Column(
+                "final",
+                metric.words,
+                (
+                    f"at the last step, {mean} over seeds with 95 % t-interval;"
+                    f" {'greater' if problem.mode == 'max' else 'smaller'} is better"
+                ),
+            ),
             Column("final_tuned", "with the noise of tuning", TUNING_NOISE),
             *verdicts.columns,
-            Column("best", "at the best step",
-                   "the same at the best step on the selection split: secondary, and optimistic"),
+            Column(
+                "best",
+                "at the best step",
+                "the same at the step that is best on the selection split: secondary and optimistic",
+            ),
             Column("trials", "trials", "tried settings"),
             *EVERY,
-        ]  # fmt: skip
+        ]
         notes = [said] if said else []
         notes += budget_notes(entries)
         if silent:
             notes.append(f"no interval with the noise of tuning: {', '.join(silent)}")
         if ref is None:
-            notes.append(f"the reference {reference or problem.reference} has no runs here, so there are no verdicts:"
-                         f" bench suite makes some, or choose another with --reference")  # fmt: skip
+            notes.append(
+                f"the reference {reference or problem.reference} has no runs in these stores, so there are"
+                f" no verdicts: make some with bench suite, or choose another with --reference"
+            )
         elif ref.kind != "tuned" and not ref.best_of:
             notes.append(f"the reference {ref.name} is not tuned ({ref.settings}), so verdicts favour tuned optimizers")
         if any(v == CONVERGED for e in entries for v in metric.values(e)):
@@ -95,7 +109,7 @@ def quality(found: Collected, reference: str | None = None) -> Board:
 def judged(
     found: Collected, problem: Problem, entries: Sequence[Entry], reference: str | None
 ) -> tuple[Measure, Verdicts, str | None]:
-    """The final metric, the verdicts, and why they are not about it.
+    """The final metric, the verdicts, and the reason if they use another measure.
 
     Args:
         found: entries.
@@ -110,10 +124,10 @@ def judged(
 
 
 def compared_by(problem: Problem, ref: Entry | None, metric: Measure) -> tuple[Measure, str | None]:
-    """What entries are compared by, and why it is not the final metric.
+    """The measure that compares entries, and the reason if it is not the final metric.
 
-    Where the reference has reached the floor of the metric on half of its seeds or more, final values say nothing. Then
-    it is the steps to the target, of which a run that misses it has none.
+    If the reference reaches the floor of the metric on half of its seeds or more, final values carry no information.
+    The measure is then the number of steps to the target; runs that miss it have no value.
 
     Args:
         problem: what was trained.
@@ -126,7 +140,7 @@ def compared_by(problem: Problem, ref: Entry | None, metric: Measure) -> tuple[M
         said = f"{ref.name} is at the floor of the metric ({CONVERGED:g}) on {sum(floor)} of {len(floor)} seeds"
         if problem.target is not None:
             return steps_to(None, problem.mode), f"{said}, so rows are compared by the steps to the target"
-        said += ", where no difference can show, and the task has no target: use a smaller budget"
+        said += ", where differences vanish, and the task has no target: use a smaller budget"
     return metric, said
 
 
@@ -153,7 +167,7 @@ def over_tasks(
     columns = [
         Column("opt", "optimizer", "name"),
         *(
-            Column(f"task{i}", problem.name, "verdict against the reference of the task; see its own table")
+            Column(f"task{i}", problem.name, "verdict against the reference of the task; see the task's table")
             for i, problem in enumerate(problems)
         ),
     ]

@@ -13,7 +13,7 @@ from bench.store.record import RunResult
 from bench.store.reports import StudyRecord, StudyTrial
 
 UNBOUNDED = "unbounded: a possible choice has a run without a value"
-"""Said where some draw of the tuning seeds chooses such a setting, or none."""
+"""Note if some draw of the tuning seeds chooses such a setting, or none."""
 
 
 def with_tuning_noise(found: Collected, entry: Entry, measure: Measure) -> tuple[Interval | str | None, str | None]:
@@ -22,10 +22,10 @@ def with_tuning_noise(found: Collected, entry: Entry, measure: Measure) -> tuple
     Args:
         found: all entries and runs.
         entry: whose.
-        measure: what is reported.
+        measure: the reported measure.
 
     Returns:
-        the interval, or in words what bounds none; None if it was not tuned or nothing can be said. And why, then.
+        the interval, or in words why it is unbounded; None if it was not tuned or no interval exists, with the reason.
     """
     if entry.kind != "tuned":
         return None, None
@@ -63,8 +63,8 @@ def with_tuning_noise(found: Collected, entry: Entry, measure: Measure) -> tuple
 def repetitions(found: Collected, entry: Entry, study: StudyRecord) -> list[Entry]:
     """The entry that each repetition of a study has chosen, the study itself first.
 
-    A repetition has the same design, of which extensions are no part since they follow from scores, and other seeds
-    than those that are counted already.
+    A repetition has the same design and other seeds; extensions are not part of the design, since they depend on
+    scores.
     """
     alike = [e for e in found.all if e.runs and _place(e) == _place(entry)]
     design, seeds, chosen = _design(entry, study), {*study.seeds}, [entry]
@@ -80,7 +80,7 @@ def _place(entry: Entry) -> Any:
 
 
 def _design(entry: Entry, study: StudyRecord) -> Any:
-    """What is equal in repetitions of a study: budget, space and rule."""
+    """Common part of repetitions of a study: budget, space and rule."""
     fixed = {name: value for name, value in entry.options.items() if f"opt.{name}" not in study.axes}
     points = sorted(str(sorted(trial["point"].items())) for trial in study.trials if trial["kind"] == "design")
     refined = sum(trial["kind"] == "refinement" for trial in study.trials)
@@ -107,7 +107,7 @@ def _trials(found: Collected, study: StudyRecord, measure: Measure) -> tuple[End
     if not whole or not any(index):
         return None
     above = above_infimum([run for own in runs for run in own.values()])
-    scores = [  # None throughout for a setting that cannot be chosen
+    scores = [  # all None for a setting that cannot be chosen
         [selected(own[seed], above) if own and not is_capped(own.values()) else None for seed in seeds] for own in runs
     ]
     finals = [[measure.of(own[seed]) if own else None for seed in seeds] for own in runs]

@@ -12,7 +12,7 @@ def robustness(found: Collected, reference: str | None = None) -> Board:
 
     Args:
         found: entries.
-        reference: optimizer that says whether the infimum of a loss is known; None for each problem's own.
+        reference: reference, which determines whether the infimum of a loss is known; None for each problem's own.
     """
     tables = []
     for problem, entries in found.problems.items():
@@ -24,27 +24,34 @@ def robustness(found: Collected, reference: str | None = None) -> Board:
             ended = [run for run in trials if run.finished]
             diverged = sum(run.status == "diverged" for run in ended)
             rows.append(
-                who(entry) | {
+                who(entry)
+                | {
                     "diverged": stats.share_interval(entry.diverged, len(entry.runs)),
                     "diverged_trials": f"{diverged} of {len(ended)}" if ended else None,
                     "deviation": _deviation(values),
                     "worst": lost(entry) if None in values else _worst(values, problem.mode),
                 }
-            )  # fmt: skip
+            )
         rows.sort(key=lambda row: (row["diverged"].mean, row["opt"]))
         columns = [
             *WHO,
-            Column("diverged", "diverged", "share of the runs of this row, exact 95 % interval", 2),
-            Column("diverged_trials", "diverged in tuning",
-                   "runs of all trials of its study, of those that ended; it depends on the tried settings"),
-            Column("deviation", "seed deviation",
-                   f"of the {metric.words}, 95 % interval for normal values; none if a run has no value"),
+            Column("diverged", "diverged", "share of this row's runs, exact 95 % interval", 2),
+            Column(
+                "diverged_trials",
+                "diverged in tuning",
+                "share of finished runs over all trials of its study; it depends on the tried settings",
+            ),
+            Column(
+                "deviation",
+                "seed deviation",
+                f"of the {metric.words}, 95 % interval for normal values; missing if a run has no value",
+            ),
             Column("worst", "worst seed", f"{metric.words}; a diverged run counts as the worst value"),
             *EVERY,
-        ]  # fmt: skip
+        ]
         tables.append(Table(problem.name, columns, rows))
     return Board(
-        "robustness", "Robustness", tables, ["rows are ordered by the share of diverged runs; this board ranks nothing"]
+        "robustness", "Robustness", tables, ["rows are ordered by the share of diverged runs; this board is no ranking"]
     )
 
 

@@ -1,7 +1,7 @@
-"""What all boards share: who a row is, its flags, the order of rows, and the verdict of each against the reference.
+"""Common parts of all boards: name and flags of rows, their order, and verdicts against the reference.
 
-All verdicts and numbers of a row depend on the row and on the fixed reference alone, not on who else is on the board;
-only the flag "same runs as" names others.
+Verdicts and numbers of a row depend only on the row and on the fixed reference, not on other rows; only the flag
+"same runs as" names others.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,15 @@ FEW_SEEDS = 3
 
 WHO = [
     Column("opt", "optimizer", "name, with the hyperparameters that distinguish rows of the same name"),
-    Column("settings", "settings",
-           "tuned: winner of a study, on fresh seeds; best of N: winner of a sweep, on the seeds that chose it;"
-           " default; by hand"),
-]  # fmt: skip
+    Column(
+        "settings",
+        "settings",
+        "tuned: winner of a study, on fresh seeds; best of N: winner of a sweep, on the seeds that chose it;"
+        " default; by hand",
+    ),
+]
 EVERY = [
-    Column("n", "n", "ended runs, one a seed"),
+    Column("n", "n", "finished runs, one per seed"),
     Column("runs", "runs", "how they ended"),
     Column("conformance", "conformance", "verdict of `bench check` on this version of the optimizer"),
     Column("flags", "flags", "limitations of the row"),
@@ -36,15 +39,23 @@ EVERY = [
 def who(entry: Entry) -> dict[str, Any]:
     """The values of a row that every board has."""
     return {
-        "opt": entry.name, "settings": entry.settings, "task": entry.problem.task, "problem": entry.problem.name,
-        "options": entry.options, "n": len(entry.runs), "runs": entry.statuses, "conformance": entry.conformance,
-        "flags": flags(entry), "versions": entry.versions, "machines": entry.machines,
+        "opt": entry.name,
+        "settings": entry.settings,
+        "task": entry.problem.task,
+        "problem": entry.problem.name,
+        "options": entry.options,
+        "n": len(entry.runs),
+        "runs": entry.statuses,
+        "conformance": entry.conformance,
+        "flags": flags(entry),
+        "versions": entry.versions,
+        "machines": entry.machines,
         "run_ids": sorted(run.run_id for run in entry.runs.values()),
-    }  # fmt: skip
+    }
 
 
 def flags(entry: Entry) -> list[str]:
-    """What makes an entry less than it looks."""
+    """Limitations of an entry."""
     several = [
         what
         for what, versions in entry.versions.items()
@@ -72,17 +83,17 @@ def flags(entry: Entry) -> list[str]:
 
 
 def _shipped(entry: Entry) -> str:
-    """That runs are reference results, with the versions and the machine that made them."""
+    """Note that runs are reference results, with versions and machine."""
     share = f"{entry.shipped} of {len(entry.runs)} " * (entry.shipped < len(entry.runs))
     torch = " and ".join(sorted({str(run.versions.get("torch", "unknown")) for run in entry.runs.values()}))
     return f"{share}shipped (torch {torch}, {' and '.join(entry.machines)})"
 
 
 def metric_of(problem: Problem, entries: Sequence[Entry], reference: Entry | None) -> Measure:
-    """The final metric; it may be a loss above its infimum, on a logarithmic scale.
+    """The final metric; possibly a suboptimality gap, on a logarithmic scale.
 
-    So it is where the reference's runs know the infimum, unless their task says that its scale is linear. Without a
-    reference all entries' runs are asked; whether the infimum is known is a property of the instance.
+    It is a gap if the reference's runs know the infimum, unless their task declares a linear scale. Without a
+    reference, the runs of all entries count; whether the infimum is known is a property of the instance.
     """
     own = [run for entry in (entries if reference is None else [reference]) for run in entry.runs.values()]
     above = any(run.final is not None for run in own) and above_infimum(own)
@@ -92,7 +103,7 @@ def metric_of(problem: Problem, entries: Sequence[Entry], reference: Entry | Non
 
 
 def find_reference(found: Collected, problem: Problem, name: str | None) -> Entry | None:
-    """The entry that the others are compared with: of this name, tuned before default before by hand.
+    """The entry that the others are compared to: of this name, tuned before default before by hand.
 
     Args:
         found: entries.
@@ -106,11 +117,11 @@ def find_reference(found: Collected, problem: Problem, name: str | None) -> Entr
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What each entry of a problem says of itself against the reference.
+    """The comparison of each entry of a problem with the reference.
 
     Attributes:
-        ref: the reference; None if it has no runs here.
-        measure: what is compared.
+        ref: the reference; None if it has no runs.
+        measure: the compared measure.
     """
 
     ref: Entry | None
@@ -121,7 +132,7 @@ class Verdicts:
         return sorted(entries, key=self.measure.order)
 
     def of(self, entry: Entry) -> Comparison | str | None:
-        """An entry against the reference on the seeds that both have, or why they are not compared."""
+        """An entry against the reference on common seeds, or the reason why not."""
         if self.ref is None or entry is self.ref:
             return None
         if why := entry.refused or self.ref.refused:
@@ -139,11 +150,13 @@ class Verdicts:
         told = found.sign or words == "selected on these seeds"
         more = None if told else advice(found.n, found.wins, found.losses)
         return {
-            "verdict": words, "won": f"{found.wins} of {found.n}", "effect": found.effect,
+            "verdict": words,
+            "won": f"{found.wins} of {found.n}",
+            "effect": found.effect,
             "more": found.told or (more and f"after {' to '.join(map(str, sorted({*more})))}"),
             "compared": {"n": found.n, "wins": found.wins, "losses": found.losses, "without_value": list(found.lost)},
             "is_reference": False,
-        }  # fmt: skip
+        }
 
     @property
     def named(self) -> str:
@@ -152,7 +165,7 @@ class Verdicts:
 
     @property
     def scale(self) -> tuple[str, str]:
-        """What effects are, and which are better."""
+        """Description of effects and of their better direction."""
         if self.measure.log:
             return f"ratio to {self.named}", f"{'below' if self.measure.mode == 'min' else 'above'} 1 is better"
         return f"gain over {self.named}", "positive is better"
@@ -162,28 +175,38 @@ class Verdicts:
         """The columns of each row's verdict and effect."""
         effect, better = self.scale
         return [
-            Column("verdict", f"against {self.named}",
-                   "better or worse on more than half of all seeds; error rate 5 % a row, also when seeds are added,"
-                   " and independent of the other rows"),
-            Column("won", "won", "seeds on which it is better, of the common seeds"),
-            Column("effect", effect,
-                   f"{self.measure.words}, paired by seed: median, with an interval of coverage 96 % or more for any"
-                   f" distribution, also when seeds are added; none below {LEAST_SEEDS} seeds;"
-                   f" {better}"),
-            Column("more", "told", "seeds after which the verdict was decided; for an open one, the seeds it will"
-                                   " need with 80 % probability, estimated from these seeds"),
-        ]  # fmt: skip
+            Column(
+                "verdict",
+                f"against {self.named}",
+                "better or worse on more than half of all seeds; error rate 5 % per row, also when seeds are"
+                " added, independent of the other rows",
+            ),
+            Column("won", "won", "number of common seeds on which it is better"),
+            Column(
+                "effect",
+                effect,
+                f"{self.measure.words}, paired by seed: median, with an interval of coverage 96 % or more for any"
+                f" distribution, also when seeds are added; none below {LEAST_SEEDS} seeds;"
+                f" {better}",
+            ),
+            Column(
+                "more",
+                "told",
+                "number of seeds at which the verdict was decided; for an open one, the number"
+                " that decides it with 80 % probability, estimated from these seeds",
+            ),
+        ]
 
 
 VERDICTS = (
-    "verdicts: sign tests over common seeds, error rate 5 % a row, also with optional stopping; a run without a"
+    "verdicts: sign tests over common seeds, error rate 5 % per row, also with optional stopping; a run without a"
     " value is worse than"
-    f" any number; fewer than {LEAST_SEEDS} seeds decide nothing"
+    f" any number; fewer than {LEAST_SEEDS} seeds decide no verdict"
 )
 
 
 def coinciding(entry: Entry, others: Sequence[Entry]) -> list[str]:
-    """Names of others whose runs are the same to rounding on half of the common seeds or more.
+    """Names of others with the same runs, up to rounding, on half of the common seeds or more.
 
     Args:
         entry: whose runs.
@@ -199,7 +222,7 @@ def _same(first: Entry, second: Entry) -> bool:
 
 
 def _equal_runs(first: RunResult, second: RunResult) -> bool:
-    """Whether all that was evaluated is equal to rounding, and not since both runs have converged."""
+    """Whether all evaluations are equal up to rounding, other than because both runs converged."""
     if first.status != "completed" or second.status != "completed" or first.final is None or second.final is None:
         return False
     if differences(first.final, second.final, "min").any():  # most runs differ here, and little is read of them
@@ -214,16 +237,16 @@ def _equal_runs(first: RunResult, second: RunResult) -> bool:
 
 
 _OF_THE_RUN = {"step", "train_s"}
-"""What an evaluation says of time."""
+"""The part of an evaluation that depends on time."""
 
 
 def budget_notes(entries: Sequence[Entry]) -> list[str]:
-    """What makes the rows' budgets of tuning unequal."""
+    """Notes on unequal tuning budgets of rows."""
     counts = {entry.name: len(entry.study.trials) for entry in entries if entry.study}
     notes = []
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} {n}" for name, n in counts.items())
-        notes.append(f"budgets of tuning differ (trials: {listed}): `bench suite` makes them equal")
+        notes.append(f"tuning budgets differ (trials: {listed}): `bench suite` makes them equal")
     untuned = [entry.name for entry in entries if entry.study is None]
     if counts and untuned:
         notes.append(f"not tuned, so at a disadvantage: {', '.join(untuned)}")
@@ -232,5 +255,5 @@ def budget_notes(entries: Sequence[Entry]) -> list[str]:
 
 
 def lost(entry: Entry) -> str:
-    """Why an entry has no number, in words."""
+    """The reason why an entry has no number, in words."""
     return f"{entry.diverged} of {len(entry.runs)} diverged" if entry.diverged else "a run without a value"

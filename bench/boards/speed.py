@@ -1,4 +1,4 @@
-"""Speed: steps and seconds to a target. A run that misses it is censored, not dropped."""
+"""Speed: steps and seconds to a target. Runs that miss it are censored, not dropped."""
 
 import math
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from bench.store.record import RunResult
 def reached(run: RunResult, target: float | None, mode: str) -> tuple[int | None, float | None]:
     """Steps and seconds to the target: the task's own, or any other, from the evaluations during training.
 
-    A target that is given is of what boards show: of a loss above its infimum, where that is known. A run that diverged
-    has not reached it for good.
+    A given target refers to the shown metric: to the suboptimality gap if the infimum is known. A run that diverged
+    has not reached it.
     """
     if run.status == "diverged":
         return None, None
@@ -48,7 +48,7 @@ def steps_to(target: float | None, mode: Mode) -> Measure:
 
 
 def cut_short(entry: Entry, target: float | None) -> bool:
-    """Whether time stopped a run before the target, which it might have reached in the steps that others had."""
+    """Whether the time limit stopped a run before the target, within the steps of other runs."""
     runs = entry.runs.values()
     return any(r.status == "timeout" and reached(r, target, entry.problem.mode)[0] is None for r in runs)
 
@@ -59,7 +59,7 @@ def speed(found: Collected, target: float | None = None, reference: str | None =
     Args:
         found: entries.
         target: value of the metric on the selection split; the task's own by default.
-        reference: optimizer that the others are compared with; None for each problem's own.
+        reference: the fixed optimizer of comparison; None for each problem's own.
     """
     tables, notes = [], []
     for problem, entries in found.problems.items():
@@ -81,46 +81,58 @@ def speed(found: Collected, target: float | None = None, reference: str | None =
             median = median_steps(entry, [step for step, _ in at])
             count = sum(step is not None for step, _ in at)
             rows.append(
-                who(entry) | verdicts.values(entry, compared) | {
-                    "reached": stats.share_interval(count, len(runs)), "count": f"{count} of {len(runs)}",
-                    "steps": median, "budget": max(run.steps for run in runs),
+                who(entry)
+                | verdicts.values(entry, compared)
+                | {
+                    "reached": stats.share_interval(count, len(runs)),
+                    "count": f"{count} of {len(runs)}",
+                    "steps": median,
+                    "budget": max(run.steps for run in runs),
                     **{f"seconds on {name}": _seconds(entry, name, target, mode) for name in machines},
                 }
-            )  # fmt: skip
+            )
         columns = [
             *WHO,
             *verdicts.columns,
             Column("count", "reached", f"runs whose selection {problem.metric} reached {goal:g}"),
-            Column("reached", "share", "of runs that reached the target, exact 95 % interval", 2),
-            Column("steps", "median steps",
-                   "optimizer steps to the target, 95 % interval from 6 runs on; censored at the budget for runs"
-                   " that miss it"),
-            *(Column(f"seconds on {name}", "median seconds" + f" ({i})" * (len(machines) > 1),
-                     f"of training to the target, of the runs on {name}")
-              for i, name in enumerate(machines, 1)),
+            Column("reached", "share", "share of runs that reached the target, exact 95 % interval", 2),
+            Column(
+                "steps",
+                "median steps",
+                "optimizer steps to the target, 95 % interval from 6 runs on; runs that miss it are censored at"
+                " the budget",
+            ),
+            *(
+                Column(
+                    f"seconds on {name}",
+                    "median seconds" + f" ({i})" * (len(machines) > 1),
+                    f"training time to the target, over the runs on {name}",
+                )
+                for i, name in enumerate(machines, 1)
+            ),
             *EVERY,
-        ]  # fmt: skip
+        ]
         own: list[str] = []
         if all(len(run.validations) <= 1 for entry in entries for run in entry.runs.values()):
             own.append(
-                "runs were evaluated once, at their end: steps and seconds only say which runs reached the target by"
+                "runs were evaluated once, at the end: steps and seconds only show which runs reached the target by"
                 " then"
             )
-        own.append("steps are those of the first evaluation at the target")
+        own.append("steps count up to the first evaluation at the target")
         numbered = [f"({i}) {name}" for i, name in enumerate(machines, 1)] if len(machines) > 1 else machines
         own.append(f"machine: {'; '.join(numbered)}")
         if len(machines) > 1:
-            own.append("seconds are compared on one type of machine only, so each type has a column")
+            own.append("seconds are compared on one type of machine only, so each type has its own column")
         tables.append(Table(f"{problem.name}: {problem.metric} {goal:g}", columns, rows, own))
     return Board("speed", "Speed to a target", tables, [VERDICTS, *notes])
 
 
 def median_steps(entry: Group, reached: Sequence[float | None]) -> MedianTime:
-    """Median of the steps at which runs reached something.
+    """Median number of steps to an event.
 
     Args:
         entry: whose runs.
-        reached: by run; None for one that did not get there.
+        reached: by run; None if it did not.
     """
     return stats.median_time(reached, _ends(entry, [run.steps for run in entry.runs.values()]))
 
@@ -136,6 +148,6 @@ def _seconds(entry: Entry, machine_: str, target: float | None, mode: str) -> Me
 
 
 def _ends(entry: Group, ends: Sequence[float]) -> list[float]:
-    """Until when runs could have reached the target: a run that diverged never can."""
+    """Censoring time of runs: infinite for runs that diverged."""
     runs = entry.runs.values()
     return [math.inf if run.status == "diverged" else end for run, end in zip(runs, ends, strict=True)]

@@ -1,4 +1,4 @@
-"""The theory: on the synthetic tasks, how soon the direction is found and at which rate the loss falls."""
+"""The theory board: on the synthetic tasks, steps to alignment and rates of the loss."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -22,9 +22,9 @@ from bench.results.table import Board, Column, Table
 from bench.store.record import RunResult
 
 ALIGNED = 0.99
-"""Cosine of the angle at which a direction counts as found. PAPERS.md names none; ours."""
+"""Cosine at which a direction counts as found. PAPERS.md gives none; ours."""
 ALIGNMENTS = ("alignment", "align_W")
-"""Columns that hold the cosine with the direction of the theory: W_mm, or the planted head."""
+"""Columns with the cosine to the theory's direction: W_mm, or the planted head."""
 
 EPS = float(np.finfo(np.float64).eps)
 
@@ -38,13 +38,13 @@ def theory(found: Collected, tables: Tables, reference: str | None = None) -> Bo
     Args:
         found: entries; those on tasks that measure something are shown.
         tables: reads a run's tables.
-        reference: optimizer that the others are compared with; None for each problem's own.
+        reference: the fixed optimizer of comparison; None for each problem's own.
     """
     shown, missing = [], []
     for problem, all_entries in found.problems.items():
         if not problem.measures:
             continue
-        of = find_reference(found, problem, reference)  # which need not be shown
+        of = find_reference(found, problem, reference)  # possibly not shown
         read: dict[str, Columns] = {}
         every_entry = [*all_entries, *([of] if of is not None and all(of is not e for e in all_entries) else [])]
         for run in (run for entry in every_entry for run in entry.runs.values()):
@@ -54,10 +54,10 @@ def theory(found: Collected, tables: Tables, reference: str | None = None) -> Bo
                 found.damaged.append(str(error))
         column = next((name for name in ALIGNMENTS if any(name in own for own in read.values())), None)
         if column is None:
-            missing.append(f"{problem.name} measures no alignment, so the board shows its rate only")
+            missing.append(f"{problem.name} has no alignment measurements, so the board shows only its rate")
         kept = [replace(e, runs={s: r for s, r in e.runs.items() if _counts(r, read, column)}) for e in every_entry]
         lost = [
-            f"{e.name}: left out without readable measurements: {n} runs"
+            f"{e.name}: left out for lack of readable measurements: {n} runs"
             for e, left in zip(every_entry, kept, strict=True)
             if (n := len(e.runs) - len(left.runs))
         ]
@@ -81,42 +81,77 @@ def theory(found: Collected, tables: Tables, reference: str | None = None) -> Bo
             infima = [run.infimum or 0.0 for run in runs]
             rates = [loss_rate(each, infimum) for each, infimum in zip(own, infima, strict=True)]
             rows.append(
-                who(entry) | verdict | {
+                who(entry)
+                | verdict
+                | {
                     "aligned": f"{sum(step is not None for step in at)} of {len(at)}" if column else None,
                     "steps": median_steps(entry, at) if column else None,
                     "alignment": mean_interval([_last(each, column) for each in own]) if column else None,
-                    "rate": _mean(rates), "direction": _mean([direction_rate(each) for each in own]),
-                    "solved": _solved(runs), "trials": len(entry.study.trials) if entry.study else None,
+                    "rate": _mean(rates),
+                    "direction": _mean([direction_rate(each) for each in own]),
+                    "solved": _solved(runs),
+                    "trials": len(entry.study.trials) if entry.study else None,
                 }
-            )  # fmt: skip
+            )
         columns = [
             *WHO,
-            *([
-                *verdicts.columns,
-                Column("aligned", "aligned", f"runs whose {column} reached {ALIGNED}"),
-                Column("steps", "median steps",
-                       (f"optimizer steps until {column} is {ALIGNED}, 95 % interval from 6 runs on;"
-                        " runs that do not reach it are censored")),
-                Column("alignment", "at the end", "alignment at the last step, mean over seeds with 95 % t-interval"),
-            ] if column else []),
-            Column("rate", "loss exponent",
-                   ("b of loss ~ t^b over the last decade of steps before the training loss (its suboptimality gap"
-                    " where it is known) is within rounding of 0, mean over seeds;"
-                    " a run that diverged or has too few values has none; 95 % t-interval"), 3),
-            *([Column("direction", "direction exponent",
-                      ("b of distance of directions ~ t^b over the last decade of steps,"
-                       " mean over seeds with 95 % t-interval"), 3)] if column == "alignment" else []),
-            Column("solved", "W_mm feasible", "instances whose max-margin problem has a solution to compare with"),
+            *(
+                [
+                    *verdicts.columns,
+                    Column("aligned", "aligned", f"runs whose {column} reached {ALIGNED}"),
+                    Column(
+                        "steps",
+                        "median steps",
+                        (
+                            f"optimizer steps until {column} is {ALIGNED}, 95 % interval from 6 runs on;"
+                            " runs that do not reach it are censored"
+                        ),
+                    ),
+                    Column(
+                        "alignment", "at the end", "alignment at the last step, mean over seeds with 95 % t-interval"
+                    ),
+                ]
+                if column
+                else []
+            ),
+            Column(
+                "rate",
+                "loss exponent",
+                (
+                    "b of loss ~ t^b over the last decade of steps before the training loss (its suboptimality gap"
+                    " where known) is within rounding of 0, mean over seeds;"
+                    " missing for runs that diverged or have too few values; 95 % t-interval"
+                ),
+                3,
+            ),
+            *(
+                [
+                    Column(
+                        "direction",
+                        "direction exponent",
+                        (
+                            "b of distance of directions ~ t^b over the last decade of steps,"
+                            " mean over seeds with 95 % t-interval"
+                        ),
+                        3,
+                    )
+                ]
+                if column == "alignment"
+                else []
+            ),
+            Column("solved", "W_mm feasible", "instances with a max-margin solution to compare with"),
             Column("trials", "trials", "tried settings"),
             *EVERY,
-        ]  # fmt: skip
+        ]
         notes: list[str] = []
         every = sorted({str(r.config["trainer"].get("measure_every") or "?") for e in entries for r in e.runs.values()})
         if column:
-            notes.append(f"alignment is measured every {' or '.join(every)} steps, which is the resolution of steps")
+            notes.append(
+                f"alignment is measured every {' or '.join(every)} steps, which limits the resolution of steps"
+            )
         notes += _reasons(entries) + lost
         shown.append(Table(problem.name, columns, rows, notes))
-    none = ["no runs of a task of the theory: `bench suite theory` makes some"] * (not shown)
+    none = ["no runs of a theory task; make some with `bench suite theory`"] * (not shown)
     ties = f"{VERDICTS}; settings were tuned for the loss, not for alignment"
     exponents = ["exponents: b of value ~ t^b over the last decade of steps t before rounding takes over"] * bool(shown)
     return Board("theory", "The theory's tasks", shown, [ties, *exponents, *missing, *none])
@@ -129,7 +164,7 @@ def _join(tables: Mapping[str, Columns]) -> Columns:
 
 
 def _counts(run: RunResult, read: Mapping[str, Columns], column: str | None) -> bool:
-    """Whether a run can be told to have been aligned or not: without measurements it is neither."""
+    """Whether a run has measurements that show if it was aligned."""
     return run.run_id in read and (column is None or column in read[run.run_id] or run.status == "diverged")
 
 
@@ -157,12 +192,12 @@ def loss_rate(own: Columns, infimum: float) -> float | None:
 
 
 def direction_rate(own: Columns) -> float | None:
-    """Exponent of the distance of directions over the last decade of steps; None where it has too few values."""
+    """Exponent of the distance of directions over the last decade of steps; None if it has too few values."""
     return None if "distance" not in own else _exponent(own["step"], own["distance"], CONVERGED)
 
 
 def _exponent(step: Array, value: Array, least: float) -> float | None:
-    low = np.flatnonzero(np.isfinite(value) & (value < least))  # what comes after that is rounding
+    low = np.flatnonzero(np.isfinite(value) & (value < least))  # later values are rounding
     there = np.isfinite(value) & (step > 0) & (step < (step[low[0]] if low.size else math.inf))
     x, y = step[there], value[there]
     if x.size:
@@ -191,4 +226,4 @@ def _solved(runs: list[RunResult]) -> str | None:
 
 def _reasons(entries: list[Entry]) -> list[str]:
     why = sorted({f"{n} is {r}" for entry in entries for run in entry.runs.values() for n, r in run.unsolved.items()})
-    return [f"nothing is compared with {reason}" for reason in why]
+    return [f"no comparison: {reason}" for reason in why]

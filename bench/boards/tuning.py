@@ -1,4 +1,4 @@
-"""Tuning: what a budget of trials gives, how wide the range of good settings is, and the gain over the defaults."""
+"""Tuning: score by number of trials, width of the range of good settings, and gain over the defaults."""
 
 import math
 
@@ -15,10 +15,10 @@ SHOWN_BUDGETS = (1, 2, 4, 8, 16, 32)
 
 
 def tuning(found: Collected) -> Board:
-    """What a budget of tuning gives: expected score after k trials, how wide the good range is, what tuning gains.
+    """Results of tuning: expected score after k trials, width of the good range, gain over the defaults.
 
     Args:
-        found: entries; those that were tuned are shown.
+        found: entries; only tuned ones are shown.
     """
     tables = []
     for problem, entries in found.problems.items():
@@ -33,28 +33,50 @@ def tuning(found: Collected) -> Board:
             expected = expected_scores(entry)
             basin = basin_width(entry)
             rows.append(
-                who(entry) | {f"k{k}": expected[k - 1] if k <= len(expected) else None for k in budgets} | {
-                    "trials": len(expected), "expected": expected, "basin": basin and basin[0],
-                    "open": basin and basin[1], "basin_text": _basin_text(basin), "gain": _gain(entry, found),
+                who(entry)
+                | {f"k{k}": expected[k - 1] if k <= len(expected) else None for k in budgets}
+                | {
+                    "trials": len(expected),
+                    "expected": expected,
+                    "basin": basin and basin[0],
+                    "open": basin and basin[1],
+                    "basin_text": _basin_text(basin),
+                    "gain": _gain(entry, found),
                     "diverged_trials": sum(trial["score"] is None for trial in entry.study.trials),
                 }
-            )  # fmt: skip
+            )
         rows.sort(key=lambda row: (row["opt"],))
         score = f"selection {problem.metric}{' (suboptimality gap where it is known)' * (problem.metric == 'loss')}"
         columns = [
             *WHO,
-            Column("trials", "trials", "settings that were tried"),
-            *(Column(f"k{k}", f"k = {k}", (f"expected {score} of the best of k of the trials, drawn at random;"
-                                           " none while all k may diverge")) for k in budgets),
-            Column("basin_text", "good range (decades)",
-                   ("of the first searched setting, around the best, with scores nearly as good (as `bench sweep`"
-                    " counts); at least, where it reaches the grid's edge")),
-            Column("diverged_trials", "no score", "failed trials, and trials with half of the seeds or more diverged"),
-            Column("gain", "tuned against default",
-                   "paired by seed on the reporting split: median gain, or ratio of suboptimality gaps, with its"
-                   " interval from 7 seeds on"),
+            Column("trials", "trials", "tried settings"),
+            *(
+                Column(
+                    f"k{k}",
+                    f"k = {k}",
+                    (f"expected {score} of the best of k of the trials, drawn at random; none while all k may diverge"),
+                )
+                for k in budgets
+            ),
+            Column(
+                "basin_text",
+                "good range (decades)",
+                (
+                    "range of the first searched setting around the best with similar scores (by the rule of `bench"
+                    " sweep`); a lower bound if it reaches the grid's edge"
+                ),
+            ),
+            Column(
+                "diverged_trials", "no score", "failed trials, and trials in which half of the seeds or more diverged"
+            ),
+            Column(
+                "gain",
+                "tuned against default",
+                "paired by seed on the reporting split: median gain, or ratio of suboptimality gaps, with its"
+                " interval from 7 seeds on",
+            ),
             *EVERY,
-        ]  # fmt: skip
+        ]
         lacking = sorted({entry.opt for entry in tuned if found.default_of(entry) is None})
         notes = budget_notes(entries)
         if lacking:
@@ -65,7 +87,7 @@ def tuning(found: Collected) -> Board:
         tables.append(Table(problem.name, columns, rows, notes))
     note = (
         "scores are those of the tuning seeds on the selection split, which are optimistic for the best; this board"
-        " ranks nothing"
+        " is no ranking"
     )
     none = ["no entry was tuned; run `bench tune` or `bench suite`"] * (not tables)
     return Board("tuning", "Cost and gain of tuning", tables, [note, *none])
@@ -82,7 +104,7 @@ def expected_scores(entry: Entry) -> list[float | None]:
 
 
 def basin_width(entry: Entry) -> tuple[float, bool] | None:
-    """Width in decades of the first searched setting's good range, and whether it may be wider; None without one."""
+    """Width of the first searched setting's good range in decades, and whether it may be wider; None without one."""
     study = entry.study
     assert study is not None
     axis = next(iter(study.axes), None)
@@ -110,7 +132,7 @@ def _basin_text(basin: tuple[float, bool] | None) -> str | None:
 
 
 def _gain(entry: Entry, found: Collected) -> Interval | str | None:
-    """What tuning gains over the default settings, or why there is no number; None if there are no runs with them."""
+    """The gain over the default settings, or the reason for its absence; None without runs at the defaults."""
     default = found.default_of(entry)
     if default is None:
         return None

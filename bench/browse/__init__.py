@@ -1,1 +1,1 @@
-"""What shows stored runs: `bench list runs`, `show RUN`, `diff`, `sql`; and `merge`, which puts stores together."""
+"""Commands on stored runs: `bench list runs`, `show RUN`, `diff`, `sql` and `merge`."""

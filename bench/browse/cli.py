@@ -33,7 +33,7 @@ def _merge(words: list[str]) -> int:
     for what in merged.damaged:
         remark("warning", f"{what}; it is not copied")
     for run_id in merged.differing:
-        remark("warning", f"{run_id} has another result in {args.dest}, which stays")
+        remark("warning", f"{run_id} has another result in {args.dest}; that one is kept")
     for note in merged.notes:
         remark("note", note)
     if args.json:

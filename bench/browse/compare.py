@@ -15,17 +15,33 @@ from bench.store.stores import Stores
 from bench.text import cell, plain
 
 _RESULTS = (
-    "status", "reason", "metric", "split", "select_split", "final", "best", "best_step", "metrics", "steps", "skipped",
-    "steps_to_target", "cap_share", "saturated_at", "step_of", "part", "facts", "engine",
-)  # fmt: skip
+    "status",
+    "reason",
+    "metric",
+    "split",
+    "select_split",
+    "final",
+    "best",
+    "best_step",
+    "metrics",
+    "steps",
+    "skipped",
+    "steps_to_target",
+    "cap_share",
+    "saturated_at",
+    "step_of",
+    "part",
+    "facts",
+    "engine",
+)
 
 
 def find(word: str, folders: Sequence[Path]) -> tuple[RunResult, Store]:
-    """A run, and the store that holds it; of several a finished one, and the first.
+    """A run and its store; of several, the first finished one.
 
     Args:
         word: the run's id, or the path of its folder.
-        folders: stores to look for an id in.
+        folders: stores to search for an id.
 
     Raises:
         UserError: there is no such run or store.
@@ -41,7 +57,7 @@ def find(word: str, folders: Sequence[Path]) -> tuple[RunResult, Store]:
 
 
 def compare(one: tuple[RunResult, Store], other: tuple[RunResult, Store]) -> dict[str, Any]:
-    """What differs, as strict JSON can hold it: pairs of values by name; a value that one of the two lacks is None.
+    """Differences as strict JSON: pairs of values by name; a missing value is None.
 
     Raises:
         UserError: a record or a table is damaged.
@@ -70,7 +86,7 @@ def _differing(one: Any, other: Any) -> dict[str, list[Any]]:
 
 
 def _flat(values: Any, before: str = "") -> dict[str, Any]:
-    """Values by dotted name, as strict JSON can hold them."""
+    """Values by dotted name, as strict JSON."""
     if not isinstance(values, Mapping):
         return {before: plain(values)}
     found: dict[str, Any] = {}
@@ -80,7 +96,7 @@ def _flat(values: Any, before: str = "") -> dict[str, Any]:
 
 
 def _curves(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """How far two curves agree in loss; a difference is relative to the greater of both."""
+    """Agreement of two loss curves; differences are relative to the larger value."""
     import numpy as np
 
     nothing = {"step": np.empty(0), "loss": np.empty(0)}
@@ -102,7 +118,7 @@ def _curves(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """What `compare` gives, for a person."""
+    """The output of `compare` as text."""
     if found["equal"]:
         return [
             f"{_named(found, 0)} and {_named(found, 1)} are equal in settings, versions, environment, results and curve"

@@ -1,7 +1,7 @@
-"""What `bench list runs` shows: runs that are asked for, folded into lines.
+"""`bench list runs`: selected runs, folded into lines.
 
-Runs that differ in their seeds alone share a line, and so do the runs of a study, and those that sweeps made of an
-optimizer on a problem. It all follows from the records, so nothing is imported and nothing but the records is read.
+Runs that differ only in their seeds share a line, as do the runs of a study, and the sweeps of an optimizer on a
+problem. Everything follows from the records: no other file is read and no plug-in is imported.
 """
 
 import json
@@ -25,10 +25,15 @@ from bench.text import comparable, duration, number, word_of
 from optimizers.plugins import bare, slug
 
 COLUMNS = (
-    Column("run", "run"), Column("status", "status"), Column("begun", "begun"), Column("time", "time", side="right"),
-    Column("steps", "steps", side="right"), Column("seed", "seed"), Column("result", "result"),
+    Column("run", "run"),
+    Column("status", "status"),
+    Column("begun", "begun"),
+    Column("time", "time", side="right"),
+    Column("steps", "steps", side="right"),
+    Column("seed", "seed"),
+    Column("result", "result"),
     Column("settings", "settings"),
-)  # fmt: skip
+)
 _FORM = "%Y-%m-%dT%H:%M:%SZ"
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _STUDY = "study "
@@ -36,7 +41,7 @@ _STUDY = "study "
 
 @dataclass(frozen=True)
 class Asked:
-    """Which runs are listed, and how.
+    """Selection and format of the list.
 
     Attributes:
         tasks, opts, statuses: names to keep; none for all.
@@ -44,7 +49,7 @@ class Asked:
         study: the study whose runs are listed; empty for all runs.
         sort: a name of `SORTS`.
         limit: lines at most; None for all.
-        each: whether every run has a line of its own.
+        each: whether every run has its own line.
     """
 
     tasks: Sequence[str] = ()
@@ -62,13 +67,13 @@ class Line:
     """Runs that share a line.
 
     Attributes:
-        name: the id of the one run, or what they have in common.
-        groups: the runs, those that differ in their seeds alone together.
+        name: the id of a single run, or what the runs have in common.
+        groups: the runs, grouped if they differ only in their seeds.
         begun: when the newest of them began.
-        chosen: the group whose settings are the best; None for one group, and where none can be the best.
-        value: what the line is compared by; None if there is no such value.
-        above: whether that is a loss above its infimum.
-        settings: in words, those in which lines of its task and optimizer differ, or a run from `bench fit`.
+        chosen: the group with the best settings; None for one group, or without a best one.
+        value: the compared value; None without one.
+        above: whether it is a suboptimality gap.
+        settings: in words, those that differ between lines of its task and optimizer, or from those of `bench fit`.
     """
 
     name: str
@@ -86,7 +91,7 @@ class Line:
 
     @property
     def seconds(self) -> float:
-        """Seconds that all its runs took together."""
+        """Total seconds of its runs."""
         return sum(run.wall_s for run in self.runs)
 
     @property
@@ -112,20 +117,20 @@ SORTS: dict[str, Callable[[Line], Any]] = {
     "status": lambda line: min(map(_rank, line.runs)),
     "run": lambda line: line.name,
 }
-"""Orders of lines; of equals the newest comes first."""
+"""Orders of lines; ties by newest first."""
 STATUSES: tuple[str, ...] = get_args(Status)
 
 
 def _rank(run: RunResult) -> int:
-    """What somebody may have to do something about comes first."""
+    """Statuses that may need action come first."""
     return ("running", "failed", "killed", "timeout", "diverged", "completed").index(run.status)
 
 
 def since(text: str, now: datetime | None = None) -> str:
-    """The moment that `--since` means: a date or a time here, or how long ago.
+    """The moment of `--since`: a local date or time, or a duration ago.
 
     Raises:
-        UserError: it means none.
+        UserError: it is not a moment.
     """
     now = now or datetime.now(UTC)
     try:
@@ -142,7 +147,7 @@ def since(text: str, now: datetime | None = None) -> str:
 
 
 def lines(stores: Stores, asked: Asked) -> list[Line]:
-    """The lines in their order, all of them: who shows them applies the limit.
+    """All lines in order; the caller applies the limit.
 
     Raises:
         UserError: there is no such task, optimizer or study.
@@ -178,18 +183,18 @@ def lines(stores: Stores, asked: Asked) -> list[Line]:
 
 
 def studies_of(stores: Stores) -> dict[str, str]:
-    """The study that each run is a trial of, as its record says, else as the run says itself."""
+    """The study of each run, from the study's record, else from the run's."""
     found = {run.run_id: study for run in stores.runs if (study := planned_by(run)) is not None}
     return found | {run_id: record.name for record in reversed(stores.studies) for run_id in record.run_ids}
 
 
 def planned_by(run: RunResult) -> str | None:
-    """The study that a run says it was made for."""
+    """The study in a run's record."""
     return run.plan.removeprefix(_STUDY) if run.plan and run.plan.startswith(_STUDY) else None
 
 
 def begun_at(run: RunResult, block: Block | None) -> str:
-    """When a run began; of one whose record does not say so, when that was written."""
+    """When a run began; if unrecorded, when its record was written."""
     if run.begun or block is None:
         return run.begun
     try:
@@ -205,7 +210,7 @@ def begun_at(run: RunResult, block: Block | None) -> str:
 def _folded(
     runs: Sequence[RunResult], studies: Mapping[str, str], begun: Mapping[str, str], asked: Asked
 ) -> list[Line]:
-    """Lines of runs, which are given newest first."""
+    """Lines of runs, given newest first."""
     if asked.each:
         return [_line(run.run_id, [[run]], begun) for run in runs]
     folded: dict[tuple[str, ...], dict[str, list[RunResult]]] = {}
@@ -230,7 +235,7 @@ def _folded(
 
 
 def _but_for_seeds(run: RunResult) -> str:
-    """What runs share that differ in their seeds alone."""
+    """Key of runs that differ only in their seeds."""
     own = {**(run.identity or run.config)}
     if own.get("seed") == own.get("data_seed"):
         del own["data_seed"]
@@ -246,7 +251,7 @@ def _line(name: str, groups: list[list[RunResult]], begun: Mapping[str, str]) ->
         seed_median([final_value(run, above) for run in group], group[0].mode) if group else None for group in ended
     ]
     first = groups[0][0]
-    order = sorted(range(len(groups)), key=lambda i: _place(groups[i][0]))  # of equals, the middle one of a grid
+    order = sorted(range(len(groups)), key=lambda i: _place(groups[i][0]))  # ties: the middle of a grid
     best = best_index([scores[i] for i in order], first.mode, equal_below(scores, first.metric))
     if best is not None:
         best = order[best]
@@ -256,7 +261,7 @@ def _line(name: str, groups: list[list[RunResult]], begun: Mapping[str, str]) ->
 
 
 def _place(run: RunResult) -> list[tuple[int, float, str]]:
-    """Where a run's hyperparameters are in a grid: numbers in order, and then words."""
+    """Sort key of a run's hyperparameters in a grid: first numbers, then words."""
     values = (value for _, value in sorted(run.config["opt_options"].items()))
     return [(0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value)) for value in values]
 
@@ -268,9 +273,9 @@ def _is_alike(run: RunResult, groups: Sequence[Sequence[RunResult]]) -> bool:
 
 
 def _tell_apart(found: Iterable[Line]) -> None:
-    """Note in each line the settings in which lines of its task and optimizer, or its own runs, differ.
+    """Note in each line the settings that differ between lines of its task and optimizer, or between its runs.
 
-    Those that `bench fit` has of itself and all others too are left out.
+    Settings equal to those of `bench fit` in all lines are omitted.
     """
     kinds: dict[tuple[str, str], list[tuple[Line, list[dict[str, str]]]]] = {}
     words: dict[str, dict[str, str]] = {}
@@ -282,7 +287,7 @@ def _tell_apart(found: Iterable[Line]) -> None:
         every = [each for _, own in several for each in own]
         for name in dict.fromkeys(name for each in every for name in each):
             values[name] = {each.get(name) for each in every}
-        # A budget in steps is there in place of one in epochs, which is then None.
+        # A budget in steps replaces one in epochs, which is then None.
         chosen = [group[0].chosen for line, _ in several for group in line.groups]
         unusual = {name for own in chosen for name, value in own.items() if value is not None}
         shown = [name for name, there in values.items() if len(there) > 1 or name in unusual]
@@ -333,7 +338,7 @@ def _cells(line: Line) -> list[str]:
 
 
 def local(moment: str) -> str:
-    """A moment of a record in the time of this machine; a dash where it is not known."""
+    """A moment of a record in local time; a dash if unknown."""
     try:
         return f"{datetime.fromisoformat(moment).astimezone():%Y-%m-%d %H:%M}"
     except (ValueError, OverflowError):
@@ -350,7 +355,7 @@ def _span(values: Sequence[int]) -> str:
 
 
 def seeds(runs: Iterable[RunResult]) -> str:
-    """The seeds of runs: a few one by one, a row as a row, and many by their number."""
+    """The seeds of runs: a short list, a range, or their number."""
     own = sorted({run.config["seed"] for run in runs})
     if len(own) > 2 and own[-1] - own[0] == len(own) - 1:
         return f"{own[0]} to {own[-1]}"
@@ -366,14 +371,20 @@ def _result(line: Line) -> str:
 
 
 def as_json(found: Iterable[Line], stores: Stores) -> list[dict[str, Any]]:
-    """The runs of lines, each with its result and what tells it from others."""
+    """The runs of lines, each with its result and differing settings."""
     studies = studies_of(stores)
     return [
         {
-            **result_json(run, stores.place(run.run_id).parent), "reason": run.reason, "begun": run.begun or None,
-            "seed": run.config["seed"], "data_seed": run.config["data_seed"], "engine": run.engine, "plan": run.plan,
-            "study": studies.get(run.run_id), "settings": run.chosen,
+            **result_json(run, stores.place(run.run_id).parent),
+            "reason": run.reason,
+            "begun": run.begun or None,
+            "seed": run.config["seed"],
+            "data_seed": run.config["data_seed"],
+            "engine": run.engine,
+            "plan": run.plan,
+            "study": studies.get(run.run_id),
+            "settings": run.chosen,
         }
         for line in found
         for run in line.runs
-    ]  # fmt: skip
+    ]

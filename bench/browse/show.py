@@ -1,4 +1,4 @@
-"""What `bench show RUN` shows of a stored run: its state, result, settings and curve, and what to do with it."""
+"""`bench show RUN`: state, result, settings, curve and commands of a stored run."""
 
 import math
 import shlex
@@ -22,11 +22,11 @@ from bench.text import cell, duration, word_of
 WIDE, HIGH = 72, 12
 """The most columns and lines of a plot. Ours."""
 MOST = 50_000
-"""A longer curve is drawn from every second step, or fewer. Ours."""
+"""Longer curves are thinned before drawing. Ours."""
 
 
 def lines(run: RunResult, store: Store) -> tuple[list[str], bool]:
-    """The page, as wide as the terminal, and whether all could be read; names in the record may hold anything."""
+    """The page, as wide as the terminal, and whether everything was readable; names in the record are untrusted."""
     wide = columns()
     try:
         tables, damaged = store.tables(run.run_id), None
@@ -60,13 +60,24 @@ def as_json(run: RunResult, store: Store) -> tuple[dict[str, Any], bool]:
     except UserError as error:
         tables, damaged = {}, str(error)
     found = {
-        "kind": "run", **result_json(run, store.folder), "begun": run.begun or None, "made_for": run.plan,
-        "study": _study(run, store) or planned_by(run), "tuned_by": run.tuned_by, "best_step": run.best_step,
-        "metrics": run.metrics, "settings": settings_of(run.config), "chosen": run.chosen, "versions": run.versions,
-        "environment": run.environment, "notes": _notes(run), "commands": list(_commands(run, store).values()),
-        "folder": store.place(run.run_id), "rows": {name: len(own["step"]) for name, own in tables.items()},
+        "kind": "run",
+        **result_json(run, store.folder),
+        "begun": run.begun or None,
+        "made_for": run.plan,
+        "study": _study(run, store) or planned_by(run),
+        "tuned_by": run.tuned_by,
+        "best_step": run.best_step,
+        "metrics": run.metrics,
+        "settings": settings_of(run.config),
+        "chosen": run.chosen,
+        "versions": run.versions,
+        "environment": run.environment,
+        "notes": _notes(run),
+        "commands": list(_commands(run, store).values()),
+        "folder": store.place(run.run_id),
+        "rows": {name: len(own["step"]) for name, own in tables.items()},
         "damaged": damaged,
-    }  # fmt: skip
+    }
     return found, damaged is None
 
 
@@ -101,7 +112,7 @@ def _facts(run: RunResult, store: Store) -> list[str]:
 
 
 def _study(run: RunResult, store: Store) -> str | None:
-    """The study that has a record and the run as a trial."""
+    """The recorded study with the run as a trial."""
     return next((each.name for each in Stores([store.folder]).studies if run.run_id in each.run_ids), None)
 
 
@@ -116,7 +127,7 @@ def _reached(run: RunResult) -> str:
 
 
 def _result(run: RunResult) -> list[str]:
-    """The metrics by split, at the last step and the best one; the last evaluation of a run that has none."""
+    """The metrics by split at the last and the best step; without them, the last evaluation."""
     found: dict[str, list[str]] = {}
     which = ("final", "best")
     for at, name in enumerate(which):
@@ -154,7 +165,7 @@ def _notes(run: RunResult) -> list[str]:
 
 
 def _commands(run: RunResult, store: Store) -> dict[str, str]:
-    """Commands of a shell by what they do; whatever names hold, a shell takes them for names."""
+    """Shell commands by purpose; all names are quoted."""
     place = shlex.join(["--store", str(store.folder)])
     order = run.config["data_seed"]
     seeds = f"--seed {run.config['seed']}" + f" --data_seed {order}" * (order != run.config["seed"])
@@ -167,7 +178,7 @@ def _commands(run: RunResult, store: Store) -> dict[str, str]:
             found["continue the sweep with its command; alone it begins again"] = f"{fit_words(run)} {seeds} {place}"
         else:
             found["it has no checkpoint, so it begins again"] = f"{fit_words(run)} {seeds} {place}"
-    if _study(run, store) is not None:  # boards and curves leave trials out
+    if _study(run, store) is not None:  # boards and curves exclude trials
         words = ["bench", "plot", "sensitivity", "--task", run.config["task"], "--opt", run.config["opt"]]
         found["plot its study"] = f"{shlex.join(words)} {place} -o study.png"
         return {what: cell(words) for what, words in found.items()}

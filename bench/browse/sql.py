@@ -1,14 +1,13 @@
 """SQL over the runs of one or more stores: the views of `bench sql`, in DuckDB.
 
-`runs` has a row for each run, as its record says. `settings` is its configuration in dotted form as JSON, so that
-`(settings->>'opt.lr')::double` is a learning rate; `versions` and `metrics` are JSON too, and `study` names the study
-that the run is a trial of; `begun` is when it began, in UTC, and `plan` what it was made for. `curves` and
+`runs` has a row for each run, from its record. `settings` is its configuration in dotted form as JSON, so that
+`(settings->>'opt.lr')::double` is a learning rate; `versions` and `metrics` are JSON too, `study` names the study of
+a trial; `begun` is its start, in UTC, and `plan` its purpose. `curves` and
 `measurements` have the rows of the runs' tables; DuckDB reads from their files only what a query needs. `trials` has a
-row for each trial of the studies that left a record, in the order in which they were wanted. What does not exist or is
-not finite is NULL.
+row for each trial of recorded studies, in the order of the design. Missing and non-finite values are NULL.
 
-The database lies in memory, only statements that read are taken, and DuckDB itself reads nothing but the stores: a
-query can neither change a store nor see the rest of the machine.
+The database is in memory, only read-only statements are accepted, and DuckDB can read only the stores: a query can
+neither change a store nor read other files.
 """
 
 import glob
@@ -37,40 +36,72 @@ if TYPE_CHECKING:
 
 VIEWS = {
     "runs": {
-        "run_id": "varchar", "task": "varchar", "opt": "varchar", "status": "varchar", "reason": "varchar",
-        "seed": "bigint", "data_seed": "bigint", "metric": "varchar", "split": "varchar",
-        "select_split": "varchar", "final": "double", "best": "double", "best_step": "bigint", "steps": "bigint",
-        "skipped": "bigint", "steps_to_target": "bigint",
-        "seconds_to_target": "double", "wall_s": "double", "train_s": "double", "cap_share": "double",
-        "saturated_at": "bigint", "step_of": "varchar",
-        "part": "varchar", "engine": "varchar", "machine": "varchar", "torch": "varchar", "versions": "json",
-        "settings": "json", "metrics": "json", "study": "varchar", "begun": "timestamp", "plan": "varchar",
+        "run_id": "varchar",
+        "task": "varchar",
+        "opt": "varchar",
+        "status": "varchar",
+        "reason": "varchar",
+        "seed": "bigint",
+        "data_seed": "bigint",
+        "metric": "varchar",
+        "split": "varchar",
+        "select_split": "varchar",
+        "final": "double",
+        "best": "double",
+        "best_step": "bigint",
+        "steps": "bigint",
+        "skipped": "bigint",
+        "steps_to_target": "bigint",
+        "seconds_to_target": "double",
+        "wall_s": "double",
+        "train_s": "double",
+        "cap_share": "double",
+        "saturated_at": "bigint",
+        "step_of": "varchar",
+        "part": "varchar",
+        "engine": "varchar",
+        "machine": "varchar",
+        "torch": "varchar",
+        "versions": "json",
+        "settings": "json",
+        "metrics": "json",
+        "study": "varchar",
+        "begun": "timestamp",
+        "plan": "varchar",
         "shipped": "boolean",
     },
     "curves": {"run_id": "varchar", **{name: "bigint" if name == "step" else "double" for name in CURVE_FIELDS}},
     "measurements": {"run_id": "varchar", "step": "bigint"},
     "trials": {
-        "study": "varchar", "task": "varchar", "opt": "varchar", "number": "bigint", "kind": "varchar",
-        "state": "varchar", "score": "double", "point": "json", "runs": "varchar[]", "is_winner": "boolean",
+        "study": "varchar",
+        "task": "varchar",
+        "opt": "varchar",
+        "number": "bigint",
+        "kind": "varchar",
+        "state": "varchar",
+        "score": "double",
+        "point": "json",
+        "runs": "varchar[]",
+        "is_winner": "boolean",
     },
-}  # fmt: skip
-"""Columns of each view, with their types; `measurements` has one more for each thing that was measured."""
+}
+"""Columns of each view, with their types; `measurements` has one more for each measured quantity."""
 _NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL\(.*\))$")
 """DuckDB's types of numbers."""
 _PATIENCE = 1.0
-"""Seconds in which DuckDB should end what is interrupted. Ours."""
+"""Seconds that DuckDB gets to end an interrupted query. Ours."""
 _FILES = {"curves": "curve", "measurements": "measurements"}
 
 
 @dataclass
 class Answer:
-    """What a query gave.
+    """Result of a query.
 
     Attributes:
-        names: of the columns, no two alike.
+        names: of the columns, all different.
         kinds: DuckDB's types of them.
         rows: to be read once.
-        damaged: tables that could not be read, and so were left out.
+        damaged: unreadable tables, which were excluded.
     """
 
     names: list[str]
@@ -83,23 +114,23 @@ _WHERE = f"views: {', '.join(VIEWS)}; `bench sql 'describe runs'` lists the colu
 
 
 def ask(stores: Stores, query: str) -> Answer:
-    """What a query gives.
+    """The result of a query.
 
     Args:
         stores: whose runs it sees.
-        query: one statement that reads.
+        query: one read-only statement.
 
     Raises:
-        UserError: it is no such statement, or DuckDB cannot carry it out.
+        UserError: the statement is not read-only, or DuckDB cannot execute it.
     """
     import duckdb
 
     try:
-        query.encode()  # words of the command line may hold bytes that are no text
+        query.encode()  # the command line may contain bytes that are not text
         statements = duckdb.extract_statements(query)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise UserError(
-                "bench sql takes one query that reads, such as SELECT, WITH, DESCRIBE or SUMMARIZE (a PIVOT with its"
+                "bench sql takes one read-only query, such as SELECT, WITH, DESCRIBE or SUMMARIZE (a PIVOT with its"
                 f" values: ON column IN (...)); {_WHERE}"
             )
         views = _Views(stores, query)
@@ -111,21 +142,21 @@ def ask(stores: Stores, query: str) -> Answer:
                 raise
         return views.answer(statements[0].query)
     except ModuleNotFoundError as error:  # duckdb needs pytz for such values
-        raise UserError("a time with a time zone has no form here; cast it, as in now()::varchar") from error
+        raise UserError("times with a time zone are not supported; cast them, as in now()::varchar") from error
     except (duckdb.Error, UnicodeError) as error:
         message = " ".join(str(error).partition("\n\nLINE ")[0].split())  # without the query itself
         raise UserError(f"{clean(message)}; {_WHERE}") from None
 
 
 class _Views:
-    """The views that a query sees; those that it does not name are empty.
+    """The views of a query; those that it does not name are empty.
 
     Args:
         stores: whose runs they show.
         query: the query.
 
     Attributes:
-        ready: whether all views are there; an error after that may be the query's own.
+        ready: whether all views exist; a later error may be the query's own.
         damaged: tables that cannot be read.
     """
 
@@ -137,7 +168,7 @@ class _Views:
         self._used = [name for name in VIEWS if name in text or "query" in text]
 
     def answer(self, query: str) -> Answer:
-        """What the query gives. All of it is there before the first row is read: it comes whole or not at all."""
+        """The result of the query. It is complete before the first row is read."""
         self.ready = False
         con = self.connect()
         con.execute("create schema parts")
@@ -155,11 +186,11 @@ class _Views:
         return Answer([name for name, _ in columns], [kind for _, kind in columns], rows, list(self.damaged.values()))
 
     def connect(self) -> "DuckDBPyConnection":
-        """A database in memory that reads nothing but the stores, and writes nowhere."""
+        """A database in memory that can read only the stores and write nothing."""
         import duckdb
 
         con = duckdb.connect(config={"python_enable_replacements": "false", "autoinstall_known_extensions": "false"})
-        con.execute("set temp_directory = ''")  # or a large query would write beside us
+        con.execute("set temp_directory = ''")  # or a large query would write to the working folder
         folders = [str(store.folder) for store in self.stores.stores]
         allowed = [f"{folder}/" for folder in dict.fromkeys([*folders, *map(glob.escape, folders)])]
         con.execute("set allowed_directories = $1", [allowed])
@@ -168,7 +199,7 @@ class _Views:
         return con
 
     def leave_out_damaged(self) -> bool:
-        """Look for values of tables that cannot be read, and leave those out from now on; whether there were any."""
+        """Find unreadable tables and exclude them from now on; whether there were any."""
         before = len(self.damaged)
         for name in self._used:
             for run_id, block in self.stores.blocks.items() if name in _FILES else ():
@@ -189,9 +220,14 @@ class _Views:
             for number, trial in enumerate(record.trials):
                 own = {name: trial.get(name) for name in ("kind", "state", "score", "runs")}
                 yield {
-                    "study": record.name, "task": record.task, "opt": record.opt, "number": number, **own,
-                    "point": _json(trial.get("point")), "is_winner": record.winner in trial["runs"],
-                }  # fmt: skip
+                    "study": record.name,
+                    "task": record.task,
+                    "opt": record.opt,
+                    "number": number,
+                    **own,
+                    "point": _json(trial.get("point")),
+                    "is_winner": record.winner in trial["runs"],
+                }
 
     def _load(self, con: "DuckDBPyConnection", name: str, rows: Iterable[dict[str, Any]]) -> None:
         """Make a view a table of these rows."""
@@ -199,15 +235,20 @@ class _Views:
 
         kinds = VIEWS[name]
         arrow = {
-            "varchar": pa.string(), "json": pa.string(), "bigint": pa.int64(), "double": pa.float64(),
-            "boolean": pa.bool_(), "varchar[]": pa.list_(pa.string()), "timestamp": pa.string(),
-        }  # fmt: skip
+            "varchar": pa.string(),
+            "json": pa.string(),
+            "bigint": pa.int64(),
+            "double": pa.float64(),
+            "boolean": pa.bool_(),
+            "varchar[]": pa.list_(pa.string()),
+            "timestamp": pa.string(),
+        }
         schema = pa.schema([(column, arrow[kind]) for column, kind in kinds.items()])
         columns = ", ".join(f"{column}::{kind} as {column}" for column, kind in kinds.items())
         _keep(con, name, pa.Table.from_pylist(list(rows), schema), columns)
 
     def _read_files(self, con: "DuckDBPyConnection", name: str) -> None:
-        """Make a view that reads the blocks' tables where they lie, when it is asked."""
+        """Make a view that reads the blocks' tables lazily."""
         import pyarrow as pa
 
         finished, growing, sound = [], [], dict[str, bool]()
@@ -221,7 +262,7 @@ class _Views:
             if sound[folder]:
                 finished.append((run_id, f"{block.at}/{_FILES[name]}.parquet"))
         parts = []
-        if finished:  # a block may hold runs that are taken from elsewhere
+        if finished:  # some of a block's runs may come from elsewhere
             run_ids, paths = zip(*finished, strict=True)
             _keep(con, f"parts.finished_{name}", pa.table({"run_id": run_ids, "filename": paths}))
             columns = ", ".join(VIEWS["curves"]) if name == "curves" else "* exclude (filename)"
@@ -238,7 +279,7 @@ class _Views:
         con.execute(f"create view {name} as select {first}{rest} from ({' union all by name '.join(parts)})")
 
     def _is_sound(self, block: Block, name: str) -> bool:
-        """Whether a finished block has such a table, and all are what they should be."""
+        """Whether a finished block has such a table, and all are valid."""
         try:
             block.check_tables()
             return is_there(block.at / f"{_FILES[name]}.parquet") is not None
@@ -247,7 +288,7 @@ class _Views:
             return False
 
     def _growing(self, run_id: str, block: Block, name: str) -> "list[pa.Table]":
-        """The table of a run that is being trained, or was when its process ended; none if it has not begun."""
+        """The table of a run in training, or interrupted in training; none if it has not begun."""
         import numpy as np
         import pyarrow as pa
 
@@ -264,7 +305,7 @@ class _Views:
 
 
 def _interruptibly(con: "DuckDBPyConnection", statement: str) -> None:
-    """Carry a statement out, so that Ctrl-C ends it: DuckDB computes without a look at Python's signals."""
+    """Execute a statement that Ctrl-C can end: DuckDB does not check Python's signals."""
     broken: list[BaseException] = []
 
     def work() -> None:
@@ -273,7 +314,7 @@ def _interruptibly(con: "DuckDBPyConnection", statement: str) -> None:
         except BaseException as error:
             broken.append(error)
 
-    thread = Thread(target=work, daemon=True)  # the program does not wait for it in the end
+    thread = Thread(target=work, daemon=True)  # the program does not wait for it at exit
     thread.start()
     try:
         thread.join()
@@ -292,7 +333,7 @@ def _keep(con: "DuckDBPyConnection", name: str, rows: "pa.Table", columns: str =
 
 
 def _parquet(paths: Iterable[str], view: str) -> str:
-    """What reads these files, and says in the column `filename` which."""
+    """The SQL that reads these files, with the column `filename`."""
     names = ", ".join("'" + glob.escape(path).replace("'", "''") + "'" for path in dict.fromkeys(paths))
     by_name = view == "measurements"  # which opens all files beforehand
     return f"read_parquet([{names}], filename = true, hive_partitioning = false, union_by_name = {by_name})"
@@ -302,11 +343,18 @@ def _run_row(run: RunResult, study: str | None) -> dict[str, Any]:
     config = run.config
     return {
         **{name: value for name, value in vars(run).items() if name in VIEWS["runs"]},
-        "task": config["task"], "opt": config["opt"], "seed": config["seed"], "data_seed": config["data_seed"],
-        "machine": run.machine, "torch": _text(run.versions.get("torch")), "versions": _json(run.versions),
-        "settings": _json(settings_of(config)), "metrics": _json(run.metrics), "study": study,
+        "task": config["task"],
+        "opt": config["opt"],
+        "seed": config["seed"],
+        "data_seed": config["data_seed"],
+        "machine": run.machine,
+        "torch": _text(run.versions.get("torch")),
+        "versions": _json(run.versions),
+        "settings": _json(settings_of(config)),
+        "metrics": _json(run.metrics),
+        "study": study,
         "begun": run.begun or None,
-    }  # fmt: skip
+    }
 
 
 def _text(value: Any) -> str | None:
@@ -321,10 +369,10 @@ def _json(value: Any) -> str:
 
 
 def written(answer: Answer, kind: str, out: Path | None) -> Iterator[str]:
-    """The answer in a format (`bench.results.render.STREAMS`), piece by piece; in JSON a column of it is what it holds.
+    """The answer in a format (`bench.results.render.STREAMS`), piece by piece; JSON columns stay JSON.
 
     Args:
-        answer: what a query gave.
+        answer: result of a query.
         kind: the format.
         out: the file that it is for; None for standard output.
     """

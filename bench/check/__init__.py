@@ -1,6 +1,6 @@
-"""The conformance kit: does an optimizer do what training code expects of any `torch.optim.Optimizer`?
+"""The conformance kit: checks that an optimizer behaves as training code expects of any `torch.optim.Optimizer`.
 
-For the tests of one's own optimizer:
+In the tests of your optimizer:
 
     from bench.check import conformance
 
@@ -9,7 +9,7 @@ For the tests of one's own optimizer:
         report = conformance("my_package.my_module:MyOptimizer")
         assert report.ok, report.text()
 
-The checks are listed in `bench/check/catalogue.py`. They run in a process of their own, on small problems on the CPU.
+The checks are listed in `bench/check/catalogue.py`. They run in a separate process, on small problems on the CPU.
 Importing this package imports no torch.
 """
 

@@ -1,4 +1,4 @@
-"""Does it optimize, and does it take the steps that it should?"""
+"""Checks that an optimizer optimizes and takes the right steps."""
 
 import inspect
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _FACTORS = (1.0, 10.0, 100.0, 0.1, 1000.0, 0.01)
 
 
 def builds(subject: Subject) -> Measured:
-    """Make it in the ways that training code does, and step once."""
+    """Build it in the usual ways, and take one step."""
     ways: dict[str, Callable[[list[Any]], Any]] = {
         "a list of parameters": list,
         "a generator of parameters": iter,
@@ -33,13 +33,13 @@ def builds(subject: Subject) -> Measured:
             raise Failed(f"the result is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
         owned = sorted(id(p) for group in optimizer.param_groups for p in group["params"])
         if owned != sorted(id(p) for p in stepper.params):
-            raise Failed(f"made from {name}, its param_groups do not hold each parameter once")
+            raise Failed(f"made from {name}, its param_groups do not contain each parameter exactly once")
         stepper.step()
     return Measured(None, "on matrices only" if subject.matrices else "by role" if subject.by_role else "")
 
 
 def _lowered(subject: Subject, model: Callable[[], Any], tolerance: float = 0.5, steps: int = 60) -> Measured:
-    """Least loss after some steps over that before, with the factor on lr that reached it."""
+    """Lowest loss after some steps over the initial loss, and its factor on lr."""
     best, at = inf, 1.0
     for factor in _FACTORS if subject.lr else _FACTORS[:1]:
         stepper = subject.stepper(model(), arguments={"lr": factor * subject.lr} if subject.lr else {})
@@ -56,23 +56,23 @@ def _lowered(subject: Subject, model: Callable[[], Any], tolerance: float = 0.5,
 
 
 def quadratic(subject: Subject) -> Measured:
-    """How much of a quadratic's value is left."""
+    """Remaining fraction of a quadratic's value."""
     return _lowered(subject, subject.quadratic)
 
 
 def attention(subject: Subject) -> Measured:
-    """How much of an attention head's loss is left."""
+    """Remaining fraction of an attention head's loss."""
     return _lowered(subject, subject.attention)
 
 
 def reference(subject: Subject) -> Measured:
-    """Hold its steps to a function.
+    """Compare its steps with a function.
 
         reference(weights, gradient, loss, step, memory, **hyperparameters) -> new weights
 
     Weights and gradient are float64 numpy vectors of all elements, loss is a float, step counts from 0, memory is a
-    dict for what the method remembers, empty at first. The function is given those of the constructor's arguments that
-    it names; with `**more` also all that were set by hand.
+    dict for the method's state, initially empty. The function receives the constructor's arguments that it names;
+    with `**more` also all that were set by hand.
     """
     formula = subject.reference
     if formula is None:

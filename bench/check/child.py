@@ -1,4 +1,4 @@
-"""The child process of the checks: started, listened to, ended."""
+"""The child process of the checks."""
 
 import json
 import os
@@ -21,9 +21,9 @@ START = 180.0
 """Seconds for importing torch, on a slow disk."""
 
 INSIDE = "BENCH_CHECK_WORKER"
-"""An environment variable that is set in there."""
+"""An environment variable that marks the child process."""
 
-# It has the path of whoever asks, where a conformance test may find its optimizer, and yet the suite's own packages.
+# The caller's path, where a conformance test may find its optimizer, with the suite's own packages first.
 _CODE = """
 import pickle, sys
 root, path = pickle.load(sys.stdin.buffer)
@@ -37,11 +37,11 @@ main()
 
 
 class Ended(Exception):
-    """The process has ended or was ended before its work was done."""
+    """The process ended before its work was done."""
 
 
 class Child:
-    """The process, in a session of its own, so that what it has forked ends with it."""
+    """The process, in its own session, so that its forks end with it."""
 
     def __init__(self, examinations: Mapping[int, Examination], limit: float) -> None:
         self.limit = limit
@@ -55,9 +55,13 @@ class Child:
         alone = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", INSIDE: "1", "PYTHONUNBUFFERED": "1"}
         self.process = subprocess.Popen(
             python_command("-c", _CODE, str(write)),
-            stdin=subprocess.PIPE, stdout=self.output, stderr=subprocess.STDOUT, pass_fds=(write,),
-            env={**os.environ, **alone}, start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=self.output,
+            stderr=subprocess.STDOUT,
+            pass_fds=(write,),
+            env={**os.environ, **alone},
+            start_new_session=True,
+        )
         os.close(write)
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
@@ -75,10 +79,10 @@ class Child:
         self.output.close()
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """What it tells, until it is done.
+        """Its events, until it is done.
 
         Raises:
-            Ended: it does not get there.
+            Ended: the process ended early.
         """
         until = time.monotonic() + START
         buffer = b""
@@ -95,7 +99,7 @@ class Child:
                             return
                 continue
             if time.monotonic() > until:
-                raise Ended(f"no end after {self.limit:g} s")
+                raise Ended(f"not finished after {self.limit:g} s")
             if select.select([self.read], [], [], 0.2)[0]:
                 chunk = os.read(self.read, 65536)
                 buffer += chunk

@@ -14,7 +14,7 @@ from bench.progress import StatusLine, say
 
 
 def main(words: list[str]) -> int:
-    """Check an optimizer: 0 all is well, 1 a failure changes results or blocks a set-up.
+    """Check an optimizer: 0 passed, 1 a failure changes results or blocks a set-up.
 
     Raises:
         UserError: there is no such optimizer, check or option.
@@ -30,10 +30,10 @@ def main(words: list[str]) -> int:
     if args.task is not None:
         return _task(args)
     if of_task := [f"--{name}" for name in args.of_runs if name.startswith("task.")]:
-        raise UserError(f"{of_task[0]} is an option of a task: name it with --task TASK")
+        raise UserError(f"{of_task[0]} is an option of a task: name the task with --task TASK")
     if args.matrix is not None:
         if args.name is not None or args.of_runs or args.reference:
-            raise UserError("--matrix checks optimizers as they are: leave the name, --opt.* and --reference away")
+            raise UserError("--matrix uses default arguments: remove the name, --opt.* and --reference")
         from bench.check import matrix  # which needs numpy
 
         matrix.command(args.matrix, args.only, args.limit, args.out, "json" if args.json else "md", args.store)
@@ -58,7 +58,7 @@ def _task(args: Any) -> int:
     """Check a task."""
     wrong = [f"--{name}" for name in args.of_runs if name.startswith("opt.")]
     if args.name is not None or args.matrix is not None or args.reference or args.out or wrong:
-        raise UserError("--task checks a task alone: leave the optimizer, --opt.*, --matrix, --reference and -o away")
+        raise UserError("--task checks only a task: remove the optimizer, --opt.*, --matrix, --reference and -o")
     options = {name.removeprefix("task."): value for name, value in args.of_runs.items()}
     examination = examination_of_task(args.task, only=args.only, options=options, data=args.data)
     progress = _Progress(len(examination.checks))
@@ -76,7 +76,7 @@ def _show(report: Report, *, as_json: bool) -> None:
 
 
 def listing() -> str:
-    """What is checked."""
+    """The list of checks."""
     return "\n".join([*_listed("optimizer"), "", "Of tasks (--task):", *_listed("task")])
 
 
@@ -90,7 +90,7 @@ def _listed(kind: Kind) -> list[str]:
 
 
 class _Progress:
-    """A line on a terminal, a line for each check elsewhere."""
+    """One updated line on a terminal, a line for each check elsewhere."""
 
     def __init__(self, total: int) -> None:
         self.total, self.done, self.line = total, 0, StatusLine()

@@ -1,4 +1,4 @@
-"""What an optimizer does with its closure, its keywords and with gradients that others have made."""
+"""Checks of closures, keywords of `step` and given gradients."""
 
 import inspect
 from math import inf
@@ -41,7 +41,7 @@ def closure(subject: Subject) -> Measured:
 
 
 def _step(optimizer: Any) -> str:
-    """Where its `step` stands."""
+    """The source location of its `step`."""
     code = getattr(inspect.unwrap(type(optimizer).step), "__code__", None)
     return f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
 
@@ -56,12 +56,12 @@ def closure_calls(subject: Subject) -> Measured:
     declared = subject.spec.traits.calls_closure_again
     note = f"{calls} a step" + (", as declared" if declared else "")
     if calls == 0 and subject.spec.traits.needs_loss:
-        raise Failed("it is declared to need the loss, and never calls the closure")
+        raise Failed("it declares that it needs the loss but never calls the closure")
     return Measured(0.0 if declared else float(max(calls - 1, 0)), note)
 
 
 def norm_keywords(subject: Subject) -> Measured:
-    """Told norms against its own."""
+    """Given norms against its own."""
     keywords = sorted(subject.spec.step_keywords)
     if not keywords:
         raise NotApplicable("its step takes no norm")
@@ -85,7 +85,7 @@ def grad_scaler(subject: Subject) -> Measured:
     overflow = False
 
     def by(evaluate: Any) -> Any:
-        """What `tasks.core.training_step` does, with gradients that are there already: scale, unscale, step, update."""
+        """The sequence of `tasks.core.training_step` with given gradients: scale, unscale, step, update."""
         with torch.no_grad():
             for p in scaled.params:
                 p.grad.mul_(scaler.get_scale())

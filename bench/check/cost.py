@@ -1,4 +1,4 @@
-"""What a step costs: reads by the host, memory, time."""
+"""Cost of a step: synchronisations, memory, time."""
 
 import gc
 import statistics
@@ -15,7 +15,7 @@ from bench.check.subject import Measured, Subject
 
 
 def syncs(subject: Subject) -> Measured:
-    """Reads in two steps, in the way that a GPU's step goes: with foreach kernels where there are any."""
+    """Synchronisations in two steps with the kernels of a GPU: foreach if available."""
     ways: list[dict[str, Any]] = [{}]
     if "foreach" in subject.options and not subject.arguments.get("fused"):
         ways.append({"foreach": True})
@@ -30,7 +30,7 @@ def syncs(subject: Subject) -> Measured:
 
 
 def leaks(subject: Subject) -> Measured:
-    """Growth of what lives, between the 80th and the 120th step."""
+    """Growth of live memory between steps 80 and 120."""
     stepper, watch = subject.stepper(), Memory()
     for _ in range(80):
         _watched(stepper, watch)
@@ -40,11 +40,11 @@ def leaks(subject: Subject) -> Measured:
         _watched(stepper, watch)
     grown = max(0, _settled(watch) - first)
     where = watch.most() if grown else ""
-    return Measured(grown / _size(stepper.params), f"what stays is made in {where}" if where else "")
+    return Measured(grown / _size(stepper.params), f"the remaining memory is allocated in {where}" if where else "")
 
 
 def _watched(stepper: Stepper, watch: Any) -> None:
-    """One step, of which the optimizer's own part is watched; it is given weights, gradients and loss."""
+    """One step with observation of the optimizer's part; weights, gradients and loss are given."""
 
     def by(evaluate: Callable[[], Tensor], **told: Tensor) -> None:
         watch.given([*stepper.params, *(p.grad for p in stepper.params), evaluate()])
@@ -67,13 +67,13 @@ def memory(subject: Subject) -> Measured:
 
 
 def temporaries(subject: Subject) -> Measured:
-    """Temporaries beyond what is declared, with the kernels that GPUs take."""
+    """Temporaries beyond the declared ones, with the kernels of GPUs."""
     ways: list[dict[str, Any]] = [{}]
     if "foreach" in subject.options and not subject.arguments.get("fused"):
         ways.append({"foreach": True})
     most = max(_copies(subject, way)[1] for way in ways)
     declared = subject.spec.temporaries
-    return Measured(max(0.0, most - declared), f"{most:.2g} copies, where {declared:g} are declared")
+    return Measured(max(0.0, most - declared), f"{most:.2g} copies, {declared:g} declared")
 
 
 def _copies(subject: Subject, arguments: Mapping[str, Any]) -> tuple[float, float]:
@@ -92,7 +92,7 @@ def _copies(subject: Subject, arguments: Mapping[str, Any]) -> tuple[float, floa
 
 
 def time(subject: Subject) -> Measured:
-    """Median time of steps, over that of copies of the parameters."""
+    """Median time of a step, in units of copying the parameters."""
     params = _large(subject, 250_000)
     optimizer, others = subject.make(params), [torch.empty_like(p) for p in params]
     _push(subject, optimizer, params)
@@ -102,7 +102,7 @@ def time(subject: Subject) -> Measured:
 
 
 def _large(subject: Subject, elements: int) -> list[nn.Parameter]:
-    """Four parameters with gradients that stay."""
+    """Four parameters with fixed gradients."""
     params = []
     others = [(100, elements // 100)] * 2 if subject.matrices else [(elements,), (elements // 100, 10, 10)]
     for shape in [(elements // 500, 500), (500, elements // 500), *others]:

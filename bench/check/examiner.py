@@ -1,7 +1,7 @@
 """The process that imports an optimizer and runs the checks on it.
 
-What to do comes as a pickle on standard input. Verdicts leave as lines of JSON through a file descriptor of their own,
-so that what the optimizer prints does not get among them.
+Input is a pickle on standard input. Verdicts are lines of JSON on a separate file descriptor, so that the
+optimizer's output does not mix with them.
 """
 
 import json
@@ -34,13 +34,13 @@ class Examination:
 
     Attributes:
         name: in the registry, `module:Class` or `file.py:Class`.
-        spec: instead of what the registry has under that name.
+        spec: replaces the registry's entry.
         options: hyperparameters.
         reference: `module:function`, or None.
         checks: names.
-        kind: what it is.
+        kind: optimizer or task.
         data: the data folder of a task; None for the default.
-        asked: what is asked for is only which optimizers `name` stands for; it may be a module or a file as well.
+        asked: only list the optimizers of `name`, which may also be a module or a file.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Examination:
 
 
 class Examiner:
-    """Runs examinations and tells of them.
+    """Runs examinations and reports events.
 
     Args:
         fd: where to write.
@@ -66,7 +66,7 @@ class Examiner:
         os.set_inheritable(fd, False)
 
     def tell(self, event: str, **more: Any) -> None:
-        """Write an event; a process that an optimizer has forked ends here instead."""
+        """Write an event; a process forked by an optimizer ends here."""
         if os.getpid() != self.pid:
             os._exit(0)
         os.write(self.fd, json.dumps({"event": event, **more}).encode() + b"\n")
@@ -96,7 +96,7 @@ class Examiner:
         spec: OptimizerSpec | None = None
         try:
             self._warm_up()
-            self.tell("check", check=examination.checks[0])  # which loading counts as
+            self.tell("check", check=examination.checks[0])  # loading counts as one
             if examination.kind == "task":
                 subject = _task(examination)
             else:
@@ -134,12 +134,12 @@ class Examiner:
 
 
 def _explained(spec: OptimizerSpec | None, said: str) -> str:
-    """An error, behind what its class shows of the reason."""
+    """An error, after the reason that its class shows."""
     from bench.check.reasons import why
 
     try:
         return said if spec is None else why(spec.cls, said)
-    except Exception:  # a class that cannot be looked at
+    except Exception:  # a class that cannot be inspected
         return said
 
 
@@ -193,7 +193,7 @@ def _package(name: str) -> str:
 
 
 def _members(name: str) -> list[str]:
-    """Public optimizer classes of a module, each under its first name; torch's own only where they are asked for."""
+    """Public optimizer classes of a module, each under its first name; torch's own only if requested."""
     from torch.optim import Optimizer
 
     found: dict[Any, str] = {}
@@ -214,13 +214,16 @@ def _about(subject: Any) -> dict[str, Any]:
     }
     target = spec.target if isinstance(spec, OptimizerSpec) else ":".join(place_of(spec.module))
     return {
-        "target": target, "version": spec.version, "package": spec.package, "versions": versions,
+        "target": target,
+        "version": spec.version,
+        "package": spec.package,
+        "versions": versions,
         "arguments": arguments,
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
-    """Do what standard input says; the first argument is the file descriptor."""
+    """Process standard input; the first argument is the file descriptor."""
     process.begin()
     limit, examinations = pickle.load(sys.stdin.buffer)
     examiner = Examiner(int(sys.argv[1]), limit)
@@ -228,4 +231,4 @@ def main() -> None:
     import torch  # noqa: F401 - before the first limit
 
     examiner.run(examinations)
-    os._exit(0)  # whatever threads an optimizer has left
+    os._exit(0)  # regardless of an optimizer's remaining threads

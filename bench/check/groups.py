@@ -1,4 +1,4 @@
-"""Parameter groups, learning rates by group, and parameters that do not take part."""
+"""Checks of parameter groups, learning rates by group, and frozen parameters."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def groups(subject: Subject) -> Measured:
         "two groups": subject.stepper(groups=lambda params: [{"params": params[:1]}, {"params": params[1:]}]),
     }
     if not subject.by_role:
-        later = ways["a group that is added later"] = subject.stepper(groups=lambda params: params[:2])
+        later = ways["a group added later"] = subject.stepper(groups=lambda params: params[:2])
         later.optimizer.add_param_group({"params": later.params[2:]})
         in_training(later.optimizer)
     differs = ""
@@ -34,13 +34,13 @@ def groups(subject: Subject) -> Measured:
 
 
 def _difference(one: Stepper, other: Stepper, name: str) -> str:
-    """What a step does otherwise: state of a parameter, or the way of some."""
+    """Differences of a step: state of a parameter, or updates of some."""
     states = (stepper.optimizer.state_dict()["state"] for stepper in (one, other))
     if what := difference(*states, at="state", tolerance=1e-6):
         return f"{name}: {what}"
     pairs = enumerate(zip(other.params, one.params, one.start, strict=True))
     moved = [str(i) for i, (p, q, start) in pairs if gap([p], [q], [start]) > _TOLERANCE]
-    return f"{name}: parameters {', '.join(moved)} move otherwise" if moved else ""
+    return f"{name}: parameters {', '.join(moved)} get other updates" if moved else ""
 
 
 def schedule(subject: Subject) -> Measured:
@@ -51,13 +51,13 @@ def schedule(subject: Subject) -> Measured:
     scheduled.run()
     if subject.lr is None:
         if scheduled.gap(plain.run()) == 0:
-            raise Failed("half of the groups' lr makes the same steps")
-        return Measured(None, "lr is no argument of the constructor; half of it made other steps")
+            raise Failed("half of the groups' lr gives the same steps")
+        return Measured(None, "lr is no argument of the constructor; half of it gave other steps")
     return Measured(scheduled.gap(subject.stepper(arguments={"lr": subject.lr / 2}).run()))
 
 
 def lr_zero(subject: Subject) -> Measured:
-    """The way that weights come in a pause at lr = 0, relative to that before."""
+    """Distance that weights move at lr = 0, relative to the distance before."""
     stepper = subject.stepper().run(3)
     _check_lr(stepper)
     before = values(stepper.params)
@@ -71,7 +71,7 @@ def lr_zero(subject: Subject) -> Measured:
     if not all(p.isfinite().all() for p in stepper.params):
         raise Failed("after a pause at lr = 0, weights are not finite")
     if moved == 0 and _same(stepper.params, before) and not _same(before, stepper.start):
-        raise Failed("after a pause at lr = 0, the weights move no more")
+        raise Failed("after a pause at lr = 0, the weights no longer change")
     return Measured(moved)
 
 
@@ -82,11 +82,11 @@ def _same(a: list[Any], b: list[Any]) -> bool:
 def _check_lr(stepper: Stepper) -> None:
     for i, group in enumerate(stepper.optimizer.param_groups):
         if not isinstance(group.get("lr"), float | int | torch.Tensor):
-            raise Failed(f"param_groups[{i}] has no number 'lr'")
+            raise Failed(f"param_groups[{i}] has no numeric 'lr'")
 
 
 def frozen(subject: Subject) -> Measured:
-    """Parameters that have no gradient, among those that have one; and a step in which none has."""
+    """Parameters without a gradient among others, and a step without any gradient."""
     still, unused = nn.Parameter(torch.ones(3, 1), requires_grad=False), nn.Parameter(torch.ones(2, 1))
     alone = subject.stepper().run()
     among = subject.stepper(groups=lambda params: [still, unused, *params]).run()
@@ -98,7 +98,7 @@ def frozen(subject: Subject) -> Measured:
     none = subject.stepper()
     push(subject, none.optimizer, [(p, None) for p in none.params])
     if not _same(none.params, none.start):
-        raise Failed("a step without any gradient moves weights")
+        raise Failed("a step without gradients changes weights")
     return Measured(among.gap(alone))
 
 

@@ -1,4 +1,4 @@
-"""Hyperparameters that differ between groups, and an lr that changes in mid-run."""
+"""Checks of hyperparameters by group, and of an lr that changes during training."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf
@@ -11,22 +11,22 @@ from bench.check.steps import NotApplicable, gap, push, values
 from bench.check.subject import Failed, Measured, Subject
 
 _PUSHES = 4
-_MATTERS = 1e-6  # a gap that is no rounding
+_MATTERS = 1e-6  # a gap above rounding
 
 
 def lr_changes(subject: Subject) -> Measured:
-    """Halve and double lr after three steps: where that makes other steps at the start, it must do so then."""
+    """Halve and double lr after three steps: if this changes the first step, it must also change later ones."""
     if any("lr" not in group for group in subject.stepper().optimizer.param_groups):
         raise NotApplicable("its groups have no 'lr', as `schedule` says")
     factors = [factor for factor in (0.5, 2.0) if _gap_by_lr(subject, 0, factor) > _MATTERS]
     for factor in factors:
         if _gap_by_lr(subject, 3, factor) <= _MATTERS:
-            raise Failed(f"lr times {factor:g} makes other steps from the start, and none after 3 steps")
-    return Measured(0.0, "" if factors else "half and double of lr make the same steps")
+            raise Failed(f"lr times {factor:g} changes the steps from the start, but not after 3 steps")
+    return Measured(0.0, "" if factors else "half and double of lr give the same steps")
 
 
 def _gap_by_lr(subject: Subject, before: int, factor: float) -> float:
-    """How far two steps are from those with another lr, after some steps with the same."""
+    """Gap of two steps from those with another lr, after some steps with the same."""
     changed, plain = subject.stepper().run(before), subject.stepper().run(before)
     for group in changed.optimizer.param_groups:
         group["lr"] = group["lr"] * factor
@@ -36,9 +36,8 @@ def _gap_by_lr(subject: Subject, before: int, factor: float) -> float:
 def group_values(subject: Subject) -> Measured:
     """Give each number of the constructor two values in two groups.
 
-    The order of the groups must not matter, nor the constructor's own value; and where neither weights nor gradients of
-    one group move the other, as a norm over all does, each must move as if all had its value. To refuse two values is
-    no fault.
+    Neither the order of the groups nor the constructor's value may matter. If groups do not interact, as through a
+    global norm, each must move as if all had its value. Refusing two values is no fault.
     """
     subject.refuse_chance()
     plain = _moved(subject)
@@ -57,7 +56,7 @@ def group_values(subject: Subject) -> Measured:
                 break
             held.append(label)
             if found > worst:
-                worst, differs = found, f"{label}: {value} in one group and {other} in another do not step as told"
+                worst, differs = found, f"{label}: {value} in one group and {other} in another are not both used"
             break
     if worst > 1e-9:
         return Measured(worst, differs)
@@ -66,7 +65,7 @@ def group_values(subject: Subject) -> Measured:
 
 
 def _numbers(subject: Subject) -> Iterator[tuple[str, str, list[Any]]]:
-    """Each number of the constructor that groups have: what it is called, its argument, other values of this."""
+    """Each numeric hyperparameter of groups: its label, its argument, other values."""
     group = subject.stepper().optimizer.param_groups[0]
     for name, value in subject.hparams.items():
         if name in group and _is_number(value):
@@ -81,7 +80,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _others(value: float) -> list[Any]:
-    """Values to try until one makes other steps."""
+    """Values to try until one changes the steps."""
     if isinstance(value, int):
         return [value + 3, value + 1, value // 2]
     return [value / 2, 2 * value, value + 0.1] if value else [0.1, 1.5]
@@ -97,10 +96,13 @@ def _start(subject: Subject) -> Halves:
 
 
 def _moved(
-    subject: Subject, arguments: Mapping[str, Any] | None = None, own: Sequence[Mapping[str, Any]] = ({}, {}),
-    order: Sequence[int] = (0, 1), shifted: int | None = None,
-) -> Halves:  # fmt: skip
-    """Weights after some steps with made-up gradients, which are always the same.
+    subject: Subject,
+    arguments: Mapping[str, Any] | None = None,
+    own: Sequence[Mapping[str, Any]] = ({}, {}),
+    order: Sequence[int] = (0, 1),
+    shifted: int | None = None,
+) -> Halves:
+    """Weights after some steps with synthetic gradients, always the same.
 
     Args:
         subject: what is checked.
@@ -137,14 +139,14 @@ def _gap(subject: Subject, a: Halves, b: Halves) -> float:
 
 
 def _two(subject: Subject, name: str, of: tuple[Any, Any], uniform: tuple[Halves, Halves], *, separable: bool) -> float:
-    """The greatest gap of two groups with these values from what they should do.
+    """The largest gap of two groups with these values from the expected weights.
 
     Args:
         subject: what is checked.
         name: the hyperparameter.
         of: its values in the two groups.
-        uniform: where the weights come if all have the first value, and the second.
-        separable: whether each half moves as if it were alone.
+        uniform: weights if all have the first value, and the second.
+        separable: whether the halves do not interact.
     """
     own = [{name: value} for value in of]
     told = [_moved(subject, {name: of[0]}, own), _moved(subject, {name: of[1]}, own, order=(1, 0))]

@@ -1,4 +1,4 @@
-"""Verdicts of a matrix as they come, kept in a store: the same command goes on after a kill. Imports no torch."""
+"""Journal of a matrix's verdicts in a store: the same command continues after a kill. Imports no torch."""
 
 import fcntl
 import hashlib
@@ -16,14 +16,14 @@ from bench.store.block import CHECKS
 
 
 class Journal:
-    """A file of lines, one for each verdict, that one process writes.
+    """A file with a line for each verdict, written by one process.
 
     Args:
-        store: in whose folder of checks it lies.
-        what: all that decides the verdicts, as plain values; another `what` has another file.
+        store: whose folder of checks contains it.
+        what: everything that determines the verdicts, as plain values; each `what` has its own file.
 
     Attributes:
-        known: by optimizer, what was known of it and its verdicts when the file was opened.
+        known: by optimizer, its facts and verdicts when the file was opened.
 
     Raises:
         UserError: the file cannot be written, or another process writes it.
@@ -43,7 +43,7 @@ class Journal:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.file.close()
-            raise UserError(f"another process makes this matrix now ({self.path}): wait for it, or end it") from None
+            raise UserError(f"another process is making this matrix ({self.path}): wait for it, or end it") from None
         self.known: dict[str, tuple[Mapping[str, Any], list[Verdict]]] = {}
         self._read()
 
@@ -51,7 +51,7 @@ class Journal:
         self.file.seek(0)
         text = self.file.read()
         whole = text.rpartition(b"\n")[0] + b"\n" * (b"\n" in text)
-        self.file.truncate(len(whole))  # a line that a kill has torn
+        self.file.truncate(len(whole))  # a line truncated by a kill
         for line in whole.splitlines():
             with suppress(ValueError, KeyError, TypeError):  # somebody else's
                 entry = json.loads(line)
@@ -68,7 +68,7 @@ class Journal:
         os.write(self.file.fileno(), json.dumps(entry).encode() + b"\n")
 
     def close(self, *, done: bool) -> None:
-        """Leave the file to the next process, or remove it where there is nothing left to do."""
+        """Release the file, or remove it if nothing is left to do."""
         if done:
             self.path.unlink(missing_ok=True)
         self.file.close()

@@ -1,4 +1,4 @@
-"""Many runs of an optimizer as one program, as sweeps train them."""
+"""Checks of vectorised runs, as in sweeps."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def _one_by_one(subject: Subject, alone: list[Stepper], rates: list[dict[str, An
 
 
 def _together(subject: Subject, alone: list[Stepper], rates: list[float]) -> Measured:
-    """With norms that are told, as sweeps tell them, and without."""
+    """With given norms, as in sweeps, and without."""
     ways = [(), tuple(sorted(subject.spec.update_keywords))]
     found = [_moved(subject, alone, rates, keywords) for keywords in dict.fromkeys(ways)]
     return Measured(max(found), "pure update through vmap")
@@ -53,7 +53,7 @@ def _together(subject: Subject, alone: list[Stepper], rates: list[float]) -> Mea
 
 def _moved(subject: Subject, alone: list[Stepper], rates: list[float], keywords: tuple[str, ...]) -> float:
     models = [subject.attention(seed=10 * lane) for lane in range(_LANES)]
-    # Only evaluates; what steps is the update.
+    # Only evaluates; the update steps.
     steppers = [Stepper(subject, model, torch.optim.SGD(model.parameters())) for model in models]
     hparams = {**subject.hparams, "lr": torch.tensor(rates, dtype=torch.float64)}
     update = subject.spec.pure_update

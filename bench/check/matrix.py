@@ -26,10 +26,10 @@ from bench.text import cell
 from optimizers import OPTIMIZERS
 
 MATRIX_CHECKS = tuple(name for name in CHECKS if name != "reference")
-"""A reference is of one optimizer."""
+"""A reference belongs to one optimizer."""
 
 WORDS = {"pass": "pass", "fail": "FAIL", "error": "ERROR", "not applicable": "n.a."}
-"""Verdicts as they stand in a cell."""
+"""Verdicts as shown in a cell."""
 
 _KINDS = {".md": "md", ".html": "html", ".csv": "csv", ".json": "json", ".tex": "tex", ".txt": "table"}
 
@@ -48,30 +48,30 @@ class Row:
 
 
 def kind_of(path: Path) -> str:
-    """The format that a file's name stands for.
+    """The format of a file, by its suffix.
 
     Raises:
-        UserError: none, or the file has no folder to lie in.
+        UserError: the suffix is unknown, or the folder does not exist.
     """
     if path.suffix not in _KINDS:
-        raise UserError(f"-o {path}: the name ends in none of {', '.join(_KINDS)}, which says the format")
+        raise UserError(f"-o {path}: the suffix sets the format and must be one of {', '.join(_KINDS)}")
     if not path.parent.is_dir() or path.is_dir():
-        raise UserError(f"cannot write {path}: {'it is a folder' if path.is_dir() else 'its folder is not there'}")
+        raise UserError(f"cannot write {path}: {'it is a folder' if path.is_dir() else 'its folder does not exist'}")
     return _KINDS[path.suffix]
 
 
 def members(words: Sequence[str], limit: float = START) -> list[dict[str, str]]:
-    """Which optimizers words stand for, found in a process of its own.
+    """The optimizers that words stand for, found in a separate process.
 
     Args:
         words: modules or files (all their public optimizer classes), `module:Class`, names of the registry.
         limit: seconds that an import may take.
 
     Returns:
-        For each word, the packages of its optimizers by name; an optimizer is under the first word that stands for it.
+        For each word, the packages of its optimizers by name; an optimizer is listed under its first word.
 
     Raises:
-        UserError: one of them stands for nothing, or its import raises, hangs or ends the process.
+        UserError: a word stands for no optimizer, or its import raises an exception, hangs or ends the process.
     """
     found: list[dict[str, str]] = []
     known: set[str] = set()
@@ -109,16 +109,16 @@ def rows(
     show: Show | None = None,
     known: Known | None = None,
 ) -> Iterator[Row]:
-    """Check optimizers, each group in a process of its own.
+    """Check optimizers, each group in a separate process.
 
-    What cannot be loaded or made has verdicts that say so.
+    Optimizers that cannot be loaded or built get such verdicts.
 
     Args:
         groups: packages by name, as those of `members`.
         only: names of checks; all but `reference` if None.
         limit: seconds that one check may take.
         show: called with each verdict as it comes.
-        known: what was found out before, which is not run again.
+        known: earlier results, which are not repeated.
 
     Raises:
         UserError: there is no such check.
@@ -137,16 +137,17 @@ def board(found: Sequence[Row], notes: Sequence[str] = ()) -> Board:
 
     Args:
         found: rows.
-        notes: on where and how it was made.
+        notes: on the machine and method.
     """
     made_of = {v.check for row in found for v in row.report.verdicts}
     checks = sorted((check for check in CHECKS if check in made_of), key=lambda check: weight(CHECKS[check]))
     found = sorted(found, key=_rank)
     versions = next((row.report.about["versions"] for row in found if row.report.about), {})
     legend = (
-        "FAIL: the property does not hold; ERROR: the optimizer raised, ended its process, or did not end;"
-        " n.a.: not applicable, or not run since the optimizer does not build; a number is reported, and no fault."
-        " Faults are failures that change results or block a set-up; columns stand in the order of what a failure does"
+        "FAIL: the property does not hold; ERROR: the optimizer raised an exception, ended its process, or did not"
+        " finish;"
+        " n.a.: not applicable, or not run since the optimizer does not build; a number is only reported. Faults are"
+        " failures that change results or block a set-up; columns are ordered by severity"
     )
     made = [f"made with {', '.join(f'{name} {number}' for name, number in versions.items())}"] if versions else []
     return Board(
@@ -160,21 +161,23 @@ def board(found: Sequence[Row], notes: Sequence[str] = ()) -> Board:
 def _packages(found: Sequence[Row]) -> Table:
     columns = [
         Column("package", "package", "distribution and version"),
-        Column("optimizers", "optimizers", "classes that were checked"),
-        Column("built", "built", "of them, those that pass the check `builds`, with their default arguments"),
-        Column("clean", "without a fault", "of them, those of which no failure changes results or blocks a set-up"),
-        Column("spotless", "pass all", "of them, those that pass all checks that apply"),
+        Column("optimizers", "optimizers", "checked classes"),
+        Column("built", "built", "of these, those that pass the check `builds` with default arguments"),
+        Column("clean", "without a fault", "of these, those without a failure that changes results or blocks a set-up"),
+        Column("spotless", "pass all", "of these, those that pass all applicable checks"),
     ]
     packages = dict.fromkeys(row.package for row in found)
     own = {package: [row.report for row in found if row.package == package] for package in packages}
     values = [
         {
-            "package": package, "optimizers": len(own[package]), "built": sum(map(_built, own[package])),
+            "package": package,
+            "optimizers": len(own[package]),
+            "built": sum(map(_built, own[package])),
             "clean": sum(report.ok for report in own[package]),
             "spotless": sum(not report.failed for report in own[package]),
         }
         for package in packages
-    ]  # fmt: skip
+    ]
     return Table("By package", columns, values)
 
 
@@ -183,7 +186,7 @@ def _built(report: Report) -> bool:
 
 
 def _rank(row: Row) -> tuple[bool, int, int]:
-    """Those without faults come first, those that are not built last."""
+    """Order: optimizers without faults first, those that are not built last."""
     return not _built(row.report), len(row.report.serious), len(row.report.failed)
 
 
@@ -194,19 +197,19 @@ def _not_built(found: Sequence[Row]) -> list[Table]:
         if not _built(row.report) and row.report.failed
     ]
     columns = [
-        Column("opt", "optimizer", "what `bench check` takes"),
+        Column("opt", "optimizer", "argument of `bench check`"),
         Column("package", "package", "distribution and version"),
-        Column("why", "why", "the reason, and what was raised"),
+        Column("why", "why", "the reason and the exception"),
     ]
     return [Table("Not built with default arguments", columns, values)] if values else []
 
 
 def _matrix(found: Sequence[Row], checks: Sequence[str]) -> Table:
     columns = [
-        Column("opt", "optimizer", "what `bench check` takes"),
+        Column("opt", "optimizer", "argument of `bench check`"),
         Column("package", "package", "distribution and version"),
         Column("faults", "faults", "number of failures that change results or block a set-up"),
-        Column("less", "less", "number of failures that cost speed or are a matter of hygiene"),
+        Column("less", "less", "number of failures that cost speed or concern hygiene"),
         *(Column(check, check, CHECKS[check].meaning) for check in checks),
     ]
     values, failures = [], []
@@ -225,9 +228,9 @@ def _matrix(found: Sequence[Row], checks: Sequence[str]) -> Table:
 def _totals(found: Sequence[Row], checks: Sequence[str]) -> Table:
     columns = [
         Column("check", "check", "name, as --only takes it"),
-        Column("meaning", "what is checked", "what it means"),
-        Column("severity", "a failure", "what a failure does"),
-        Column("tolerance", "at most", "greatest number that passes"),
+        Column("meaning", "object of the check", "the property"),
+        Column("severity", "a failure", "consequence of a failure"),
+        Column("tolerance", "at most", "largest value that passes"),
         *(Column(word, WORDS[word], f"optimizers with this verdict: {word}") for word in WORDS),
     ]
     count = {
@@ -237,7 +240,7 @@ def _totals(found: Sequence[Row], checks: Sequence[str]) -> Table:
         {"check": c, "meaning": CHECKS[c].meaning, "severity": _severity(c), "tolerance": CHECKS[c].tolerance}
         | {word: count[c][word] for word in WORDS}
         for c in checks
-    ]  # fmt: skip
+    ]
     return Table("By check", columns, values)
 
 
@@ -247,13 +250,13 @@ def _severity(check: str) -> str | None:
 
 
 def in_cell(verdict: Verdict) -> str:
-    """A verdict in a cell: a word, or the number of what is only reported."""
+    """A verdict in a cell: a word, or a reported number."""
     reported = CHECKS[verdict.check].tolerance is None and verdict.verdict == "pass" and verdict.measured is not None
     return f"{verdict.measured:.2g}" if reported else WORDS[verdict.verdict]
 
 
 def said(verdict: Verdict) -> str:
-    """A verdict in words, with its number and tolerance; of paths, what is the same on all machines."""
+    """A verdict in words, with its number and tolerance; paths without their machine-specific part."""
     tolerance = CHECKS[verdict.check].tolerance
     number = "" if verdict.measured is None else f" {verdict.measured:.3g}"
     bound = f" (at most {tolerance:g})" if number and tolerance is not None else ""
@@ -262,7 +265,7 @@ def said(verdict: Verdict) -> str:
 
 
 def _without_folders(note: str) -> str:
-    """Words with the last folder of each path alone."""
+    """Words with only the last folder of each path."""
     return re.sub(r"(?:/[\w.+@-]+)+/([\w.+@-]+/[\w.+@-]+)", r"\1", note)
 
 
@@ -272,20 +275,23 @@ def as_text(found: Sequence[Row], kind: str, notes: Sequence[str] = ()) -> str:
     Args:
         found: rows.
         kind: one of `bench.results.render.FORMATS`.
-        notes: on where and how it was made.
+        notes: on the machine and method.
     """
     whole = board(found, notes)
     return _page(found, whole) if kind == "html" else FORMATS[kind]([whole])
 
 
 def _page(found: Sequence[Row], whole: Board) -> str:
-    """As a page of its own, with what was measured behind each cell."""
+    """As a page, with the measurement behind each cell."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("bench", "check"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True
-    )  # fmt: skip
+        loader=PackageLoader("bench", "check"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     verdicts = {row.report.name: {v.check: v for v in row.report.verdicts} for row in found}
     return environment.get_template("matrix.html.j2").render(board=whole, verdicts=verdicts, said=said, cell=cell)
 
@@ -296,24 +302,24 @@ def _page(found: Sequence[Row], whole: Board) -> str:
 def command(
     words: Sequence[str], only: Sequence[str] | None, limit: float, outputs: Sequence[Path], kind: str, store: Path
 ) -> None:
-    """Make the matrix and write it; what is there when it is interrupted is written too.
+    """Make the matrix and write it; after an interruption, the part so far is written too.
 
-    Each verdict is in the store as soon as it is there, and the same command goes on after an interrupt or a kill. The
-    report on an optimizer joins the store's once all of its checks were made.
+    Each verdict is stored immediately, and the same command continues after an interrupt or a kill. The report on an
+    optimizer is added to the store once all of its checks are done.
 
     Args:
         words: as those of `members`.
         only: names of checks; all if None.
         limit: seconds that one check may take.
-        outputs: files, in the formats that their names say; standard output if there is none.
+        outputs: files, in the formats of their suffixes; standard output if there is none.
         kind: format on standard output.
         store: where verdicts are kept.
 
     Raises:
-        UserError: a word stands for nothing, a file cannot be written, or another process makes this matrix.
+        UserError: a word stands for no optimizer, a file cannot be written, or another process makes this matrix.
         KeyboardInterrupt: it was interrupted.
     """
-    examination_of("sgd", only=only)  # a misspelt check is said before anything is imported
+    examination_of("sgd", only=only)  # report a misspelt check before importing anything
     kinds = [kind_of(path) for path in outputs]
     groups = members(words)
     versions = [python_version(), *(version(name) for name in ("torch", "attention-optimizer-bench"))]
@@ -350,7 +356,7 @@ class _Progress:
     def __init__(self, total: int, journal: Journal) -> None:
         self.done, self.total, self.line, self.journal = 0, total, StatusLine(), journal
         if journal.known:
-            say(f"going on after {sum(len(known) for _, known in journal.known.values())} verdicts in {journal.path}")
+            say(f"continuing after {sum(len(known) for _, known in journal.known.values())} verdicts in {journal.path}")
 
     def show(self, report: Report, verdict: Verdict) -> None:
         """Keep a verdict and show it."""
@@ -358,7 +364,7 @@ class _Progress:
         self.line.show(f"{self.done + 1}/{self.total} {report.name}: {verdict.check}")
 
     def row(self, row: Row) -> None:
-        """Show what came of an optimizer."""
+        """Show the result of an optimizer."""
         self.done += 1
         if not self.line.live:
             said = row.report.headline() if _built(row.report) else "not built"

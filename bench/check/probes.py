@@ -1,4 +1,4 @@
-"""Watching the operations of a step: what a GPU would wait for, and what memory is made."""
+"""Observers of the operations of a step: synchronisations with a GPU, and allocated memory."""
 
 import os
 import sys
@@ -13,12 +13,19 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Operations that need values on the host: to hand them over, or to know the size of their result.
+# Operations that need values on the host, to return them or to know the size of the result.
 _READS = {
-    "_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
-    "equal", "bincount",
-}  # fmt: skip
-# Methods that make no operation where the tensor is on the host already.
+    "_local_scalar_dense",
+    "is_nonzero",
+    "nonzero",
+    "masked_select",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "equal",
+    "bincount",
+}
+# Methods without an operation if the tensor is already on the host.
 _METHODS = {"cpu", "numpy", "tolist", "__array__"}
 
 
@@ -28,7 +35,7 @@ _PYTHON = sysconfig.get_path("stdlib") + os.sep
 
 
 def place() -> str:
-    """File and line of the code that runs now, outside of the kit, of torch and of Python; else in torch's optimizers.
+    """File and line of the running code, outside the kit, torch and Python; else in torch's optimizers.
 
     Returns:
         `FILE, line N`, or nothing.
@@ -47,15 +54,15 @@ def place() -> str:
 
 
 class Reads(TorchDispatchMode):
-    """Counts reads of values that would lie on a GPU if the parameters did.
+    """Counts reads of values that would be on a GPU if the parameters were.
 
-    What would lie there: the tensors it is given, what operations make of them, and what is made for an explicit
-    device, since that is then a parameter's. A counter made by `torch.tensor(0.0)` stays on the host, free to read.
+    These are the given tensors, results of operations on them, and tensors created on an explicit device, since that
+    is then a parameter's. A counter made by `torch.tensor(0.0)` stays on the host, free to read.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.there: dict[int, Any] = {}  # storages are kept, or others would be taken for them once they are freed
+        self.there: dict[int, Any] = {}  # keep storages alive, so that no other takes their address
         self.reads: list[str] = []
         self.methods = _Methods(self)
 
@@ -68,16 +75,16 @@ class Reads(TorchDispatchMode):
         self.methods.__exit__(*error)
 
     def note(self, name: str) -> None:
-        """There was a read."""
+        """Count a read."""
         where = place()
         self.reads.append(f"{name} ({where})" if where else name)
 
     def given(self, tensors: list[Tensor]) -> None:
-        """These tensors lie on the device."""
+        """Mark tensors as on the device."""
         self.there |= {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors}
 
     def is_there(self, tensors: list[Tensor]) -> bool:
-        """Whether one of them lies on the device."""
+        """Whether one of them is on the device."""
         return any(t.untyped_storage()._cdata in self.there for t in tensors)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -95,14 +102,14 @@ class Reads(TorchDispatchMode):
 
 
 class _Methods(TorchFunctionMode):
-    """Tells `Reads` of methods that are no operations."""
+    """Reports methods without an operation to `Reads`."""
 
     def __init__(self, reads: Reads) -> None:
         super().__init__()
         self.of = reads
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note the call and let it happen."""
+        """Note the call and execute it."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         to_host = name == "to" and "cpu" in [a for a in (*args, *kwargs.values()) if isinstance(a, str)]
@@ -112,21 +119,21 @@ class _Methods(TorchFunctionMode):
 
 
 def _masked(name: str, args: Any) -> bool:
-    """Whether elements are chosen by a mask, whose number the host must know."""
+    """Whether a mask selects elements, so that the host must know their number."""
     if name not in ("index", "index_put", "index_put_"):
         return False
     return any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1])
 
 
 class Memory(TorchDispatchMode):
-    """Adds up the bytes of tensors that operations make, as long as they live.
+    """Sums the bytes of live tensors created by operations.
 
     Args:
-        peaks: whether to look after each operation, which takes time.
+        peaks: whether to check after each operation, which is slow.
 
     Attributes:
-        peak: greatest sum since it was last set.
-        places: whether to note where in the code tensors are made, from now on.
+        peak: largest sum since it was last set.
+        places: whether to record where tensors are created.
     """
 
     def __init__(self, *, peaks: bool = False) -> None:
@@ -135,7 +142,7 @@ class Memory(TorchDispatchMode):
         self.peaks, self.peak, self.places = peaks, 0, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation and note what it made."""
+        """Run the operation and record its results."""
         kwargs = kwargs or {}
         known = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
         out = func(*args, **kwargs)
@@ -154,12 +161,12 @@ class Memory(TorchDispatchMode):
             self.alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes(), where)
 
     def now(self) -> int:
-        """Bytes that live."""
+        """Live bytes."""
         self.alive = {key: value for key, value in self.alive.items() if not value[0].expired()}
         return sum(size for _, size, _ in self.alive.values())
 
     def most(self) -> str:
-        """Where most of what lives was made, of what was noted."""
+        """The recorded place that created the most live memory."""
         sizes: Counter[str] = Counter()
         for _, size, where in self.alive.values():
             sizes[where] += size * bool(where)

@@ -14,7 +14,7 @@ def _draw(seed: int, *shape: int) -> Tensor:
 
 
 class Attention(nn.Module):
-    """An attention head and a linear readout, with the logistic loss of labels that it can learn.
+    """An attention head with a linear readout and a logistic loss with learnable labels.
 
     Args:
         dtype: of weights and data.
@@ -55,7 +55,7 @@ class Attention(nn.Module):
 
 
 class Quadratic(nn.Module):
-    """Half of the sum of a_i y_i^2 with a from 1 to 10 and y = turn^T w, from a start in which all take part.
+    """Half of the sum of a_i y_i^2 with a from 1 to 10 and y = turn^T w, from a start with all components.
 
     Args:
         turn: an orthogonal matrix, shape (6, 6); the identity if None.

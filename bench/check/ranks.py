@@ -19,17 +19,17 @@ from bench.check.subject import Failed, Measured, Raised, Subject
 from bench.errors import described
 
 _WORLD = 2
-_CUT = 5  # the first rank's samples, the second has the others
+_CUT = 5  # samples of the first rank; the second has the others
 
 
 class _Shared(Attention):
-    """The attention head on ranks that see their own samples each.
+    """The attention head on ranks with different samples.
 
     Ranks average gradients, and losses too unless `own_loss`.
     """
 
     network: Any = None
-    """What is called: this module, or its DDP wrapper."""
+    """The callable: this module, or its DDP wrapper."""
     own_loss = False
 
     def rows(self, parts: int) -> list[slice]:
@@ -52,28 +52,28 @@ def ddp(subject: Subject) -> Measured:
     """Train with DDP on two ranks."""
     first, apart = _replicas(subject)
     if apart:
-        raise Failed(f"the replicas drift apart, after 6 steps by {apart:.2g} of their way")
+        raise Failed(f"the replicas diverge, after 6 steps by {apart:.2g} of their way")
     alone = subject.stepper().run()
     return Measured(gap(first, values(alone.params), alone.start))
 
 
 def rank_seeds(subject: Subject) -> Measured:
-    """How far replicas drift apart under DDP if the ranks' global generators have seeds of their own."""
+    """Divergence of replicas under DDP if the ranks have different global seeds."""
     _, apart = _replicas(subject, own_seeds=True)
-    return Measured(apart, "replicas drift apart" if apart else "")
+    return Measured(apart, "replicas diverge" if apart else "")
 
 
 def own_loss(subject: Subject) -> Measured:
-    """How far replicas drift apart under DDP if the closure tells each rank its own loss.
+    """Divergence of replicas under DDP if each rank's closure returns its own loss.
 
-    The closure of a plain training loop does so.
+    This is the case in a plain training loop.
     """
     _, apart = _replicas(subject, own_loss=True)
-    return Measured(apart, "replicas drift apart" if apart else "replicas stay equal")
+    return Measured(apart, "replicas diverge" if apart else "replicas stay equal")
 
 
 def _replicas(subject: Subject, *, own_loss: bool = False, own_seeds: bool = False) -> tuple[list[Tensor], float]:
-    """Weights of the first of two ranks after training with DDP, and how far those of the second are from them."""
+    """Weights of the first of two ranks after training with DDP, and their distance from those of the second."""
     _check_applicable(subject)
     from torch.nn.parallel import DistributedDataParallel
 
@@ -81,7 +81,7 @@ def _replicas(subject: Subject, *, own_loss: bool = False, own_seeds: bool = Fal
         model = _Shared(matrices=subject.matrices)
         model.own_loss = own_loss
         network = DistributedDataParallel(model)
-        object.__setattr__(model, "network", network)  # no submodule of its own
+        object.__setattr__(model, "network", network)  # no submodule
         return values(subject.stepper(model, seeded=1000 * dist.get_rank() if own_seeds else 0).run().params)
 
     first, second = _on_ranks(train, 0.7 * subject.limit)
@@ -109,16 +109,16 @@ def fsdp(subject: Subject) -> Measured:
 
 def _check_applicable(subject: Subject) -> None:
     if subject.spec.traits.create_graph:
-        raise NotApplicable("averaged gradients have no graph that it could differentiate")
+        raise NotApplicable("averaged gradients have no graph to differentiate")
     if not (dist.is_available() and dist.is_gloo_available() and "fork" in multiprocessing.get_all_start_methods()):
-        raise NotApplicable("this machine cannot fork processes that talk by gloo")
+        raise NotApplicable("this machine cannot fork processes that communicate with gloo")
 
 
 def _on_ranks(train: Callable[[], list[Tensor]], seconds: float) -> list[list[Tensor]]:
-    """What the function returns on each rank, within so many seconds.
+    """The function's results by rank, within a time limit in seconds.
 
     Raises:
-        Raised: it raised on one, one has ended, or the ranks wait for each other.
+        Raised: a rank raised an exception or ended, or the ranks wait for each other.
     """
     # Forked, so that torch and the plug-in need not be imported again; nothing here has started threads.
     context = multiprocessing.get_context("fork")
@@ -145,9 +145,9 @@ def _gathered(folder: Path, processes: list[Any], seconds: float) -> list[list[T
                 raise Raised(f"on rank {rank}: {error.read_text('utf-8')}")
         ended = [rank for rank, process in enumerate(processes) if process.exitcode is not None]
         if any(not results[rank].exists() and not (folder / f"{rank}.error").exists() for rank in ended):
-            raise Raised("one of the two processes has ended without a result")
+            raise Raised("one of the two processes ended without a result")
         if time.monotonic() > until:
-            raise Raised(f"the two processes do not end in {seconds:.3g} s: they wait for each other, or one hangs")
+            raise Raised(f"the two processes did not finish in {seconds:.3g} s: they wait for each other, or one hangs")
         time.sleep(0.02)
     return [torch.load(result, weights_only=True) for result in results]
 

@@ -1,4 +1,4 @@
-"""Why an optimizer cannot be made, or makes no step, with its default arguments."""
+"""Reasons why an optimizer cannot be built, or cannot step, with its default arguments."""
 
 import inspect
 from typing import Any
@@ -11,11 +11,11 @@ _SAID = {
     "No module named": "it needs another package",
     "double": "its step takes no float64",
 }
-"""What errors say, in lower case or not, and what it means."""
+"""Texts of errors, ignoring case, and their meaning."""
 
 
 def why(cls: Any, said: str) -> str:
-    """What is known of a class that is not built, in front of what was said.
+    """The reason why a class is not built, followed by the error.
 
     Args:
         cls: the class.

@@ -12,14 +12,14 @@ Word = Literal["pass", "fail", "not applicable", "error"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a check.
+    """Result of a check.
 
     Attributes:
         check: its name.
-        verdict: `error` where the optimizer raised, ended its process, or did not end.
-        measured: the number that was held against the tolerance, or None.
-        note: what else was seen.
-        seconds: how long it took.
+        verdict: `error` if the optimizer raised an exception, ended its process, or did not finish.
+        measured: the number compared with the tolerance, or None.
+        note: further observations.
+        seconds: duration.
     """
 
     check: str
@@ -39,12 +39,11 @@ class Report:
     """All verdicts on an optimizer or a task.
 
     Attributes:
-        name: what was asked for.
-        options: hyperparameters that were given.
-        about: target, package, versions, and arguments that its constructor was called with; empty if it could not be
-            loaded.
+        name: as requested.
+        options: given hyperparameters.
+        about: target, package, versions, and constructor arguments; empty if it could not be loaded.
         verdicts: in the order of the catalogue.
-        kind: what was checked.
+        kind: optimizer or task.
     """
 
     name: str
@@ -55,7 +54,7 @@ class Report:
 
     @property
     def catalogue(self) -> dict[str, Check]:
-        """The checks that there are of its kind."""
+        """All checks of its kind."""
         return CATALOGUES[self.kind]
 
     @property
@@ -73,11 +72,11 @@ class Report:
 
     @property
     def serious(self) -> list[str]:
-        """Of them, those whose failure changes results or blocks a set-up."""
+        """Those that change results or block a set-up."""
         return [check for check in self.failed if self.catalogue[check].severity in SERIOUS]
 
     def headline(self) -> str:
-        """The faults, and what is less: `1 fault (changes results: groups); less: costs speed: syncs, temporaries`."""
+        """Faults and lesser failures: `1 fault (changes results: groups); less: costs speed: syncs, temporaries`."""
         by: dict[Any, list[str]] = {}
         for check in self.failed:
             by.setdefault(self.catalogue[check].severity, []).append(check)
@@ -94,7 +93,7 @@ class Report:
         return {verdict.check: verdict for verdict in self.verdicts}[check]
 
     def text(self) -> str:
-        """The table, failures first and the worst of them at the top, what to do about them, and the headline."""
+        """The table with the worst failures first, the advice, and the headline."""
         from bench.results.render import shown
         from bench.results.table import Column, Table
 
@@ -118,7 +117,7 @@ class Report:
         return "\n".join([*lines, "", f"{self.name}: {self.headline()}; {total}"])
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, as strict JSON can hold it."""
+        """The report as strict JSON."""
         from bench.text import plain
 
         rows = []
@@ -134,7 +133,7 @@ class Report:
 
 
 def write_verdict(store: Path, report: Report) -> Path:
-    """Keep a report in a store; one of the same version of the optimizer is replaced.
+    """Store a report; it replaces one of the same version of the optimizer.
 
     Returns:
         The file.

@@ -1,4 +1,4 @@
-"""What an optimizer remembers, and where."""
+"""Checks of an optimizer's state."""
 
 import copy
 import io
@@ -54,11 +54,11 @@ def _resumed(subject: Subject, dtype: torch.dtype) -> Measured:
     again.calls = [0] * _BEFORE  # so that it draws the random numbers of these steps
     again.run(_AFTER)
     measured = gap(values(again.params), values(whole.params), weights)
-    return Measured(measured, f"when it goes on, {lost}" if measured and lost else "")
+    return Measured(measured, f"after resuming, {lost}" if measured and lost else "")
 
 
 def _remembered(optimizer: Any) -> dict[str, Any]:
-    """Copies of its state_dict and of its attributes, beside those that all optimizers have."""
+    """Copies of its state_dict and of its own attributes."""
     usual = vars(torch.optim.SGD([torch.zeros(1)]))
     found: dict[str, Any] = {"state_dict()": optimizer.state_dict()}
     found |= {f"self.{name}": value for name, value in vars(optimizer).items() if name not in usual}
@@ -76,7 +76,7 @@ def difference(one: Any, other: Any, at: str = "", tolerance: float = 0.0) -> st
         one: tensors, numbers, words, and dicts and lists of them; of other things only the type counts.
         other: the same.
         at: what both are called.
-        tolerance: greatest difference of two elements that counts as none, relative to the greatest of them.
+        tolerance: greatest difference of two elements that counts as none, relative to the largest of them.
     """
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         if (one.dtype, one.shape) != (other.dtype, other.shape):
@@ -128,7 +128,7 @@ def copies(subject: Subject) -> Measured:
             except Exception as error:
                 raise Raised(f"{name} after {steps} steps: {described(error)}") from error
             if any(not torch.equal(p, value) for p, value in zip(stepper.params, before, strict=True)):
-                raise Failed(f"{name}: steps of the copy move the original")
+                raise Failed(f"{name}: steps of the copy change the original")
             stepper.run(_AFTER)
             worst = max(worst, twin.gap(stepper))
     return Measured(worst, " and ".join(ways))

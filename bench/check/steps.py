@@ -1,4 +1,4 @@
-"""Steps of an optimizer, on a model as the suite makes them or with made-up gradients, and gaps between results."""
+"""Steps of an optimizer, on a model as in the suite or with synthetic gradients, and gaps between results."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -19,13 +19,13 @@ STEPS = 6
 
 
 class NotApplicable(Exception):
-    """The property has no meaning for this optimizer; says why."""
+    """The property does not apply to this optimizer; the text gives the reason."""
 
 
 class Stepper:
-    """A model and an optimizer, stepped as the suite does: the batch's gradient lies in `.grad` before `step(closure)`.
+    """A model and an optimizer, stepped as in the suite: the batch's gradient is in `.grad` before `step(closure)`.
 
-    The closure's first call hands over the loss that is there; later ones evaluate again.
+    The closure's first call returns the known loss; later calls evaluate again.
 
     Attributes:
         calls: of the closure, by step.
@@ -56,8 +56,8 @@ class Stepper:
 
         Args:
             parts: micro-batches.
-            norms: whether to tell the norms that `step` takes as keywords.
-            by: what is called with closure and keywords; the optimizer's `step` if None.
+            norms: whether to pass the norms that `step` accepts as keywords.
+            by: callable with closure and keywords; the optimizer's `step` if None.
 
         Returns:
             What it returned.
@@ -85,20 +85,20 @@ class Stepper:
         return self
 
     def gap(self, other: "Stepper") -> float:
-        """How far the weights are from another's, relative to the way that the other has come."""
+        """Distance of the weights from another's, relative to the distance that the other moved."""
         return gap(values(self.params), values(other.params), other.start)
 
 
 def push(
     subject: "Subject", optimizer: Any, gradients: Sequence[tuple[Tensor, Tensor | None]], loss: float = 0.5
 ) -> None:
-    """One step with these gradients of parameters; the closure only tells a loss.
+    """One step with given gradients; the closure only returns a loss.
 
     Raises:
         NotApplicable: the method differentiates gradients, and these have no graph.
     """
     if subject.spec.traits.create_graph:
-        raise NotApplicable("it differentiates gradients, and made-up ones have no graph")
+        raise NotApplicable("it differentiates gradients, and synthetic gradients have no graph")
     seed(0)
     for p, g in gradients:
         p.grad = g
@@ -117,7 +117,7 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def gap(a: Sequence[Tensor], b: Sequence[Tensor], start: Sequence[Tensor]) -> float:
-    """Greatest difference of a and b relative to the greatest way of b from its start; inf where one is not finite."""
+    """Largest difference of a and b relative to the largest distance of b from its start; inf if one is not finite."""
     x, y = flat(a), flat(b)
     difference, way = (float(d.abs().max()) for d in (x - y, y - flat(start)))
     if not (np.isfinite(difference) and np.isfinite(way)):

@@ -1,4 +1,4 @@
-"""An optimizer under test: what it is made with, and models to step on."""
+"""An optimizer under test: its arguments, and models to step on."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -22,23 +22,23 @@ _LR = 0.01  # of a constructor that has no default
 
 
 class Failed(Exception):
-    """The optimizer does not have the property; says what was seen."""
+    """The optimizer does not have the property; the text gives the observation."""
 
 
 class Raised(Exception):
-    """The optimizer raised where that is no end of the check's own, or in another process; says what."""
+    """The optimizer raised an exception unexpectedly or in another process; the text gives it."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a check measured: a number, to be held against the tolerance, and words."""
+    """Result of a check: a number to compare with the tolerance, and a text."""
 
     measured: float | None
     note: str = ""
 
 
 class Subject:
-    """The optimizer that is checked.
+    """The checked optimizer.
 
     Args:
         spec: of the optimizer; its class is imported.
@@ -47,12 +47,12 @@ class Subject:
         limit: seconds that one check may take.
 
     Attributes:
-        arguments: what its constructor is called with. Caps on the step are lifted unless they were given, since a cap
-            that binds would hide the loss and the norm from the checks.
+        arguments: of its constructor. Caps on the step are disabled unless given, since an active cap would hide the
+            loss and the norm from the checks.
         hparams: all of the constructor's arguments by name.
-        matrices: whether it takes matrices only, so that models of matrices are what it is checked on.
-        by_role: whether it is told which parameters are matrices: by another method for the rest (`--opt.rest`), or by
-            groups that say `use_muon`.
+        matrices: whether it takes only matrices; it is then checked on models of matrices.
+        by_role: whether it needs the roles of parameters: for another method for the rest (`--opt.rest`), or for
+            groups with `use_muon`.
 
     Raises:
         UserError: an option is unknown, has the wrong type, or is missing.
@@ -95,7 +95,7 @@ class Subject:
                 self.by_role = self._flags = False
 
     def _join(self, rest: OptimizerSpec, given: Mapping[str, Any]) -> None:
-        """Let another method move all but matrices."""
+        """Use another method for all parameters except matrices."""
         values = parse_options(f"opt.{REST}", optimizer_options(rest), given)
         values = {name: value for name, value in values.items() if value != TASK_VALUE}
         self.cls = Joint(self.cls, self.lr, rest.cls, values)
@@ -117,7 +117,7 @@ class Subject:
         return Attention(dtype, seed, matrices=self.matrices)
 
     def quadratic(self, turn: Tensor | None = None) -> Quadratic:
-        """A fresh quadratic, in turned coordinates."""
+        """A fresh quadratic in rotated coordinates."""
         return Quadratic(turn, matrices=self.matrices or self.by_role)
 
     def _lifted(self, cap: str) -> dict[str, float]:
@@ -137,13 +137,13 @@ class Subject:
         return again.gap(first) == 0 and other.run(2).gap(first) > 0
 
     def refuse_chance(self) -> None:
-        """End a check that chance would spoil.
+        """Skip a check for optimizers that draw random numbers.
 
         Raises:
-            NotApplicable: the optimizer draws random numbers, which fall otherwise where tensors lie otherwise.
+            NotApplicable: the optimizer draws random numbers, which depend on the layout of tensors.
         """
         if self.draws:
-            raise NotApplicable("it draws random numbers, which fall otherwise where tensors lie otherwise")
+            raise NotApplicable("it draws random numbers, which depend on the layout of tensors")
 
     @property
     def lr(self) -> float | None:
@@ -158,7 +158,7 @@ class Subject:
             params = [{**group, "use_muon": flag} for flag in (True, False) for group in _split(params, matrices=flag)]
         elif takes_names(self.spec.cls):
             if any(isinstance(each, dict) for each in params):
-                raise NotApplicable("it takes all parameters by name, and no groups")
+                raise NotApplicable("it takes all parameters by name and no groups")
             params = [(f"weight_{i}", p) for i, p in enumerate(params)]
         seed(seeded)
         return in_training(self.cls(params, **{**self.arguments, **more}))
@@ -175,7 +175,7 @@ class Subject:
         Args:
             model: a module with `loss(rows)`; the attention head in float64 if None.
             groups: from its parameters to what the constructor takes.
-            arguments: of the constructor, beside or in place of the subject's.
+            arguments: of the constructor, in addition to or instead of the subject's.
             seeded: first seed of the global generators.
         """
         model = self.attention() if model is None else model
@@ -185,7 +185,7 @@ class Subject:
 
 
 class Joint:
-    """A method for matrices and another for the rest, made as the class of one method is.
+    """A method for matrices and another for the rest, combined as one class.
 
     Args:
         first: class of the method for matrices.

@@ -1,4 +1,4 @@
-"""Runs the checks in processes of their own, so that an optimizer may raise, hang, print, fork or end its process."""
+"""Runs the checks in separate processes, so that an optimizer may raise, hang, print, fork or end its process."""
 
 import os
 import sys
@@ -19,12 +19,12 @@ from tasks import TASKS
 LIMIT = 30.0
 """Seconds that one check may take."""
 
-_LOST = 3  # processes that an optimizer may end before the rest of its checks are given up
+_LOST = 3  # processes that an optimizer may end before its remaining checks are skipped
 
 Show = Callable[[Report, Verdict], None]
-"""Takes what is known of an optimizer so far, and the verdict that has come."""
+"""Receives the report on an optimizer so far, and the new verdict."""
 Known = Mapping[str, tuple[Mapping[str, Any], Sequence[Verdict]]]
-"""By name, what was found out before: `Report.about` and verdicts."""
+"""Earlier results by name: `Report.about` and verdicts."""
 
 
 def conformance(
@@ -49,7 +49,7 @@ def conformance(
         show: called with each verdict as it comes.
 
     Returns:
-        The verdicts. `report.ok` says whether all is well, `report.text()` is the table with advice.
+        The verdicts. `report.ok` is True without serious failures; `report.text()` is the table with advice.
 
     Raises:
         UserError: there is no such optimizer or check, or an option is wrong.
@@ -105,20 +105,21 @@ def examination_of_task(
 
 
 def _named(value: Any) -> str:
-    """How another process finds a class or function."""
+    """Name under which another process finds a class or function."""
     if isinstance(value, str):
         return value
     module, name = value.__module__, value.__qualname__
     if "<" in name:
         raise UserError(
-            f"{name} is made inside a function, where another process cannot find it: move it to the top of its module"
+            f"{name} is defined inside a function, where other processes cannot find it: move it to the top of its"
+            f" module"
         )
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     return f"{file}:{name}" if module == "__main__" and file else f"{module}:{name}"
 
 
 def run(examinations: Sequence[Examination], *, limit: float = LIMIT, show: Show | None = None) -> list[Report]:
-    """Check several optimizers, in one process as long as it lives.
+    """Check several optimizers, in one process while it lives.
 
     Args:
         examinations: what to check.
@@ -139,14 +140,14 @@ def reports(
     refuse: bool = True,
     known: Known | None = None,
 ) -> Generator[Report, None, None]:
-    """As `run`, each report as soon as it is there, in the order of the examinations.
+    """As `run`, yielding each report when complete, in the order of the examinations.
 
     Args:
         examinations: what to check.
         limit: seconds that one check may take.
         show: called with each verdict as it comes.
-        refuse: whether an optimizer that cannot be loaded or made ends all of it; else it is a verdict like others.
-        known: what was found out before, which is not run again.
+        refuse: whether an optimizer that cannot be loaded or built raises an error; else it gets a verdict.
+        known: earlier results, which are not repeated.
 
     Raises:
         UserError: see `refuse`.
@@ -170,7 +171,7 @@ def reports(
 
 
 class _State:
-    """What is known of an examination."""
+    """State of an examination."""
 
     def __init__(
         self,
@@ -187,22 +188,22 @@ class _State:
 
     @property
     def left(self) -> tuple[str, ...]:
-        """Names of the checks that are still to run."""
+        """Names of the remaining checks."""
         return tuple(check for check in self.examination.checks if check not in self.verdicts)
 
     def judge(self, verdict: Verdict) -> None:
-        """Take over a verdict."""
+        """Add a verdict."""
         self.verdicts[verdict.check] = verdict
         if self.show is not None:
             self.show(self.report(), verdict)
 
     def close(self, why: str) -> None:
-        """There will be no more verdicts."""
+        """Finish the report."""
         for check in self.left:
             self.judge(Verdict(check, "not applicable", note=why))
 
     def lose(self, check: str | None, why: str, seconds: float) -> None:
-        """A process has ended while it ran a check."""
+        """Note that a process ended during a check."""
         self.lost += 1
         check = check if check in self.left else next(iter(self.left), None)
         if check is not None:
@@ -213,13 +214,13 @@ class _State:
             self.close(f"not run: {_LOST} checks before ended the process or did not end")
 
     def report(self) -> Report:
-        """All that is known."""
+        """The report so far."""
         verdicts = tuple(self.verdicts[check] for check in self.examination.checks if check in self.verdicts)
         return Report(self.examination.name, self.examination.options, self.about, verdicts, self.examination.kind)
 
 
 def _one_process(states: Mapping[int, _State], limit: float, refuse: bool) -> Iterator[None]:
-    """Run what is left until all is done or the process has to end; stops after each event."""
+    """Run the remaining checks until done or until the process must end; yields after each event."""
     examinations = {number: replace(state.examination, checks=state.left) for number, state in states.items()}
     current: _State | None = None
     check: str | None = None

@@ -1,4 +1,4 @@
-"""What kind of method it is: reported, never a failure."""
+"""Symmetries of a method: reported, never a failure."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ def scale(subject: Subject) -> Measured:
         stepper.step()
         lengths.append(float((model.weight.detach() - stepper.start[0]).norm()))
     if not lengths[0]:
-        return Measured(None, "the first step does not move")
+        return Measured(None, "the first step changes nothing")
     ratio = lengths[1] / lengths[0]
     for word, expected in (("invariant", 1.0), ("x10", 10.0), ("x0.1", 0.1)):
         if abs(ratio / expected - 1) < 1e-3:

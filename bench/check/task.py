@@ -22,14 +22,14 @@ from tasks import TASKS
 
 _STEPS = 6
 _BATCH = 13  # cut into micro-batches of 4, 4 and 5
-_ROWS = 50_000  # of a split that are looked at
+_ROWS = 50_000  # examined rows of a split
 _LR = 0.05
-_ROUNDING = 1e-9  # another order of the same samples is no other run
+_ROUNDING = 1e-9  # the order of the same samples does not matter
 
 
 @dataclass
 class Run:
-    """What came of a short training: weights before and after it, in order, and the loss of each step."""
+    """Result of a short training: initial and final weights, in order, and the loss of each step."""
 
     start: list[Tensor]
     weights: list[Tensor]
@@ -41,7 +41,7 @@ class Run:
 
 
 class TaskSubject:
-    """The task that is checked, trained by `sgdm` on the CPU in float64.
+    """The checked task, trained by `sgdm` on the CPU in float64.
 
     Args:
         name: in the registry, `module:SPEC` or `file.py:SPEC`.
@@ -63,9 +63,15 @@ class TaskSubject:
     def config(self, **more: Any) -> RunConfig:
         """A configuration of few steps; `more` has `__` in the place of dots."""
         settings: dict[str, Any] = {
-            "task": self.name, "opt": "sgdm", "opt.lr": _LR, "device": "cpu", "precision": "64-true",
-            "trainer.max_steps": _STEPS, "store": tempfile.gettempdir(), **self._data,
-        }  # fmt: skip
+            "task": self.name,
+            "opt": "sgdm",
+            "opt.lr": _LR,
+            "device": "cpu",
+            "precision": "64-true",
+            "trainer.max_steps": _STEPS,
+            "store": tempfile.gettempdir(),
+            **self._data,
+        }
         if self._size is not None:
             settings["trainer.batch_size"] = min(_BATCH, self._size)
         settings |= {f"task.{name}": value for name, value in self.arguments.items()}
@@ -83,8 +89,8 @@ class TaskSubject:
 
         Args:
             steps: after which to stop.
-            begin: a checkpoint to go on from.
-            end: where to leave one.
+            begin: a checkpoint to resume from.
+            end: where to save one.
             more: settings.
         """
         task, config = self.make(**more)
@@ -114,7 +120,7 @@ def builds(subject: TaskSubject) -> Measured:
     if not all(map(isfinite, run.losses)):
         raise Failed(f"losses of the first steps are {', '.join(f'{loss:g}' for loss in run.losses)}")
     if all(map(torch.equal, run.weights, run.start)):
-        raise Failed("six steps move no weight: no gradient reaches the parameters")
+        raise Failed("six steps change no weight: no gradient reaches the parameters")
     found = Counter(parameter.role for parameter in subject.make()[0].parameter_roles())
     roles = ", ".join(f"{found[role]} {role}" for role in ROLES if found[role])
     return Measured(None, f"loss {run.losses[0]:.4g}, after {_STEPS - 1} steps {run.losses[-1]:.4g}; {roles}")
@@ -125,7 +131,7 @@ def deterministic(subject: TaskSubject) -> Measured:
     first = subject.run()
     measured = subject.run().gap(first)
     if subject.run(seed=1).gap(first) <= _ROUNDING:
-        raise Failed("seed 1 gives the run of seed 0: weights and samples follow from no seed")
+        raise Failed("seed 1 gives the same run as seed 0: weights and samples ignore the seed")
     return Measured(measured)
 
 
@@ -144,20 +150,20 @@ def len_of(subject: TaskSubject) -> int:
 
 
 def resume(subject: TaskSubject) -> Measured:
-    """Go on from a checkpoint, made halfway, in a task that is made anew."""
+    """Resume from a checkpoint, saved halfway, in a new task."""
     whole = subject.run()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint"
         subject.run(_STEPS // 2, end=path)
-        torch.manual_seed(1)  # as another process would have it
+        torch.manual_seed(1)  # as in another process
         again = subject.run(begin=path)
     return Measured(gap(again.weights, whole.weights, whole.start))
 
 
 def lanes(subject: TaskSubject) -> Measured:
-    """Train two learning rates of two seeds as one program, against four runs."""
+    """Train two learning rates of two seeds as lanes, against four single runs."""
     if not subject.spec.lanes:
-        raise NotApplicable("its TaskSpec does not say lanes=True, so its runs are made one by one")
+        raise NotApplicable("its TaskSpec does not declare lanes=True, so its runs train one by one")
     rates = (_LR, _LR / 2)
     subject.make()
     together = make_lanes([[subject.config(seed=seed, opt__lr=lr) for lr in rates] for seed in (0, 1)])
@@ -173,7 +179,7 @@ def lanes(subject: TaskSubject) -> Measured:
 
 
 def leakage(subject: TaskSubject) -> Measured:
-    """Share of the held-out rows whose samples are among those of the training split, of the worst split."""
+    """Share of held-out rows that are also in the training split, for the worst split."""
     data = subject.make()[0].data
     held_out = [split for split in data.sizes if split != "train"]
     if not held_out:

@@ -82,7 +82,7 @@ def bf16(subject: Subject) -> Measured:
         push(subject, a, [(p, g.double()) for p, g in zip(exact, grads, strict=True)])
         push(subject, b, list(zip(half, grads, strict=True)))
     if any(p.dtype != torch.bfloat16 for p in half):
-        raise Failed(f"a bfloat16 parameter has become {next(p.dtype for p in half if p.dtype != torch.bfloat16)}")
+        raise Failed(f"a bfloat16 parameter became {next(p.dtype for p in half if p.dtype != torch.bfloat16)}")
     return Measured(gap(values(half), values(exact), [torch.zeros(shape) for shape in shapes]))
 
 

@@ -1,4 +1,4 @@
-"""What a step must leave as it is: gradients, random generators, the learning rate."""
+"""Checks that a step leaves gradients, random generators and the learning rate unchanged."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from bench.check.subject import Failed, Measured, Subject
 
 
 def gradients(subject: Subject) -> Measured:
-    """Compare `.grad` with what the closure left there last, with weight decay too, which is often added in place."""
+    """Compare `.grad` with its value after the last closure call, also with weight decay, often added in place."""
     ways: list[dict[str, Any]] = [{}]
     if subject.hparams.get("weight_decay") == 0:
         ways.append({"weight_decay": 0.1})
@@ -26,7 +26,7 @@ def gradients(subject: Subject) -> Measured:
 
 
 def _touched(subject: Subject, arguments: dict[str, Any]) -> str:
-    """What two steps have done to `.grad`, or nothing."""
+    """Changes of `.grad` by two steps, or nothing."""
     stepper, left = subject.stepper(arguments=arguments), []
 
     def note() -> None:
@@ -56,7 +56,7 @@ def _touched(subject: Subject, arguments: dict[str, Any]) -> str:
 
 
 def generators(subject: Subject) -> Measured:
-    """Look at the states of torch's, numpy's and Python's global generators around making it and around steps."""
+    """Compare the states of torch's, numpy's and Python's global generators before and after constructor and steps."""
     stepper = subject.stepper()
     seed(0)  # as `make` does
     with _watched_generators() as touched:
@@ -80,7 +80,7 @@ def generators(subject: Subject) -> Measured:
 
 @contextmanager
 def _watched_generators() -> Iterator[list[str]]:
-    """A list that has the names of the generators whose states have changed, once the context is left."""
+    """A list of the generators that changed, filled when the context ends."""
     touched: list[str] = []
     before = _generators()
     yield touched
@@ -98,7 +98,7 @@ def _generators() -> dict[str, Any]:
 
 
 def own_lr(subject: Subject) -> Measured:
-    """Compare the groups' lr around steps."""
+    """Compare the groups' lr before and after steps."""
     stepper = subject.stepper()
     for _ in range(4):
         before = [_number(group.get("lr")) for group in stepper.optimizer.param_groups]

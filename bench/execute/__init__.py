@@ -1,4 +1,4 @@
-"""From wanted runs to stored results: blocks, workers, and what each of them takes."""
+"""From requested runs to stored results: blocks and workers."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -8,19 +8,19 @@ if TYPE_CHECKING:
     from bench.grammar.values import Memory
 
 Engine = Literal["auto", "lanes", "lightning"]
-"""What makes runs: many as one program, one by one, or what is faster."""
+"""Execution engines: vectorised, one by one, or the faster one."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How runs are made.
+    """How runs are executed.
 
     Attributes:
-        engine: `lanes`, `lightning` (one run after the other), or what is faster.
+        engine: `lanes`, `lightning` (one run after the other), or the faster one.
         width: lanes of a block at most; measured by default.
         memory: what all blocks on a device together may take; 80 % of what is free by default.
-        workers: how many processes, or `auto` (`bench.execute.slots`); by default one for each GPU, and on a CPU the
-            command's own alone.
+        workers: how many processes, or `auto` (`bench.execute.slots`); by default one for each GPU, and on a CPU
+            only the command's own process.
     """
 
     engine: Engine = "auto"
@@ -30,11 +30,11 @@ class Effort:
 
     @classmethod
     def of(cls, args: "Args") -> "Effort":
-        """What a command was asked for."""
+        """The effort that a command requests."""
         return cls(args.engine or "auto", args.width, args.memory, args.workers)
 
     def words(self) -> list[str]:
-        """What says the same to a worker of a study."""
+        """The same as arguments of a study's worker."""
         width = [] if self.width is None else ["--width", str(self.width)]
         memory = [] if self.memory is None else ["--memory", self.memory.text]
         return ["--engine", self.engine, *width, *memory]

@@ -1,4 +1,4 @@
-"""Blocks: which runs train together."""
+"""Blocks: runs that train together."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from bench.errors import UserError
 
 
 def check_all(configs: Sequence[RunConfig], *, early: bool = False) -> None:
-    """Refuse what cannot be run, or not beside others, before anything is trained.
+    """Refuse runs that cannot run, or not with others, before training.
 
     Args:
         configs: the runs.
-        early: look only at what is seen without torch.
+        early: check only what needs no torch.
 
     Raises:
         UserError: with the value at fault and what to do.
@@ -23,13 +23,13 @@ def check_all(configs: Sequence[RunConfig], *, early: bool = False) -> None:
         ranks = config.trainer.devices * config.trainer.num_nodes
         if ranks > 1:  # each of them would carry out all runs
             raise UserError(
-                f"a run of {config.task} with {config.opt} wants {ranks} devices;"
-                " leave --trainer.devices out and share the runs among the devices with --workers instead"
+                f"a run of {config.task} with {config.opt} needs {ranks} devices;"
+                " remove --trainer.devices and distribute the runs over the devices with --workers"
             )
 
 
 def block_key(config: RunConfig) -> tuple[Any, ...]:
-    """What lanes of one block share: all but the seeds and hyperparameters that are numbers with a fraction."""
+    """Common part of the lanes of a block: all except seeds and hyperparameters that are numbers with a fraction."""
     # Tuples, such as Adam's betas, are shared: rounded to float32, 1 - beta would differ from a run alone.
     static = {k: None if isinstance(value, float) else repr(value) for k, value in config.opt_options.items()}
     rest = config.model_dump(mode="json", exclude={"opt_options", "seed", "data_seed"})
@@ -37,7 +37,7 @@ def block_key(config: RunConfig) -> tuple[Any, ...]:
 
 
 def problem_key(config: RunConfig) -> tuple[int, int]:
-    """What lanes of one row of a block share, beyond that."""
+    """Additional common part of the lanes of one row."""
     return config.seed, config.data_seed
 
 

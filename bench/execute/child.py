@@ -1,6 +1,6 @@
-"""What a worker of `execute` runs: plans from standard input, a line of JSON each, and events on standard output.
+"""The worker process of `execute`: plans from standard input, a line of JSON each, and events on standard output.
 
-Importing this imports no torch, so that a worker can say that it does.
+Importing this imports no torch, so that a worker can report its import.
 """
 
 import json
@@ -19,11 +19,11 @@ from bench.progress import Advance, SweepProgress, doing, hearing
 from bench.stop import StopRequest
 
 TELL_SECONDS = 0.5
-"""Between two events on how far a worker is. Ours."""
+"""Seconds between progress events of a worker. Ours."""
 
 
 class WorkerProgress(SweepProgress):
-    """Tells how far this worker is."""
+    """Reports the progress of this worker."""
 
     def __init__(self, tell: Callable[[Mapping[str, Any]], None], mode: Literal["min", "max"]) -> None:
         super().__init__("", mode, enabled=False)
@@ -52,7 +52,7 @@ class WorkerProgress(SweepProgress):
 
 
 def lines() -> Iterator[str]:
-    """Lines from standard input; its end, which is that of whoever started us, asks this process to stop."""
+    """Lines from standard input; its end, when the parent ends, asks this process to stop."""
     found: Queue[str] = Queue()
 
     def read() -> None:
@@ -66,7 +66,7 @@ def lines() -> Iterator[str]:
 
 
 def events() -> Callable[[Mapping[str, Any]], None]:
-    """What tells events; whatever libraries print, C ones too, goes to standard error from now on."""
+    """The event writer; output of libraries, including C, goes to standard error from now on."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -78,7 +78,7 @@ def events() -> Callable[[Mapping[str, Any]], None]:
 
 
 def main() -> int:
-    """Work on plans until somebody asks to stop: 130."""
+    """Work on plans until asked to stop: 130."""
     tell = events()
     with hearing(lambda what: tell({"doing": what})):
         with doing("importing torch"):

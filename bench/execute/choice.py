@@ -1,4 +1,4 @@
-"""How runs are made: as lanes or one by one, how many at once, and with a compiled update or not."""
+"""The choice of execution: lanes or one by one, number of lanes, and compiled updates or not."""
 
 import gc
 import time
@@ -25,9 +25,9 @@ from tasks.core.training_step import Plan
 
 _WIDTHS = tuple(4**k for k in range(9))
 COMPILE_SECONDS = 10
-"""Seconds of updates from which on it is tried whether `torch.compile` saves more than it takes. Ours."""
+"""Seconds of updates from which `torch.compile` is tried. Ours."""
 LANES_GAIN = 0.9
-"""Lanes are used if a step takes less than this share of a step alone. Ours.
+"""Lanes are used if a step takes less than this fraction of a single run's step. Ours.
 
 Short measurements are noisy, and runs alone are simpler.
 """
@@ -37,7 +37,7 @@ _MEASURE_SECONDS, _MEASURE_SHARE = 0.2, 0.05
 
 @dataclass
 class Choice:
-    """How a group of runs is made.
+    """How a group of runs is executed.
 
     Attributes:
         lanes: together, or one by one.
@@ -51,7 +51,7 @@ class Choice:
 
 
 class Choices:
-    """Decides how groups of runs are made.
+    """Decides how groups of runs are executed.
 
     Args:
         engine: `lanes`, `lightning` (one run after the other), or what is faster.
@@ -136,7 +136,7 @@ class Choices:
             enough = lanes > 16 or costs[count] * count > _MEASURE_SECONDS
             if enough and costs[count] > 0.95 * min((cost for w, cost in costs.items() if w != count), default=inf):
                 break
-        # Of widths that cost about the same the least: it suffers less from others who use the caches.
+        # Of widths that cost about the same the smallest: it suffers less from others who use the caches.
         best = min(costs.values(), default=inf)
         width = next((w for w in sorted(costs) if costs[w] <= 1.15 * best), 1)
         if each:
@@ -261,7 +261,7 @@ def _lanes(grid: Grid) -> int:
 
 
 def why_no_lanes(config: RunConfig) -> str | None:
-    """Why runs like this one cannot be lanes, or None."""
+    """The reason why such runs cannot be lanes, or None."""
     trainer, spec = config.trainer, config.task_spec
     if config.traits.create_graph:
         return f"{config.opt} differentiates the gradients"
@@ -300,7 +300,7 @@ def single_step(config: RunConfig, task: Task | None = None, plan: Plan | None =
 
 
 def seconds_of(step: Callable[[], object], ahead: float = inf) -> float:
-    """Seconds of a step: the least of three, each over as many calls as make it long enough to time.
+    """Seconds of a step: the smallest of three, each over as many calls as make it long enough to time.
 
     Args:
         step: makes one.

@@ -1,4 +1,4 @@
-"""What a command does with the runs it wants: find them in the store, or make them and say so."""
+"""Runs of a command: found in the store or trained."""
 
 import sys
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ from bench.tuned import TunedBy
 def results_of(
     configs: Sequence[RunConfig], progress: SweepProgress, effort: Effort, *, plan: str, tuned_by: TunedBy | None = None
 ) -> list[RunResult] | None:
-    """The results of runs, in their order, after making those that the store does not have; None if it was stopped.
+    """The results of runs in order, after training missing ones; None if stopped.
 
-    Torch is imported only where something is left to do. Standard output stays free for the command's own.
+    Torch is imported only if something is left to do. Standard output is reserved for the command.
 
     Args:
         configs: the runs, checked (`bench.execute.blocks.check_all`, `early` at least); all have one store and device.
-        progress: shows how far they are.
-        effort: how they are made.
-        plan: what the runs are made for (`RunResult.plan`).
-        tuned_by: where their hyperparameters come from.
+        progress: shows progress.
+        effort: how they are executed.
+        plan: purpose of the runs (`RunResult.plan`).
+        tuned_by: the source of their hyperparameters.
 
     Raises:
         UserError: data are missing, the store cannot be written, or a run cannot be made.
@@ -49,5 +49,5 @@ def results_of(
         progress.say(f"all {len(configs)} runs are stored")
     there = store.finished_all(config.run_id for config in configs)
     if lost := sum(config.run_id not in there for config in configs):
-        raise RunFailed(f"{lost} of {len(configs)} runs are missing in {store.folder}; give the same command again")
+        raise RunFailed(f"{lost} of {len(configs)} runs are missing in {store.folder}; repeat the command")
     return [there[config.run_id] for config in configs]

@@ -1,4 +1,4 @@
-"""How the runs of a plan are cut into blocks, decided once and recorded, so that all who work on it agree."""
+"""The division of a plan's runs into blocks, decided once and recorded, so that all workers agree."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,14 +22,14 @@ from bench.store.load import Damaged, read
 from bench.store.record import RunId
 
 MAX_IMBALANCE = 1.2
-"""Times its even share that a process may have to do. Ours."""
+"""Maximum load of a process relative to its even share. Ours."""
 Grid = list[list[RunConfig]]
 """Runs that train together, a row for each problem."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How runs that are alike (`block_key`) are made.
+    """How similar runs (`block_key`) are executed.
 
     Attributes:
         lanes: as lanes, block by block, or one by one.
@@ -49,7 +49,7 @@ class Cut:
 
 @with_config(ConfigDict(extra="forbid", strict=True))
 class Decision(TypedDict):
-    """A cut as the store keeps it while its runs are made: ids instead of configurations."""
+    """A cut as stored while its runs train: ids instead of configurations."""
 
     lanes: bool
     compiled: bool
@@ -66,7 +66,7 @@ class Decisions(TypedDict):
 def cut(
     plan: Plan, progress: SweepProgress, stop: StopRequest, *, memory: Memory | None = None, processes: int = 1
 ) -> list[Cut]:
-    """Decide how the runs are made that the store does not have, what takes longest first, and record that.
+    """Decide how missing runs are executed, longest first, and record it.
 
     What was recorded holds until all runs are there: the last digits of a lane depend on the width of its block, so the
     same command cuts the same blocks after an interruption and in a second process.

@@ -1,4 +1,4 @@
-"""Plans whose runs others make: workers that join from any machine that sees the store, or a Slurm array."""
+"""Plans for other workers: from any machine that sees the store, or a Slurm array."""
 
 import shlex
 import sys
@@ -21,7 +21,7 @@ from optimizers.plugins import absolute
 
 
 def made_elsewhere(args: Args) -> bool:
-    """Whether a command's runs are to be made elsewhere.
+    """Whether a command's runs are to be trained elsewhere.
 
     Raises:
         UserError: its words contradict each other.
@@ -29,20 +29,20 @@ def made_elsewhere(args: Args) -> bool:
     if args.print and not args.slurm:
         raise UserError("--print prints the script of --slurm; write both")
     if args.create and args.slurm:
-        raise UserError("--create lets workers join, and --slurm starts them: leave one of them out")
+        raise UserError("--create lets workers join, and --slurm starts them: remove one of them")
     if args.slurm or args.create:
         refuse_json(args)
     return args.slurm or args.create
 
 
 def refuse_json(args: Args) -> None:
-    """Refuse `--json` where no result is shown.
+    """Refuse `--json` if no result is shown.
 
     Raises:
         UserError: it was given.
     """
     if getattr(args, "json", False):
-        raise UserError("--json is for runs that are made here; leave it out with --create and --slurm")
+        raise UserError("--json is for runs made by this command; remove it with --create and --slurm")
 
 
 def publish(title: str, configs: Sequence[RunConfig], args: Args, device: str | None) -> int:
@@ -65,7 +65,7 @@ def publish(title: str, configs: Sequence[RunConfig], args: Args, device: str | 
         )
     given = "out" if getattr(args, "out", None) is not None else "logger" if configs[0].logger else None
     if given is not None:
-        raise UserError(f"--{given} is for runs that are made here; leave it out with --create and --slurm")
+        raise UserError(f"--{given} is for runs made by this command; remove it with --create and --slurm")
     check_all(configs)
     places = absolute_places({"data": args.data, "store": args.store})
     count = array_size(args.workers or "auto", len(configs))
@@ -79,9 +79,14 @@ def publish(title: str, configs: Sequence[RunConfig], args: Args, device: str | 
     words = ["worker", "--plan", plan.name, *memory, *naming(*names), *where]
     gpus = 0 if device == "cpu" else configs[0].trainer.devices
     text = script(
-        plan.name, bench_command(*words), count, gpus, places["store"], options_of(args.sbatch),
+        plan.name,
+        bench_command(*words),
+        count,
+        gpus,
+        places["store"],
+        options_of(args.sbatch),
         only_if=places["store"] / PLANS / plan.name / PLAN,
-    )  # fmt: skip
+    )
     if args.print:
         print(text, end="")
         note(f"plan {plan.name} must be in the store: the same command with --create instead of --slurm --print")
@@ -100,7 +105,7 @@ def publish(title: str, configs: Sequence[RunConfig], args: Args, device: str | 
         except UserError:
             plan.forget()
             raise
-    note("when its runs are there, the same command without --slurm or --create shows the result")
+    note("when its runs are stored, the same command without --slurm or --create shows the result")
     return 0
 
 
@@ -118,7 +123,7 @@ def join(args: Args, command: Sequence[str]) -> int:
     for name in ("study", "engine", "width", "shared_by"):
         if getattr(args, name) is not None:
             raise UserError(
-                f"--{name.replace('_', '-')} is for studies; leave it out, a plan says how its runs are made"
+                f"--{name.replace('_', '-')} is for studies; remove it: a plan contains the settings of its runs"
             )
     named = {"task": args.task, "opt": args.opt}
     plan = load(args.plan, {"data": args.data, "store": args.store, "logger": None}, named, command)

@@ -1,4 +1,4 @@
-"""`execute`: from wanted runs to stored ones, in this process or with workers on this machine."""
+"""`execute`: from requested runs to stored ones, in this process or with workers on this machine."""
 
 import json
 import time
@@ -35,10 +35,10 @@ def execute(
     tuned_by: TunedBy | None = None,
     stop: StopRequest | None = None,
 ) -> bool:
-    """Make the runs that the store does not have; False if a signal asked to stop.
+    """Train missing runs; False if a signal asked to stop.
 
-    An interrupted command goes on when it is given again: finished runs are not made again, and a block of lanes goes
-    on from its checkpoint. A second process with the same runs takes what the first has not taken.
+    A repeated command continues after an interruption: finished runs are not repeated, and a block of lanes
+    continues from its checkpoint. A second process with the same runs shares the work.
 
     Args:
         configs: the runs; all have one store and one device.
@@ -46,11 +46,11 @@ def execute(
         effort: how they are made.
         plan: what the runs are made for (`RunResult.plan`).
         tuned_by: where their hyperparameters come from (`RunResult.tuned_by`).
-        stop: by which somebody else may ask to stop; it listens to signals as well.
+        stop: a stop request from elsewhere; it also listens to signals.
 
     Raises:
         UserError: a run cannot be made, or not with this engine, or there are not so many devices.
-        RunFailed: runs broke, the disk is full or gone, workers die as soon as they are started, or one lane alone
+        RunFailed: runs failed, the disk is full or gone, workers die as soon as they are started, or one lane alone
             needs more memory than there is.
     """
     effort, first = effort or Effort(), on_device(configs[0])
@@ -69,12 +69,12 @@ def work(
     memory: Memory | None = None,
     stop: StopRequest | None = None,
 ) -> bool:
-    """Make the runs of a plan that the store does not have; False if a signal asked to stop.
+    """Train the missing runs of a plan; False if a signal asked to stop.
 
     Args:
-        plan: which others may work on too.
+        plan: others may work on it too.
         progress: shows how far it is.
-        own_slots: what each process on this machine has; one process is this one.
+        own_slots: resources of each process on this machine, including this one.
         memory: what all blocks on a device together may take; 80 % of what is free by default.
         stop: as in `execute`.
 
@@ -132,5 +132,5 @@ def _let_help(pool: Pool, job: str, progress: SweepProgress, stop: Callable[[], 
         pool.work(job, hear, died, progress.say, stop)
     except (UserError, OSError) as error:
         if not stop():
-            progress.say(f"going on without further workers: {error}")
+            progress.say(f"continuing without further workers: {error}")
         pool.stop()

@@ -1,4 +1,4 @@
-"""Runs made in this process: as lanes where that pays and one by one elsewhere."""
+"""Runs trained in this process: as lanes if that is faster, else one by one."""
 
 import gc
 import time
@@ -20,13 +20,13 @@ from bench.store.block import Block
 from bench.store.record import RunResult
 
 MAX_BROKEN = 3
-"""Give up after so many failures if no run has finished. Ours."""
+"""Number of failures after which to give up if no run has finished. Ours."""
 
 
 def train_cuts(
     plan: Plan, cuts: Sequence[Cut], progress: SweepProgress, stop: StopRequest, *, since: float | None = None
 ) -> bool:
-    """Make the runs of a plan that the store does not have; False if a signal asked to stop.
+    """Train the missing runs of a plan; False if a signal asked to stop.
 
     Other processes may do the same with the same cuts: each takes what the others have not taken.
 
@@ -39,7 +39,7 @@ def train_cuts(
 
     Raises:
         UserError: a run cannot be made.
-        RunFailed: runs broke, the disk is full or gone, or one lane alone needs more memory than there is.
+        RunFailed: runs failed, the disk is full or gone, or one lane alone needs more memory than available.
     """
     keep_freed_memory()
     outcomes = Outcomes(plan, cuts, progress, time.time() if since is None else since)
@@ -52,7 +52,7 @@ def train_cuts(
 
 
 class Outcomes:
-    """What has become of runs. Some may break and others not: a plug-in may fail with one learning rate.
+    """The outcome of runs. Some may fail and others not: a plug-in may fail at one learning rate.
 
     Args:
         plan: all runs.
@@ -88,7 +88,7 @@ class Outcomes:
                 with suppress(OSError):
                     if block.at.stat().st_mtime > self._since:
                         self.settled.add(run_id)
-                        self._broken[run_id] = RunBroke(f"run {run_id} broke: {block.runs[run_id].reason}")
+                        self._broken[run_id] = RunBroke(f"run {run_id} failed: {block.runs[run_id].reason}")
 
     def broke(self, error: RunBroke, configs: Iterable[RunConfig], *, more: bool) -> None:
         """Keep the error for the end, or raise it if all would break: so many have, and none has finished.
@@ -103,15 +103,15 @@ class Outcomes:
         self._broken |= dict.fromkeys(run_ids, error)
         self._attempts += 1
         if self._attempts == MAX_BROKEN and not self._any_finished:
-            raise RunFailed(f"the first {MAX_BROKEN} broke, the last of them: {error}") from error
+            raise RunFailed(f"the first {MAX_BROKEN} failed, the last with: {error}") from error
         if more:
-            self.progress.say(f"{error}; going on with the others")
+            self.progress.say(f"{error}; continuing with the others")
 
     def raise_failures(self) -> None:
         """Raise what was kept."""
         if self._broken:
             first, *others = dict.fromkeys(self._broken.values())
-            many = f"{len(self._broken)} runs broke: {', '.join(self._broken)}; the first: "
+            many = f"{len(self._broken)} runs failed: {', '.join(self._broken)}; the first: "
             raise RunBroke(many * bool(others) + str(first)) from first
 
 
@@ -134,7 +134,7 @@ def _as_lanes(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) ->
             break
         if stop.signal is not None:
             return False
-        # What was begun on its own (`bench fit`) goes on so: its checkpoint is of it alone.
+        # What began on its own (`bench fit`) goes on so: its checkpoint is of it alone.
         alone = {run_id for run_id, result in stored.items() if result.engine != "lanes"}
         fresh = {run_id: config for run_id, config in left.items() if run_id not in alone}
         if not fresh:
@@ -165,7 +165,7 @@ def _as_lanes(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) ->
             if plan.engine == "lanes" or len(own) == 1:
                 outcomes.broke(error, own, more=len(own) < len(left))
             else:
-                progress.say(f"{error}; going on with one of them after the other")
+                progress.say(f"{error}; continuing with one run at a time")
                 if not _each(own, outcomes, stop, wait=wait):
                     return False
         except (MemoryError, RuntimeError) as error:
@@ -174,11 +174,11 @@ def _as_lanes(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) ->
                 raise
             if count == 1:
                 raise RunFailed(
-                    f"run {grid[0][0].run_id} alone needs more memory than there is: {first_line(error)}"
+                    f"run {grid[0][0].run_id} alone needs more memory than available: {first_line(error)}"
                 ) from None
             widest, short = count // 2, True
             blocks = [part for block in blocks for part in _parts(block, widest)]
-            progress.say(f"{count} lanes at once need more memory than there is; going on with {widest}")
+            progress.say(f"{count} lanes at once need more memory than available; continuing with {widest}")
     return True
 
 

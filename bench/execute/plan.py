@@ -1,9 +1,9 @@
-"""A plan: runs that are wanted, as the store keeps them while they are made, so that other processes can join.
+"""A plan: requested runs, stored while they train, so that other processes can join.
 
     STORE/plans/NAME/plan.json    the runs and how they are to be made; written first, never changed
     STORE/plans/NAME/cuts.json    how they are cut into blocks (`bench.execute.cuts`); the first writer decides
 
-The folder is removed when all runs are there.
+The folder is removed when all runs are stored.
 """
 
 import hashlib
@@ -63,10 +63,10 @@ class Stored(TypedDict):
 
 @dataclass(frozen=True)
 class Plan:
-    """Runs that are wanted.
+    """Requested runs.
 
     Attributes:
-        title: what they are made for (`RunResult.plan`).
+        title: purpose (`RunResult.plan`).
         configs: the runs; all have one store, one place of the data and one device.
         engine: `lanes`, `lightning` (one run after the other), or what is faster.
         width: lanes of a block at most; measured by default.
@@ -99,16 +99,16 @@ class Plan:
 
     @property
     def folder(self) -> Path:
-        """Where it is kept while its runs are made."""
+        """Its folder while its runs train."""
         return self.store.folder / PLANS / self.name
 
     @property
     def mode(self) -> Literal["min", "max"]:
-        """Whether the metric is better when smaller (`min`) or greater (`max`)."""
+        """Whether the metric is better when smaller (`min`) or larger (`max`)."""
         return self.configs[0].task_spec.mode
 
     def missing(self) -> dict[str, RunConfig]:
-        """The runs that the store does not have, by id."""
+        """The missing runs, by id."""
         return missing(self.configs)
 
     def keep(self) -> None:
@@ -120,7 +120,7 @@ class Plan:
         """
         for path in (self.folder.parent, self.folder):
             if path.is_symlink():
-                raise UserError(f"{path} is a link, which is not followed; remove it")
+                raise UserError(f"{path} is a symbolic link, and links are not followed; remove it")
         with making(self.store.folder):
             with suppress(FileNotFoundError):
                 try:
@@ -141,12 +141,16 @@ class Plan:
         own = {run_id: settings_of(as_stored(config)) for run_id, config in self.by_id.items()}
         first = next(iter(own.values()))
         common = {
-            name: value for name, value in first.items()
+            name: value
+            for name, value in first.items()
             if all(name in each and repr(each[name]) == repr(value) for each in own.values())
-        }  # fmt: skip
+        }
         code = {(config.task, config.opt): config.spec_versions for config in self.configs}
         return {
-            "title": self.title, "tuned_by": self.tuned_by, "engine": self.engine, "width": self.width,
+            "title": self.title,
+            "tuned_by": self.tuned_by,
+            "engine": self.engine,
+            "width": self.width,
             "shares": self.shares,
             "code": [{"task": task, "opt": opt, "versions": versions} for (task, opt), versions in code.items()],
             "common": common,
@@ -154,7 +158,7 @@ class Plan:
                 run_id: {name: value for name, value in each.items() if name not in common}
                 for run_id, each in own.items()
             },
-        }  # fmt: skip
+        }
 
 
 def missing(configs: Sequence[RunConfig]) -> dict[str, RunConfig]:
@@ -235,7 +239,7 @@ def open_plans(store: Path) -> list[str]:
 
 
 def progress_of(store: Path, name: str) -> tuple[int, int]:
-    """How many runs of a plan are stored, and how many there are; nothing that it names is imported.
+    """The numbers of stored and of all runs of a plan; plug-ins are not imported.
 
     Raises:
         UserError: there is no such plan, or it cannot be read.
@@ -252,9 +256,9 @@ def _stored(store: Path, name: str) -> Stored:
     except FileNotFoundError:
         pass
     except Damaged as error:
-        raise UserError(f"{error}; give the command that began it again") from None
+        raise UserError(f"{error}; repeat the original command") from None
     there = ", ".join(open_plans(store)) or "none"
-    raise UserError(f"there is no plan {name!r} in {store}: it is finished, or misspelt; plans there: {there}")
+    raise UserError(f"there is no plan {name!r} in {store}: it is finished or misspelt; existing plans: {there}")
 
 
 def load(
@@ -289,16 +293,16 @@ def load(
             for run_id, each in settings.items()
         }
     except (KeyError, TypeError) as error:
-        raise UserError(f"{path}: {error} is missing or is none; give the command that began it again") from None
+        raise UserError(f"{path}: {error} is missing or invalid; repeat the original command") from None
     if other := [run_id for run_id, config in configs.items() if config.run_id != run_id]:
         raise UserError(
-            f"plan {name}: run {other[0]} was asked for with another version of its task or optimizer, or with other"
-            " files; give the command that began it again"
+            f"plan {name}: run {other[0]} was requested with another version of its task or optimizer, or with other"
+            " files; repeat the original command"
         )
     if not configs:
-        raise UserError(f"{path}: it has no runs; give the command that began it again")
+        raise UserError(f"{path}: it has no runs; repeat the original command")
     runs, of_study = list(configs.values()), stored["tuned_by"]
     plan = Plan(clean(stored["title"]), runs, stored["engine"], stored["width"], stored["shares"], of_study)
     if plan.name != name:
-        raise UserError(f"{path}: it is the plan {plan.name}; give the command that began it again")
+        raise UserError(f"{path}: it contains the plan {plan.name}; repeat the original command")
     return plan

@@ -18,16 +18,16 @@ from bench.execute.slots import Slot
 from bench.process import bench_command
 
 MAX_FAILED_STARTS = 3
-"""A worker that dies so often in a row before it has begun a run is not replaced any more. Ours."""
+"""Number of deaths in a row before any run after which a worker is not replaced. Ours."""
 PATIENCE_SECONDS = 120
-"""Time for workers that were asked to stop to save their state. Ours."""
+"""Seconds for stopped workers to save their state. Ours."""
 
 TRAINING = frozenset(("progress", "trial", "lanes"))
 """Keys of events by which a worker says that it trains."""
 
 Event = Mapping[str, Any]
 """What a worker tells: `done` with the job that it has ended, `doing` with what it does while it does not train, empty
-where that is over, and else what its listener knows."""
+if that is over, and else what its listener knows."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class WorkerProcess:
 
 
 class Pool:
-    """Worker processes, which work on one job after another.
+    """Worker processes, which process jobs one after another.
 
     A worker reads jobs from its standard input, a line each, and tells events on its standard output, a line of JSON
     each. The end of its standard input, or SIGTERM, asks it to stop.
@@ -110,7 +110,7 @@ class Pool:
 
         Raises:
             UserError: a worker says that the job cannot be done here.
-            RunFailed: a run broke, or workers die as soon as they are started.
+            RunFailed: a run failed, or workers die at start.
         """
         for slot in self.slots:
             self._send(slot, job)
@@ -143,9 +143,13 @@ class Pool:
         process = subprocess.Popen(
             bench_command(*self._words),
             env={**os.environ, **slot.environment, **self._environment},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, errors="replace", start_new_session=True,  # Ctrl-C is for us, who hand it on
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is for us, who hand it on
+        )
         if slot.cpus and hasattr(os, "sched_setaffinity"):
             with suppress(OSError):
                 os.sched_setaffinity(process.pid, slot.cpus)
@@ -199,8 +203,8 @@ class Pool:
             died(worker, how)
         self._stillborn += not worker._began
         if self._stillborn >= MAX_FAILED_STARTS:
-            last = worker._said[-1] if worker._said else "it said nothing"
-            raise RunFailed(f"workers die as soon as they are started ({how}): {last}")
+            last = worker._said[-1] if worker._said else "it printed nothing"
+            raise RunFailed(f"workers die at start ({how}): {last}")
 
     def _ask_to_stop(self) -> None:
         """Send SIGTERM, once: a second one would interrupt a worker that saves its state."""

@@ -1,4 +1,4 @@
-"""What each worker of this machine has for itself: processors, GPUs, threads."""
+"""Resources of each worker of this machine: processors, GPUs, threads."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from bench.errors import UserError
 
 @dataclass(frozen=True)
 class Slot:
-    """What a worker has for itself.
+    """The resources of a worker.
 
     Attributes:
         cpus: processors that it is pinned to; none for all.
@@ -69,7 +69,7 @@ def slots(workers: str, config: RunConfig, runs: int | None = None) -> list[Slot
         raise UserError(f"--workers {workers}: write how many (--workers 2), or auto")
     if gpus and count > most:
         raise UserError(
-            f"--workers {count}: {len(gpus)} GPUs serve {most} workers at {ranks} a run; use --workers {most}"
+            f"--workers {count}: {len(gpus)} GPUs can serve {most} workers with {ranks} per run; use --workers {most}"
         )
     share = max(1, len(cpus) // count)
     pinned = [tuple(cpus[i * share : (i + 1) * share]) if count <= len(cpus) else () for i in range(count)]

@@ -54,9 +54,15 @@ def options_of(text: str) -> list[str]:
 
 
 def script(
-    name: str, command: Sequence[str], count: int, gpus: int, store: Path, options: Sequence[str], *,
+    name: str,
+    command: Sequence[str],
+    count: int,
+    gpus: int,
+    store: Path,
+    options: Sequence[str],
+    *,
     only_if: Path | None = None,
-) -> str:  # fmt: skip
+) -> str:
     """A script for `sbatch`: an array with a worker for each task.
 
     The address of a database, which may hold a password, is no part of it: `sbatch` hands BENCH_STORAGE on.
@@ -71,10 +77,16 @@ def script(
         only_if: a file without which nothing is left to do; without it workers need a database (BENCH_STORAGE).
     """
     directives = [
-        f"--job-name=bench-{name}", f"--array=0-{count - 1}", "--nodes=1", "--ntasks=1",
-        *([f"--gres=gpu:{gpus}"] if gpus else []), "--requeue", "--signal=B:USR1@90", "--open-mode=append",
+        f"--job-name=bench-{name}",
+        f"--array=0-{count - 1}",
+        "--nodes=1",
+        "--ntasks=1",
+        *([f"--gres=gpu:{gpus}"] if gpus else []),
+        "--requeue",
+        "--signal=B:USR1@90",
+        "--open-mode=append",
         f"--output={str(store).replace('%', '%%')}/slurm-%A_%a.log",
-    ]  # fmt: skip
+    ]
     lines = [[directive] for directive in directives] + ([list(options)] if options else [])
     return "\n".join(
         [
@@ -113,7 +125,7 @@ def need_slurm() -> None:
     """Refuse to submit where there is no Slurm.
 
     Raises:
-        UserError: there is none.
+        UserError: it does not exist.
     """
     if shutil.which("sbatch") is None:
         raise UserError(

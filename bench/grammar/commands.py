@@ -26,9 +26,14 @@ from bench.grammar.values import (
 
 def _place(name: str, text: str, *, setting: bool = False) -> Option:
     return Option(
-        name, f"{text} (default: $BENCH_{name.upper()}, else ./{FOLDERS[name]})", "DIR", partial(place, name),
-        None if setting else partial(place, name), completes="folder", setting=setting,
-    )  # fmt: skip
+        name,
+        f"{text} (default: $BENCH_{name.upper()}, else ./{FOLDERS[name]})",
+        "DIR",
+        partial(place, name),
+        None if setting else partial(place, name),
+        completes="folder",
+        setting=setting,
+    )
 
 
 def _out(text: str, value: str = "DIR", **more: Any) -> Option:
@@ -37,39 +42,74 @@ def _out(text: str, value: str = "DIR", **more: Any) -> Option:
 
 DATA = _place("data", "folder of the data sets")
 STORE = _place("store", "folder of the runs")
-STORES = Option("store", "folder of the runs; several are read as one (default: $BENCH_STORE, else ./runs)", "DIR",
-                partial(place, "store"), many=True, completes="folder")  # fmt: skip
+STORES = Option(
+    "store",
+    "folder of the runs; several are read as one (default: $BENCH_STORE, else ./runs)",
+    "DIR",
+    partial(place, "store"),
+    many=True,
+    completes="folder",
+)
 NO_REFERENCE = Option("no-reference", "leave out the shipped reference results")
 TASK = Option("task", "as `bench list tasks` prints it", "TASK", completes="task", setting=True)
 OPT = Option("opt", "as `bench list optimizers` prints it", "OPTIMIZER", completes="opt", setting=True)
 DEVICE = Option("device", "cpu, cuda, mps or auto (default auto)", "D", completes="cpu cuda mps auto", default="auto")
 RUN_DEVICE = Option("device", DEVICE.help, "D", completes=DEVICE.completes, setting=True)
-PRECISION = Option("precision", "32-true, bf16-mixed, 16-mixed or 64-true (default: the task's)", "P",
-                   completes="32-true bf16-mixed 16-mixed 64-true", setting=True)  # fmt: skip
+PRECISION = Option(
+    "precision",
+    "32-true, bf16-mixed, 16-mixed or 64-true (default: the task's)",
+    "P",
+    completes="32-true bf16-mixed 16-mixed 64-true",
+    setting=True,
+)
 DATA_SEED = Option("data_seed", "decides the order of the samples (default: the seed)", "N", setting=True)
-LOGGER = Option("logger", "also log to tensorboard, csv, wandb or mlflow (extras)", "L",
-                completes="tensorboard csv wandb mlflow", setting=True)  # fmt: skip
+LOGGER = Option(
+    "logger",
+    "also log to tensorboard, csv, wandb or mlflow (extras)",
+    "L",
+    completes="tensorboard csv wandb mlflow",
+    setting=True,
+)
 CONFIG = Option("config", "settings from YAML; flags win", "FILE", folder, completes="file")
 JSON = Option("json", "print JSON and nothing else")
 STORAGE = Option(
-    "storage", "the studies' database: sqlite:///FILE or postgresql+psycopg://USER:PASSWORD@HOST/NAME"
-    " (default: $BENCH_STORAGE, else studies.db in the store)", "URL", default=lambda: os.environ.get("BENCH_STORAGE"),
-)  # fmt: skip
+    "storage",
+    "the studies' database: sqlite:///FILE or postgresql+psycopg://USER:PASSWORD@HOST/NAME"
+    " (default: $BENCH_STORAGE, else studies.db in the store)",
+    "URL",
+    default=lambda: os.environ.get("BENCH_STORAGE"),
+)
 ENGINE = Option(
-    "engine", "lanes: many runs as one program; lightning: one by one; auto (default): the faster one in a"
-              " short measurement", "E", default="auto", choices=("auto", "lanes", "lightning"),
-)  # fmt: skip
+    "engine",
+    "lanes: vectorised runs; lightning: one by one; auto (default): the faster one in a short measurement",
+    "E",
+    default="auto",
+    choices=("auto", "lanes", "lightning"),
+)
 STUDY_ENGINE = replace(ENGINE, help=ENGINE.help.replace("(default)", "(default, unless the study says)"), default=None)
-RUN_WORKERS = Option("workers", "processes that share the runs, or auto: one for each GPU or processor (default: one"
-                     " for each GPU, and on a CPU one; with --create or --slurm at most 8)", "N", workers,
-                     completes="auto")  # fmt: skip
+RUN_WORKERS = Option(
+    "workers",
+    "processes that share the runs, or auto: one for each GPU or processor (default: one"
+    " for each GPU, and on a CPU one; with --create or --slurm at most 8)",
+    "N",
+    workers,
+    completes="auto",
+)
 MEMORY = Option("memory", "memory for lanes: a share of the free memory, or a size (default 80%)", "SIZE", read_memory)
-WIDTH = Option("width", "lanes at once, without a measurement; auto then takes lanes (default: measured)", "N",
-               whole(1))  # fmt: skip
+WIDTH = Option(
+    "width", "lanes at once, without a measurement; auto then takes lanes (default: measured)", "N", whole(1)
+)
 RUNNING = (ENGINE, RUN_WORKERS, MEMORY, WIDTH)
 """How the runs of a plan are made."""
-WORKERS = Option("workers", "worker processes, or auto (default): one for each GPU, or each processor", "N", workers,
-                 default="auto", completes="auto", also=("jobs",))  # fmt: skip
+WORKERS = Option(
+    "workers",
+    "worker processes, or auto (default): one for each GPU, or each processor",
+    "N",
+    workers,
+    default="auto",
+    completes="auto",
+    also=("jobs",),
+)
 SLURM = (
     Option("slurm", "submit workers to Slurm as an array, one task a GPU, and stop"),
     Option("print", "with --slurm: print the script and stop; nothing is written"),
@@ -77,14 +117,23 @@ SLURM = (
 )
 CREATE = Option("create", "store the plan, which `bench worker` trains on any machine, and stop")
 ELSEWHERE = (*SLURM, CREATE)
-SHARED_BY = Option("shared-by", "workers that share the trials, where lanes take many at once (default 1)", "N",
-                   whole(1))  # fmt: skip
+SHARED_BY = Option(
+    "shared-by", "workers that share the trials, where lanes take many at once (default 1)", "N", whole(1)
+)
 SETTINGS = ("task", "opt", "trainer")
 
 BOARD_NAMES = ("quality", "pairs", "speed", "tuning", "robustness", "theory", "attention")
 CHART_NAMES = (
-    "forest", "curves", "sensitivity", "profile", "performance_profile", "steps", "budget", "attention", "stability",
-)  # fmt: skip
+    "forest",
+    "curves",
+    "sensitivity",
+    "profile",
+    "performance_profile",
+    "steps",
+    "budget",
+    "attention",
+    "stability",
+)
 FORMAT_NAMES = ("table", "md", "csv", "json", "tex", "html")
 
 _FORMAT = Option("format", "default table, or what the name of the file says", "FORMAT", choices=FORMAT_NAMES)
@@ -93,17 +142,32 @@ _CHOICE = (
     Option("task", "only these tasks", "A,B", names, completes="task"),
     Option("opt", "only these optimizers", "A,B", names, completes="opt"),
     STORES,
-    Option("settings", "of each optimizer: best (default) takes the tuned ones, else the defaults, else those set by"
-           " hand if there is one such", "WHICH", default="best", choices=("best", "tuned", "default", "all")),
-    Option("only", "only runs with this setting (trainer.max_steps=1000, task.H=4), version (versions.torch=2.15.0) or"
-           " engine", "NAME=VALUE", many=True),
+    Option(
+        "settings",
+        "of each optimizer: best (default) takes the tuned ones, else the defaults, else those set by"
+        " hand if there is one such",
+        "WHICH",
+        default="best",
+        choices=("best", "tuned", "default", "all"),
+    ),
+    Option(
+        "only",
+        "only runs with this setting (trainer.max_steps=1000, task.H=4), version (versions.torch=2.15.0) or engine",
+        "NAME=VALUE",
+        many=True,
+    ),
     NO_REFERENCE,
     Option("mixed-versions", "compare runs of different versions anyway"),
-    Option("reference", "optimizer that the others are compared with (default adamw; gd where batches are full)",
-           "OPTIMIZER", completes="opt"),
-    Option("target", "of the board `speed` and of profiles: a value of the metric (default: the task's)", "VALUE",
-           finite),
-)  # fmt: skip
+    Option(
+        "reference",
+        "optimizer that the others are compared with (default adamw; gd where batches are full)",
+        "OPTIMIZER",
+        completes="opt",
+    ),
+    Option(
+        "target", "of the board `speed` and of profiles: a value of the metric (default: the task's)", "VALUE", finite
+    ),
+)
 _ASK_ONLY = "runs are there already; write --only NAME=VALUE, as in --only trainer.max_steps=1000"
 
 
@@ -149,8 +213,8 @@ _ALL = (
         ),
     ),
     Command(
-        "sweep", "train many learning rates and seeds as one program: table and plot of sensitivity",
-        text="Train many settings and seeds of a task, as one program where that is faster, and show how the result"
+        "sweep", "train many learning rates and seeds as vectorised runs: table and plot of sensitivity",
+        text="Train many settings and seeds of a task, vectorised where that is faster, and show how the result"
         " depends on them.",
         more="Settings in dotted form as in `bench fit`; a value may be a range LOW:HIGH or LOW:HIGH:POINTS,"
              " log-spaced (--opt.lr 1e-3:1e1:16), or a list (--task.sigma 0.2,0.4). --opt.adam.lr is for adam alone."
@@ -201,38 +265,38 @@ _ALL = (
             Option("anyway", "continue although a failed check changes results"),
             _out("folder of table, plots and settings (default: compared/TASK/OPT)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
-            Option("dry-run", "print the plan, the stored part of it, and its approximate duration"),
+            Option("dry-run", "print the plan, its stored part, and its approximate duration"),
             WORKERS, ENGINE, MEMORY, WIDTH, STORAGE, DATA, STORE,
         ),
     ),
     Command(
         "ladder", "does the winner at small scale win at large scale? The same comparison at growing sizes",
         text="Compare optimizers at growing sizes: each rung tunes all of them anew with equal budgets and runs the"
-        " winners on fresh seeds. What comes of it: steps at equal loss against a reference, their trend with the size,"
-        " predictions made before each rung and scored after it, the ranking from rung to rung, and how settings go"
-        " up.",
+        " winners on fresh seeds. Results: steps at equal loss against a reference, their trend with size,"
+        " predictions made before each rung and scored after it, the ranking at each rung, and how the best settings"
+        " change with size.",
         more="Settings in dotted form as in `bench fit`; --opt.adamw.lr 1e-4:1e-1 is for adamw alone. The name of a"
-        " ladder follows from its settings, but not from the number of its rungs: the same command goes on after an"
-        " interruption, and with more --rungs it adds to what is there. On another machine with the same --storage and"
+        " ladder depends on its settings but not on the number of its rungs: the same command continues after an"
+        " interruption, and with more --rungs it adds rungs. On another machine with the same --storage and"
         " --store it shares the work. The record is STORE/ladders/NAME.json.",
         groups=SETTINGS, elsewhere=_several("a ladder has") | {"logger": "trials have none"},
         options=(
             TASK, Option("opt", "two optimizers or more, the reference among them: adamw,muon,sngd", "A,B",
                          completes="opt", setting=True),
             Option("rungs", "how many (default 4)", "N", whole(1), default=4),
-            Option("ratio", "how many times greater each rung is than the one before (default 3)", "X", finite,
+            Option("ratio", "ratio of the sizes of successive rungs (default 3)", "X", finite,
                    default=3.0),
-            Option("axis", "what grows (default size: parameters, by width and depth)",
+            Option("axis", "the quantity that grows (default size: parameters, by width and depth)",
                    "AXIS", default="size", choices=("size", "width", "depth", "epochs", "data")),
             Option("tokens", "tokens of training for each parameter (default 20 where samples are rows of tokens and"
                    " --trainer.* sets no budget; elsewhere the budget is that of the task)", "X", finite),
-            Option("start", "parameters of the first rung (default: a 27th of those of the task's model)", "X", finite),
+            Option("start", "parameters of the first rung (default: 1/27 of the task's model)", "X", finite),
             Option("reference", "optimizer that the others are compared with (default adamw; gd where batches are"
                    " full)", "OPTIMIZER", completes="opt"),
-            Option("trials", "settings that each optimizer tries at the first rung (default: nine, or as many more as"
+            Option("trials", "settings tried by each optimizer at the first rung (default: nine, or as many more as"
                    " whole combinations of values need)", "N", whole(1)),
-            Option("margin", "decades to either side of what won at the rung before, in which later rungs look"
-                   " (default 1); a grid goes on beyond an edge where the best lies there", "X", finite, default=1.0),
+            Option("margin", "search range of later rungs: decades on either side of the previous rung's winner"
+                   " (default 1); a grid extends beyond an edge if the best point is there", "X", finite, default=1.0),
             Option("sampler", "grid (default): half decades of the first range; qmc: quasi-random, never beyond a"
                    " range", "S", choices=("grid", "qmc")),
             Option("prune", "stop trials that are worse than the median of the others; labelled"),
@@ -242,14 +306,14 @@ _ALL = (
                    "SEEDS", default="5"),
             Option("budget", "a time, after which the workers stop and the result so far is shown (6h, 90min)", "COST",
                    read_budget),
-            Option("from", "train nothing: write the page again from what is in this store", "STORE", folder,
+            Option("from", "train nothing: write the page again from this store", "STORE", folder,
                    completes="folder"),
             Option("name", "with --from: this ladder alone", "NAME"),
-            CONFIG, _out("where page, tables and pictures go (default: laddered/NAME)"),
+            CONFIG, _out("folder of page, tables and pictures (default: laddered/NAME)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
-            Option("dry-run", "print the rungs, their runs, and about how long they take"),
+            Option("dry-run", "print the rungs, their runs and their approximate duration"),
             WORKERS, ENGINE, MEMORY, WIDTH, *SLURM, replace(SHARED_BY, hidden=True),
-            Option("train-only", "for tasks of an array: write no page", hidden=True), STORAGE, DATA, STORE,
+            Option("train-only", "for array tasks: write no page", hidden=True), STORAGE, DATA, STORE,
         ),
     ),
     Command(
@@ -316,11 +380,11 @@ _ALL = (
         " machine with the same --storage it shares the work.",
         positionals=(Option("file", "a YAML file, or the name of one in configs/suites", "FILE", completes="suite"),),
         options=(
-            Option("plan", "print the plan, the stored part of it, and its approximate duration"),
+            Option("plan", "print the plan, its stored part, and its approximate duration"),
             Option("task", "only these of its tasks", "A,B", names, completes="task"),
             Option("opt", "only these of its optimizers", "A,B", names, completes="opt"),
             WORKERS, ENGINE, MEMORY, WIDTH, *SLURM, replace(SHARED_BY, hidden=True),
-            Option("train-only", "for tasks of an array: write no settings", hidden=True),
+            Option("train-only", "for array tasks: write no settings", hidden=True),
             _out("folder of settings and plots (default: tuned)", default=lambda: folder("tuned")),
             JSON, STORAGE, DATA, STORE,
         ),
@@ -330,7 +394,7 @@ _ALL = (
         text="List the studies of a database, or show the result of one.",
         positionals=(Option("name", "show this study", "NAME", completes="study", least=0),),
         options=(
-            Option("budget", "the result after so many of the stored trials", "N", whole()),
+            Option("budget", "the result after this number of stored trials", "N", whole()),
             JSON, STORAGE, DATA, STORE,
         ),
     ),
@@ -346,8 +410,8 @@ _ALL = (
               for kind in ("task", "opt")),
             replace(STUDY_ENGINE, help=f"with --study: {STUDY_ENGINE.help}"),
             *(replace(each, help=f"with --study: {each.help}") for each in (SHARED_BY, WIDTH)), MEMORY,
-            Option("processes", "so many share the memory of a device", "N", whole(1), default=1, hidden=True),
-            Option("events", "for the process that started us", hidden=True),
+            Option("processes", "number of workers that share the memory of a device", "N", whole(1), default=1,
+            hidden=True), Option("events", "for internal use: the parent process", hidden=True),
             STORAGE, DATA, STORE,
         ),
     ),
@@ -408,7 +472,7 @@ _ALL = (
             Option("quick", "few seeds and steps, under a minute; no evidence"),
             Option("all", "with --quick: all experiments, as a smoke test; its output and runs are removed"),
             Option("search", "also search the constants that the paper does not state"),
-            Option("seeds", "so many seeds: the experiment's own first, then the numbers after them", "N", whole(1)),
+            Option("seeds", "number of seeds: first the experiment's own, then the following numbers", "N", whole(1)),
             Option("arm", "change a setting of one arm, by its label: --arm NGD opt.lr 0.05 --arm 'H = 1' opt.lr 2",
                    "ARM SETTING VALUE", words=3, many=True),
             _out("folder of the output (default: reproduced/NAME, NAME-quick, NAME-changed)"),
@@ -416,9 +480,9 @@ _ALL = (
         ),
     ),
     Command(
-        "claims", "show what became of the claims of all papers",
-        text="Show what became of the claims of all papers, from the shipped pages of `bench reproduce`: how many hold"
-        " or fail, and every claim with its effect.",
+        "claims", "show the verdicts on the claims of all papers",
+        text="Show the verdicts on the claims of all papers, from the shipped pages of `bench reproduce`: how many"
+        " hold or fail, and every claim with its effect.",
         more="A claim holds, fails or is undecided only for an experiment as its paper defines it; `bench reproduce`"
         " defines the other words. Exit code 1: a page could not be read.",
         positionals=(Option("folder", "with PAPER/EXPERIMENT/claims.json (default: the shipped pages)", "DIR", folder,
@@ -457,7 +521,7 @@ _ALL = (
         options=(JSON,),
     ),
     Command(
-        "bundle", "write runs, with all that repeats them, as one file to share",
+        "bundle", "write runs with everything needed to repeat them as one file to share",
         text="Write finished runs with their studies, tuned settings and the source of plug-ins as a folder, or as one"
         " file that ends in .zip.",
         more="A bundle is data. `bench verify` repeats runs of it; its folder `runs` is a store, which boards read with"
@@ -484,10 +548,10 @@ _ALL = (
                             completes="folder", least=0),),
         options=(
             Option("runs", "how many", "N", whole(1), default=3),
-            Option("seed", "of the draw (default: another one each time)", "N", whole(0)),
+            Option("seed", "seed of the random choice (default: different each time)", "N", whole(0)),
             Option("task", "only of these tasks; a plug-in as file.py:SPEC", "A,B", names, completes="task"),
             Option("opt", "only of these optimizers; a plug-in as file.py:NAME", "A,B", names, completes="opt"),
-            Option("allow-code", "import the plug-ins whose source the bundle holds: they run as your code"),
+            Option("allow-code", "import the plug-ins in the bundle: they run with your permissions"),
             DATA, JSON,
         ),
     ),
@@ -527,7 +591,7 @@ _ALL = (
             _out("file of the matrix: .html, .md, .csv, .json, .tex or .txt (default: Markdown on standard output);"
                  " may be repeated", "FILE", many=True),
             Option("only", "only these checks", "A,B", names),
-            Option("reference", "its steps as a float64 function, to compare with", "MODULE:FUNCTION"),
+            Option("reference", "reference implementation of its steps as a float64 function", "MODULE:FUNCTION"),
             Option("limit", "for one check (default 30)", "SECONDS", seconds),
             JSON,
             DATA, _place("store", "folder of the runs, which also keeps verdicts of all checks for the leaderboard"),
@@ -546,14 +610,14 @@ _ALL = (
             JSON, STORES,
             Option("task", "only these tasks", "A,B", names, default=list, completes="task"),
             Option("opt", "only these optimizers", "A,B", names, default=list, completes="opt"),
-            Option("status", "only these: running, failed, ...", "A,B", names, default=list,
+            Option("status", "only these states: running, failed, ...", "A,B", names, default=list,
                    completes="running completed diverged timeout failed killed"),
             Option("since", "only runs that began then or later: 2026-11-22, 30m, 2h, 3d, 1w", "WHEN", default=""),
             Option("study", "the trials of this study, a line for each point", "NAME", default="", completes="study"),
             Option("all", "a line for each run"),
             Option("sort", "default date", "BY", default="date",
                    choices=("date", "time", "steps", "result", "task", "opt", "status", "run")),
-            Option("limit", "so many lines at most", "N", whole(1)),
+            Option("limit", "maximum number of lines", "N", whole(1)),
         ),
     ),
     Command(

@@ -16,13 +16,22 @@ if TYPE_CHECKING:
 
 def program_help() -> str:
     """The help of `bench`."""
-    return "\n".join([
-        "usage: bench [-h] [--version] COMMAND ...", "", "Compare optimizers on attention models.", "", "commands:",
-        *(line for command in COMMANDS.values() for line in row(command.name, command.summary)),
-        "", "options:", *row("-h, --help", "of the program, or of a command, anywhere behind its name"),
-        *row("--version", "print the version"),
-        "", "Start with: bench quickstart",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "usage: bench [-h] [--version] COMMAND ...",
+            "",
+            "Compare optimizers on attention models.",
+            "",
+            "commands:",
+            *(line for command in COMMANDS.values() for line in row(command.name, command.summary)),
+            "",
+            "options:",
+            *row("-h, --help", "of the program, or of a command, anywhere behind its name"),
+            *row("--version", "print the version"),
+            "",
+            "Start with: bench quickstart",
+        ]
+    )
 
 
 def command_help(command: Command, words: Sequence[str] = ()) -> str:
@@ -77,8 +86,11 @@ def _settings(command: Command, words: Sequence[str]) -> list[str]:
             spec = OPTIMIZERS[opt].on(TASKS[task].family if task else "")
             lines += ["", f"optimizer {opt}: {spec.formula}", *hyperparameter_rows(spec)]
         if not any(opts) and "opt" in {option.name for option in command.options}:
-            lines += ["", f"Name an optimizer for its options: {command.typed} --opt sngd --help",
-                      *_names("optimizers", OPTIMIZERS)]  # fmt: skip
+            lines += [
+                "",
+                f"Name an optimizer for its options: {command.typed} --opt sngd --help",
+                *_names("optimizers", OPTIMIZERS),
+            ]
     if "trainer" in command.groups:
         lines += ["", "trainer:"]
         for name, option in trainer_options().items():

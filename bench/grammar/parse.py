@@ -64,7 +64,7 @@ class Option:
         """The value of a text.
 
         Raises:
-            UserError: it is none.
+            UserError: it is invalid.
         """
         if self.choices and text not in self.choices:
             raise unknown(shown, text, self.choices)

@@ -71,13 +71,19 @@ _MEANT = {
     "reference": "reference baseline ref",
     "name": "name studyname runname experiment",
     "limit": "limit timeout",
-}  # fmt: skip
+}
 """Options here, the first that a command has, by what they are called elsewhere (without dashes and underscores)."""
 
 _GROUPS = {
-    "optimizer": "opt", "optim": "opt", "optimiser": "opt", "model": "task", "dataset": "task", "data": "task",
-    "train": "trainer", "training": "trainer",
-}  # fmt: skip
+    "optimizer": "opt",
+    "optim": "opt",
+    "optimiser": "opt",
+    "model": "task",
+    "dataset": "task",
+    "data": "task",
+    "train": "trainer",
+    "training": "trainer",
+}
 
 
 def meant(word: str, known: Iterable[str]) -> str | None:

@@ -13,12 +13,12 @@ from bench.errors import UserError
 MOST_NAME, MOST_PATH = 255, 4095
 """Bytes of the name of a file, and of a path to it, on the file systems of Linux and macOS."""
 MOST_SEED = 2**63 - 1
-"""The greatest seed: what tables of runs, DuckDB and torch's generators hold in a signed integer of 64 bits."""
+"""The largest seed: what tables of runs, DuckDB and torch's generators hold in a signed integer of 64 bits."""
 SEED_RANGE = f"an integer from 0 to {MOST_SEED} (2^63 - 1)"
 MOST_RUNS = 100_000
 """Runs of one command; whoever types more has slipped, and the list of them alone would fill the memory. Ours."""
 DEFAULT_POINTS = 9
-"""Values of a range LOW:HIGH without a number of points, evenly in the logarithm. Ours."""
+"""Values of a range LOW:HIGH without a number of points, log-spaced. Ours."""
 FOLDERS = {"data": "data", "store": "runs"}
 """Where data and runs lie if neither `--data` and `--store` nor their variables say otherwise."""
 
@@ -36,7 +36,7 @@ def refuse_too_many(asked: str, runs: int) -> None:
     if runs > MOST_RUNS:
         number = f"{runs:,}" if runs < 10**18 else f"more than 10^{int(0.30102 * (runs.bit_length() - 1))}"
         raise UserError(
-            f"{asked}: {number} runs; a command makes from 1 to {MOST_RUNS:,}, so ask for fewer values, seeds or trials"
+            f"{asked}: {number} runs; a command makes from 1 to {MOST_RUNS:,}, so request fewer values, seeds or trials"
         )
 
 
@@ -72,7 +72,7 @@ def read_seeds(text: str, option: str = "--seeds", example: int = 32) -> list[in
             f"{option} {text}: write how many ({option} {example}), or which ({option} 3,5,8, or {option} 10:15)"
         )
     if max(seeds) > MOST_SEED:
-        raise UserError(f"{option} {text}: a seed is {SEED_RANGE}, and {max(seeds)} is greater")
+        raise UserError(f"{option} {text}: a seed is {SEED_RANGE}, and {max(seeds)} is larger")
     return list(dict.fromkeys(seeds))
 
 
@@ -82,7 +82,7 @@ def counts_seeds(text: str) -> bool:
 
 
 def log_grid(low: float, high: float, points: int) -> list[float]:
-    """Values from low to high, even in the logarithm, as they can be typed again."""
+    """Values from low to high, log-spaced, as they can be typed again."""
     return [typed(low * (high / low) ** (i / (points - 1))) for i in range(points)]
 
 
@@ -95,7 +95,7 @@ def ends_of_range(low: str, high: str) -> tuple[float, float]:
     """The ends of a range that is searched in the logarithm.
 
     Raises:
-        ValueError: they are no numbers with 0 < low < high, or too far apart to be computed with.
+        ValueError: they are not numbers with 0 < low < high, or too far apart to be computed with.
     """
     ends = float(low), float(high)
     if not 1e-100 <= ends[0] < ends[1] <= 1e100:
@@ -107,7 +107,7 @@ def read_grid(key: str, raw: str) -> list[float]:
     """The values of `LOW:HIGH:POINTS`, or of `LOW:HIGH`, which has nine.
 
     Raises:
-        UserError: it is none.
+        UserError: it is invalid.
     """
     try:
         low, high, *points = raw.split(":")
@@ -179,7 +179,7 @@ def read_memory(text: str) -> Memory:
             return Memory(text, number / 100)
         if not share and number * _SIZES[unit] >= 1:
             return Memory(text, None, int(number * _SIZES[unit]))
-    raise ValueError("write a share of what is free, such as 80%, or a size, such as 8G")
+    raise ValueError("write a fraction of the free memory, such as 80%, or a size, such as 8G")
 
 
 def place(name: str, given: str | None = None) -> Path:
@@ -194,7 +194,7 @@ def place(name: str, given: str | None = None) -> Path:
     try:
         found = folder(text)
         if name == "store" and is_no_folder(found):
-            raise ValueError("it is a file and no folder")
+            raise ValueError("it is a file, not a folder")
         return found
     except ValueError as error:
         raise UserError(
@@ -217,11 +217,11 @@ def folder(text: str) -> Path:
         ValueError: it is not.
     """
     if not text.strip():
-        raise ValueError("it names no folder and no file")
+        raise ValueError("it must name a folder or file")
     try:
         longest = max((len(os.fsencode(part)) for part in Path(text).parts), default=0)
     except UnicodeEncodeError:
-        raise ValueError("it is no name of a folder or file") from None
+        raise ValueError("it is not a valid name of a folder or file") from None
     if longest > MOST_NAME or len(os.fsencode(text)) > MOST_PATH:
         raise ValueError(f"a name has at most {MOST_NAME} bytes and a path {MOST_PATH:,}")
     return Path(text)
@@ -235,17 +235,17 @@ def names(text: str) -> list[str]:
     """
     if found := parts(text):
         return found
-    raise ValueError("it names nothing; write A,B")
+    raise ValueError("it is empty; write A,B")
 
 
 def whole(least: int | None = None) -> Callable[[str], int]:
-    """A reader of whole numbers, from the least that makes sense."""
+    """A reader of whole numbers, from the smallest that makes sense."""
 
     def read(text: str) -> int:
         try:
             number = int(text)
         except ValueError:
-            raise ValueError("it takes a whole number") from None
+            raise ValueError("it must be a whole number") from None
         if least is not None and number < least:
             raise ValueError(f"it must be at least {least}")
         return number
@@ -264,11 +264,11 @@ def finite(text: str) -> float:
     """A number that is finite.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is invalid.
     """
     number = _number(text)
     if not math.isfinite(number):
-        raise ValueError("it is no finite number")
+        raise ValueError("it is not a finite number")
     return number
 
 
@@ -276,11 +276,11 @@ def seconds(text: str) -> float:
     """A time in seconds, greater than 0.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is invalid.
     """
     number = _number(text)
     if not 0 < number < math.inf:
-        raise ValueError("it is no time; write seconds, as in --limit 30")
+        raise ValueError("it is not a time; write seconds, as in --limit 30")
     return number
 
 

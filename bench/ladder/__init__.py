@@ -1,1 +1,1 @@
-"""Ladders: the same comparison at growing sizes, and how far its small sizes predict the large ones."""
+"""Ladders: the same comparison at growing sizes, and how well small sizes predict large ones."""

@@ -25,7 +25,7 @@ def main(words: list[str]) -> int:
     """`bench ladder` with these words: 0 done, 1 a record could not be read, 130 stopped.
 
     Raises:
-        UserError: the request cannot be carried out.
+        UserError: the request is invalid.
         RunFailed: budgets came out unequal, or the disk is full.
     """
     args = parse("ladder", words)
@@ -74,7 +74,7 @@ def main(words: list[str]) -> int:
         note(STOPPED)
         return 130
     if not done:
-        note(f"the budget of {args.budget.text} is spent, and this is the result so far; the same command goes on")
+        note(f"the budget of {args.budget.text} is spent; this is the result so far, and the same command continues")
     if args.train_only:
         return 0
     from bench.ladder.findings import findings
@@ -100,9 +100,21 @@ def _for_a_task(words: Sequence[str]) -> list[str]:
 
 
 _OF_A_TASK = {
-    "slurm", "print", "sbatch", "workers", "engine", "memory", "width", "storage", "data", "store", "out", "json",
-    "shared-by", "budget",
-}  # fmt: skip
+    "slurm",
+    "print",
+    "sbatch",
+    "workers",
+    "engine",
+    "memory",
+    "width",
+    "storage",
+    "data",
+    "store",
+    "out",
+    "json",
+    "shared-by",
+    "budget",
+}
 
 
 def _again(args: Args, store: Path) -> int:
@@ -150,7 +162,9 @@ def _asked(args: Args) -> "Ladder":
     full = words.get("trainer.batch_size", TASKS[task].batch_size) == "full"
     reference = args.reference or REFERENCES[full]
     if reference not in opts:
-        raise UserError(f"--opt: the reference, {reference}, is not among them; add it, or name one with --reference")
+        raise UserError(
+            f"--opt: the reference, {reference}, is missing from the list; add it, or name another with --reference"
+        )
     if len(opts) < 2:
         raise UserError("--opt: a ladder needs two optimizers or more, such as --opt adamw,muon")
     if "seed" in words:
@@ -160,14 +174,26 @@ def _asked(args: Args) -> "Ladder":
     common, own = by_optimizer(words, opts)
     fresh = reporting_seeds(args.report_seeds)
     if len(fresh) < 2:
-        raise UserError(f"--report_seeds {args.report_seeds}: one seed tells nothing of its noise; ask for two or more")
+        raise UserError(
+            f"--report_seeds {args.report_seeds}: one seed gives no estimate of the noise; write two or more"
+        )
     if not 0.5 <= args.margin <= 4:
-        raise UserError(f"--margin {args.margin:g}: it is out of range: write decades from 0.5 to 4")
+        raise UserError(f"--margin {args.margin:g}: out of range: write decades from 0.5 to 4")
     rule = rule_of({**common, "task": task}, args.axis, args.ratio, args.tokens, args.start)
     return Ladder(
-        task, opts, reference, common, own, rule, args.trials, args.margin, args.sampler or "grid", args.prune,
-        tuning_seeds(args.seeds), fresh,
-    )  # fmt: skip
+        task,
+        opts,
+        reference,
+        common,
+        own,
+        rule,
+        args.trials,
+        args.margin,
+        args.sampler or "grid",
+        args.prune,
+        tuning_seeds(args.seeds),
+        fresh,
+    )
 
 
 def _plan(
@@ -192,24 +218,41 @@ def _plan(
         each = {spec.opt: measure(spec) for spec in specs}
         seconds = runs * sum(each.values())
         whole += seconds
-        rows.append({
-            "rung": number, "at": size.at, "parameters": size.parameters, "steps": size.steps,
-            "settings": size.settings, "trials": trials, "runs": runs * len(specs), "seconds": round(seconds, 1),
-            "run_seconds": {opt: round(s, 2) for opt, s in each.items()},
-        })  # fmt: skip
+        rows.append(
+            {
+                "rung": number,
+                "at": size.at,
+                "parameters": size.parameters,
+                "steps": size.steps,
+                "settings": size.settings,
+                "trials": trials,
+                "runs": runs * len(specs),
+                "seconds": round(seconds, 1),
+                "run_seconds": {opt: round(s, 2) for opt, s in each.items()},
+            }
+        )
     if args.json:
         print(json.dumps({"ladder": ladder.name, "rule": in_words(ladder.rule, {"task": ladder.task}), "rungs": rows}))
         return 0
     heads = ("rung", "size", "parameters", "steps", "trials each", "runs", "about")
     lines = [
-        (r["rung"], short(r["at"]), f"{r['parameters']:,}", f"{r['steps']:,}", r["trials"], r["runs"],
-         duration(r["seconds"] / workers))
+        (
+            r["rung"],
+            short(r["at"]),
+            f"{r['parameters']:,}",
+            f"{r['steps']:,}",
+            r["trials"],
+            r["runs"],
+            duration(r["seconds"] / workers),
+        )
         for r in rows
-    ]  # fmt: skip
+    ]
     print("\n".join([f"ladder {ladder.name}", *in_words(ladder.rule, {**ladder.words, "task": ladder.task})]))
     print("\n".join(shown(Table.of(heads, lines))))
-    print(f"about {duration(whole / workers)} with {workers} workers, one run after the other in each (lanes take"
-          " less), without evaluations; more if the best of a grid lies at its edge")  # fmt: skip
+    print(
+        f"about {duration(whole / workers)} with {workers} workers, one run at a time in each (less with lanes),"
+        f" without evaluations; more if the best point of a grid is at its edge"
+    )
     return 0
 
 
@@ -246,7 +289,7 @@ def _show(found: "Findings", out: Path, command: str, *, as_json: bool) -> int:
         print(text(tables), end="")
         print("\n".join(said))
     if found.lost:
-        remark("warning", f"{found.lost} runs of the ladder are not in the store; what they say is left out")
+        remark("warning", f"{found.lost} runs of the ladder are missing in the store and in these results")
     return 0
 
 
@@ -257,26 +300,35 @@ def html(found: "Findings", title: str, command: str) -> str:
 
     drawn, record = charts(found), found.record
     told = {
-        "efficiency": ("Efficiency against size", f"Steps that each optimizer needs for one of {record.reference} at"
-                       " equal loss, by the size of the rung."),
-        "settings": ("What won, against size", "The first searched setting of each optimizer, as it won at each rung."),
-        "regret": ("Choosing by a cheap rung", "How much worse who wins at a rung is at the last one than who wins"
-                   " there, against what the rung costs."),
-    }  # fmt: skip
+        "efficiency": (
+            "Efficiency against size",
+            f"Steps per step of {record.reference} at equal loss, by the size of the rung.",
+        ),
+        "settings": (
+            "Winning settings against size",
+            "The winning value of the first searched setting of each optimizer at each rung.",
+        ),
+        "regret": (
+            "Choosing by a cheap rung",
+            "Regret at the last rung of choosing the winner of a cheaper rung, against the cost of that rung.",
+        ),
+    }
     kinds = {name: (*told[name], chart) for name, chart in drawn.items()}
-    lead = [f"Rungs of {record.task} along “{record.axis}”, each tuned anew with equal budgets for all optimizers, and"
-            f" compared on fresh seeds. Made by: {command}"]  # fmt: skip
+    lead = [
+        f"Rungs of {record.task} along “{record.axis}”, each tuned anew with equal budgets for all optimizers, and"
+        f" compared on fresh seeds. Made by: {command}"
+    ]
     said = [("Verdict", " ".join(verdict(found)))]
     if lines := cut(found):
-        said.append(("What was cut", " ".join(line.removeprefix("Cut: ") for line in lines)))
+        said.append(("Reductions", " ".join(line.removeprefix("Cut: ") for line in lines)))
     return other_page(title, lead, said, boards(found), kinds, READING)
 
 
 READING = [
-    "A ratio of steps says how many steps an optimizer needs for one step of the reference to reach the same loss on"
-    " the selection split; the loss is the worse of the two final ones, so that nothing is extrapolated. Its interval"
-    " comes from paired tests over the fresh seeds, and has no noise of tuning in it.",
-    "A trend is a least-squares line of the logarithm of that ratio over the logarithm of the size. It is called one"
-    " where its 95 % interval leaves out no change. Predictions are that line, drawn on to the next rung; they were"
-    " written to the store before the rung began, and the times beside them say so.",
+    "A ratio of steps is the number of steps that an optimizer needs per step of the reference to reach the same loss"
+    " on the selection split; the loss is the worse of the two final ones, so nothing is extrapolated. Its interval"
+    " comes from paired tests over the fresh seeds, and does not include the noise of tuning.",
+    "A trend is a least-squares line of the logarithm of that ratio over the logarithm of the size. It counts as a"
+    " trend if its 95 % interval excludes no change. Predictions extrapolate that line to the next rung; they were"
+    " written to the store before the rung began, as the recorded times show.",
 ]

@@ -1,4 +1,4 @@
-"""What a ladder has found, from what is stored: no training, no database."""
+"""Findings of a ladder, from stored runs: no training, no database."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from bench.store.reports import LadderRecord, LadderRung, Predicted, StudyRecord
 from bench.store.stores import Stores
 
 LEAST_EVALUATIONS = 3
-"""Fewer evaluations are no curve. Ours."""
+"""Minimum number of evaluations of a curve. Ours."""
 NEAR = 0.05
 """A setting is usable whose score is within this share of the best one. Ours."""
 NEAR_LOG = 2.0
@@ -40,7 +40,7 @@ def read_ladder(path: Path) -> LadderRecord:
     try:
         return read_report(path, LadderRecord)
     except Damaged as error:
-        raise RunFailed(f"{error}; move it away, and the same command makes it anew from what is stored") from None
+        raise RunFailed(f"{error}; move it away; the same command rebuilds it from stored runs") from None
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Method:
     Attributes:
         opt: its name.
         study: that tuned it.
-        point: what was searched, as it won; None without a winner.
+        point: the winning values of the searched settings; None without a winner.
         runs: on the fresh seeds, in their order.
         trials: runs of the trials.
     """
@@ -69,7 +69,7 @@ class Method:
 
     @property
     def value(self) -> float | None:
-        """Its value as it won."""
+        """Its winning value."""
         return float(self.point[self.setting]) if self.point is not None and self.setting else None
 
     @property
@@ -84,9 +84,9 @@ class Rung:
 
     Attributes:
         number: from 1 on.
-        record: what was declared, predicted and done.
+        record: its declaration, predictions and results.
         methods: by optimizer.
-        reference: the optimizer that the others are compared with.
+        reference: the the fixed optimizer of comparison.
     """
 
     number: int
@@ -108,7 +108,7 @@ class Rung:
     def measure(self) -> Measure:
         """The final metric."""
         run = self.runs[0]
-        words = f"{run.split} {run.metric}" + " above its infimum" * self.above
+        words = f"{run.split} {run.metric}" + " (suboptimality gap)" * self.above
         return final(words, run.mode, self.above)
 
     @cached_property
@@ -155,13 +155,13 @@ class Rung:
         curves = [[self._curve(group.runs[seed]) for seed in seeds] for group in pairs]
         steps = sorted({step for each in curves for curve in each for step in curve})
         if len(steps) < LEAST_EVALUATIONS:
-            return f"{opt}: {len(steps)} evaluations are no curve"
+            return f"{opt}: {len(steps)} evaluations are too few for a curve"
         arrays = [np.array([_filled(curve, steps) for curve in each]) for each in curves]
         bent = any(run.config["trainer"].get("schedule", "constant") != "constant" for run in (*own, *reference))
         return statistics.step_ratio(steps, *arrays, smooth=not bent)
 
     def _curve(self, run: RunResult) -> dict[int, float]:
-        """The loss on the selection split by step; above its infimum in the logarithm."""
+        """The loss on the selection split by step; (suboptimality gap) in the logarithm."""
         key = "excess" if self.above else "loss"
         found = {int(row["step"]): float(row.get(key, row.get("loss", math.nan))) for row in run.validations}
         if self.above:
@@ -175,7 +175,7 @@ class Rung:
 
     @property
     def begun(self) -> str:
-        """When the first of its runs began; empty where that is not known."""
+        """When the first of its runs began; empty if that is not known."""
         moments = [run.begun for method in self.methods.values() for run in (*method.runs, *method.trials)]
         return min((moment for moment in moments if moment), default="")
 
@@ -188,15 +188,15 @@ def _filled(curve: Mapping[int, float], steps: Sequence[int]) -> Array:
 
 @dataclass(frozen=True)
 class Transfer:
-    """How a setting goes up the ladder.
+    """How a setting changes along the ladder.
 
     Attributes:
         setting: its dotted name.
         best: by rung, the value that won; None without a winner.
-        usable: by rung, decades in which scores are nearly as good as the best; None where one value was tried.
-        exponent: a of best ~ size^a; None where it cannot be fitted.
+        usable: by rung, decades in which scores are nearly as good as the best; None if one value was tried.
+        exponent: a of best ~ size^a; None if it cannot be fitted.
         regrets: by rung, how much worse the winner of the rung before scores there than the rung's own, as a share, or
-            as a factor where losses lie above their infimum; None where it was not tried or has no score.
+            as a factor where losses lie above their infimum; None if it was not tried or has no score.
     """
 
     setting: str
@@ -208,7 +208,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a ladder has found.
+    """The findings of a ladder.
 
     Attributes:
         record: what was declared.
@@ -242,7 +242,7 @@ class Findings:
         return [opt for opt in self.record.opts if all(opt in rung.losses for rung in self.rungs)]
 
     def agreement(self, k: int) -> Interval | None:
-        """Kendall's tau between a rung and the last one; None where fewer than two optimizers can be ranked."""
+        """Kendall's tau between a rung and the last one; None if fewer than two optimizers can be ranked."""
         if len(self.ranked) < 2:
             return None
         one, last = (np.array([rung.losses[opt] for opt in self.ranked]) for rung in (self.rungs[k], self.rungs[-1]))
@@ -265,7 +265,7 @@ class Findings:
         return chosen, statistics.regret(values, self.ranked.index(chosen))
 
     def transfer(self, opt: str) -> Transfer:
-        """How the setting of an optimizer goes up the ladder."""
+        """How the setting of an optimizer changes along the ladder."""
         methods = [rung.methods.get(opt) for rung in self.rungs]
         setting = next((method.setting for method in methods if method is not None and method.setting), "")
         best = [None if m is None or m.setting != setting else m.value for m in methods]
@@ -330,7 +330,7 @@ def _key(point: Mapping[str, Any]) -> str:
 
 
 def findings(record: LadderRecord, stores: Stores) -> Findings:
-    """What is found in stores of the rungs of a ladder that are done."""
+    """The findings of the finished rungs of a ladder."""
     runs = {run.run_id: run for run in stores.runs if run.finished}
     studies = {study.name: study for study in stores.studies}
     rungs, lost = list[Rung](), 0
@@ -358,7 +358,7 @@ def findings(record: LadderRecord, stores: Stores) -> Findings:
 
 
 def predicted(record: LadderRecord, stores: Stores, k: int) -> Predicted:
-    """What the rungs before one say of it, before it is run.
+    """The prediction of a rung from the previous ones.
 
     Ratios of steps go on along their lines (`statistics.predict`), and so do final losses, which give the order.
 
@@ -392,12 +392,12 @@ def predicted(record: LadderRecord, stores: Stores, k: int) -> Predicted:
 
 @dataclass(frozen=True)
 class Score:
-    """A prediction beside what was measured.
+    """A prediction and its measurement.
 
     Attributes:
         opt: the optimizer.
-        said, measured: logarithms of the ratio of steps; None where there is none.
-        held: whether the measured one lies in the interval of what was said.
+        said, measured: logarithms of the ratio of steps; None if there is none.
+        held: whether the measured one is in the interval of what was said.
     """
 
     opt: str
@@ -418,6 +418,6 @@ def scores(rung: Rung) -> list[Score]:
 
 
 def was_before(rung: Rung) -> bool | None:
-    """Whether the prediction was written before any run of the rung began; None where nothing was predicted."""
+    """Whether the prediction was written before any run of the rung began; None if nothing was predicted."""
     said = rung.record["predicted"]
     return None if said is None else said["made"] <= rung.begun

@@ -1,7 +1,7 @@
-"""A ladder and its rungs: what each of them tunes, and how they are carried out one after the other.
+"""A ladder and its rungs: their studies, carried out one after the other.
 
-A rung is a suite of one task at one size. The settings that won at the rung before are the middles of its ranges, so
-what a rung does follows from the rungs before it and from nothing behind it.
+A rung is a suite of one task at one size. The winning settings of the previous rung are the middles of its ranges,
+so a rung depends only on earlier rungs.
 """
 
 import hashlib
@@ -37,11 +37,11 @@ Words = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Ladder:
-    """What a ladder compares, and how.
+    """The declaration of a ladder.
 
     Attributes:
         task, opts: names.
-        reference: the optimizer that the others are compared with, one of `opts`.
+        reference: the the fixed optimizer of comparison, one of `opts`.
         words: settings of all runs, in dotted form.
         own: settings of each optimizer; a range or a list of values is searched.
         rule: how it grows.
@@ -68,12 +68,21 @@ class Ladder:
     @property
     def declared(self) -> dict[str, Any]:
         """All that decides its numbers, but for what stands in fields of its own in the record."""
-        return plain({
-            "settings": dict(self.words), "own": {name: dict(own) for name, own in self.own.items()},
-            "ratio": self.rule.ratio, "tokens": self.rule.tokens, "start": self.rule.start, "trials": self.trials,
-            "margin": self.margin, "sampler": self.sampler, "prune": self.prune, "seeds": self.seeds,
-            "fresh": self.fresh,
-        })  # fmt: skip
+        return plain(
+            {
+                "settings": dict(self.words),
+                "own": {name: dict(own) for name, own in self.own.items()},
+                "ratio": self.rule.ratio,
+                "tokens": self.rule.tokens,
+                "start": self.rule.start,
+                "trials": self.trials,
+                "margin": self.margin,
+                "sampler": self.sampler,
+                "prune": self.prune,
+                "seeds": self.seeds,
+                "fresh": self.fresh,
+            }
+        )
 
     @property
     def name(self) -> str:
@@ -85,18 +94,31 @@ class Ladder:
         """Its record before anything is trained."""
         rungs: list[LadderRung] = [
             {
-                "at": size.at, "parameters": size.parameters, "steps": size.steps, "settings": plain(size.settings),
-                "predicted": None, "studies": {}, "fresh": {}, "done": "",
+                "at": size.at,
+                "parameters": size.parameters,
+                "steps": size.steps,
+                "settings": plain(size.settings),
+                "predicted": None,
+                "studies": {},
+                "fresh": {},
+                "done": "",
             }
             for size in sizes
-        ]  # fmt: skip
+        ]
         return LadderRecord(
-            self.name, self.task, self.opts, self.reference, self.rule.axis, self.declared,
-            in_words(self.rule, {**self.words, "task": self.task}), now(), rungs,
-        )  # fmt: skip
+            self.name,
+            self.task,
+            self.opts,
+            self.reference,
+            self.rule.axis,
+            self.declared,
+            in_words(self.rule, {**self.words, "task": self.task}),
+            now(),
+            rungs,
+        )
 
     def suite(self, size: Size | LadderRung, winners: Mapping[str, Words], places: Words) -> Suite:
-        """What a rung tunes.
+        """The suite of a rung.
 
         Args:
             size: of the rung.
@@ -110,7 +132,9 @@ class Ladder:
         specs = self._suite(settings, {}, None).specs(places)
         if len({spec.trainer.batch_size for spec in specs}) > 1:
             sizes = ", ".join(f"{spec.opt} {spec.trainer.batch_size}" for spec in specs)
-            raise UserError(f"batches differ, which makes several problems ({sizes}); give --trainer.batch_size to all")
+            raise UserError(
+                f"batch sizes differ, which makes different problems ({sizes}); give --trainer.batch_size to all"
+            )
         step = math.lcm(*(_combinations(spec) for spec in specs))
         wanted = max(default_trials(spec.design) for spec in specs) if self.trials is None else self.trials
         if winners:
@@ -121,11 +145,13 @@ class Ladder:
 
     def _suite(self, settings: Words, centred: Mapping[str, Words], trials: int | None) -> Suite:
         return Suite(
-            title=f"ladder {self.name}", tasks={self.task: dict(settings)},
+            title=f"ladder {self.name}",
+            tasks={self.task: dict(settings)},
             optimizers={name: {**self.own[name], **centred.get(name, {})} for name in self.opts},
             settings=dict(self.words),
-            tune=Tune(trials=trials, seeds=self.seeds, sampler=self.sampler, prune=self.prune), seeds=self.fresh,
-        )  # fmt: skip
+            tune=Tune(trials=trials, seeds=self.seeds, sampler=self.sampler, prune=self.prune),
+            seeds=self.fresh,
+        )
 
 
 def _combinations(spec: StudySpec) -> int:
@@ -144,12 +170,16 @@ def _centred(spec: StudySpec, winner: Words | None, margin: float) -> dict[str, 
 
 
 def climb(
-    ladder: Ladder, sizes: Sequence[Size], studies: Studies, places: Mapping[str, Path],
-    train: Callable[[Suite], list[Study] | None], say: Callable[[str], object],
-) -> bool:  # fmt: skip
-    """Carry rung after rung out, each with its prediction before it; False if a signal asked to stop.
+    ladder: Ladder,
+    sizes: Sequence[Size],
+    studies: Studies,
+    places: Mapping[str, Path],
+    train: Callable[[Suite], list[Study] | None],
+    say: Callable[[str], object],
+) -> bool:
+    """Carry out the rungs in order, each after its prediction; False if a signal asked to stop.
 
-    What is stored is not trained again. A rung that is done never changes.
+    Stored runs are not trained again. A finished rung never changes.
 
     Args:
         ladder: what to do.
@@ -198,7 +228,7 @@ def climb(
 
 
 def _refuse_unequal(found: Sequence[StudyResult]) -> None:
-    """Refuse to go on where optimizers had different budgets.
+    """Refuse to continue if optimizers had different budgets.
 
     Raises:
         RunFailed: they had.
@@ -206,7 +236,7 @@ def _refuse_unequal(found: Sequence[StudyResult]) -> None:
     trials = {each.study.spec.opt: len(each.scored) + len(each.refined) for each in found}
     if len({*trials.values()}) > 1 or any(each.missing for each in found):
         shown = ", ".join(f"{name} {count}" for name, count in trials.items())
-        raise RunFailed(f"budgets are not equal: {shown} trials; some came to nothing: see `bench studies`")
+        raise RunFailed(f"budgets are not equal: {shown} trials; some failed: see `bench studies`")
 
 
 def begun(ladder: Ladder, sizes: Sequence[Size], store: Path) -> LadderRecord:
@@ -234,7 +264,7 @@ def _write(record: LadderRecord, store: Path) -> None:
     with disk_errors(store):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.parent.is_symlink():  # of a store that somebody else has made
-            raise RunFailed(f"{path.parent} is a link, which is not followed; put a folder in its place")
+            raise RunFailed(f"{path.parent} is a symbolic link, and links are not followed; replace it by a folder")
         write_json(path, vars(record), indent=1)
 
 
@@ -250,7 +280,7 @@ def winners_of(record: LadderRecord, k: int, store: Path) -> dict[str, Words]:
         try:
             study = read_report(path, StudyRecord)
         except FileNotFoundError:
-            raise RunFailed(f"{path} is not there, which says what won at rung {k + 1}; put it back") from None
+            raise RunFailed(f"{path} is missing; it contains the winners of rung {k + 1}; restore it") from None
         for trial in study.trials:
             if study.winner is not None and study.winner in trial["runs"]:
                 found[opt] = trial["point"]

@@ -1,4 +1,4 @@
-"""How a ladder's findings are shown: tables, charts, and the verdict in words."""
+"""Presentation of a ladder's findings: tables, charts, and the verdict in words."""
 
 import math
 from collections.abc import Iterable
@@ -14,9 +14,13 @@ from bench.results.table import Board, Column, Table
 from bench.text import cell, duration
 
 UNITS = {
-    "size": "parameters", "width": "parameters", "depth": "parameters", "epochs": "steps", "data": "training samples",
-}  # fmt: skip
-"""What is counted along each axis."""
+    "size": "parameters",
+    "width": "parameters",
+    "depth": "parameters",
+    "epochs": "steps",
+    "data": "training samples",
+}
+"""The unit of each axis."""
 
 
 def factor(of: Interval) -> Interval:
@@ -43,8 +47,8 @@ def boards(found: Findings) -> list[Board]:
     return [
         Board("efficiency", "Steps at equal loss", [_efficiency(found), _trends(found)]),
         Board("predictions", "Predictions, made before and scored after", [_predictions(found)]),
-        Board("ranking", "The ranking from rung to rung", [_ranking(found), _losses(found)]),
-        Board("settings", "How settings go up", [_settings(found)]),
+        Board("ranking", "Ranking at each rung", [_ranking(found), _losses(found)]),
+        Board("settings", "How settings change with size", [_settings(found)]),
         Board("rungs", "Rungs", [_rungs(found)], _notes(found)),
     ]
 
@@ -56,7 +60,7 @@ def _at(rung: Rung) -> str:
 def _efficiency(found: Findings) -> Table:
     reference = found.record.reference
     columns = [Column("opt", "optimizer", "name")]
-    help_ = f"steps that it needs for the steps of {reference} at equal loss; below 1 it needs fewer"
+    help_ = f"steps relative to {reference} at equal loss; below 1 is better"
     columns += [Column(f"rung {rung.number}", _at(rung), help_, 3) for rung in found.rungs]
     rows, notes = list[dict[str, Any]](), dict[str, None]()
     for opt in found.record.opts:
@@ -71,8 +75,8 @@ def _efficiency(found: Findings) -> Table:
         rows.append(row)
     notes[
         "The loss is the worse of the two final ones on the selection split, by fresh seed; curves are interpolated"
-        " over the logarithm of the step, and intervals are 95 % by paired t-tests over seeds. An end that is infinite"
-        " or 0 lies beyond the evaluations"
+        " over the logarithm of the step, and intervals are 95 % by paired t-tests over seeds. An infinite or zero"
+        " end is beyond the evaluations"
     ] = None
     return Table(f"steps against tuned {reference}", columns, rows, [*notes])
 
@@ -80,18 +84,18 @@ def _efficiency(found: Findings) -> Table:
 def _trends(found: Findings) -> Table:
     columns = [
         Column("opt", "optimizer", "name"),
-        Column("trend", "factor per decade", "by which the ratio of steps changes while the size grows tenfold", 3),
-        Column("called", "trend", "whether the 95 % interval leaves out 1"),
-        Column("misfit", "misfit", "probability of so great a scatter about a line by seeds alone", 2),
+        Column("trend", "factor per decade", "change of the ratio of steps when the size grows tenfold", 3),
+        Column("called", "trend", "whether the 95 % interval excludes 1"),
+        Column("misfit", "misfit", "p-value of the scatter around the line, if only seeds vary", 2),
     ]
     rows = list[dict[str, Any]]()
     for opt in found.record.opts:
         if opt != found.record.reference and (of := found.trend(opt)):
             rows.append({"opt": opt, "trend": factor(of.slope), "called": _called(found, opt, of), "misfit": of.misfit})
     wide = [row["opt"] for row in rows if (of := found.trend(row["opt"])) and of.widened]
-    notes = [f"{', '.join(wide)}: rungs scatter more than seeds explain, so their scatter makes the interval"] * bool(
-        wide
-    )
+    notes = [
+        f"{', '.join(wide)}: rungs scatter more than seeds explain, so the interval comes from their scatter"
+    ] * bool(wide)
     return Table("trend of the ratio of steps", columns, rows, notes)
 
 
@@ -105,11 +109,11 @@ def _called(found: Findings, opt: str, of: Trend) -> str:
 
 def _predictions(found: Findings) -> Table:
     columns = [
-        Column("rung", "rung", "which was predicted from those before it"),
+        Column("rung", "rung", "predicted from the rungs before it"),
         Column("opt", "optimizer", "name"),
-        Column("said", "predicted", "ratio of steps, with the interval that should hold the measured one in 95 %", 3),
+        Column("said", "predicted", "ratio of steps, with the 95 % prediction interval", 3),
         Column("measured", "measured", "ratio of steps, with its interval", 3),
-        Column("held", "held", "whether the measured ratio lies in the predicted interval"),
+        Column("held", "held", "whether the prediction interval contains the measured ratio"),
         Column("made", "made", "when the prediction was written, in UTC"),
         Column("begun", "first run began", "of the rung, in UTC"),
     ]
@@ -120,16 +124,23 @@ def _predictions(found: Findings) -> Table:
             continue
         for each in scores(rung):
             measured = None if each.measured is None else factor(each.measured)
-            rows.append({
-                "rung": rung.number, "opt": each.opt, "said": factor(each.said), "measured": measured,
-                "held": each.held, "made": said["made"], "begun": rung.begun,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "rung": rung.number,
+                    "opt": each.opt,
+                    "said": factor(each.said),
+                    "measured": measured,
+                    "held": each.held,
+                    "made": said["made"],
+                    "begun": rung.begun,
+                }
+            )
         if said["order"]:
             there = [opt for opt in rung.order if opt in said["order"]]
             same = "as measured" if there == said["order"] else f"measured {', '.join(there)}"
             notes.append(f"rung {rung.number}: predicted order {', '.join(said['order'])}; {same}")
         if not was_before(rung):
-            notes.append(f"rung {rung.number}: runs of it were there before the prediction, which is none then")
+            notes.append(f"rung {rung.number}: it had runs before the prediction, which therefore does not count")
     coming = next((r for r in found.record.rungs if not r["done"] and r["predicted"]), None)
     for opt, (mean, low, high) in ((coming or {}).get("predicted") or {"ratios": {}})["ratios"].items():
         assert coming is not None
@@ -138,7 +149,7 @@ def _predictions(found: Findings) -> Table:
         rows.append({"rung": found.record.rungs.index(coming) + 1, "opt": opt, "said": factor(of), "made": made})
     held = [row["held"] for row in rows if row.get("held") is not None]
     if held:
-        notes.insert(0, f"{sum(held)} of {len(held)} measured ratios lie in their predicted interval")
+        notes.insert(0, f"{sum(held)} of {len(held)} measured ratios are within their prediction interval")
     return Table("ratio of steps, predicted from the rungs before", columns, rows, notes)
 
 
@@ -149,29 +160,44 @@ def _ranking(found: Findings) -> Table:
         Column("rung", "rung", "number"),
         Column("at", UNITS[found.record.axis], "size on the axis", form=size),
         Column("order", "order", "optimizers by the mean of their final metric, best first", wraps=False),
-        Column("tau", "Kendall's tau", "between this order and the last one, with 95 % interval", 3),
-        Column("chosen", "choice", "who wins here"),
-        Column("regret", f"regret ({unit})", "how much worse the choice is at the last rung than who wins there", 3),
-        Column("cost", "cost", "seconds of training of this rung as a share of the last one's", 2),
+        Column("tau", "Kendall's tau", "between this order and that of the last rung, with 95 % interval", 3),
+        Column("chosen", "choice", "winner of this rung"),
+        Column(
+            "regret",
+            f"regret ({unit})",
+            "how much worse this choice is at the last rung than the last rung's winner",
+            3,
+        ),
+        Column("cost", "cost", "training time of this rung as a fraction of the last one's", 2),
     ]
     rows = list[dict[str, Any]]()
     for k, rung in enumerate(found.rungs):
         chosen = found.regret(k)
-        rows.append({
-            "rung": rung.number, "at": rung.record["at"], "order": ", ".join(rung.order), "tau": found.agreement(k),
-            "chosen": chosen and chosen[0], "regret": chosen and chosen[1],
-            "cost": rung.seconds / last.seconds if last.seconds else None,
-        })  # fmt: skip
+        rows.append(
+            {
+                "rung": rung.number,
+                "at": rung.record["at"],
+                "order": ", ".join(rung.order),
+                "tau": found.agreement(k),
+                "chosen": chosen and chosen[0],
+                "regret": chosen and chosen[1],
+                "cost": rung.seconds / last.seconds if last.seconds else None,
+            }
+        )
     notes = list[str]()
     if found.final_from is not None:
         first, sure = found.final_from
-        notes.append(f"the ranking is that of the last rung from rung {first} on by means, from rung {sure} on as far"
-                     " as seeds tell")  # fmt: skip
-    notes.append("the interval of tau holds pairs that seeds do not tell either way (paired t-tests with Holm's"
-                 " correction); who wins at the last rung is chosen by the same seeds, which makes regrets of equal"
-                 " methods come out too large")  # fmt: skip
+        notes.append(
+            f"the ranking equals that of the last rung from rung {first} on by means, from rung {sure} on by"
+            " significant differences"
+        )
+    notes.append(
+        "the interval of tau allows for pairs without significant difference (paired t-tests with Holm's"
+        " correction); the same seeds choose the winner of the last rung, so regrets of equal methods are"
+        " overestimated"
+    )
     if lost := [opt for opt in found.record.opts if opt not in found.ranked]:
-        notes.append(f"not ranked, since a fresh seed diverged or is missing at a rung: {', '.join(lost)}")
+        notes.append(f"not ranked: a fresh seed diverged or is missing at a rung: {', '.join(lost)}")
     return Table("order by final metric", columns, rows, notes)
 
 
@@ -202,24 +228,42 @@ def _mean(values: list[float], rung: Rung) -> Interval | None:
 def _settings(found: Findings) -> Table:
     columns = [
         Column("opt", "optimizer", "name"),
-        Column("setting", "setting", "that is followed: the first that was searched"),
-        Column("best", "best by rung", "value that won"),
+        Column("setting", "setting", "the first searched setting"),
+        Column("best", "best by rung", "winning value"),
         Column("exponent", "exponent a", "of best ~ size^a, by least squares over the rungs, with 95 % interval", 2),
-        Column("usable", "usable decades", "by rung: how far around the best scores are within"
-               f" {'a factor of 2' if found.rungs[-1].above else '5 %'} of the best"),
-        Column("regrets", "regret of the setting below", "by rung from the second: how much worse the settings that won"
-               " at the rung before score there, as a share; a factor where losses lie above their infimum"),
-    ]  # fmt: skip
+        Column(
+            "usable",
+            "usable decades",
+            "by rung: range around the best value with scores within"
+            f" {'a factor of 2' if found.rungs[-1].above else '5 %'} of the best",
+        ),
+        Column(
+            "regrets",
+            "regret of the setting below",
+            "by rung from the second: how much worse the previous rung's"
+            " winning settings score, as a fraction; a factor for suboptimality gaps",
+        ),
+    ]
     rows = list[dict[str, Any]]()
     for opt in found.record.opts:
         of = found.transfer(opt)
-        rows.append({
-            "opt": opt, "setting": of.setting, "best": _list(of.best), "exponent": of.exponent,
-            "usable": _list(of.usable), "regrets": _list(of.regrets[1:]),
-        })  # fmt: skip
-    edges = [f"{opt} at rung {rung.number}" for rung in found.rungs for opt, m in rung.methods.items()
-             if m.study.lr_at_boundary]  # fmt: skip
-    notes = [f"best at the edge of what was tried: {', '.join(edges)}"] * bool(edges)
+        rows.append(
+            {
+                "opt": opt,
+                "setting": of.setting,
+                "best": _list(of.best),
+                "exponent": of.exponent,
+                "usable": _list(of.usable),
+                "regrets": _list(of.regrets[1:]),
+            }
+        )
+    edges = [
+        f"{opt} at rung {rung.number}"
+        for rung in found.rungs
+        for opt, m in rung.methods.items()
+        if m.study.lr_at_boundary
+    ]
+    notes = [f"best at the edge of the tried values: {', '.join(edges)}"] * bool(edges)
     notes.append("scores are those of the tuning seeds, which chose the best; “-” was not tried or diverged")
     return Table("the first searched setting", columns, rows, notes)
 
@@ -231,23 +275,32 @@ def _list(values: Iterable[float | None]) -> str:
 def _rungs(found: Findings) -> Table:
     done = {rung.number: rung for rung in found.rungs}
     columns = [
-        Column("rung", "rung", "number"), Column("parameters", "parameters", "of the model", form="{:,}".format),
-        Column("steps", "steps", "of each run", form="{:,}".format), Column("settings", "settings", "of the rung"),
-        Column("trials", "trials each", "settings that each optimizer tried"),
-        Column("fresh", "fresh seeds", "runs of each winner"), Column("time", "training", "seconds of all runs"),
-        Column("state", "state", "when it was done, in UTC"),
-    ]  # fmt: skip
+        Column("rung", "rung", "number"),
+        Column("parameters", "parameters", "of the model", form="{:,}".format),
+        Column("steps", "steps", "of each run", form="{:,}".format),
+        Column("settings", "settings", "of the rung"),
+        Column("trials", "trials each", "settings tried by each optimizer"),
+        Column("fresh", "fresh seeds", "runs of each winner"),
+        Column("time", "training", "seconds of all runs"),
+        Column("state", "state", "end, in UTC"),
+    ]
     rows = list[dict[str, Any]]()
     for number, rung in enumerate(found.record.rungs, 1):
         own = done.get(number)
         trials = sorted({len(m.study.trials) for m in own.methods.values()}) if own else []
         fresh = sorted({len(m.runs) for m in own.methods.values()}) if own else []
-        rows.append({
-            "rung": number, "parameters": rung["parameters"], "steps": rung["steps"],
-            "settings": " ".join(f"{name} {value}" for name, value in rung["settings"].items()),
-            "trials": _span(trials), "fresh": _span(fresh), "time": duration(own.seconds) if own else None,
-            "state": rung["done"] or "cut",
-        })  # fmt: skip
+        rows.append(
+            {
+                "rung": number,
+                "parameters": rung["parameters"],
+                "steps": rung["steps"],
+                "settings": " ".join(f"{name} {value}" for name, value in rung["settings"].items()),
+                "trials": _span(trials),
+                "fresh": _span(fresh),
+                "time": duration(own.seconds) if own else None,
+                "state": rung["done"] or "cut",
+            }
+        )
     return Table("sizes and budgets", columns, rows)
 
 
@@ -260,20 +313,23 @@ def _notes(found: Findings) -> list[str]:
     notes = [*found.record.rule]
     around = f"{10 ** declared['margin']:.3g}"
     notes.append(
-        f"From the second rung on, ranges go from W / {around} to {around} W, where W won at the rung before; a grid"
-        " goes on beyond an edge while the best lies there. At a rung all optimizers have the same number of trials."
+        f"From the second rung on, ranges go from W / {around} to {around} W, where W is the winning value of the"
+        " previous rung; a grid extends beyond an edge while the best point is there. At each rung all optimizers have"
+        " the same number of trials."
     )
     return [*notes, *cut(found)]
 
 
 def cut(found: Findings) -> list[str]:
-    """What was cut, in sentences."""
+    """Reductions, in sentences."""
     lines, declared = list[str](), found.record.declared
     if left := [number for number, rung in enumerate(found.record.rungs, 1) if not rung["done"]]:
         what = ", ".join(f"{number} ({size(found.record.rungs[number - 1]['at'])})" for number in left)
-        lines.append(f"Cut: rung {what} of {len(found.record.rungs)} is not done, and no number here knows of it.")
+        lines.append(
+            f"Reduced: rung {what} of {len(found.record.rungs)} is not done and not included in any number here."
+        )
     if len(declared["seeds"]) < 2:
-        lines.append("Cut: trials have one seed, so that what wins is chosen with the noise of that seed.")
+        lines.append("Reduced: trials have one seed, so the choice of winners has the noise of that seed.")
     if len(declared["fresh"]) < 5:
         lines.append(f"Cut: {len(declared['fresh'])} fresh seeds, which make wide intervals.")
     parts = sorted({run.part for rung in found.rungs for run in rung.runs if run.part})
@@ -306,10 +362,16 @@ def _efficiency_chart(found: Findings) -> Chart:
             traces.append(Trace(opt, x, y, (band[0], band[1]), marks="all"))
     ends = np.array([min(found.sizes, default=1.0), max(found.sizes, default=10.0)])
     panel = Panel(
-        "efficiency", f"steps at equal loss, for one of {reference}", _x(found), f"steps / steps of {reference}", "xy",
-        traces, f"bands: 95 % interval over {len(found.record.declared['fresh'])} fresh seeds\nbelow 1 fewer steps than"
-        f" {reference}", guides=[Guide(reference, ends, np.ones(2))] if traces else (),
-    )  # fmt: skip
+        "efficiency",
+        f"steps at equal loss, per step of {reference}",
+        _x(found),
+        f"steps / steps of {reference}",
+        "xy",
+        traces,
+        f"bands: 95 % interval over {len(found.record.declared['fresh'])} fresh seeds\nbelow 1 fewer steps than"
+        f" {reference}",
+        guides=[Guide(reference, ends, np.ones(2))] if traces else (),
+    )
     return Chart([panel], {opt: opt for opt in found.record.opts}, columns=1)
 
 
@@ -321,8 +383,9 @@ def _settings_chart(found: Findings) -> Chart:
         if there:
             x, y = (np.array(each, dtype=np.float64) for each in zip(*there, strict=True))
             traces.append(Trace(opt, x, y, marks="all"))
-    panel = Panel("settings", "what won", _x(found), "first searched setting", "xy", traces,
-                  "mostly lr; max_step for sps")  # fmt: skip
+    panel = Panel(
+        "settings", "what won", _x(found), "first searched setting", "xy", traces, "mostly lr; max_step for sps"
+    )
     return Chart([panel], {opt: opt for opt in found.record.opts}, columns=1)
 
 
@@ -337,8 +400,15 @@ def _regret_chart(found: Findings) -> Chart:
         bands = np.where(finite, low, np.nan), np.where(finite, high, np.nan)
         traces.append(Trace("choice by a rung", x, y, bands, marks="all"))
     words = found.rungs[-1].measure.words if found.rungs else "metric"
-    panel = Panel("regret", "regret of choosing by a cheap rung", "cost, as a share of the last rung's",
-                  f"regret in {words}", "x", traces, "bands: 95 % interval over fresh seeds")  # fmt: skip
+    panel = Panel(
+        "regret",
+        "regret of choosing by a cheap rung",
+        "cost, as a fraction of the last rung's",
+        f"regret in {words}",
+        "x",
+        traces,
+        "bands: 95 % interval over fresh seeds",
+    )
     return Chart([panel], {}, columns=1)
 
 
@@ -346,11 +416,11 @@ def _regret_chart(found: Findings) -> Chart:
 
 
 def verdict(found: Findings) -> list[str]:
-    """What was found, in sentences."""
+    """The findings, in sentences."""
     if not found.rungs:
         return ["No rung is done yet."]
     if len(found.rungs) == 1:
-        return ["One rung is done; a second one says how far it predicts.", *_leads(found)]
+        return ["One rung is done; a second one is needed to test predictions.", *_leads(found)]
     first, last = found.rungs[0], found.rungs[-1]
     lines = list[str]()
     unit = UNITS[found.record.axis]
@@ -364,26 +434,26 @@ def verdict(found: Findings) -> list[str]:
         )
         means, sure = found.final_from
         whole = "from the first rung on" if means == 1 else f"from rung {means} on"
-        lines.append(f"By means the ranking is the final one {whole}; as far as seeds tell, from rung {sure} on.")
+        lines.append(f"By means the ranking is the final one {whole}; by significant differences, from rung {sure} on.")
     lines += _leads(found)
     regret = found.regret(0)
     if regret is not None:
         share = first.seconds / last.seconds if last.seconds else math.nan
         chosen, of = regret
         lines.append(
-            f"Who chooses by the first rung takes {chosen}, at {share:.2g} of the last rung's training time, and loses"
+            f"Choosing by the first rung takes {chosen}, at {share:.2g} of the last rung's training time, and loses"
             f" {cell(of, 3)} {'decades of loss' if last.measure.log else last.measure.words} there."
         )
     carried = [opt for opt in found.record.opts if _carries(found, opt)]
     near = f"a factor of {NEAR_LOG:g}" if last.above else f"{100 * NEAR:g} %"
     lines.append(
-        f"Settings that won at the rung below score within {near} of the best at each rung for {', '.join(carried)}."
+        f"Winning settings of the previous rung score within {near} of the best at each rung for {', '.join(carried)}."
         if carried
-        else f"No method carries its settings from rung to rung within {near} of the best."
+        else f"No method keeps its settings from rung to rung within {near} of the best."
     )
     every = [each.held for rung in found.rungs if was_before(rung) for each in scores(rung) if each.held is not None]
     if every:
-        lines.append(f"{sum(every)} of {len(every)} predictions made before their rung held.")
+        lines.append(f"{sum(every)} of {len(every)} predictions made before their rung were correct.")
     return lines
 
 

@@ -12,7 +12,7 @@ from bench.errors import UserError
 
 Axis = Literal["size", "width", "depth", "epochs", "data"]
 AXES: tuple[Axis, ...] = ("size", "width", "depth", "epochs", "data")
-"""What grows from rung to rung."""
+"""The growing quantity."""
 MODEL = ("size", "width", "depth")
 """Axes along which the model grows."""
 TOKENS = 20.0
@@ -30,7 +30,7 @@ class Size:
     """A rung before anything is trained.
 
     Attributes:
-        at: where it lies on the axis: parameters, epochs or steps, or training samples.
+        at: where it is on the axis: parameters, epochs or steps, or training samples.
         settings: of its runs, in dotted form.
         parameters: of its model.
         steps: of each run.
@@ -44,12 +44,12 @@ class Size:
 
 @dataclass(frozen=True)
 class Rule:
-    """How a ladder grows.
+    """The growth rule of a ladder.
 
     Attributes:
         axis: what grows.
         ratio: from rung to rung, above 1.
-        tokens: of training for each parameter; None where the budget is that of the settings.
+        tokens: of training for each parameter; None if the budget is that of the settings.
         start: parameters of the first model; None for those of the task by `START`.
     """
 
@@ -60,7 +60,7 @@ class Rule:
 
 
 def rule_of(words: Mapping[str, Any], axis: Axis, ratio: float, tokens: float | None, start: float | None) -> Rule:
-    """The rule that a command asks for, with what it leaves open decided.
+    """The rule that a command requests, with defaults filled in.
 
     Args:
         words: settings of all runs, in dotted form, with the task.
@@ -77,20 +77,22 @@ def rule_of(words: Mapping[str, Any], axis: Axis, ratio: float, tokens: float | 
     lacking = {"width": ["width"], "depth": ["depth"], "size": ["width"], "data": ["data"]}.get(axis, [])
     if lost := [name for name in lacking if name not in sizes]:
         raise UserError(
-            f"--axis {axis}: {words['task']} does not say which option is its {lost[0]} (TaskSpec.sizes);"
-            " --axis epochs takes every task"
+            f"--axis {axis}: {words['task']} does not declare which option is its {lost[0]} (TaskSpec.sizes); --axis"
+            " epochs works for every task"
         )
     if ratio <= 1:
-        raise UserError(f"--ratio {ratio:g}: each rung is greater than the one before; write a number above 1, as 3")
+        raise UserError(
+            f"--ratio {ratio:g}: each rung must be larger than the previous one; write a number above 1, such as 3"
+        )
     if axis not in MODEL and (tokens is not None or start is not None):
         what = "tokens" if tokens is not None else "start"
-        raise UserError(f"--{what}: along --axis {axis} the model stays as it is; leave it out")
+        raise UserError(f"--{what}: --axis {axis} does not change the model; remove it")
     if tokens is not None and "tokens" not in sizes:
         raise UserError(
-            f"--tokens {tokens:g}: the samples of {words['task']} are no rows of tokens; write --trainer.max_epochs"
+            f"--tokens {tokens:g}: the samples of {words['task']} are not rows of tokens; write --trainer.max_epochs"
         )
     if tokens is not None and budget:
-        raise UserError(f"--tokens {tokens:g} and --{budget[0]} both set the length of a run; leave one out")
+        raise UserError(f"--tokens {tokens:g} and --{budget[0]} both set the length of a run; remove one")
     if tokens is None and axis in MODEL and "tokens" in sizes and not budget:
         tokens = TOKENS
     return Rule(axis, ratio, tokens, start)
@@ -105,22 +107,26 @@ def in_words(rule: Rule, words: Mapping[str, Any]) -> list[str]:
         if rule.axis == "size" and "depth" in names:
             with_width.append(f"{names['depth']} (whole, at least 1)")
         if "heads" in names:
-            with_width.append(f"{names['heads']} (so that heads keep their size as nearly as they can)")
-        grows = f"; in proportion to it {', '.join(with_width)}" if with_width else ""
-        lines.append(f"The width {names['width']} is the one whose model is nearest to the wanted size{grows}.")
+            with_width.append(f"{names['heads']} (so that the size of heads changes as little as possible)")
+        grows = f"; {', '.join(with_width)} in proportion to it" if with_width else ""
+        lines.append(f"The width {names['width']} is the one that gives the model size closest to the target{grows}.")
     if rule.axis == "depth":
-        lines.append(f"The depth {names['depth']} is the one whose model is nearest to the wanted size.")
+        lines.append(f"The depth {names['depth']} is the one that gives the model size closest to the target.")
     if rule.tokens is not None:
         lines.append(f"Each run sees {rule.tokens:g} tokens for each parameter.")
-    lines.append(f"Each run is evaluated {EVALUATIONS} times, evenly over its steps, unless --trainer.val_every says.")
+    lines.append(
+        f"Each run is evaluated {EVALUATIONS} times, evenly over its steps, unless --trainer.val_every is given."
+    )
     return lines
 
 
 _GROWS = {
-    "size": "the number of parameters grows", "width": "the number of parameters grows, by the width alone,",
-    "depth": "the number of parameters grows, by the depth alone,", "epochs": "the length of a run grows",
+    "size": "the number of parameters grows",
+    "width": "the number of parameters grows, by the width alone,",
+    "depth": "the number of parameters grows, by the depth alone,",
+    "epochs": "the length of a run grows",
     "data": "the number of training samples grows",
-}  # fmt: skip
+}
 
 
 def sizes_of(rule: Rule, words: Mapping[str, Any], opt: str, rungs: int, places: Mapping[str, Any]) -> list[Size]:
@@ -148,7 +154,7 @@ def sizes_of(rule: Rule, words: Mapping[str, Any], opt: str, rungs: int, places:
         option = f"task.{_sizes(words)['data']}"
         first = base.task_options[_sizes(words)["data"]]
         if first is None:
-            raise UserError(f"--axis data: say how many samples the first rung has, as --{option} 1000")
+            raise UserError(f"--axis data: give the number of samples of the first rung, such as --{option} 1000")
         settings = [{option: round(first * factor)} for factor in wanted]
     else:
         settings = [_longer(base, factor) for factor in wanted]
@@ -156,7 +162,7 @@ def sizes_of(rule: Rule, words: Mapping[str, Any], opt: str, rungs: int, places:
     for k, (one, other) in enumerate(itertools.pairwise(found), 1):
         if one.settings == other.settings:
             raise UserError(
-                f"rungs {k} and {k + 1} are the same, {one.parameters:,} parameters; take a greater --ratio or --start"
+                f"rungs {k} and {k + 1} are the same, {one.parameters:,} parameters; increase --ratio or --start"
             )
     return found
 

@@ -69,8 +69,8 @@ def step_ratio(steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smooth
     above, the reference's curve says at which step s that has reached the method's final loss, and the ratio is S / s.
     So nothing is extrapolated. Curves are smoothed (`smoothing`), and interpolated over the logarithm of the step.
 
-    The 95 % interval goes from the least to the greatest ratio that a paired t-test over the seeds does not reject (an
-    inverted test, as in Fieller 1954). An end is infinite where no evaluation lies beyond it.
+    The 95 % interval goes from the smallest to the largest ratio that a paired t-test over the seeds does not reject
+    (an inverted test, as in Fieller 1954). An end is infinite where no evaluation is beyond it.
 
     Args:
         steps: of the evaluations, shape (P,), positive and increasing, P >= 2.
@@ -84,7 +84,7 @@ def step_ratio(steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smooth
     s, a, b = (np.asarray(each, dtype=np.float64) for each in (steps, own, reference))
     if a.ndim != 2 or a.shape != b.shape or a.shape[1:] != s.shape or len(a) < 2 or s.size < 2:
         raise ValueError(
-            f"curves of shapes {a.shape} and {b.shape} at {s.size} steps: take two seeds and steps or more"
+            f"curves of shapes {a.shape} and {b.shape} at {s.size} steps: pass at least two seeds and two steps"
         )
     if not (np.isfinite(a).all() and np.isfinite(b).all() and (np.diff(s) > 0).all() and s[0] > 0):
         raise ValueError("losses must be finite, steps positive and increasing")
@@ -191,8 +191,8 @@ def trend(x: ArrayLike, estimates: Sequence[Estimate]) -> Trend:
 def predict(x: ArrayLike, estimates: Sequence[Estimate], at: float) -> Interval:
     """What will be measured at a further x, with an interval that holds the measured value in 95 % of cases.
 
-    From one point it is that point's value, from more the least-squares line. The noise of the new measurement counts
-    as the mean of the old ones.
+    From one point it is that point's value, from more the least-squares line. The noise of the new measurement
+    counts as the mean of the old ones.
 
     Args:
         x: shape (K,), K >= 1, all different.
@@ -321,7 +321,7 @@ def kendall(first: ArrayLike, second: ArrayLike) -> Interval:
     """
     a, b = (np.asarray(each, dtype=np.float64) for each in (first, second))
     if a.ndim != 2 or b.ndim != 2 or len(a) != len(b) or len(a) < 2:
-        raise ValueError(f"shapes {a.shape} and {b.shape}: take the same two methods or more, by seed")
+        raise ValueError(f"shapes {a.shape} and {b.shape}: pass the same two or more methods, by seed")
     pairs = np.triu_indices(len(a), 1)
     orders = [np.sign(each.mean(1)[:, None] - each.mean(1)[None, :])[pairs] for each in (a, b)]
     signs = [each[pairs].astype(int) for each in told(a, b)]

@@ -1,1 +1,1 @@
-"""Lanes: many runs of one task and one optimizer, trained as one program."""
+"""Lanes: many runs of one task and one optimizer, trained as one vectorised program."""

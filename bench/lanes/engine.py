@@ -1,4 +1,4 @@
-"""Lanes: many runs of one task and one optimizer, trained as one program.
+"""Lanes: many runs of one task and one optimizer, trained as one vectorised program.
 
 The runs form a grid of G problems (seeds: instance, initialisation, order) by R lanes (hyperparameters) that share a
 problem's data. All losses and gradients come from one vectorised forward and backward pass. The optimizer's pure update
@@ -285,12 +285,16 @@ class Lanes:
                 which[name] = torch.where(beside(mask, w), w, which[name])
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed block goes on from."""
+        """What a resumed block continues from."""
         return {
-            "weights": self.weights, "best": self.best, "final": self.final, "steps_done": self.steps_done,
-            "stepper": self.stepper.state_dict(), "average": self.average and self.average.state_dict(),
+            "weights": self.weights,
+            "best": self.best,
+            "final": self.final,
+            "steps_done": self.steps_done,
+            "stepper": self.stepper.state_dict(),
+            "average": self.average and self.average.state_dict(),
             "observers": [[observer.state_dict() for observer in own] for own in self.observers],
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of lanes of the same shape."""
@@ -339,7 +343,7 @@ class Lanes:
         with torch.no_grad():
             self.tasks[0].loss_at({name: w[0, :1] for name, w in self.weights.items()}, batch)
         if not torch.equal(before, torch.random.get_rng_state()):
-            raise RuntimeError("the task draws from torch's global random state, not from the batch's `randomness`")
+            raise RuntimeError("the task draws from torch's global generator instead of the batch's `randomness`")
         return self.tasks[0].randomness.drawn
 
     @without_warning()

@@ -44,9 +44,14 @@ class Together:
     """
 
     def __init__(
-        self, weights: Weights, plans: Sequence[Sequence[Plan]], names: Sequence[str], *, compiled: bool = False,
+        self,
+        weights: Weights,
+        plans: Sequence[Sequence[Plan]],
+        names: Sequence[str],
+        *,
+        compiled: bool = False,
         replayed: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.weights = weights
         self.state: dict[str, Any] = {}  # tensors of shape (G * R, ...)
         first = next(iter(weights.values()))
@@ -88,14 +93,22 @@ class Together:
                 one = self.parts[0].spec.pure_update
             else:
                 places = {self._names[name]: k for k, name in enumerate(names)}
-                one = _joined(tuple(
-                    (part.spec.pure_update, tuple(sorted(part.spec.update_keywords)), tuple(
-                        (tuple(places[index] for index in group.indices if index in places),
-                         tuple(key for key in self.hparams if key.startswith(self._prefix(i, j))))
-                        for j, group in enumerate(part.groups)
-                    ))
-                    for i, part in enumerate(self.parts)
-                ))  # fmt: skip
+                one = _joined(
+                    tuple(
+                        (
+                            part.spec.pure_update,
+                            tuple(sorted(part.spec.update_keywords)),
+                            tuple(
+                                (
+                                    tuple(places[index] for index in group.indices if index in places),
+                                    tuple(key for key in self.hparams if key.startswith(self._prefix(i, j))),
+                                )
+                                for j, group in enumerate(part.groups)
+                            ),
+                        )
+                        for i, part in enumerate(self.parts)
+                    )
+                )
             self._updates[names] = _for_all(one, tuple(self.keywords), tuple(self._differs.items()), self._compiled)
         return self._updates[names]
 
@@ -209,9 +222,13 @@ def _joined(parts: tuple[tuple[Any, tuple[str, ...], tuple[tuple[tuple[int, ...]
                 prefix = names[0].rpartition(".")[0]
                 values = {name.removeprefix(f"{prefix}."): hparams[name] for name in names}
                 found, new[prefix] = own_update(
-                    [grads[place] for place in places], state.get(prefix, {}), [params[place] for place in places],
-                    loss, values, **{name: told[name] for name in keywords},
-                )  # fmt: skip
+                    [grads[place] for place in places],
+                    state.get(prefix, {}),
+                    [params[place] for place in places],
+                    loss,
+                    values,
+                    **{name: told[name] for name in keywords},
+                )
                 for place, p in zip(places, found, strict=True):
                     moved[place] = p
                 shown |= zip(places, new[prefix].get("evaluated", ()), strict=False)

@@ -1,7 +1,7 @@
 """Replay: the tensor operations of a pure function, recorded once and made again without the Python around them.
 
-`vmap` and autograd find out anew at each call what follows from shapes alone, which takes a small model longer than its
-arithmetic does. The same kernels run in the same order, so results are equal bit for bit.
+`vmap` and autograd find out again at each call what follows from shapes alone, which takes a small model longer than
+its arithmetic does. The same kernels run in the same order, so results are equal bit for bit.
 """
 
 import time

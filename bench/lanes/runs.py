@@ -59,12 +59,17 @@ def make_lanes(grid: Grid, *, compiled: bool = False, solved: bool = False) -> L
 
 
 def train_block(
-    grid: Grid, stop: StopRequest, progress: SweepProgress, *, compiled: bool = False, plan: str | None = None,
+    grid: Grid,
+    stop: StopRequest,
+    progress: SweepProgress,
+    *,
+    compiled: bool = False,
+    plan: str | None = None,
     tuned_by: TunedBy | None = None,
-) -> list[RunResult] | None:  # fmt: skip
+) -> list[RunResult] | None:
     """Train the runs of a block and store them together; None if a signal asked to stop.
 
-    A block that was interrupted goes on where it stopped.
+    A block that was interrupted continues where it stopped.
 
     Args:
         grid: what to train.
@@ -75,19 +80,24 @@ def train_block(
         tuned_by: where their hyperparameters come from.
 
     Raises:
-        RunBusy: another process trains this block now, or has just done so.
+        RunBusy: another process is training this block, or just finished it.
         UserError: the configuration cannot be run, or the store cannot be written.
         RunBroke: the training broke, and the attempt has the traceback.
-        RunFailed: the disk is full or gone.
+        RunFailed: the disk is full or unavailable.
         Exception: memory is short (`bench.memory.ran_out`).
     """
     return or_afresh(lambda resume: _train_block(grid, stop, progress, compiled, plan, tuned_by, resume))
 
 
 def _train_block(
-    grid: Grid, stop: StopRequest, progress: SweepProgress, compiled: bool, plan: str | None, tuned_by: TunedBy | None,
+    grid: Grid,
+    stop: StopRequest,
+    progress: SweepProgress,
+    compiled: bool,
+    plan: str | None,
+    tuned_by: TunedBy | None,
     resume: bool,
-) -> list[RunResult] | None:  # fmt: skip
+) -> list[RunResult] | None:
     """`train_block`, from a checkpoint or not."""
     first = grid[0][0]
     configs = [config for row in grid for config in row]
@@ -139,7 +149,7 @@ def _train_block(
             attempt.close()
             raise DoesNotFit from None
         if attempt is not None and ran_out(error) and len(configs) > 1:
-            attempt.checkpoint.unlink(missing_ok=True)  # smaller blocks cannot go on from it
+            attempt.checkpoint.unlink(missing_ok=True)  # smaller blocks cannot continue from it
         if isinstance(error, UserError) or ran_out(error):
             raise
         where = ""
@@ -147,7 +157,7 @@ def _train_block(
             if trace := attempt.keep_traceback(error):
                 where = f"; the traceback is in {trace}"
             attempt.leave([replace(result, status="failed", reason=first_line(error)) for result in attempt.runs])
-        raise RunBroke(f"{len(configs)} {first.opt} lanes broke: {first_line(error)}{where}") from error
+        raise RunBroke(f"{len(configs)} {first.opt} lanes failed: {first_line(error)}{where}") from error
     finally:
         if attempt is not None:
             attempt.drop()
@@ -163,7 +173,7 @@ def _refuse_if_taken(store: Store, configs: Sequence[RunConfig], own: Attempt | 
     others = [block for block in (*store.unfinished(), *there.values()) if own is None or block.folder != own.folder]
     ended = any(block.runs[run_id].finished for run_id, block in there.items())
     if ended or any(block.busy and wanted & block.runs.keys() for block in others):
-        raise RunBusy("another process trains some of these runs, or has just done so")
+        raise RunBusy("another process is training some of these runs, or has just finished them")
 
 
 class LanesRecorder(Watcher):
@@ -194,7 +204,7 @@ class LanesRecorder(Watcher):
         self.killed = False
 
     def state_dict(self) -> dict[str, Any]:
-        """The part of the records that a resumed block goes on from."""
+        """The part of the records that a resumed block continues from."""
         return {"watches": [watch.state_dict() for watch in self.watches], STEPS: self.lanes.steps_done}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The results of an experiment as arrays: one `Arm` for each thing that is compared, one row for each seed."""
+"""The results of an experiment as arrays: one `Arm` for each side of a comparison, one row for each seed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class Arm:
     """One side of a comparison: the same settings with several seeds.
 
     Attributes:
-        label: what figures and tables call it.
+        label: its name in figures and tables.
         seeds: one for each run; arms with the same seeds are paired.
         tables: by seed, the run's tables: measurements and the curve of its optimizer steps.
         statuses: by seed, how the run ended.

@@ -1,8 +1,8 @@
-"""Claims: what a paper says, tested on results; each test gives holds, fails or undecided, with effect and interval.
+"""Claims of papers, tested on results; each test gives holds, fails or undecided, with effect and interval.
 
-Intervals are 95 % over seeds; `verdicts.corrected` has the correction for all claims of an experiment. What all tests
-share: an interval that straddles the bound is undecided; a claim whose data are missing (a run diverged, was cut off,
-or never got there; there is one seed) never holds; comparisons are paired by the seeds that the arms have in common;
+Intervals are 95 % over seeds; `verdicts.corrected` has the correction for all claims of an experiment. Rules of all
+tests: an interval that contains the bound is undecided; a claim whose data are missing (a run diverged, was cut off,
+or never reached it; there is one seed) never holds; comparisons are paired by the seeds that the arms have in common;
 numbers are finite or None. Of several arms all must hold, and one that fails is enough to fail; the effect is then that
 of the worst one.
 """
@@ -82,7 +82,7 @@ def reaches(
 ) -> Finding:
     """Every arm's measure is at or below (above) a level at a step, or at the end.
 
-    Holds if the interval of every arm lies on that side. Fails if that of an arm lies wholly on the other, or one of
+    Holds if the interval of every arm is on that side. Fails if that of an arm lies wholly on the other, or one of
     its runs diverged. Else undecided; so is an arm with a run that was cut off before the step, or with one seed.
 
     Args:
@@ -119,8 +119,8 @@ def sooner(
     """The slow arm needs `factor` times as many steps as every fast one until a measure first reaches a level.
 
     The interval is that of the mean logarithm of the ratio slow / fast of the same seed. Between two measurements the
-    step is not known, so the low end is that of the least ratio there may have been, and the high end that of the
-    greatest. A slow run that never reached the level counts with its last step: the ratio is then a lower bound ("at
+    step is not known, so the low end is that of the smallest ratio there may have been, and the high end that of the
+    largest. A slow run that never reached the level counts with its last step: the ratio is then a lower bound ("at
     least") and has no upper end.
 
     Holds if the low end is at least the factor for every fast arm. Fails if the high end is below it for one, or one of
@@ -130,7 +130,7 @@ def sooner(
     Args:
         results: arms by name.
         measure: a column.
-        fast: names of the arms that are said to be sooner.
+        fast: names of the claimed faster arms.
         slow: name of the other.
         factor: least ratio, in (0, inf).
         below: the level, in units of the measure; this or `above`.
@@ -161,8 +161,8 @@ def sooner(
             text += f" {arm.label} until {goal}"
             if censored.any():
                 text += (
-                    f"; in {censored.sum()} of {censored.size} runs {other.label} never got there,"
-                    " and the last step counts"
+                    f"; in {censored.sum()} of {censored.size} runs {other.label} never reached it, and the last step"
+                    " counts"
                 )
             parts.append(within(x, math.log(factor), math.inf, unit, text, shown=ratio, least=least, most=most))
     return together(parts)
@@ -182,12 +182,12 @@ def slope(
     min_r2: Share | None = None,
     faster: Literal["above", "below"] | None = None,
 ) -> Finding:
-    """The least-squares slope of y on x, one for each seed, lies in a range.
+    """The least-squares slope of y on x, one for each seed, is in a range.
 
     Logarithms are natural. Against log x the points are first thinned (`stats.thin`), since with points at every step
     the right end would decide alone. Points without a logarithm are left out.
 
-    Holds if the interval of the slopes lies in [at_least, at_most] for every arm, and R^2 is at least min_r2 for every
+    Holds if the interval of the slopes is in [at_least, at_most] for every arm, and R^2 is at least min_r2 for every
     seed. Fails if the interval of an arm lies wholly outside, or R^2 is less for every seed; a rate that lies wholly on
     the side that `faster` names is faster than claimed instead. Else undecided; so is an arm with fewer than 3 points
     for a seed (after thinning), with a run that did not complete, or with one seed.
@@ -249,7 +249,7 @@ def slope(
 def lower(results: Results, /, *, measure: str, better: Names, worse: str, last: Share | None = 0.1) -> Finding:
     """A measure is lower in every `better` arm than in `worse`, seed by seed.
 
-    Holds if the interval of the difference better - worse lies below 0 for every better arm. Fails if it lies above 0
+    Holds if the interval of the difference better - worse is below 0 for every better arm. Fails if it is above 0
     for one, or one of its runs diverged. Else undecided; so is a pair whose worse arm has a run that diverged, or in
     which a run was cut off before the steps that count. A run that completed earlier, since it had converged, keeps its
     value.
@@ -257,7 +257,7 @@ def lower(results: Results, /, *, measure: str, better: Names, worse: str, last:
     Args:
         results: arms by name.
         measure: a column.
-        better: names of the arms that are said to be lower.
+        better: names of the claimed lower arms.
         worse: name of the other.
         last: share of the steps, counted back from the end of the longer arm, that is averaged over, in (0, 1]. None:
             the last value of each run, however many steps it made.
@@ -274,7 +274,7 @@ def lower(results: Results, /, *, measure: str, better: Names, worse: str, last:
         if diverged := how_ended(arm, "diverged"):
             parts.append(without_numbers("fails", unit, diverged))
         elif diverged := how_ended(other, "diverged"):
-            text = f"{diverged}, so there is no {measure} to compare that of {arm.label} with"
+            text = f"{diverged}, so {arm.label} has no {measure} to compare with"
             parts.append(without_numbers("undecided", unit, text))
         else:
             steps = "at the end of each run" if last is None else f"over steps {number(start)} to {number(end)}"
@@ -295,7 +295,7 @@ def trend(
 ) -> Finding:
     """A positive measure increases (decreases) with a setting, by the slope of its log on the setting's log.
 
-    Holds if the interval of the slopes, one for each seed, lies on the direction's side of 0 and the means of the
+    Holds if the interval of the slopes, one for each seed, is on the direction's side of 0 and the means of the
     logarithms go that way from each arm to the next. Fails if the interval lies wholly on the other side. Else
     undecided; so it is if a value is not positive, or a run diverged or was cut off before the step.
 
@@ -324,13 +324,13 @@ def trend(
     rises, up = np.diff(np.log(values).mean(axis=1)), direction == "increases"
     monotone = bool(np.all(rises > 0 if up else rises < 0))
     text = f"{what} goes as {factor} to the power {in_words(found)}; the means of the arms"
-    text += f" {direction[:-1]} throughout" if monotone else f" do not {direction[:-1]} throughout"
+    text += f" {direction[:-1]} throughout" if monotone else f" do not {direction[:-1]} monotonically"
     low, high = (0.0, math.inf) if up else (-math.inf, 0.0)
     return together([within(found, low, high, unit, text, limit="holds" if monotone else "undecided")])
 
 
 def slope_region(results: Results, /, *, arms: Names, x: str, y: str, between: Range, decades: Positive) -> Finding:
-    """Over so many decades of x without a break, the local exponent of y in x lies in a range.
+    """Over so many decades of x without a break, the local exponent of y in x is in a range.
 
     `stats.power_law_decades` says how the local exponent is taken. Points without a logarithm are left out.
 
@@ -381,13 +381,13 @@ def _or(value: float | None, default: float) -> float:
 def _level(below: float | None, above: float | None) -> tuple[float, float]:
     """The range that a level stands for."""
     if (below is None) == (above is None):
-        raise UserError(f"below={below} and above={above}: give one of the two")
+        raise UserError(f"below={below} and above={above}: give exactly one")
     return _or(above, -math.inf), _or(below, math.inf)
 
 
 def _ordered(name: str, low: float, high: float) -> tuple[float, float]:
     if low > high:
-        raise UserError(f"{name}: {low:g} is greater than {high:g}; give the lesser one first")
+        raise UserError(f"{name}: {low:g} is greater than {high:g}; give the smaller one first")
     return low, high
 
 
@@ -408,5 +408,7 @@ def _setting(arm: Arm, name: str) -> float:
     except (TypeError, ValueError):
         value = math.nan
     if not 0 < value < math.inf:
-        raise UserError(f"{name}={arm.settings[name]!r} of {arm.label} is no positive number; name a setting that is")
+        raise UserError(
+            f"{name}={arm.settings[name]!r} of {arm.label} is not a positive number; name a setting that is"
+        )
     return value

@@ -24,9 +24,9 @@ def _claims(words: list[str]) -> int:
     """
     args = parse("claims", words)
     if args.into is not None and args.out is not None:
-        raise UserError(f"--into {args.into}: not allowed with --out; leave one of them out")
+        raise UserError(f"--into {args.into}: not allowed with --out; remove one of them")
     if args.json and args.format not in (None, "json"):
-        raise UserError(f"--json: not allowed with --format {args.format}; leave one of them out")
+        raise UserError(f"--json: not allowed with --format {args.format}; remove one of them")
     from bench.output import format_of, remark, write, write_into
     from bench.papers.shipped import board, by_experiment, read, summary
     from bench.results.render import FORMATS, written
@@ -34,7 +34,7 @@ def _claims(words: list[str]) -> int:
     folder = args.folder if args.folder is not None else results_folder()
     found = read(folder, args.paper or ())
     for what in found.damaged:
-        remark("warning", f"{what}; it is left out")
+        remark("warning", f"{what}; it is ignored")
     if args.into is not None:
         link = os.path.relpath(folder, args.into.parent)
         texts = {"claims": lambda: summary(found), "claims-by-experiment": lambda: by_experiment(found, link)}
@@ -59,7 +59,7 @@ def results_folder() -> Path:
     """
     folder = Path(__file__).parents[2] / "results"
     if not any(folder.glob("*/*/claims.json")):
-        raise UserError("the shipped claims are not here; name a folder that `bench reproduce` wrote into")
+        raise UserError("the shipped claims are missing; name an output folder of `bench reproduce`")
     return folder
 
 
@@ -67,7 +67,7 @@ def _reproduce(words: list[str]) -> int:
     """`bench reproduce` with these words: 0 done, 1 one of several could not be carried out, 130 stopped.
 
     Raises:
-        UserError: the request cannot be carried out.
+        UserError: the request is invalid.
     """
     args = parse("reproduce", words)
     if args.all:
@@ -80,13 +80,20 @@ def _all(args: Args) -> int:
     from bench.output import remark
     from bench.papers.experiments import experiments
 
-    others = {"NAME": args.name, "--list": args.list, "--search": args.search, "--arm": args.arm,
-              "--create": args.create, "--slurm": args.slurm, "--json": args.json}  # fmt: skip
+    others = {
+        "NAME": args.name,
+        "--list": args.list,
+        "--search": args.search,
+        "--arm": args.arm,
+        "--create": args.create,
+        "--slurm": args.slurm,
+        "--json": args.json,
+    }
     for word, given in others.items():
         if given:
-            raise UserError(f"--all: not allowed with {word}; leave one of them out")
+            raise UserError(f"--all: not allowed with {word}; remove one of them")
     if not args.quick:
-        raise UserError("--all: give --quick too; whole, the experiments take days")
+        raise UserError("--all: add --quick; the full experiments take days")
     code = 0
     with TemporaryDirectory(prefix="bench-") as temporary:
         for name in experiments():

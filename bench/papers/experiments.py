@@ -1,4 +1,4 @@
-"""Experiments of papers as YAML holds them: `configs/papers/<paper>/<experiment>.yaml`."""
+"""Experiments of papers in YAML: `configs/papers/<paper>/<experiment>.yaml`."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,11 +35,11 @@ def combinations(grid: Mapping[str, Sequence[Any]]) -> list[Settings]:
 
 
 class Claim(NoBooleans):
-    """What a paper says, and how it is tested.
+    """A statement of a paper, and its test.
 
     Attributes:
         name: short name, unique in the experiment.
-        paper: what the paper says, in short.
+        paper: the paper's statement, in short.
         test: a name in `bench.papers.claims.CLAIMS`; its arguments are the other keys. A step may be a share of the
             steps that its arms make (`at: 0.1 budget`), so that the small version has it too.
         readings: values by argument, every combination of which is a reading of the paper's words: where the text, or
@@ -62,7 +62,7 @@ class Claim(NoBooleans):
 
 
 class Quick(NoBooleans, BaseModel):
-    """What a small version does otherwise.
+    """Differences of a small version.
 
     Attributes:
         seeds: these instead.
@@ -78,7 +78,7 @@ class Quick(NoBooleans, BaseModel):
 
 
 class Search(NoBooleans, BaseModel):
-    """Where in the range of open constants claims hold: a full grid, decided on before looking.
+    """A search for open constants at which claims hold: a full grid, chosen in advance.
 
     A share of the budget stays the step that it is in the full version, whatever the steps are here.
 
@@ -112,18 +112,18 @@ class Search(NoBooleans, BaseModel):
 
 
 class Experiment(NoBooleans, BaseModel):
-    """An experiment of a paper as its YAML holds it.
+    """An experiment of a paper, as in its YAML.
 
     Attributes:
         title: one line for people.
         paper: the paper, and which of its figures or statements.
-        notes: what is ours, and what a reader must know; plain sentences.
-        undersized: how its runs are smaller than the paper's; None where they are not. Then no claim is settled.
+        notes: our choices and notes for readers; plain sentences.
+        undersized: how its runs are smaller than the paper's; None if they are not. Then no claim is settled.
         common: settings of all arms.
         seeds: one run for each arm and seed.
         arms: settings by label.
-        figure: what is drawn.
-        claims: what is tested.
+        figure: description of the figure.
+        claims: the tested claims.
         quick: the small version of `--quick`.
         search: over constants that the paper leaves open, for `--search`; None if there is nothing to search.
     """
@@ -176,7 +176,7 @@ class Experiment(NoBooleans, BaseModel):
     ) -> "Experiment":
         """The version with these settings in all arms, and these seeds; see `Search.grid` for `times.`.
 
-        A number of seeds are the experiment's own first, and then the numbers after the greatest. Settings of single
+        A number of seeds are the experiment's own first, and then the numbers after the largest. Settings of single
         arms win.
 
         Raises:
@@ -213,14 +213,14 @@ class Experiment(NoBooleans, BaseModel):
         return {_in_words(reading): shared | reading for reading in combinations(own)}
 
     def judge(self, claim: Claim, results: Mapping[str, Arm]) -> Finding:
-        """What a claim comes to, in all its readings.
+        """The verdict on a claim over all its readings.
 
         Raises:
             UserError: an argument is unknown or illegal.
         """
-        return over_readings({
-            words: judge(claim.test, results, **arguments) for words, arguments in self.readings(claim).items()
-        })  # fmt: skip
+        return over_readings(
+            {words: judge(claim.test, results, **arguments) for words, arguments in self.readings(claim).items()}
+        )
 
     def _in_steps(self, claim: Claim, arguments: Mapping[str, Any]) -> Settings:
         """The arguments with shares of the budget as steps."""
@@ -237,21 +237,23 @@ class Experiment(NoBooleans, BaseModel):
             except ValueError:
                 share = 0.0
             if not 0 < share <= 1:
-                raise UserError(f"{value!r} is no share of the budget; write `0.1 budget` for a tenth of the steps")
+                raise UserError(
+                    f"{value!r} is not a fraction of the budget; write `0.1 budget` for a tenth of the steps"
+                )
             budgets = [(self.common | self.arms[label]).get("trainer.max_steps", 0) for label in claim.arms]
             if not budgets or 0 in budgets:
-                raise UserError(f"{value!r}: its arms have no trainer.max_steps to take a share of; name a step")
+                raise UserError(f"{value!r}: its arms have no trainer.max_steps; give a step number")
             return max(1, round(share * min(map(int, budgets))))
 
         return {name: steps(value) for name, value in arguments.items()}
 
     def rehearse(self) -> dict[str, Arm]:
-        """Judge the claims on made-up results.
+        """Judge the claims on synthetic results.
 
-        So what cannot be trained or judged is refused before hours of training.
+        This refuses experiments that cannot be trained or judged before hours of training.
 
         Returns:
-            The made-up results.
+            The synthetic results.
 
         Raises:
             UserError: with the arm or claim at fault.
@@ -292,7 +294,7 @@ class Experiment(NoBooleans, BaseModel):
         self.refuse_too_many()
         names = [claim.name for claim in self.claims]
         if len(set(names)) < len(names):
-            raise UserError(f"two claims are called {max(names, key=names.count)!r}; names must differ")
+            raise UserError(f"two claims have the name {max(names, key=names.count)!r}; names must differ")
         results = self.rehearse()
         for panel in self.figure.panels:
             with _blaming(f"panel {panel.title or panel.y}"):

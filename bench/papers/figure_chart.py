@@ -60,9 +60,14 @@ def describe(spec: FigureSpec, arms: Mapping[str, Arm], *, watermark: str = "") 
     panels = [_panel(k, panel, chosen[k], words) for k, panel in enumerate(spec.panels)]
     labels = dict.fromkeys(arm.label for own in chosen for arm in own)
     return chart.Chart(
-        panels, {label: label for label in labels}, spec.columns, words.text(), spec.ordered, formulas=True,
+        panels,
+        {label: label for label in labels},
+        spec.columns,
+        words.text(),
+        spec.ordered,
+        formulas=True,
         watermark=watermark,
-    )  # fmt: skip
+    )
 
 
 def _panel(k: int, panel: Panel, arms: Sequence[Arm], words: "_Words") -> chart.Panel:
@@ -92,7 +97,9 @@ def _chosen(panel: Panel, arms: Mapping[str, Arm]) -> list[Arm]:
     chosen = [replace(arms[key], label=arms[key].label.removeprefix(panel.strip)) for key in keys]
     for label, count in Counter(arm.label for arm in chosen).items():
         if count > 1:
-            raise UserError(f"{count} arms of the panel of {panel.y!r} are called {label!r}; choose one with `arms`")
+            raise UserError(
+                f"{count} arms of the panel of {panel.y!r} have the label {label!r}; choose one with `arms`"
+            )
     return chosen
 
 
@@ -131,9 +138,11 @@ def constants_map(region: Sequence[tuple[Mapping[str, object], Mapping[str, Find
         traces = []
         for verdict in _MAP:
             marks = [
-                (i, k) for i, (_, there) in enumerate(own) for k, name in enumerate(names)
+                (i, k)
+                for i, (_, there) in enumerate(own)
+                for k, name in enumerate(names)
                 if name in there and there[name].verdict == verdict
-            ]  # fmt: skip
+            ]
             x, y = np.array(marks, dtype=np.float64).reshape(-1, 2).T
             hollow = verdict == "undecided"
             traces += [chart.Trace(verdict, x, -y, marks="all", joined=False, hollow=hollow)] * bool(marks)
@@ -141,11 +150,18 @@ def constants_map(region: Sequence[tuple[Mapping[str, object], Mapping[str, Find
         across = ", ".join(_short(key) for key in rest)
         panels.append(
             chart.Panel(
-                f"map-{len(panels)}", f"{_short(first)} = {value}" if first else "", across, "", "",
-                traces, limits=(0.6 - len(names), 0.6), x_limits=(-0.6, len(own) - 0.4), x_ticks=ticks,
+                f"map-{len(panels)}",
+                f"{_short(first)} = {value}" if first else "",
+                across,
+                "",
+                "",
+                traces,
+                limits=(0.6 - len(names), 0.6),
+                x_limits=(-0.6, len(own) - 0.4),
+                x_ticks=ticks,
                 y_ticks={-float(k): name for k, name in enumerate(names)},
             )
-        )  # fmt: skip
+        )
     caption = "A mark for each claim at each combination of the constants, with Holm's correction over these."
     return chart.Chart(panels, {verdict: verdict for verdict in _MAP}, min(2, len(panels)), caption)
 
@@ -186,11 +202,9 @@ class _Words:
             where = "All" if len(panels) == len(self.spec.panels) else ", ".join(f"({letter(k)})" for k in panels)
             parts += [f"{where}: {fact}."] if panels else []
         if self.ended:
-            parts.append(
-                "\N{MULTIPLICATION SIGN}: the first seed has no more values; the line goes on with the others."
-            )
+            parts.append("\N{MULTIPLICATION SIGN}: the first seed ends; the line continues with the others.")
         if any(panel.guides for panel in self.spec.panels):
-            parts.append("Grey: rates to compare with, no fits.")
+            parts.append("Grey: reference rates, not fits.")
         return " ".join(parts)
 
     def _seeds(self) -> str:

@@ -155,7 +155,7 @@ def _drawable(values: Array, log: bool) -> np.ndarray:
 
 
 def _between(at: Array, x: Array, y: Array, *, log: bool) -> Array:
-    """The values at `at` of the line through the points that can be drawn; NaN outside of their range."""
+    """The values at `at` of the line through the points that can be drawn; NaN outside their range."""
     ok = _drawable(y, log) & np.isfinite(x)
     if not ok.any():
         return np.full(len(at), np.nan)

@@ -77,11 +77,13 @@ def collect(todo: Sequence[ArmRun]) -> tuple[dict[str, Arm], dict[str, list[RunR
         if not mine:
             continue
         arms[label] = Arm(
-            label, [job.seed for job, _ in mine],
+            label,
+            [job.seed for job, _ in mine],
             [list(_tables(job.config.store, result).values()) for job, result in mine],
-            [result.status for _, result in mine], settings_of(mine[0][0].config.model_dump(mode="json")),
+            [result.status for _, result in mine],
+            settings_of(mine[0][0].config.model_dump(mode="json")),
             [(result.reason or "").startswith("converged") for _, result in mine],
-        )  # fmt: skip
+        )
         records[label] = [result for _, result in mine]
     return arms, records, without
 
@@ -135,9 +137,9 @@ def ask(name: str, places: Settings, version: Version) -> Asked:
     """
     full = load(name)
     if version.search and full.search is None:
-        raise UserError(f"{name} has no open constants to search; leave --search out")
+        raise UserError(f"{name} has no open constants to search; remove --search")
     if version.search and version.quick:
-        raise UserError("--search has no small version; leave --quick or --search out")
+        raise UserError("--search has no small version; remove --quick or --search")
     if version.seeds is not None and version.seeds < 1:
         raise UserError(f"--seeds {version.seeds}: it must be at least 1")
     full.refuse_too_many(version.seeds, search=version.search)
@@ -145,7 +147,7 @@ def ask(name: str, places: Settings, version: Version) -> Asked:
         if label not in full.arms:
             raise unknown("arm", label, full.arms)
         if shared := own.keys() & {"seed", *places}:
-            raise UserError(f"--arm {label} {min(shared)}: it is the same in all arms; leave it out")
+            raise UserError(f"--arm {label} {min(shared)}: it is the same in all arms; remove it")
 
     def planned(there: Experiment) -> tuple[Experiment, list[ArmRun]]:
         there = there.changed(version.changes, version.seeds, version.arms)
@@ -195,7 +197,7 @@ def reproduce(
     arms, records, without = collect(todo)
     if not arms:
         seed, reason = next(iter(without.items()))
-        raise UserError(f"{name}: none of the seeds can be compared with a solution: with seed {seed}, {reason}")
+        raise UserError(f"{name}: no seed has a solution to compare with: with seed {seed}, {reason}")
     findings = corrected(_judge(experiment, arms))
     region = _map([(point, _judge(there, collect(own)[0])) for point, there, own in asked.points])
     result = Reproduction(name, experiment, version, findings, records, without, region, asked.fewer)

@@ -1,4 +1,4 @@
-"""What an experiment gave, as a page for people and as JSON for programs."""
+"""Results of an experiment, as a page for people and as JSON for programs."""
 
 import json
 import shlex
@@ -24,7 +24,7 @@ CORRECTION = (
 
 @dataclass(frozen=True)
 class Version:
-    """In which version an experiment is done.
+    """The version of an experiment.
 
     Attributes:
         quick: the small one.
@@ -55,7 +55,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What an experiment gave.
+    """Results of an experiment.
 
     Attributes:
         name, experiment, version: what was done.
@@ -78,7 +78,7 @@ class Reproduction:
 
     @property
     def claims(self) -> Iterator[tuple[Claim, Finding]]:
-        """The claims with what was found."""
+        """The claims with their findings."""
         return ((claim, self.findings[claim.name]) for claim in self.experiment.claims)
 
     @property
@@ -104,21 +104,33 @@ class Reproduction:
 def as_json(result: Reproduction) -> dict[str, Any]:
     """Everything but the curves, as strict JSON can hold it."""
     runs = [record for records in result.records.values() for record in records]
-    return plain({
-        "experiment": result.name, "title": result.experiment.title, "paper": result.experiment.paper,
-        "quick": result.version.quick, "changes": dict(result.version.changes),
-        "changed_arms": dict(result.version.arms),
-        "small_run": result.small, "undersized": result.experiment.undersized,
-        "seeds": result.experiment.seeds, "seeds_left_out": dict(result.without),
-        "parts": result.parts, "correction": CORRECTION,
-        "notes": result.experiment.notes,
-        "claims": [{"said": result.said(claim)} | claim.model_dump() | result.experiment.arguments(claim)
-                   | asdict(finding) for claim, finding in result.claims],
-        "search": [{"at": point, **{name: asdict(f) for name, f in there.items()}} for point, there in result.region],
-        "environments": _distinct(run.environment for run in runs),
-        "versions": _distinct(run.versions for run in runs),
-        "runs": {label: [run.run_id for run in records] for label, records in result.records.items()},
-    })  # fmt: skip
+    return plain(
+        {
+            "experiment": result.name,
+            "title": result.experiment.title,
+            "paper": result.experiment.paper,
+            "quick": result.version.quick,
+            "changes": dict(result.version.changes),
+            "changed_arms": dict(result.version.arms),
+            "small_run": result.small,
+            "undersized": result.experiment.undersized,
+            "seeds": result.experiment.seeds,
+            "seeds_left_out": dict(result.without),
+            "parts": result.parts,
+            "correction": CORRECTION,
+            "notes": result.experiment.notes,
+            "claims": [
+                {"said": result.said(claim)} | claim.model_dump() | result.experiment.arguments(claim) | asdict(finding)
+                for claim, finding in result.claims
+            ],
+            "search": [
+                {"at": point, **{name: asdict(f) for name, f in there.items()}} for point, there in result.region
+            ],
+            "environments": _distinct(run.environment for run in runs),
+            "versions": _distinct(run.versions for run in runs),
+            "runs": {label: [run.run_id for run in records] for label, records in result.records.items()},
+        }
+    )
 
 
 def _distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -132,7 +144,7 @@ def page(result: Reproduction) -> str:
     lines = [f"# {experiment.title}", "", f"{experiment.paper}. Made by `{again}`.", ""]
     if result.version.changed:
         lines += [
-            "**Settings or seeds were changed on the command line: this is not the experiment as it is defined.**",
+            "**The command line changed settings or seeds: this is not the experiment as defined.**",
             "",
         ]
     if result.version.quick:
@@ -147,14 +159,14 @@ def page(result: Reproduction) -> str:
         for claim, finding in result.claims
     ]
     verdict, interval = Column("verdict", "verdict", markup="strong"), "effect, 95 % interval over seeds"
-    lines += markdown_table(Table.of([verdict, "claim", "the paper, in short", "here", interval], rows))
+    lines += markdown_table(Table.of([verdict, "claim", "the paper's statement, in short", "here", interval], rows))
     rows = [
         (found.verdict, claim.name, reading, found.text, _effect(found))
         for claim, finding in result.claims
         for reading, found in finding.readings.items()
     ]
     if rows:
-        lines += ["", "## Readings", "", "Where the text, or a threshold that is ours, leaves several open.", ""]
+        lines += ["", "## Readings", "", "Where the text, or our threshold, allows several readings.", ""]
         lines += markdown_table(Table.of([verdict, "claim", "reading", "here", interval], rows))
     if result.region:
         assert experiment.search is not None
@@ -169,12 +181,15 @@ def page(result: Reproduction) -> str:
     lines += ["", "## Runs", ""]
     rows = [
         (
-            label, words(experiment.arms[label]), len(records), max(run.steps for run in records),
+            label,
+            words(experiment.arms[label]),
+            len(records),
+            max(run.steps for run in records),
             ", ".join(f"{status} {n}" for status, n in Counter(run.status for run in records).items()),
             duration(sum(run.wall_s for run in records)),
         )
         for label, records in result.records.items()
-    ]  # fmt: skip
+    ]
     settings = Column("settings", "settings", markup="code")
     lines += markdown_table(Table.of(["arm", settings, "seeds", "steps", "ended", "time in all"], rows))
     shared = {
@@ -218,7 +233,7 @@ def words(settings: Mapping[str, Any]) -> str:
 
 
 def claim_lines(result: Reproduction, folder: Path) -> list[str]:
-    """What became of an experiment's claims, and where the output is."""
+    """The verdicts on an experiment's claims, and the place of the output."""
     lines = [f"{result.name}: {result.experiment.title}"]
     pairs = [(result.said(claim), claim, finding.text) for claim, finding in result.claims]
     rows = [row for verdict, claim, text in pairs for row in ((verdict, f"{claim.name}: {claim.paper}"), ("", text))]

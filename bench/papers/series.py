@@ -33,7 +33,7 @@ def common_seeds(arms: Sequence[Arm]) -> list[list[int]]:
     """For each arm, where the seeds lie that all have, in one order."""
     seeds = [seed for seed in arms[0].seeds if all(seed in arm.seeds for arm in arms)]
     if not seeds:
-        raise UserError(f"arms {', '.join(arm.label for arm in arms)} have no seed in common; train the same seeds")
+        raise UserError(f"arms {', '.join(arm.label for arm in arms)} have no common seed; train the same seeds")
     return [[list(arm.seeds).index(seed) for seed in seeds] for arm in arms]
 
 

@@ -95,11 +95,11 @@ def read(folder: Path, papers: Sequence[str] = ()) -> Shipped:
             place = ": ".join(map(str, first["loc"]))
             damaged.append(clean(f"{path}: {place}: {why_wrong(first['msg'])}; run the experiment again"))
         except (Damaged, ValueError, RecursionError) as error:
-            damaged.append(str(error) if isinstance(error, Damaged) else clean(f"{path}: it is no JSON"))
+            damaged.append(str(error) if isinstance(error, Damaged) else clean(f"{path}: it is not valid JSON"))
     known = list(dict.fromkeys(page.paper for page in pages))
     if not known and not damaged:
         raise UserError(
-            f"{folder} has no claims (PAPER/EXPERIMENT/claims.json); name a folder that `bench reproduce` wrote into"
+            f"{folder} has no claims (PAPER/EXPERIMENT/claims.json); name an output folder of `bench reproduce`"
         )
     for paper in papers:
         if paper not in known:
@@ -113,11 +113,15 @@ def board(found: Shipped) -> Board:
     rows: list[dict[str, Any]] = [{"paper": paper, **own} for paper, own in found.counts().items()]
     counts = Table("claims by paper", [Column("paper", "paper"), *(Column(said, said) for said in words)], rows)
     columns = [
-        Column("experiment", "experiment"), Column("claim", "claim"), Column("said", "verdict", markup="strong"),
-        Column("effect", "effect", "mean over seeds"), Column("low", "low", "of its 95 % interval"),
-        Column("high", "high", "of its 95 % interval"), Column("unit", "unit"),
-        Column("paper", "the paper, in short", wraps=True),
-    ]  # fmt: skip
+        Column("experiment", "experiment"),
+        Column("claim", "claim"),
+        Column("said", "verdict", markup="strong"),
+        Column("effect", "effect", "mean over seeds"),
+        Column("low", "low", "of its 95 % interval"),
+        Column("high", "high", "of its 95 % interval"),
+        Column("unit", "unit"),
+        Column("paper", "the paper's statement, in short", wraps=True),
+    ]
     claims = [
         {"experiment": page.experiment, "claim": claim.name} | claim.model_dump(exclude={"name"})
         for page in found.pages

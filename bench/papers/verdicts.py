@@ -1,4 +1,4 @@
-"""From intervals and what is claimed of them to a verdict, with the sentence that says so.
+"""From intervals and claims about them to a verdict, with a sentence.
 
 An interval that straddles a bound is undecided, and so is one seed. Of several parts all must hold, and one that fails
 is enough to fail; the numbers are those of the worst part. Numbers are finite or None.
@@ -39,16 +39,16 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Finding:
-    """What a claim came to.
+    """The finding on a claim.
 
     Attributes:
         verdict: `holds`, `fails`, `faster than claimed` (a rate that is outside its range, on the better side) or
             `undecided`.
-        effect: the mean over seeds in `unit`, or None where there is no such number.
+        effect: the mean over seeds in `unit`, or None if there is no such number.
         low, high: its 95 % confidence interval; None for an end that the data do not bound.
         unit: what the effect is ("times as many steps").
         text: one sentence with our numbers.
-        p: least level, in [0, 1], at which the intervals decide so; None where nothing is decided.
+        p: least level, in [0, 1], at which the intervals decide so; None if nothing is decided.
         readings: where the claim is read in several ways, what each came to.
     """
 
@@ -109,8 +109,8 @@ def within(
         ties: whether an end of the interval that is exactly 0 is inside if 0 is a bound.
         limit: the best verdict there can be.
         faster: on which side of the range a rate is faster than claimed.
-        least: interval of the least value that there may have been, which x has its low end from; by default x.
-        most: interval of the greatest, which x has its high end from.
+        least: interval of the smallest value that there may have been, which x has its low end from; by default x.
+        most: interval of the largest, which x has its high end from.
     """
     if x is None:
         return without_numbers("undecided", unit, text)
@@ -121,7 +121,7 @@ def within(
         elif low <= x.low and x.high <= high and (ties or 0 not in (x.low, x.high)):
             verdict = "holds"
         verdict = _WORST_FIRST[min(map(_WORST_FIRST.index, (verdict, limit)))]
-    text += f" ({x.n} seeds)" if x.n > 1 else " (one seed, so nothing is decided)"
+    text += f" ({x.n} seeds)" if x.n > 1 else " (one seed, so no verdict)"
     effect = shown or x
     lowest, highest = (end if x.n > 1 and math.isfinite(end) else None for end in (effect.low, effect.high))
     inside, least, most = min(x.mean - low, high - x.mean), least or x, most or x
@@ -137,7 +137,7 @@ def within(
 
 
 def _level(x: Interval, distance: float) -> float:
-    """The least level whose t-interval reaches no farther than so far from its mean; x is the one of 95 %."""
+    """The smallest level whose t-interval reaches no farther than so far from its mean; x is the one of 95 %."""
     half = x.mean - x.low
     if half == 0:
         return 0.0
@@ -164,7 +164,7 @@ def corrected(findings: Mapping[Key, Finding], level: float = LEVEL) -> dict[Key
     def after(found: Finding) -> Finding:
         if found.p is None or found.p <= bar:
             return found
-        aside = f"; {found.verdict} by itself (p = {found.p:.2g}), not with Holm's correction over {count}"
+        aside = f"; {found.verdict} without correction (p = {found.p:.2g}), not with Holm's correction over {count}"
         return replace(found, verdict="undecided", text=found.text + aside, p=None)
 
     return {key: after(found) for key, found in findings.items()}
@@ -222,7 +222,7 @@ def over_seeds(values: Array) -> Interval | None:
 def in_words(x: Interval | None) -> str:
     """The mean with its interval."""
     if x is None:
-        return "unknown, since a run has no value there"
+        return "unknown: a run has no value there"
     return number(x.mean) + (f" [{number(x.low)}, {number(x.high)}]" if x.n > 1 else "")
 
 

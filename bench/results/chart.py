@@ -1,4 +1,4 @@
-"""What a plot shows, as data: `draw.py` draws it for papers, `embed.py` for the browser."""
+"""The content of a plot, as data: `draw.py` draws it for papers, `embed.py` for the browser."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 MOST = 1e150
-"""Greatest number that is drawn, and 1 / `MOST` the least on a logarithmic axis: matplotlib puts ticks around them."""
+"""Largest drawn number; 1 / `MOST` is the smallest on a logarithmic axis: matplotlib puts ticks around them."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Trace:
     """A curve.
 
     Attributes:
-        name: what the legend calls it; traces of one name share colour, dash and marker.
+        name: legend entry; traces of the same name share colour, dash and marker.
         x, y: shape (P,), and positive on logarithmic axes; NaN in y interrupts the line.
         band: lower and upper end, shape (P,) each; NaN interrupts it; None for no band.
         marks: a marker at each point, at six of them, or none.
@@ -60,7 +60,7 @@ class Panel:
         x, y: what the axes say, with unit.
         log: which axes are logarithmic: "", "x", "y" or "xy".
         traces: in the order of drawing; none where there is nothing to show, and the note says why.
-        note: what bands are, how many seeds, what was left out: a line for each.
+        note: meaning of bands, number of seeds, exclusions: a line for each.
         limits, x_limits: of y and x; None for what the data need.
         x_ticks, y_ticks: words at places, in lines; None for numbers.
         guides: lines to compare with.

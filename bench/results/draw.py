@@ -226,9 +226,15 @@ def draw_panel(axes: "Axes", panel: Panel, legend: Legend) -> None:
         looks: dict[str, Any] = legend.looks(trace.name) | dict(zorder=(3 if trace.joined else 4.5) + 0.01 * i)
         looks |= {"markerfacecolor": "white"} if trace.hollow else {}
         axes.plot(
-            trace.x, trace.y, **looks, markevery=at, solid_capstyle="butt", clip_on=not whole, gid=gid,
+            trace.x,
+            trace.y,
+            **looks,
+            markevery=at,
+            solid_capstyle="butt",
+            clip_on=not whole,
+            gid=gid,
             label=legend.text(trace.name),
-        )  # fmt: skip
+        )
         _draw_beside(axes, trace, legend.styles[trace.name].color, pale, gid)
     for guide in panel.guides:
         number = list(legend.guides).index(guide.name) if guide.name in legend.guides else len(legend.guides)

@@ -1,4 +1,4 @@
-"""Groups: runs that differ in their seeds only, and what they are compared by.
+"""Groups: runs that differ only in their seeds, and the measures that compare them.
 
 The rows of boards, the points of sweeps and the fresh runs of studies are groups; an arm of a paper is one with its
 curves. A run that diverged has no value, which is worse than every number, and runs of equal seeds are paired.
@@ -25,7 +25,7 @@ HUGE = 1e100
 
 @dataclass(eq=False)
 class Group:
-    """Runs that differ in their seeds only.
+    """Runs that differ only in their seeds.
 
     Attributes:
         runs: those that ended, by seed.
@@ -73,7 +73,7 @@ class Measure:
         words: what it is, with its split.
         mode: whether it is better when smaller ("min") or greater ("max").
         log: whether it is shown and compared on a logarithmic scale; it is positive then.
-        of: the number; None where a run has none, which is worse than every number.
+        of: the number; None if a run has none, which is worse than every number.
     """
 
     words: str
@@ -97,7 +97,7 @@ class Measure:
         return compare(self.values(first, seeds), self.values(second, seeds), self.mode, log=self.log, tests=tests)
 
     def order(self, group: Group) -> tuple[float, float]:
-        """What groups are sorted by, best first: the share of runs without a value, then the mean of the others."""
+        """Sort key of groups, best first: the share of runs without a value, then the mean of the others."""
         values = self.values(group)
         there = [math.log(v) if self.log else v for v in values if v is not None]
         mean = math.fsum(there) / len(there) if there else math.inf
@@ -112,7 +112,7 @@ def final(words: str, mode: Mode, above: bool, *, best: bool = False) -> Measure
     Args:
         words: what the metric is called.
         mode: of the metric.
-        above: take a loss above its infimum, on a logarithmic scale.
+        above: take a suboptimality gap, on a logarithmic scale.
         best: at the best step on the selection split instead of the last.
     """
 

@@ -53,9 +53,16 @@ def add_legend(figure: "Figure", handles: "list[Line2D]") -> "Legend":
     def attempt(columns: int) -> "Legend":
         by_column = [handle for c in range(columns) for handle in handles[c::columns]]
         return figure.legend(
-            handles=by_column, loc="outside upper center", ncols=columns, frameon=False,
-            handlelength=3, handletextpad=0.6, columnspacing=1.4, borderpad=0.2, labelspacing=0.35,
-        )  # fmt: skip
+            handles=by_column,
+            loc="outside upper center",
+            ncols=columns,
+            frameon=False,
+            handlelength=3,
+            handletextpad=0.6,
+            columnspacing=1.4,
+            borderpad=0.2,
+            labelspacing=0.35,
+        )
 
     columns = len(handles)
     legend = attempt(columns)
@@ -87,7 +94,7 @@ def wrap_text(figure: "Figure", text: str, size: float, inches: float) -> str:
         try:
             return size_inches(figure, artist)[0]
         except ValueError as error:
-            raise UserError(f"the text {text!r} has a formula that cannot be set; write \\$ for a dollar") from error
+            raise UserError(f"the text {text!r} has an invalid formula; write \\$ for a dollar") from error
         finally:
             artist.remove()
 

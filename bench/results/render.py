@@ -1,7 +1,7 @@
-"""Tables as text: for a terminal, as Markdown, CSV, JSON, TeX and HTML; names may hold anything and do no harm.
+"""Tables as text: for a terminal, as Markdown, CSV, JSON, TeX and HTML; names are untrusted.
 
-A format has one writer. Those for a terminal, Markdown, CSV and JSON take rows one by one, and all but the first keep
-none of them.
+A format has one writer. Those for a terminal, Markdown, CSV and JSON take rows one by one, and all except the first
+keep none of them.
 """
 
 import csv
@@ -105,9 +105,13 @@ def _drawer(
 
     # Rich would obey FORCE_COLOR in a pipe; a `Text` has no markup.
     console = Console(
-        file=io.StringIO(), width=wide, force_terminal=styled, force_jupyter=False, legacy_windows=False,
+        file=io.StringIO(),
+        width=wide,
+        force_terminal=styled,
+        force_jupyter=False,
+        legacy_windows=False,
         color_system="standard" if styled else None,
-    )  # fmt: skip
+    )
 
     def draw(row: Sequence[str], bold: bool) -> list[str]:
         grid = Grid.grid(padding=(0, 2, 0, 0))
@@ -203,13 +207,20 @@ def tex(boards: Sequence[Board]) -> str:
         for table in map(_telling, board.tables):
             own = _sided(table)
             lines += [
-                "\\begin{table}", "\\centering", f"\\caption{{{in_tex(board.title)}: {in_tex(table.title)}}}",
-                f"\\begin{{tabular}}{{{''.join(str(c.side)[0] for c in own)}}}", "\\toprule",
-                " & ".join(in_tex(_head(c)) for c in own) + " \\\\", "\\midrule",
+                "\\begin{table}",
+                "\\centering",
+                f"\\caption{{{in_tex(board.title)}: {in_tex(table.title)}}}",
+                f"\\begin{{tabular}}{{{''.join(str(c.side)[0] for c in own)}}}",
+                "\\toprule",
+                " & ".join(in_tex(_head(c)) for c in own) + " \\\\",
+                "\\midrule",
                 *(" & ".join(in_tex(_word(c, row)) for c in own) + " \\\\" for row in table.rows),
-                "\\bottomrule", "\\end{tabular}", *(f"% {clean(note)}" for note in (*table.notes, *board.notes)),
-                "\\end{table}", "",
-            ]  # fmt: skip
+                "\\bottomrule",
+                "\\end{tabular}",
+                *(f"% {clean(note)}" for note in (*table.notes, *board.notes)),
+                "\\end{table}",
+                "",
+            ]
     return "\n".join(lines)
 
 
@@ -340,8 +351,13 @@ def _flat(key: str, value: Any) -> dict[str, Any]:
 # -- all formats ------------------------------------------------------------------------------------------------------
 
 FORMATS: dict[str, Callable[[Sequence[Board]], str]] = {
-    "table": text, "md": markdown, "csv": comma_separated, "json": json_text, "tex": tex, "html": html_tables
-}  # fmt: skip
+    "table": text,
+    "md": markdown,
+    "csv": comma_separated,
+    "json": json_text,
+    "tex": tex,
+    "html": html_tables,
+}
 """All formats by name."""
 
 

@@ -115,7 +115,7 @@ def retuned_interval(
         log: of the geometric mean.
 
     Returns:
-        the interval; None where the study does not bound it (`tuning_variance`).
+        the interval; None if the study does not bound it (`tuning_variance`).
     """
     told = [[math.log(x) if log and x is not None else x for x in row] for row in finals]
     found = tuning_variance(scores, told, chosen, mode, metric)

@@ -1,7 +1,7 @@
-"""How the best of several settings is chosen, from the runs of each.
+"""Selection of the best of several settings, from the runs of each.
 
 A seed that diverged counts as worse than all others, and a setting at which half of the seeds or more diverged is never
-the best: what it promises holds for the lucky half alone. Nor is one at which a step cap bound nearly always: its runs
+the best: its score holds only for the lucky half. Nor is one at which a step cap bound nearly always: its runs
 are those of SGD with a fixed step, whatever the method is called.
 """
 
@@ -26,11 +26,11 @@ USABLE_SHARE = 0.05
 
 
 def final_value(run: RunResult, above: bool, at: Literal["final", "best"] = "final") -> End:
-    """The metric on the reporting split, or the loss above its infimum; None for a run that diverged.
+    """The metric on the reporting split, or the suboptimality gap; None for a run that diverged.
 
     Args:
         run: a run that has ended.
-        above: take the loss above its infimum.
+        above: take the suboptimality gap.
         at: the last step, or the best one on the selection split.
     """
     if run.status == "diverged":
@@ -48,13 +48,13 @@ def above_infimum(runs: Sequence[RunResult]) -> bool:
 
 
 def selected(run: RunResult, above: bool) -> End:
-    """The value that a run is chosen by: of its last evaluation during training, on the selection split.
+    """The selection value of a run: of its last evaluation during training, on the selection split.
 
     So the test set has no part in the choice. A run without evaluations of that value has only its final one.
 
     Args:
         run: a run that has ended.
-        above: take the loss above its infimum.
+        above: take the suboptimality gap.
     """
     final = final_value(run, above)
     if run.status == "diverged" or not run.validations:
@@ -84,11 +84,11 @@ def cap_share(runs: Iterable[RunResult]) -> float | None:
 
 
 def score_of(runs: Sequence[RunResult], above: bool, mode: Mode) -> End:
-    """The score by which a setting is chosen: the median of `selected`, None for one that cannot be the best.
+    """The selection score of a setting: the median of `selected`, None for one that cannot be the best.
 
     Args:
         runs: of the setting, ended, one for each seed.
-        above: take the loss above its infimum.
+        above: take the suboptimality gap.
         mode: of the metric.
     """
     return None if is_capped(runs) else seed_median([selected(run, above) for run in runs], mode)
@@ -103,7 +103,7 @@ def best_index(scores: Sequence[End], mode: Mode, least: float) -> int | None:
     """Where the best score is: the middle one of equals, in the order given; None if there is none.
 
     Args:
-        scores: of settings, with None where one cannot be the best.
+        scores: of settings, with None if one cannot be the best.
         mode: of the metric.
         least: scores below it count as equal; minus infinity if every difference tells.
     """

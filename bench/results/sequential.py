@@ -113,11 +113,11 @@ class Comparison:
         wins, losses: seeds on which it gives the better, or the worse value; the others are ties.
         lost: how many runs of each have no value.
         verdict: see the module.
-        told: after how many seeds; None where nothing is decided.
+        told: after how many seeds; None if nothing is decided.
         effect: median over seeds of the paired difference, oriented so that positive is better, or of the ratio of the
             values on a logarithmic scale. Its ends exclude no effect where the wins decide, and hold the true median
             with at least 96 %, at all numbers of seeds together; they are infinite where the seeds do not bound it.
-            None if the median is no number.
+            None if the median is not a number.
     """
 
     n: int
@@ -154,7 +154,7 @@ def compare(first: Values, second: Values, mode: str, *, log: bool = False, test
         ValueError: the lengths differ, a value is not finite, or not positive on a logarithmic scale.
     """
     if len(first) != len(second):
-        raise ValueError(f"{len(first)} and {len(second)} values are no pairs")
+        raise ValueError(f"{len(first)} and {len(second)} values do not form pairs")
     n, lost = len(first), (sum(x is None for x in first), sum(x is None for x in second))
     d = _gains(first, second, mode, log)
     sign, told = _first_told(d > 0, d < 0, SHARES[0], tests)
@@ -168,7 +168,7 @@ def compare(first: Values, second: Values, mode: str, *, log: bool = False, test
 
 
 def _first_told(won: NDArray[np.bool_], lost: NDArray[np.bool_], share: float, tests: int) -> tuple[int, int | None]:
-    """The sign that the first n seeds decide, for the least n at which they do, and that n; 0 and None if none do."""
+    """The sign that the first n seeds decide, for the smallest such n, and that n; 0 and None if none do."""
     least = _least_wins(len(won), share, tests)[1:]
     reached = [(np.flatnonzero(of.cumsum() >= least), sign) for of, sign in ((won, 1), (lost, -1))]
     told = [(int(there[0]) + 1, sign) for there, sign in reached if there.size]
@@ -201,8 +201,13 @@ def _gains(first: Values, second: Values, mode: str, log: bool) -> NDArray[np.fl
     d = differences(a, b, mode)
     if log:
         d = np.where(d == 0, 0.0, np.log(a / b) * (1 if mode == "max" else -1))
-    found = np.array([math.inf * ((x is not None) - (y is not None)) if (x is None) != (y is None) else 0.0
-                      for x, y in zip(first, second, strict=True)], dtype=np.float64)  # fmt: skip
+    found = np.array(
+        [
+            math.inf * ((x is not None) - (y is not None)) if (x is None) != (y is None) else 0.0
+            for x, y in zip(first, second, strict=True)
+        ],
+        dtype=np.float64,
+    )
     found[both] = d
     return found
 
@@ -293,7 +298,7 @@ def places(pairs: Mapping[tuple[int, int], Comparison], n: int) -> list[Place]:
 
 
 def next_look(n: int, wins: int, losses: int) -> int:
-    """The least number of seeds at which a pair could be decided, if the leading one won all that are still to come.
+    """The smallest number of seeds at which a pair could be decided, if the leading one won all that remain.
 
     Args:
         n: seeds that are there.

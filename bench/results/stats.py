@@ -187,9 +187,9 @@ def thin(x: NDArray[np.float64]) -> list[int]:
 def power_law_decades(x: NDArray[np.float64], y: NDArray[np.float64], low: float, high: float) -> float:
     """Length of the longest stretch of x in which y goes as a power of x with a local exponent in [low, high].
 
-    The local exponent at a point is the least-squares slope of log y on log x over the points `WINDOW` / 2 decades to
-    either side, or over the nearest `LEAST_POINTS` if fewer lie there. It is taken at thinned points; a stretch goes
-    from the first to the last in a row whose exponents lie in the range.
+    The local exponent at a point is the least-squares slope of log y on log x over the points `WINDOW` / 2 decades
+    to either side, or over the nearest `LEAST_POINTS` if fewer lie there. It is taken at thinned points; a stretch goes
+    from the first to the last in a row whose exponents are in the range.
 
     Args:
         x: shape (N,), positive, not decreasing, with at least `LEAST_POINTS` different values.
@@ -269,7 +269,7 @@ def median_time(reached: Sequence[float | None], ended: Sequence[float]) -> Medi
     that was cut off early counts as if it had reached the event then, for its upper end as if it never did.
 
     Args:
-        reached: when the event came, positive; None where it has not.
+        reached: when the event came, positive; None if it has not.
         ended: until when it could have been seen; infinite for a run that diverged and can reach nothing any more.
     """
     seen = [time for time in (*reached, *ended) if time is not None and math.isfinite(time)]
@@ -277,7 +277,7 @@ def median_time(reached: Sequence[float | None], ended: Sequence[float]) -> Medi
     cut = [end if math.isfinite(end) and end < last else math.inf for end in ended]
     early = sorted(end if time is None else time for time, end in zip(reached, cut, strict=True))
     late = sorted(math.inf if time is None else time for time in reached)
-    # The median lies outside of k-th smallest and greatest only if fewer than k of n fair coins show heads, or tails.
+    # The median is outside k-th smallest and greatest only if fewer than k of n fair coins show heads, or tails.
     k = int((bdtr(np.arange(n), n, 0.5) <= 0.025).sum())
     bounds = (early[k - 1], late[n - k]) if k else (None, None)
     if early == late:
@@ -300,7 +300,7 @@ def expected_best(scores: Values, mode: str) -> list[float | None]:
         mode: of the score.
 
     Returns:
-        by k; None while all k may be settings that diverged, since that is no number.
+        by k; None while all k may be settings that diverged, since that is not a number.
     """
     good = sorted((score for score in scores if score is not None), reverse=mode == "max")
     n, lost, expected = len(scores), len(scores) - len(good), []

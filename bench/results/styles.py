@@ -1,10 +1,10 @@
-"""How curves are told apart: colours for optimizers, shades for their settings, dashes and markers for all."""
+"""How curves are distinguished: colours for optimizers, shades for their settings, dashes and markers for all."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#882255")
-"""Okabe and Ito's colours, which everybody can tell apart, but Tol's wine for their yellow, too faint on white."""
+"""Okabe and Ito's colours, which everybody can distinguish, but Tol's wine for their yellow, too faint on white."""
 _DASHES: tuple[Any, ...] = (
     "solid",
     (0, (5, 1.5)),

@@ -39,10 +39,10 @@ class Table:
     """A table.
 
     Attributes:
-        title: what it is about.
+        title: its subject.
         columns: in order; where a terminal is narrow, the last ones follow on lines of their own.
         rows: values by column key: numbers, intervals, words, lists of words or None. Further keys are for programs.
-        notes: what a reader must know.
+        notes: for the reader.
     """
 
     title: str

@@ -43,28 +43,28 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
     Args:
         store: its folder; made if needed.
         runs: records as they begin, in the order in which they train beside each other.
-        resume: go on from the checkpoint of the attempt before, if it left one.
+        resume: continue from the checkpoint of the attempt before, if it left one.
         again: train although the block has results; they stay until there are others, and so do damaged ones. Else
             what stands in their place and cannot be read is put aside, and a line says so.
 
     Raises:
-        RunBusy: another process trains the block now, or has just done so.
+        RunBusy: another process is training the block, or just finished it.
         UserError: the store cannot be written.
     """
     folder = store / name_of([run.run_id for run in runs])
     what = f"run {runs[0].run_id}" if len(runs) == 1 else f"the block of runs {folder.name}"
     before = ended(folder)
     if before and not again and _is_sound(folder):
-        raise RunBusy(f"{what} has just been trained by another process")
+        raise RunBusy(f"{what} was just trained by another process")
     if folder.is_symlink():
-        raise UserError(f"{folder} is a link, which is not followed; copy the folder itself")
+        raise UserError(f"{folder} is a symbolic link, and links are not followed; copy the folder itself")
     with making(store):
         prepared, owner = prepare(folder)
     try:
         with disk_errors(store):
             number, last = next(iter(attempts(folder)), (0, None))
             if last is not None and is_alive(last, (prepared / CLAIM).stat().st_mtime):
-                raise RunBusy(f"{what} is being trained by another process now")
+                raise RunBusy(f"{what} is in training by another process")
             if resume and last is not None and is_there(last / CHECKPOINT):
                 for name in (CHECKPOINT, *(f"{table}.raw" for table in TABLES)):
                     if is_there(last / name):  # rows are added to the tables, and the checkpoint is replaced
@@ -76,16 +76,16 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
-                raise RunBusy(f"{what} is being trained by another process now") from None
+                raise RunBusy(f"{what} is in training by another process") from None
             if owner_of(path) != owner:  # a network file system may repeat a request
-                raise RunBusy(f"{what} is being trained by another process now")
+                raise RunBusy(f"{what} is in training by another process")
     except BaseException as error:
         remove(prepared)
         gone = isinstance(error, RunFailed) and isinstance(error.__context__, FileNotFoundError)
         if gone and store.exists():  # who ended the block cleared up just then
             return begin(store, runs, resume=resume, again=again)
         if isinstance(error, RunFailed) and ended(folder) != before:  # who ended clears up
-            raise RunBusy(f"{what} has just been trained by another process") from None
+            raise RunBusy(f"{what} was just trained by another process") from None
         raise
     try:
         if not again and ended(folder) == before and _put_aside(folder):  # nobody else ends the block from here on
@@ -97,7 +97,7 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
     if ended(folder) != before:
         attempt.close()
         remove(path)
-        raise RunBusy(f"{what} has just been trained by another process")
+        raise RunBusy(f"{what} was just trained by another process")
     for n, old in attempts(folder):
         if n < number:  # the one before is what other ranks may still read
             remove(old)
@@ -119,7 +119,7 @@ def prepare(folder: Path) -> tuple[Path, Owner]:
             remove(prepared)
             if last or not isinstance(error, FileNotFoundError):
                 raise
-    raise AssertionError("the last try returns or raises")
+    raise AssertionError("the last attempt returns or raises")
 
 
 class Attempt:
@@ -128,7 +128,7 @@ class Attempt:
     Attributes:
         folder: of the block.
         path: of the attempt.
-        checkpoint: where the state of the training is kept; the file is there if the attempt goes on from one before.
+        checkpoint: where the state of the training is kept; the file is there if the attempt continues from one before.
         runs: the records as they began.
     """
 
@@ -183,7 +183,7 @@ class Attempt:
         """Forget what comes after this step: it will be trained again.
 
         Raises:
-            RunFailed: the disk is full or gone.
+            RunFailed: the disk is full or unavailable.
         """
         with disk_errors(self.store):
             self._curve.truncate(steps)
@@ -227,7 +227,7 @@ class Attempt:
                     if rows.get(result.run_id, 0) != result.steps and not result.thinned:
                         raise RunFailed(
                             f"the curve of {result.run_id} in {self.path} has {rows.get(result.run_id, 0)} rows, and it"
-                            f" made {result.steps} steps: the store has changed under the run; train it again with"
+                            f" made {result.steps} steps: the store changed during the run; train it again with"
                             " --rerun"
                         )
                 write_records(out / RUNS, results)
@@ -267,7 +267,7 @@ class Attempt:
             self.folder.rmdir()  # if it is empty
 
     def keep_traceback(self, error: BaseException) -> Path | None:
-        """Write down where the training broke; None where that cannot be, as on a full disk."""
+        """Write down where the training broke; None if that cannot be, as on a full disk."""
         path = self.path / TRACEBACK
         if not self._is_ours():
             return None
@@ -291,7 +291,7 @@ class Attempt:
         self._claim = -1
 
     def _is_ours(self) -> bool:
-        """Whether the attempt is open, and what lies at its place is still that which was begun."""
+        """Whether the attempt is open, and what lies at its place is still that which began."""
         try:
             return self._claim >= 0 and os.path.samestat(os.fstat(self._claim), (self.path / CLAIM).lstat())
         except OSError:
@@ -305,11 +305,9 @@ class Attempt:
     def _refuse_if_gone(self) -> None:
         """What is written into a folder that was deleted, replaced or taken over, nobody can read."""
         if (self.folder / f"attempt-{self._number + 1}").exists():
-            raise RunFailed(f"another process has taken {self.path} over, since this one gave no sign of life for long")
+            raise RunFailed(f"another process took over {self.path}, because this one did not respond for too long")
         if not self._is_ours():
-            raise RunFailed(
-                f"{self.path} was deleted, moved or replaced while it was being trained; give the same command again"
-            )
+            raise RunFailed(f"{self.path} was deleted, moved or replaced during training; repeat the command")
 
 
 def commit(out: Path, folder: Path, replaces: tuple[int, int] | None = None) -> None:
@@ -338,7 +336,7 @@ def commit(out: Path, folder: Path, replaces: tuple[int, int] | None = None) -> 
                 old.rename(done)
         if not isinstance(error, OSError) or error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
-        raise RunBusy(f"{folder.name} has just been trained by another process") from None
+        raise RunBusy(f"{folder.name} was just trained by another process") from None
     sync(folder)
     sync(folder.parent)
     remove(old)
@@ -408,7 +406,7 @@ def _put_aside(folder: Path) -> bool:
     aside = next(folder / name for name in names if not os.path.lexists(folder / name))
     with suppress(OSError):  # then it is replaced in the end
         done.rename(aside)
-        text = f"{done} cannot be used ({why}); it is put aside as {aside.name}, and the training goes on"
+        text = f"{done} cannot be used ({why}); it was renamed to {aside.name}, and training continues"
         print(f"bench: warning: {clean(text)}", file=sys.stderr)
         return True
     return False

@@ -6,10 +6,10 @@
 
 `runs.jsonl` has a record a line, in the order in which the runs train beside each other. One atomic rename puts `done`
 into its place, with all that is in it; then the attempts are removed. A rename puts an attempt into its place too, so
-only one of two processes gets it. Results that are being replaced (`--rerun`) lie in `replaced` for a moment, and count
-as long as there is no `done`. What stands there and is none of the block's results is put aside as `done.unreadable`.
-Nobody reads that, nor attempts that a process which was killed in between has left. A block of one run has the name of
-the run, any other a digest of its ids.
+only one of two processes gets it. Results that are being replaced (`--rerun`) are in `replaced` for a moment, and count
+as long as there is no `done`. What stands there and is not one of the block's results is put aside as
+`done.unreadable`. Nobody reads that, nor attempts that a process which was killed in between has left. A block of one
+run has the name of the run, any other a digest of its ids.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ RUNS, CHECKPOINT, TRACEBACK = "runs.jsonl", "last.ckpt", "traceback.txt"
 _ATTEMPT = re.compile(r"attempt-([1-9]\d{0,8})")
 _RUN_ID = re.compile(rb'^\{"run_id": "([\w.+-]+)"', re.MULTILINE | re.ASCII)
 _OLD = ("run.json", "lanes.json", RUNS)
-"""What lay in a run's folder in the formats of before."""
+"""Files of a run's folder in earlier formats."""
 
 
 def name_of(run_ids: Sequence[str]) -> str:
@@ -48,7 +48,7 @@ def name_of(run_ids: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Block:
-    """A block as it is found.
+    """A block as found in a store.
 
     Attributes:
         folder: where it lies.
@@ -58,7 +58,7 @@ class Block:
         busy: whether a process trains it now.
         places: of each run among all that train together.
         total: how many those are.
-        damaged: what could not be read.
+        damaged: unreadable parts.
     """
 
     folder: Path
@@ -100,7 +100,7 @@ class Block:
         found = {name: read_parquet(self.at / f"{name}.parquet", run_id) for name in TABLES}
         run, rows = self.runs[run_id], len(found["curve"].get("step", ()))
         if rows != run.steps and not run.thinned:
-            raise Damaged(self.at / "curve.parquet", f"it has {rows} rows of {run_id}, which made {run.steps} steps")
+            raise Damaged(self.at / "curve.parquet", f"it has {rows} rows of {run_id}, which took {run.steps} steps")
         return {name: columns for name, columns in found.items() if columns}
 
     def _is_current(self) -> bool:
@@ -110,7 +110,7 @@ class Block:
         return results_in(self.folder) is None and any(path == self.at for _, path in attempts(self.folder)[:1])
 
     def check_ends(self) -> None:
-        """Look whether the tables of a finished block are there and were not cut, in no time.
+        """Check quickly that the tables of a finished block exist and are not truncated.
 
         Raises:
             Damaged: one is not, or was.
@@ -119,10 +119,10 @@ class Block:
             return
         there = {name: has_ends(self.at / f"{name}.parquet") for name in TABLES}
         if not there["curve"] and any(run.steps and not run.thinned for run in self.runs.values()):
-            raise Damaged(self.at / "curve.parquet", "it is not there")
+            raise Damaged(self.at / "curve.parquet", "it does not exist")
 
     def check_tables(self) -> None:
-        """Look whether the tables of a finished block can be there, without reading their values.
+        """Check the tables of a finished block without reading their values.
 
         Raises:
             Damaged: one is none, has rows of other runs, or more or fewer rows than the runs made steps.
@@ -138,17 +138,17 @@ class Block:
             rows, exact = found[name], name == "curve" and not thinned
             if rows > most or (exact and rows < most):
                 path = self.at / f"{name}.parquet"
-                raise Damaged(path, f"it has {rows} rows, and its runs made {steps} steps")
+                raise Damaged(path, f"it has {rows} rows, and its runs took {steps} steps")
 
 
 def read_block(folder: Path) -> Block | None:
-    """What is in the folder of a block; None if it is not there, or empty, as one that is about to begin.
+    """The content of a block's folder; None if it does not exist or is empty, as before its start.
 
     Raises:
         Damaged: it is no block.
     """
     if os.path.islink(folder):  # noqa: PTH114 - three times as fast
-        raise Damaged(folder, "it is a link; copy the folder itself")
+        raise Damaged(folder, "it is a symbolic link; copy the folder itself")
     try:
         return _finished(folder, folder / DONE)
     except FileNotFoundError:
@@ -218,9 +218,9 @@ def _unfinished(folder: Path) -> Block | None:
 
 
 def _begun(folder: Path) -> Block | None:
-    """A block without results or attempts: None if it is empty or not there."""
+    """A block without results or attempts: None if it is empty or missing."""
     if any(is_there(folder / name) for name in _OLD):
-        raise Damaged(folder, "it is of an older format of stores, which this version does not read; train it again")
+        raise Damaged(folder, "it has an older store format, which this version cannot read; train it again")
     try:
         with os.scandir(folder) as entries:
             left = [entry.name for entry in entries if not entry.name.startswith(".")]
@@ -232,7 +232,7 @@ def _begun(folder: Path) -> Block | None:
         return None
     if results_in(folder) or attempts(folder):
         return read_block(folder)
-    raise Damaged(folder, "it holds neither results nor an attempt at them")
+    raise Damaged(folder, "it contains neither results nor an attempt")
 
 
 def _records(path: Path, text: bytes) -> tuple[list[RunResult | None], list[Damaged]]:
@@ -266,9 +266,9 @@ def _block(
     if not records:
         raise Damaged(at / RUNS, "it is empty")
     if len(runs) + len(damaged) != len(records) or not right:
-        raise Damaged(at / RUNS, f"its records are not those of {folder.name}")
+        raise Damaged(at / RUNS, f"its records do not belong to {folder.name}")
     if wrong := [run for run in runs.values() if run.finished != done]:
-        raise Damaged(at / RUNS, f"{wrong[0].run_id} cannot be {wrong[0].status} there")
+        raise Damaged(at / RUNS, f"{wrong[0].run_id} has the impossible status {wrong[0].status}")
     return Block(folder, at, runs, done, busy, places, len(records), tuple(damaged))
 
 

@@ -1,4 +1,4 @@
-"""Bundles: results that are handed on, as `bench bundle` writes them and `bench verify` repeats them.
+"""Bundles: results to share, written by `bench bundle` and repeated by `bench verify`.
 
     BUNDLE/runs/               a store, of which blocks hold all runs of a task and curves may be thinned
     BUNDLE/tuned/TASK/OPT.yaml settings that studies of these runs have found
@@ -42,7 +42,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Bundled:
-    """What was written.
+    """The written bundle.
 
     Attributes:
         runs, studies, tuned, sources: how many of each.
@@ -65,9 +65,9 @@ def bundle(
     tuned: Path,
     plugins: Sequence[str] = (),
 ) -> Bundled:
-    """Write finished runs, with all that is needed to show and to repeat them.
+    """Write finished runs with everything needed to show and repeat them.
 
-    Runs of trials keep their last evaluation alone, a tenth of the points, and no specimen.
+    Runs of trials keep only their last evaluation, a tenth of the points, and no specimen.
 
     Args:
         stores: where the runs, their tables and studies lie.
@@ -89,9 +89,9 @@ def bundle(
             damaged.append(error)
     runs = [run for run in runs if run.finished and run.run_id in tables]
     if not runs:
-        raise UserError(f"there are no finished runs of this kind in {stores.shown}")
+        raise UserError(f"no matching finished runs in {stores.shown}")
     if out.exists() and out.suffix != ".zip":
-        raise UserError(f"{out} is there already; name another folder, or delete it")
+        raise UserError(f"{out} exists; name another folder, or delete it")
     ids = {run.run_id for run in runs}
     studies = [study for study in stores.studies if study.run_ids & ids]
     trials = {run_id for study in studies for run_id in study.run_ids}
@@ -145,7 +145,7 @@ def opened(path: Path) -> Iterator[Path]:
             with zipfile.ZipFile(path) as packed:
                 _unpack(packed, Path(temporary), path)
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
-            raise UserError(f"{path} is no bundle: {error}") from None
+            raise UserError(f"{path} is not a bundle: {error}") from None
         yield Path(temporary)
 
 
@@ -214,7 +214,7 @@ def _sources(runs: Sequence[RunResult], plugins: Sequence[str]) -> list[Path]:
     """The files of plug-ins that records name, as they were when the runs were made.
 
     Raises:
-        UserError: one is another one now.
+        UserError: one has changed.
     """
     wanted = {
         bare(run.config[kind]): run.versions.get(f"{kind}_package")
@@ -225,7 +225,7 @@ def _sources(runs: Sequence[RunResult], plugins: Sequence[str]) -> list[Path]:
     found = {}
     for name in plugins:
         if bare(name) in wanted and (now := provenance(name)) != wanted[bare(name)]:
-            raise UserError(f"{name} is {now}, and the runs were made with {wanted[bare(name)]}; name that file")
+            raise UserError(f"{name} is {now}, but the runs used {wanted[bare(name)]}; name that file")
         if bare(name) in wanted:
             path = Path(name.rpartition(":")[0])
             found[path.name] = path
@@ -250,9 +250,9 @@ def _unpack(packed: zipfile.ZipFile, to: Path, path: Path) -> None:
     entries = [each for each in packed.infolist() if not each.is_dir()]
     names = [each.filename for each in entries]
     if wrong := next((name for name in names if not _NAMES.fullmatch(name) or ".." in name), None):
-        raise UserError(f"{path} is no bundle: it holds {wrong[:200]!r}, which no bundle does")
+        raise UserError(f"{path} is not a bundle: it contains {wrong[:200]!r}")
     if len({*names}) < len(names):
-        raise UserError(f"{path} is no bundle: two of its files have one name")
+        raise UserError(f"{path} is not a bundle: two of its files have the same name")
     if sum(each.file_size for each in entries) > _MOST_BYTES:
         raise UserError(f"{path} would unpack to more than {_MOST_BYTES:,} bytes")
     for each in entries:

@@ -1,7 +1,7 @@
-"""Who trains a block: a file in its attempt, whose modification time is a sign of life.
+"""Claims: a file in an attempt names the process that trains the block; its modification time is a heartbeat.
 
-A claim names a process. The kernel says whether a process of this machine lives. For a process of another machine the
-modification time of the file decides; the file system sets it, so clocks that differ do no harm.
+A claim names a process. The kernel knows whether a process of this machine is alive. For a process of another machine
+the modification time of the file decides; the file system sets it, so different clocks do not matter.
 """
 
 import atexit
@@ -24,10 +24,10 @@ from bench.store.load import Damaged, read
 
 CLAIM = "claim.json"
 BEAT_SECONDS = 15
-"""Seconds between signs of life. Ours."""
+"""Seconds between heartbeats. Ours."""
 DAY = 86_400
 PATIENCE_SECONDS = 300
-"""A claim of another machine that has been silent for so long is dead. Ours."""
+"""Seconds without a heartbeat after which another machine's claim is dead. Ours."""
 
 
 @with_config(ConfigDict(extra="forbid", strict=True))
@@ -43,14 +43,14 @@ class Owner(TypedDict):
 
 
 def write_claim(folder: Path) -> Owner:
-    """Claim what will be in this folder for this process."""
+    """Claim this folder for this process."""
     owner = cast("Owner", {**this_process(), "token": uuid4().hex})
     write_json(folder / CLAIM, owner)
     return owner
 
 
 def owner_of(folder: Path) -> Owner | None:
-    """Who has claimed an attempt; None once it was given up, or if the claim cannot be read."""
+    """The claimant of an attempt; None if it was released or is unreadable."""
     try:
         return read(folder / CLAIM, Owner, 10_000)
     except (Damaged, FileNotFoundError):
@@ -58,7 +58,7 @@ def owner_of(folder: Path) -> Owner | None:
 
 
 def is_alive(folder: Path, now: float | None = None) -> bool:
-    """Whether whoever has claimed an attempt still works on it.
+    """Whether the claimant of an attempt still works on it.
 
     Args:
         folder: of the attempt.
@@ -83,10 +83,10 @@ _claimed: set[Path] = set()
 
 @cache
 def start_beating() -> None:
-    """Start the thread that gives signs of life for all attempts of this process, before training takes the memory.
+    """Start the heartbeat thread for all attempts of this process, before training takes the memory.
 
     Raises:
-        MemoryError: there is too little for a thread.
+        MemoryError: there is too little memory for a thread.
     """
     done = threading.Event()
 
@@ -100,7 +100,7 @@ def start_beating() -> None:
     try:
         thread.start()
     except RuntimeError as error:
-        raise MemoryError(f"there is no memory for a thread ({error})") from None
+        raise MemoryError(f"not enough memory for a thread ({error})") from None
     atexit.register(thread.join)  # Python leaves files of others open at its end if there is still a thread
     atexit.register(done.set)  # what is registered last is called first
 
@@ -110,10 +110,10 @@ os.register_at_fork(after_in_child=start_beating.cache_clear)  # a child has non
 
 @contextmanager
 def beating(folder: Path) -> Iterator[None]:
-    """Give signs of life while the context lasts.
+    """Send heartbeats while the context lasts.
 
     Raises:
-        MemoryError: there is too little for a thread.
+        MemoryError: there is too little memory for a thread.
     """
     start_beating()
     _claimed.add(folder)

@@ -1,4 +1,4 @@
-"""Writing that is whole or not at all, and errors of the disk."""
+"""Atomic writing, and errors of the disk."""
 
 import errno
 import json
@@ -15,7 +15,7 @@ from bench.text import plain
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write, which takes the place of `path` in one atomic step once it is on the disk."""
+    """A file to write, which atomically replaces `path` once it is on disk."""
     temporary = path.with_name(f".{uuid4().hex}.tmp")  # a longer name might be too long
     try:
         yield temporary
@@ -38,14 +38,14 @@ def sync(path: Path) -> None:
 
 
 def write_json(path: Path, value: Any, **options: Any) -> None:
-    """Write strict JSON in one atomic step."""
+    """Write strict JSON atomically."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         json.dump(plain(value), file, allow_nan=False, **options)
 
 
 @contextmanager
 def disk_errors(store: Path) -> Iterator[None]:
-    """Make errors of the disk into the one line that a user sees.
+    """Convert errors of the disk into one line for the user.
 
     Raises:
         RunFailed: the disk is full, read-only or gone.
@@ -60,7 +60,7 @@ def disk_errors(store: Path) -> Iterator[None]:
 
 @contextmanager
 def making(store: Path, todo: str = "choose another with --store DIR") -> Iterator[None]:
-    """Make errors of the first that is written to a store into the one line that a user sees.
+    """Convert errors of the first write to a store into one line for the user.
 
     Args:
         store: its folder.
@@ -102,7 +102,7 @@ def copy(path: Path, to: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder that is of no use any more, or a link or a file in its place; what cannot be removed stays."""
+    """Remove an obsolete folder, link or file; failures are ignored."""
     import shutil
 
     with suppress(OSError):

@@ -1,6 +1,6 @@
-"""The only way to read what somebody else may have written: records, blocks, studies, checks, tuned settings.
+"""The only loader of untrusted data: records, blocks, studies, checks, tuned settings.
 
-It is data: size, depth, types and ranges are checked, and nothing that it names is imported or followed.
+Size, depth, types and ranges are checked; nothing named in the data is imported or followed.
 """
 
 import os
@@ -16,13 +16,13 @@ from bench.text import clean
 T = TypeVar("T")
 
 MOST_BYTES = 512 << 20
-"""A file of records may have so many: a block of a thousand runs with twenty evaluations each has 5 MB. Ours."""
+"""Maximum bytes of a file of records: a block of a thousand runs with twenty evaluations each has 5 MB. Ours."""
 MOST_LINE = 32 << 20
-"""A record may have so many: 300,000 evaluations. Ours."""
+"""Maximum bytes of a record: 300,000 evaluations. Ours."""
 
 
 class Damaged(Exception):
-    """What was read is not what it should be.
+    """The data read are invalid.
 
     Args:
         path: of the file or folder.
@@ -35,7 +35,7 @@ class Damaged(Exception):
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """What a regular file holds; a link, a pipe or a device is none.
+    """The content of a regular file; links, pipes and devices are refused.
 
     Raises:
         FileNotFoundError: there is nothing of this name.
@@ -50,9 +50,9 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
     try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
-            raise Damaged(path, "it is no file")
+            raise Damaged(path, "it is not a file")
         if found.st_size > most:
-            raise Damaged(path, f"it has {found.st_size:,} bytes, and {most:,} are the most")
+            raise Damaged(path, f"it has {found.st_size:,} bytes, more than the limit of {most:,}")
         pieces, left = [], found.st_size  # a bound beyond that would be memory asked for
         while left and (piece := os.read(handle, left)):
             pieces.append(piece)
@@ -68,7 +68,7 @@ def parse(text: bytes, kind: type[T], path: Path) -> T:
     """JSON as a value of a type.
 
     Raises:
-        Damaged: it is none.
+        Damaged: it is invalid.
     """
     try:
         return adapter(kind).validate_json(text)
@@ -84,10 +84,10 @@ def parse_record(text: bytes, path: Path) -> RunResult:
     """A line as the record of a run.
 
     Raises:
-        Damaged: it is none, or contradicts itself.
+        Damaged: it is invalid or inconsistent.
     """
     if len(text) > MOST_LINE:
-        raise Damaged(path, f"a record has {len(text):,} bytes, and {MOST_LINE:,} are the most")
+        raise Damaged(path, f"a record has {len(text):,} bytes, more than the limit of {MOST_LINE:,}")
     run = parse(text, RunResult, path)
     if why := contradiction(run):
         raise Damaged(path, f"{run.run_id}: {why}")

@@ -2,7 +2,7 @@
 
 Of a block only the files that the suite writes are copied, and only if its records are sound and its tables have as
 many rows as the records say. A copy is made in a hidden folder of the destination and renamed into its place, so a
-process may be killed at any time; the same command goes on. Nothing is written if nothing is new.
+process may be killed at any time; the same command continues. Nothing is written if nothing is new.
 """
 
 import errno
@@ -32,7 +32,7 @@ _SECONDS = 5  # between lines on how far it is
 
 @dataclass
 class Merged:
-    """What became of the runs.
+    """Result of a merge.
 
     Attributes:
         copied, there, skipped: how many runs were copied, were there already, or were left where they are.
@@ -54,7 +54,7 @@ class Merged:
 
 
 def merge(sources: Sequence[Path], into: Path, say: Callable[[str], object]) -> Merged:
-    """Copy what stores hold into another one.
+    """Copy the content of stores into another one.
 
     A finished and sound record of the destination stays, whatever the sources have.
 
@@ -64,22 +64,22 @@ def merge(sources: Sequence[Path], into: Path, say: Callable[[str], object]) -> 
         say: shows how far it is.
 
     Raises:
-        UserError: a source is no store, or the destination is or lies in one, or cannot be written.
-        RunFailed: the disk is full or gone.
+        UserError: a source is no store, or the destination is or is in one, or cannot be written.
+        RunFailed: the disk is full or unavailable.
     """
     into = into.resolve()
     for source in sources:
         if not source.is_dir():
-            raise no_store(source, "name one that is there")
+            raise no_store(source, "name an existing one")
         if source.resolve() == into:
-            raise UserError(f"{source} is source and destination; name another store as one of them")
+            raise UserError(f"{source} is both source and destination; change one of them")
         if source.resolve() in into.parents:
             raise UserError(
-                f"{into} lies in the store {source}, which would take it for a damaged run; choose a folder outside"
+                f"{into} is inside the store {source}, which would read it as a damaged run; choose a folder outside"
             )
     for folder in (*sources, into):
         if any(is_there(path / RUNS) for path in (folder / DONE, *(path for _, path in attempts(folder)))):
-            raise UserError(f"{folder} is the folder of a run; name the store that it lies in")
+            raise UserError(f"{folder} is the folder of a run; name its store")
     merging = _Merging(into)
     try:
         for source in dict.fromkeys(source.resolve() for source in sources):
@@ -104,7 +104,7 @@ class _Merging:
         self._beat = ExitStack()
 
     def store(self, source: Path, say: Callable[[str], object]) -> None:
-        """Copy what a store holds: blocks of one run first, then others by name."""
+        """Copy the content of a store: blocks of one run first, then others by name."""
         self._clean()
         blocks = list(blocks_in(source))
         said = time.monotonic()
@@ -133,7 +133,7 @@ class _Merging:
         return making(self.into, "name another DEST")
 
     def _clean(self) -> None:
-        """Remove what killed processes have left."""
+        """Remove leftovers of killed processes."""
         for left in self.into.glob(f"{_WORKPLACE}*"):
             if left != self._workplace and not is_alive(left):
                 remove(left)
@@ -145,9 +145,9 @@ class _Merging:
             remove(self._workplace)
 
     def _block(self, block: Block) -> None:
-        """Copy what is wanted of a block."""
+        """Copy the needed part of a block."""
         if block.busy:
-            self._skip(f"{block.folder} is being trained now", len(block.runs))
+            self._skip(f"{block.folder} is in training", len(block.runs))
             return
         block.check_tables()
         if not block.done:
@@ -177,16 +177,16 @@ class _Merging:
         _refuse_links(target, *_inside(target))
         before = ended(target)
         if self._is_there_now(target, wanted):
-            self._skip(f"{target} has just been trained", len(wanted))
+            self._skip(f"{target} was just trained", len(wanted))
             return
         if any(is_alive(path) for _, path in attempts(target)):
-            self._skip(f"{target} is being trained now", len(wanted))
+            self._skip(f"{target} is in training", len(wanted))
             return
         target.mkdir(parents=True, exist_ok=True)
         try:
             commit(out, target, before)
         except RunBusy:
-            self._skip(f"{target} has just been trained", len(wanted))
+            self._skip(f"{target} was just trained", len(wanted))
             return
         finally:
             with suppress(OSError):
@@ -222,7 +222,7 @@ class _Merging:
             block.tables(run_id)
         checkpoint = block.at / CHECKPOINT
         if is_there(checkpoint) and not zipfile.is_zipfile(checkpoint):
-            raise Damaged(checkpoint, "it is no checkpoint")
+            raise Damaged(checkpoint, "it is not a checkpoint")
         out = self._free_place()
         write_records(out / RUNS, list(block.runs.values()))
         for name in (CHECKPOINT, *(f"{table}.raw" for table in TABLES)):
@@ -233,7 +233,7 @@ class _Merging:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            self._skip(f"{target} is being trained now", len(block.runs))
+            self._skip(f"{target} is in training", len(block.runs))
             return
         finally:
             with suppress(OSError):
@@ -301,7 +301,7 @@ class _Merging:
 
 
 def _inside(folder: Path) -> list[Path]:
-    """What lies in a folder, if it is there."""
+    """The content of a folder, if it exists."""
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
@@ -313,7 +313,9 @@ def _refuse_links(*paths: Path) -> None:
     """
     for path in paths:
         if path.is_symlink():
-            raise Damaged(path, "it is a link, which is not followed; remove it, or copy the folder itself")
+            raise Damaged(
+                path, "it is a symbolic link, and links are not followed; remove it, or copy the folder itself"
+            )
 
 
 def _take(path: Path, to: Path) -> None:

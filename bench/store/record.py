@@ -1,4 +1,4 @@
-"""The record of a run: what was trained, how it ended, and what readers need to compare it without any import."""
+"""The record of a run: settings, outcome, and all that readers need to compare it without imports."""
 
 import math
 import re
@@ -15,12 +15,12 @@ from bench.config import TrainerOptions, id_of
 from optimizers.plugins import bare
 
 Mode = Literal["min", "max"]
-"""Whether a metric is better when smaller or greater."""
+"""Whether a metric is better when smaller or larger."""
 Status = Literal["running", "completed", "diverged", "timeout", "failed", "killed"]
 FINISHED = ("completed", "diverged", "timeout")
 RESUMABLE = ("killed", "failed")
 CAP_BINDS = 0.9
-"""A cap that bound on a greater share of the steps has set their size in place of the method. Ours."""
+"""Share of capped steps above which the cap, not the method, sets the step size. Ours."""
 
 _LARGEST = 2**63
 
@@ -33,10 +33,10 @@ def _bounded(values: Any) -> Any:
             continue
         if kind is float:
             if not math.isfinite(value):
-                raise ValueError(f"{value} is no finite number")
+                raise ValueError(f"{value} is not a finite number")
         elif kind is int:
             if not -_LARGEST < value < _LARGEST:
-                raise ValueError("a whole number is beyond 64 bits")
+                raise ValueError("an integer exceeds 64 bits")
         elif kind is dict or kind is list:
             _bounded(value)
     return values
@@ -113,53 +113,52 @@ else:
 
 @dataclass
 class RunResult:
-    """What is known of a run. Every number is finite; what does not exist is None.
+    """The record of a run. All numbers are finite; missing values are None.
 
     Attributes:
         run_id: `task-opt-hash`.
         status: how it ended; `running` while it goes on.
         reason: one sentence on the status, or None.
         config: the resolved configuration.
-        task_name: the name in the spec of a task that is typed as `file.py:SPEC`; empty for all others.
-        identity: what was hashed into `run_id` (`RunConfig.identity`); empty where that is not known.
-        problem: settings, in dotted form, that tell its problem from the task at its defaults: the budget, and what is
-            not the task's default.
+        task_name: the name in the spec of a task given as `file.py:SPEC`; else empty.
+        identity: the text hashed into `run_id` (`RunConfig.identity`); empty if unknown.
+        problem: settings, in dotted form, that define its problem: the budget, and options beyond the task's
+            defaults.
         chosen: settings, in dotted form, that differ from those of `bench fit --task TASK --opt OPT`.
         versions: of the suite, its libraries, and the specs.
-        metric: name of the metric that is compared, and of the split it is reported on (`accuracy`, `test`).
-        select_split: the split on which its evaluations were made and its best step was chosen (`TaskData.select`);
-            empty where that is not known. Where it is `train` and `split` is not, training data chose.
-        mode: whether the metric is better when smaller (`min`) or greater (`max`).
-        scale: how values of the metric are compared (`TaskSpec.scale`); empty where that is not known.
-        target: value of the metric on the selection split that counts as reached, or None.
-        measures: whether the task measures something along the curve.
-        formula: the optimizer's update rule in one line; empty where it has none.
-        traits: the optimizer's traits that hold (`optimizers.registry.Traits`).
+        metric: the compared metric, and its split (`accuracy`, `test`).
+        select_split: the split of its evaluations and of the choice of its best step (`TaskData.select`); empty if
+            unknown. If it is `train` and `split` is not, training data made the choice.
+        mode: whether the metric is better when smaller (`min`) or larger (`max`).
+        scale: scale of comparisons (`TaskSpec.scale`); empty if unknown.
+        target: target value of the metric on the selection split, or None.
+        measures: whether the task has measurements.
+        formula: the optimizer's update rule in one line; empty if it has none.
+        traits: the optimizer's traits (`optimizers.registry.Traits`).
         final, best: that metric at the last step and at the best step on the selection split.
         best_step: that step.
         metrics: all values, by "final" and "best", then name; those on other splits (`TaskData.also`) by split, then
             name.
         validations: by evaluation: step, seconds of training, values on the selection split.
-        steps: optimizer steps made, of which `skipped` changed nothing (a gradient overflowed under a GradScaler).
+        steps: number of optimizer steps; `skipped` of them changed nothing (gradient overflow under a GradScaler).
         steps_to_target, seconds_to_target: when the target was first reached, or None.
         wall_s: seconds from first step to end, evaluation included; train_s: without evaluation.
         cap_share: share of steps whose applied step was below the raw one.
-        saturated_at: the step that alone took the gradient to 0 (`bench.watch.SATURATING`), where one did.
-        step_of: the method and the roles of the parameters whose step sizes the curve has, where groups differ.
-        part: what part of the data was used, and what model if not the one the task is named for; None for the whole
-            task.
+        saturated_at: the step that alone made the gradient 0 (`bench.watch.SATURATING`), or None.
+        step_of: method and parameter roles of the curve's step sizes, if groups differ.
+        part: the used part of the data, and the model if it is not the task's namesake; None for the whole task.
         memory: peak bytes on host and device, of the process; lanes share it.
         environment: machine, devices, threads.
-        facts: what is known of the instance of the problem (`TaskData.facts`) and of the model (`Task.facts`).
-        engine: what trained it: `lightning`, a run for itself, or `lanes`, many runs of a task as one program.
-        unscheduled: a schedule was asked for, and left out since the optimizer does without.
-        tuned_by: the study that its hyperparameters were taken from (`--tuned`), or None.
-        tuned_on: the split on which that study chose them; None where there is none, or it is not known.
+        facts: about the instance of the problem (`TaskData.facts`) and the model (`Task.facts`).
+        engine: `lightning`, a single run, or `lanes`, vectorised runs of a task.
+        unscheduled: a schedule was requested but ignored, since the optimizer needs none.
+        tuned_by: the study of its hyperparameters (`--tuned`), or None.
+        tuned_on: the selection split of that study; None if there is none or it is unknown.
         thinned: whether the curve has fewer rows than the run has steps.
-        specimen: what the trained model made, for a person to look at (`Task.specimen`), or None; lanes make none.
-        begun: when the training began, in UTC; empty where that is not known. A run that goes on keeps it.
-        plan: what the run was first made for: `sweep`, `fit` (of several seeds), `study NAME`, `experiment NAME`;
-            None for itself.
+        specimen: a sample of the trained model's output (`Task.specimen`), or None; lanes have none.
+        begun: start of training, in UTC; empty if unknown. A resumed run keeps it.
+        plan: first purpose of the run: `sweep`, `fit` (of several seeds), `study NAME`, `experiment NAME`; None for
+            a single run.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -211,17 +210,17 @@ class RunResult:
 
     @property
     def task(self) -> str:
-        """The name of its task, as people read it; what is typed after `--task` stands in `config`."""
+        """The name of its task for people; `config` has the argument of `--task`."""
         return self.task_name or bare(self.config["task"])
 
     @property
     def names(self) -> dict[str, set[str]]:
-        """What its task and its optimizer (`opt`) can be chosen by."""
+        """The names that select its task and its optimizer (`opt`)."""
         return {"task": {self.task, bare(self.config["task"])}, "opt": {bare(self.config["opt"])}}
 
     @property
     def machine(self) -> str:
-        """The type of machine and engine that it was trained with, as far as seconds depend on it."""
+        """The type of machine and engine, as far as seconds depend on it."""
         env, trainer = self.environment, self.config.get("trainer", {})
         where = env.get("gpu") or f"{env.get('cpu') or 'unknown machine'}, {env.get('threads') or 'unknown'} threads"
         devices = trainer.get("devices", 1) * trainer.get("num_nodes", 1)
@@ -229,44 +228,44 @@ class RunResult:
 
     @property
     def finished(self) -> bool:
-        """Whether it has ended for good: it converged, used its budget up, or diverged."""
+        """Whether it has finished: it converged, exhausted its budget, or diverged."""
         return self.status in FINISHED
 
     @property
     def outcome(self) -> tuple[Any, ...]:
-        """What two records of one run should agree in."""
+        """The fields in which two records of a run should agree."""
         return self.status, self.steps, self.final, self.best, self.best_step, self.metrics
 
     def excess(self, at: Literal["final", "best"] = "final") -> float | None:
-        """The loss above its infimum at the last or the best step; None where that is not known."""
+        """The suboptimality gap at the last or the best step; None if unknown."""
         value = self.metrics.get(at, {}).get("excess")
         return None if isinstance(value, dict) else value
 
     @property
     def infimum(self) -> float | None:
-        """The infimum of the training loss; None where that is not known."""
+        """The infimum of the training loss; None if unknown."""
         value = self.facts.get("f_star")
         return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
     @property
     def unsolved(self) -> dict[str, str]:
-        """The problems of the instance that have no solution to compare with, and why, by name."""
+        """Problems of the instance without a reference solution, with the reason, by name."""
         facts = {name: fact for name, fact in self.facts.items() if isinstance(fact, dict)}
         return {name: str(fact.get("reason")) for name, fact in facts.items() if fact.get("solved") is False}
 
 
 def contradiction(run: RunResult) -> str | None:
-    """What in a record contradicts the rest of it, or None.
+    """The contradiction in a record, or None.
 
     Its id is the hash of its identity, and its configuration agrees with the identity.
     """
     config, identity = run.config, run.identity
     if not all("step" in row and "train_s" in row for row in run.validations):
-        return "an evaluation has no step or no seconds"
+        return "an evaluation lacks its step or seconds"
     if any(isinstance(values.get(name), dict) for values in run.metrics.values() for name in (run.metric, "excess")):
-        return "the values of a split stand where a metric should"
+        return "a metric contains the values of a split"
     if not (_agrees(run.problem, config) and _agrees(run.chosen, config)):
-        return "its settings and its configuration differ"
+        return "settings and configuration differ"
     if not identity:
         return None
     if id_of(config["task"], config["opt"], identity) != run.run_id:
@@ -276,7 +275,7 @@ def contradiction(run: RunResult) -> str | None:
     for part in ("task_options", "trainer"):
         own = identity.get(part)
         same.append(isinstance(own, dict) and own.items() <= config[part].items())
-    return None if all(same) else "its identity and its configuration differ"
+    return None if all(same) else "identity and configuration differ"
 
 
 def _agrees(said: dict[str, Any], config: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""A store's records that are no runs: `studies/NAME.json`, `checks/NAME.json` of `bench check`, `ladders/NAME.json`."""
+"""Records of a store other than runs: `studies/NAME.json`, `checks/NAME.json` of `bench check`, `ladders/NAME.json`."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ Scalar = (
 
 @with_config(_STRICT)
 class StudyTrial(TypedDict):
-    """A point that was tried: its settings in dotted form, its score, None if it diverged or has none, and its runs."""
+    """A tried point: its settings in dotted form, its score (None if it diverged or has none), and its runs."""
 
     point: dict[Name, Scalar | list[Scalar]]
     kind: Word
@@ -40,21 +40,21 @@ class StudyTrial(TypedDict):
 
 @dataclass(frozen=True)
 class StudyRecord:
-    """What a store keeps of a study, so that its boards need no database.
+    """The record of a study in a store, so that boards need no database.
 
     Attributes:
         name: of the study.
-        task, opt: what was tuned.
+        task, opt: as tuned.
         seeds: tuning seeds.
-        axes: dotted names of what was searched.
+        axes: dotted names of the searched settings.
         mode: of the metric.
         sampler, prune: how.
-        trials: in the order in which they were wanted.
+        trials: in the order of the design.
         winner: id of a run with the settings that won; None if no trial has a score.
         lr_at_boundary: whether the winner lies at the edge of what was tried.
-        missing: points that are still to be tried.
-        metric: name of what is compared; empty where that is not known.
-        select_split: the split on which its trials were compared; empty where that is not known.
+        missing: points not tried yet.
+        metric: name of what is compared; empty if that is not known.
+        select_split: the split on which its trials were compared; empty if that is not known.
     """
 
     __pydantic_config__ = _STRICT
@@ -81,28 +81,28 @@ class StudyRecord:
 
     @property
     def what(self) -> str:
-        """Tells it from other studies: two machines may give one name to different ones."""
+        """Identifies the study: two machines may use the same name for different ones."""
         return json.dumps([self.name, self.task, self.opt, self.seeds, self.axes])
 
     def places(self, store: Path) -> list[Path]:
-        """Where the record lies in a store, and where instead if another study of this name lies there already."""
+        """Where the record is in a store, and where instead if another study of this name lies there already."""
         path = study_path(store, self.name)
         return [path, path.with_stem(f"{self.name}-{hashlib.sha256(self.what.encode()).hexdigest()[:8]}")]
 
     @property
     def weight(self) -> tuple[int, str]:
-        """Of two records of one study the one of greater weight counts: that with more trials."""
+        """Of two records of a study, the one with the larger weight counts: more trials."""
         return len(self.trials), json.dumps(vars(self), sort_keys=True)
 
 
 def study_path(store: Path, name: str) -> Path:
-    """Where a study's record lies."""
+    """The place of a study's record."""
     return store / STUDIES / f"{name}.json"
 
 
 @with_config(_STRICT)
 class CheckVerdict(TypedDict):
-    """What came of one check (`bench.check.report.Verdict`), and what the catalogue says of it."""
+    """Result of one check (`bench.check.report.Verdict`), and what the catalogue says of it."""
 
     check: Word
     verdict: Literal["pass", "fail", "not applicable", "error"]
@@ -117,7 +117,7 @@ class CheckVerdict(TypedDict):
 
 @dataclass(frozen=True)
 class CheckRecord:
-    """What a store keeps of `bench check`: `bench.check.report.Report.as_json`.
+    """The record of `bench check` in a store: `bench.check.report.Report.as_json`.
 
     Attributes:
         name: of the optimizer, as it was asked for.
@@ -158,7 +158,7 @@ class CheckRecord:
         return json.dumps([self.name, self.version, self.package])
 
     def places(self, store: Path) -> list[Path]:
-        """Where the record lies in a store."""
+        """Where the record is in a store."""
         return [check_path(store, self.name, self.version, self.package)]
 
     @property
@@ -175,9 +175,9 @@ def check_path(store: Path, opt: str, version: int | None, package: str | None) 
 
 @with_config(_STRICT)
 class Predicted(TypedDict):
-    """What was predicted of a rung before it was run.
+    """The prediction of a rung before its runs.
 
-    Natural logarithms of the ratio of steps by optimizer, as mean, lower and upper end of the interval, None where one
+    Natural logarithms of the ratio of steps by optimizer, as mean, lower and upper end of the interval, None if one
     is infinite; and the optimizers in the order of their final losses, best first.
     """
 
@@ -203,13 +203,13 @@ class LadderRung(TypedDict):
 
 @dataclass(frozen=True)
 class LadderRecord:
-    """What a store keeps of `bench ladder`.
+    """The record of `bench ladder` in a store.
 
     Attributes:
         name: of the ladder.
         task, opts, reference: what is compared, and with which of the optimizers.
-        axis: what grows.
-        declared: all else that decides its numbers.
+        axis: the growing quantity.
+        declared: all other settings that determine its numbers.
         rule: how the sizes are made, in sentences.
         begun: when it was declared.
         rungs: from the smallest on. One that is done never changes.
@@ -238,7 +238,7 @@ class LadderRecord:
         return json.dumps([self.name, self.task, self.opts, self.reference, self.axis, self.declared], sort_keys=True)
 
     def places(self, store: Path) -> list[Path]:
-        """Where the record lies in a store."""
+        """Where the record is in a store."""
         return [store / LADDERS / f"{self.name}.json"]
 
     @property
@@ -259,11 +259,11 @@ def read_report(path: Path, kind: type[Report]) -> Report:
         Damaged: it cannot be read, is no such record, or is that of another study, optimizer or ladder.
     """
     if path.parent.is_symlink():
-        raise Damaged(path.parent, "it is a link, which is not followed")
+        raise Damaged(path.parent, "it is a symbolic link, and links are not followed")
     record = read(path, kind)
     places = record.places(path.parent.parent)
     if path not in places:
-        raise Damaged(path, f"it is the record of {record.name}, whose place is {places[0].name}")
+        raise Damaged(path, f"it is the record of {record.name}, which belongs at {places[0].name}")
     return record
 
 

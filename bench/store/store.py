@@ -41,12 +41,12 @@ _SETTLED = 2e9  # nanoseconds after which a folder's time tells whether it has c
 
 @dataclass
 class Contents:
-    """What a store holds at one moment.
+    """The content of a store at one moment.
 
     Attributes:
         runs: the block that each run is read from, by run id.
-        repeated: all records of the runs that lie in several blocks.
-        damaged: what could not be read, and was left out.
+        repeated: all records of the runs that are in several blocks.
+        damaged: unreadable parts, which are excluded.
     """
 
     runs: dict[str, Block] = field(default_factory=dict)
@@ -69,7 +69,7 @@ def _collection_paused() -> Iterator[None]:
 class Store:
     """A folder of blocks of runs.
 
-    A run that lies in several blocks is read from the finished one, then from its own, then from the first by name.
+    A run that is in several blocks is read from the finished one, then from its own, then from the first by name.
 
     Args:
         folder: made when the first run begins.
@@ -79,7 +79,7 @@ class Store:
         self.folder = folder
 
     def contents(self) -> Contents:
-        """All that is there, read once."""
+        """The content of the store, read once."""
         with _collection_paused():
             return self._read_all()
 
@@ -123,32 +123,32 @@ class Store:
         return {run_id: block for run_id, block in found.items() if block is not None}
 
     def get(self, run_id: str) -> RunResult | None:
-        """The run as it is now, or None if there is none or its record cannot be read."""
+        """The current state of a run, or None if it does not exist or its record is unreadable."""
         block = self.find(run_id)
         return None if block is None else block.runs[run_id]
 
     def result_of(self, config: RunConfig) -> RunResult | None:
-        """The run of this configuration, if it is there and needs no more training.
+        """The run of this configuration, if it is stored and finished.
 
         Raises:
-            UserError: what stands there is of other settings.
+            UserError: the stored run has other settings.
         """
         result = self.get(config.run_id)
         if result is None or not result.finished:
             return None
         if result.identity != config.identity:
             raise UserError(
-                f"the record of run {config.run_id} in {self.folder} is of other settings; --rerun trains it again"
+                f"the record of run {config.run_id} in {self.folder} has other settings; --rerun trains it again"
             )
         return result
 
     def finished_all(self, run_ids: Iterable[str]) -> dict[str, RunResult]:
-        """The runs by id that are there and need no more training."""
+        """The stored and finished runs, by id."""
         found = {run_id: block.runs[run_id] for run_id, block in self.find_all(run_ids).items()}
         return {run_id: result for run_id, result in found.items() if result.finished}
 
     def place(self, run_id: str) -> Path:
-        """The folder of the block where the run lies, or would lie if it were trained for itself."""
+        """The folder of the run's block, or of its future block if trained alone."""
         block = self.find(run_id)
         return self.folder / run_id if block is None else block.folder
 
@@ -162,11 +162,11 @@ class Store:
         return {} if block is None else tables_of(block, run_id)
 
     def checkpoint(self, run_id: str) -> Path | None:
-        """The state of a run that was interrupted while it trained for itself, if it got so far."""
+        """The checkpoint of a run that was interrupted while training alone, if any."""
         return self.last_checkpoint([run_id], "lightning")
 
     def last_checkpoint(self, run_ids: Sequence[str], engine: str) -> Path | None:
-        """The state of a block that was interrupted, if it got so far; None if another engine trained it."""
+        """The checkpoint of an interrupted block, if any; None if another engine trained it."""
         try:
             block = read_block(self.folder / name_of(run_ids))
         except Damaged:
@@ -179,7 +179,7 @@ class Store:
         return path if is_there(path) else None
 
     def unfinished(self) -> list[Block]:
-        """Blocks of several runs that are being trained, or were when their process ended."""
+        """Blocks of several runs that are in training or were interrupted."""
         found = []
         for name in sorted(self._wide()):
             try:
@@ -191,7 +191,7 @@ class Store:
         return found
 
     def refuse_unwritable(self) -> None:
-        """Find out whether runs can be stored, and leave no trace.
+        """Check that runs can be stored, without leaving a trace.
 
         Raises:
             UserError: the folder cannot be made, or not be written to.
@@ -212,7 +212,7 @@ class Store:
         return block if block is not None and run_id in block.runs else None
 
     def _read_wide(self, folder: Path, run_id: str) -> Block | None:
-        """Read a block of several runs, and keep it: whoever asks for one of the runs asks for the others."""
+        """Read and cache a block of several runs: its other runs are usually needed too."""
         results = results_in(folder)
         found = None if results is None else is_there(results / RUNS)
         if found is None:
@@ -240,10 +240,10 @@ class Store:
 
 
 def stored_result(config: RunConfig) -> RunResult | None:
-    """The finished run of this configuration, found without importing what trains; None if it is not there.
+    """The finished run of this configuration, found without importing training code; None if it is not stored.
 
     Raises:
-        UserError: what stands there is of other settings, or the device is not there.
+        UserError: the stored run has other settings, or the device does not exist.
         RunFailed: its tables are damaged.
     """
     store = Store(config.store)
@@ -253,7 +253,7 @@ def stored_result(config: RunConfig) -> RunResult | None:
         if block is not None:
             block.check_ends()
     except Damaged as error:
-        raise RunFailed(f"run {config.run_id} is stored, but damaged: {error}; --rerun trains it again") from None
+        raise RunFailed(f"run {config.run_id} is stored but damaged: {error}; --rerun trains it again") from None
     return result
 
 
@@ -264,7 +264,7 @@ def tables_of(block: Block, run_id: str) -> dict[str, dict[str, Any]]:
     except Damaged as error:
         raise UserError(
             f"cannot read the tables of run {run_id}: {error};"
-            " copy the folder again from where it came, or delete it and train again"
+            " copy the folder again from its source, or delete it and train again"
         ) from None
 
 

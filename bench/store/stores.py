@@ -1,4 +1,4 @@
-"""Several stores read as one, and their records of studies and checks: what boards are made of."""
+"""Several stores read as one, with their records of studies and checks: the input of boards."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from bench.text import plain
 
 
 class Stores:
-    """Runs and studies of one or more stores; what lies in several counts once.
+    """Runs and studies of one or more stores; duplicates count once.
 
     Of two records of one run a finished one comes first, then the one whose text sorts first, so that the order of the
     stores decides nothing.
@@ -30,7 +30,7 @@ class Stores:
         own: the stores without the reference.
 
     Raises:
-        UserError: a folder is not there.
+        UserError: a folder does not exist.
     """
 
     def __init__(self, folders: Sequence[Path], reference: Path | None = None) -> None:
@@ -122,7 +122,7 @@ class Stores:
 
     @cached_property
     def damaged(self) -> list[Damaged]:
-        """What cannot be read, and why."""
+        """Unreadable files, with the reason."""
         found = [each for contents in (*self._contents, self._shipped) for each in contents.damaged]
         return found + [each for each in (*self._studies, *self._checks, *self._ladders) if isinstance(each, Damaged)]
 
@@ -145,9 +145,9 @@ HOW_TO_FILL = (
 
 
 def no_store(folder: Path, todo: str = HOW_TO_FILL) -> UserError:
-    """The error for a folder that is not there, or is none."""
+    """The error for a missing folder, or one that is not a folder."""
     if is_no_folder(folder):
-        return UserError(f"the store {folder} is a file and no folder; name another")
+        return UserError(f"the store {folder} is a file, not a folder; name another")
     return UserError(f"there is no store {folder}; {todo}")
 
 

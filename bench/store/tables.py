@@ -1,8 +1,8 @@
-"""The tables of a block: float64 numbers of all its runs, step by step, while it trains; one Parquet file in the end.
+"""The tables of a block: float64 numbers of all its runs, step by step, while it trains; one Parquet file at the end.
 
-While it trains, `NAME.raw` has a line with the names, then rows of float64: step, values (L, M). What a killed process
-leaves is whole but for a torn last row. In the end `NAME.parquet` has the rows of each run: run_id, step, values,
-sorted by run and step.
+While it trains, `NAME.raw` has a line with the names, then rows of float64: step, values (L, M). A killed process
+leaves a valid table, except for a truncated last row. At the end, `NAME.parquet` has the rows of each run: run_id,
+step, values, sorted by run and step.
 """
 
 import json
@@ -68,7 +68,7 @@ class RawTable:
             values: shape (S, L, M).
 
         Raises:
-            RunFailed: the table was begun with other names, or the file is no longer where it was.
+            RunFailed: the table began with other names, or the file is no longer where it was.
             OSError: it cannot be written.
         """
         import numpy as np
@@ -79,7 +79,7 @@ class RawTable:
         if not self.names and not _can_be_columns(names):
             raise RunFailed(
                 f"a table cannot have the columns {', '.join(names)[:500]}: names must differ in more than capitals,"
-                " and none may be step, run_id or filename; rename what the task measures"
+                " and step, run_id and filename are reserved; rename the task's measurements"
             )
         if not self.names:
             self.names, header = tuple(names), json.dumps(names)
@@ -87,7 +87,7 @@ class RawTable:
             self._size = self._offset = self._file.write(f"{header}{padding}\n".encode())
         if tuple(names) != self.names:
             raise RunFailed(
-                f"{self.path} was begun with the columns {', '.join(self.names)}, and the task now gives"
+                f"{self.path} began with the columns {', '.join(self.names)}, and the task now gives"
                 f" {', '.join(names)}; train again with --rerun"
             )
         rows = np.empty((len(steps), self._width))
@@ -131,7 +131,7 @@ class RawTable:
         self._file.truncate(self._size)
 
     def _refuse_if_changed(self) -> None:
-        """Refuse to add rows to a file that has no name any more, or that somebody else has cut or added to."""
+        """Refuse to add rows to a file that was deleted or changed by others."""
         own = os.fstat(self._file.fileno())
         try:
             gone = not os.path.samestat(own, self.path.lstat())
@@ -153,7 +153,7 @@ def read_raw(path: Path, runs: int, which: int) -> Columns:
         which: of them.
 
     Raises:
-        Damaged: it is no such table.
+        Damaged: it is not such a table.
     """
     import numpy as np
 
@@ -293,7 +293,7 @@ def read_parquet(path: Path, run_id: str) -> Columns:
     """A run's rows of a table that has ended; empty if there is none.
 
     Raises:
-        Damaged: it is no such table.
+        Damaged: it is not such a table.
     """
     import numpy as np
     import pyarrow.compute as pc
@@ -333,7 +333,7 @@ def has_ends(path: Path) -> bool:
         raise Damaged(path, f"it cannot be read ({error.strerror})") from None
     footer = int.from_bytes(last[:4], "little")
     if first != _MAGIC or last[4:] != _MAGIC or footer + 12 > size:
-        raise Damaged(path, "it is empty, cut, or no Parquet file")
+        raise Damaged(path, "it is empty, truncated, or not a Parquet file")
     return True
 
 
@@ -352,7 +352,7 @@ def rows_of(path: Path, runs: Collection[str] | None) -> int:
     with _opened(path) as file:
         ids = {run_id for ends in _ids(file) if ends for run_id in ends}
         if runs is not None and not ids <= {*runs}:
-            raise Damaged(path, f"it has rows of another run ({min(ids - {*runs})[:200]})")
+            raise Damaged(path, f"it contains rows of another run ({min(ids - {*runs})[:200]})")
         return int(file.metadata.num_rows)
 
 
@@ -382,17 +382,17 @@ def _check_steps(path: Path, steps: "NDArray[np.float64]", last: float = -1.0) -
     import numpy as np
 
     if len(steps) and not (np.isfinite(steps).all() and steps[0] >= max(0, last + 1e-9) and (np.diff(steps) > 0).all()):
-        raise Damaged(path, "its steps do not ascend")
+        raise Damaged(path, "its steps do not increase")
 
 
 def _check_size(path: Path, metadata: Any) -> None:
-    """Refuse a table that a few bytes blow up, or whose parts have other rows than the whole."""
+    """Refuse a table that decompresses excessively, or with inconsistent numbers of rows."""
     rows = sum(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
     if rows != metadata.num_rows:
-        raise Damaged(path, f"its parts have {rows} rows, and it {metadata.num_rows}")
+        raise Damaged(path, f"its parts have {rows} rows, but the file declares {metadata.num_rows}")
     unpacked = 8 * rows * metadata.num_columns
     if unpacked > max(_CHUNK, _MOST_PACKED * path.stat().st_size):
-        raise Damaged(path, f"it would unpack to {unpacked:,} bytes")
+        raise Damaged(path, f"it would decompress to {unpacked:,} bytes")
 
 
 def _check_schema(path: Path, schema: "pa.Schema") -> None:
@@ -406,15 +406,15 @@ def _check_schema(path: Path, schema: "pa.Schema") -> None:
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
-    """Refuse columns that databases could not tell apart, and a curve that is none."""
+    """Refuse columns that databases cannot distinguish, and invalid curves."""
     if len({name.casefold() for name in (*names, "step", "run_id", "filename")}) < len(names) + 3:
-        raise Damaged(path, "two of its columns have the same name, or one that DuckDB gives")
+        raise Damaged(path, "two of its columns have the same name, or a name that DuckDB uses")
     if path.stem == "curve" and tuple(names) != CURVE_FIELDS[1:]:
         raise Damaged(path, f"its columns are not {', '.join(CURVE_FIELDS)}")
 
 
 def write_parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Write a table in one atomic step; numbers are float64, but `step` and `seed` int64, and all else is text."""
+    """Write a table atomically; numbers are float64, but `step` and `seed` int64, and all else is text."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -12,7 +12,7 @@ def main(words: list[str]) -> int:
     """`bench sweep` with these words: 0 done, 130 stopped.
 
     Raises:
-        UserError: the request cannot be carried out.
+        UserError: the request is invalid.
     """
     command = shlex.join(["bench", "sweep", *words])
     args = parse("sweep", words)

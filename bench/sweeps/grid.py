@@ -1,4 +1,4 @@
-"""What a sweep is made of: from words such as `--opt.lr 1e-3:1e1:16` to configurations."""
+"""The runs of a sweep: from arguments such as `--opt.lr 1e-3:1e1:16` to configurations."""
 
 import hashlib
 import itertools
@@ -35,15 +35,15 @@ def configurations(
 
     Args:
         words: settings in dotted form. `opt` may name several optimizers; `opt.NAME.lr` is for that one alone. A value
-            may be a range (`low:high` or `low:high:points`, even in the logarithm) or a list (`a,b,c`). An optimizer of
+            may be a range (`low:high` or `low:high:points`, log-spaced) or a list (`a,b,c`). An optimizer of
             which no hyperparameter varies gets a grid over its search range.
         seeds: each setting is run with each of them.
-        fallback: settings that all else wins over.
+        fallback: settings that all others override.
         config: a YAML file with settings, ranges and lists too; words win over it.
         tuned: fix the hyperparameters that were tuned for this task and an optimizer where nothing else names them.
 
     Raises:
-        UserError: a name is unknown, a value illegal, or a hyperparameter is none of an optimizer's.
+        UserError: a name is unknown, a value illegal, or a hyperparameter is not one of an optimizer's.
     """
     words = (settings_in(config) if config else {}) | dict(words)
     task, names = str(words.get("task", "")), parts(str(words.pop("opt", "")))
@@ -70,7 +70,7 @@ def configurations(
                 continue  # `resolve` says so, with the nearest name
             if name in having:
                 rest = f"--opt.{REST} {settings[f'opt.{REST}']}"
-                raise UserError(f"--{option}: {name} has no such option with {rest}; sweep each {REST} by itself")
+                raise UserError(f"--{option}: {name} has no such option with {rest}; sweep each {REST} separately")
             raise UserError(
                 f"--{option}: {name} has no such option; write --opt.{having[0]}{option[3:]} to give it to"
                 f" {having[0]} alone"
@@ -171,7 +171,7 @@ def settings_in(path: Path) -> dict[str, Any]:
     """The settings of a YAML file for several runs: without seed and places, which belong to the command.
 
     Raises:
-        UserError: it is none.
+        UserError: it is invalid.
     """
     found = flatten_yaml(path)
     if found.get("data_seed") == found.get("seed"):  # as `bench fit --dry-run` prints them

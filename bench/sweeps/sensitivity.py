@@ -1,6 +1,6 @@
 """How results depend on a setting: from the runs of a sweep to a table, a figure and files.
 
-A seed that diverged counts as worse than all others, in medians, quartiles and intervals: leaving it out would flatter
+A seed that diverged counts as worse than all others, in medians, quartiles and intervals: excluding it would favour
 settings that are stable only for some seeds.
 """
 
@@ -50,13 +50,13 @@ class Point:
     """A curve at one value of the varied setting.
 
     Attributes:
-        x: the value; a word where the setting is no number.
+        x: the value; a word where the setting is not a number.
         seeds, diverged: runs that ended, and how many of them diverged or have no final metric.
         median: of the final metric; the worst of the other seeds if exactly half diverged.
         quartiles: lower and upper; between them lies the middle half of the seeds.
         interval: of the median, by order statistics: at least 95 % whatever the distribution; None below 6 seeds.
         choice: median of the last evaluation during training, on the selection split: by it the best is chosen, so that
-            the test set has no part in that; None where runs keep no evaluations, and where half of the seeds or more
+            the test set has no part in that; None if runs keep no evaluations, and where half of the seeds or more
             diverged, which is never the best.
         capped: whether a step cap set the steps, which is never the best either (`is_capped`).
     """
@@ -76,12 +76,12 @@ class Curve:
     """An optimizer, at one value of each further varied setting.
 
     Attributes:
-        name: what legend and table call it.
-        x: the setting that it goes over.
+        name: in legend and table.
+        x: the setting on its x axis.
         points: in the order of x.
         best: index of the best median, the middle one of equals; None if half of the seeds or more diverged, or a
             cap set the steps, everywhere.
-        usable: indices of the ends of the stretch around the best with medians nearly as good; None where x does not
+        usable: indices of the ends of the stretch around the best with medians nearly as good; None if x does not
             take several numbers.
         unscored: values of x that were tried and of which no run has ended, with what became of them.
         opt: the optimizer's name.
@@ -111,7 +111,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What a sweep gave.
+    """The results of a sweep.
 
     Attributes:
         results: all runs; those that have not ended are in no curve.
@@ -155,7 +155,7 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
     all_runs = [(settings_of(result.config), result) for result in results]
     ended = [(own, result) for own, result in all_runs if result.finished]
     if not ended:
-        raise UserError(f"none of the {len(results)} runs of the sweep has ended, so there is nothing to compare")
+        raise UserError(f"none of the {len(results)} runs of the sweep has finished, so there is nothing to compare")
     axes = {
         opt: _axis([own for own, _ in ended if own["opt"] == opt], varied) for opt in {o["opt"]: 0 for o, _ in ended}
     }
@@ -181,7 +181,7 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
     curves = []
     least = equal_below((chosen_by.of(run) for of in groups.values() for own in of.values() for run in own), metric)
     short = {key[0]: bare(key[0]) for key in groups}
-    apart = len({*short.values()}) == len(short)  # files of one name may lie in two folders
+    apart = len({*short.values()}) == len(short)  # files of one name may be in two folders
     for key, ends in groups.items():
         found = [_point(at, Group.of(ends[at]), final, chosen_by) for at in (sorted(ends) if numeric else ends)]
         words = [
@@ -244,7 +244,7 @@ def _point(x: Any, group: Group, final: Measure, chosen_by: Measure) -> tuple[Po
         pair = badness[math.ceil(q * n) - 1], badness[math.floor(q * n)]
         return end(sum(pair) / 2 if pair[1] < math.inf else pair[0])
 
-    # The median lies outside of k-th best and k-th worst only if fewer than k of n fair coins show heads, or tails.
+    # The median is outside k-th best and k-th worst only if fewer than k of n fair coins show heads, or tails.
     k = int((bdtr(np.arange(n), n, 0.5) <= 0.025).sum())
     interval = ends(end(badness[k - 1]), end(badness[n - k])) if k else None
     quartiles, median = ends(quantile(0.25), quantile(0.75)), quantile(0.5)
@@ -283,11 +283,15 @@ def _table(sweep: Sensitivity, curve: Curve) -> Table:
     heads = (curve.x, f"median {sweep.metric}", "middle half of the seeds", "95 % interval", "diverged")
     rows = {
         point.x: [
-            "*" if i == curve.best else "", _text(point.x, 4), _number(point.median), _range(point.quartiles),
-            _range(point.interval), f"{point.diverged}/{point.seeds}",
+            "*" if i == curve.best else "",
+            _text(point.x, 4),
+            _number(point.median),
+            _range(point.quartiles),
+            _range(point.interval),
+            f"{point.diverged}/{point.seeds}",
         ]
         for i, point in enumerate(curve.points)
-    } | {x: ["", _text(x, 4), status, "-", "-", "-"] for x, status in curve.unscored.items()}  # fmt: skip
+    } | {x: ["", _text(x, 4), status, "-", "-", "-"] for x, status in curve.unscored.items()}
     own = [Column("best"), *(Column(str(i), head, side="right") for i, head in enumerate(heads))]
     return Table.of(own, [rows[x] for x in (sorted(rows) if all(map(_is_number, rows)) else rows)])
 
@@ -315,24 +319,25 @@ def _summary(sweep: Sensitivity, curve: Curve) -> list[str]:
         factor = f", {'at least ' if curve.may_be_wider else ''}a factor of {high / low:.3g}" if low > 0 else ""
         stretch = f"{_text(low, 4)} to {_text(high, 4)}{factor}" if low < high else "that value alone, on this grid"
         text.append(f"usable {curve.x} (median {rule} the best; our rule): {stretch}")
-    return text + ["the best lies at the edge of the grid: widen it"] * curve.at_edge
+    return text + ["the best value is at the edge of the grid: widen it"] * curve.at_edge
 
 
 def _notes(sweep: Sensitivity) -> list[str]:
     count = Counter(run.status for run in sweep.results)
     out = ", ".join(f"{n} {status}" for status, n in count.items() if status not in FINISHED)
     fine = (
-        f"note: suboptimality gaps below {CONVERGED:g} count as equal, and the middle of equals is the best (our rule)"
+        f"note: suboptimality gaps below {CONVERGED:g} count as equal, and the middle of equal values counts as best"
+        f" (our rule)"
     )
     shown = [
         x for curve in sweep.curves for point in curve.points for x in (point.median, point.choice) if x is not None
     ]
     small = sweep.mode == "min" and bool(shown) and 0 <= min(shown) < CONVERGED
-    apart = "note: the best was chosen by the last evaluation during training, not by the shown values"
+    apart = "note: the best value was chosen by the last evaluation during training, not by the shown values"
     other = any(point.choice is not None for curve in sweep.curves for point in curve.points)
-    late = f"note: runs counted with their values at the time limit: {count['timeout']}"
+    late = f"note: runs with values at the time limit: {count['timeout']}"
     return (
-        [f"note: runs left out because they have not ended: {out}"] * bool(out)
+        [f"note: unfinished runs excluded: {out}"] * bool(out)
         + [late] * bool(count["timeout"])
         + [fine] * (sweep.above_infimum or small)
         + [apart] * other
@@ -382,7 +387,7 @@ def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> lis
 
 
 def replaced(folder: Path, run_ids: Collection[str]) -> str | None:
-    """What to say if a folder that was named holds the table of other runs, which `write` replaces."""
+    """A note if the folder contains the table of other runs, which `write` replaces."""
     table = folder / "sensitivity.csv"
     try:
         with table.open(encoding="utf-8", newline="") as file:
@@ -391,7 +396,7 @@ def replaced(folder: Path, run_ids: Collection[str]) -> str | None:
         return None
     if there == set(run_ids):
         return None
-    return f"{folder} holds the table and plot of another sweep ({len(there)} runs), and this one replaces them"
+    return f"{folder} contains the table and plot of another sweep ({len(there)} runs), which this one replaces"
 
 
 def _page(sweep: Sensitivity, command: str) -> str:
@@ -405,12 +410,16 @@ def _page(sweep: Sensitivity, command: str) -> str:
         lines += ["", f"## {curve.name}", "", *markdown_table(_table(sweep, curve)), ""]
         lines += [f"* {line}" for line in _summary(sweep, curve)]
     lines += [
-        "", "## Runs", "",
-        "A seed that diverged counts as worse than all others. The best value was chosen on these seeds, which is"
-        " optimistic: report it on others.",
-        "", f"* {len(runs)} runs, seeds {f'{seeds[0]} to {seeds[-1]}' if row else ', '.join(map(str, seeds))}.",
-        f"* All runs: `{words(shared)}`.", *(f"* {line}" for line in _notes(sweep)),
-    ]  # fmt: skip
+        "",
+        "## Runs",
+        "",
+        "A diverged seed counts as worst. The best value was chosen on these seeds, which is optimistic: report"
+        " results on other seeds.",
+        "",
+        f"* {len(runs)} runs, seeds {f'{seeds[0]} to {seeds[-1]}' if row else ', '.join(map(str, seeds))}.",
+        f"* All runs: `{words(shared)}`.",
+        *(f"* {line}" for line in _notes(sweep)),
+    ]
     for what, found in (
         (
             "Machine",

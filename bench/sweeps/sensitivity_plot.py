@@ -17,7 +17,7 @@ def describe(sweep: "Sensitivity", least: float = 0.0) -> Chart:
     """
     points = [point for curve in sweep.curves for point in curve.points]
     ends = [end for p in points if p.median is not None for end in (p.median, *p.quartiles) if end is not None]
-    # Losses that are as good as at their infimum are not told apart.
+    # Losses that are as good as at their infimum are not distinguished.
     numbers = np.clip(ends or [0.5], least if sweep.above_infimum else -MOST, MOST)
     positive = numbers[numbers > 1e-300]
     log = bool(sweep.mode == "min" and min(numbers) >= 0 and positive.size and max(positive) > 10 * min(positive))
@@ -38,23 +38,40 @@ def describe(sweep: "Sensitivity", least: float = 0.0) -> Chart:
     log_x, words = "x" * sweep.log, None if sweep.numeric else {float(i): str(x) for x, i in place.items()}
     seeds = " to ".join(map(str, sorted({min(p.seeds for p in points), max(p.seeds for p in points)})))
     caption = (
-        f"Lines: median over {seeds} seed{'' if seeds == '1' else 's'}, with any that diverged as worst;"
-        " bands: middle half of the seeds; rings: best."
+        f"Lines: median over {seeds} seed{'' if seeds == '1' else 's'}, diverged ones count as worst; bands: middle"
+        f" half of the seeds; rings: best."
     )
     if sweep.above_infimum and min(ends, default=1) < least:
-        caption += f" Values below {least:g} are drawn there."
+        caption += f" Values below {least:g} are drawn at that value."
     elif log and len(positive) < len(numbers):
         caption += " Values of 0 are drawn at the lower edge."
     panels = [
         Panel(
-            "medians", "", "", f"{sweep.metric} at the last step", log_x + "y" * log, above, limits=limits,
-            x_limits=across, x_ticks=words, empty="no median", share=3.5,
+            "medians",
+            "",
+            "",
+            f"{sweep.metric} at the last step",
+            log_x + "y" * log,
+            above,
+            limits=limits,
+            x_limits=across,
+            x_ticks=words,
+            empty="no median",
+            share=3.5,
         ),
         Panel(
-            "diverged", "", sweep.x, "diverged seeds", log_x, below, limits=(-0.08, 1.08), x_limits=across,
-            x_ticks=words, y_ticks={0: "0", 0.5: "50 %", 1: "100 %"},
+            "diverged",
+            "",
+            sweep.x,
+            "diverged seeds",
+            log_x,
+            below,
+            limits=(-0.08, 1.08),
+            x_limits=across,
+            x_ticks=words,
+            y_ticks={0: "0", 0.5: "50 %", 1: "100 %"},
         ),
-    ]  # fmt: skip
+    ]
     return Chart(panels, {curve.name: curve.opt for curve in sweep.curves}, 1, caption, stacked=True)
 
 

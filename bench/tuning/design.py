@@ -1,6 +1,6 @@
-"""Designs: which points of a search space are tried next.
+"""Designs: the points of a search space to try next.
 
-A design is a pure function of the scores that are known. So a tuning that was interrupted goes on where it was, and
+A design is a pure function of the scores that are known. So a tuning that was interrupted continues where it was, and
 what a smaller budget would have found can be read from the scores of a larger one (`replay`).
 """
 
@@ -19,7 +19,7 @@ from bench.tuning.space import Axis, Key, Point, Range, Space, is_number, point_
 
 Sampler = Literal["grid", "qmc"]
 Place = tuple[int, ...]
-"""A place of a grid: for each range by how many of its steps it lies beyond 1."""
+"""A place of a grid: for each range by how many of its steps it is beyond 1."""
 Kind = Literal["design", "extension", "top-up", "refinement", "fresh"]
 """Why a point is tried; the last two are a study's own and never a design's."""
 
@@ -31,7 +31,7 @@ _STEPS = {1: "half a decade", 2: "a decade"}
 
 
 class Wanted(NamedTuple):
-    """A point that is to be tried.
+    """A point to try.
 
     Attributes:
         point: a value for each name of the space.
@@ -48,7 +48,7 @@ class Wanted(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """What a tuning would have found.
+    """The result that tuning would have.
 
     Attributes:
         best: the best point of those whose score is known; None if there is none.
@@ -91,8 +91,8 @@ class Design:
         for step, (name, axis) in zip(self._steps, self._ranges.items(), strict=True):
             if math.log10(axis.high / axis.low) < step / 2 - 0.001:  # 1e-3:3.162e-3 is half a decade
                 raise UserError(
-                    f"--{name} {axis.low:g}:{axis.high:g}: narrower than a grid's step, {_STEPS[step]};"
-                    " use --sampler qmc, or give values, as A,B"
+                    f"--{name} {axis.low:g}:{axis.high:g}: narrower than a grid step, {_STEPS[step]}; use --sampler"
+                    " qmc, or give values such as A,B"
                 )
 
     @property
@@ -121,9 +121,14 @@ class Design:
         return EXTENSION_LIMIT * others if self.sampler == "grid" and self.can_grow and trials > others else 0
 
     def wanted(
-        self, known: Mapping[Key, End], mode: Mode, least: float, trials: int, total: int = 0,
+        self,
+        known: Mapping[Key, End],
+        mode: Mode,
+        least: float,
+        trials: int,
+        total: int = 0,
         capped: Collection[Key] = (),
-    ) -> list[Wanted]:  # fmt: skip
+    ) -> list[Wanted]:
         """All points that are wanted so far, in the order in which they are tried.
 
         Those that are not known are what is to be tried next; when all are known the tuning has ended. Scores that come
@@ -143,7 +148,7 @@ class Design:
             UserError: there is no such design.
         """
         if trials < 1:
-            raise UserError(f"--trials {trials}: at least one setting has to be tried")
+            raise UserError(f"--trials {trials}: at least one setting is needed")
         refuse_too_many(f"--trials {max(trials, total)}", max(trials, total))
         combinations = math.prod(len(axis) for axis in self.space.values() if not isinstance(axis, Range))
         refuse_too_many("all combinations of these values", combinations)
@@ -168,7 +173,7 @@ class Design:
         return None if best is None else there[best]
 
     def position(self, point: Point) -> tuple[float, ...]:
-        """What points are ordered by: the main axis, then the others as they are given."""
+        """Sort key of points: the main axis, then the others as they are given."""
         main = self.main
         others = [
             point[name] if isinstance(axis, Range) else axis.index(point[name])
@@ -220,7 +225,7 @@ class Design:
             )
         if total > trials:
             raise UserError(
-                f"there cannot be {total} settings: these values make {_settings(trials)};"
+                f"{total} settings are impossible: these values make {_settings(trials)};"
                 " give a range (LOW:HIGH) instead"
             )
         return [Wanted(point, "design") for point in points]
@@ -234,7 +239,7 @@ class Design:
             near = [str(n * len(others)) for n in (trials // len(others), trials // len(others) + 1) if n]
             raise UserError(
                 f"--trials {trials}: each value of {' and '.join(ranges)} is tried with {len(others)} combinations of"
-                f" the others, so that it has to be a multiple of {len(others)}: {' or '.join(near)}"
+                f" the others, so it must be a multiple of {len(others)}: {' or '.join(near)}"
             )
         if max(trials, total) > LONGEST_GRID * len(others):
             raise UserError(
@@ -274,8 +279,7 @@ class Design:
         while len(found) < count:
             if drawn > enough:
                 raise UserError(
-                    f"--trials {count}: there are only {_settings(len(found))} that differ;"
-                    " ask for no more, or widen a range"
+                    f"--trials {count}: there are only {_settings(len(found))}; request no more, or widen a range"
                 )
             for row in _halton(len(self.space), drawn):
                 point = {name: _at(axis, u) for (name, axis), u in zip(self.space.items(), row, strict=True)}
@@ -285,10 +289,15 @@ class Design:
 
 
 def replay(
-    design: Design, scores: Mapping[Key, End], mode: Mode, least: float, trials: int, total: int = 0,
+    design: Design,
+    scores: Mapping[Key, End],
+    mode: Mode,
+    least: float,
+    trials: int,
+    total: int = 0,
     capped: Collection[Key] = (),
-) -> Replay:  # fmt: skip
-    """What a tuning of this design would have found, from scores that are known.
+) -> Replay:
+    """The result of tuning with this design, from known scores.
 
     Args:
         design: what it would try.

@@ -1,4 +1,4 @@
-"""What a person sees of a study while it is worked on: live lines on a terminal, a line per trial elsewhere."""
+"""Progress display of a study: live lines on a terminal, a line per trial elsewhere."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,7 +82,7 @@ class TuningProgress(LiveView):
                 row["score"] = f"best {self.metric} {event['score']:.4g}"
         elif "idle" in event:
             row.clear()
-            row["trial"] = "waits for the others"
+            row["trial"] = "waiting for the others"
 
     def _say_ended(self, event: Mapping[str, Any]) -> None:
         if event["state"] == "given back":

@@ -1,4 +1,4 @@
-"""What a database holds of studies, read as data: plain selects on Optuna's tables, of which no value is trusted.
+"""The content of a database of studies, read as data: plain selects on Optuna's tables, of which no value is trusted.
 
 Optuna would parse all columns itself, and makes tables where there are none. Whatever is in them, here it is text,
 until `bench.store.load` has made a study or a trial of it.

@@ -1,4 +1,4 @@
-"""Search spaces: what is tuned, from words such as `--opt.lr 1e-3:1e1`, and their points."""
+"""Search spaces: the tuned settings, from arguments such as `--opt.lr 1e-3:1e1`, and their points."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from tasks import TASKS
 
 @dataclass(frozen=True)
 class Range:
-    """Values that are searched evenly in the logarithm, with 0 < low < high."""
+    """Values that are searched log-spaced, with 0 < low < high."""
 
     low: float
     high: float
@@ -26,7 +26,7 @@ class Range:
 Axis = Range | tuple[Any, ...]
 """A range, or these values alone."""
 Space = dict[str, Axis]
-"""What is searched, by dotted name (`opt.lr`)."""
+"""The searched settings, by dotted name (`opt.lr`)."""
 Point = Mapping[str, Any]
 """A value for each name of a space."""
 Key = str
@@ -48,7 +48,7 @@ def is_number(value: Any) -> bool:
 
 
 def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any]]:
-    """What is searched, and the other settings as they were given.
+    """The searched settings, and the others as given.
 
     Searched are the hyperparameters that `OptimizerSpec.search` names, unless a word fixes them, and those to which a
     word gives a range (`LOW:HIGH`), a grid of values (`LOW:HIGH:POINTS`) or a list (`A,B`). Those that the optimizer
@@ -95,7 +95,9 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
     if not space:
         said = " ".join(f"--{name} {fixed[name]}" for name in own) or f"--opt {opt}"
         name = next(iter(own), "opt.NAME")
-        raise UserError(f"{said}: nothing is left to tune; give a range (--{name} LOW:HIGH) or values (--{name} A,B)")
+        raise UserError(
+            f"{said}: no setting is left to tune; give a range (--{name} LOW:HIGH) or values (--{name} A,B)"
+        )
     return space, fixed
 
 
@@ -111,7 +113,7 @@ def _range(key: str, raw: str, option: Option) -> Range:
             f"--{key} {raw}: a range is LOW:HIGH with 0 < LOW < HIGH, both between 1e-100 and 1e100, such as 1e-3:1e1"
         ) from None
     if "float" not in option.type_name.split(" or "):
-        raise UserError(f"--{key} {raw}: it takes {option.type_name}, which has no range; give values, as A,B")
+        raise UserError(f"--{key} {raw}: it takes {option.type_name}, which has no range; give values such as A,B")
     return ends
 
 
@@ -119,7 +121,7 @@ def _values(key: str, raw: str, values: Sequence[Any], option: Option) -> tuple[
     several = tuple(parse_options("opt", {option.name: option}, {option.name: value})[option.name] for value in values)
     for i, value in enumerate(several):
         if value in several[:i]:
-            raise UserError(f"--{key} {raw}: {value} is there twice; give each value once")
+            raise UserError(f"--{key} {raw}: {value} is given twice; give each value once")
     return several
 
 

@@ -24,7 +24,7 @@ from bench.tuning.trials import Request, StudySpec, check_name
 from tasks.core.extras import not_installed
 
 HEARTBEAT_SECONDS = 15
-"""Seconds between signs of life of a trial's worker; after four times as long its trial is tried again. Ours."""
+"""Seconds between heartbeats of a trial's worker; after four times as long its trial is repeated. Ours."""
 T = TypeVar("T")
 _EXAMPLES = "sqlite:///studies.db or postgresql+psycopg://user:password@host/database"
 
@@ -39,7 +39,7 @@ class NoDatabase(UserError):
     """
 
     def __init__(self, shown: str) -> None:
-        super().__init__(f"unknown study in {shown}: there is no such file; `bench tune` begins a study")
+        super().__init__(f"unknown study in {shown}: there is no such file; `bench tune` starts a study")
         self.shown = shown
 
 
@@ -70,17 +70,22 @@ class Studies:
     """
 
     def __init__(
-        self, url: str | sa.URL, heartbeat: int = HEARTBEAT_SECONDS, *, make: bool = True, read_only: bool = False,
+        self,
+        url: str | sa.URL,
+        heartbeat: int = HEARTBEAT_SECONDS,
+        *,
+        make: bool = True,
+        read_only: bool = False,
         asked: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         try:
             self.url = sa.make_url(url)
-        except (sqlalchemy.exc.ArgumentError, ValueError):  # a port that is no number
-            raise UserError(f"--storage: this is no URL of a database, such as {_EXAMPLES}") from None
+        except (sqlalchemy.exc.ArgumentError, ValueError):  # a port that is not a number
+            raise UserError(f"--storage: this is not a database URL such as {_EXAMPLES}") from None
         self.asked = asked or f"--storage {self.shown}"
         kind = self.url.get_backend_name()
         if kind not in ("sqlite", "postgresql"):
-            raise UserError(f"--storage {self.shown}: studies live in SQLite or PostgreSQL, such as {_EXAMPLES}")
+            raise UserError(f"--storage {self.shown}: studies are stored in SQLite or PostgreSQL, such as {_EXAMPLES}")
         if kind == "sqlite":
             if not self.url.database or self.url.database == ":memory:":
                 raise UserError(f"--storage {self.shown}: name a file, such as sqlite:///studies.db")
@@ -93,10 +98,11 @@ class Studies:
         if self._path is not None and not self._path.exists() and (read_only or not make):
             raise NoDatabase(self.shown)
         if self._path is not None and self._path.exists() and not self._path.is_file():
-            raise UserError(f"{self.asked}: {self._path} is no file")
+            raise UserError(f"{self.asked}: {self._path} is not a file")
         if self._path is not None and asked is not None and self._path.is_symlink():
             raise UserError(
-                f"{self.asked}: {self._path} is a link, which is followed only if you name it: --storage sqlite:///PATH"
+                f"{self.asked}: {self._path} is a symbolic link, which is followed only if you name it: --storage"
+                f" sqlite:///PATH"
             )
         if read_only:
             with self.errors(opening=True):
@@ -129,7 +135,7 @@ class Studies:
             if b"\2" in file.read(20)[18:]:
                 raise RunFailed(
                     f"{self.asked}: {self._path} is in SQLite's mode WAL,"
-                    " which cannot be read without writing; when no process uses it,"
+                    " and reading it needs write access; when no process uses it,"
                     f" `sqlite3 {self._path} 'PRAGMA journal_mode=delete'` ends that"
                 )
         place = {"mode": "ro", "uri": "true"}
@@ -173,7 +179,7 @@ class Studies:
         """The study of this name.
 
         Raises:
-            UserError: there is none.
+            UserError: it does not exist.
             DamagedStudy: it cannot be read.
         """
         study = self._find(name)
@@ -193,7 +199,7 @@ class Studies:
             if study is None:
                 there = self._all()
                 if name in there and name + FRESH not in there:
-                    raise UserError(f"--name {name}: {self.shown} has something else of this name; choose another")
+                    raise UserError(f"--name {name}: {self.shown} has something else with this name; choose another")
                 for part in (name + FRESH, name):
                     optuna.create_study(
                         storage=self.rdb, study_name=part, direction=DIRECTIONS[spec.mode], load_if_exists=True
@@ -215,7 +221,7 @@ class Studies:
         if "bench" not in self._attributes(name):
             return None
         if not is_file_name(name):
-            raise self._damaged(name, "its name is none")
+            raise self._damaged(name, "its name is invalid")
         spec, request = self._parsed(name, StudySpec, "bench"), self.request_of(name)
         try:
             if request.trials:  # else it was made, and nothing asked of it yet
@@ -233,7 +239,7 @@ class Studies:
     def _damaged(self, name: str, why: str) -> DamagedStudy:
         return DamagedStudy(
             f"study {name} in {self.shown} is damaged, or was made by another version of this suite ({why});"
-            " go on with that version, or begin another study with --name"
+            " use that version, or start another study with --name"
         )
 
     def id_of(self, name: str) -> int:
@@ -245,7 +251,7 @@ class Studies:
         with self.errors():
             number = self.rows.id_of(name)
         if number is None:
-            raise self._damaged(name, "it is not there")
+            raise self._damaged(name, "it does not exist")
         return number
 
     @contextmanager
@@ -271,8 +277,7 @@ class Studies:
         if self._file is not None and not (self._path.exists() and os.path.samestat(self._file, self._path.stat())):
             raise Stuck(
                 f"{self.asked}: the database was deleted or replaced while it was in use;"
-                " finished runs are in the store, so the same command as in the beginning makes the study anew and"
-                " takes them from there"
+                " finished runs are in the store, so the original command recreates the study and reuses them"
             )
 
     @contextmanager
@@ -307,19 +312,20 @@ class Studies:
         if disk_full(error):
             return Stuck(f"the disk is full: {self.asked}: {text}{MAKE_ROOM}")
         if self._path is None:
-            return RunFailed(f"{self.asked}: {text}; is the server there, and may we write to it?")
+            return RunFailed(f"{self.asked}: {text}; is the server running, and do we have write access?")
         if self.read_only:
             return RunFailed(
-                f"{self.asked}: {text}: {self._path} is damaged or something else,"
-                " or a process died while it wrote to it; `bench tune --resume NAME` mends the last of these"
+                f"{self.asked}: {text}: {self._path} is damaged or not a database, or a process died while writing to"
+                " it; `bench tune --resume NAME` repairs the latter"
             )
         self._refuse_if_gone()
         kind = UserError if opening else RunFailed
         if "not a database" in text or "malformed" in text:
             return kind(
-                f"{self.asked}: {text}: {self._path} is damaged or something else;"
-                " move it away, and the same command makes another, with the finished runs of the store"
+                f"{self.asked}: {text}: {self._path} is damaged or not a database; move it away, and the same command"
+                " creates another with the finished runs of the store"
             )
         return kind(
-            f"{self.asked}: {text}; may we write to {self._path.parent}? Else choose another --store or --storage"
+            f"{self.asked}: {text}; do we have write access to {self._path.parent}? If not, choose another --store or"
+            f" --storage"
         )

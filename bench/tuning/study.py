@@ -4,7 +4,7 @@ It is a study of Optuna, so `optuna-dashboard` shows it, with one trial for each
 a trial are attributes of the trial, so that a study is complete without the store of runs. The winner's runs on fresh
 seeds are a study of their own beside it, one trial a seed.
 
-What is to be done next is a pure function of what the study holds (`Study.advance`), and every change of a trial's
+The next action is a pure function of the study's content (`Study.advance`), and every change of a trial's
 state is made under one lock of the database that goes with its process. So no process is special: any may be killed at
 any time.
 """
@@ -62,7 +62,7 @@ DIRECTIONS = {"min": optuna.study.StudyDirection.MINIMIZE, "max": optuna.study.S
 
 
 class Stuck(RunFailed):
-    """What goes wrong until somebody mends it, such as a full disk: to try again would be to wait for nothing."""
+    """Errors that need a person, such as a full disk: repeating would not help."""
 
 
 def disk_full(error: BaseException) -> bool:
@@ -139,7 +139,7 @@ class Study:
             rows = self.studies.rows.trials(self._ids[fresh], number)
         trials = []
         for row in rows:
-            if "point" not in row.attributes:  # one that somebody added with Optuna's own tools is none of ours
+            if "point" not in row.attributes:  # one that somebody added with Optuna's own tools is not one of ours
                 continue
             try:
                 trials.append(read_trial(row, fresh, self.spec))
@@ -156,7 +156,7 @@ class Study:
             trials: of the design, all attempts.
 
         Returns:
-            Median over the seeds of the last evaluation on the selection split, by `point_key`: None where half of the
+            Median over the seeds of the last evaluation on the selection split, by `point_key`: None if half of the
             seeds diverged, a cap set the steps (`is_capped`), the trial was pruned, or all attempts failed. The bound
             is `equal_below`.
         """
@@ -243,8 +243,8 @@ class Study:
         here = versions_of(TASKS.get(spec.task), OPTIMIZERS.get(spec.opt), rest)
         if here != spec.versions:
             raise UserError(
-                f"study {self.name} was begun with versions {spec.versions} of {spec.task} and {spec.opt},"
-                f" and here are {here}: their results cannot be mixed; begin another study"
+                f"study {self.name} began with versions {spec.versions} of {spec.task} and {spec.opt}, and here are"
+                f" {here}: their results cannot be mixed; start another study"
             )
 
     def best(self, trials: Sequence[Trial]) -> Trial | None:
@@ -332,7 +332,7 @@ class Study:
         return self._insist(take)
 
     def complete(self, trial: Trial, runs: Sequence[RunResult]) -> bool:
-        """Record what came of a trial; False if it was taken for dead meanwhile and given to another worker."""
+        """Record the result of a trial; False if it was taken for dead meanwhile and given to another worker."""
         value = seed_median([value_of(run, trial.fresh) for run in runs], self.spec.mode)
         worst = math.inf if self.spec.mode == "min" else -math.inf
         return self._insist(
@@ -401,9 +401,14 @@ class Study:
             return change()
 
     def _end(
-        self, trial: Trial, state: TrialState, *, value: float | None = None, reason: str | None = None,
+        self,
+        trial: Trial,
+        state: TrialState,
+        *,
+        value: float | None = None,
+        reason: str | None = None,
         runs: Sequence[RunResult] = (),
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         number = self._id(trial)
         now = self._read(trial.fresh, trial.number)
         if not now or now[0].state != "running" or now[0].worker != trial.worker:
@@ -412,8 +417,8 @@ class Study:
             kept = [_trimmed(run) for run in runs]
             try:
                 read_trial(_row(trial, state, kept), trial.fresh, self.spec)
-            except Damaged as error:  # nobody could read it, so that it would be made again for ever
-                state, value, reason = TrialState.FAIL, None, f"its result cannot be kept: {error.why}"
+            except Damaged as error:  # nobody could read it, so that it would be repeated for ever
+                state, value, reason = TrialState.FAIL, None, f"its result cannot be stored: {error.why}"
             else:
                 self._rdb.set_trial_user_attr(number, "runs", kept)
         if reason is not None:
@@ -459,7 +464,7 @@ def _within(value: Any, axis: Axis) -> bool:
 
 
 def value_of(run: RunResult, fresh: bool) -> End:
-    """What a dashboard shows of a run.
+    """The value of a run in a dashboard.
 
     That is its last evaluation on the selection split, or the reported value of a fresh seed.
 

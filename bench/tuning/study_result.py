@@ -1,4 +1,4 @@
-"""What a study has found: the winner with its score on fresh seeds, and what it cost."""
+"""Results of a study: the winner with its score on fresh seeds, and the cost."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from bench.tuning.trials import Trial
 
 @dataclass(frozen=True)
 class StudyResult:
-    """What a study, or a smaller budget replayed from it, has found.
+    """Results of a study, or of a smaller budget replayed from it.
 
     Attributes:
         study: where from.
@@ -52,18 +52,18 @@ class StudyResult:
 
     @property
     def select_split(self) -> str:
-        """The split on which its trials were compared; empty where their records do not say it."""
+        """The split on which its trials were compared; empty if their records do not say it."""
         splits = {run.select_split for run in self.runs}
         return splits.pop() if len(splits) == 1 else ""
 
     @property
     def score(self) -> End:
-        """The winner's score on the seeds of the trials, which flatters it."""
+        """The winner's score on the seeds of the trials, which is optimistic."""
         return None if self.best is None else self.scores[point_key(self.best.point)]
 
     @property
     def above_infimum(self) -> bool:
-        """Whether scores and fresh values are losses above their infimum."""
+        """Whether scores and fresh values are suboptimality gaps."""
         return above_infimum([*self.runs, *self.fresh])
 
     @property
@@ -101,7 +101,7 @@ class StudyResult:
 
 
 def study_result(study: Study, budget: int | None = None) -> StudyResult:
-    """What a study has found.
+    """The results of a study.
 
     Args:
         study: any, finished or not.
@@ -116,15 +116,16 @@ def study_result(study: Study, budget: int | None = None) -> StudyResult:
     request, spec = study.request, study.spec
     if request.trials < 1:
         raise UserError(
-            f"study {study.name} was made, and no trials were asked of it; `bench tune --resume {study.name}` begins it"
+            f"study {study.name} exists but has no requested trials; `bench tune --resume {study.name}` starts it"
         )
     if budget is not None and not 1 <= budget <= request.trials:
         raise UserError(
-            f"--budget {budget}: {study.name} has {request.trials} trials in its design; ask for 1 to {request.trials}"
+            f"--budget {budget}: {study.name} has {request.trials} trials in its design; write 1 to {request.trials}"
         )
     total = request.total if budget is None else 0
-    found = replay(spec.design, scores, spec.mode, least, request.trials if budget is None else budget, total,
-                   capped_points(own))  # fmt: skip
+    found = replay(
+        spec.design, scores, spec.mode, least, request.trials if budget is None else budget, total, capped_points(own)
+    )
     last = {
         point_key(trial.point): trial for trial in own if trial.state != "failed" or point_key(trial.point) in scores
     }
@@ -148,9 +149,9 @@ def missing_runs(found: StudyResult, store: Path) -> str | None:
     kept, runs = Store(store), [*found.runs, *found.fresh]
     gone = sum(kept.get(run.run_id) is None for run in runs)
     return (
-        f"{gone} of the study's {counted(len(runs), 'run')} are not in the store {store}: deleted,"
-        " or trained where the store is another. The result below is the study's own and whole;"
-        " for boards and curves train them again with the same command and another --name,"
+        f"{gone} of the study's {counted(len(runs), 'run')} are not in the store {store}: deleted, or trained with"
+        " another store. The study's result below is complete; for boards and curves train them again"
+        " with the same command and another --name,"
         " or merge the other store into this one (bench merge)"
         if gone
         else None

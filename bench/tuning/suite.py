@@ -56,7 +56,7 @@ class Tune(NoBooleans):
 
 
 class Suite(NoBooleans, BaseModel):
-    """What a file in `configs/suites` holds.
+    """The content of a file in `configs/suites`.
 
     Attributes:
         title: one line.
@@ -90,12 +90,15 @@ class Suite(NoBooleans, BaseModel):
         specs = [
             make_spec(
                 {**self.settings, **own_task, **own_opt, "task": task, "opt": opt},
-                sampler=self.tune.sampler, seeds=tuning_seeds(_text(self.tune.seeds)),
-                report_seeds=reporting_seeds(_text(self.seeds)), prune=self.tune.prune, places=places,
+                sampler=self.tune.sampler,
+                seeds=tuning_seeds(_text(self.tune.seeds)),
+                report_seeds=reporting_seeds(_text(self.seeds)),
+                prune=self.tune.prune,
+                places=places,
             )
             for task, own_task in _by_name(self.tasks).items()
             for opt, own_opt in _by_name(self.optimizers).items()
-        ]  # fmt: skip
+        ]
         runs = 0
         for spec in specs:
             seeds, retries = len(spec.seeds), self.tune.retries
@@ -105,8 +108,8 @@ class Suite(NoBooleans, BaseModel):
         fixed = [spec for spec in specs if not spec.design.can_grow]
         if fixed and len({(default_trials(spec.design), spec.design.can_grow) for spec in specs}) > 1:
             raise UserError(
-                f"{fixed[0].opt}: a list of values cannot be topped up to the number of trials of the others;"
-                " give a range (LOW:HIGH), or lists of one length to all"
+                f"{fixed[0].opt}: a list of values cannot be extended to the number of trials of the others; give a"
+                " range (LOW:HIGH), or lists of equal length to all"
             )
         return specs
 
@@ -156,11 +159,11 @@ def _text(seeds: int | list[int]) -> str:
 
 KEYS = {
     "title": "one line of text",
-    "tasks": "names, as [mnist, cifar10], or settings by name, as {mnist: {trainer.max_epochs: 1}}",
-    "optimizers": "names, as [sgd, adam], or settings by name, as {sgd: {opt.momentum: 0.9}}",
-    "settings": "settings by name, as {trainer.max_epochs: 1}",
+    "tasks": "names, such as [mnist, cifar10], or settings by name, such as {mnist: {trainer.max_epochs: 1}}",
+    "optimizers": "names, such as [sgd, adam], or settings by name, such as {sgd: {opt.momentum: 0.9}}",
+    "settings": "settings by name, such as {trainer.max_epochs: 1}",
     "seeds": "how many, as 5, or which, as [0, 3]",
-    "tune": "how each optimizer is tuned, as {trials: 9, seeds: 2}",
+    "tune": "tuning of each optimizer, such as {trials: 9, seeds: 2}",
     "tune.trials": "how many, as 9",
     "tune.seeds": "how many, as 2, or which, as [1000, 1001]",
     "tune.sampler": "grid or qmc",
@@ -187,7 +190,7 @@ def load(name: str) -> list[Suite]:
         known = isinstance(parts, list) and all(isinstance(part, str) and part in shipped for part in parts)
         whole = [load(part) for part in parts] if known else []
         if len(content) > 1 or not whole or any(len(part) > 1 for part in whole):
-            raise UserError(f"{path}: `parts` takes names of suites without parts, as [theory, lm]; got {parts!r}")
+            raise UserError(f"{path}: `parts` takes names of suites without parts, such as [theory, lm]; got {parts!r}")
         return [suite for part in whole for suite in part]
     try:
         return [Suite.model_validate(content)]
@@ -228,7 +231,7 @@ class Step:
 def plan(
     suite: Suite, studies: Studies | None, places: Mapping[str, Any], measure: Callable[[StudySpec], float]
 ) -> list[Step]:
-    """What a suite would do, and what of it is there.
+    """The plan of a suite, and its stored part.
 
     Args:
         suite: what to do.
@@ -286,18 +289,23 @@ def plan_lines(steps: Sequence[Step], workers: int) -> list[str]:
     """The plan for a terminal."""
     rows = [
         (
-            step.spec.task, step.spec.opt, step.spec.name, f"{step.trials[1]}/{step.trials[0]}",
-            f"{step.fresh[1]}/{step.fresh[0]}", step.runs_left, duration(step.seconds / workers),
+            step.spec.task,
+            step.spec.opt,
+            step.spec.name,
+            f"{step.trials[1]}/{step.trials[0]}",
+            f"{step.fresh[1]}/{step.fresh[0]}",
+            step.runs_left,
+            duration(step.seconds / workers),
         )
         for step in steps
-    ]  # fmt: skip
+    ]
     heads = ("task", "optimizer", "study", "trials stored", "fresh seeds stored", "runs to do", "about")
     seconds = sum(step.seconds for step in steps) / workers
     runs = sum(step.runs_left for step in steps)
     return [
         *shown(Table.of(heads, rows)),
         f"{runs} runs to do, about {duration(seconds)} with {workers} workers,"
-        " one run after the other in each (lanes take less); more if the best of a grid lies at its edge",
+        " one run at a time in each (less with lanes); more if the best point of a grid is at its edge",
     ]
 
 
@@ -337,7 +345,7 @@ def carry_out(
             totals = [most - len(each.refined) for each in found]
             if all(total <= len(each.scored) for total, each in zip(totals, found, strict=True)):
                 break
-            _say(f"{task}: a grid has grown, so all get {most} trials", progress)
+            _say(f"{task}: a grid was extended, so all get {most} trials", progress)
         for (study, request), total in zip(own, totals, strict=True):
             if not _work(
                 study, request.model_copy(update={"total": total, "report": True}), workers, progress=progress
@@ -361,19 +369,23 @@ def _say(line: str, progress: bool) -> None:
 
 
 def result_lines(found: Sequence[StudyResult]) -> list[str]:
-    """What became of the studies, task by task."""
+    """Results of the studies, task by task."""
     lines: list[str] = []
     for task in dict.fromkeys(each.study.spec.task for each in found):
         own = [each for each in found if each.study.spec.task == task]
         metric = f"{own[0].study.spec.metric}{own[0].metric_suffix}"
         rows = [
             (
-                each.study.spec.opt, len(each.scored) + len(each.refined),
-                "none" if each.best is None else spoken(each.best.point), each.score, each.fresh_interval,
-                each.lr_at_boundary, each.cost["trial_gradient_evaluations"],
+                each.study.spec.opt,
+                len(each.scored) + len(each.refined),
+                "none" if each.best is None else spoken(each.best.point),
+                each.score,
+                each.fresh_interval,
+                each.lr_at_boundary,
+                each.cost["trial_gradient_evaluations"],
             )
             for each in own
-        ]  # fmt: skip
+        ]
         heads = ["optimizer", "trials", "best", f"selection {metric}", f"fresh seeds: {metric} [95 % t-interval]"]
         gradients = Column("gradients", "gradients", form=lambda count: f"{count:,}")
         lines += [task, *shown(Table.of([*heads, "at edge", gradients], rows)), ""]

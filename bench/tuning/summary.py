@@ -1,4 +1,4 @@
-"""What a study has found, in words for a terminal and as JSON."""
+"""Results of a study, as text and as JSON."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -49,7 +49,7 @@ def _notes(found: StudyResult) -> list[str]:
     notes = []
     if capped := sum(is_capped(trial.runs) for trial in (*found.scored, *found.refined)):
         notes.append(
-            f"{counted(capped, 'setting')} did not take part in the choice: the step cap bound on more than"
+            f"{counted(capped, 'setting')} excluded from the choice: the step cap bound on more than"
             f" {CAP_BINDS:.0%} of the steps, which makes the method SGD with a fixed step"
         )
     for part in sorted({run.part for run in found.runs if run.part}):
@@ -62,8 +62,7 @@ def _notes(found: StudyResult) -> list[str]:
         value = found.best.point[name] if found.best is not None else None
         if isinstance(axis, Range) and value is not None and not axis.low <= value <= axis.high:
             notes.append(
-                f"{name} {value:g} is outside of {axis.low:g}:{axis.high:g}; the grid is centred on the"
-                " middle of that range"
+                f"{name} {value:g} is outside of {axis.low:g}:{axis.high:g}; the grid is centred on that range"
             )
     for trial in found.scored:
         if trial.state in ("failed", "pruned"):
@@ -87,7 +86,7 @@ def _fresh(found: StudyResult) -> str:
     )
     left = len(spec.report_seeds) - interval.n - len(found.fresh_failed)
     mean = "geometric mean " * found.measure.log
-    return f"{split} {mean}{interval.mean:.4g}{wide} (seeds {seeds})" + f", {left} still to come" * bool(left)
+    return f"{split} {mean}{interval.mean:.4g}{wide} (seeds {seeds})" + f", {left} not done yet" * bool(left)
 
 
 def seeds_in_words(seeds: Sequence[int]) -> str:
@@ -97,22 +96,32 @@ def seeds_in_words(seeds: Sequence[int]) -> str:
 
 
 def as_json(found: StudyResult) -> dict[str, Any]:
-    """What was found, as strict JSON can hold it."""
+    """The results as strict JSON."""
     spec, interval = found.study.spec, found.fresh_interval
     return plain(
         {
-            "study": found.study.name, "task": spec.task, "opt": spec.opt, "sampler": spec.sampler,
-            "trials": len(found.scored), "refinements": len(found.refined), "missing": found.missing,
-            "best": None if found.best is None else found.best.point, "score": found.score,
+            "study": found.study.name,
+            "task": spec.task,
+            "opt": spec.opt,
+            "sampler": spec.sampler,
+            "trials": len(found.scored),
+            "refinements": len(found.refined),
+            "missing": found.missing,
+            "best": None if found.best is None else found.best.point,
+            "score": found.score,
             "fresh": {
-                "seeds": [run.config["seed"] for run in found.fresh], "values": found.fresh_values,
-                "mean": interval and interval.mean, "low": interval and interval.ends[0],
+                "seeds": [run.config["seed"] for run in found.fresh],
+                "values": found.fresh_values,
+                "mean": interval and interval.mean,
+                "low": interval and interval.ends[0],
                 "high": interval and interval.ends[1],
             },
-            "lr_at_boundary": found.lr_at_boundary, "cost": found.cost, "pruning": spec.prune,
+            "lr_at_boundary": found.lr_at_boundary,
+            "cost": found.cost,
+            "pruning": spec.prune,
             "tried": [
                 {"point": t.point, "kind": t.kind, "state": t.state, "score": found.scores.get(point_key(t.point))}
                 for t in (*found.scored, *found.refined)
             ],
         }
-    )  # fmt: skip
+    )

@@ -1,4 +1,4 @@
-"""What a study is made of: its settings, what is asked of it, and its trials."""
+"""Parts of a study: its settings, its request, and its trials."""
 
 import hashlib
 import json
@@ -66,13 +66,13 @@ else:
 
 
 class StudySpec(BaseModel):
-    """What makes a study the study it is, and all that readers need to show it without importing what it names.
+    """The specification of a study, with all that readers need to show it without imports.
 
     Attributes:
         task, opt, versions: what is tuned, with the versions of the two and of the optimizer for the `rest`, and of
             plug-ins their `task_package` and `opt_package`.
         metric: what is compared.
-        mode: whether it is better when smaller or greater.
+        mode: whether it is better when smaller or larger.
         settings: all settings of its runs that are not searched, in dotted form.
         chosen: those of them that are not what a run of task and optimizer has anyway.
         space: what is searched, as `bench.tuning.space.space_as_json` gives it.
@@ -102,13 +102,13 @@ class StudySpec(BaseModel):
         TrainerOptions.model_validate(_part(self.settings, "trainer"), strict=True)
         names = [axis["name"] for axis in self.space]
         if any(not name.startswith("opt.") for name in names) or len(set(names)) < len(names):
-            raise ValueError("its space is none of hyperparameters, each once")
+            raise ValueError("its space is not a list of distinct hyperparameters")
         groups = {name.partition(".")[0] for name in self.settings}
         if not {"device", *self.chosen} <= self.settings.keys() or not groups <= _GROUPS:
-            raise ValueError("its settings are none of a run")
+            raise ValueError("its settings are not those of a run")
         seeds = [*self.seeds, *self.report_seeds]
         if len(set(seeds)) < len(seeds):
-            raise ValueError("a seed is there twice")
+            raise ValueError("a seed occurs twice")
         try:
             _ = self.design
         except UserError as error:
@@ -138,7 +138,7 @@ class StudySpec(BaseModel):
 
     @cached_property
     def axes(self) -> Space:
-        """What is searched."""
+        """The search space."""
         return space_from_json(self.space)
 
     def config(self, point: Point, seed: int, places: Mapping[str, Any]) -> RunConfig:
@@ -175,7 +175,7 @@ class StudySpec(BaseModel):
 
 
 class Request(BaseModel):
-    """What is asked of a study; it only grows.
+    """The request of a study; it only grows.
 
     Attributes:
         trials: points of its design.
@@ -267,12 +267,20 @@ def read_trial(row: TrialRow, fresh: bool, spec: StudySpec) -> Trial:
     text = b"{%s}" % b",".join(b"%s:%s" % (json.dumps(key).encode(), value) for key, value in row.attributes.items())
     own: _Attributes = parse(text, _Attributes, where)
     if not row.number.isdecimal() or row.state not in _STATES:
-        raise Damaged(where, "its number or its state is none")
+        raise Damaged(where, "its number or its state is invalid")
     trial = Trial(
-        number=int(row.number[:18]), state=_STATES[row.state], point=own.point, kind=own.kind, seeds=own.seeds,
-        runs=own.runs, reason=own.reason, worker={**(own.worker or {})}, beat=own.beat, seconds=row.seconds,
+        number=int(row.number[:18]),
+        state=_STATES[row.state],
+        point=own.point,
+        kind=own.kind,
+        seeds=own.seeds,
+        runs=own.runs,
+        reason=own.reason,
+        worker={**(own.worker or {})},
+        beat=own.beat,
+        seconds=row.seconds,
         fresh=fresh,
-    )  # fmt: skip
+    )
     if why := _wrong(trial, spec):
         raise Damaged(where, why)
     return trial
@@ -282,7 +290,7 @@ def _wrong(trial: Trial, spec: StudySpec) -> str | None:
     """What of a trial does not belong to its study, or None."""
     axes = spec.axes
     if trial.point.keys() != axes.keys() or not all(_lies_on(axes[name], value) for name, value in trial.point.items()):
-        return "its point does not lie in the study's space"
+        return "its point is outside the study's space"
     if trial.fresh != (trial.kind == "fresh"):
         return f"its kind is {trial.kind}"
     if (
@@ -290,7 +298,7 @@ def _wrong(trial: Trial, spec: StudySpec) -> str | None:
         if not trial.fresh
         else len(trial.seeds) > 1 or trial.seeds[0] not in spec.report_seeds
     ):
-        return "its seeds are none of the study's"
+        return "its seeds are not the study's"
     if trial.state == "completed" and [run.config["seed"] for run in trial.runs] != trial.seeds:
         return "its runs are not those of its seeds"
     names = {name.removeprefix("opt.") for name in (*spec.settings, *axes) if name.startswith("opt.")}
@@ -302,7 +310,7 @@ def _wrong(trial: Trial, spec: StudySpec) -> str | None:
             theirs != {kind: bare(name) for kind, name in spec.names.items()}
             or not names <= run.config["opt_options"].keys()
         ):
-            return f"run {run.run_id} is none of the study's task and optimizer"
+            return f"run {run.run_id} does not have the study's task and optimizer"
         if run.metric != spec.metric or (trial.state == "completed" and not run.finished):
             return f"run {run.run_id} has another metric, or has not ended"
     return None
@@ -332,7 +340,7 @@ def check_name(name: str) -> str:
     """
     if not is_file_name(name):
         raise UserError(
-            f"--name {name}: a name has letters, digits, dots, - and _ and nothing else, and begins with no dot"
+            f"--name {name}: a name may contain only letters, digits, dots, - and _, and must not begin with a dot"
         )
     return name
 

@@ -34,9 +34,14 @@ TUNING_SEEDS = 1000
 
 
 def make_spec(
-    words: Mapping[str, Any], *, sampler: Literal["grid", "qmc"] | None, seeds: Sequence[int],
-    report_seeds: Sequence[int], prune: bool, places: Mapping[str, Any],
-) -> StudySpec:  # fmt: skip
+    words: Mapping[str, Any],
+    *,
+    sampler: Literal["grid", "qmc"] | None,
+    seeds: Sequence[int],
+    report_seeds: Sequence[int],
+    prune: bool,
+    places: Mapping[str, Any],
+) -> StudySpec:
     """A study.
 
     Args:
@@ -66,7 +71,7 @@ def make_spec(
     if both:
         raise UserError(
             f"--seeds and --report_seeds share {', '.join(map(str, both))}:"
-            " a winner is flattered by the seeds that chose it; give seeds of its own to each"
+            " the seeds that choose a winner give optimistic scores; use different seeds"
         )
     space, fixed = read_space(words, str(words["opt"]))
     design = Design(space, sampler or "grid")
@@ -78,12 +83,19 @@ def make_spec(
     settings = {name: value for name, value in settings.items() if name not in left_out}
     chosen = chosen_of(config).keys() | {"data_seed"} | ({"device"} if config.device != "auto" else set())
     return StudySpec(
-        task=config.task, opt=config.opt, versions=versions_of(config.task_spec, config.opt_spec, config.rest_spec),
-        metric=config.task_spec.metric, mode=config.task_spec.mode,
-        settings=settings, chosen=[name for name in settings if name in chosen],
-        space=space_as_json(space), sampler=design.sampler, seeds=list(seeds), report_seeds=list(report_seeds),
+        task=config.task,
+        opt=config.opt,
+        versions=versions_of(config.task_spec, config.opt_spec, config.rest_spec),
+        metric=config.task_spec.metric,
+        mode=config.task_spec.mode,
+        settings=settings,
+        chosen=[name for name in settings if name in chosen],
+        space=space_as_json(space),
+        sampler=design.sampler,
+        seeds=list(seeds),
+        report_seeds=list(report_seeds),
         prune=prune,
-    )  # fmt: skip
+    )
 
 
 def tuning_seeds(text: str) -> list[int]:
@@ -117,7 +129,7 @@ def refuse_twice(where: str, values: Sequence[Any]) -> None:
     there = set()
     for value in values:
         if value in there:
-            raise UserError(f"{where}: {value} is there twice; give each once")
+            raise UserError(f"{where}: {value} is given twice; give each once")
         there.add(value)
 
 
@@ -165,16 +177,14 @@ def make_request(
     if tpe and (trials is None or trials <= usual):
         raise UserError(
             f"--sampler tpe refines a design of {usual} trials: write --trials {usual + 3} for three more,"
-            " or leave --sampler out"
+            " or remove --sampler"
         )
     trials = usual if trials is None else trials
     refuse_too_many(f"{counted(trials, 'trial')} of {counted(seeds, 'seed')}", trials * seeds)
     refine = trials - usual if tpe else 0
     design.wanted({}, "min", CONVERGED, trials - refine)  # or it refuses, before there is a study
     place = None if out is None else str(out.absolute())
-    return Request(
-        trials=trials - refine, refine=refine, retries=retries, report=report, out=place, engine=engine
-    )  # fmt: skip
+    return Request(trials=trials - refine, refine=refine, retries=retries, report=report, out=place, engine=engine)
 
 
 def promise(spec: StudySpec, trials: int) -> str:
@@ -189,7 +199,7 @@ def promise(spec: StudySpec, trials: int) -> str:
                 f" {axis.low:g}:{axis.high:g}"
             )
     more = spec.design.may_grow_by(trials)
-    return text + f"; up to {more} more beyond an edge, while the best lies there" * bool(more)
+    return text + f"; up to {more} more beyond an edge, while the best point is there" * bool(more)
 
 
 def work(study: Study, workers: str, places: Mapping[str, Any], effort: Effort, progress: TuningProgress) -> bool:
@@ -235,9 +245,7 @@ def slurm_script(
     """
     count = array_size(workers, trials)
     if spec.trainer.num_nodes > 1:
-        raise UserError(
-            f"--trainer.num_nodes {spec.trainer.num_nodes}: a task of the array has one machine; leave it out"
-        )
+        raise UserError(f"--trainer.num_nodes {spec.trainer.num_nodes}: an array task has one machine; remove it")
     there = absolute_places(places)
     names = naming({kind: absolute(each) for kind, each in spec.names.items()})
     command = bench_command("worker", "--study", name, *effort.words(), "--shared-by", str(count), *names)

@@ -49,8 +49,10 @@ def tuned_yaml(found: StudyResult) -> str:
         "opt": {"name": spec.opt} | values,
         "provenance": {
             "study": found.study.name,
-            "found": (f"{date.today()}, torch {run.versions.get('torch')}, lightning"
-                      f" {run.versions.get('lightning')}, {machine}"),
+            "found": (
+                f"{date.today()}, torch {run.versions.get('torch')}, lightning"
+                f" {run.versions.get('lightning')}, {machine}"
+            ),
             "versions": {
                 name: run.versions[name]
                 for name in ("task", "opt", "rest", "task_package", "opt_package")
@@ -78,11 +80,9 @@ def tuned_yaml(found: StudyResult) -> str:
                 "interval_95": list(interval.ends) if interval else None,
             },
             "cost": cost,
-            "tried": {
-                spoken(t.point): _tried(t, found.scores.get(point_key(t.point))) for t in _in_order(found)
-            },
+            "tried": {spoken(t.point): _tried(t, found.scores.get(point_key(t.point))) for t in _in_order(found)},
         },
-    }  # fmt: skip
+    }
     return yaml.safe_dump(plain(content), sort_keys=False, width=120)
 
 
@@ -119,7 +119,8 @@ def replaced(folder: Path, found: StudyResult) -> str | None:
         before = None
     if before == found.study.name:
         return None
-    return f"{path} was of {f'study {before}' if before else 'no study'}; it is now of study {found.study.name}"
+    return f"{path} belonged to {f'study {before}' if before else 'no study'}; it now belongs to study"
+    f" {found.study.name}"
 
 
 def write(folder: Path, found: StudyResult, command: str) -> list[Path]:
@@ -151,26 +152,37 @@ def remember(found: StudyResult, store: Path) -> None:
     """Leave the study's record in a store, so that boards need no database.
 
     Raises:
-        RunFailed: the disk is full or gone.
+        RunFailed: the disk is full or unavailable.
     """
     spec, trials = found.study.spec, [*found.scored, *found.refined]
     record = StudyRecord(
-        name=found.study.name, task=spec.task, opt=spec.opt, seeds=spec.seeds, axes=list(spec.axes), mode=spec.mode,
-        sampler=spec.sampler, prune=spec.prune,
+        name=found.study.name,
+        task=spec.task,
+        opt=spec.opt,
+        seeds=spec.seeds,
+        axes=list(spec.axes),
+        mode=spec.mode,
+        sampler=spec.sampler,
+        prune=spec.prune,
         trials=[
             {
-                "point": trial.point, "kind": trial.kind, "state": trial.state,
-                "score": found.scores.get(point_key(trial.point)), "runs": [run.run_id for run in trial.runs],
+                "point": trial.point,
+                "kind": trial.kind,
+                "state": trial.state,
+                "score": found.scores.get(point_key(trial.point)),
+                "runs": [run.run_id for run in trial.runs],
             }
             for trial in trials
         ],
         winner=found.best.runs[0].run_id if found.best is not None and found.best.runs else None,
-        lr_at_boundary=found.lr_at_boundary, missing=found.missing, metric=spec.metric,
+        lr_at_boundary=found.lr_at_boundary,
+        missing=found.missing,
+        metric=spec.metric,
         select_split=found.select_split,
-    )  # fmt: skip
+    )
     path = study_path(store, found.study.name)
     with disk_errors(store):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.parent.is_symlink():  # of a store that somebody else has made
-            raise RunFailed(f"{path.parent} is a link, which is not followed; put a folder in its place")
+            raise RunFailed(f"{path.parent} is a symbolic link, and links are not followed; replace it by a folder")
         write_json(path, vars(record), indent=1)

@@ -1,4 +1,4 @@
-"""A worker: takes trials of a study, trains them, and says what came of them, until nothing is left to do.
+"""A worker: takes trials of a study, trains them, and records results, until nothing is left to do.
 
 Many workers share a study, on one machine or several. A worker that is asked to stop (SIGTERM, Ctrl-C, the end of
 whoever started it) gives its trial back; one that dies is noticed by the others.
@@ -105,8 +105,7 @@ class Worker:
         if self.study.spec.prune or configs[0].trainer.devices * configs[0].trainer.num_nodes > 1:
             if self.engine == "lanes":
                 raise UserError(
-                    "--engine lanes: lanes train together on one device, so neither --prune nor --trainer.devices"
-                    " works with them"
+                    "--engine lanes: lanes train together on one device, without --prune and --trainer.devices"
                 )
             return 0
         choice = self._choices.of(configs)
@@ -130,14 +129,14 @@ class Worker:
             if full or (isinstance(error, UserError) and not isinstance(error, RunFailed)):  # no fault of the trials
                 for trial in trials:
                     with suppress(Stuck):  # the database may be on the same disk
-                        self.study.give_back(trial, f"the worker could not make it: {made}")
+                        self.study.give_back(trial, f"the worker could not train it: {made}")
                 if full:
                     raise RunFailed(f"the disk is full: {made.removesuffix(MAKE_ROOM)}{MAKE_ROOM}") from None
                 raise
-            if not isinstance(error, RunFailed):  # an attempt like any other, or it would be made again for ever
+            if not isinstance(error, RunFailed):  # an attempt like any other, or it would be repeated for ever
                 traceback.print_exc()
             elif len(trials) > 1:  # one of them may have broken all
-                self.tell({"say": f"{made}; going on with one trial after the other"})
+                self.tell({"say": f"{made}; continuing with one trial at a time"})
                 for trial in trials:
                     self.study.give_back(trial, made)
                 return 0
@@ -160,10 +159,10 @@ class Worker:
                 shown = [_shown(run, trial.fresh) for run in made[i]]
                 self.tell({"ended": _identity(trial), "state": "completed", "runs": shown})
             else:
-                reason = "its worker was presumed dead, and another one trained it"
+                reason = "its worker was presumed dead, and another worker trained it"
                 self.tell({"ended": _identity(trial), "state": "lost", "reason": reason})
         if len(self._failures) == MOST_FAILURES:
-            raise RunFailed(f"{MOST_FAILURES} trials in a row failed here, the last one: {made}")
+            raise RunFailed(f"{MOST_FAILURES} trials in a row failed here, the last with: {made}")
         return lanes
 
     def _legal(self, trial: Trial) -> bool:
@@ -224,7 +223,7 @@ class Worker:
         return None
 
     def _apart(self, config: RunConfig) -> RunResult | None:
-        """A run on several devices as a process of its own, which starts the other ranks."""
+        """A run on several devices as a separate process, which starts the other ranks."""
         store = Store(config.store)
         while (stored := store.get(config.run_id)) is not None and stored.status == "running":
             if self.stop.signal is not None:
@@ -260,7 +259,7 @@ class Worker:
         if asked:
             return None
         last = lines[-1] if lines else f"exit code {process.returncode}"
-        raise RunFailed(f"run {config.run_id} broke: {last.removeprefix('bench: error: ')}")
+        raise RunFailed(f"run {config.run_id} failed: {last.removeprefix('bench: error: ')}")
 
 
 class _Shown(Progress):

@@ -28,9 +28,14 @@ class Workers:
     """
 
     def __init__(
-        self, studies: Studies, slots: Sequence[Slot], places: Mapping[str, Any], effort: Effort,
-        named: Sequence[str] = (), shared_by: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        studies: Studies,
+        slots: Sequence[Slot],
+        places: Mapping[str, Any],
+        effort: Effort,
+        named: Sequence[str] = (),
+        shared_by: int | None = None,
+    ) -> None:
         words = ["worker", "--events", *effort.words(), "--processes", str(sharing(slots))]
         words += ["--shared-by", str(shared_by or len(slots)), *named]
         words += [word for name, place in places.items() for word in (f"--{name}", str(place))]

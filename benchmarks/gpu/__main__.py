@@ -5,7 +5,7 @@
     DIR/runs-TASK.zip  a bundle of the runs of a task of the reference suite; `bench merge` copies it
     DIR/studies.db     their studies
 
-Each part is a process of its own and writes its line when it is done. The same command goes on with the parts that are
+Each part is a separate process and writes its line when it is done. The same command goes on with the parts that are
 not there, in a later session too, if DIR holds what the last one left.
 """
 
@@ -49,10 +49,10 @@ POINTS = 200
 def main() -> int:
     """Do what is not done yet, until the time is over; 0 all done, 1 a part failed, 3 the time was too short."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="a folder for all results; what it holds is kept")
-    parser.add_argument("--minutes", type=float, default=8, help="begin no part after so many minutes (default: 8)")
+    parser.add_argument("--out", type=Path, required=True, help="folder for all results; its contents are kept")
+    parser.add_argument("--minutes", type=float, default=8, help="start no part after this many minutes (default: 8)")
     parser.add_argument("--device", help="cuda or cpu (default: cuda if there is one)")
-    parser.add_argument("--tiny", action="store_true", help="small models and few steps, to see that all works")
+    parser.add_argument("--tiny", action="store_true", help="small models and few steps, as a smoke test")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"A,B of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--again", action="store_true", help="repeat parts that are done")
     parser.add_argument("--only", help=argparse.SUPPRESS)  # this part, in this process
@@ -77,7 +77,7 @@ def main() -> int:
     for part in wanted:
         left = deadline - time.monotonic()
         if part in done:
-            print(f"{part}: done before", flush=True)
+            print(f"{part}: done earlier", flush=True)
         elif left < 5:
             short = True
             print(f"{part}: no time is left", flush=True)
@@ -88,7 +88,7 @@ def main() -> int:
             short, code = short or how == "stopped", code or int(how == "failed")
     (words.out / "gpu.md").write_text(page(lines(words.out)), "utf-8")
     if short:
-        print("the same command goes on with what is missing")
+        print("the same command continues with the missing parts")
     return code or 3 * short
 
 
@@ -173,9 +173,14 @@ def one(part: str, words: argparse.Namespace) -> int:
     else:
         ok, found = reference(part, machine["device"], words)
     line = {
-        "part": part, "ok": ok, "tiny": words.tiny, "machine": machine, "seconds": round(time.monotonic() - begun, 1),
-        "when": datetime.now(UTC).isoformat(timespec="seconds"), **found,
-    }  # fmt: skip
+        "part": part,
+        "ok": ok,
+        "tiny": words.tiny,
+        "machine": machine,
+        "seconds": round(time.monotonic() - begun, 1),
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        **found,
+    }
     with (words.out / "gpu.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
     return 0 if ok else 1
@@ -221,9 +226,16 @@ def reference(task: str, device: str, words: argparse.Namespace) -> tuple[bool, 
         if studies.is_file():
             copy(studies, database)
         command = suite_command(
-            "suite", *chosen, "--store", store, "--storage", f"sqlite:///{database}",
-            "-o", Path(folder) / "tuned", *(["--workers", 1] if device == "cpu" else []),
-        )  # fmt: skip
+            "suite",
+            *chosen,
+            "--store",
+            store,
+            "--storage",
+            f"sqlite:///{database}",
+            "-o",
+            Path(folder) / "tuned",
+            *(["--workers", 1] if device == "cpu" else []),
+        )
         hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
         process = subprocess.Popen(command, cwd=ROOT, env=environment() | hidden)
         try:
@@ -250,8 +262,12 @@ def keep(store: Path, bundle: Path, database: Path, studies: Path) -> int:
         copy(database, database.with_suffix(".kept"))
     done = subprocess.run(
         suite_command("bundle", "-o", bundle, "--points", POINTS, "--store", store),
-        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         return 0
     copy(database.with_suffix(".kept"), studies)

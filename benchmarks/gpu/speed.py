@@ -101,10 +101,16 @@ def _configs(task: str, width: int, device: str, tiny: bool, store: Path) -> Gri
     small = {"lm": SMALL_LM, "synthetic": {}}.get(task, SMALL_VIT) if tiny else {}
     batch = {"trainer.batch_size": 8} if tiny and task != "synthetic" else {}
     own: dict[str, Any] = {
-        "task": task, "opt": "ngd" if task == "synthetic" else "adamw", "device": device, "store": store,
+        "task": task,
+        "opt": "ngd" if task == "synthetic" else "adamw",
+        "device": device,
+        "store": store,
         "data": Path(os.environ.get("BENCH_DATA", "data")),
-        "precision": "32-true", "trainer.max_steps": 1000, **small, **batch,
-    }  # fmt: skip
+        "precision": "32-true",
+        "trainer.max_steps": 1000,
+        **small,
+        **batch,
+    }
     rates = min(width, 16)
     lrs = log_grid(1e-4, 1e-3, rates) if rates > 1 else [3e-4]
     return [[_config({**own, "opt.lr": lr, "seed": seed}) for lr in lrs] for seed in range(width // rates)]

@@ -1,1 +1,1 @@
-"""What all tasks share: `Task` and `TaskData`, the training step, randomness, data files, attention."""
+"""Common parts of all tasks: `Task` and `TaskData`, the training step, randomness, data files, attention."""

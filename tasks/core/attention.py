@@ -2,7 +2,7 @@
 
 - `standard`: heads of size width / num_heads (Vaswani et al., NeurIPS 2017).
 - `fixed_head`: heads of any size (Bhojanapalli et al., ICML 2020, "paper C").
-- `dcmha`: heads that are composed anew for each pair of tokens (Xiao et al., ICML 2024, "paper D").
+- `dcmha`: heads that are composed for each pair of tokens (Xiao et al., ICML 2024, "paper D").
 
 Dimensions: B rows, T queries, S keys, D width, H heads, K head size.
 """
@@ -76,8 +76,8 @@ class MultiHeadAttention(nn.Module):
                 raise ValueError(f"{name}={value} is out of range: it must be at least 1")
         if rotary and head_dim % 2:
             raise ValueError(
-                f"head_dim={head_dim} (width={width}, num_heads={num_heads}) is odd,"
-                " so its features cannot be turned in pairs; take an even one"
+                f"head_dim={head_dim} (width={width}, num_heads={num_heads}) is odd, but rotary embeddings need pairs"
+                " of features; use an even one"
             )
         self.num_heads, self.head_dim = num_heads, head_dim
         self.causal, self.window, self.rotary, self.query_chunk = causal, window, rotary, query_chunk

@@ -1,4 +1,4 @@
-"""Averages of weights over the steps of a run, which are evaluated in place of the weights that are trained."""
+"""Averages of weights over the steps of a run, evaluated in place of the trained weights."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ Kind = Literal["ema", "lawa"]
 
 @dataclass(frozen=True)
 class Averaging:
-    """Which average of the weights w after each step is evaluated.
+    """The evaluated average of the weights w after each step.
 
      - `ema`: a <- a + (1 - d) / (1 - d^t) (w - a) after the t-th step, so that after the first one a = w (Kingma and
        Ba, arXiv 1412.6980, section 7.2);
@@ -52,7 +52,7 @@ class Average:
 
     @torch.no_grad()
     def take(self, step: int, weights: Sequence[Tensor]) -> None:
-        """Take the weights after a step that has moved them.
+        """Add the weights after a step.
 
         A step that a gradient scaler skips is none: `ema` does not count it, and a snapshot that was due is taken after
         the next one.
@@ -97,7 +97,7 @@ class Average:
             _put(weights, trained)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on from: whole tensors, on all ranks."""
+        """What a resumed run continues from: whole tensors, on all ranks."""
         return {"count": self._count, "kept": [[whole(w) for w in each] for each in self._kept]}
 
     def load_state_dict(self, state: Mapping[str, Any], like: Sequence[Tensor]) -> None:
@@ -108,7 +108,7 @@ class Average:
         """
         for each in state["kept"]:
             if [w.shape for w in each] != [w.shape for w in like]:
-                raise ValueError("the average in the checkpoint is of other weights")
+                raise ValueError("the average in the checkpoint belongs to other weights")
         self._count = state["count"]
         self._kept = [
             [cut_like(kept.to(w.device), w) for kept, w in zip(each, like, strict=True)] for each in state["kept"]

@@ -1,4 +1,4 @@
-"""What is worked out of data once and kept between runs, as arrays that are mapped into memory."""
+"""Cache of preprocessed data, as memory-mapped arrays."""
 
 import errno
 import fcntl
@@ -19,17 +19,17 @@ from tasks.core.files import DataError, is_reading, refuse_if_reading
 _T = TypeVar("_T")
 
 FORMAT = 2
-"""Raised when what is cached, or how, changes."""
+"""Incremented when the content or format of the cache changes."""
 
 
 def cache_folder() -> Path:
-    """Where tokens are kept between runs: $BENCH_CACHE, else `~/.cache/attention-optimizer-bench`."""
+    """Folder of cached tokens: $BENCH_CACHE, else `~/.cache/attention-optimizer-bench`."""
     named = os.environ.get("BENCH_CACHE")
     return Path(named) if named else Path.home() / ".cache" / "attention-optimizer-bench"
 
 
 def cached_tokens(digest: str) -> list[dict[str, Any]]:
-    """What the cache has of a file.
+    """The cached entries of a file.
 
     For each tokenizer and length that is its record, with `vocabulary`, and its size as `bytes`.
 
@@ -46,10 +46,13 @@ def cached_tokens(digest: str) -> list[dict[str, Any]]:
 
 
 def cached_arrays(
-    path: Path, digest: str, meaning: Any, names: Sequence[str],
+    path: Path,
+    digest: str,
+    meaning: Any,
+    names: Sequence[str],
     make: Callable[[], tuple[Mapping[str, NDArray[Any]], Mapping[str, Any]]],
-) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:  # fmt: skip
-    """What is made of a file's text: from the cache, or made and put there. Several processes may ask for it at once.
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """The preprocessed text of a file, from the cache or newly made. Several processes may request it at once.
 
     Args:
         path: the file.
@@ -109,7 +112,7 @@ def _load(folder: Path, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], 
 
 
 def _save(folder: Path, path: Path, arrays: Mapping[str, NDArray[Any]], record: Mapping[str, Any]) -> None:
-    """Write the arrays, so that they are there whole or not at all."""
+    """Write the arrays atomically."""
     temporary = folder.with_name(f"{folder.name}.tmp")
     for old in (temporary, folder):  # of a process that was killed; damaged
         shutil.rmtree(old, ignore_errors=True)
@@ -132,9 +135,9 @@ def _sha256(array: Any) -> str:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """One process at a time makes what lies at this path of the cache; the lock goes with the process.
+    """Lock this path of the cache for one process; the lock ends with the process.
 
-    Who only reads takes none: what is there is there whole.
+    Readers need no lock, since entries are written atomically.
 
     Raises:
         DataError: the cache cannot be written.

@@ -1,4 +1,4 @@
-"""Dynamically composable heads (Xiao et al., ICML 2024, "paper D"): heads that mix anew for each pair of tokens.
+"""Dynamically composable heads (Xiao et al., ICML 2024, "paper D"): heads that mix differently for each pair of tokens.
 
 What query t gives to key s in each of the M heads is a vector A_ts. Once as logits and once as attention weights, it
 becomes A_ts (I + C(t) + C'(s)), where C(t) = w1(t)^T w2(t) + diag gate(t) is made of token t, and C'(s) likewise of
@@ -129,9 +129,16 @@ class Inputs(NamedTuple):
         seen = None if self.mask is None else self.mask[rows if len(self.mask) > 1 else slice(None), t, :, s]
         keep = None if self.keep is None else self.keep[rows, t, :, s]
         return Inputs(
-            self.q[rows, :, t], self.k[rows, :, s], self.v[rows, :, s],
-            self.pre_q[rows, t], self.pre_k[rows, ..., s], self.post_q[rows, t], self.post_k[rows, ..., s], seen, keep,
-        )  # fmt: skip
+            self.q[rows, :, t],
+            self.k[rows, :, s],
+            self.v[rows, :, s],
+            self.pre_q[rows, t],
+            self.pre_k[rows, ..., s],
+            self.post_q[rows, t],
+            self.post_k[rows, ..., s],
+            seen,
+            keep,
+        )
 
 
 def composed_attention(

@@ -16,17 +16,18 @@ class TaskData(ABC):
 
     Attributes:
         sizes: number of samples by split; "train" is always there.
-        select: the split that chooses: settings in tuning, and a run's best step. Held-out samples that are not those
-            of `report`; "train" where the task has no others, or ranks the training loss (`TaskSpec.ranks_training`).
-        report: the split whose metric is the run's result. Boards rank it.
-        also: splits that are evaluated in the end beside `report`.
-        part: what part of the data this is ("10,000 of 55,000 training samples"), or None for the whole.
-        lengths: tokens of each row of "train", int64 on the CPU, for samples that are padded to their batch's longest;
+        select: the split for selection of settings in tuning and of a run's best step. Held-out samples other than
+            those of `report`; "train" if the task has none, or ranks the training loss (`TaskSpec.ranks_training`).
+        report: the split of the run's result, ranked by boards.
+        also: further splits evaluated at the end.
+        part: the used part of the data ("10,000 of 55,000 training samples"), or None for the whole.
+        lengths: tokens of each row of "train", int64 on the CPU, for samples padded to the longest of their batch;
             or None.
-        seeded: whether the samples depend on the seed; where they do not, runs of several seeds share them.
-        f_star: least value of the training loss, where it is known.
-        loss_offset: by split, the mean over its samples of what `loss` leaves out, so that a loss near its minimum
-            keeps its digits. Added back to what is recorded; for a mini-batch that is the mean's, not its own.
+        seeded: whether the samples depend on the seed; if not, runs of several seeds share them.
+        f_star: infimum of the training loss, if known.
+        loss_offset: by split, the mean over its samples of the part that `loss` subtracts, so that a loss near its
+            minimum keeps its precision. It is added back to recorded values; for a mini-batch this is the split's mean,
+            not its own.
     """
 
     sizes: dict[str, int]
@@ -40,7 +41,7 @@ class TaskData(ABC):
     loss_offset: Mapping[str, float] = MappingProxyType({})
 
     def facts(self) -> dict[str, Any]:
-        """What is known of this instance of the problem and belongs into the run's record; plain numbers and words."""
+        """Facts about this instance of the problem for the run's record; plain numbers and words."""
         return {}
 
     @abstractmethod
@@ -51,5 +52,5 @@ class TaskData(ABC):
     def batch(self, split: str, rows: Tensor | slice, randomness: BatchRandomness | None = None) -> Any:
         """The samples of these rows of the split, ready for the model.
 
-        `randomness` is given in training and decides augmentation; without it the samples come as they are.
+        `randomness` is given in training and determines augmentation; without it samples are unchanged.
         """

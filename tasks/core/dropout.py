@@ -1,8 +1,8 @@
-"""Dropout whose mask belongs to the sample, not to the program's history.
+"""Dropout with masks that depend on the sample, not on the program's history.
 
-`torch.nn.Dropout` draws from a global stream: the mask of a sample depends on how the batch was cut into micro-batches
-and ranks, and a resumed run needs the stream's state. Here the mask of a sample is a function of (seed, step, layer,
-place in the batch). So micro-batches, ranks, resuming and other optimizers change nothing.
+`torch.nn.Dropout` draws from a global stream: the mask of a sample depends on the division of the batch into
+micro-batches and ranks, and resuming needs the stream's state. Here the mask of a sample is a function of (seed, step,
+layer, place in the batch). So micro-batches, ranks, resuming and other optimizers change nothing.
 """
 
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""What trained attention looks like, measured of real models along the curve (`--trainer.observe`).
+"""Measurements of attention in real models during training (`--trainer.observe`).
 
 `tasks.core.quantities` has the definitions. Dimensions: B rows, T queries, S keys, D width, H heads, K head size.
 """
@@ -24,7 +24,7 @@ LANCZOS = 12
 RANKED = 4
 """Rows whose attention matrices are ranked, since that takes long. Ours."""
 SATURATED = 0.99
-"""From which greatest weight on a query's attention is saturated. Ours."""
+"""Largest attention weight from which a query counts as saturated. Ours."""
 ENERGY = 0.99
 """Share of the sum of squares of singular values that makes the attention rank. Ours."""
 MOST_KEPT = 256 << 20
@@ -52,7 +52,7 @@ class Observer:
         self.kept: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """All that later measurements need of earlier ones."""
+        """The state that later measurements need."""
         return {"recent": self.recent, "kept": self.kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -60,14 +60,14 @@ class Observer:
         self.recent, self.kept = dict(state["recent"]), dict(state["kept"])
 
     def note(self, done: int, weights: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor] | None:
-        """Take the weights after so many steps, if they are needed, and measure if it is time.
+        """Store the weights after a number of steps if needed, and measure if due.
 
         Args:
             done: optimizer steps; each is noted once, in order.
             weights: gives those that are trained, by name, without gradients, unsharded; they are copied.
 
         Returns:
-            Values by name, 0-dim float64; the names are always the same. None where nothing is measured.
+            Values by name, 0-dim float64; the names are always the same. None if nothing is measured.
         """
         if done not in self.wanted:
             return None
@@ -130,7 +130,7 @@ class Observer:
         return found
 
     def _update(self, done: int) -> list[Tensor] | None:
-        """What the step changed, of each trained parameter; None if that is not known."""
+        """The last update of each trained parameter; None if unknown."""
         if not {done, done - 1} <= self.recent.keys():
             return None
         return [self.recent[done][name] - self.recent[done - 1][name] for name in self.names]
@@ -182,7 +182,7 @@ class Observer:
 
 
 def attention_of(watched: Watched) -> dict[str, Tensor]:
-    """What a layer's attention looks like, by name: shape (H,) each; tokens that nobody sees are left out."""
+    """Measurements of a layer's attention, by name: shape (H,) each; padding is excluded."""
     logits_BHTS, seen_BTS = watched
     a_BHTS = logits_BHTS.softmax(-1)
     there_BT = seen_BTS.diagonal(dim1=-2, dim2=-1)  # a token sees itself, and padding is not seen
@@ -203,10 +203,13 @@ def attention_of(watched: Watched) -> dict[str, Tensor]:
     made_BHT = squares_BHT.cumsum(-1) / squares_BHT.sum(-1, keepdim=True)
     rank_BH = (made_BHT < ENERGY).sum(-1) + 1 + bad_BH
     return {
-        "entropy": mean(-torch.special.xlogy(a_BHTS, a_BHTS).sum(-1)), "greatest": mean(top_BHT),
-        "top_token": on_token_BHS.amax(-1).mean(0), "rank": rank_BH.mean(0),
-        "logit_scale": mean(spread_BHT).sqrt(), "saturated": mean((top_BHT > SATURATED).to(a_BHTS.dtype)),
-    }  # fmt: skip
+        "entropy": mean(-torch.special.xlogy(a_BHTS, a_BHTS).sum(-1)),
+        "greatest": mean(top_BHT),
+        "top_token": on_token_BHS.amax(-1).mean(0),
+        "rank": rank_BH.mean(0),
+        "logit_scale": mean(spread_BHT).sqrt(),
+        "saturated": mean((top_BHT > SATURATED).to(a_BHTS.dtype)),
+    }
 
 
 def norms_of(maps: Maps) -> dict[str, Tensor]:
@@ -221,7 +224,7 @@ def norms_of(maps: Maps) -> dict[str, Tensor]:
 
 
 def cosine_of_products(now: tuple[Tensor, Tensor], then: tuple[Tensor, Tensor]) -> Tensor:
-    """Cosine of W_Q^T W_K with what it was, of each head: shape (H,); W_Q and W_K of shape (H, K, D)."""
+    """Cosine of W_Q^T W_K with its earlier value, for each head: shape (H,); W_Q and W_K of shape (H, K, D)."""
 
     def inner(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tensor:
         # <A_Q^T A_K, B_Q^T B_K> = <B_Q A_Q^T, B_K A_K^T>, of which both are K x K.
@@ -234,7 +237,7 @@ def cosine_of_products(now: tuple[Tensor, Tensor], then: tuple[Tensor, Tensor]) 
 
 
 def greatest_eigenvalue(times: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> Tensor:
-    """The greatest eigenvalue of a symmetric matrix, from below, by Lanczos' method: shape ().
+    """The largest eigenvalue of a symmetric matrix, from below, by Lanczos' method: shape ().
 
     Args:
         times: the matrix times a vector.

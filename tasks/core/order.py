@@ -1,4 +1,4 @@
-"""In which order training samples are seen: a function of the data seed and the step alone."""
+"""Order of the training samples: a function only of the data seed and the step."""
 
 from math import ceil
 
@@ -8,16 +8,16 @@ from torch import Tensor
 from tasks.core.seeding import derive_seed
 
 _POOL = 64
-"""Batches whose rows are sorted by length together: more leave less padding, and less to chance."""
+"""Number of batches sorted by length together: more give less padding, but less randomness."""
 
 
 def micro_batches_per_rank(batch_size: int, ranks: int, micro_batch_size: int) -> int:
-    """Into how many micro-batches every rank cuts its share of a batch: the same number, whatever its share."""
+    """Number of micro-batches of each rank's share of a batch, the same on all ranks."""
     return ceil(ceil(batch_size / ranks) / micro_batch_size)
 
 
 class BatchOrder:
-    """Rows of each batch: every epoch is a fresh permutation, and a last incomplete batch is left out.
+    """Rows of each batch: every epoch is a new permutation, and a last incomplete batch is dropped.
 
     Rows that have lengths are put into batches with rows of like length: the permutation is cut into pools of 64
     batches, each pool is sorted by length and cut into batches, and the epoch's batches are shuffled.
@@ -44,12 +44,12 @@ class BatchOrder:
         return self._permutation[start : start + self.batch_size]
 
     def width(self, step: int) -> int | None:
-        """The greatest length in the batch of this step; None without lengths."""
+        """The largest length in the batch of this step; None without lengths."""
         place = self._place(step)  # first: it may renew the widths
         return self._widths[place] if self._lengths is not None else None
 
     def _place(self, step: int) -> int:
-        """Which batch of the epoch this step has; the epoch's order is there then."""
+        """The batch of the epoch at this step; also prepares the epoch's order."""
         if self.batch_size == self._n:
             return 0
         epoch, batch = divmod(step, self.batches_per_epoch)

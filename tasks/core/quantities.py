@@ -1,40 +1,41 @@
-"""What is measured of trained attention (`--trainer.observe`): names and definitions. It imports no torch.
+"""Measured quantities of attention (`--trainer.observe`): names and definitions. It imports no torch.
 
-All is measured on a probe batch, the first 32 training samples, without dropout or augmentation, at the weights that
-are trained. A head has maps W_Q, W_K, W_V of shape (K, D) and W_O of shape (D, K); W_QK = W_Q^T W_K. Norms and cosines
+All measurements use a probe batch, the first 32 training samples, without dropout or augmentation, at the trained
+weights. A head has maps W_Q, W_K, W_V of shape (K, D) and W_O of shape (D, K); W_QK = W_Q^T W_K. Norms and cosines
 are Frobenius's.
 """
 
 HEADS = {
     "entropy": "-sum_s a_s ln a_s of a query's attention a, in nats; mean over queries",
     "greatest": "max_s a_s, in [0, 1]; mean over queries",
-    "top_token": "share of a row's attention on its most attended token, in [0, 1]; mean over rows",
-    "rank": "singular values of a row's attention matrix, the largest first, that make 99 % of the sum of squares; mean"
+    "top_token": "fraction of a row's attention on its most attended token, in [0, 1]; mean over rows",
+    "rank": "number of singular values of a row's attention matrix, largest first, with 99 % of the sum of squares;"
+    " mean"
     " over 4 rows",
-    "logit_scale": "root mean square of a query's logits about their mean",
-    "saturated": "share of queries with max_s a_s > 0.99",
+    "logit_scale": "standard deviation of a query's logits",
+    "saturated": "fraction of queries with max_s a_s > 0.99",
     "norm_Q": "||W_Q||",
     "norm_K": "||W_K||",
     "norm_V": "||W_V||",
     "norm_O": "||W_O||",
     "norm_QK": "||W_QK||",
-    "stable_rank_QK": "||W_QK||^2 by its greatest singular value squared, in [1, K]",
-    "direction_at_N": "cosine of W_QK with what it was after N steps, in [-1, 1]; the last row has those with the final"
+    "stable_rank_QK": "||W_QK||^2 divided by its largest squared singular value, in [1, K]",
+    "direction_at_N": "cosine of W_QK with its value after N steps, in [-1, 1]; the last row has those with the final"
     " direction (Tarzanagh et al., Transformers as Support Vector Machines, arXiv 2308.16898)",
 }
 """Of each head, as `NAME_lLAYER_hHEAD`, counted from 0."""
 MODEL = {
-    "sharpness": "greatest eigenvalue of the Hessian H of the loss on a quarter of a batch, at most 32 samples, by 12"
+    "sharpness": "largest eigenvalue of the Hessian H of the loss on a quarter of a batch, at most 32 samples, by 12"
     " Lanczos steps (from below); 2 by the step size is the edge of stability of gradient descent (Cohen et al., arXiv"
     " 2103.00065)",
     "curvature": "u^T H u / ||u||^2 along the last update u",
-    "edge": "u^T H u / (u^T H u - g^T u) along the last update u, g the gradient after it: step size by curvature for"
-    " any method; from 2 on the update has raised the loss, to second order",
+    "edge": "u^T H u / (u^T H u - g^T u) along the last update u, with g the gradient after it: step size times"
+    " curvature for any method; from 2 on the update increased the loss, to second order",
     "gradient_square": "||G||^2 of the expected gradient, an unbiased estimate (McCandlish et al., arXiv 1812.06162)",
     "gradient_noise": "trace of the covariance of a sample's gradient, an unbiased estimate (McCandlish et al.)",
     "noise_scale": "gradient_noise / gradient_square, in samples; none where the estimate of ||G||^2 is not positive",
     "update_cosine": "cosine of the last two updates, in [-1, 1]",
-    "update_ratio_ROLE": "norm of the last update by that of the weights, of the parameters of a role",
+    "update_ratio_ROLE": "norm of the last update divided by that of the weights, for the parameters of a role",
 }
 """Of the model. Sharpness, curvature and edge are measured after every second one of the steps."""
 
@@ -44,7 +45,7 @@ OBSERVED = ("vision", "text", "lm")
 
 
 def observed_steps(total: int, per_decade: int) -> list[int]:
-    """The steps after which is measured: 0, then evenly in the logarithm from 1 on, and the last, `total`."""
+    """The measured steps: 0, then log-spaced from 1 on, and the last, `total`."""
     spaced, i = {0, total}, 0
     while (step := round(10 ** (i / per_decade))) < total:
         spaced.add(step)

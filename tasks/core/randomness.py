@@ -40,7 +40,7 @@ class BatchRandomness:
         step: the optimizer step, from 0.
         rows: the micro-batch's rows within the batch.
         batch_size: rows of the whole batch, over micro-batches and ranks.
-        width: tokens that all rows of the batch are padded to; None where rows have no lengths.
+        width: tokens that all rows of the batch are padded to; None if rows have no lengths.
         drawn: whether anything random was ever asked for.
     """
 

@@ -14,10 +14,10 @@ COMPOSITION: Mapping[str, Role] = {"*.composition.*": "vector"}
 
 
 def described(model: nn.Module, roles: Mapping[str, Role], pieces: Mapping[str, int]) -> list[Parameter]:
-    """What is known of each trained parameter, in the order of `model.parameters()`.
+    """Facts about each trained parameter, in the order of `model.parameters()`.
 
     By default a parameter with fewer than two dimensions is a `vector`, a weight of an embedding or a convolution an
-    `embedding`, and all else a `matrix`; no module shows what a `head` is.
+    `embedding`, and all others a `matrix`; modules do not identify a `head`.
 
     Args:
         model: whose.
@@ -37,7 +37,9 @@ def described(model: nn.Module, roles: Mapping[str, Role], pieces: Mapping[str, 
             raise ValueError(f"roles of {type(model).__name__}: {pattern} has {role!r}; roles are {', '.join(ROLES)}")
     for pattern, count in pieces.items():
         if type(count) is not int or count < 1:
-            raise ValueError(f"pieces of {type(model).__name__}: {pattern} has {count!r}; it takes a count from 1 on")
+            raise ValueError(
+                f"pieces of {type(model).__name__}: {pattern} has {count!r}; it must be a count of at least 1"
+            )
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     modules = dict(model.named_modules())
     found: list[Parameter] = []

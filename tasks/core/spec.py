@@ -1,4 +1,4 @@
-"""What the suite is told of a task. Importing this file imports no torch."""
+"""The specification of a task. Importing this file imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from optimizers.plugins import load
 
 
 def place_of(cls: str | type) -> tuple[str, str]:
-    """Module and name of a class that is given by itself or as `module:Class`."""
+    """Module and name of a class, given directly or as `module:Class`."""
     module, _, name = cls.partition(":") if isinstance(cls, str) else (cls.__module__, "", cls.__qualname__)
     return module, name
 
@@ -26,37 +26,37 @@ class TaskSpec:
         title: one line for people.
         module: the `tasks.Task`, as `module:Class`, which is imported when it is needed, or the class itself.
         data: the `tasks.TaskData`, likewise.
-        metric: what is compared: a name that the task's metrics have.
+        metric: the compared metric, one of the task's metrics.
         mode: whether the metric is better when greater ("max") or smaller ("min").
-        scale: how values are compared: by differences ("linear"), or by ratios of how far a loss lies above its infimum
+        scale: how values are compared: by differences ("linear"), or by ratios of how far a loss is above its infimum
             ("log"), which `TaskData.loss_offset` tells for each split that is evaluated.
-        ranks_training: the training samples are what is ranked, on purpose: its source's claim is about optimization.
+        ranks_training: the ranking intentionally uses training samples: its source's claim is about optimization.
             Its data then select and report on "train". All other tasks rank held-out samples.
         target: value of the metric on the selection split for time-to-target, or None.
         budget: default `max_epochs` or `max_steps`.
-        source: where model and constants come from.
-        version: raised when a change alters results; part of every run's identity.
+        source: source of model and constants.
+        version: incremented when a change alters results; part of every run's identity.
         batch_size: samples of one optimizer step; "full" for all of them.
         micro_batch_size: default of `--trainer.micro_batch_size`; also the samples of one forward pass in evaluation,
             at most.
         precision: default of `--precision`.
-        steps_per_call: optimizer steps per `training_step`: more make a small model faster, fewer make Ctrl-C and the
-            progress bar prompter.
+        steps_per_call: optimizer steps per `training_step`: more speed up small models, fewer make Ctrl-C and the
+            progress bar more responsive.
         measure_every: optimizer steps between measurements (`Task.measure_at`); None if the task has none.
-        measures: what is measured, for people.
-        datasets: where it can be trained on several: their folders in the data folder, the one that it is named for
-            first. Its option `dataset` names one, by default the first that is there.
-        family: of tasks with models of one kind, whose optimizers share defaults (`OptimizerSpec.by_family`).
+        measures: description of the measurements.
+        datasets: for tasks with several data sets: their folders in the data folder, the task's namesake first. Its
+            option `dataset` selects one, by default the first that exists.
+        family: tasks with similar models, for which optimizers share defaults (`OptimizerSpec.by_family`).
         presets: named values of its options; the first preset's are the defaults. Its option `preset` names one.
-        lanes: the loss is a function of weights and batch alone, so many runs can be trained as one program: no buffers
-            that training changes, nothing drawn but through the batch's randomness.
-        files: `module:function` that makes sure that the files of its data are there, fetched if need be; it takes the
-            data folder and, by name, those of its options that say which files they are, and imports no torch, so that
-            a command can ask before it does. Empty where nothing is read.
+        lanes: the loss is a function of weights and batch alone, so runs can be vectorised: no buffers change in
+            training, and random numbers come only from the batch's randomness.
+        files: `module:function` that ensures that its data files exist, fetching them if necessary; it takes
+            the data folder and, by name, the options that determine the files. It imports no torch, so that commands
+            can call it early. Empty for tasks without files.
         package: of a plug-in: its distribution and version, or a digest of its file; part of every run's identity.
-        sizes: which of its options say how large it is, for `bench ladder`: `width`, `depth`, `heads` and `mlp` (width
+        sizes: the options that determine its size, for `bench ladder`: `width`, `depth`, `heads` and `mlp` (width
             of an MLP) of the model, `data` (training samples), `tokens` (tokens of a sample).
-        own_name: of a plug-in that is typed as `file.py:SPEC`: the name in its spec, which boards show.
+        own_name: of a plug-in given as `file.py:SPEC`: the name in its spec, shown by boards.
     """
 
     name: str
@@ -91,11 +91,11 @@ class TaskSpec:
             raise ValueError(f"scale={self.scale} is not known: it must be linear or log")
         if self.scale == "log" and self.metric != "loss":
             raise ValueError(
-                f"scale=log compares suboptimality gaps of a loss, and metric={self.metric} is no loss: leave scale out"
+                f"scale=log compares suboptimality gaps of a loss, and metric={self.metric} is not a loss: remove scale"
             )
 
     def dataset_in(self, root: Path) -> str | None:
-        """The first of its data sets that is in this data folder, or else the first; None where there is no choice."""
+        """The first of its data sets that is in this data folder, or else the first; None if there is no choice."""
         return next((name for name in self.datasets if (root / name).is_dir()), next(iter(self.datasets), None))
 
     @cached_property

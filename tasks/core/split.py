@@ -1,4 +1,4 @@
-"""Which training samples are kept for validation: fixed for ever, the same on every platform."""
+"""The validation split of training samples: fixed, and the same on every platform."""
 
 from functools import lru_cache
 from hashlib import sha256

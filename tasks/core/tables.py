@@ -55,7 +55,7 @@ def require_tables(paths: Mapping[str, Path], columns: Sequence[str], hub: Hub |
 def _fetch(hub: Hub | None, split: str, path: Path) -> None:
     """Write a split's file with what the Hub has."""
     if hub is None:
-        raise LookupError("it is not there")
+        raise LookupError("it does not exist")
     try:
         load_dataset = importlib.import_module("datasets").load_dataset
     except ImportError:

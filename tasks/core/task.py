@@ -1,4 +1,4 @@
-"""What every task is: a Lightning module that says what is trained; how it is trained is the same for all."""
+"""The base class of tasks: a Lightning module that defines what is trained; training itself is the same for all."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ EVALUATED_ON_CPU = 200
 
 
 class Task(pl.LightningModule, ABC):
-    """A model with its loss and metrics. Subclasses say what is trained; how it is trained is the same for all.
+    """A model with its loss and metrics. Subclasses define what is trained; the training procedure is the same for all.
 
     Optimization is manual, so that one path serves every optimizer: the loss and the gradient are those of the whole
     batch, summed over micro-batches and averaged over ranks; only then is the gradient clipped, and the optimizer
@@ -39,11 +39,11 @@ class Task(pl.LightningModule, ABC):
 
     plan: Plan
     part: str | None = None
-    """What the model is, where it is less than what the task is named for."""
+    """Description of the model if it is smaller than the task's namesake."""
     roles: Mapping[str, Role] = {}
-    """Roles that the modules do not show (`tasks.core.roles`), by patterns of parameters' names."""
+    """Roles that do not follow from the modules (`tasks.core.roles`), by patterns of parameters' names."""
     pieces: Mapping[str, int] = {}
-    """How many matrices are stacked by rows in one parameter, by patterns of names."""
+    """Number of matrices stacked by rows in one parameter, by patterns of names."""
 
     def __init__(self, data: TaskData) -> None:
         super().__init__()
@@ -68,13 +68,13 @@ class Task(pl.LightningModule, ABC):
         """Fresh metrics by name; each is updated with (predictions, labels)."""
 
     def facts(self) -> dict[str, Any]:
-        """What is known of the model, for the run's record beside `TaskData.facts`; plain numbers and words."""
+        """Facts about the model for the run's record, in addition to `TaskData.facts`; plain numbers and words."""
         return {}
 
     def specimen(self) -> str | None:
-        """What the trained model makes, for a person to look at, or None.
+        """A sample of the trained model's output for people, or None.
 
-        Called once after training, in eval mode, on all ranks; what it draws follows from `plan.seed`.
+        Called once after training, in eval mode, on all ranks; its random numbers depend on `plan.seed`.
         """
         return None
 
@@ -86,7 +86,7 @@ class Task(pl.LightningModule, ABC):
     def loss_at(self, weights: Mapping[str, Tensor], batch: Any) -> Outcome:
         """`loss` with other weights, for K points at once: a pure function of weights and batch, differentiable.
 
-        Tasks whose operations are cheaper in another layout than `torch.func.vmap` finds may write it themselves.
+        Tasks may override it if a layout other than that of `torch.func.vmap` is faster.
 
         Args:
             weights: parameters by name, each with a leading dimension of K points.
@@ -103,9 +103,9 @@ class Task(pl.LightningModule, ABC):
         return vmap(at, randomness="same")(weights)
 
     def measure_at(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What science wants to know of weights, recorded along the curve: a pure function of them and of the data.
+        """Measurements of the weights during training: a pure function of weights and data.
 
-        It makes no host synchronisation. Many points of the run are measured at once, so that small models are cheap.
+        It makes no host synchronisation. Many points of the run are measured together, which is cheap for small models.
 
         Args:
             weights: parameters by name, each with a leading dimension of K points; without gradients, unsharded.
@@ -116,9 +116,9 @@ class Task(pl.LightningModule, ABC):
         return {}
 
     def maps(self, weights: Mapping[str, Tensor]) -> list[Maps]:
-        """The linear maps of all heads, layer by layer, as `--trainer.observe` looks at them.
+        """The linear maps of all heads, layer by layer, for `--trainer.observe`.
 
-        Heads that are composed anew for each pair of tokens have no attention of their own, and are left out.
+        Heads that are composed for each pair of tokens have no attention of their own and are excluded.
 
         Args:
             weights: parameters by name.
@@ -138,7 +138,7 @@ class Task(pl.LightningModule, ABC):
 
     @final
     def setup(self, stage: str) -> None:
-        """Begin the average and the observations of the plan, if it has some; a checkpoint is restored after it."""
+        """Start the plan's weight average and observations, if any, before a checkpoint is restored."""
         self.average = Average(self.plan.average) if self.plan.average is not None and self.plan.averaged else None
         self.observer = Observer(self, self.plan.observed) if self.plan.observed else None
 
@@ -150,7 +150,7 @@ class Task(pl.LightningModule, ABC):
 
     @final
     def configure_model(self) -> None:
-        """Swap in dropout that micro-batches do not change, and shard under FSDP2."""
+        """Replace dropout by a version that does not depend on micro-batches, and shard under FSDP2."""
         use_batch_dropout(self, self.randomness)
         mesh = self.device_mesh
         if mesh is None or self._shards:
@@ -165,7 +165,7 @@ class Task(pl.LightningModule, ABC):
             self._shards.append(fully_shard(child, mesh=shards))
         for name, parameter in self.named_parameters():
             if not isinstance(parameter, DTensor):
-                raise ValueError(f"parameter {name} belongs to no submodule of the task, so FSDP2 cannot shard it")
+                raise ValueError(f"parameter {name} is in no submodule of the task, so FSDP2 cannot shard it")
 
     @final
     def configure_optimizers(self) -> Optimizer:
@@ -174,7 +174,7 @@ class Task(pl.LightningModule, ABC):
 
     @final
     def parameter_roles(self) -> list[Parameter]:
-        """What is known of each trained parameter, in the order of `parameters`."""
+        """Facts about each trained parameter, in the order of `parameters`."""
         return described(self, self.roles, self.pieces)
 
     @final
@@ -212,11 +212,11 @@ class Task(pl.LightningModule, ABC):
 
         Args:
             split: a key of `data.sizes`.
-            best: the weights are those of `load_best_weights`, which are for evaluation already.
+            best: the weights are those of `load_best_weights`, already in evaluation form.
 
         Returns:
-            Values by name, "loss" among them, and "excess", the loss above its infimum, where `data.loss_offset` has
-            that of the split. They may be infinite or NaN if the weights are.
+            Values by name, "loss" among them, and "excess", the suboptimality gap, where `data.loss_offset` has
+            that of the split. They may be infinite or NaN for such weights.
         """
         metrics = MetricCollection(dict(self.metrics())).to(self.device)
         # In float64, where the device has it. Without its check for NaN torchmetrics' mean forgets the weights.
@@ -256,7 +256,7 @@ class Task(pl.LightningModule, ABC):
     @final
     @torch.no_grad()
     def keep_best_weights(self) -> None:
-        """Remember the present weights, as they are evaluated, as the best on the selection split."""
+        """Store the current evaluated weights as the best on the selection split."""
         with self._evaluation_weights():
             self.best_weights = {name: value.detach().clone() for name, value in self.state_dict().items()}
 
@@ -280,7 +280,7 @@ class Task(pl.LightningModule, ABC):
 
     @final
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take up the position in the run."""
+        """Restore the position in the run."""
         self.steps_done = checkpoint["steps_done"]
         self.best_weights = checkpoint["best_weights"]
         if self.average is not None:

@@ -1,4 +1,4 @@
-"""The one training step that serves every optimizer, what it is told, and what it leaves for whoever watches."""
+"""The training step for every optimizer, its plan, and its records for observers."""
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
 
 @dataclass
 class Plan:
-    """How a task is trained; the runner fills it in.
+    """The training plan of a task, filled in by the runner.
 
     Attributes:
         make_optimizer: the trained parameters, in order, to an optimizer.

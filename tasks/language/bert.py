@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _FAMILY = ("bert", "roberta")
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
-_SMALL = "a small BERT from random weights"
+_SMALL = "a small BERT with random weights"
 _HEAD_SIZE = 64  # of all BERTs that were published
 
 
@@ -89,16 +89,16 @@ class Encoder(Task):
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} is out of range: it must be at least 1")
         if dropout is not None and not 0 <= dropout < 1:
-            raise ValueError(f"dropout={dropout} is out of range: it must lie in [0, 1)")
+            raise ValueError(f"dropout={dropout} is out of range: it must be in [0, 1)")
         if heads not in ("regroup", "fresh", None):
             raise ValueError(f"heads={heads} is not known: it must be regroup or fresh")
         if scratch and heads == "regroup":
-            raise ValueError("heads=regroup keeps loaded weights, and scratch=true loads none; leave one of them out")
+            raise ValueError("heads=regroup keeps loaded weights, and scratch=true loads none; remove one of them")
         drawn = scratch or heads == "fresh"
         if attention != "standard" and not drawn:
             raise ValueError(
-                f"attention={attention} would change what a checkpoint's weights mean;"
-                " take its architecture with random weights by heads=fresh, or a small model by scratch=true"
+                f"attention={attention} would change the meaning of a checkpoint's weights; use its architecture with"
+                " random weights (heads=fresh), or a small model (scratch=true)"
             )
         self.num_classes, self.group_names = data.num_classes, data.group_names
         if scratch:
@@ -136,7 +136,7 @@ class Encoder(Task):
         self._before_first = config.pad_token_id if config.model_type == "roberta" else None
         positions = config.max_position_embeddings - (0 if self._before_first is None else self._before_first + 1)
         if longest > positions:
-            raise ValueError(f"max_length={longest} is more than the {positions} positions that the model knows")
+            raise ValueError(f"max_length={longest} is more than the {positions} positions of the model")
 
     def maps(self, weights: Mapping[str, Tensor]) -> list[Maps]:
         """Those of `Task`, or of the model's own attention."""
@@ -187,7 +187,7 @@ class TextClassifier(Encoder):
         return Outcome(cross_entropy(logits, labels), logits, shown)
 
     def metrics(self) -> dict[str, Metric]:
-        """Accuracy, by the greatest logit, on all texts and, where texts carry groups, on the worst group."""
+        """Accuracy, by the largest logit, on all texts and, where texts carry groups, on the worst group."""
         if not self.group_names:
             return {"accuracy": MulticlassAccuracy(self.num_classes, average="micro", validate_args=False)}
         return {
@@ -204,9 +204,13 @@ class RowClassifier(TextClassifier):
 
 def _small_bert(data: "TextData", layers: int, width: int) -> Any:
     return BertConfig(
-        vocab_size=data.vocab_size, pad_token_id=data.pad_id, num_hidden_layers=layers, hidden_size=width,
-        intermediate_size=4 * width, num_attention_heads=max(1, width // _HEAD_SIZE),
-    )  # fmt: skip
+        vocab_size=data.vocab_size,
+        pad_token_id=data.pad_id,
+        num_hidden_layers=layers,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_attention_heads=max(1, width // _HEAD_SIZE),
+    )
 
 
 # -- attention ------------------------------------------------------------------------------------------------------
@@ -215,9 +219,16 @@ _ATTENTION = "module_dropout"
 
 
 def _attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor,
-    *, scaling: float, dropout: float, **_: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    *,
+    scaling: float,
+    dropout: float,
+    **_: Any,
+) -> tuple[Tensor, None]:
     """Attention as transformers calls it, with dropout by the module's own layer.
 
     The dropout of transformers draws from a global stream.
@@ -273,7 +284,7 @@ def _replace_attention(model: Any, num_heads: int, head_dim: int, kind: Literal[
 def model_folder(model: str, *, weights: bool = True) -> Path:
     """The folder with a model's config.json and model.safetensors.
 
-    That is `model` itself, or a folder in the Hub's cache, which is filled if need be.
+    That is `model` itself, or a folder in the Hub's cache, which is filled if necessary.
 
     Args:
         model: a folder, `python:PACKAGE/FOLDER`, or a name on the Hugging Face Hub.
@@ -311,7 +322,8 @@ def model_folder(model: str, *, weights: bool = True) -> Path:
     if weights and _WEIGHTS not in found and any(name.startswith("pytorch_model") for name in found):
         raise DataError(
             f"model {model!r} has its weights as a pickle (pytorch_model.bin), which can run any code and is not read;"
-            f" convert it to {_WEIGHTS} where you trust it (transformers' save_pretrained writes that), or name another"
+            f" convert it to {_WEIGHTS} in a trusted environment (transformers' save_pretrained does that), or name"
+            f" another"
         )
     if missing := [name for name in needed if name not in found]:
         raise DataError(
@@ -338,14 +350,14 @@ def _config_of(kind: type[Encoder], model: str, folder: Path, data: "TextData") 
     if config.vocab_size != data.vocab_size:
         raise ValueError(
             f"model={model} has embeddings of {config.vocab_size:,} tokens and the data have {data.vocab_size:,};"
-            " make the data with this model's own tokenizer"
+            " prepare the data with this model's tokenizer"
         )
     head = kind.AUTO.__name__.removeprefix("AutoModel")
     has_head = any(name.endswith(head) for name in config.architectures or ())
     if has_head and config.num_labels != data.num_classes:
         raise ValueError(
             f"model={model} has a classifier for {config.num_labels} labels and the data have {data.num_classes};"
-            " name the model that it was tuned from"
+            " name the model before fine-tuning"
         )
     return config
 
@@ -414,7 +426,7 @@ class WorstGroupAccuracy(Metric):
         self.right = self.right + (cells * (predictions.argmax(1) == y)[:, None, None]).sum(0)
 
     def compute(self) -> Tensor:
-        """The least accuracy, shape ()."""
+        """The smallest accuracy, shape ()."""
         counted = self.samples > 0
         worst = torch.where(counted, self.right / self.samples, torch.inf).min()
         return torch.where(counted.any(), worst, torch.nan)

@@ -118,12 +118,13 @@ class CorpusData(TaskData):
             if len(ids) < length + 1:
                 raise DataError(
                     f"the {split} split of {paths.get(split, paths['train'])} has {len(ids):,} tokens;"
-                    f" with length={length} at least {length + 1:,} are needed: take a longer text,"
-                    " or a smaller --task.length"
+                    f" with length={length} at least {length + 1:,} are needed: use a longer text, or a smaller"
+                    " --task.length"
                 )
         if len(self.vocabulary) < 2:
             raise DataError(
-                f"the text of {paths['train']} is made of one character, which leaves nothing to learn; take another"
+                f"the text of {paths['train']} has only one distinct character, so there is nothing to learn; use"
+                f" another"
             )
         said = list(_parts(source, paths))
         if n_val is not None and n_val < (rows := -(-(len(arrays["val"]) - 1) // length)):
@@ -235,7 +236,7 @@ def _chunks(path: Path, separator: str) -> Iterator[str]:
                     yield chunk + file.readline()
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{path} is not a text in UTF-8 ({error.reason} at byte {error.start}); write it again in UTF-8"
+                f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
             ) from None
         return
     import pyarrow.parquet as pq
@@ -250,11 +251,11 @@ def _chunks(path: Path, separator: str) -> Iterator[str]:
                 texts = batch["text"].to_pylist()
             except UnicodeDecodeError as error:
                 raise DataError(
-                    f"{path}: column 'text' has a text that is not UTF-8 ({error.reason}); write it again"
+                    f"{path}: column 'text' has a text that is not UTF-8 ({error.reason}); save it as UTF-8"
                 ) from None
             for text in texts:
                 if not isinstance(text, str):
-                    raise DataError(f"{path}: row {row} has no text but {text!r}; leave out such rows")
+                    raise DataError(f"{path}: row {row} has {text!r} instead of text; remove such rows")
                 gathered += text, separator
                 size, row = size + len(text), row + 1
                 if size >= _CHUNK:

@@ -46,7 +46,7 @@ class TextBatch(NamedTuple):
         types: 0 at the first text and 1 at the second, where the tokenizer tells them apart, int64 of shape
             (rows, width).
         labels: int64 of shape (rows,).
-        groups: which identities a text mentions, bool of shape (rows, G); None where the data have none.
+        groups: which identities a text mentions, bool of shape (rows, G); None if the data have none.
     """
 
     ids: Tensor
@@ -75,8 +75,8 @@ class TextData(TaskData):
     Attributes:
         source: the data set.
         digests: SHA-256 of its files by split.
-        num_classes: labels lie in [0, num_classes).
-        vocab_size: tokens that the tokenizer knows: one more than the greatest id.
+        num_classes: labels are in [0, num_classes).
+        vocab_size: tokens that the tokenizer knows: one more than the largest id.
         pad_id: the token of padding.
         group_names: identities that `TextBatch.groups` tells of; () where there are none, or none in a split that is
             evaluated.
@@ -113,8 +113,8 @@ class TextData(TaskData):
         if scratch and not has_tokenizer(folder := named_folder(model)):
             if folder.is_dir():
                 raise DataError(
-                    f"there is no tokenizer in {model}, and scratch=true takes nothing else of a model;"
-                    " leave out --task.model"
+                    f"there is no tokenizer in {model}, and scratch=true uses only the tokenizer of a model; remove"
+                    " --task.model"
                 )
             self.tokenizer = _trained_tokenizer(source, paths["train"], self.digests["train"], vocab)
         else:
@@ -124,7 +124,8 @@ class TextData(TaskData):
         self._truncate(max_length)
         if not self.tokenizer.encode("").ids:
             raise DataError(
-                f"the tokenizer of {model} marks no beginning of a text, which a classifier reads; take another model"
+                f"the tokenizer of {model} does not mark the beginning of a text, which a classifier needs; use"
+                f" another model"
             )
         self.vocab_size = 1 + max(self.tokenizer.get_vocab().values())
         self.num_classes = source.num_classes
@@ -172,8 +173,7 @@ class TextData(TaskData):
         source, self._n = self.source, n
         if n < 10:
             raise DataError(
-                f"{source.files['train'][0]} has {n} {what}; at least 10 are needed,"
-                " of which one is kept for validation"
+                f"{source.files['train'][0]} has {n} {what}; at least 10 are needed, one of them for validation"
             )
         return validation_rows(n, source.held_out(n), source.salt)
 
@@ -182,7 +182,7 @@ class TextData(TaskData):
         return self._carved(n)
 
     def _places(self, rows: Tensor) -> Tensor:
-        """Where the training file's rows lie in what `_encoded` gives, one by one."""
+        """Where the training file's rows are in what `_encoded` gives, one by one."""
         return rows
 
     def _place(
@@ -197,7 +197,7 @@ class TextData(TaskData):
                 notes.append(f"{found:,} of {official:,} rows of {name}")
         if n_train is not None:
             if not 1 <= n_train <= len(rest):
-                raise ValueError(f"n_train={n_train} is out of range: it must lie in [1, {len(rest)}]")
+                raise ValueError(f"n_train={n_train} is out of range: it must be in [1, {len(rest)}]")
             if n_train < len(rest):
                 notes.append(f"{n_train:,} of {len(rest):,} training rows")
         tables, first = {}, 0
@@ -296,9 +296,13 @@ class Encoded(NamedTuple):
 
 
 def tokenised(
-    names: Sequence[str], path: Path, digest: str, meaning: Any, tokenizer: Tokenizer,
+    names: Sequence[str],
+    path: Path,
+    digest: str,
+    meaning: Any,
+    tokenizer: Tokenizer,
     encode: Callable[[], Mapping[str, NDArray[Any]]],
-) -> Mapping[str, NDArray[Any]]:  # fmt: skip
+) -> Mapping[str, NDArray[Any]]:
     """What is made of a file's texts: from the cache, or made and put there. Several processes may ask for it at once.
 
     Args:

@@ -123,7 +123,7 @@ class LanguageModel(Task):
         num_heads: attention heads of a block, at least 1.
         head_dim: size of a head, even; by default width / num_heads, and with fixed_head the length of a row.
         attention: `standard`; `fixed_head`, heads of any size (Bhojanapalli et al. 2020); or `dcmha`, heads that are
-            composed anew for each pair of tokens (Xiao et al. 2024).
+            composed for each pair of tokens (Xiao et al. 2024).
         window: the first block, the third and so on see no more than so many tokens before each; by default all see
             all.
         mlp: nonlinearity of the MLPs: `gelu` or `swiglu`.
@@ -154,7 +154,7 @@ class LanguageModel(Task):
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} is out of range: it must be at least 1")
         if not 0 <= dropout < 1:
-            raise ValueError(f"dropout={dropout} is out of range: it must lie in [0, 1)")
+            raise ValueError(f"dropout={dropout} is out of range: it must be in [0, 1)")
         if mlp not in ("gelu", "swiglu"):
             raise ValueError(f"mlp={mlp} is not known: it must be gelu or swiglu")
         # Queries, keys and values, each of all heads; the gate and what it multiplies.
@@ -163,13 +163,22 @@ class LanguageModel(Task):
         blocks = [
             Block(
                 MultiHeadAttention(
-                    width, num_heads, head_dim, kind=attention, bias=False, causal=True,
-                    window=window if i % 2 == 0 else None, rotary=True, dropout=dropout,
+                    width,
+                    num_heads,
+                    head_dim,
+                    kind=attention,
+                    bias=False,
+                    causal=True,
+                    window=window if i % 2 == 0 else None,
+                    rotary=True,
+                    dropout=dropout,
                 ),
-                MLP(width, mlp_width, mlp), width, dropout,
+                MLP(width, mlp_width, mlp),
+                width,
+                dropout,
             )
             for i in range(layers)
-        ]  # fmt: skip
+        ]
         self.corpus = data
         self.model = Decoder(data.vocab_size, width, blocks, tied, dropout)
 

@@ -29,7 +29,7 @@ class RowTexts(TextData):
 
     Attributes:
         name: decides the validation rows, and stands in messages.
-        classes: labels lie in [0, classes).
+        classes: labels are in [0, classes).
         n_val: training rows kept for validation; a tenth of the rows where that is less.
 
     Raises:
@@ -93,11 +93,11 @@ class RowTexts(TextData):
             DataError: they do not, or a row is not what it should be.
         """
         if self.n_val < 1:
-            raise DataError(f"{self.name}: n_val={self.n_val}; at least one row is kept for validation")
+            raise DataError(f"{self.name}: n_val={self.n_val}; at least one row is needed for validation")
         if len(rows["train"]) < 10 or not rows["test"]:
             raise DataError(
                 f"{self.name}: there are {len(rows['train'])} training and {len(rows['test'])} test rows; at least 10"
-                " and 1 are needed, since a tenth of the training rows is kept for validation"
+                " and 1 are needed, since a tenth of the training rows is used for validation"
             )
         first = rows["train"][0]
         width = len(first) if isinstance(first, tuple | list) and len(first) in (2, 3) else 2
@@ -112,7 +112,7 @@ class RowTexts(TextData):
                 label = row[-1]
                 if not isinstance(label, int | np.integer) or not 0 <= label < self.classes:
                     raise DataError(
-                        f"{self.name}: {split} row {i} has the label {label!r}; it must be a whole number in"
-                        f" [0, {self.classes - 1}]; correct it, or say how many classes there are"
+                        f"{self.name}: {split} row {i} has the label {label!r}; it must be an integer in"
+                        f" [0, {self.classes - 1}]; correct it, or set the number of classes"
                     )
         return (*_TEXTS[: width - 1], _LABEL)

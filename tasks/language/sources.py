@@ -27,10 +27,8 @@ MNLI = TextSource(
     num_classes=3,
     n_val=5_000,
     salt="mnli",
-    hub=(
-        _GLUE, "mnli", {"train": "train", "matched": "validation_matched", "mismatched": "validation_mismatched"}
-    ),
-)  # fmt: skip
+    hub=(_GLUE, "mnli", {"train": "train", "matched": "validation_matched", "mismatched": "validation_mismatched"}),
+)
 SST2 = TextSource(
     folder="sst2",
     files={"train": ("train.parquet", 67_349), "validation": ("validation.parquet", 872)},
@@ -74,9 +72,13 @@ def _comments(folder: str, test: str, rows: int, test_rows: int, hub: bool, stan
 
 CIVIL_COMMENTS = _comments("civil_comments", "test.parquet", 1_804_874, 97_320, hub=True)
 JIGSAW = _comments(
-    "jigsaw_toxicity", "test_balanced.parquet", 159_571, 12_180, hub=False,
+    "jigsaw_toxicity",
+    "test_balanced.parquet",
+    159_571,
+    12_180,
+    hub=False,
     stand_in="stand-in: Jigsaw toxic comments, not Civil Comments; half of its test comments are toxic",
-)  # fmt: skip
+)
 
 
 def here(sources: Sequence[TextSource], root: Path) -> list[str]:
@@ -107,7 +109,7 @@ class Corpus:
 
     Attributes:
         folder: below the data folder; absolute for a file of one's own.
-        files: by split, the name of a file and its official rows (a text's bytes), None where nothing is known of that.
+        files: by split, the name of a file and its official rows (a text's bytes), None if nothing is known of that.
             "train" is always there; a file NAME_part stands for one that is missing. Parquet files have a column
             `text`.
         separator: what is put behind every row of a Parquet file.
@@ -183,7 +185,7 @@ def find_corpus(corpus: str) -> Corpus:
     if path.is_dir():
         raise ValueError(f"corpus={corpus} is a folder; name the file in it")
     if path.suffix or len(path.parts) > 1:
-        raise ValueError(f"corpus={corpus} is no file that is here")
+        raise ValueError(f"corpus={corpus} does not exist")
     raise ValueError(f"corpus={corpus} is not known: it must be one of {', '.join(CORPORA)}, or a file with text")
 
 

@@ -105,7 +105,7 @@ class SquadData(TextData):
         most = max_length - self.tokenizer.num_special_tokens_to_add(True) - 2
         if not 0 <= self._stride <= most:
             raise ValueError(
-                f"stride={self._stride} is out of range: with max_length={max_length} it must lie in [0, {most}]"
+                f"stride={self._stride} is out of range: with max_length={max_length} it must be in [0, {most}]"
             )
         self.tokenizer.enable_truncation(max_length, stride=self._stride, strategy="only_second")
 
@@ -155,7 +155,7 @@ class SquadData(TextData):
             scores_N: how good the best span of a window is; of a question's windows the best counts, of equal ones the
                 first.
             first_N: the span's first token.
-            last_N: its last token; the answer is the paragraph's text from the one to the other, and empty where the
+            last_N: its last token; the answer is the paragraph's text from the one to the other, and empty if the
                 score is not finite.
         """
         question_N = self._question[windows_N]
@@ -221,10 +221,15 @@ def _windows(source: TextSource, path: Path, tokenizer: Tokenizer) -> Windows:
         number.setdefault(title or context, len(number)) for title, context in zip(titles, contexts, strict=True)
     ]
     return Windows(
-        np.concatenate([np.zeros(0, kind), *ids]), np.cumsum(lengths), second.astype(np.uint16),
-        np.stack(spans, axis=1, dtype=np.int32), row.astype(np.int32), at, np.concatenate(offsets),
+        np.concatenate([np.zeros(0, kind), *ids]),
+        np.cumsum(lengths),
+        second.astype(np.uint16),
+        np.stack(spans, axis=1, dtype=np.int32),
+        row.astype(np.int32),
+        at,
+        np.concatenate(offsets),
         np.array(articles, np.int32),
-    )  # fmt: skip
+    )
 
 
 def _answers(path: Path, table: Any, contexts: list[str]) -> list[tuple[int, int]]:
@@ -243,8 +248,8 @@ def _answers(path: Path, table: Any, contexts: list[str]) -> list[tuple[int, int
                 )
         if begin < 0 or not text.strip() or context[begin:end] != text:
             raise DataError(
-                f"{path}: row {row} has the answer {text[:100]!r} at character {begin} of its context, where there is"
-                f" {context[max(begin, 0) : max(end, 0)][:100]!r}; leave out such rows"
+                f"{path}: row {row} has the answer {text[:100]!r} at character {begin} of its context, but there the"
+                f" context has {context[max(begin, 0) : max(end, 0)][:100]!r}; remove such rows"
             )
         spans.append((begin, end))
     return spans

@@ -18,11 +18,11 @@ class TextSource:
 
     Attributes:
         folder: below the data folder.
-        files: by split, the name of its Parquet file and the rows of the official one, None where there is none;
+        files: by split, the name of its Parquet file and the rows of the official one, None if there is none;
             "train" is always there; a file NAME_part stands for one that is missing.
         texts: columns with the texts, one or two.
         label: column with the label.
-        num_classes: labels lie in [0, num_classes).
+        num_classes: labels are in [0, num_classes).
         n_val: training rows kept for validation; a tenth of the rows where that is less.
         salt: name that decides which ones (`tasks.core.split.validation_rows`).
         threshold: the label column is a share in [0, 1], and the label 1 from this share on; None: it is the label.
@@ -105,7 +105,7 @@ def texts_of(path: Path, table: Any, name: str, rows: slice = slice(None)) -> li
     wrong = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
     if wrong is not None:
         row = wrong + (rows.start or 0)
-        raise DataError(f"{path}: row {row} has no text in column {name!r} but {texts[wrong]!r}; leave out such rows")
+        raise DataError(f"{path}: row {row} has no text in column {name!r} but {texts[wrong]!r}; remove such rows")
     return texts
 
 
@@ -124,7 +124,7 @@ def labels_of(source: TextSource, path: Path, table: Any) -> NDArray[np.uint8]:
         kind = "a whole number" if source.threshold is None else "a share"
         raise DataError(
             f"{path}: row {row} has {source.label} {values[row]:g}; it must be {kind} in [0, {high}];"
-            " leave out such rows (-1 marks a label that is hidden)"
+            " remove such rows (-1 marks a hidden label)"
         )
     return (values if source.threshold is None else values >= source.threshold).astype(np.uint8)
 

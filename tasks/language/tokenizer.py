@@ -49,14 +49,14 @@ def load_tokenizer(model: str) -> Tokenizer:
         ) from None
     if (size := tokenizer.get_vocab_size()) < LEAST_VOCABULARY:
         raise DataError(
-            f"the tokenizer in {folder} knows {size} tokens, fewer than {LEAST_VOCABULARY}: its vocabulary is missing;"
+            f"the tokenizer in {folder} has {size} tokens, fewer than {LEAST_VOCABULARY}: its vocabulary is missing;"
             " copy the model's tokenizer.json or vocab.txt there"
         )
     return tokenizer
 
 
 def named_folder(model: str) -> Path:
-    """The folder that a model's name means, which need not be there: `python:PACKAGE/FOLDER` lies in that package.
+    """The folder that a model's name means, which need not be there: `python:PACKAGE/FOLDER` is in that package.
 
     The package is not imported. So weights that an index holds have a name that is the same on every machine.
 
@@ -69,8 +69,8 @@ def named_folder(model: str) -> Path:
     spec = find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
         raise DataError(
-            f"missing model {model!r}: there is no Python package {package!r} here; install the one that has it, or"
-            " name another model with --task.model"
+            f"missing model {model!r}: there is no Python package {package!r} here; install the package that has it,"
+            " or name another model with --task.model"
         )
     return Path(spec.submodule_search_locations[0]) / inside
 
@@ -100,11 +100,12 @@ def _tokenizer_folder(model: str) -> Path:
             folder = Path(snapshot_download(model, allow_patterns=wanted, local_files_only=here))
             if has_tokenizer(folder):
                 return folder
-            why = "it has none there"
+            why = "it has no tokenizer there"
         except Exception as error:  # of the network, of the Hub, of the name
             why = one_line(error)
     raise DataError(
-        f"no tokenizer for {model}: there is no such folder, and nothing came from the Hugging Face Hub ({why}); name a"
+        f"no tokenizer for {model}: there is no such folder, and the download from the Hugging Face Hub failed"
+        f" ({why}); name a"
         " folder with the model's files by --task.model DIR, or train a small model by --task.scratch true"
     )
 
@@ -146,8 +147,11 @@ def train_word_pieces(texts: Sequence[str], size: int) -> Tokenizer:
     frequent = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))
     characters = sorted(frequent[: min(1000, size // 4)])
     trainer = trainers.WordPieceTrainer(
-        vocab_size=size, special_tokens=[*_SPECIAL, *(f"##{c}" for c in characters)], initial_alphabet=characters,
-        limit_alphabet=len(characters), show_progress=False,
-    )  # fmt: skip
+        vocab_size=size,
+        special_tokens=[*_SPECIAL, *(f"##{c}" for c in characters)],
+        initial_alphabet=characters,
+        limit_alphabet=len(characters),
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(texts, trainer)
     return word_pieces(tokenizer.get_vocab())

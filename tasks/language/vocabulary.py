@@ -73,7 +73,7 @@ class Characters(Vocabulary):
         if len(characters) > MOST:
             raise DataError(
                 f"the text has {len(characters):,} different characters, more than {MOST:,};"
-                " take --task.tokens byte or bpe"
+                " use --task.tokens byte or bpe"
             )
         self._characters = "".join(characters)
         self._points = _code_points(self._characters)
@@ -145,7 +145,7 @@ def read_vocabulary(text: str) -> Vocabulary:
     """The vocabulary that `Vocabulary.to_str` wrote.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is invalid.
     """
     if text == Bytes().to_str():
         return Bytes()

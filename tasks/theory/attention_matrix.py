@@ -110,7 +110,7 @@ class AttentionMatrixData(TaskData):
 class AttentionMatrix(Task):
     """W_k and W_q of one head; the loss is the mean over queries of the divergence KL(P || softmax(logits)).
 
-    Measured: `error`, the greatest |weight - P|; `divergence`; and of the construction from a truncated singular value
+    Measured: `error`, the largest |weight - P|; `divergence`; and of the construction from a truncated singular value
     decomposition of log P less its column means, which needs no training and can be reached by every head of this size,
     `construction_error` and `construction_divergence`.
 

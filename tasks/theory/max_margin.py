@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tasks.core.extras import not_installed
 
-# Greatest violation and relative duality gap of an answer that is handed out.
+# Largest violation and relative duality gap of an answer that is handed out.
 ACCURACY = 1e-8
-# Greatest margin, relative to the constraints' norms, that an infeasible problem may still have. Squared it must stay
+# Largest margin, relative to the constraints' norms, that an infeasible problem may still have. Squared it must stay
 # above the rounding of a Gram matrix, 1e-16.
 NO_MARGIN = 1e-7
 # The interior-point method's own tolerances, on the scaled problem; what it leaves is polished away.
@@ -78,7 +78,7 @@ def solve(gram: ArrayLike) -> MaxMargin | None:
         gram: K, symmetric and positive semidefinite, shape (m, m), m at least 1; it may be singular.
 
     Returns:
-        The solution, or None where there is none: a constraint is 0, or Clarabel found a certificate, checked here:
+        The solution, or None if there is none: a constraint is 0, or Clarabel found a certificate, checked here:
         weights z >= 0 of sum 1 with ||sum_k z_k c_k / ||c_k|| || at most `NO_MARGIN`. No w has a greater margin.
 
     Raises:
@@ -92,7 +92,7 @@ def solve(gram: ArrayLike) -> MaxMargin | None:
     if K.ndim != 2 or K.shape[0] != K.shape[1] or not len(K):
         raise ValueError(f"the Gram matrix has shape {K.shape}: it must be square and not empty")
     if not np.isfinite(K).all() or np.abs(K - K.T).max() > 1e-12 * np.abs(K).max() or K.diagonal().min() < 0:
-        raise ValueError("the Gram matrix must be finite and symmetric, with nothing negative on its diagonal")
+        raise ValueError("the Gram matrix must be finite and symmetric, with a nonnegative diagonal")
     lengths = np.sqrt(K.diagonal())
     shortest = float(lengths.min())
     if shortest == 0:
@@ -113,8 +113,8 @@ def solve(gram: ArrayLike) -> MaxMargin | None:
     if bound <= NO_MARGIN:
         return None
     raise ArithmeticError(
-        f"no max-margin solution of {len(K)} constraints was found within {ACCURACY:.0e}, nor a proof that there is "
-        f"none: violation {violation:.1e}, relative duality gap {gap:.1e}, margin at most {bound:.1e} of the "
+        f"no max-margin solution of {len(K)} constraints was found within {ACCURACY:.0e}, nor a proof of "
+        f"infeasibility: violation {violation:.1e}, relative duality gap {gap:.1e}, margin at most {bound:.1e} of the "
         f"constraints' norms; Clarabel says {status}"
     )
 
@@ -214,7 +214,7 @@ def attention_svm(tokens: Tensor, optimal: Tensor) -> AttentionSVM | None:
         optimal: index in 0..T-1 of each sequence's optimal token, int64, shape (n,).
 
     Returns:
-        The solution, or None where no W meets the constraints. Raises as `solve`.
+        The solution, or None if no W meets the constraints. Raises as `solve`.
 
     Raises:
         ValueError: shapes or indices do not fit.
@@ -245,7 +245,7 @@ def separator(tokens: Tensor, labels: Tensor) -> Optimum | None:
         labels: y, +1 or -1, shape (n,).
 
     Returns:
-        v, float64, shape (d,), and the solution; or None where no v separates the tokens. Raises as `solve`.
+        v, float64, shape (d,), and the solution; or None if no v separates the tokens. Raises as `solve`.
 
     Raises:
         ValueError: shapes or labels do not fit.
@@ -265,7 +265,7 @@ Solved = TypeVar("Solved", bound=Optimum)
 def or_reason(constraints: int, solve: Callable[[], Solved | None]) -> Solved | str:
     """What a max-margin problem of so many constraints gives, or in words why it gives nothing."""
     if constraints > MOST_CONSTRAINTS:
-        return f"not solved: {constraints} constraints are more than {MOST_CONSTRAINTS}"
+        return f"not solved: {constraints} constraints, more than the limit of {MOST_CONSTRAINTS}"
     try:
         import_module("clarabel")
     except ImportError:
@@ -282,6 +282,9 @@ def fact(found: Optimum | str) -> dict[str, Any]:
         return {"solved": False, "reason": found}
     solution = found[1]
     return {
-        "solved": True, "norm": float(solution.norm), "support": int(solution.support),
-        "violation": float(solution.violation), "duality_gap": float(solution.duality_gap),
-    }  # fmt: skip
+        "solved": True,
+        "norm": float(solution.norm),
+        "support": int(solution.support),
+        "violation": float(solution.violation),
+        "duality_gap": float(solution.duality_gap),
+    }

@@ -199,7 +199,7 @@ class PlantedData(SequenceData):
                 if sum(len(labels) for _, labels in kept) >= n:
                     break
             else:
-                raise ValueError(f"margin={margin} is out of range: fewer than 1 in {_MOST_DRAWS} samples have it")
+                raise ValueError(f"margin={margin} is out of range: fewer than 1 in {_MOST_DRAWS} samples satisfy it")
             tokens, labels = (torch.cat(parts)[:n] for parts in zip(*kept, strict=True))
             return tokens, 2 * labels.double() - 1, labels
 
@@ -266,7 +266,7 @@ def model_outputs(tokens_BTd: Tensor, W_KHdd: Tensor, U_KHTd: Tensor) -> Tensor:
 
     The textbook gradient of sum_s w_s v_s with respect to the logits, w_s (v_s - mean), cancels once one weight is
     within rounding of 1. As in `tasks.theory.saturated.attended_mean`, the sum is therefore taken of differences to a
-    constant, here to the mean itself: rounded, it is then the value under the greatest weight, and needs no search.
+    constant, here to the mean itself: rounded, it is then the value under the largest weight, and needs no search.
     """
     K, H, T, _ = U_KHTd.shape
     W_dHd, U_Qd = side_by_side(W_KHdd.flatten(0, 1)), by_row(U_KHTd.flatten(0, 1))

@@ -9,7 +9,7 @@ def attended_mean(logits: Tensor, values: Tensor, dim: int = -1) -> Tensor:
 
     The textbook gradient with respect to the logits, p_t (v_t - mean), cancels once one weight is within rounding of 1.
     The sum is therefore taken of differences to a constant, which changes neither sum nor gradient: to the mean itself,
-    correctly rounded. It is then the value under the greatest weight, without a search for that.
+    correctly rounded. It is then the value under the largest weight, without a search for that.
 
     Args:
         logits: shape (..., T) if `dim` is the last.

@@ -34,7 +34,7 @@ class ScoredSequences(NamedTuple):
 class FixedDecoderData(TokenData):
     """Random tokens and labels with a fixed decoder u of norm 1: one problem instance per seed.
 
-    The score of token t is gamma_{i,t} = y_i u.x_{i,t}; the optimal token has the greatest. With all attention on the
+    The score of token t is gamma_{i,t} = y_i u.x_{i,t}; the optimal token has the largest. With all attention on the
     optimal tokens the loss is at its infimum f_star = mean_i log(1 + exp(-gamma_{i,opt_i})).
 
     Sizes and distributions of paper A are not published. The default is ours: it meets the assumption of the theory
@@ -55,9 +55,18 @@ class FixedDecoderData(TokenData):
     """
 
     def __init__(
-        self, root: Any = None, seed: int = 0, *, n: int = 20, n_test: int = 100, T: int = 6, d: int = 64,
-        recipe: Literal["equal_scores", "sphere"] = "equal_scores", sigma: float = 0.375, gap: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        root: Any = None,
+        seed: int = 0,
+        *,
+        n: int = 20,
+        n_test: int = 100,
+        T: int = 6,
+        d: int = 64,
+        recipe: Literal["equal_scores", "sphere"] = "equal_scores",
+        sigma: float = 0.375,
+        gap: float = 1.0,
+    ) -> None:
         check_sizes(n, n_test, T, d)
         check_range("sigma", sigma, 0)
         check_range("gap", gap, 0)
@@ -124,17 +133,17 @@ class AttentionClassifier(TokenClassifier):
         self.head = AttentionHead(data.decoder.numel(), init_std)
 
     def loss(self, batch: ScoredSequences) -> Outcome:
-        """Mean logistic loss above its infimum; predictions are classes, shape (B,)."""
+        """Mean logistic suboptimality gap; predictions are classes, shape (B,)."""
         excess_B, margin_B = excess(batch, attended_mean(self.head(batch.tokens), batch.gaps))
         return Outcome(excess_B.mean(), torch.where(margin_B > 0, batch.labels, 1 - batch.labels), batch.labels)
 
     def judge(
         self, batch: ScoredSequences, weights: Mapping[str, Tensor], mean: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Loss above its infimum and margin y Phi(X) of each sequence at K points, shape (K, B) each."""
+        """Loss above the infimum and margin y Phi(X) of each sequence at K points, shape (K, B) each."""
         return excess(batch, mean(batch.gaps[:, :, None].expand(-1, -1, len(weights["head.W"]))).T)
 
 
 def excess(batch: ScoredSequences, below: Tensor) -> tuple[Tensor, Tensor]:
-    """How far losses are above the least, and margins, at scores so far below the optimal; shape (..., B)."""
+    """How far losses are above the smallest, and margins, at scores so far below the optimal; shape (..., B)."""
     return torch.log1p(batch.sigmoid * torch.expm1(below)), batch.best - below.detach()

@@ -46,9 +46,17 @@ class MixtureTokenData(TokenData):
     loss_offset = MappingProxyType({"train": 0.0, "test": 0.0})
 
     def __init__(
-        self, root: Any = None, seed: int = 0, *, n: int = 20, n_test: int = 100, T: int = 6, d: int = 64,
-        sigma: float = 0.25, mu_norm: float = 2.0,
-    ) -> None:  # fmt: skip
+        self,
+        root: Any = None,
+        seed: int = 0,
+        *,
+        n: int = 20,
+        n_test: int = 100,
+        T: int = 6,
+        d: int = 64,
+        sigma: float = 0.25,
+        mu_norm: float = 2.0,
+    ) -> None:
         check_sizes(n, n_test, T, d)
         check_range("sigma", sigma, 0)
         check_range("mu_norm", mu_norm, 0)

@@ -118,7 +118,7 @@ class AttentionHead(nn.Module):
 
 
 class _StackedLogits(torch.autograd.Function):
-    """`stacked_logits` with a gradient for W that lies in memory as W does; tokens, which are data, get none.
+    """`stacked_logits` with a gradient for W with W's memory layout; tokens, which are data, get none.
 
     Torch's own gradients of W and of the queries are transposed: optimizers pay for the one, and the other is copied.
     """

@@ -54,12 +54,12 @@ class ImageData(TaskData):
         held_out, rest = validation_rows(len(images), n_val, salt)
         if n_train is not None:
             if not 1 <= n_train <= len(rest):
-                raise ValueError(f"n_train={n_train} is out of range: it must lie in [1, {len(rest)}]")
+                raise ValueError(f"n_train={n_train} is out of range: it must be in [1, {len(rest)}]")
             if n_train < len(rest):
                 self.part = f"{n_train:,} of {len(rest):,} training images"
             rest = rest[:n_train]
         if not 0 <= crop <= images.shape[-1]:
-            raise ValueError(f"crop={crop} is out of range: it must lie in [0, {images.shape[-1]}] pixels")
+            raise ValueError(f"crop={crop} is out of range: it must be in [0, {images.shape[-1]}] pixels")
         self.flip, self.crop = flip, crop
         self.num_classes = num_classes
         self.image_shape = tuple(images.shape[1:])
@@ -117,7 +117,7 @@ class ArrayImages(ImageData):
 
     Attributes:
         name: decides the validation rows, and stands in messages.
-        classes: labels lie in [0, classes).
+        classes: labels are in [0, classes).
         n_val: training images kept for validation; None for a tenth of them, but at most 5,000.
 
     Raises:
@@ -136,12 +136,12 @@ class ArrayImages(ImageData):
         train, test = (self._checked(split, given[split]) for split in ("train", "test"))
         if train[0].shape[1:] != test[0].shape[1:]:
             (_, *a), (_, *b) = train[0].shape, test[0].shape
-            raise DataError(f"{self.name}: test images are {b} and train images {a} (C, H, W); make them of one size")
+            raise DataError(f"{self.name}: test images are {b} and train images {a} (C, H, W); give them the same size")
         n = len(train[0])
         n_val = min(5_000, n // 10) if self.n_val is None else self.n_val
         if not 1 <= n_val < n:
             raise DataError(
-                f"{self.name}: n_val={n_val} of {n} training images cannot be kept for validation; n_val must lie in"
+                f"{self.name}: n_val={n_val} of {n} training images cannot be used for validation; n_val must lie in"
                 f" [1, {n - 1}], and by default there must be 10 images or more"
             )
         super().__init__(
@@ -177,15 +177,15 @@ class ArrayImages(ImageData):
             )
         if y.dtype.kind not in "iu" or y.ndim != 1:
             raise DataError(
-                f"{self.name}: {split} labels are {y.dtype} of shape {y.shape}; make them whole numbers of shape (N,)"
+                f"{self.name}: {split} labels are {y.dtype} of shape {y.shape}; make them integers of shape (N,)"
             )
         if len(x) != len(y):
-            raise DataError(f"{self.name}: {split} has {len(x)} images and {len(y)} labels; give one label each")
+            raise DataError(f"{self.name}: {split} has {len(x)} images and {len(y)} labels; give one label per image")
         wrong = np.flatnonzero((y < 0) | (y >= self.classes))
         if len(wrong):
             raise DataError(
                 f"{self.name}: {split} row {wrong[0]} has the label {y[wrong[0]]}, which is not in"
-                f" [0, {self.classes - 1}]; correct it, or say how many classes there are"
+                f" [0, {self.classes - 1}]; correct it, or set the number of classes"
             )
         pixels = torch.from_numpy(x if x.ndim == 4 else x[..., None])
         return pixels.permute(0, 3, 1, 2).contiguous(), torch.from_numpy(y.astype(np.int64))

@@ -38,8 +38,11 @@ class ViTClassifier(Task):
     """
 
     roles: Mapping[str, Role] = {
-        "model.cls_token": "embedding", "model.*pos_embed": "embedding", "model.head.weight": "head", **COMPOSITION
-    }  # fmt: skip
+        "model.cls_token": "embedding",
+        "model.*pos_embed": "embedding",
+        "model.head.weight": "head",
+        **COMPOSITION,
+    }
     pieces: Mapping[str, int] = {"*.qkv.weight": 3}  # queries, keys and values, each of all heads
 
     def __init__(
@@ -65,7 +68,7 @@ class ViTClassifier(Task):
         tokens = height // patch_size * (width // patch_size) + 1
         size = head_size(attention, embed_dim, num_heads, head_dim, length=tokens, shown=f"{embed_dim=}")
         if not 0 <= dropout < 1:
-            raise ValueError(f"dropout={dropout} is out of range: it must lie in [0, 1)")
+            raise ValueError(f"dropout={dropout} is out of range: it must be in [0, 1)")
         self.num_classes = data.num_classes
         self.model = VisionTransformer(
             img_size=(height, width),

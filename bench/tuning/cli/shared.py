@@ -50,7 +50,7 @@ def show(
 def warn_of(study: "Study") -> bool:
     """Name the trials that were left out because they are damaged; whether there are any."""
     for what in study.damaged.values():
-        remark("warning", f"{what}; it is left out")
+        remark("warning", f"{what}; it is ignored")
     return bool(study.damaged)
 
 
@@ -75,7 +75,7 @@ def need_server(args: Args) -> None:
     """Refuse a Slurm array without the address of a database that its tasks can share.
 
     Raises:
-        UserError: there is none.
+        UserError: it does not exist.
     """
     if args.slurm and args.storage is None and not args.print:
         raise UserError(

@@ -12,7 +12,7 @@ def main(words: list[str]) -> int:
     """`bench studies` with these words: 0 done, 1 something could not be shown.
 
     Raises:
-        UserError: the request cannot be carried out.
+        UserError: the request is invalid.
     """
     args = parse("studies", words)
     if args.budget is not None and args.name is None:
@@ -49,10 +49,13 @@ def main(words: list[str]) -> int:
             continue
         running = sum(trial.state == "running" for trial in study.trials())
         rows[name] = {
-            "trials": len(found.scored) + len(found.refined), "missing": found.missing, "running": running,
-            "best": None if found.best is None else spoken(found.best.point), "score": found.score,
+            "trials": len(found.scored) + len(found.refined),
+            "missing": found.missing,
+            "running": running,
+            "best": None if found.best is None else spoken(found.best.point),
+            "score": found.score,
             "fresh": found.fresh_interval and found.fresh_interval.mean,
-        }  # fmt: skip
+        }
     if args.json:
         answer(rows)
     elif not rows:
@@ -60,7 +63,7 @@ def main(words: list[str]) -> int:
     lines = []
     for name, row in rows.items():
         if "error" in row:
-            note(f"{name} cannot be shown: {row['error']}")
+            note(f"{name} is unreadable: {row['error']}")
             continue
         score = "" if row["score"] is None else f"best {row['best']}: {row['score']:.4g}"
         fresh = "" if row["fresh"] is None else f", fresh seeds {row['fresh']:.4g}"

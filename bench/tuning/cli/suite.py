@@ -29,7 +29,7 @@ def main(words: list[str]) -> int:
     """`bench suite` with these words: 0 done, 1 an optimizer has no winner, 130 stopped.
 
     Raises:
-        UserError: the request cannot be carried out.
+        UserError: the request is invalid.
     """
     command = shlex.join(["bench", "suite", *without_storage(words)])
     args = parse("suite", words)
@@ -110,9 +110,15 @@ def show_plan(args: Args, parts: "Sequence[Suite]", places: Mapping[str, Path], 
 
 
 def train(
-    args: Args, parts: "Sequence[Suite]", studies: "Studies", places: Mapping[str, Path], cut: Sequence["Slot"],
-    shared_by: int, *, progress: bool = True,
-) -> "list[Study] | None":  # fmt: skip
+    args: Args,
+    parts: "Sequence[Suite]",
+    studies: "Studies",
+    places: Mapping[str, Path],
+    cut: Sequence["Slot"],
+    shared_by: int,
+    *,
+    progress: bool = True,
+) -> "list[Study] | None":
     """Carry a suite out with workers of this machine; None if a signal asked to stop.
 
     Args:
@@ -152,9 +158,12 @@ def _slurm(args: Args, parts: Sequence["Suite"], places: Mapping[str, Path]) -> 
 
 
 def submit_array(
-    args: Args, name: str, words: Sequence[str], cells: "Sequence[tuple[StudySpec, int | None]]",
+    args: Args,
+    name: str,
+    words: Sequence[str],
+    cells: "Sequence[tuple[StudySpec, int | None]]",
     places: Mapping[str, Path],
-) -> int:  # fmt: skip
+) -> int:
     """Submit an array of which each task gives a command, and so shares its work; or print the script.
 
     Args:
@@ -177,7 +186,7 @@ def submit_array(
     most = sum(make_request(spec.design, trials).trials for spec, trials in cells)
     count = array_size(args.workers, most)
     if nodes := max(spec.trainer.num_nodes for spec, _ in cells) - 1:
-        raise UserError(f"trainer.num_nodes {nodes + 1}: a task of the array has one machine; leave it out")
+        raise UserError(f"trainer.num_nodes {nodes + 1}: an array task has one machine; remove it")
     places = absolute_places(places)
     command = bench_command(*words, "--workers", "1", "--shared-by", str(count))
     command += Effort.of(args).words()
@@ -188,5 +197,5 @@ def submit_array(
         print(text, end="")
         return 0
     print(submit(name, text, args.store, {"BENCH_STORAGE": args.storage}))
-    print("when it is done, the same command without --slurm writes what was found")
+    print("when it is done, the same command without --slurm writes the results")
     return 0

@@ -24,7 +24,7 @@ def main(words: list[str]) -> int:
     """`bench tune` with these words: 0 done, 1 no trial has a score, 130 stopped.
 
     Raises:
-        UserError: the request cannot be carried out.
+        UserError: the request is invalid.
     """
     command = shlex.join(["bench", "tune", *without_storage(words)])
     args = parse("tune", words)
@@ -69,8 +69,8 @@ def main(words: list[str]) -> int:
         if study is None or request != study.request:
             where = "" if args.storage else " and with --storage URL"
             note(
-                f"study {name} must be in the database as it is asked for here:"
-                f" the same command with --create instead of --slurm --print{where} puts it there"
+                f"study {name} must be in the database with these settings: the same command"
+                f" with --create instead of --slurm --print{where} puts it there"
             )
         return 0
     if not args.create:
@@ -80,8 +80,8 @@ def main(words: list[str]) -> int:
     stored = study.ask(request)
     if stored.trials > request.trials:
         note(
-            f"the study has {stored.trials} trials already; `bench studies {name} --budget {request.trials}` shows"
-            f" what {request.trials} would have found"
+            f"the study has {stored.trials} trials; `bench studies {name} --budget {request.trials}` shows"
+            f" what {request.trials} would find"
         )
     if args.create:
         how = effort.words()[2:]  # the study remembers its engine
@@ -99,7 +99,7 @@ def main(words: list[str]) -> int:
     elif not done:
         progress.say(
             "bench: stopped; nothing is lost, and the same command"
-            f" (or {shlex.join(['bench', 'tune', '--resume', study.name, *naming(spec.names)])}) goes on"
+            f" (or {shlex.join(['bench', 'tune', '--resume', study.name, *naming(spec.names)])}) continues"
         )
         return 130
     return show(study, None, as_json=args.json, out=out, command=command, store=args.store)
@@ -155,7 +155,9 @@ def trials_of(args: Args, seeds: int, fresh: int, studies: int = 1) -> int | Non
     if not runs:
         return args.trials
     if args.trials is not None:
-        raise UserError(f"--budget {args.budget.text} and --trials {args.trials} say the same; leave one out")
+        raise UserError(
+            f"--budget {args.budget.text} and --trials {args.trials} both set the number of trials; remove one"
+        )
     if runs < (least := studies * (seeds + fresh)):
         raise UserError(
             f"--budget {args.budget.text}: one trial of {seeds} seeds and {fresh} fresh seeds"
@@ -187,15 +189,20 @@ def _of_study(args: Args, settings: dict[str, Any], words: list[str]) -> Asked:
     given = ["config"] * (args.config is not None) + [*other, *(name for name in settings if name not in named)]
     given += [name for name in sorted(own) if getattr(args, name) not in (None, False)]
     if given:
-        raise UserError(f"--resume takes the study's own settings; leave --{given[0]} out")
+        raise UserError(f"--resume takes the study's own settings; remove --{given[0]}")
     study.admit(named, as_typed("tune", words))
     before = study.request
     trials = trials_of(args, len(study.spec.seeds), len(study.spec.report_seeds) if before.report else 0)
     request = make_request(
-        study.spec.design, (before.trials or None) if trials is None else trials, tpe=tpe,
-        retries=before.retries if args.retries is None else args.retries, report=before.report, out=args.out,
-        engine=args.engine or before.engine, seeds=len(study.spec.seeds),
-    )  # fmt: skip
+        study.spec.design,
+        (before.trials or None) if trials is None else trials,
+        tpe=tpe,
+        retries=before.retries if args.retries is None else args.retries,
+        report=before.report,
+        out=args.out,
+        engine=args.engine or before.engine,
+        seeds=len(study.spec.seeds),
+    )
     return Asked(study, study.spec, study.name, request, args.out or _remembered(before.out))
 
 
@@ -203,11 +210,11 @@ def _remembered(out: str | None) -> Path:
     """Where a study's settings go; one that somebody else made may name any place.
 
     Raises:
-        UserError: it names one outside of this folder.
+        UserError: it names one outside this folder.
     """
     path = Path(out or "tuned")
     if not path.resolve().is_relative_to(Path.cwd().resolve()):
-        raise UserError(f"the study's settings go to {path}, outside of this folder: name it again, --out {path}")
+        raise UserError(f"the study writes its settings to {path}, outside this folder: confirm with --out {path}")
     return path
 
 
@@ -219,16 +226,26 @@ def of_words(args: Args, settings: dict[str, Any], places: dict[str, Path]) -> A
     tpe, fresh = args.sampler == "tpe", "5" if args.report_seeds is None else args.report_seeds
     report = fresh != "0"
     spec = make_spec(
-        settings, sampler=None if tpe else args.sampler, seeds=tuning_seeds(args.seeds or "2"),
-        report_seeds=reporting_seeds(fresh) if report else [], prune=bool(args.prune), places=places,
-    )  # fmt: skip
+        settings,
+        sampler=None if tpe else args.sampler,
+        seeds=tuning_seeds(args.seeds or "2"),
+        report_seeds=reporting_seeds(fresh) if report else [],
+        prune=bool(args.prune),
+        places=places,
+    )
     name = spec.name if args.name is None else check_name(args.name)
     retries = 2 if args.retries is None else args.retries
     trials = trials_of(args, len(spec.seeds), len(spec.report_seeds))
     request = make_request(
-        spec.design, trials, tpe=tpe, retries=retries, report=report, out=args.out,
-        engine=args.engine or "auto", seeds=len(spec.seeds),
-    )  # fmt: skip
+        spec.design,
+        trials,
+        tpe=tpe,
+        retries=retries,
+        report=report,
+        out=args.out,
+        engine=args.engine or "auto",
+        seeds=len(spec.seeds),
+    )
     return Asked(None, spec, name, request, args.out or Path("tuned"))
 
 
@@ -239,6 +256,6 @@ def _slurm(study: "Study", text: str, args: Args) -> int:
     print(submit(study.name, text, args.store, {"BENCH_STORAGE": address}))
     print(
         f"when it is done: bench tune --resume {study.name} writes the settings;"
-        f" bench studies {study.name} shows how far it is"
+        f" bench studies {study.name} shows its progress"
     )
     return 0

@@ -18,7 +18,7 @@ def main(words: list[str]) -> int:
     """`bench worker` with these words: 0 nothing is left to do, 130 stopped.
 
     Raises:
-        UserError: the request cannot be carried out.
+        UserError: the request is invalid.
     """
     if words[:1] == ["--cuts"]:  # of `bench.execute`, started by the suite alone
         from bench.execute import child
