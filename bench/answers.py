@@ -138,7 +138,7 @@ class ListedRun(Run):
     data_seed: int
     """The seed of the order of the samples."""
     engine: str
-    """`lanes` (many runs as one program) or `lightning`."""
+    """`lightning` (a run for itself), `compiled` (so too, with `torch.compile`) or `lanes` (many as one program)."""
     plan: str | None
     """The command that wanted it."""
     study: str | None

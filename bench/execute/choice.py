@@ -271,6 +271,8 @@ def why_no_lanes(config: RunConfig) -> str | None:
         return f"--trainer.strategy {trainer.strategy}: lanes train on one device"
     if config.precision not in ("32-true", "64-true"):
         return f"--precision {config.precision}: lanes train in 32-true or 64-true"
+    if trainer.compile == "step":
+        return "--trainer.compile step: it compiles the steps of one run"
     if trainer.max_seconds is not None:
         return f"--trainer.max_seconds {trainer.max_seconds:g}: lanes share the time, so their budget is in steps"
     if config.logger is not None:

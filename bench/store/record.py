@@ -151,7 +151,8 @@ class RunResult:
         memory: peak bytes on host and device, of the process; lanes share it.
         environment: machine, devices, threads.
         facts: what is known of the instance of the problem (`TaskData.facts`) and of the model (`Task.facts`).
-        engine: what trained it: `lightning`, a run for itself, or `lanes`, many runs of a task as one program.
+        engine: what trained it: `lightning`, a run for itself; `compiled`, the same with `--trainer.compile`; or
+            `lanes`, many runs of a task as one program.
         unscheduled: a schedule was asked for, and left out since the optimizer does without.
         tuned_by: the study that its hyperparameters were taken from (`--tuned`), or None.
         tuned_on: the split on which that study chose them; None where there is none, or it is not known.

@@ -145,17 +145,17 @@ class Store:
 
     def checkpoint(self, run_id: str) -> Path | None:
         """The state of a run that was interrupted while it trained for itself, if it got so far."""
-        return self.last_checkpoint([run_id], "lightning")
+        return self.last_checkpoint([run_id])
 
-    def last_checkpoint(self, run_ids: Sequence[str], engine: str) -> Path | None:
-        """The state of a block that was interrupted, if it got so far; None if another engine trained it."""
+    def last_checkpoint(self, run_ids: Sequence[str], *, lanes: bool = False) -> Path | None:
+        """The state of a block that was interrupted, if it got so far; None if it is not of lanes, or else is."""
         try:
             block = read_block(self.folder / name_of(run_ids))
         except Damaged:
             return None
         if block is None or block.done or block.damaged:
             return None
-        if any(run.engine != engine for run in block.runs.values()):
+        if any((run.engine == "lanes") != lanes for run in block.runs.values()):
             return None
         path = block.at / CHECKPOINT
         return path if is_there(path) else None
