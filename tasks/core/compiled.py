@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from tasks.core.randomness import BatchRandomness
+
 if TYPE_CHECKING:
     from tasks.core.training_step import Loop
 
@@ -39,6 +41,17 @@ def through_compiler(function: Callable[..., Any], *, dynamic: bool | None = Non
     return torch.compile(function, dynamic=dynamic, options={"fallback_random": True})
 
 
+def compiled_loss(loss: Callable[[Any], Any], where: BatchRandomness, device: torch.device) -> Callable[[Any], Any]:
+    """A task's loss through `torch.compile`, of whatever step and rows `where` says."""
+    program = through_compiler(loss)
+
+    def compiled(batch: Any) -> Any:
+        with where.as_tensors(device):
+            return program(batch)
+
+    return compiled
+
+
 class CompileError(RuntimeError):
     """`torch.compile` cannot make a program of the task's loss, on this machine or at all."""
 
@@ -57,13 +70,7 @@ class Trial:
     def __init__(self, loop: "Loop", mode: Compile) -> None:
         self.loop, self.mode = loop, mode
         self.eager = loop.loss
-        program = through_compiler(loop.loss)
-
-        def compiled(batch: Any) -> Any:
-            with loop.where.as_tensors(loop.device):
-                return program(batch)
-
-        self.compiled = compiled
+        self.compiled = compiled_loss(loop.loss, loop.where, loop.device)
         self.ways = [self.compiled]
         if mode == "auto":
             self.ways = [*[self.eager] * _WARM, *[self.compiled] * _COMPILING, *[self.eager, self.compiled] * _PAIRS]
