@@ -191,7 +191,8 @@ class Loop:
         self.average, self.averaged = task.average, task.averaged()
         self.observer = task.observer
         self.noted: list[tuple[int, dict[str, Tensor]]] = []
-        self.device, self.loss = task.device, task.loss
+        self.device = task.device
+        self.loss: Callable[[Any], Outcome] = task.loss
         self.trial = Trial(self, self.plan.compile) if self.plan.compile != "off" else None
         # Leaves averaging over ranks to a batch's last micro-batch, where the strategy can.
         self.without_sync = getattr(self.strategy, "block_backward_sync", nullcontext)
