@@ -1,11 +1,12 @@
-.PHONY: help setup check docs test test-all test-kill test-rounding bench gpu smoke publish statistics defaults ladder reference matrix zoo minilm constraints
+.PHONY: help setup check docs test test-all test-kill test-rounding bench gpu v100 smoke publish statistics defaults ladder reference matrix zoo minilm constraints
 
 OUT ?= gpu
 MINUTES ?= 8
 PYTHON ?= uv run python
+V100 ?= v100
 
 help:  ## print the targets
-	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile
+	@sed -n 's/^\([a-z0-9-]*\):.*## /make \1\t/p' Makefile
 
 setup:  ## install everything into .venv
 	uv sync
@@ -33,6 +34,14 @@ bench:  ## measure speed against baselines
 
 gpu:  ## on a box with a GPU: tests, speed and reference runs into OUT, for MINUTES a call (goes on)
 	$(PYTHON) -m benchmarks.gpu --out $(OUT) --minutes $(MINUTES)
+
+v100:  ## an environment for V100s in V100 (default: v100), and quickstart and numeric tests in it
+	python3 -m venv $(V100)
+	$(V100)/bin/pip install -q --upgrade pip
+	$(V100)/bin/pip install -q -e '.[papers]' --group dev "torch==2.10.0" "torchvision==0.25.0"
+	$(V100)/bin/bench quickstart --store $(V100)/runs -o $(V100)/quickstart.png
+	$(V100)/bin/python -m pytest -q -n 1 -p no:cacheprovider -o filterwarnings=default -m 'not deep' \
+	  tests/test_optimizers.py tests/test_updates.py tests/test_muon.py tests/test_lanes.py tests/test_randomness.py
 
 smoke:  ## train one short run
 	uv run bench fit --task synthetic --opt ngd --trainer.max_steps 200

@@ -138,7 +138,7 @@ class ListedRun(Run):
     data_seed: int
     """The seed of the order of the samples."""
     engine: str
-    """`lanes` (vectorised runs) or `lightning`."""
+    """`lightning` (a single run), `compiled` (a single run with `torch.compile`) or `lanes` (vectorised runs)."""
     plan: str | None
     """The command that requested it."""
     study: str | None

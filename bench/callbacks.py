@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bench.checkpoints import STEPS, save
-from bench.progress import Progress
+from bench.progress import Progress, say
 from bench.stop import StopRequest
 from bench.store.attempt import Attempt
 from bench.store.files import disk_errors
@@ -140,6 +140,9 @@ class Recorder(Watcher):
         """Add the last steps to the curve, and decide how to continue."""
         rows = to_host(pl_module.record.curve, pl_module.data.loss_offset.get("train", 0.0))
         pl_module.record.curve.clear()
+        self.result.engine = "compiled" if pl_module.record.compiled else "lightning"
+        while pl_module.record.said:
+            say(f"bench: {pl_module.record.said.pop(0)}")
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         (seen,) = look(rows[:, None], full_batch=self.watch.full_batch, scaled=scaler is not None)
         rows = rows[: seen.steps]

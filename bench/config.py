@@ -126,6 +126,11 @@ class TrainerOptions(NoBooleans):
         description="points per decade of steps for measurements of attention, curvature and noise of a real model,"
         " in [1, 20]; off by default (`bench show TASK` defines them)",
     )
+    compile: Literal["off", "auto", "step"] = Field(
+        "off",
+        description="loss and gradient through torch.compile: off, step, or auto (if a measurement in the run's"
+        " first steps shows that it pays); changes seconds and rounding, so it is no part of the run's id",
+    )
     checkpoint_seconds: float = Field(60, gt=0, description="seconds between checkpoints")
     devices: int = Field(1, ge=1, description="number of devices (processes) that share each batch")
     num_nodes: int = Field(1, ge=1, description="machines")
@@ -140,7 +145,7 @@ class TrainerOptions(NoBooleans):
 
 
 _TOP = {"task", "opt", "seed", "data_seed", "precision", "device", "data", "store", "logger"}
-_NOT_DECIDING = {"micro_batch_size", "checkpoint_seconds"}
+_NOT_DECIDING = {"micro_batch_size", "compile", "checkpoint_seconds"}
 
 
 class RunConfig(NoBooleans):
@@ -235,7 +240,8 @@ class RunConfig(NoBooleans):
     def identity(self) -> dict[str, Any]:
         """All that decides the result, in strict JSON: `run_id` is its hash.
 
-        It leaves out the places of data and store and the size of micro-batches, which decide nothing. It leaves out
+        It leaves out the places of data and store, the size of micro-batches and `compile`, which decide nothing but
+        rounding, as does whether runs are lanes. It leaves out
         options of task and trainer at their defaults too, so that a new option does not change the ids of earlier
         runs; a default that changes raises the task's version. A file or a model's folder counts by its content.
         """
@@ -388,12 +394,13 @@ def _without_idle(trainer: TrainerOptions) -> TrainerOptions:
     for name, value in usual.items():
         if (given := getattr(trainer, name)) != value:
             of = idle[name][1]
-            _say_once(f"--trainer.{name} {given:g} is ignored: the {of} is {getattr(trainer, of)} and has no {name}")
+            say_once(f"--trainer.{name} {given:g} is ignored: the {of} is {getattr(trainer, of)} and has no {name}")
     return trainer.model_copy(update=usual)
 
 
 @lru_cache
-def _say_once(line: str) -> None:
+def say_once(line: str) -> None:
+    """Say it on standard error, once in this process."""
     if is_main_process():
         print(f"bench: {line}", file=sys.stderr)
 

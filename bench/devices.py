@@ -7,7 +7,8 @@ import re
 import shutil
 import subprocess
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
@@ -26,7 +27,7 @@ def device_diagnoses() -> list[Diagnosis]:
 
     name = cpu_name() or platform.machine()
     found = [Diagnosis("ok", "cpu", f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads")]
-    found += precision_diagnoses("cpu")
+    found += precision_diagnoses("cpu", cpu_halves(cpu_flags()))
     with warnings.catch_warnings(record=True) as caught:  # torch gives its reason as a warning
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
@@ -45,7 +46,7 @@ def device_diagnoses() -> list[Diagnosis]:
         )
         found.append(diagnosis)
         if diagnosis.level != "FAIL":
-            found += precision_diagnoses(f"cuda:{i}", native_bf16=gpu.major >= 8)
+            found += precision_diagnoses(f"cuda:{i}", None if torch.version.hip else gpu_halves(capability))
     if torch.backends.mps.is_available():
         found += [Diagnosis("ok", "mps", "Apple GPU"), *precision_diagnoses("mps")]
     return found
@@ -129,22 +130,48 @@ def visible_gpus() -> list[str]:
     return [name.strip() for text in texts for name in re.findall(r"^(?:Model|GPU \d+):([^(\n]*)", text, re.MULTILINE)]
 
 
+def gpu_halves(capability: tuple[int, int]) -> list[str]:
+    """Half precisions for which an NVIDIA GPU of a compute capability has tensor cores; torch emulates bf16 elsewhere.
+
+    Source: CUDA C++ Programming Guide, "Compute Capabilities".
+    """
+    since = {"bf16-mixed": (8, 0), "16-mixed": (7, 0)}
+    return [precision for precision, first in since.items() if capability >= first]
+
+
+def cpu_halves(flags: Collection[str]) -> list[str]:
+    """Half precisions for which a processor has instructions of its own, by its flags as Linux names them."""
+    has = {"bf16-mixed": {"avx512_bf16", "amx_bf16", "bf16"}, "16-mixed": {"avx512_fp16", "amx_fp16", "asimdhp"}}
+    return [precision for precision, names in has.items() if names & set(flags)]
+
+
+def cpu_flags() -> list[str]:
+    """The processor's flags as Linux shows them; none elsewhere."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return line.partition(":")[2].split()
+    return []
+
+
 def precision_diagnoses(
-    device: str, *, native_bf16: bool = True, attempt: Callable[[str, str], str | None] | None = None
+    device: str, native: Collection[str] | None = None, *, attempt: Callable[[str, str], str | None] | None = None
 ) -> list[Diagnosis]:
     """Which precisions work on a device, by trying.
 
     Args:
         device: such as `cuda:0`.
-        native_bf16: whether it computes in bf16 itself; torch emulates it elsewhere.
+        native: half precisions that it computes in by itself; None if that is not known.
         attempt: trains a step on a device in a precision and returns what went wrong, or None.
     """
     from bench.config import Precision
 
     errors = {precision: (attempt or try_precision)(device, precision) for precision in get_args(Precision)}
     works = [precision for precision, error in errors.items() if error is None]
-    found = [Diagnosis("ok", device, f"--precision that works: {', '.join(works)}")] if works else []
-    if "bf16-mixed" in works and not native_bf16:
+    own = [precision for precision in works if native is not None and precision in native]
+    halves = "" if native is None else f"; half precision in hardware: {', '.join(own) or 'none'}"
+    found = [Diagnosis("ok", device, f"--precision that works: {', '.join(works)}{halves}")] if works else []
+    if device.startswith("cuda") and "bf16-mixed" in works and native is not None and "bf16-mixed" not in native:
         found.append(
             Diagnosis("note", device, "no bf16 in hardware, torch emulates it slowly: use 16-mixed or 32-true")
         )

@@ -36,6 +36,8 @@ MODULES = (
     "pyarrow.parquet",
 )
 COLUMNS = (Column("level", least=4), Column("subject", least=13), Column("text", wraps=True))
+TRIED_LANES = 64
+"""Lanes whose memory is measured: with so many, what a block takes beside its lanes counts little. Ours."""
 LITTLE_DISK, LEAST_DISK = 2 * 2**30, 100 * 2**20
 
 
@@ -54,6 +56,7 @@ def examine(data: Path, store: Path) -> Iterator[list[Diagnosis]]:
         ("names", lambda: name_diagnoses(Path.cwd(), sys.path)),
         ("imports", import_diagnoses),
         ("devices", device_diagnoses),
+        ("lanes", lane_diagnoses),
         ("data", lambda: dataset_diagnoses(data)),
         ("disk", lambda: disk_diagnoses(store)),
         ("store", lambda: store_diagnoses(store)),
@@ -190,6 +193,63 @@ def _installed(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+# -- what fits ----------------------------------------------------------------------------------------------------
+
+
+def lane_diagnoses() -> list[Diagnosis]:
+    """How many runs fit into the memory of the device that `--device auto` takes, if they train as lanes."""
+    import torch
+
+    from bench.grammar.values import Memory
+    from bench.memory import bytes_of
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return [lanes_diagnosis(device, bytes_of(Memory(), device), Memory().share, lane_bytes(device))]
+
+
+def lane_bytes(device: str) -> dict[str, int]:
+    """Bytes of a lane by task, for tasks that need no files, with adamw at the task's defaults, as sweeps measure them.
+
+    Args:
+        device: `cuda` or `cpu`.
+    """
+    from bench.config import resolve
+    from bench.execute.choice import bytes_of_lane
+    from tasks import TASKS
+
+    found = {}
+    for spec in TASKS.values():
+        if spec.lanes and not spec.files:
+            words = {"task": spec.name, "opt": "adamw", "device": device}
+            found[spec.name] = bytes_of_lane(
+                [[resolve(words | {"opt.lr": 1e-6 * (i + 1)}) for i in range(TRIED_LANES)]]
+            )
+    return found
+
+
+def lanes_diagnosis(device: str, budget: int, share: float | None, each: Mapping[str, int]) -> Diagnosis:
+    """How many lanes of each task fit.
+
+    Args:
+        device: such as `cuda`.
+        budget: bytes that a sweep may take.
+        share: which part of the free memory that is.
+        each: bytes of a lane by task.
+    """
+    counts = {task: budget // max(1, size) for task, size in each.items()}
+    fit = ", ".join(f"{task} {_two_digits(count):,}" for task, count in counts.items())
+    part = "" if share is None else f", {share:.0%} of what is free"
+    text = f"runs that fit into {budget / 2**30:.3g} GiB{part}, as lanes: about {fit}"
+    if short := [task for task, count in counts.items() if count < 1]:
+        return Diagnosis("note", device, f"{text}; memory is short for {', '.join(short)}: free some")
+    return Diagnosis("ok", device, text)
+
+
+def _two_digits(count: int) -> int:
+    """A count that is as rough as the measurement behind it."""
+    return round(count, 2 - len(str(count))) if count else 0
 
 
 # -- data and store -----------------------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ from torch.distributed import DistNetworkError, DistStoreError
 from bench import __version__, process
 from bench.callbacks import Recorder
 from bench.checkpoints import DoesNotFit, is_misfit, or_afresh, set_aside, usable
-from bench.checks import check, option_error
-from bench.config import RunConfig, on_device
+from bench.checks import check, option_error, why_not_compiled
+from bench.config import RunConfig, on_device, say_once
 from bench.errors import RunBroke, RunBusy, RunFailed, UserError
 from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.progress import Progress, doing
@@ -37,6 +37,7 @@ from bench.store.store import Store
 from bench.training_plan import make_plan, val_every
 from bench.tuned import TunedBy
 from optimizers.plugins import bare
+from tasks.core.compiled import CompileError
 from tasks.core.data import TaskData
 from tasks.core.extras import not_installed
 from tasks.core.files import DataError
@@ -99,6 +100,8 @@ def _run(
     check(config)
     task, training = build(config)
     result = new_result(config, task, training, plan, tuned_by)
+    if config.trainer.compile == "auto" and (why := why_not_compiled(config)):
+        say_once(f"--trainer.compile auto: {why}; going on without it")
     loggers = _loggers(config) if main else []  # before the run begins: it may complain, and it writes nothing yet
     # All ranks find the same; an attempt has the checkpoint of the one before it, which stays until the run has ended.
     checkpoint = store.checkpoint(config.run_id) if resume and not rerun else None
@@ -140,6 +143,8 @@ def _run(
         if attempt is not None:
             (attempt.leave if result.status == "killed" else attempt.end)([result])
     except BaseException as error:
+        if isinstance(error, CompileError):
+            error = UserError(f"--trainer.compile step: torch.compile does not work here ({error}); leave it out")
         if isinstance(error, SystemExit) and stop.signal is not None:
             error = KeyboardInterrupt()  # Lightning turns it into an exit with code 1
         alone = config.trainer.devices * config.trainer.num_nodes == 1  # else others would wait for this process

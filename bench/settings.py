@@ -9,7 +9,9 @@ from bench.text import comparable, plain
 from bench.tuned import TunedBy, read_tuned, tuned_file
 from optimizers.groups import REST
 
-_SAME_RESULT = ("observe", "micro_batch_size", "checkpoint_seconds", "max_seconds", "devices", "num_nodes", "strategy")
+_SAME_RESULT = (
+    "observe", "micro_batch_size", "compile", "checkpoint_seconds", "max_seconds", "devices", "num_nodes", "strategy",
+)  # fmt: skip
 """Trainer options that do not change what is compared."""
 _BUDGET = ("trainer.max_epochs", "trainer.max_steps")
 _PLACES = ("task", "opt", "seed", "data_seed", "device")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import nn
 from torch.optim import Optimizer
 
-from bench.checks import option_error
+from bench.checks import option_error, why_not_compiled
 from bench.config import RunConfig
 from bench.errors import UserError, first_line
 from bench.options import all_optimizer_options
@@ -80,6 +80,7 @@ def make_plan(config: RunConfig, task: Task) -> Plan:
         measure_every=trainer.measure_every,
         observed=() if trainer.observe is None else observed_steps(steps, trainer.observe),
         create_graph=config.traits.create_graph,
+        compile="off" if why_not_compiled(config) else trainer.compile,
     )
 
 

@@ -10,6 +10,7 @@ SUBJECTS = (
     "observing",
     "language",
     "lm",
+    "compiled",
     "synthetic",
     "lanes",
     "heads",

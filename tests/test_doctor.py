@@ -7,12 +7,22 @@ import pytest
 
 from bench import devices, doctor
 from bench.cli import main
-from bench.devices import VOLTA_FIX, gpu_diagnosis, precision_diagnoses, unused_gpu_diagnoses, visible_gpus
-from bench.doctor import Diagnosis, data_diagnoses, import_diagnoses, version_diagnoses
+from bench.devices import (
+    VOLTA_FIX,
+    cpu_halves,
+    gpu_diagnosis,
+    gpu_halves,
+    precision_diagnoses,
+    unused_gpu_diagnoses,
+    visible_gpus,
+)
+from bench.doctor import Diagnosis, data_diagnoses, import_diagnoses, lanes_diagnosis, version_diagnoses
+from tasks import TASKS
 from tests.stored import add_run
 
 WHEEL = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]  # torch 2.15
 GIB = 2**30
+LANE_BYTES = doctor.lane_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +30,7 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine that runs the tests may have a GPU, or one that is broken."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(devices, "visible_gpus", lambda: [])
+    monkeypatch.setattr(doctor, "lane_bytes", lambda device: {"synthetic": 2**20})  # which takes seconds to measure
 
 
 def report(capsys: pytest.CaptureFixture[str], data: Path, store: Path) -> tuple[int, list[list[str]]]:
@@ -53,6 +64,7 @@ def test_healthy_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     text = "\n".join(line[2] for line in lines)
     assert "32-true, bf16-mixed, 16-mixed, 64-true" in text
     assert str(tmp_path / "no-data" / "MNIST" / "raw") in text
+    assert "as lanes: about synthetic" in text
     assert list(tmp_path.iterdir()) == []  # looking changes nothing
 
 
@@ -226,15 +238,70 @@ def test_gpus_that_the_driver_shows(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_precisions() -> None:
-    found = precision_diagnoses("cuda:0", native_bf16=False, attempt=lambda device, precision: None)
+    found = precision_diagnoses("cuda:0", ["16-mixed"], attempt=lambda device, precision: None)
     assert [diagnosis.level for diagnosis in found] == ["ok", "note"]
+    assert found[0].text.endswith("64-true; half precision in hardware: 16-mixed")
     assert "no bf16" in found[1].text
+    [line] = precision_diagnoses("cpu", [], attempt=lambda device, precision: None)
+    assert line.text.endswith("; half precision in hardware: none")
     found = precision_diagnoses(
         "cuda:0", attempt=lambda device, precision: "no float64" if precision == "64-true" else None
     )
     assert [diagnosis.level for diagnosis in found] == ["ok", "note"]
     found = precision_diagnoses("cuda:0", attempt=lambda device, precision: "no kernel image")
     assert [diagnosis.level for diagnosis in found] == ["FAIL", "note", "note", "note"]
+
+
+@pytest.mark.parametrize(
+    ("card", "capability", "halves"),
+    [
+        ("P100", (6, 0), []),
+        ("V100", (7, 0), ["16-mixed"]),
+        ("T4", (7, 5), ["16-mixed"]),
+        ("A100", (8, 0), ["bf16-mixed", "16-mixed"]),
+        ("H100", (9, 0), ["bf16-mixed", "16-mixed"]),
+    ],
+)
+def test_half_precisions_of_a_card(card: str, capability: tuple[int, int], halves: list[str]) -> None:
+    assert gpu_halves(capability) == halves
+
+
+@pytest.mark.parametrize(
+    ("flags", "halves"),
+    [
+        (["fpu", "avx2", "f16c"], []),  # f16c converts only
+        (["avx512f", "avx512_bf16"], ["bf16-mixed"]),
+        (["amx_bf16", "avx512_fp16"], ["bf16-mixed", "16-mixed"]),
+        (["asimd", "asimdhp"], ["16-mixed"]),
+    ],
+)
+def test_half_precisions_of_a_processor(flags: list[str], halves: list[str]) -> None:
+    assert cpu_halves(flags) == halves
+
+
+# -- what fits ----------------------------------------------------------------------------------------------------
+
+
+def test_lanes_that_fit() -> None:
+    found = lanes_diagnosis("cuda", 60 * GIB, 0.8, {"synthetic": 450_000, "mha_dm1": 1_000_000})
+    assert (found.level, found.subject) == ("ok", "cuda")
+    assert found.text == (
+        "runs that fit into 60 GiB, 80% of what is free, as lanes: about synthetic 140,000, mha_dm1 64,000"
+    )
+
+
+def test_a_task_of_which_not_one_lane_fits_is_named() -> None:
+    found = lanes_diagnosis("cpu", 2**20, None, {"synthetic": 2**19, "mha_dm1": 2**21})
+    assert found.level == "note"
+    assert "synthetic 2, mha_dm1 0; memory is short for mha_dm1: free some" in found.text
+
+
+@pytest.mark.deep
+def test_lanes_are_measured_for_every_task_that_needs_no_files() -> None:
+    expected = {spec.name for spec in TASKS.values() if spec.lanes and not spec.files and spec.name in TASKS.own}
+    found = LANE_BYTES("cpu")
+    assert found.keys() >= expected
+    assert all(size > 0 for size in found.values())
 
 
 # -- data ---------------------------------------------------------------------------------------------------------

@@ -129,3 +129,15 @@ def test_the_speed_of_lanes_is_measured_at_growing_widths(task: str) -> None:
 
 def test_every_speed_part_is_a_part() -> None:
     assert set(SPEED) < set(PARTS)
+
+
+@pytest.mark.deep
+def test_bert_is_measured_in_tokens_against_plain_lightning(tmp_path: Path) -> None:
+    done = box(tmp_path, "--parts", "bert", "--minutes", 20)
+    assert done.returncode == 0, done.stderr
+    (line,) = lines(tmp_path)
+    ratio, ours, plain = line["rows"]
+    assert (ratio["baseline"], ratio["bound"], ratio["at_least"]) == ("plain Lightning", 1, True)
+    for together, a, b in zip(ratio["values"], ours["values"], plain["values"], strict=True):
+        assert together == pytest.approx(a / b)
+    assert "a tiny BERT, adamw, bf16, 3 batches of 32" in (tmp_path / "gpu.md").read_text()

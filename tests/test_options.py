@@ -227,6 +227,7 @@ def test_another_meaning_is_another_run(other):
         {"data": "/elsewhere"},
         {"logger": "csv"},
         {"trainer__micro_batch_size": "4"},
+        {"trainer__compile": "step"},
         {"trainer__checkpoint_seconds": "5"},
     ],
 )

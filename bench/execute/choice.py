@@ -14,9 +14,10 @@ from bench.errors import UserError, first_line
 from bench.execute import Engine
 from bench.execute.blocks import rectangles
 from bench.grammar.values import Memory
+from bench.lanes.engine import Lanes
 from bench.lanes.optimizers import have_pure_update
 from bench.lanes.runs import Grid, make_lanes
-from bench.memory import bytes_of, ran_out, watch_peak
+from bench.memory import Peak, bytes_of, ran_out, watch_peak
 from bench.progress import doing
 from bench.runner import build
 from tasks.core.order import micro_batches_per_rank
@@ -118,7 +119,7 @@ class Choices:
                     trial = make_lanes(grid)
                     trial.cuts = trial.cuts[:1]  # a micro-batch tells as much as the batch
                     costs[count] = seconds_of(trial.step, ahead / count) / count
-                weights = sum(w.nbytes for w in trial.weights.values())
+                each = _bytes_of_lane(peak, trial)
                 del trial
             except UserError:
                 raise
@@ -130,8 +131,6 @@ class Choices:
                 self.say(f"{first.task}: runs one by one, since lanes break here ({first_line(error)})")
                 return Choice(lanes=False, width=1)
             gc.collect()  # lanes and their optimizers are circles of references
-            # Another optimizer of the sweep may keep two more values of each weight.
-            each = (peak.bytes + 2 * weights) / count
             # Where a step is long it is arithmetic that takes the time, and more lanes will not change that.
             enough = lanes > 16 or costs[count] * count > _MEASURE_SECONDS
             if enough and costs[count] > 0.95 * min((cost for w, cost in costs.items() if w != count), default=inf):
@@ -205,6 +204,24 @@ class Choices:
         return pays
 
 
+def bytes_of_lane(grid: Grid) -> int:
+    """Memory that a step of such a block takes for each of its lanes.
+
+    Raises:
+        UserError: an option's value is illegal, or data are missing.
+    """
+    with watch_peak(grid[0][0].device) as peak:
+        trial = make_lanes(grid)
+        trial.cuts = trial.cuts[:1]
+        trial.step()
+    return int(_bytes_of_lane(peak, trial))
+
+
+def _bytes_of_lane(peak: Peak, lanes: Lanes) -> float:
+    """Of what lanes take at most; another optimizer of a sweep may keep two more values of each weight."""
+    return (peak.bytes + 2 * sum(w.nbytes for w in lanes.weights.values())) / lanes.alive.size
+
+
 def _step_together(config: RunConfig) -> bool:
     """Whether one update moves all lanes of such runs."""
     try:
@@ -271,6 +288,8 @@ def why_no_lanes(config: RunConfig) -> str | None:
         return f"--trainer.strategy {trainer.strategy}: lanes train on one device"
     if config.precision not in ("32-true", "64-true"):
         return f"--precision {config.precision}: lanes train in 32-true or 64-true"
+    if trainer.compile == "step":
+        return "--trainer.compile step: it compiles the steps of one run"
     if trainer.max_seconds is not None:
         return f"--trainer.max_seconds {trainer.max_seconds:g}: lanes share the time, so their budget is in steps"
     if config.logger is not None:

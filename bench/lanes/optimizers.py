@@ -22,6 +22,7 @@ from optimizers.groups import Part
 from optimizers.hybrid import own_norms
 from optimizers.norms import scalar_dtype
 from optimizers.pure import norm
+from tasks.core.compiled import through_compiler
 from tasks.core.schedule import Schedule
 from tasks.core.training_step import Plan
 
@@ -251,12 +252,7 @@ def _for_all(
         return update(grads, state, params, loss, hparams, **dict(zip(keywords, norms, strict=True)))
 
     many = vmap(one, in_dims=(0, 0, 0, 0, dict(differs), 0))
-    if not compiled:
-        return many
-    import torch._dynamo
-
-    torch._dynamo.config.recompile_limit = 256  # of all optimizers together: beyond it nothing is compiled, silently
-    return torch.compile(many, dynamic=False)
+    return through_compiler(many, dynamic=False) if compiled else many
 
 
 class OneByOne:

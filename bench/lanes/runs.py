@@ -116,7 +116,7 @@ def _train_block(
         ]
         for result in results:
             result.engine = "lanes"
-        checkpoint = store.last_checkpoint([result.run_id for result in results], "lanes") if resume else None
+        checkpoint = store.last_checkpoint([result.run_id for result in results], lanes=True) if resume else None
         resume = usable(checkpoint, len(results), put_aside=True)
         before = store.find_all(result.run_id for result in results) if resume else {}
         for result in results:

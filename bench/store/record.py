@@ -150,7 +150,7 @@ class RunResult:
         memory: peak bytes on host and device, of the process; lanes share it.
         environment: machine, devices, threads.
         facts: about the instance of the problem (`TaskData.facts`) and the model (`Task.facts`).
-        engine: `lightning`, a single run, or `lanes`, vectorised runs of a task.
+        engine: `lightning`, a single run; `compiled`, the same with `--trainer.compile`; or `lanes`, vectorised runs.
         unscheduled: a schedule was requested but ignored, since the optimizer needs none.
         tuned_by: the study of its hyperparameters (`--tuned`), or None.
         tuned_on: the selection split of that study; None if there is none or it is unknown.

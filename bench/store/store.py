@@ -163,17 +163,17 @@ class Store:
 
     def checkpoint(self, run_id: str) -> Path | None:
         """The checkpoint of a run that was interrupted while training alone, if any."""
-        return self.last_checkpoint([run_id], "lightning")
+        return self.last_checkpoint([run_id])
 
-    def last_checkpoint(self, run_ids: Sequence[str], engine: str) -> Path | None:
-        """The checkpoint of an interrupted block, if any; None if another engine trained it."""
+    def last_checkpoint(self, run_ids: Sequence[str], *, lanes: bool = False) -> Path | None:
+        """The checkpoint of an interrupted block, if any; None if its engine is not of this kind (lanes or not)."""
         try:
             block = read_block(self.folder / name_of(run_ids))
         except Damaged:
             return None
         if block is None or block.done or block.damaged:
             return None
-        if any(run.engine != engine for run in block.runs.values()):
+        if any((run.engine == "lanes") != lanes for run in block.runs.values()):
             return None
         path = block.at / CHECKPOINT
         return path if is_there(path) else None

@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 CELLS = {"cifar10": "vision", "mnist": "vision", "lm": "lm", "sst2": "sst2"}
 """Tasks of the reference suite and the suites they are in, the most valuable first."""
-SPEED = ("steps", "runs", "lanes-synthetic", "lanes-mnist", "lanes-cifar10", "lanes-lm")
+SPEED = ("steps", "runs", "bert", "lanes-synthetic", "lanes-mnist", "lanes-cifar10", "lanes-lm")
 PARTS = ("doctor", "tests", *SPEED, *CELLS)
 TINY_SUITE = """
 title: tiny

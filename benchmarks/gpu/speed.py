@@ -17,6 +17,7 @@ from bench.grammar.values import log_grid
 from bench.lanes.runs import Grid, make_lanes
 from bench.memory import ran_out
 from benchmarks import optimizers, training
+from benchmarks.gpu import pairs
 from benchmarks.timing import Row, alternate, timed
 from optimizers import Muon
 from tasks import TASKS
@@ -68,6 +69,23 @@ def runs(device: str, tiny: bool) -> list[Row]:
                 what = f"bench fit, cifar10, {opt}, {count} steps"
                 rows.append(Row(what, f"hand-written loop, {kind}", measured.ratios, bound))
     return rows
+
+
+def bert(device: str, tiny: bool) -> list[Row]:
+    """Tokens per second of BERT-base in bf16 on pairs of the shape of MNLI, against a plain Lightning loop."""
+    count, rounds = (3, 1) if tiny else (60, 5)
+    with TemporaryDirectory() as folder:
+        config = pairs.configure(Path(folder), count, device, tiny)
+        batches = pairs.batches_of(config)
+        tokens = sum(int(batch.mask.sum()) for batch in batches)
+        ours, plain = training.by_bench(config), pairs.by_lightning(config, batches)
+        measured = alternate(plain, {"bench": ours}, rounds)["bench"]
+    what = f"bench fit, {'a tiny BERT' if tiny else 'BERT-base'}, adamw, bf16, {count} batches of {len(batches[0].ids)}"
+    return [
+        Row(what, "plain Lightning", measured.speedups, 1, at_least=True),
+        Row(what, "-", [tokens / seconds for seconds in measured.candidate], unit=" tokens/s"),
+        Row("plain Lightning", "-", [tokens / seconds for seconds in measured.baseline], unit=" tokens/s"),
+    ]
 
 
 def lanes_of(task: str) -> Callable[[str, bool], list[Row]]:
@@ -123,6 +141,7 @@ def _config(settings: Mapping[str, Any]) -> RunConfig:
 SPEED: Mapping[str, Callable[[str, bool], list[Row]]] = {
     "steps": steps,
     "runs": runs,
+    "bert": bert,
     **{f"lanes-{task}": lanes_of(task) for task in WIDTHS},
 }
 """What is measured, by the name of its part: (device, tiny) to rows."""

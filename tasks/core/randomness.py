@@ -4,6 +4,9 @@ They come from a hash of counters (SplitMix64: Steele, Lea, Flood, OOPSLA 2014),
 same bits on every device, any rows without the others, and no generator whose state would have to be kept.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -29,6 +32,16 @@ def _key(*parts: int) -> int:
     return word
 
 
+def _mix(words: Tensor) -> Tensor:
+    """Each word of int64 hashed, in place."""
+    for shift, factor in _STEPS:
+        # int64 shifts in copies of the sign, which are masked out.
+        words.bitwise_xor_(words.bitwise_right_shift(shift).bitwise_and_((1 << (64 - shift)) - 1))
+        if factor is not None:
+            words.mul_(_signed(factor))
+    return words
+
+
 class BatchRandomness:
     """Where in the run a micro-batch stands; shared by everything random in one model.
 
@@ -51,19 +64,32 @@ class BatchRandomness:
         self.batch_size = 0
         self.width: int | None = None
         self.drawn = False
+        self._held: tuple[int, Tensor, Tensor] | None = None
+
+    @contextmanager
+    def as_tensors(self, device: torch.device) -> Iterator[None]:
+        """Within this, what changes from step to step is read from tensors: a compiled program holds for all steps."""
+        # Not `torch.tensor`, which waits for a GPU.
+        parts = _signed(_key(self.seed, self.step)), self.rows.start
+        before, first = (torch.full((), part, dtype=torch.int64, device=device) for part in parts)
+        self._held = self.rows.stop - self.rows.start, before, first
+        try:
+            yield
+        finally:
+            self._held = None
 
     def words(self, stream: int, per_row: int, device: torch.device | None = None) -> Tensor:
         """Random words of 64 bits for the rows of the micro-batch: int64 of shape (rows, per_row)."""
         self.drawn = True
-        first, last = self.rows.start * per_row, self.rows.stop * per_row
-        words = torch.arange(first, last, device=device).mul_(_signed(_GAMMA))
-        words.add_(_signed(_key(self.seed, self.step, stream)))
-        for shift, factor in _STEPS:
-            # int64 shifts in copies of the sign, which are masked out.
-            words.bitwise_xor_(words.bitwise_right_shift(shift).bitwise_and_((1 << (64 - shift)) - 1))
-            if factor is not None:
-                words.mul_(_signed(factor))
-        return words.view(self.rows.stop - self.rows.start, per_row)
+        if self._held is None:
+            count = self.rows.stop - self.rows.start
+            words = torch.arange(self.rows.start * per_row, self.rows.stop * per_row, device=device)
+            words.mul_(_signed(_GAMMA)).add_(_signed(_key(self.seed, self.step, stream)))
+        else:
+            count, before, first = self._held
+            words = (torch.arange(count * per_row, device=device) + first * per_row).mul_(_signed(_GAMMA))
+            words.add_(_mix(before + _signed(_GAMMA * (stream + 1) & _WORD)))
+        return _mix(words).view(count, per_row)
 
     def keep(self, stream: int, like: Tensor, rate: float) -> Tensor:
         """Which elements a dropout of this rate, in [0, 1), keeps: bool of the shape of `like`.

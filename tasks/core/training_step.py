@@ -16,6 +16,7 @@ from optimizers.closures import once_known
 from optimizers.groups import Part
 from optimizers.norms import global_norm
 from tasks.core.averaging import Average, Averaging
+from tasks.core.compiled import Compile, Trial
 from tasks.core.data import TaskData
 from tasks.core.observatory import Observer
 from tasks.core.order import BatchOrder, micro_batches_per_rank
@@ -52,6 +53,7 @@ class Plan:
         step_keywords: which of `STEP_KEYWORDS` the optimizer's `step` takes.
         measure_every: optimizer steps between measurements, or None for none.
         observed: optimizer steps after which attention is observed (`tasks.core.observatory`), ascending.
+        compile: whether loss and gradient go through `torch.compile` (`tasks.core.compiled`).
     """
 
     make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -69,6 +71,7 @@ class Plan:
     create_graph: bool = False
     measure_every: int | None = None
     observed: Sequence[int] = ()
+    compile: Compile = "off"
 
     @property
     def step_of(self) -> str:
@@ -100,7 +103,8 @@ class CurveRow(NamedTuple):
 class Record:
     """What the training step leaves for whoever watches.
 
-    These are steps and measurements since the last look, and the last micro-batch.
+    These are steps and measurements since the last look, the last micro-batch, whether the loss is compiled, and what a
+    person should know of that.
 
     Measurements are the numbers of optimizer steps done, and the values by name at these points, shape (K,).
     """
@@ -108,6 +112,8 @@ class Record:
     curve: list[CurveRow] = field(default_factory=list)
     measurements: list[tuple[list[int], dict[str, Tensor]]] = field(default_factory=list)
     outcome: Outcome | None = None
+    compiled: bool = False
+    said: list[str] = field(default_factory=list)
 
 
 class Trained(Protocol):
@@ -124,6 +130,11 @@ class Trained(Protocol):
     @property
     def trainer(self) -> Any:
         """Lightning's trainer."""
+
+    @property
+    def device(self) -> torch.device:
+        """Of the parameters."""
+        ...
 
     def loss(self, batch: Any) -> Outcome:
         """Mean loss of the batch."""
@@ -180,6 +191,9 @@ class Loop:
         self.average, self.averaged = task.average, task.averaged()
         self.observer = task.observer
         self.noted: list[tuple[int, dict[str, Tensor]]] = []
+        self.device = task.device
+        self.loss: Callable[[Any], Outcome] = task.loss
+        self.trial = Trial(self, self.plan.compile) if self.plan.compile != "off" else None
         # Leaves averaging over ranks to a batch's last micro-batch, where the strategy can.
         self.without_sync = getattr(self.strategy, "block_backward_sync", nullcontext)
         if self.plan.create_graph:  # torch warns of a cycle of references, which ends where gradients are set to None
@@ -192,7 +206,7 @@ class Loop:
         """One optimizer step."""
         if self.plan.schedule is not None:
             self.plan.schedule.apply(self.optimizer, step)
-        loss, norms, params = self.evaluate(step)
+        loss, norms, params = (self.trial or self).evaluate(step)
         closure = once_known(loss, params, lambda: self.evaluate(step)[0])
         keywords = {name: norms[name] for name in self.plan.step_keywords}
         self.taken = True
@@ -264,7 +278,7 @@ class Loop:
             weight = (last - first) * self.world / size
             with self.forward_context():
                 rows = batch_rows if last - first == size else batch_rows[first:last]
-                outcome = self.task.loss(self.data.batch("train", rows, where))
+                outcome = self.loss(self.data.batch("train", rows, where))
                 loss = outcome.loss if weight == 1 else outcome.loss * weight
             with self.without_sync() if last < stop else nullcontext():
                 # What `manual_backward` does, less the hooks, which cost more than a small model's step.

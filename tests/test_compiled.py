@@ -1,0 +1,249 @@
+"""`--trainer.compile`: what is compiled equals what is not to rounding, and what cannot be compiled is refused."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bench import runner
+from bench.config import resolve
+from bench.errors import UserError
+from bench.execute.choice import why_no_lanes
+from bench.progress import Progress
+from bench.store.record import RunResult
+from optimizers import OPTIMIZERS
+from tasks.core import compiled as module
+from tasks.core.compiled import WORTH_SECONDS, Trial
+from tasks.core.randomness import BatchRandomness
+from tests import tiny, tiny_lm, tiny_text
+from tests.conftest import Cli
+from tests.equivalence import BY_ROLE, HYPERPARAMETERS, can_clip
+from tests.stored import read_curve
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler"
+)
+CUT = {"trainer.micro_batch_size": 5, "trainer.gradient_clip_val": 0.5, "trainer.schedule": "cosine"}
+
+
+@pytest.fixture(autouse=True)
+def tasks_are_known() -> None:
+    tiny.register()
+    tiny.register(tiny_lm.TINY_LM)
+    tiny.register(tiny_text.TINY_TEXT)
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs are traced and differentiated as ever, and then carried out as they are, which needs no C++."""
+
+    def through(function: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
+        return torch.compile(function, dynamic=dynamic, backend="aot_eager")
+
+    monkeypatch.setattr(module, "through_compiler", through)
+
+
+def fit(store: Path, compile: str, opt: str = "adamw", task: str = "tiny", **words: Any) -> RunResult:
+    sizes: dict[str, Any] = {"tiny": tiny.SIZES, "tiny_lm": tiny_lm.SIZES, "tiny_text": tiny_text.SIZES}[task]
+    own = HYPERPARAMETERS[opt] | (BY_ROLE.get(opt, {}) if task != "tiny" else {})
+    settings = {
+        "task": task, "opt": opt, "device": "cpu", "precision": "64-true", "store": store, **sizes,
+        "task.dropout": 0.3, "trainer.max_steps": 20, "trainer.compile": compile,
+        **{f"opt.{name}": value for name, value in own.items()}, **words,
+    }  # fmt: skip
+    if OPTIMIZERS[opt].traits.unscheduled:
+        settings.pop("trainer.schedule", None)
+    if OPTIMIZERS[opt].traits.full_batch:
+        settings["trainer.batch_size"] = "full"
+    return runner.run(resolve(settings), progress=False)
+
+
+def assert_equal_curves(folder: Path, **words: Any) -> None:
+    """A run that is compiled and one that is not have one curve, but for the rounding of twenty steps in float64."""
+    eager, other = fit(folder / "eager", "off", **words), fit(folder / "compiled", "step", **words)
+    assert (eager.run_id, eager.engine, other.engine) == (other.run_id, "lightning", "compiled")
+    curves = [read_curve(folder / name / eager.run_id) for name in ("eager", "compiled")]
+    assert len(curves[0]) == 20
+    for rows in zip(*curves, strict=True):
+        assert rows[0] == pytest.approx(rows[1], rel=1e-10, abs=1e-14)
+    assert other.final == pytest.approx(eager.final, rel=1e-10)
+
+
+# -- equal to rounding ------------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.deep
+@pytest.mark.parametrize("opt", OPTIMIZERS.own)
+def test_every_optimizer_trains_as_if_nothing_were_compiled(opt: str, tmp_path: Path) -> None:
+    assert_equal_curves(tmp_path, opt=opt)
+
+
+@needs_compiler
+@pytest.mark.deep
+@pytest.mark.parametrize("opt", ["sps", "muon"])
+@pytest.mark.parametrize("task", ["tiny_lm", "tiny_text"])
+def test_so_do_micro_batches_clipping_and_texts_of_any_length(task: str, opt: str, tmp_path: Path) -> None:
+    assert_equal_curves(tmp_path, opt=opt, task=task, **CUT)
+
+
+@pytest.mark.parametrize("opt", ["sps", "muon"])
+def test_so_does_a_traced_program(opt: str, tmp_path: Path, traced: None) -> None:
+    assert can_clip(opt)
+    assert_equal_curves(tmp_path, opt=opt, **CUT)
+
+
+def test_random_numbers_are_the_same_bits_from_tensors() -> None:
+    for step, rows in ((0, slice(0, 7)), (2**40, slice(3, 9))):
+        where = BatchRandomness(5)
+        where.step, where.rows = step, rows
+        expected = where.words(4, 11)
+        with where.as_tensors(torch.device("cpu")):
+            assert torch.equal(where.words(4, 11), expected)
+
+
+def test_one_program_holds_for_all_steps_and_micro_batches() -> None:
+    where, programs = BatchRandomness(5), 0
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        nonlocal programs
+        programs += 1
+        return graph.forward
+
+    drop = torch.compile(lambda x: x * where.keep(1, x, 0.5), backend=backend)
+    x = torch.ones(4, 3)
+    for step in range(3):
+        for first in (0, 4):
+            where.step, where.rows = step, slice(first, first + 4)
+            with where.as_tensors(x.device):
+                found = drop(x)
+            assert torch.equal(found, x * where.keep(1, x, 0.5))
+    assert programs == 1
+
+
+# -- a run that is cut off --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("then", ["off", "step"])
+def test_a_compiled_run_goes_on_where_it_was_stopped(
+    then: str, cli: Cli, store: Path, tmp_path: Path, traced: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [word for name, value in tiny.SIZES.items() for word in (f"--{name}", value)]
+    words = ("fit", "--task", "tiny", "--opt", "sps", *sizes, "--precision", "64-true", "--device", "cpu")
+    assert cli(*words, "--store", tmp_path).code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "update", lambda *_: signal.raise_signal(signal.SIGINT))
+        assert cli(*words, "--trainer.compile", "step").code == 130
+    assert cli(*words, "--trainer.compile", then).code == 0
+    curves = [read_curve(next(folder.glob("tiny-sps-*"))) for folder in (store, tmp_path)]
+    assert len(curves[0]) == 20
+    for rows in zip(*curves, strict=True):
+        assert rows[0] == pytest.approx(rows[1], rel=1e-10, abs=1e-14)
+
+
+# -- auto -------------------------------------------------------------------------------------------------------------
+
+
+class FakeLoop:
+    """As much of `Loop` as `Trial` sees; its clock is told how long an evaluation takes."""
+
+    def __init__(self, steps: int, eager: float, compiled: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.taken = 0.0, {"eager": eager, "compiled": compiled}
+        self.ways: list[str] = []
+        self.broken = False
+        self.device, self.where = torch.device("cpu"), BatchRandomness()
+        self.plan = SimpleNamespace(total_steps=steps)
+        self.record = SimpleNamespace(compiled=False, said=[])
+        monkeypatch.setattr(module, "through_compiler", lambda loss: lambda batch: "compiled")
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        self.trial: Trial | None = None
+
+    def loss(self, batch: Any) -> str:
+        return "eager"
+
+    def evaluate(self, step: int) -> Any:
+        self.ways.append(str(self.loss(None)))
+        if self.broken and self.ways[-1] == "compiled":
+            raise RuntimeError("no g++\nand more")
+        self.now += self.taken[self.ways[-1]]
+        return torch.zeros(()), {}, []
+
+    def run(self, mode: Any, steps: int) -> None:
+        self.trial = Trial(self, mode)  # type: ignore[arg-type]
+        for step in range(steps):
+            (self.trial or self).evaluate(step)
+
+
+@pytest.mark.parametrize(("taken", "used"), [(0.5, True), (1.5, False)])
+def test_auto_goes_on_in_the_faster_way(taken: float, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = FakeLoop(1000, 1.0, taken, monkeypatch)
+    loop.run("auto", 20)
+    tried = ["eager"] * 3 + ["compiled"] * 2 + ["eager", "compiled"] * 5
+    assert loop.ways == tried + ["compiled" if used else "eager"] * 5
+    assert loop.record.compiled == used
+    (line,) = loop.record.said
+    assert f"take {taken:.2f} times as long compiled; {'used' if used else 'not used'}" in line
+
+
+def test_auto_compiles_nothing_in_a_short_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = FakeLoop(int(WORTH_SECONDS), 1.0, 0.5, monkeypatch)
+    loop.run("auto", 20)
+    assert set(loop.ways) == {"eager"}
+    assert loop.record.said == []
+
+
+def test_auto_goes_on_where_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = FakeLoop(1000, 1.0, 0.5, monkeypatch)
+    loop.broken = True
+    loop.run("auto", 10)
+    assert loop.ways == ["eager"] * 3 + ["compiled"] + ["eager"] * 7
+    assert loop.record.said == ["torch.compile does not work here (no g++); going on without it"]
+
+
+# -- refused ----------------------------------------------------------------------------------------------------------
+
+
+def test_step_is_refused_where_nothing_can_be_compiled(cli: Cli, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def through(function: Callable[..., Any]) -> Callable[..., Any]:
+        def broken(batch: Any) -> Any:
+            raise RuntimeError("no g++\nand more")
+
+        return broken
+
+    monkeypatch.setattr(module, "through_compiler", through)
+    words = ("fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", 20, "--device", "cpu")
+    answer = cli(*words, "--trainer.compile", "step")
+    assert answer.code == 2
+    assert "--trainer.compile step: torch.compile does not work here (no g++); leave it out\n" in answer.err
+    assert cli(*words).code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ({"opt": "tests.test_adapters:SecondOrder"}, "differentiates the gradients, which a compiled program cannot"),
+        ({"opt": "adamw", "trainer.strategy": "ddp"}, "it was tried on one device only"),
+        ({"opt": "adamw", "trainer.devices": 2}, "it was tried on one device only"),
+    ],
+)
+def test_where_it_cannot_be_right_it_is_refused_or_left_out(words: dict[str, Any], why: str) -> None:
+    config = resolve({"task": "tiny", "trainer.compile": "step", "device": "cpu", **words})
+    with pytest.raises(UserError, match=f"--trainer.compile step: .*{why}.*; leave it out"):
+        runner.check(config)
+    assert runner.build(resolve({"task": "tiny", "trainer.compile": "auto", **words}))[1].compile == "off"
+
+
+def test_lanes_leave_it_to_single_runs() -> None:
+    config = resolve({"task": "tiny_lm", "opt": "adamw", "trainer.compile": "step"})
+    assert why_no_lanes(config) == "--trainer.compile step: it compiles the steps of one run"
+    assert why_no_lanes(resolve({"task": "tiny_lm", "opt": "adamw", "trainer.compile": "auto"})) is None
+
+
+def test_nothing_is_compiled_unless_it_is_asked_for() -> None:
+    assert resolve({"task": "tiny", "opt": "adamw"}).trainer.compile == "off"
