@@ -41,7 +41,8 @@ v100:  ## an environment for V100s in V100 (default: v100), and quickstart and n
 	$(V100)/bin/pip install -q -e '.[papers]' --group dev "torch==2.10.0" "torchvision==0.25.0"
 	$(V100)/bin/bench quickstart --store $(V100)/runs -o $(V100)/quickstart.png
 	$(V100)/bin/python -m pytest -q -n 1 -p no:cacheprovider -o filterwarnings=default -m 'not deep' \
-	  tests/test_optimizers.py tests/test_updates.py tests/test_muon.py tests/test_lanes.py tests/test_randomness.py
+	  tests/test_optimizers.py tests/test_updates.py tests/test_muon.py tests/test_lanes.py tests/test_randomness.py \
+	  tests/test_compiled.py tests/test_gpu.py
 
 smoke:  ## train one short run
 	uv run bench fit --task synthetic --opt ngd --trainer.max_steps 200

@@ -115,7 +115,10 @@ class Muon(CheckedOptimizer):
             buffers = [self.state[p]["momentum_buffer"] for p in params]
             momentum = group["momentum"]
             torch._foreach_lerp_(buffers, grads, 1 - momentum)
-            ahead = torch._foreach_lerp(grads, buffers, momentum) if group["nesterov"] else buffers
+            ahead = buffers
+            if group["nesterov"]:
+                ahead = [g.clone() for g in grads]  # in place: torch 2.10 knows no other `_foreach_lerp` of DTensors
+                torch._foreach_lerp_(ahead, buffers, momentum)
             moves = directions(ahead, group)
             torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
             torch._foreach_add_(params, moves, alpha=-group["lr"])
