@@ -362,7 +362,7 @@ NO_SOURCE = "class Own(Base):\n    def step(self, closure=None):\n        return
             "other = signs\nclass Own(Base):\n    def step(self, closure=None):\n        return other(1)",
             "uses 'other', another name of signs",
         ),
-        ("Own = 3", "3 is no optimizer: pass a name, 'file.py:MyClass', or a class"),
+        ("Own = 3", "3 is not an optimizer: pass a name, 'file.py:MyClass', or a class"),
     ],
     ids=["type", "exec", "nested", "tensor", "alias", "number"],
 )
