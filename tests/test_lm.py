@@ -318,7 +318,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
                r"the test split of .*test.parquet has 0 tokens"),
     "null": (lambda root: write_rows(root / "wikitext103" / "test.parquet", ["a", None]),
              r"test.parquet: row 1 has None instead of text; remove such rows"),
-    "numbers": (lambda root: write_rows(root / "wikitext103" / "test.parquet", [1, 2]), r"row 0 has no text but 1"),
+    "numbers": (lambda root: write_rows(root / "wikitext103" / "test.parquet", [1, 2]), r"row 0 has 1 instead of text"),
     "odd bytes": (lambda root: write_rows(root / "wikitext103" / "test.parquet", pa.array([b"\xff"]).view(pa.string())),
                   r"test.parquet: column 'text' has a text that is not UTF-8"),
 }  # fmt: skip

@@ -680,10 +680,10 @@ def test_settings_that_are_not_ours_and_runs_that_are_gone_are_noted(cli, here: 
     # Another study of the same runs: nothing is trained, and the file is of another.
     again = cli(*words, "--name", "two", "--out", "there")
     assert again.code == 0, again.err
-    assert "bench: there/synthetic/sgd.yaml was of study one; it is now of study two\n" in again.err
+    assert "bench: there/synthetic/sgd.yaml belonged to study one; it now belongs to study two\n" in again.err
     # --resume writes where the study's settings went before, from anywhere.
     resumed = cli("tune", "--resume", "one")
-    assert resumed.err == f"bench: {path} was of study two; it is now of study one\n"
+    assert resumed.err == f"bench: {path} belonged to study two; it now belongs to study one\n"
     assert f"written to {path.parent.parent}: synthetic/sgd.yaml" in resumed.out
     assert not (here / "tuned").exists()
     # The study has its results without the runs.
