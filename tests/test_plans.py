@@ -307,7 +307,7 @@ def test_more_workers_than_runs(cli, here: Path) -> None:
     words = ("fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", "5", "--device", "cpu")
     answer = cli(*words, "--seeds", "1", "--workers", "2")
     assert answer.code == 0, answer.err
-    assert "with one seed, so there is not a valid interval" in answer.out
+    assert "with one seed, so there is no interval" in answer.out
 
 
 def test_a_command_goes_on_without_workers_that_refuse(cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
