@@ -362,7 +362,9 @@ def no_such_option(
     rest, known = rest_of(spec, given, prefix), all_optimizer_options(spec, given, prefix)
     first, _, tail = name.partition(".")
     if rest is None and first == REST:
-        return UserError(f"--opt.{name}: {spec.name} needs an optimizer for the rest first: --opt.{REST} adamw")
+        return UserError(
+            f"--opt.{name}: {spec.name} needs an optimizer for the rest; name it first: --opt.{REST} adamw"
+        )
     if rest is not None and first in ROLES and (other := f"{REST}.{name}") in known:
         why = f"with --opt.{REST} {rest} {spec.name} moves only the matrices"
         return UserError(f"--opt.{name}: {why}; write --opt.{other} for {rest}'s value")

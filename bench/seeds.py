@@ -57,7 +57,7 @@ def fit_seeds(config: RunConfig, args: Args, tuned_by: TunedBy | None) -> int:
         RunFailed: as in `bench.execute.execute.execute`.
     """
     if more := [*(["seed"] if "seed" in args.of_runs else []), *(name for name in ONE_RUN if getattr(args, name))]:
-        raise UserError(f"--{more[0]} is for one run; leave it or --seeds out")
+        raise UserError(f"--{more[0]} is for one run; remove it or --seeds")
     configs = with_seeds(config, args.seeds, args.of_runs)
     if args.dry_run:
         check_all(configs)

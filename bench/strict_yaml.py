@@ -109,7 +109,9 @@ class _Loader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError, ArithmeticError):
             kind = node.tag.rpartition(":")[2]
-            raise ConstructorError(None, None, f"{str(node.value)[:40]!r} is not {kind}", node.start_mark) from None
+            raise ConstructorError(
+                None, None, f"{str(node.value)[:40]!r} is not a valid {kind}", node.start_mark
+            ) from None
 
 
 def _nodes(each: Any) -> tuple[Any, ...]:

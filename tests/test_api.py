@@ -189,7 +189,7 @@ def test_a_mean_is_over_seeds_alone() -> None:
     [
         ({"seeds": 2, "seed": 0}, "seed is for one run; remove it or seeds"),
         ({"seeds": 2, "rerun": True}, "rerun is for one run; remove it or seeds"),
-        ({"width": 2}, "width is for several runs; give seeds too, or leave it out"),
+        ({"width": 2}, "width is for several runs; give seeds too, or remove it"),
         ({"seeds": 0}, "seeds"),
         ({"seeds": 2, "engine": "lane"}, "unknown engine 'lane'; did you mean 'lanes'"),
         ({"seeds": 2, "memory": "much"}, "memory='much'"),
@@ -362,7 +362,7 @@ NO_SOURCE = "class Own(Base):\n    def step(self, closure=None):\n        return
             "other = signs\nclass Own(Base):\n    def step(self, closure=None):\n        return other(1)",
             "uses 'other', another name of signs",
         ),
-        ("Own = 3", "3 is no optimizer: pass a name, 'file.py:MyClass', or a class"),
+        ("Own = 3", "3 is not an optimizer: pass a name, 'file.py:MyClass', or a class"),
     ],
     ids=["type", "exec", "nested", "tensor", "alias", "number"],
 )

@@ -399,7 +399,7 @@ def test_resuming_by_name_goes_on_without_the_checkpoint_too(
     (run,) = Store(store).runs()
     answer = cli("fit", "--resume", run.run_id)
     assert answer.code == 0, answer.err
-    assert answer.err.count("it is put aside as last.unreadable") == 1
+    assert answer.err.count("it was renamed to last.unreadable") == 1
     assert outcome(store) == whole[FIT]
 
 

@@ -547,7 +547,7 @@ def test_a_killed_block_goes_on_from_its_checkpoint(kept, torn):
 def test_measurements_of_other_names_than_a_block_began_with_are_refused(kept):
     attempt = kept.begin(begun())
     attempt.append_measurements(["a"], [0], np.zeros((1, 3, 1)))
-    with pytest.raises(RunFailed, match=r"begun with the columns a, and the task now gives b"):
+    with pytest.raises(RunFailed, match=r"began with the columns a, and the task now gives b"):
         attempt.append_measurements(["b"], [10], np.zeros((1, 3, 1)))
     attempt.end(results(steps=0))
     assert kept.tables("a")["measurements"]["a"].tolist() == [0.0]
@@ -561,9 +561,7 @@ def test_no_run_is_finished_with_fewer_rows_than_steps(kept, content):
     attempt = kept.begin(begun())
     attempt.truncate(2)
     train(attempt, first=2)
-    with pytest.raises(
-        RunFailed, match=r"the curve of \w in .* has \d rows, and it made \d steps: the store has changed"
-    ):
+    with pytest.raises(RunFailed, match=r"the curve of \w in .* has \d rows, and it made \d steps: the store changed"):
         attempt.end(results())
     attempt.drop()
     assert kept.finished_all(["b"]) == {}

@@ -784,8 +784,8 @@ def test_numbers_may_be_words(test):
             ("slope: scale='log': it must be 'linear', 'loglog', 'semilogx', 'semilogy', 'stretched' or 'logarithmic'"),
         ),
         ("slope", {"at_most": None}, "slope: nothing is claimed; give at_least, at_most or min_r2"),
-        ("slope", {"at_least": 2}, "at_least and at_most: 2 is greater than 1; give the smaller one first"),
-        ("slope", {"window": [9, 3]}, "window: 9 is greater than 3; give the smaller one first"),
+        ("slope", {"at_least": 2}, "at_least and at_most: 2 is larger than 1; give the smaller one first"),
+        ("slope", {"window": [9, 3]}, "window: 9 is larger than 3; give the smaller one first"),
         ("slope", {"window": [9]}, "slope: window=[9]: field required"),
         ("slope", {"min_r2": 1.5}, "slope: min_r2=1.5: it must be less than or equal to 1"),
         ("lower", {"last": 0}, "lower: last=0: it must be greater than 0"),
@@ -795,7 +795,7 @@ def test_numbers_may_be_words(test):
             {"arms": ["a", "a"]},
             "trend: arms=['a', 'a']: two have the same task.H; name arms that differ in it",
         ),
-        ("slope_region", {"between": [0, -2]}, "between: 0 is greater than -2; give the smaller one first"),
+        ("slope_region", {"between": [0, -2]}, "between: 0 is larger than -2; give the smaller one first"),
     ],
 )
 def test_what_is_refused(test, change, message):

@@ -666,9 +666,9 @@ def test_a_wrong_setting_of_an_image_task(cli, fake_mnist, words, message):
         ),
         (b"a: [" + b"1," * 20_000 + b"]", "there are more than 20,000 values"),
         (b"a: " + b"x" * 2**20, "is longer than 1,048,576 bytes"),
-        (b"a: 2001-99-99", "at line 1, column 4: '2001-99-99' is no timestamp"),
-        (b"a: !!bool maybe", "at line 1, column 4: 'maybe' is no bool"),
-        (b"a: " + b"9" * 5000, "at line 1, column 4: '9999999999999999999999999999999999999999' is no int"),
+        (b"a: 2001-99-99", "at line 1, column 4: '2001-99-99' is not a valid timestamp"),
+        (b"a: !!bool maybe", "at line 1, column 4: 'maybe' is not a valid bool"),
+        (b"a: " + b"9" * 5000, "at line 1, column 4: '9999999999999999999999999999999999999999' is not a valid int"),
         (b"store: ''", "--store '': it must name a folder"),
     ],
 )

@@ -136,7 +136,7 @@ def test_what_is_checked_stands_on_the_board_and_grids_are_topped_up(cli) -> Non
 def test_an_optimizer_that_fails_a_check_is_stopped_unless_somebody_goes_on_anyway(cli, store: Path) -> None:
     words = [w.replace("Signs", "Forgets") for w in COMPARE]
     failed = "resume, resume_bf16, group_values"
-    why = f"my.py:Forgets fails {failed}, which changes results: bench check my.py:Forgets says what to do"
+    why = f"my.py:Forgets fails {failed}, which changes results: bench check my.py:Forgets gives advice"
     answer = cli(*words)
     assert (answer.code, answer.err.splitlines()[-1]) == (1, f"bench: error: {why}; --anyway continues")
     assert not list(Store(store).runs())
@@ -260,7 +260,7 @@ def test_a_baseline_of_the_reference_results_is_not_tuned_again(
     # Of other settings there is none, and that is said.
     other = cli("compare", "--opt", "my.py:Signs", "--opt.lr", "0.0001:0.01", *words[:2], "--trainer.max_steps", "6",
                 "--device", "cpu", "--dry-run")  # fmt: skip
-    assert "reference results of synthetic with --trainer.max_steps 5; here gd is tuned again" in other.err
+    assert "reference results exist for synthetic with --trainer.max_steps 5; gd is tuned again" in other.err
     assert "gd" in other.out
     alone = cli("compare", "--opt", "my.py:Signs", "--opt.lr", "0.0001:0.01", *words, "--no-reference", "--dry-run")
     assert "reference results" not in alone.err

@@ -96,7 +96,7 @@ def test_everything_that_differs_is_named(cli, store):
         "  metrics.final.loss  0.25       -",
         "  steps               3          4",
         "curve: 3 and 4 steps, 3 of them shared; the loss differs at 2 of them, from step 2 on,"
-        " by at most 0.5 of the greater one (step 3)",
+        " by at most 0.5 of the larger one (step 3)",
     ]
 
 
@@ -112,7 +112,7 @@ def test_everything_that_differs_is_named(cli, store):
             [-0.5],
             (
                 "1 and 1 steps, 1 of them shared; the loss differs at 1 of them, from step 1 on,"
-                " by at most 1 of the greater one (step 1)"
+                " by at most 1 of the larger one (step 1)"
             ),
         ),
     ],

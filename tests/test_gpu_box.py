@@ -116,7 +116,7 @@ def test_a_part_whose_time_is_over_keeps_what_it_has(tmp_path: Path) -> None:
 def test_no_part_begins_when_the_time_is_over(tmp_path: Path) -> None:
     done = box(tmp_path, "--parts", "mnist,lm", "--minutes", 1e-9)
     assert done.returncode == 3, done.stderr
-    assert "mnist: no time is left\nlm: no time is left\nthe same command goes on" in done.stdout
+    assert "mnist: no time is left\nlm: no time is left\nthe same command continues" in done.stdout
 
 
 @pytest.mark.deep

@@ -140,7 +140,7 @@ def test_as_many_runs_as_a_command_makes():
     assert len(read_seeds("100000")) == 100_000
     assert read_seeds(f"{2**63 - 1},0") == [2**63 - 1, 0]
     error = refused(f"3,{2**63}")
-    assert error == f"--seeds 3,{2**63}: a seed is an integer from 0 to {2**63 - 1} (2^63 - 1), and {2**63} is greater"
+    assert error == f"--seeds 3,{2**63}: a seed is an integer from 0 to {2**63 - 1} (2^63 - 1), and {2**63} is larger"
 
 
 @pytest.mark.parametrize("value", [",", ", ,"])

@@ -116,7 +116,7 @@ def test_readers_show_what_is_sound_and_name_the_rest(readers, tmp_path, number)
     one, other = (run.run_id for run in (hostile.record(seed, "gd") for seed in (1, 2)))
     listed = read("list", "runs", "--all", "--store", store)
     assert listed.out.count(SAFE) == 2
-    assert listed.code == ("is left out" in listed.err)
+    assert listed.code == ("is ignored" in listed.err)
     for name, run_ids, what in victims:  # nothing is lost without a word, but a folder that holds nothing any more
         nothing = not (store / name).is_dir() or not any(
             each for each in (store / name).iterdir() if not each.name.startswith((".", hostile.EVIL))

@@ -360,7 +360,7 @@ def test_options_out_of_range_are_named_with_their_range(folder: Folder) -> None
 
 def test_data_that_do_not_fit_to_the_model_are_refused_with_both_numbers(folder: Folder) -> None:
     for changed, message in (
-        ({"vocab_size": 5}, r"^model=.* has embeddings of 5 tokens and the data have 24; make the data with"),
+        ({"vocab_size": 5}, r"^model=.* has embeddings of 5 tokens and the data have 24; prepare the data with"),
         ({"num_labels": 2}, r"^model=.* has a classifier for 2 labels and the data have 3; name the model"),
     ):
         with pytest.raises(ValueError, match=message):

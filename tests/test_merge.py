@@ -407,7 +407,7 @@ def test_a_curve_that_lacks_steps_is_not_copied(cli, tmp_path):
     shutil.copy(add_run(tmp_path / "other", "a", [0.5]) / DONE / "curve.parquet", path)
     answer = cli("merge", tmp_path / "source", tmp_path / "dest")
     assert (answer.code, answer.out) == (1, "0 runs copied, 0 already there, 0 skipped\n")
-    assert f"{path}: it has 1 rows, and its runs made 3 steps" in answer.err
+    assert f"{path}: it has 1 rows, and its runs took 3 steps" in answer.err
 
 
 def test_curves_that_were_exchanged_are_not_copied(cli, tmp_path):

@@ -177,7 +177,7 @@ def test_arrays_become_images_with_the_published_split() -> None:
         ((IMAGES, LABELS + 1), {}, r"train row 2 has the label 3, which is not in \[0, 2\]"),
         ((IMAGES, LABELS[:29]), {}, "train has 30 images and 29 labels"),
         ((IMAGES[:9], LABELS[:9]), {}, "n_val=0 of 9 training images .* must be 10 images or more"),
-        ((IMAGES, LABELS), {"n_val": 30}, r"n_val=30 of 30 training images .* must lie in \[1, 29\]"),
+        ((IMAGES, LABELS), {"n_val": 30}, r"n_val=30 of 30 training images .* must be in \[1, 29\]"),
         ((IMAGES[:, :7], LABELS), {}, r"test images are \[1, 8, 8\] and train images \[1, 7, 8\]"),
         (IMAGES, {}, "train is a ndarray; make it a pair of images and labels"),
     ],

@@ -151,7 +151,7 @@ def test_a_plan_imports_only_what_is_named(cli, here: Path) -> None:
     plugin.write_text(plugin.read_text() + "# changed\n")
     changed = cli(*join)
     assert changed.code == 2
-    assert f"was begun with {here}/mine.py:Mine as file " in changed.err
+    assert f"began with {here}/mine.py:Mine as file " in changed.err
     assert not list((here / "runs").glob("synthetic-*"))
 
 

@@ -64,7 +64,7 @@ def test_a_budget_ends_a_race_before_a_round_that_it_cannot_pay(cli) -> None:
     answer = cli(*RACE, "--budget", "13runs")
     assert answer.code == 0
     assert "too few seeds (5 of 7)" in answer.out
-    assert "10 runs; the budget of 13runs has no room for the 4 runs of the next round" in answer.out
+    assert "10 runs; the budget of 13runs does not cover the 4 runs of the next round" in answer.out
 
 
 def test_a_dry_run_lists_the_start_and_makes_nothing(cli, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_workers_and_scripts_name_the_code_of_their_study(here: Path, imported: 
     assert study.spec.opt == f"{here}/a folder/fine.py:X"
     study.refuse_other_versions()
     (here / "a folder/fine.py").write_text(CLASS + "\n")
-    with pytest.raises(UserError, match=r"study s was begun with .* as file .*, and here it is file .*"):
+    with pytest.raises(UserError, match=r"study s began with .* as file .*, and here it is file .*"):
         study.admit({"opt": ["a folder/fine.py:X"]}, [])
 
 
@@ -183,7 +183,7 @@ def test_who_resumes_a_run_names_its_code_and_it_must_be_what_it_was(
     assert answer.err.endswith(f"bench fit --resume {run_id} --json --opt {name}\n")
     answer = cli("fit", "--resume", run_id, "--opt", name)
     assert answer.code == 2
-    said_once(answer, f"run {run_id} was begun with {name} as file 0123456789ab, and here it is {provenance(name)}, so")
+    said_once(answer, f"run {run_id} began with {name} as file 0123456789ab, and here it is {provenance(name)}, so")
     answer = cli("fit", "--resume", run_id, "--opt", "sgd")
     assert answer.code == 2
     said_once(answer, f"--opt sgd: run {run_id} was begun with {name}, which cannot be changed")
@@ -267,8 +267,8 @@ DATABASES: dict[str, tuple[Callable[[Path], Any], int, str]] = {
         1,
         "file is not a database",
     ),
-    "a folder": (Path.mkdir, 2, "is no file"),
-    "half written": (half_written, 1, "a process died while writing to it; `bench tune --resume NAME` mends"),
+    "a folder": (Path.mkdir, 2, "is not a file"),
+    "half written": (half_written, 1, "a process died while writing to it; `bench tune --resume NAME` repairs"),
     "in mode WAL": (in_wal, 1, "is in SQLite's mode WAL"),
 }
 

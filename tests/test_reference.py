@@ -208,7 +208,7 @@ def test_a_bundle_is_merged_as_its_store_would_be(cli: Cli, swept: Path, tmp_pat
         assert counts in answer.out
     assert values_of(into) == values_of(swept)
     (tmp_path / "b.txt").write_text("no zip")
-    assert "is no bundle" in last_line(cli("merge", tmp_path / "b.txt", into))
+    assert "is not a bundle" in last_line(cli("merge", tmp_path / "b.txt", into))
 
 
 def test_the_same_results_give_the_same_bytes(cli: Cli, swept: Path, tmp_path: Path) -> None:
@@ -251,8 +251,8 @@ def test_a_zip_file_with_other_names_than_those_of_a_bundle_is_refused(cli: Cli,
 
 def test_what_is_no_bundle_is_said(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "b.zip").write_text("no zip")
-    assert "is no bundle" in last_line(cli("verify", tmp_path / "b.zip"))
-    assert "there is no bundle" in last_line(cli("verify", tmp_path / "none.zip"))
+    assert "is not a bundle" in last_line(cli("verify", tmp_path / "b.zip"))
+    assert "there is not a bundle" in last_line(cli("verify", tmp_path / "none.zip"))
     assert "this installation has no reference results" in last_line(cli("verify"))
 
 

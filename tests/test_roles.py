@@ -165,7 +165,10 @@ def test_a_file_may_nest_roles(tmp_path: Path) -> None:
         ({"opt__vectr__lr": "1"}, "unknown option '--opt.vectr.lr'"),
         ({"opt__vector__lrr": "1"}, "--opt.vector.lr"),
         ({"opt__rest": "adamm"}, "adamm"),
-        ({"opt__rest__lr": "1"}, "--opt.rest.lr: adamw needs an optimizer for the rest first: --opt.rest adamw"),
+        (
+            {"opt__rest__lr": "1"},
+            "--opt.rest.lr: adamw needs an optimizer for the rest; name it first: --opt.rest adamw",
+        ),
         ({"opt__vecter__lr": "1"}, "did you mean '--opt.vector.lr'?"),
         ({"opt__momo__head__lr": "1"}, "did you mean '--opt.head.lr'?"),
         ({"opt__momo__head__wieght_decay": "1"}, "did you mean '--opt.head.weight_decay'?"),
@@ -335,7 +338,7 @@ def test_a_share_that_no_schedule_uses_is_left_out_with_a_line(capsys: pytest.Ca
         assert config(**words).run_id == config(**words).run_id == plain.run_id
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
-        f"bench: --trainer.{name} 0.3 is left out: the schedule is constant and has no {name}"
+        f"bench: --trainer.{name} 0.3 is ignored: the schedule is constant and has no {name}"
         for name in ("decay", "floor")
     ]
     assert config(trainer__schedule="wsd", trainer__decay=0.3, trainer__floor=0.1).trainer.decay == 0.3

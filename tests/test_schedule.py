@@ -113,7 +113,7 @@ def test_a_method_that_finds_its_own_step_is_left_alone_and_that_is_said(opt: st
     result, same = train(store, opt, batch_size="full", schedule="cosine")
     assert (result.final, steps.tolist()) == (plain.final, same.tolist())
     assert (plain.unscheduled, result.unscheduled) == (False, True)
-    said = "the schedule is left out"
+    said = "no schedule: this optimizer"
     assert (said in "\n".join(result_lines(plain, store)), said in "\n".join(result_lines(result, store))) == (
         False,
         True,

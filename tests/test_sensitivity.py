@@ -282,7 +282,7 @@ def test_runs_that_have_not_ended_are_left_out_and_named():
         "note: unfinished runs excluded: 1 failed, 2 killed",
         "note: runs with values at the time limit: 1",
     ]
-    with pytest.raises(UserError, match="none of the 3 runs of the sweep has ended"):
+    with pytest.raises(UserError, match="none of the 3 runs of the sweep has finished"):
         analyse(unended, ["opt.lr"], "min")
 
 

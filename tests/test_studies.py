@@ -1000,10 +1000,10 @@ def test_settings_of_another_study_are_not_replaced_without_a_word(sqlite_url: s
     (path := tuned.tuned_path(tmp_path, one.spec)).parent.mkdir()
     path.write_text(tuned.tuned_yaml(first))
     assert tuned.replaced(tmp_path, first) is None
-    assert tuned.replaced(tmp_path, second) == f"{path} was of study one; it is now of study other"
+    assert tuned.replaced(tmp_path, second) == f"{path} belonged to study one; it now belongs to study other"
     for content in ("opt: {name: sgd}", "a: b: c", "provenance: words"):
         path.write_text(content)
-        assert tuned.replaced(tmp_path, second) == f"{path} was of no study; it is now of study other"
+        assert tuned.replaced(tmp_path, second) == f"{path} belonged to no study; it now belongs to study other"
 
 
 # -- what tuning asks for ---------------------------------------------------------------------------------------------

@@ -907,7 +907,7 @@ def test_a_block_that_another_process_has_just_trained_is_not_trained_again(swee
     sweep(*FOUR, *LANES)
     before = {path: path.stat().st_mtime_ns for path in store.rglob("*")}
     (grid,) = rectangles(configs_of(store), 4)
-    with pytest.raises(RunBusy, match="or has just done so"):
+    with pytest.raises(RunBusy, match="or has just finished them"):
         bench.execute.here.train_block(grid, StopRequest(), SweepProgress("", "max"))
     assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
 
@@ -1321,7 +1321,7 @@ def test_without_a_standard_error_a_sweep_goes_on(sweep, store, monkeypatch, str
         ("--task synthetic --opt sngd --tuned", "nothing is tuned for synthetic with sngd"),
         ("--task synthetic --opt ngd --tuned yes", "unexpected word 'yes'"),
         ("--task synthetic --opt ngd --engine lane", "unknown --engine 'lane'; did you mean 'lanes'?"),
-        ("--task synthetic --opt ngd --memory lots", "--memory lots: write a share of what is free"),
+        ("--task synthetic --opt ngd --memory lots", "--memory lots: write a fraction of the free memory"),
         ("--task synthetic --opt ngd --width 0", "--width 0: it must be at least 1"),
         ("--task synthetic --opt ngd --width wide", "--width wide: it must be a whole number"),
         ("--task synthetic --opt ngd --device tpu", "--device 'tpu': it must be 'cpu', 'cuda', 'mps' or 'auto'"),

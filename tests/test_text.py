@@ -383,7 +383,7 @@ def test_tokenizers_that_are_missing_empty_or_damaged_are_refused(tmp_path: Path
     (tmp_path / "torn" / "tokenizer.json").write_text("{")
     (tmp_path / "none").mkdir()
     for name, message in (
-        ("five", r"knows \d+ tokens, fewer than 100: its vocabulary is missing"),
+        ("five", r"has \d+ tokens, fewer than 100: its vocabulary is missing"),
         ("torn", "torn cannot be read"),
         ("none", "there is no tokenizer in"),
     ):

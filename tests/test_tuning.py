@@ -680,10 +680,10 @@ def test_settings_that_are_not_ours_and_runs_that_are_gone_are_noted(cli, here: 
     # Another study of the same runs: nothing is trained, and the file is of another.
     again = cli(*words, "--name", "two", "--out", "there")
     assert again.code == 0, again.err
-    assert "bench: there/synthetic/sgd.yaml was of study one; it is now of study two\n" in again.err
+    assert "bench: there/synthetic/sgd.yaml belonged to study one; it now belongs to study two\n" in again.err
     # --resume writes where the study's settings went before, from anywhere.
     resumed = cli("tune", "--resume", "one")
-    assert resumed.err == f"bench: {path} was of study two; it is now of study one\n"
+    assert resumed.err == f"bench: {path} belonged to study two; it now belongs to study one\n"
     assert f"written to {path.parent.parent}: synthetic/sgd.yaml" in resumed.out
     assert not (here / "tuned").exists()
     # The study has its results without the runs.
@@ -894,7 +894,7 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
         ("--report_seeds 3,3", "--report_seeds 3,3: 3 is given twice; give each once"),
         ("--seeds 999999999", "--seeds 999999999: 999,999,999 runs; a command makes from 1 to 100,000"),
         ("--report_seeds 999999999", "--report_seeds 999999999: 999,999,999 runs; a command makes from 1 to 100,000"),
-        (f"--seeds 1,{2**63}", f"a seed is an integer from 0 to {2**63 - 1} (2^63 - 1), and {2**63} is greater"),
+        (f"--seeds 1,{2**63}", f"a seed is an integer from 0 to {2**63 - 1} (2^63 - 1), and {2**63} is larger"),
         ("--trials 999999999", "999999999 trials of 2 seeds: 1,999,999,998 runs; a command makes from 1 to 100,000"),
         ("--seeds 50000", "this search with 50000 seeds: 450,000 runs; a command makes from 1 to 100,000"),
         ("--opt.lr 1e-9:1e9:400 --opt.momentum 1e-9:1:400", "this search with 2 seeds: 320,000 runs; a command makes"),

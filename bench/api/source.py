@@ -40,7 +40,7 @@ def name_of(opt: "str | type", store: Path) -> str:
     if isinstance(opt, str):
         return opt
     if not isinstance(opt, type):
-        raise UserError(f"{opt!r} is no optimizer: pass a name, 'file.py:MyClass', or a class")
+        raise UserError(f"{opt!r} is not an optimizer: pass a name, 'file.py:MyClass', or a class")
     if "<locals>" in opt.__qualname__:
         raise _refused(opt, "is defined inside a function")
     module = sys.modules.get(opt.__module__)

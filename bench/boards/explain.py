@@ -98,7 +98,7 @@ def _searched(study: StudyRecord, found: Collected) -> dict[str, str]:
         "searched": f"{' and '.join(ranges)} by {how}: {len(study.trials)} trials ({_counted(kinds)}), each on seeds"
         f" {_seeds(study.seeds)}",
         "chosen by": f"{study.metric or 'the metric'} on the split `{study.select_split or 'unknown'}`, median over"
-        " the tuning seeds" + "; the best lies at the boundary" * study.lr_at_boundary,
+        " the tuning seeds" + "; the best point is at the boundary" * study.lr_at_boundary,
         "tuning cost": _cost(runs) + f" (study {study.name})",
     }
 

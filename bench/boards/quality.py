@@ -69,7 +69,7 @@ def quality(found: Collected, reference: str | None = None) -> Board:
                 metric.words,
                 (
                     f"at the last step, {mean} over seeds with 95 % t-interval;"
-                    f" {'greater' if problem.mode == 'max' else 'smaller'} is better"
+                    f" {'larger' if problem.mode == 'max' else 'smaller'} is better"
                 ),
             ),
             Column("final_tuned", "with the noise of tuning", TUNING_NOISE),

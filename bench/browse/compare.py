@@ -145,7 +145,7 @@ def _curve_line(curve: Mapping[str, Any]) -> str:
     if curve["first_difference"] is None:
         return f"curve: {length}; no loss differs"
     most = (
-        f", by at most {curve['largest']:.3g} of the greater one (step {curve['largest_at']})"
+        f", by at most {curve['largest']:.3g} of the larger one (step {curve['largest_at']})"
         if curve["largest"]
         else ""
     )

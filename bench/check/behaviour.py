@@ -94,4 +94,4 @@ def reference(subject: Subject) -> Measured:
         stepper.step()
         vector_to_parameters(torch.from_numpy(np.asarray(weights, dtype=np.float64)), at.params)
         worst = max(worst, stepper.gap(at))
-    return Measured(worst, "greatest gap in 10 steps")
+    return Measured(worst, "largest gap in 10 steps")

@@ -52,7 +52,7 @@ def schedule(subject: Subject) -> Measured:
     if subject.lr is None:
         if scheduled.gap(plain.run()) == 0:
             raise Failed("half of the groups' lr gives the same steps")
-        return Measured(None, "lr is no argument of the constructor; half of it gave other steps")
+        return Measured(None, "the constructor has no argument lr; half of it gave other steps")
     return Measured(scheduled.gap(subject.stepper(arguments={"lr": subject.lr / 2}).run()))
 
 

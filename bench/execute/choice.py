@@ -193,7 +193,7 @@ class Choices:
             compiling = (time.perf_counter() - begun) * (len(sizes) - 1)  # of other sizes; this one is there now
             compiled = seconds_of(update, ahead)
         except Exception as error:  # whatever a compiler may lack on this machine
-            self.say(f"{name}: torch.compile does not work here ({first_line(error)}); going on without it")
+            self.say(f"{name}: torch.compile does not work here ({first_line(error)}); continuing without it")
             return False
         pays = ahead * (plain - compiled) > compiling
         self.say(

@@ -101,7 +101,7 @@ def script(
             "worker=$!",
             (
                 "# Asked to stop, the worker saves its runs and gives them back;"
-                " before the time limit the task goes on afterwards."
+                " before the time limit the task is requeued."
             ),
             "trap 'kill -TERM $worker' TERM",
             "trap 'again=1; kill -TERM $worker' USR1",

@@ -136,7 +136,7 @@ CHART_NAMES = (
 )
 FORMAT_NAMES = ("table", "md", "csv", "json", "tex", "html")
 
-_FORMAT = Option("format", "default table, or what the name of the file says", "FORMAT", choices=FORMAT_NAMES)
+_FORMAT = Option("format", "default: table, or the suffix of the file", "FORMAT", choices=FORMAT_NAMES)
 _FILE = _out("write there instead of to standard output", "FILE")
 _CHOICE = (
     Option("task", "only these tasks", "A,B", names, completes="task"),
@@ -168,7 +168,7 @@ _CHOICE = (
         "target", "of the board `speed` and of profiles: a value of the metric (default: the task's)", "VALUE", finite
     ),
 )
-_ASK_ONLY = "runs are there already; write --only NAME=VALUE, as in --only trainer.max_steps=1000"
+_ASK_ONLY = "it selects existing runs; write --only NAME=VALUE, as in --only trainer.max_steps=1000"
 
 
 def _several(what: str) -> dict[str, str]:
@@ -271,7 +271,7 @@ _ALL = (
     ),
     Command(
         "ladder", "does the winner at small scale win at large scale? The same comparison at growing sizes",
-        text="Compare optimizers at growing sizes: each rung tunes all of them anew with equal budgets and runs the"
+        text="Compare optimizers at growing sizes: each rung tunes all of them again with equal budgets and runs the"
         " winners on fresh seeds. Results: steps at equal loss against a reference, their trend with size,"
         " predictions made before each rung and scored after it, the ranking at each rung, and how the best settings"
         " change with size.",
@@ -340,7 +340,7 @@ _ALL = (
     ),
     Command(
         "tune", "find an optimizer's hyperparameters on a task, with many workers",
-        text="Find an optimizer's hyperparameters on a task: trials on seeds of their own, chosen on validation, then"
+        text="Find an optimizer's hyperparameters on a task: trials on separate seeds, chosen on validation, then"
         " the winner on fresh seeds. Writes TASK/OPT.yaml, which `bench fit --tuned` takes, and a plot of sensitivity.",
         more="Settings in dotted form as in `bench fit`. The search covers the ranges that the optimizer declares"
              " (`bench show sngd`), and given ones: a range (--opt.lr 1e-3:1e1), a grid (--opt.lr 1e-3:1e1:9) or a"

@@ -315,7 +315,7 @@ def html(found: "Findings", title: str, command: str) -> str:
     }
     kinds = {name: (*told[name], chart) for name, chart in drawn.items()}
     lead = [
-        f"Rungs of {record.task} along “{record.axis}”, each tuned anew with equal budgets for all optimizers, and"
+        f"Rungs of {record.task} along “{record.axis}”, each tuned again with equal budgets for all optimizers, and"
         f" compared on fresh seeds. Made by: {command}"
     ]
     said = [("Verdict", " ".join(verdict(found)))]

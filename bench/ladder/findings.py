@@ -86,7 +86,7 @@ class Rung:
         number: from 1 on.
         record: its declaration, predictions and results.
         methods: by optimizer.
-        reference: the the fixed optimizer of comparison.
+        reference: the fixed optimizer of comparison.
     """
 
     number: int

@@ -41,7 +41,7 @@ class Ladder:
 
     Attributes:
         task, opts: names.
-        reference: the the fixed optimizer of comparison, one of `opts`.
+        reference: the fixed optimizer of comparison, one of `opts`.
         words: settings of all runs, in dotted form.
         own: settings of each optimizer; a range or a list of values is searched.
         rule: how it grows.

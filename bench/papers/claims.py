@@ -387,7 +387,7 @@ def _level(below: float | None, above: float | None) -> tuple[float, float]:
 
 def _ordered(name: str, low: float, high: float) -> tuple[float, float]:
     if low > high:
-        raise UserError(f"{name}: {low:g} is greater than {high:g}; give the smaller one first")
+        raise UserError(f"{name}: {low:g} is larger than {high:g}; give the smaller one first")
     return low, high
 
 

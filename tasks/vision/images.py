@@ -141,7 +141,7 @@ class ArrayImages(ImageData):
         n_val = min(5_000, n // 10) if self.n_val is None else self.n_val
         if not 1 <= n_val < n:
             raise DataError(
-                f"{self.name}: n_val={n_val} of {n} training images cannot be used for validation; n_val must lie in"
+                f"{self.name}: n_val={n_val} of {n} training images cannot be used for validation; n_val must be in"
                 f" [1, {n - 1}], and by default there must be 10 images or more"
             )
         super().__init__(
