@@ -36,7 +36,7 @@ from bench.store.record import RunResult, now
 from bench.store.store import Store
 from bench.training_plan import make_plan, val_every
 from bench.tuned import TunedBy
-from optimizers.plugins import bare
+from optimizers.plugins import bare, slug
 from tasks.core.compiled import CompileError
 from tasks.core.data import TaskData
 from tasks.core.extras import not_installed
@@ -366,6 +366,8 @@ def _loggers(config: RunConfig) -> list[Any]:
         return []
     from lightning.pytorch import loggers
 
+    from bench.trackio_logger import TrackioLogger
+
     folder, name = str(config.store / config.run_id), config.run_id
     make: dict[str, Callable[[], Any]] = {
         # Without a version each attempt (`--rerun`, `--resume`) gets the next one; a fixed one would be overwritten.
@@ -378,6 +380,7 @@ def _loggers(config: RunConfig) -> list[Any]:
             run_name=name,
             tracking_uri=os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db"),
         ),
+        "trackio": lambda: TrackioLogger(slug(config.task), name),
     }
     try:
         logger = make[config.logger]()

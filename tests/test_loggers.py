@@ -2,6 +2,10 @@
 
 import csv
 import json
+import os
+import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +78,31 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert {"train/loss", "train/accuracy", "batch/loss"} <= set(events.Tags()["scalars"])
 
 
+def test_trackio(tmp_path: Path) -> None:
+    words = ["fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", str(STEPS), "--store", "runs"]
+    environment = os.environ | {"TRACKIO_DIR": str(tmp_path / "trackio")}  # which trackio reads when it is imported
+    for more in ([], ["--rerun"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "bench", *words, "--logger", "trackio", *more],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert "rackio" not in done.stdout  # the result has standard output to itself
+    database = sqlite3.connect(f"file:{tmp_path / 'trackio' / 'synthetic.db'}?mode=ro", uri=True)
+    kept = database.execute("select run_id, step, metrics from metrics order by id").fetchall()
+    curve = [(run, step, json.loads(values)["batch/loss"]) for run, step, values in kept if b"batch/loss" in values]
+    first, second = curve[:STEPS], curve[STEPS:]
+    assert [step for _, step, _ in first] == list(range(1, STEPS + 1))
+    assert [loss for *_, loss in first] == [loss for *_, loss in second]
+    assert len({run for run, *_ in curve}) == 2  # each attempt is a run of its own
+    [settings] = database.execute("select config from configs limit 1").fetchone()
+    assert json.loads(settings)["opt"] == "ngd"
+    database.close()
+
+
 def test_settings_are_logged(tmp_path: Path) -> None:
     assert fit(tmp_path, "--logger", "csv") == 0
     [path] = tmp_path.glob("*/csv/version_0/hparams.yaml")
@@ -98,6 +127,13 @@ def test_missing_package(logger: str, flags: list[str], tmp_path: Path, monkeypa
     assert str(error.value) == (
         f"--logger {logger}: the package {logger} is not installed: pip install 'attention-optimizer-bench[{logger}]'"
     )
+
+
+def test_missing_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    config = resolve({"task": "synthetic", "opt": "ngd", "logger": "trackio", "store": tmp_path})
+    with pytest.raises(UserError, match="the package trackio is not installed: pip install"):
+        _loggers(config)
 
 
 class Failing:
@@ -125,4 +161,4 @@ def test_unknown_logger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert fit(tmp_path, "--logger", "excel") == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "--logger" in line
-    assert "'tensorboard', 'csv', 'wandb' or 'mlflow'" in line
+    assert "'tensorboard', 'csv', 'wandb', 'mlflow' or 'trackio'" in line

@@ -38,7 +38,7 @@ def test_every_extra_is_in_all_and_every_extra_that_is_named_is_there() -> None:
     sources = [path.read_text("utf-8") for top in ("bench", "tasks") for path in (ROOT / top).rglob("*.py")]
     named = {extra for text in sources for extra in re.findall(r"not_installed\(['\"]\w+['\"], ['\"](\w+)", text)}
     assert {"papers", "hub", "postgresql"} <= named <= extras.keys()
-    assert {"tensorboard", "wandb", "mlflow"} <= extras.keys()  # `--logger` names its own
+    assert {"tensorboard", "wandb", "mlflow", "trackio"} <= extras.keys()  # `--logger` names its own
 
 
 def test_the_readmes_commands_have_what_the_extras_bring() -> None:

@@ -121,7 +121,7 @@ def fit(
         data_seed: determines the order of the samples; the seed by default.
         precision: `32-true`, `bf16-mixed`, `16-mixed` or `64-true`; the task's by default.
         device: `cpu`, `cuda`, `mps` or `auto`.
-        logger: also log to `tensorboard`, `csv`, `wandb` or `mlflow` (extras).
+        logger: also log to `tensorboard`, `csv`, `wandb`, `mlflow` or `trackio` (extras).
         engine: of several seeds: `lanes` (vectorised runs), `lightning` (one by one), or `auto` (default), the
             faster one.
         workers: of several seeds: processes that share the runs, or `auto`; one for each GPU by default, and on a CPU

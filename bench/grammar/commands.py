@@ -65,9 +65,9 @@ PRECISION = Option(
 DATA_SEED = Option("data_seed", "decides the order of the samples (default: the seed)", "N", setting=True)
 LOGGER = Option(
     "logger",
-    "also log to tensorboard, csv, wandb or mlflow (extras)",
+    "also log to tensorboard, csv, wandb, mlflow or trackio (extras)",
     "L",
-    completes="tensorboard csv wandb mlflow",
+    completes="tensorboard csv wandb mlflow trackio",
     setting=True,
 )
 CONFIG = Option("config", "settings from YAML; flags win", "FILE", folder, completes="file")

@@ -56,7 +56,7 @@ _MEANT = {
     "seeds": "seeds nseeds numseeds repeats repeat replicates",
     "precision": "precision dtype amp fp16 bf16 half mixedprecision float64",
     "device": "device cuda cpu mps accelerator",
-    "logger": "logger log wandb tensorboard mlflow",
+    "logger": "logger log wandb tensorboard mlflow trackio",
     "config": "config cfg conf configfile yaml settings params file",
     "tuned": "tuned best usetuned",
     "resume": "resume continue restart checkpoint ckpt ckptpath resumefrom resumefromcheckpoint",
