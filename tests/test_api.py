@@ -255,7 +255,7 @@ def test_errors_are_those_of_the_command(cli, given: dict[str, Any], words: list
 
 
 def test_several_processes_are_for_the_command() -> None:
-    with pytest.raises(bench.UserError, match="use `bench fit` for it"):
+    with pytest.raises(bench.UserError, match="use `bench fit`, and"):
         bench.fit("synthetic", "ngd", trainer={"devices": 2}, progress=False)
 
 

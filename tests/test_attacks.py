@@ -216,7 +216,7 @@ def test_a_store_that_changes_under_the_training_is_missed(
     after = []
     at_step(30, lambda: (CHANGES[change](store), after.append(names(store))))
     error = one_error(cli(*words), 1)
-    assert any(word in error for word in ("deleted", "moved", "replaced", "taken"))
+    assert any(word in error for word in ("deleted", "moved", "replaced", "took over"))
     left = names(store)  # all that may be new says what went wrong
     assert {name for name in left - after[0] if not name.endswith("traceback.txt")} == set()
     assert not any(run.status == "completed" for run in Store(store).runs())

@@ -372,7 +372,7 @@ def test_what_cannot_be_is_refused(words: dict[str, str], said: str) -> None:
     ],
 )
 def test_what_has_no_effect_is_left_out_with_a_line(words: dict[str, str], of: str, capsys) -> None:
-    config_module._say_once.cache_clear()
+    config_module.say_once.cache_clear()
     own = {name: value for name, value in words.items() if name == "trainer.average"}
     assert resolve({**SMALL, "opt": "adam", **words}).run_id == resolve({**SMALL, "opt": "adam", **own}).run_id
     (name, value), *_ = words.items() - own.items()

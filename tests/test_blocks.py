@@ -482,8 +482,8 @@ def test_a_new_attempt_takes_nothing_over_and_a_resumed_one_all(kept):
     interrupted(kept)
     resumed = kept.begin(begun())
     assert resumed.checkpoint.read_text() == "2"
-    assert kept.last_checkpoint(IDS, "lanes") == resumed.checkpoint
-    assert kept.last_checkpoint(IDS, "lightning") is None
+    assert kept.last_checkpoint(IDS, lanes=True) == resumed.checkpoint
+    assert kept.last_checkpoint(IDS) is None
     assert len(kept.tables("c")["curve"]["step"]) == 4
     kill(resumed)
     new = kept.begin(begun(), resume=False)
@@ -638,7 +638,7 @@ def test_an_attempt_that_does_not_say_what_it_trains_is_named_and_begun_again(ke
         (left.path / "runs.jsonl").write_bytes(content)
     assert kept.unfinished() == []
     assert [each.path.is_relative_to(left.path) for each in kept.contents().damaged] == [True]
-    assert kept.last_checkpoint(IDS, "lanes") is None
+    assert kept.last_checkpoint(IDS, lanes=True) is None
     make_block(kept)
     assert all_there(kept)
     assert no_leftovers(kept.folder)

@@ -448,7 +448,7 @@ def test_a_run_that_breaks_in_a_worker_harms_no_other(cli, here: Path) -> None:
         0.8: "completed",
     }
     last = answer.err.splitlines()[-1]
-    assert last.startswith(f"bench: error: run {stored[0.2].run_id} broke: ")
+    assert last.startswith(f"bench: error: run {stored[0.2].run_id} failed: ")
     assert "this step is too long" in last
     assert len(answer.out.splitlines()[2:5]) == 3
 

@@ -190,7 +190,7 @@ def test_a_plugin_that_asks_to_exit_is_a_failed_run(cli, here: Path, store: Path
     opt = write(here, "leaves.py", before="raise SystemExit(7)")
     answer = cli("fit", *RUN, "--opt", opt)
     assert answer.code == 1
-    assert "broke: SystemExit: 7; the traceback is in" in answer.err
+    assert "failed: SystemExit: 7; the traceback is in" in answer.err
     (result,) = Store(store).runs()
     assert (result.status, result.reason) == ("failed", "SystemExit: 7")
 

@@ -80,10 +80,10 @@ def test_a_dry_run_lists_the_start_and_makes_nothing(cli, tmp_path: Path) -> Non
             "race synthetic --opt adam,ngd",
             "the reference of synthetic, gd, is not in the race; add it or name another with --reference",
         ),
-        ("race mnist --opt adam,sngd", "the reference of mnist, adamw, does not race"),
+        ("race mnist --opt adam,sngd", "the reference of mnist, adamw, is not in the race"),
         ("race synthtic --opt gd,adam", "unknown task 'synthtic'; did you mean 'synthetic'?"),
         ("race synthetic --opt gd,adm", "unknown optimizer 'adm'; did you mean 'adam'?"),
-        ("race synthetic --opt gd,adam --most 6", "--most 6: fewer than 7 seeds"),
+        ("race synthetic --opt gd,adam --most 6", "--most 6: a number below 7 or below --seeds decides nothing"),
         (
             "race synthetic --opt gd,adam --budget 9runs",
             "--budget 9runs: the first 5 seeds of all optimizers need 10 runs",

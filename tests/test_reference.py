@@ -221,7 +221,7 @@ def test_only_what_is_asked_for_is_bundled(cli: Cli, swept: Path, tmp_path: Path
     assert "6 runs" in cli("bundle", "--store", swept, "--opt", "gd", "-o", tmp_path / "b.zip").out
     assert "did you mean 'gd'" in cli("bundle", "--store", swept, "--opt", "dg", "-o", tmp_path / "c.zip").err
     (tmp_path / "there").mkdir()
-    assert "is there already" in cli("bundle", "--store", swept, "-o", tmp_path / "there").err
+    assert "exists; name another" in cli("bundle", "--store", swept, "-o", tmp_path / "there").err
     assert "--out is missing" in cli("bundle", "--store", swept).err
 
 
@@ -252,7 +252,7 @@ def test_a_zip_file_with_other_names_than_those_of_a_bundle_is_refused(cli: Cli,
 def test_what_is_no_bundle_is_said(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "b.zip").write_text("no zip")
     assert "is not a bundle" in last_line(cli("verify", tmp_path / "b.zip"))
-    assert "there is not a bundle" in last_line(cli("verify", tmp_path / "none.zip"))
+    assert "there is no bundle" in last_line(cli("verify", tmp_path / "none.zip"))
     assert "this installation has no reference results" in last_line(cli("verify"))
 
 

@@ -196,7 +196,7 @@ def test_an_experiment_writes_figure_data_claims_and_page(cli: Any, folder: Path
     assert "no evidence" not in page
     assert "\n\n\n" not in page
     assert " 1 threads" not in page
-    assert "small run: points to holds  grows" in answer.out
+    assert "holds      grows" in answer.out
     assert str(out) in answer.out
 
 
@@ -388,7 +388,7 @@ def test_the_norm_of_w_in_units_of_the_solutions_norm_is_a_column(cli: Any, fold
 @pytest.mark.deep
 def test_fewer_seeds_are_a_small_run_and_more_are_none(cli: Any, folder: Path) -> None:
     rewrite(folder, search=None, seeds=[0, 1, 2])
-    assert "small run: points to holds  grows" in cli("reproduce", "nobody/tiny", "--seeds", "2").out
+    assert "holds      grows" in cli("reproduce", "nobody/tiny", "--seeds", "2").out
     rewrite(folder, search=None, seeds=[0])
     assert "  holds      grows" in cli("reproduce", "nobody/tiny", "--seeds", "2").out
 
@@ -661,7 +661,7 @@ TREND = {
          "tiny.yaml: search: times.opt.momentum: the arm GD does not set opt.momentum"),
         ({"search": None}, "nobody/tiny has no open constants to search; remove --search"),
         ({"seeds": 999999999}, ("tiny.yaml: seeds 999999999: 999,999,999 runs;"
-                                " a command makes from 1 to 100,000, so ask")),
+                                " a command makes from 1 to 100,000, so request")),
         ({"seeds": True}, "tiny.yaml: seeds: it takes list, and no boolean"),
         ({"seeds": [0, True]}, "tiny.yaml: seeds: it takes list, and no boolean"),
         ({"seeds": [2**63]}, "tiny.yaml: seed 1: it must be less than or equal to 9223372036854775807"),

@@ -333,7 +333,7 @@ def test_a_sweep_refuses_what_fit_refuses_in_the_same_line(cli, tmp_path: Path, 
 
 def test_a_share_that_no_schedule_uses_is_left_out_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     plain = config()
-    config_module._say_once.cache_clear()
+    config_module.say_once.cache_clear()
     for words in ({"trainer__decay": 0.3}, {"trainer__floor": 0.3}):
         assert config(**words).run_id == config(**words).run_id == plain.run_id
     lines = capsys.readouterr().err.splitlines()

@@ -248,7 +248,7 @@ def test_what_stands_in_place_of_a_run_is_put_aside(cli, store, harm):
         before = snapshot(done) if done.is_dir() else done.read_bytes()
         answer = cli(*FIT)
         assert answer.code == 0
-        (line,) = (line for line in answer.err.splitlines() if "put aside" in line)
+        (line,) = (line for line in answer.err.splitlines() if "was renamed" in line)
         assert line.startswith(f"bench: warning: {done} cannot be used (")
         assert line.endswith(f"); it was renamed to {name}, and training continues")
         aside = folder / name
@@ -605,7 +605,7 @@ def test_a_link_to_a_folder_is_damaged_and_not_followed(kept, tmp_path):
     assert [each.path.relative_to(kept.folder).parts[0] for each in kept.contents().damaged] == ["a", "b", "c"]
     assert [kept.get(run_id) for run_id in "abc"] == [None] * 3
     assert kept.checkpoint("c") is None
-    with pytest.raises(Exception, match="is a link"):
+    with pytest.raises(Exception, match="is a symbolic link"):
         add_run(kept.folder, "a")
     add_run(kept.folder, "b")
     assert kept.get("b").final == 0.25

@@ -687,7 +687,7 @@ def test_runs_that_break_on_their_own(sweep, store, monkeypatch):
     monkeypatch.setattr("tasks.theory.synthetic.AttentionClassifier.loss", lambda *args: 1 / 0)
     answer = sweep(*FOUR, "--engine", "lightning")
     assert answer.code == 1
-    assert "broke: ZeroDivisionError: division by zero; the traceback is in " in last_line(answer)
+    assert "failed: ZeroDivisionError: division by zero; the traceback is in " in last_line(answer)
     monkeypatch.undo()
     monkeypatch.setenv("BENCH_STORE", str(store))
     assert sweep(*FOUR, *LANES).code == 0

@@ -556,7 +556,7 @@ def test_a_run_that_breaks_is_tried_again_and_then_failed_while_the_study_goes_o
     assert states(study) == {("design", "completed"): 4, ("design", "failed"): 3, ("fresh", "completed"): 1}
     reasons = [str(trial.reason) for trial in study.trials() if trial.state == "failed"]
     assert len({reason.partition(";")[0] for reason in reasons}) == 1
-    assert all("broke: RuntimeError: the card fell out; the traceback is in " in reason for reason in reasons)
+    assert all("failed: RuntimeError: the card fell out; the traceback is in " in reason for reason in reasons)
     shown = cli("studies", study.name, "--storage", sqlite_url)
     assert "5 trials of 1 seed, 1 failed\n" in shown.out
     assert "note     opt.lr 1000 failed: run synthetic-sgd-" in shown.out

@@ -119,8 +119,8 @@ def replaced(folder: Path, found: StudyResult) -> str | None:
         before = None
     if before == found.study.name:
         return None
-    return f"{path} belonged to {f'study {before}' if before else 'no study'}; it now belongs to study"
-    f" {found.study.name}"
+    of = f"study {before}" if before else "no study"
+    return f"{path} belonged to {of}; it now belongs to study {found.study.name}"
 
 
 def write(folder: Path, found: StudyResult, command: str) -> list[Path]:

@@ -121,7 +121,7 @@ def labels_of(source: TextSource, path: Path, table: Any) -> NDArray[np.uint8]:
         legal &= values == np.floor(values)
     if not legal.all():
         row = int(legal.argmin())
-        kind = "a whole number" if source.threshold is None else "a share"
+        kind = "an integer" if source.threshold is None else "a share"
         raise DataError(
             f"{path}: row {row} has {source.label} {values[row]:g}; it must be {kind} in [0, {high}];"
             " remove such rows (-1 marks a hidden label)"
