@@ -281,7 +281,7 @@ def _plain(kind: Any, default: Any) -> Any:
 
 def optimizer_options(spec: Any) -> dict[str, Option]:
     """The options of an OptimizerSpec, with the suite's defaults in place of the signature's."""
-    own = spec.name in OPTIMIZERS.own or spec.target.startswith("optimizers.")
+    own = spec.name in OPTIMIZERS.own or re.match(r"optimizers\.(?!py:)", spec.target)
     options = read_options(spec.target, ("params",)) if own else imported_options(load(spec.target))
     return {k: replace(o, default=spec.defaults.get(k, o.default)) for k, o in options.items()}
 

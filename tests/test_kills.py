@@ -443,7 +443,7 @@ def test_who_comes_back_too_late_ends_and_harms_nothing(cli, start, store: Path,
         other.until(lambda: (store / attempt.parent.name / "attempt-2").is_dir())
     late.send(signal.SIGCONT)
     error = one_error(late.end(), 1)
-    assert "taken" in error or "deleted" in error
+    assert "took over" in error or "deleted" in error
     assert other.end()[0] == 0
     (run,) = Store(store).runs()
     assert run.status == "completed"
