@@ -353,6 +353,7 @@ def test_a_bad_request_says_what_to_do(words: list[str], message: str) -> None:
         main(words)
 
 
+@pytest.mark.deep
 def test_the_command_prints_strict_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["tests/mutants.py:Nonsense", "--only", "builds,resume,scale", "--opt.lr", "0.2"]
     code = main([*words, "--json", "--store", str(tmp_path)])
@@ -372,6 +373,7 @@ def test_the_command_prints_strict_json(tmp_path: Path, capsys: pytest.CaptureFi
     assert list(tmp_path.iterdir()) == []  # three checks are no verdict on the optimizer
 
 
+@pytest.mark.deep
 def test_all_checks_of_an_optimizer_are_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tests.mutants:Raises", "--json", "--store", str(tmp_path)]) == 1
     found = json.loads(capsys.readouterr().out)

@@ -52,6 +52,7 @@ def test_a_verdict_says_what_was_seen(name: str, check: str, note: str, reports:
     assert reports[name][check].note == note
 
 
+@pytest.mark.deep
 def test_a_task_may_be_given_by_its_classes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--task", "tests.mutant_tasks:CLASSES", "--only", "leakage", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["target"] == "tests.mutant_tasks:Net"
@@ -63,6 +64,7 @@ def test_the_roles_of_its_parameters_are_told(reports: dict[str, Report]) -> Non
 
 @pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.deep
 def test_roles_of_no_parameter_and_no_such_roles_are_refused(name: str) -> None:
     with pytest.raises(UserError, match=REFUSED[name]):
         main(["--task", f"tests.mutant_tasks:{name}", "--only", "leakage"])

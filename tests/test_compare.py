@@ -234,6 +234,7 @@ def test_after_ctrl_c_the_same_command_goes_on(store: Path) -> None:
     assert "too few seeds (2 of 7)" in out
 
 
+@pytest.mark.deep
 def test_a_baseline_of_the_reference_results_is_not_tuned_again(
     cli, unchecked: None, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

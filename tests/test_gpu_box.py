@@ -113,6 +113,7 @@ def test_a_part_whose_time_is_over_keeps_what_it_has(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.deep
 def test_no_part_begins_when_the_time_is_over(tmp_path: Path) -> None:
     done = box(tmp_path, "--parts", "mnist,lm", "--minutes", 1e-9)
     assert done.returncode == 3, done.stderr

@@ -212,6 +212,7 @@ def test_other_settings_are_another_ladder_and_more_rungs_are_not():
 # -- predictions ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_predictions_are_on_the_disk_before_any_run_of_their_rung(tmp_path: Path):
     seen = list[dict[str, Any]]()
 
@@ -273,6 +274,7 @@ KEPT = {
 }  # fmt: skip
 
 
+@pytest.mark.deep
 def test_a_ladder_that_was_stopped_goes_on(tmp_path: Path, folder: Path):
     count = iter(range(9))
     stopped = climbed(tmp_path, 2, stop=lambda suite: next(count) == 1)
@@ -286,6 +288,7 @@ def test_a_ladder_that_was_stopped_goes_on(tmp_path: Path, folder: Path):
     assert numbers(replace(whole, rungs=whole.rungs[:2]), folder / "store") == numbers(done, tmp_path / "store")
 
 
+@pytest.mark.deep
 def test_a_rung_that_is_added_later_changes_no_earlier_number(tmp_path: Path):
     before = climbed(tmp_path, 1)
     after = climbed(tmp_path, 2)

@@ -901,6 +901,7 @@ def test_a_block_that_was_stopped_goes_on_as_if_it_had_not_been(spec: OptimizerS
     assert_goes_on(grid, whole, 24 - 15)
 
 
+@pytest.mark.deep
 def test_a_stopped_block_that_is_observed_goes_on(store: Path) -> None:
     words = {"trainer__max_steps": 24, "trainer__observe": 12}  # after 10 steps too, of which 8 are made before
     grid, stop = block(store, "tiny_lm", "adamw", lrs(0.01, 0.05), **words), StopRequest()

@@ -255,6 +255,7 @@ def test_a_damaged_plan_is_written_again_by_its_command(cli, here: Path) -> None
     assert cli(*join).code == 0
 
 
+@pytest.mark.deep
 def test_plans_that_were_finished_under_another_name_go_too(cli, here: Path) -> None:
     plan_of(cli(*SMALL, "--create", "--workers", "3"))
     assert cli(*SMALL).code == 0
@@ -272,6 +273,7 @@ def test_what_a_plan_cannot_keep_is_refused(cli, here: Path, words: tuple[str, .
     assert not (here / "runs").exists()
 
 
+@pytest.mark.deep
 def test_a_plan_says_what_memory_it_was_given(cli, here: Path) -> None:
     _, join = plan_of(cli(*SMALL, "--memory", "8G", "--create"))
     assert join[3:5] == ["--memory", "8G"]

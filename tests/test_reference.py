@@ -134,6 +134,7 @@ def test_a_damaged_reference_is_named(cli: Cli, reference: Path) -> None:
     assert "it is ignored" in answer.err
 
 
+@pytest.mark.deep
 def test_a_row_is_explained_with_all_that_was_searched(cli: Cli, tmp_path: Path) -> None:
     words = ("--task", "synthetic", "--opt", "gd", "--trainer.max_steps", "5", "--device", "cpu", "--workers", "1")
     assert cli("tune", *words, "--trials", 3, "--seeds", "7,8", "--report_seeds", 3).code == 0

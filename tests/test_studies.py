@@ -244,6 +244,7 @@ def test_many_processes_finish_a_study_together_and_complete_each_trial_once(url
     assert study.finished()
 
 
+@pytest.mark.deep
 def test_the_lock_goes_with_its_process(url: str) -> None:
     study = begin(url)
     child = processes.Process(target=_die_with_the_lock, args=(url, study.name))

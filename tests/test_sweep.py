@@ -1089,6 +1089,7 @@ def test_where_memory_is_really_short(store, tmp_path):
     assert statuses(store) == {("completed", "lanes"): 16}
 
 
+@pytest.mark.deep
 def test_a_standard_error_that_nobody_reads_ends_nothing(store, tmp_path):
     words = ("sweep", *SMALL, *FOUR, "--store", store, "--engine", "lanes")
     code, out, _ = Program(tmp_path / "deaf", words, lose_standard_error).end()
