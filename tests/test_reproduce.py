@@ -388,7 +388,7 @@ def test_the_norm_of_w_in_units_of_the_solutions_norm_is_a_column(cli: Any, fold
 @pytest.mark.deep
 def test_fewer_seeds_are_a_small_run_and_more_are_none(cli: Any, folder: Path) -> None:
     rewrite(folder, search=None, seeds=[0, 1, 2])
-    assert "holds      grows" in cli("reproduce", "nobody/tiny", "--seeds", "2").out
+    assert "small run: points to holds  grows" in cli("reproduce", "nobody/tiny", "--seeds", "2").out
     rewrite(folder, search=None, seeds=[0])
     assert "  holds      grows" in cli("reproduce", "nobody/tiny", "--seeds", "2").out
 
