@@ -57,6 +57,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_objects_to_collect() -> Iterator[None]:
+    """Freeze what a file has imported and cached, or each full collection of those after it visits that again."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_xdist_auto_num_workers() -> int:
     """Three processes for two processors, since tests wait: for servers, other processes, signals and limits."""
     return 3 * len(os.sched_getaffinity(0)) // 2

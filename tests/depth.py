@@ -46,9 +46,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def selected(request: pytest.FixtureRequest, parameter: str) -> set[Any]:
-    """The values of a parameter for which tests of this file will run, so that a fixture makes no more than that."""
-    cells = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+    """The values of a parameter for which tests of this file use the requesting fixture, so that it makes no more."""
+    items = [item for item in request.session.items if item.path == request.path]
+    cells = [getattr(item, "callspec", None) for item in items if request.fixturename in fixtures_of(item)]
     return {cell.params[parameter] for cell in cells if cell is not None and parameter in cell.params}
+
+
+def fixtures_of(item: pytest.Item) -> list[str]:
+    """The names of the fixtures that a test uses."""
+    return getattr(item, "fixturenames", [])
 
 
 def cell(item: pytest.Item) -> str:

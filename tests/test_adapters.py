@@ -177,7 +177,7 @@ def test_a_default_that_has_no_form_on_the_command_line_is_no_option() -> None:
     }  # None is taken though the annotation forgets it
 
 
-@pytest.mark.matrix(keep=2)
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("name", ["OnLoss", "SecondOrder", "Twice"])
 @pytest.mark.parametrize("engine", ["lightning", "auto"])
 def test_each_trains(name: str, engine: str, cli: Any, store: Path) -> None:

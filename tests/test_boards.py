@@ -500,6 +500,7 @@ def test_who_else_entered_changes_no_score_no_interval_and_no_order(tmp_path_fac
     assert without == {name: [row for row in of if row[0] != "adamw"] for name, of in all_.items()}
 
 
+@pytest.mark.deep
 @slow
 @given(where=st.lists(st.sampled_from(["a", "b", "ab"]), min_size=15, max_size=15), order=st.permutations("ab"))
 def test_however_runs_lie_in_stores_the_bytes_are_the_same(tmp_path_factory, where, order):

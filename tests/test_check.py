@@ -336,6 +336,7 @@ def test_a_class_that_no_other_process_can_import_is_refused() -> None:
 # ---- Requests --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix(keep=3)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -381,6 +382,7 @@ def test_all_checks_of_an_optimizer_are_stored(tmp_path: Path, capsys: pytest.Ca
     assert (report.name, report.verdicts, report.failed) == (found["name"], found["verdicts"], ["builds"])
 
 
+@pytest.mark.deep
 def test_the_command_succeeds_where_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sngd", "--only", "groups,closure", "--opt.max_step=0.1"]) == 0
     assert capsys.readouterr().out.endswith("sngd: no fault; 2 pass\n")

@@ -93,6 +93,7 @@ def test_so_do_micro_batches_clipping_and_texts_of_any_length(task: str, opt: st
     assert_equal_curves(tmp_path, opt=opt, task=task, **CUT)
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("opt", ["sps", "muon"])
 def test_so_does_a_traced_program(opt: str, tmp_path: Path, traced: None) -> None:
     assert can_clip(opt)
@@ -130,6 +131,7 @@ def test_one_program_holds_for_all_steps_and_micro_batches() -> None:
 # -- a run that is cut off --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("then", ["off", "step"])
 def test_a_compiled_run_goes_on_where_it_was_stopped(
     then: str, cli: Cli, store: Path, tmp_path: Path, traced: None, monkeypatch: pytest.MonkeyPatch

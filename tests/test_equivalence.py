@@ -103,6 +103,7 @@ def test_one_process_equals_the_plain_loop(case: Case) -> None:
     assert [row[:2] for row in trained.curve] == [pytest.approx(row, abs=1e-9) for row in expected.curve]
 
 
+@pytest.mark.matrix(keep=1)
 @each_task
 def test_the_matrix_moves_the_weights_and_clipping_matters(task: str) -> None:
     for opt in OPTIMIZERS:
@@ -113,7 +114,7 @@ def test_the_matrix_moves_the_weights_and_clipping_matters(task: str) -> None:
         assert (min if task == "tiny" else max)(norms) > CLIP, opt  # on text NGD comes near a stationary point
 
 
-@pytest.mark.matrix(keep=6)
+@pytest.mark.matrix(keep=2)
 @each_case
 def test_two_ddp_processes_equal_the_plain_loop(case: Case, ddp: list[dict[str, dict]]) -> None:
     mine, expected = ddp[0][case.name], plain(case)
@@ -121,7 +122,7 @@ def test_two_ddp_processes_equal_the_plain_loop(case: Case, ddp: list[dict[str, 
     assert [row[:2] for row in mine["curve"]] == [pytest.approx(row, abs=1e-9) for row in expected.curve]
 
 
-@pytest.mark.matrix(keep=6)
+@pytest.mark.matrix(keep=2)
 @each_case
 def test_ddp_ranks_stay_identical_bit_for_bit(case: Case, ddp: list[dict[str, dict]]) -> None:
     first, second = (rank[case.name] for rank in ddp)

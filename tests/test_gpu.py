@@ -133,7 +133,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
     assert {name: column.tobytes() for name, column in whole.items()} == {k: v.tobytes() for k, v in cut.items()}
 
 
-@pytest.mark.matrix(keep=4)
+@pytest.mark.matrix(keep=2)
 @pytest.mark.parametrize("opt", OPTIMIZERS)
 def test_lanes_are_the_runs_that_fit_makes(opt: str, cli: Cli, tmp_path: Path) -> None:
     own = OPTIMIZERS[opt].traits.full_batch
@@ -150,6 +150,7 @@ def test_lanes_are_the_runs_that_fit_makes(opt: str, cli: Cli, tmp_path: Path) -
         np.testing.assert_allclose(lane["loss"], curves["lightning"][run_id]["loss"], rtol=1e-8)
 
 
+@pytest.mark.matrix(keep=2)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("opt", ["sps", "muon"])
 def test_one_rank_of_a_strategy_is_the_run_without_it(opt: str, strategy: str, cli: Cli, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def readers(cli, guard, here, tmp_path):
 # -- blocks of runs -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.matrix(keep=2)
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("number", PARTS)
 def test_readers_show_what_is_sound_and_name_the_rest(readers, tmp_path, number):
     store, victims = hostile_store(tmp_path, number)

@@ -603,6 +603,7 @@ def test_lanes_of_any_optimizer_are_the_runs_that_fit_makes(
     assert gap(lanes[-1], fit(grid[-1][-1])) < 1e-9  # another problem, other hyperparameters
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("spec", [other("sam", "tests.test_lanes:Sam", again=True)], ids=way_of)
 def test_a_vit_too_is_evaluated_again_where_a_lane_is(
@@ -911,6 +912,7 @@ def test_a_stopped_block_that_is_observed_goes_on(store: Path) -> None:
     assert_goes_on(grid, whole, 24 - 8)
 
 
+@pytest.mark.deep
 def test_a_stopped_block_keeps_what_converged_before(store: Path) -> None:
     lanes = [{"lr": 0.3, "momentum": 0.9}, {"lr": 0.001, "momentum": 0.9}]
     grid, stop = block(store, "hinge", "gd", lanes, seeds=(0,), trainer__max_steps=120), StopRequest()

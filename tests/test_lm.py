@@ -186,6 +186,7 @@ def test_tokens_beyond_two_to_the_fifteen_are_themselves() -> None:
     assert data.batch("train", slice(None)).sizes.tolist() == [[3, 12], [3, 12]]
 
 
+@pytest.mark.deep
 def test_the_stream_is_the_same_for_every_optimizer(root: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Tensor] = []
     batch = CorpusData.batch

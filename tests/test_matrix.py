@@ -110,6 +110,7 @@ def test_a_module_stands_for_its_public_optimizers_once(found: list[Row], zoo: P
     assert packages["torch.optim:NAdam"].startswith("torch ")
 
 
+@pytest.mark.deep
 def test_torchs_own_are_there_where_they_are_asked_for() -> None:
     (found,) = members(["torch.optim"])
     assert {"torch.optim:Adam", "torch.optim:LBFGS"} <= found.keys()
@@ -232,7 +233,7 @@ def test_all_checks_but_the_reference_are_made() -> None:
 # ---- Requests --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.matrix(keep=4)
+@pytest.mark.matrix(keep=2)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -357,6 +357,7 @@ def test_what_is_being_trained_in_the_destination_is_left_alone(cli, tmp_path, a
     folder.drop()
 
 
+@pytest.mark.deep
 def test_several_processes_merge_at_a_time(cli, source, tmp_path):
     merger = [sys.executable, "-m", "bench.cli", "merge", source, tmp_path / "dest"]
     processes = [subprocess.Popen(merger, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(3)]

@@ -81,6 +81,7 @@ def test_a_plan_waits_in_the_store_until_somebody_works_on_it(cli, here: Path) -
     assert "it is finished or misspelt; existing plans: none" in cli(*words).err
 
 
+@pytest.mark.deep
 def test_what_a_killed_writer_left_goes_with_its_plan(cli, here: Path) -> None:
     plan_of(cli(*SMALL, "--create"))
     (folder,) = (here / "runs" / "plans").iterdir()
@@ -217,6 +218,7 @@ def test_words_that_make_no_plan(cli, here: Path, words: tuple[str, ...], messag
     assert not (here / "runs").exists()
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("which", ["plan", "folder"])
 def test_a_link_in_the_place_of_a_plan_is_not_followed(cli, here: Path, which: str) -> None:
     name, _ = plan_of(cli(*SMALL, "--create"))
@@ -238,6 +240,7 @@ def test_a_link_in_the_place_of_a_plan_is_not_followed(cli, here: Path, which: s
     assert [path.name for path in mine.iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.deep
 def test_a_plan_switches_no_logger_on(cli, here: Path) -> None:
     name, join = plan_of(cli(*SMALL, "--create"))
     path = here / "runs" / "plans" / name / "plan.json"
@@ -248,6 +251,7 @@ def test_a_plan_switches_no_logger_on(cli, here: Path) -> None:
     assert not list((here / "runs").rglob("csv"))
 
 
+@pytest.mark.deep
 def test_a_damaged_plan_is_written_again_by_its_command(cli, here: Path) -> None:
     name, join = plan_of(cli(*SMALL, "--create"))
     (here / "runs" / "plans" / name / "plan.json").write_text("{")
@@ -462,7 +466,7 @@ def test_three_that_break_before_one_has_ended_end_the_command(cli, here: Path) 
     assert Counter(run.status for run in Store(here / "runs").runs()) == {"failed": 3}
 
 
-@pytest.mark.matrix(keep=1)
+@pytest.mark.deep
 @pytest.mark.parametrize("engine", ["lightning", "lanes"])
 def test_a_value_that_breaks_with_all_seeds_keeps_no_other_value_from_being_tried(cli, here: Path, engine: str) -> None:
     words = fragile(here, 0.2)

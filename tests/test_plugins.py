@@ -63,7 +63,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # -- files and modules ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(keep=3)
 @pytest.mark.parametrize(
     ("signature", "before"),
     [

@@ -345,6 +345,7 @@ def test_a_verdict_follows_from_rounding_and_the_noise_of_seeds() -> None:
     assert judge(claimed, other(claimed, status="diverged", final=None), lost)[0] == "undecided"
 
 
+@pytest.mark.deep
 def test_the_noise_of_seeds_alone_refutes_as_seldom_as_promised() -> None:
     draw = np.random.default_rng(0)
     refuted, rounds = 0, 4000

@@ -161,6 +161,7 @@ def test_replayed_steps_are_the_steps(
     assert any(map(recorded, lanes.stepper._replays.values()))
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("opt", ["sngd", "sps"])
 def test_replayed_runs_are_the_runs(opt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = HYPERPARAMETERS[opt]

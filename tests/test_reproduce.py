@@ -266,6 +266,7 @@ def test_settings_and_seeds_from_the_command_line_are_in_every_run_and_on_the_pa
     assert "--seeds 3 --trainer.max_steps 7 --task.d 4" in page
 
 
+@pytest.mark.deep
 def test_settings_of_one_arm_from_the_command_line(cli: Any, folder: Path, store: Path) -> None:
     rewrite(
         folder,
@@ -337,6 +338,7 @@ def test_a_search_judges_the_claims_at_every_point(cli: Any, folder: Path) -> No
     assert Path("reproduced/nobody/tiny/map.png").stat().st_size > 0
 
 
+@pytest.mark.deep
 def test_a_claim_may_have_several_readings(cli: Any, folder: Path) -> None:
     claim = TINY["claims"][0] | {"readings": {"above": [0.5, 50], "arms": [["NGD"], ["GD", "NGD"]]}}
     del claim["above"], claim["arms"]
@@ -364,6 +366,7 @@ def test_readings_may_hold_shares_of_the_budget_and_are_kept_as_steps_in_a_searc
     assert [arguments["at"] for arguments in there.readings(there.claims[0]).values()] == [2, 20]
 
 
+@pytest.mark.deep
 def test_the_norm_of_w_in_units_of_the_solutions_norm_is_a_column(cli: Any, folder: Path, store: Path) -> None:
     claim = {
         "name": "rate",
@@ -413,6 +416,7 @@ def test_a_map_has_holms_correction_over_the_points_of_each_claim() -> None:
     ]
 
 
+@pytest.mark.deep
 def test_a_search_takes_settings_and_seeds_of_the_command_line_too(cli: Any, folder: Path, store: Path) -> None:
     answer = cli("reproduce", "nobody/tiny", "--search", "--trainer.max_steps", "7", "--seeds", "3")
     assert answer.code == 0, answer.err
@@ -532,6 +536,7 @@ def test_a_signal_in_the_last_moment_of_a_run_stops_the_experiment_and_keeps_the
     assert "1 of 4 runs are stored" in cli("reproduce", "nobody/tiny").err
 
 
+@pytest.mark.deep
 def test_a_run_that_another_process_trains_is_waited_for(
     cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -718,6 +723,7 @@ def test_a_full_disk_is_noticed_before_anything_is_trained(
     assert not store.exists()
 
 
+@pytest.mark.deep
 def test_a_full_disk_at_the_end_is_one_line_and_costs_no_run(
     cli: Any, folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

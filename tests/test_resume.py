@@ -155,6 +155,7 @@ def test_an_interrupted_run_is_json_too(cli, interrupt):
     assert (result["status"], result["final"], result["steps"]) == ("killed", None, 100)
 
 
+@pytest.mark.deep
 def test_a_run_may_be_interrupted_more_than_once(cli, interrupt, store, tmp_path, monkeypatch):
     cli(*SYNTHETIC, *SPS, "--store", tmp_path / "whole")
     interrupt(100)
@@ -172,6 +173,7 @@ def test_a_run_may_be_interrupted_more_than_once(cli, interrupt, store, tmp_path
     assert Store(store).checkpoint(run_id) is None
 
 
+@pytest.mark.deep
 def test_rerun_forgets_the_interrupted_attempt(cli, interrupt, store, tmp_path):
     cli(*SYNTHETIC, *SPS, "--store", tmp_path / "whole")
     interrupt(100)

@@ -729,7 +729,7 @@ def test_runs_with_groups_equal_a_plain_loop(name: str) -> None:
         torch.testing.assert_close(p.detach(), model.named[key].detach(), rtol=1e-8, atol=1e-11)
 
 
-@pytest.mark.matrix(keep=2)
+@pytest.mark.matrix(keep=1)
 @pytest.mark.numeric
 @every_mix
 def test_micro_batches_change_no_run_with_groups(mix: dict[str, Any]) -> None:
@@ -779,7 +779,7 @@ LANES: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.matrix(keep=2)
+@pytest.mark.matrix(keep=1)
 @pytest.mark.numeric
 @pytest.mark.parametrize("opt", LANES)
 def test_lanes_with_groups_are_the_runs_of_fit(opt: str, store: Path) -> None:

@@ -421,7 +421,7 @@ def test_grids_that_are_refused(space, trials, total, error):
     assert message(Design(space, "grid").wanted, {}, "min", ALL, trials, total) == error
 
 
-@pytest.mark.matrix(keep=1)
+@pytest.mark.deep
 @pytest.mark.parametrize("low", [1e-100, 1e99])
 def test_the_longest_grid_has_numbers_only(low):
     design = Design({"opt.lr": Range(low, low * 10)}, "grid")

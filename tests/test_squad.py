@@ -545,6 +545,7 @@ def words(root: Path, store: Path, **more: Any) -> dict[str, Any]:
     return given | more
 
 
+@pytest.mark.deep
 @pytest.mark.numeric
 def test_a_run_reports_both_scores_and_micro_batches_change_nothing(root: Path, store: Path) -> None:
     results = [
@@ -561,6 +562,7 @@ def test_a_run_reports_both_scores_and_micro_batches_change_nothing(root: Path, 
         assert str(result.part).startswith("a small BERT with random weights; 120 of 87,599 rows of train.parquet")
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("attention", ["standard", "fixed_head", "dcmha"])
 @pytest.mark.numeric
 def test_a_run_that_goes_on_from_a_checkpoint_is_the_same(

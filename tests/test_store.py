@@ -748,6 +748,7 @@ for i in range(40):
 """
 
 
+@pytest.mark.deep
 def test_processes_that_write_one_store_lose_nothing(kept):
     writers = [
         subprocess.Popen(

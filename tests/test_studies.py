@@ -586,7 +586,7 @@ def within(low: float, high: float) -> Score:
     return lambda lr: abs(math.log10(lr / math.sqrt(low * high))) if low <= lr <= high else None
 
 
-@pytest.mark.matrix(keep=1)
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("score", "words"),
     [

@@ -315,6 +315,7 @@ def test_stored_runs_are_shown_without_what_trains(sweep, store, here):
     assert (done.returncode, done.stderr) == (0, "all 4 runs are stored\n")
 
 
+@pytest.mark.deep
 def test_a_wider_grid_trains_what_is_new(sweep, store, trained):
     sweep(*FOUR, *LANES)
     trained.clear()
@@ -431,6 +432,7 @@ def test_a_single_run_needs_no_lanes(sweep, store):
     assert statuses(store) == {("completed", "lightning"): 1}
 
 
+@pytest.mark.deep
 def test_what_is_left_of_one_optimizer_does_not_decide_for_the_others(sweep, seconds, trained):
     seconds(1e-3, 1e-4)
     sweep("--opt", "ngd", "--opt.lr", "0.1,0.5,1,2", "--seeds", 2)
@@ -770,6 +772,7 @@ def test_a_block_of_one_lane_goes_on_as_lanes(sweep, store, interrupt, trained, 
     assert same(outcome(store), outcome(tmp_path / "whole"))
 
 
+@pytest.mark.deep
 def test_a_sweep_may_be_interrupted_more_than_once(sweep, store, interrupt, whole):
     for steps in (4 * 4, 4 * 8, 4 * 16):
         interrupt(steps)
@@ -778,6 +781,7 @@ def test_a_sweep_may_be_interrupted_more_than_once(sweep, store, interrupt, whol
     assert same(outcome(store), whole)
 
 
+@pytest.mark.deep
 def test_a_second_signal_ends_at_once(sweep, store, interrupt, whole, monkeypatch):
     interrupt(4 * STEPS + 4 * 8)
     save = Watcher._save

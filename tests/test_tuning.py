@@ -546,6 +546,7 @@ def break_at(lr: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.optim.SGD, "step", broken)
 
 
+@pytest.mark.deep
 def test_a_run_that_breaks_is_tried_again_and_then_failed_while_the_study_goes_on(
     cli, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,6 +152,7 @@ def test_the_pure_update_uses_the_norms_that_it_is_told_as_the_class_does(name: 
     assert_as_the_class(name, arguments, all_of(name, arguments), 5, factor=2.0)
 
 
+@pytest.mark.matrix(keep=4)
 @properties
 @given(data=st.data())
 @every_name
