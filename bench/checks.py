@@ -112,7 +112,7 @@ def why_not_compiled(config: RunConfig) -> str | None:
     trainer = config.trainer
     if config.traits.create_graph:
         return f"{config.opt} differentiates the gradients, which a compiled program cannot"
-    if trainer.devices * trainer.num_nodes > 1 or trainer.strategy != "auto":
+    if trainer.ranks > 1 or trainer.strategy != "auto":
         return "it was tried on one device only, and without --trainer.strategy"
     return None
 

@@ -139,6 +139,11 @@ class TrainerOptions(NoBooleans):
     )
 
     @property
+    def ranks(self) -> int:
+        """Processes that share each batch."""
+        return self.devices * self.num_nodes
+
+    @property
     def is_scheduled(self) -> bool:
         """Whether the learning rate is to change over the run."""
         return self.schedule != "constant" or self.warmup > 0

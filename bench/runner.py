@@ -47,6 +47,9 @@ from tasks.core.task import Task
 from tasks.core.training_step import Plan
 
 
+_RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
+
+
 def run(
     config: RunConfig,
     *,
@@ -132,7 +135,7 @@ def _run(
         )
         for logger in loggers:
             logger.log_hyperparams(result.config)
-        with quiet(), stop.listening():
+        with quiet(), stop.listening(), rendezvous_of_its_own(config):
             trainer = make_trainer(config, [recorder])
             steps = StepRanges(task, recorder.val_every, config.task_spec.steps_per_call)
             awaited = awaited_machines(trainer)
@@ -147,7 +150,7 @@ def _run(
             error = UserError(f"--trainer.compile step: torch.compile does not work here ({error}); leave it out")
         if isinstance(error, SystemExit) and stop.signal is not None:
             error = KeyboardInterrupt()  # Lightning turns it into an exit with code 1
-        alone = config.trainer.devices * config.trainer.num_nodes == 1  # else others would wait for this process
+        alone = config.trainer.ranks == 1  # else others would wait for this process
         restoring = resume and alone and recorder is not None and recorder.restoring
         if restoring and attempt is not None and is_misfit(error):
             set_aside(attempt.checkpoint, error)
@@ -253,7 +256,7 @@ class StepRanges:
 def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
     """A Trainer that does what the suite does not do itself: devices, processes, precision, checkpoints, hooks."""
     options = config.trainer
-    ranks = options.devices * options.num_nodes
+    ranks = options.ranks
     precision: dict[str, Any] = {"precision": config.precision}
     if config.precision == "16-mixed" and config.device == "cpu":
         # Lightning would quietly use bf16 on a CPU.
@@ -281,6 +284,27 @@ def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
         limit_val_batches=0,
         **precision,
     )
+
+
+@contextmanager
+def rendezvous_of_its_own(config: RunConfig) -> Iterator[None]:
+    """Leave nothing of the run's ranks behind: later runs and child processes of this process have their own.
+
+    Lightning writes the ranks' address, port and number into the environment, and keeps the process group and its port.
+    A group of several ranks stays until the process ends, since others may still use its store.
+    """
+    there = torch.distributed.is_available() and torch.distributed.is_initialized()
+    before = {name: os.environ.get(name) for name in _RENDEZVOUS}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if config.trainer.ranks == 1 and not there and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 @dataclass(frozen=True)

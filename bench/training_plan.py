@@ -35,7 +35,7 @@ def make_plan(config: RunConfig, task: Task) -> Plan:
         raise UserError(
             f"--trainer.batch_size {size} is more than the {n} training samples; use at most {n}, or `full`"
         )
-    ranks = trainer.devices * trainer.num_nodes
+    ranks = trainer.ranks
     if size < ranks:
         raise UserError(f"--trainer.batch_size {size} is not divisible among {ranks} devices")
     per_epoch = n // size

@@ -1,5 +1,6 @@
 """What may differ on a GPU: these tests train on CUDA where it is there, else on the processor (`make gpu`)."""
 
+import os
 import signal
 from itertools import product
 from pathlib import Path
@@ -154,12 +155,15 @@ def test_lanes_are_the_runs_that_fit_makes(opt: str, cli: Cli, tmp_path: Path) -
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("opt", ["sps", "muon"])
 def test_one_rank_of_a_strategy_is_the_run_without_it(opt: str, strategy: str, cli: Cli, tmp_path: Path) -> None:
+    before = dict(os.environ)
     for name in ("auto", strategy):
         words = words_of("tiny_lm", opt, precision="64-true", **{"trainer.strategy": name})
         answer = cli("fit", *words, "--store", tmp_path / name)
         assert answer.code == 0, answer.err
     (alone,), (ranked,) = (stored_curves(tmp_path / name).values() for name in ("auto", strategy))
     np.testing.assert_allclose(ranked["loss"], alone["loss"], rtol=1e-9)
+    # Else the next run of this process, or a child of it, would take this run's port, which is not free.
+    assert (dict(os.environ), torch.distributed.is_initialized()) == (before, False)
 
 
 def test_a_block_that_does_not_fit_into_memory_is_halved(

@@ -175,7 +175,7 @@ def fit(
             return _runs(configs, shown, "fit", study, **several)
         if more := [name for name, value in several.items() if value is not None]:
             raise UserError(f"{more[0]} is for several runs; give seeds too, or remove it")
-        if config.trainer.devices * config.trainer.num_nodes > 1:
+        if config.trainer.ranks > 1:
             raise UserError(
                 "trainer.devices and trainer.num_nodes: a run with several processes restarts its command in each of"
                 " them; use `bench fit`, and `bench.load` for the result"

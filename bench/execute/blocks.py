@@ -20,7 +20,7 @@ def check_all(configs: Sequence[RunConfig], *, early: bool = False) -> None:
     """
     for config in {(block_key(config), repr(config.opt_options)): config for config in configs}.values():
         (check_early if early else check)(config)
-        ranks = config.trainer.devices * config.trainer.num_nodes
+        ranks = config.trainer.ranks
         if ranks > 1:  # each of them would carry out all runs
             raise UserError(
                 f"a run of {config.task} with {config.opt} needs {ranks} devices;"

@@ -102,7 +102,7 @@ class Worker:
         configs = [config for trial in waiting for config in self._configs(trial)]
         for config in configs:  # before anything is trained
             check(config)
-        if self.study.spec.prune or configs[0].trainer.devices * configs[0].trainer.num_nodes > 1:
+        if self.study.spec.prune or configs[0].trainer.ranks > 1:
             if self.engine == "lanes":
                 raise UserError(
                     "--engine lanes: lanes train together on one device, without --prune and --trainer.devices"
@@ -196,7 +196,7 @@ class Worker:
         """The runs of a trial in a list of its own; None if a signal asked to stop."""
         results: list[RunResult] = []
         for config in self._configs(trial):
-            ranks = config.trainer.devices * config.trainer.num_nodes
+            ranks = config.trainer.ranks
             result = self._apart(config) if ranks > 1 else self._here(config, trial, first=not results)
             if result is None or (result.status == "killed" and not self.stop.pruned):
                 return None
