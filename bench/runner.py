@@ -46,7 +46,6 @@ from tasks.core.sharding import ShardedStrategy
 from tasks.core.task import Task
 from tasks.core.training_step import Plan
 
-
 _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
