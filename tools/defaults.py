@@ -2,8 +2,8 @@
 
 Each optimizer tries the settings of `TRIED` on each task of the family, in a short run with one seed. Chosen is the
 setting whose validation score is the least behind the optimizer's best one on that task, on the worst of the
-tasks. It belongs into `OptimizerSpec.by_family`. A plain `bench fit` then trains for the whole budget of each task. All
-runs are kept in the store, so the same command continues where it was stopped. Written is `results/defaults`.
+tasks. It belongs into `OptimizerSpec.by_family`. A plain `bench fit` then trains for the whole budget of each task.
+`results/defaults` holds all scores: the same command trains only what is missing there, also on another machine.
 """
 
 import argparse
@@ -51,16 +51,16 @@ class Cell(NamedTuple):
     full: bool = True
 
 
-_SHORT = {"trainer.max_steps": 300}
+_SHORT = {"trainer.max_steps": 200}
 CELLS = (
     Cell("mnist", "vision", {"task": "mnist"}, _SHORT, 0.1),
     Cell("cifar10", "vision", {"task": "cifar10"}, _SHORT, 0.1),
-    Cell("sst2 from scratch", "text", {"task": "sst2", "task.scratch": "true"}, _SHORT, 0.5),
+    Cell("sst2 from scratch", "text", {"task": "sst2", "task.scratch": "true"}, {"trainer.max_steps": 300}, 0.5),
     Cell(
-        "sst2 with MiniLM, 4,000 rows",
+        "sst2 with MiniLM, 1,000 rows",
         "text",
-        {"task": "sst2", "task.n_train": 4000, "task.max_length": 64},
-        _SHORT,
+        {"task": "sst2", "task.n_train": 1000, "task.max_length": 64, "trainer.batch_size": 16},
+        {"trainer.max_steps": 60},
         0.5,
         full=False,
     ),
@@ -136,9 +136,15 @@ def short_scores(cell: Cell, opt: str) -> list[float | None]:
     common = {**_settings(cell), **cell.short, "opt": opt}
     configs = [_config(common | {f"opt.{name}": value for name, value in point.items()}) for point in points(opt)]
     if None in _results(configs):
-        _train("sweep", common | several, "--seeds", "1")
+        _train("sweep", common | several, "--seeds", "1", "--engine", "lightning")
     runs = _results(configs)
     return [None if run is None else score_of([run], False, run.mode) for run in runs]
+
+
+def asked(cell: Cell, opt: str, **more: Any) -> dict[str, Any]:
+    """What scores depend on, as JSON: recorded ones of something else are measured again."""
+    versions = {"task": TASKS[cell.settings["task"]].version, "opt": OPTIMIZERS[opt].version}
+    return {"settings": _settings(cell), "versions": versions, **more}
 
 
 def full_run(cell: Cell, opt: str) -> RunResult | None:
@@ -162,7 +168,7 @@ def _short_table(family: str, found: Mapping[str, Any]) -> Table:
         {
             "opt": opt,
             "setting": _spoken(point),
-            **{cell.name: own["scores"][cell.name][i] for cell in cells},
+            **{cell.name: own["cells"][cell.name]["scores"][i] for cell in cells},
             "chosen": "chosen" if own["chosen"] == point else "",
         }
         for opt, own in found.items()
@@ -207,7 +213,7 @@ def page(measured: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    """Measure the request and write the page."""
+    """Measure what is not recorded yet, and write the page."""
     parser = argparse.ArgumentParser(prog="tools.defaults", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--short", action="store_true", help="only the short runs, before writing down their choice")
     args = parser.parse_args()
@@ -216,20 +222,24 @@ def main() -> int:
     modes = {cell.name: _mode(cell) for cell in CELLS}
     for family in dict.fromkeys(cell.family for cell in CELLS):
         for opt in TRIED:
-            scores = {cell.name: short_scores(cell, opt) for cell in CELLS if cell.family == family}
-            chosen = choice(scores, modes)
-            point = None if chosen is None else list(points(opt))[chosen]
-            measured["families"].setdefault(family, {})[opt] = {"scores": scores, "chosen": point}
+            own = measured["families"].setdefault(family, {}).setdefault(opt, {"cells": {}})
+            for cell in (cell for cell in CELLS if cell.family == family):
+                request = asked(cell, opt, short=dict(cell.short), tried=list(points(opt)))
+                if own["cells"].get(cell.name, {}).get("asked") != request:
+                    own["cells"][cell.name] = {"asked": request, "scores": short_scores(cell, opt)}
+            chosen = choice({name: each["scores"] for name, each in own["cells"].items()}, modes)
+            own["chosen"] = None if chosen is None else list(points(opt))[chosen]
             now = OPTIMIZERS[opt].by_family.get(family)
-            print(f"{family} {opt}: {point}{'' if now == point else f' (now {now})'}", flush=True)
+            print(f"{family} {opt}: {own['chosen']}{'' if own['chosen'] == now else f' (now {now})'}", flush=True)
             _write(path, measured)
     for cell in () if args.short else (cell for cell in CELLS if cell.full):
         for opt in TRIED:
-            run = full_run(cell, opt)
-            value = None if run is None else final_value(run, False)
-            settings = OPTIMIZERS[opt].by_family.get(cell.family)
-            measured["full"].setdefault(cell.name, {})[opt] = {"value": value, "settings": settings}
-            print(f"{cell.name} {opt}: {value}", flush=True)
+            done = measured["full"].setdefault(cell.name, {})
+            request = asked(cell, opt, defaults=OPTIMIZERS[opt].by_family.get(cell.family))
+            if done.get(opt, {}).get("asked") != request:
+                run = full_run(cell, opt)
+                done[opt] = {"asked": request, "value": None if run is None else final_value(run, False)}
+            print(f"{cell.name} {opt}: {done[opt]['value']}", flush=True)
             _write(path, measured)
     return 0
 
