@@ -331,7 +331,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], dic
     return found
 
 
-@pytest.mark.matrix(keep=8)
+@pytest.mark.matrix(keep=3)
 @BOTH
 @pytest.mark.parametrize("harm", HARMS)
 def test_a_harmed_checkpoint_is_put_aside_and_the_training_starts_afresh(
@@ -370,6 +370,7 @@ def with_results_of_other_kinds(state: dict[str, Any]) -> None:
                 watch["result"]["validations"] = [{"step": "soon"}]
 
 
+@pytest.mark.matrix(keep=2)
 @BOTH
 @pytest.mark.parametrize("harm", [with_other_weights, without_results, with_results_of_other_kinds])
 def test_a_checkpoint_that_does_not_fit_is_put_aside_and_the_training_starts_afresh(

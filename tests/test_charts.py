@@ -601,7 +601,7 @@ def test_the_command_line_knows_all_charts():
 # -- on paper -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.matrix(keep=1)
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", [kind for kind in CHARTS if kind not in ("attention", "stability")])
 def test_a_figure_is_drawn_and_the_same_every_time(store, kind, recwarn):
     chart = CHARTS[kind](eight(store) if kind == "performance_profile" else everything(store)).shown

@@ -50,6 +50,7 @@ def fails(cli, *words: object, code: int = 2) -> str:
 # -- without torch --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix(keep=9)
 @pytest.mark.parametrize(
     ("words", "code"),
     [
@@ -86,6 +87,7 @@ def test_help_lists_and_usage_errors_import_no_torch(words, code):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize(
     ("words", "code"), [("show deora2024/fig2", 0), ("reproduce --list", 0), ("reproduce fig2", 2)]
 )
@@ -135,6 +137,7 @@ def test_show_tells_an_optimizers_formula_paper_options_and_search_space(cli, na
         assert re.search(rf"--opt\.{option}  .*{re.escape(said)}", search)
 
 
+@pytest.mark.matrix(keep=4)
 @pytest.mark.parametrize("name", TASKS)
 def test_show_tells_a_tasks_metric_budget_and_options(cli, name):
     out, spec = cli("show", name).out, TASKS[name]
@@ -181,6 +184,7 @@ def test_definitions_are_inherited_and_added_to(tmp_path, monkeypatch):
     assert _keys("pkg_of_tasks.below", "Below") == {"a": "two lines", "b": "two lines", "c": "new (x: y)"}
 
 
+@pytest.mark.matrix(keep=3)
 @pytest.mark.parametrize("name", experiments())
 def test_show_tells_an_experiments_arms_claims_and_commands(cli, name):
     out, experiment = cli("show", name).out, load(name)
@@ -288,6 +292,7 @@ OF_AN_AVERAGE = {
 }
 
 
+@pytest.mark.matrix(keep=8)
 @pytest.mark.parametrize(
     ("task", "opt"), [*(("mnist", opt) for opt in OPTIMIZERS), *((task, "sngd") for task in TASKS)]
 )

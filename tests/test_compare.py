@@ -155,6 +155,7 @@ def test_a_time_that_is_spent_ends_it_with_the_result_so_far(cli, unchecked: Non
     assert "no winner has run on fresh seeds yet" in answer.out
 
 
+@pytest.mark.deep
 def test_a_dry_run_and_a_number_of_runs_make_a_plan_and_nothing_else(cli, store: Path) -> None:
     steps = json.loads(cli(*COMPARE, "--dry-run", "--json").out)
     assert [(step["spec"]["opt"], step["trials"], step["fresh"]) for step in steps] == [

@@ -131,7 +131,7 @@ def test_one_program_holds_for_all_steps_and_micro_batches() -> None:
 # -- a run that is cut off --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.matrix(keep=1)
+@pytest.mark.deep
 @pytest.mark.parametrize("then", ["off", "step"])
 def test_a_compiled_run_goes_on_where_it_was_stopped(
     then: str, cli: Cli, store: Path, tmp_path: Path, traced: None, monkeypatch: pytest.MonkeyPatch

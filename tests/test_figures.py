@@ -114,6 +114,7 @@ def test_a_figure_is_a_png_and_a_pdf_and_the_same_every_time(tmp_path, spec, arm
     assert [path.read_bytes() for path in again] == [png.read_bytes(), pdf.read_bytes()]
 
 
+@pytest.mark.deep
 def test_the_users_matplotlib_settings_change_nothing(tmp_path):
     (plain, _) = draw(ONE, METHODS, tmp_path / "plain")
     with matplotlib.rc_context({"font.size": 20, "lines.linewidth": 9, "savefig.bbox": "tight", "xtick.labelsize": 3}):
@@ -121,6 +122,7 @@ def test_the_users_matplotlib_settings_change_nothing(tmp_path):
     assert own.read_bytes() == plain.read_bytes()
 
 
+@pytest.mark.deep
 def test_long_curves_make_small_files(tmp_path):
     values = np.exp(-np.arange(200_000) / 5e4) * np.random.default_rng(0).uniform(0.9, 1.1, 200_000)
     _, pdf = draw(FigureSpec(panels=[Panel(y="v", log="xy")]), {"a": column(values, values * 2)}, tmp_path)
@@ -283,6 +285,7 @@ def test_what_has_no_place_on_a_log_axis_is_left_out(bad):
     make(FigureSpec(panels=[Panel(y="v", log="xy")]), {"a": column(values)}).draw_without_rendering()
 
 
+@pytest.mark.matrix(keep=8)
 @pytest.mark.parametrize("log", ["", "x", "y", "xy"])
 @pytest.mark.parametrize(
     "values",

@@ -31,7 +31,7 @@ UNIT = {"16-mixed": 2.0**-11, "bf16-mixed": 2.0**-8}
 each_method = pytest.mark.parametrize(("task", "opt"), list(product(TASKS, OPTIMIZERS)))
 
 
-@pytest.mark.matrix(keep=12)
+@pytest.mark.matrix(keep=6)
 @each_method
 def test_the_host_never_waits_for_the_device_in_a_step(task: str, opt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, watched = Loop.step, []
@@ -82,7 +82,7 @@ def test_a_gpu_has_its_own_gradient_scaler() -> None:
     assert plugin.device == DEVICE
 
 
-@pytest.mark.matrix(keep=6)
+@pytest.mark.matrix(keep=2)
 @each_method
 def test_two_runs_of_a_seed_are_equal_bit_for_bit(task: str, opt: str) -> None:
     config = config_of(Case(opt, 2, task=task), device=DEVICE, precision="32-true", dropout=0.1)
@@ -111,6 +111,7 @@ def stored_curves(store: Path) -> dict[str, Any]:
     return {run.run_id: Store(store).tables(run.run_id)["curve"] for run in Store(store).runs()}
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize(("task", "opt"), [("tiny", "sps"), ("tiny_text", "adamw"), ("tiny_lm", "muon")])
 def test_an_interrupted_run_goes_on_bit_for_bit(
     task: str, opt: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -134,7 +135,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
     assert {name: column.tobytes() for name, column in whole.items()} == {k: v.tobytes() for k, v in cut.items()}
 
 
-@pytest.mark.matrix(keep=2)
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("opt", OPTIMIZERS)
 def test_lanes_are_the_runs_that_fit_makes(opt: str, cli: Cli, tmp_path: Path) -> None:
     own = OPTIMIZERS[opt].traits.full_batch

@@ -154,6 +154,7 @@ def test_readers_show_what_is_sound_and_name_the_rest(readers, tmp_path, number)
     assert (again.code, again.out.count(SAFE)) == (0, 2), again
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("number", PARTS)
 def test_boards_show_what_is_sound(readers, tmp_path, number):
     store, _ = hostile_store(tmp_path, number)

@@ -326,7 +326,7 @@ def with_twins(grid: Grid, problem: Problem, monkeypatch: pytest.MonkeyPatch) ->
     return [one for one, _ in pairs], [distance <= 1e-11 for distance in same]
 
 
-@pytest.mark.matrix(keep=4)
+@pytest.mark.matrix(keep=2)
 @each_optimizer
 @each_problem
 def test_a_stable_lane_is_the_run_that_fit_makes(
@@ -421,7 +421,7 @@ def assert_the_same_steps(grid: Grid, steps: int = 30) -> None:
     assert (total > 0).all()
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(keep=6)
 @each_optimizer
 @each_problem
 def test_every_step_of_every_lane_is_that_of_a_plain_loop(problem: Problem, opt: str, store: Path) -> None:
@@ -438,6 +438,7 @@ def test_every_step_with_any_arguments_is_that_of_a_plain_loop(opt: str, argumen
     assert_the_same_steps(block(store, "net", opt, lanes, seeds=(0,), trainer__gradient_clip_val=0.5))
 
 
+@pytest.mark.matrix(keep=6)
 @each_optimizer
 def test_lanes_that_differ_in_every_number_each_make_their_own_steps(opt: str, store: Path) -> None:
     lanes = [
@@ -684,7 +685,7 @@ def numbers(told: Any) -> list[float]:
     return [told] if isinstance(told, float) else [x for part in parts if part is not told for x in numbers(part)]
 
 
-@pytest.mark.matrix(keep=2)
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize(
     ("task", "wild", "reason"),
     [
@@ -739,6 +740,7 @@ def test_polyak_converges_to_a_gradient_of_zero_while_slower_lanes_go_on(store: 
         assert gap([lane[name] for name in names], [alone[name] for name in names]) < 1e-9
 
 
+@pytest.mark.matrix(keep=2)
 @pytest.mark.parametrize("val_every", [1, 30])
 @pytest.mark.parametrize("task", ["synthetic", "synthetic_joint"])
 def test_an_absurd_step_that_saturates_is_told_as_in_fit(task: str, val_every: int, store: Path) -> None:
@@ -752,7 +754,7 @@ def test_an_absurd_step_that_saturates_is_told_as_in_fit(task: str, val_every: i
         assert (lane["saturated_at"], lane["scale"]) == (alone["saturated_at"], alone["scale"])
 
 
-@pytest.mark.matrix(keep=3)
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("task", ["synthetic", "synthetic_joint", "mha_dm1"])
 @each_optimizer
 def test_no_built_in_method_saturates_by_one_step(task: str, opt: str, store: Path) -> None:
@@ -889,7 +891,7 @@ def assert_goes_on(grid: Grid, whole: list[dict[str, Any]], steps: int) -> None:
     assert Store(grid[0][0].store).unfinished() == []
 
 
-@pytest.mark.matrix(keep=3)
+@pytest.mark.matrix(keep=2)
 @pytest.mark.parametrize("spec", [*AT_ONCE, *OTHERS, AVERAGED], ids=way_of)
 def test_a_block_that_was_stopped_goes_on_as_if_it_had_not_been(spec: OptimizerSpec, opt: str, store: Path) -> None:
     grid, stop = interrupted_block(store, opt), StopRequest()
@@ -922,6 +924,7 @@ def test_a_stopped_block_keeps_what_converged_before(store: Path) -> None:
     assert_goes_on(grid, whole, 120 - 13 * 6)
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("way", [{}, {"update": None}], ids=["together", "one by one"])
 def test_a_block_that_breaks_goes_on_from_its_last_checkpoint(
     way: Settings, store: Path, monkeypatch: pytest.MonkeyPatch

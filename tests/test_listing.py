@@ -421,6 +421,7 @@ def test_a_run_is_shown_with_all_that_one_can_do_with_it(cli, store, tmp_path, m
     assert cli("show", store / run["run_id"]).out == out
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_a_page_is_as_plain_as_the_terminal(cli, store, encoding):
     run = json.loads(cli(*FIT, "--json").out)["run_id"]

@@ -81,6 +81,7 @@ def assert_optimal(C: np.ndarray, w: np.ndarray, weights: np.ndarray) -> None:
 # -- against another solver -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix(keep=2)
 @pytest.mark.parametrize("kind", ["normal", "sphere", "signs", "positive", "uneven"])
 def test_the_attention_svm_is_the_one_found_in_the_primal_variables(kind: str) -> None:
     solved = unsolvable = 0
@@ -282,6 +283,7 @@ def test_points_around_the_origin_have_no_separator() -> None:
 # -- scale ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @given(exponent=st.floats(-4, 4), seed=st.integers(0, 10))
 @settings(max_examples=50, deadline=None)
 def test_tokens_s_times_as_long_have_a_matrix_s_squared_times_smaller(exponent: float, seed: int) -> None:

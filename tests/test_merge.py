@@ -439,6 +439,7 @@ def test_a_file_of_a_source_that_cannot_be_read(cli, source, tmp_path, monkeypat
     assert list(seen(tmp_path / "dest")) == list("bcd")
 
 
+@pytest.mark.matrix(keep=6)
 @pytest.mark.parametrize("call", range(22))
 def test_a_merge_that_breaks_leaves_nothing_half_and_goes_on(cli, source, tmp_path, monkeypatch, call):
     """Each copy of a file, each rename and each new folder is once the first that breaks."""
@@ -494,6 +495,7 @@ main(["merge", *sys.argv[2:]])
 """
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("call", [0, 2, 4, 5])
 def test_a_merge_that_is_killed_leaves_nothing_half_and_goes_on(cli, source, tmp_path, call):
     dest = tmp_path / "dest"

@@ -260,6 +260,7 @@ def test_steps_are_even_in_the_logarithm(total: int, expected: list[int]) -> Non
     assert observed_steps(total, 4) == expected
 
 
+@pytest.mark.matrix(keep=1)
 @each_task
 def test_a_run_is_what_it_is_without_and_all_names_are_defined(name: str, store: Path, tmp_path: Path) -> None:
     config = resolve(settings(name, store))

@@ -480,6 +480,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(case: Case, dtyp
     assert same(params, resumed)
 
 
+@pytest.mark.matrix(keep=40)
 @every_case
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))], ids=["deepcopy", "pickle"]

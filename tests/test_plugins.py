@@ -63,7 +63,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # -- files and modules ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.matrix(keep=3)
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize(
     ("signature", "before"),
     [

@@ -139,7 +139,7 @@ def recorded(replay: Replay) -> bool:
     return any(program.run not in (None, replay._plain) for program in replay._programs.values())
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(keep=4)
 @pytest.mark.parametrize("opt", PURE)
 @each_problem
 def test_replayed_steps_are_the_steps(

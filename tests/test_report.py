@@ -285,6 +285,7 @@ def test_what_has_nothing_to_show_vanishes(store):
     assert "no optimizer is tuned here" not in read.text
 
 
+@pytest.mark.deep
 def test_a_page_is_small(hostile):
     assert len(hostile) < 400_000
 

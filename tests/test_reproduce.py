@@ -67,6 +67,7 @@ def rewrite(folder: Path, **changes: Any) -> None:
 # -- the experiments that come with the suite -------------------------------------------------------------------------
 
 
+@pytest.mark.matrix(keep=4)
 @pytest.mark.parametrize("name", experiments())
 def test_every_experiment_names_runs_arms_and_tests_that_exist(name: str) -> None:
     full = load(name)
@@ -243,6 +244,7 @@ def test_quick_is_smaller_goes_elsewhere_and_says_so(cli: Any, folder: Path, sto
     assert {claim["verdict"] for claim in claims["claims"]} == {"undecided"}  # one seed decides nothing
 
 
+@pytest.mark.deep
 def test_runs_smaller_than_the_papers_settle_no_claim(cli: Any, folder: Path, store: Path) -> None:
     rewrite(folder, undersized="ours have width 4, the paper's 64.")
     answer = cli("reproduce", "nobody/tiny")

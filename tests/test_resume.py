@@ -328,7 +328,7 @@ def with_less_curve(path: Path) -> None:
     halve(path.with_name("curve.raw"))
 
 
-@pytest.mark.matrix(keep=3)
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("harm", [empty, halve, flip, of_another_program, with_code, without_curve, with_less_curve])
 def test_a_checkpoint_that_cannot_be_used_is_put_aside_and_the_run_starts_afresh(cli, killed, store, tmp_path, harm):
     cli(*SYNTHETIC, *SPS, "--store", tmp_path / "whole")

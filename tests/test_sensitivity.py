@@ -230,6 +230,7 @@ def test_a_setting_of_one_value_is_passed_over_as_x():
     assert [p.x for p in sweep.curves[0].points] == [1, 2]
 
 
+@pytest.mark.matrix(keep=2)
 @pytest.mark.parametrize(
     ("values", "xs"),
     [
@@ -506,6 +507,7 @@ def test_odd_values_can_be_drawn(medians, tmp_path):
     assert bool(make(sweep).axes[0].texts) == (medians == (None, None))
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("xs", [(0.1, 1e6, 1e300), (1e-320, 1e-300, 1.0), (5e-324, 1.7e308)])
 def test_odd_settings_can_be_drawn(xs, tmp_path):
     sweep = analyse([result for i, x in enumerate(xs) for result in at(x, i + 1.0)], ["opt.lr"], "min")

@@ -91,7 +91,7 @@ TUNE = "tune --task synthetic --opt sgd --trials 2"
         ("reproduce vasudeva2025/mnist --quick --data .", "missing data: train-images-idx3-ubyte.gz, "),
     ],
 )
-@pytest.mark.matrix(keep=6)
+@pytest.mark.matrix(keep=3)
 def test_what_is_wrong_with_flags_data_and_store_is_said_without_torch(words: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = without_torch(*words.split(), cwd=tmp_path)

@@ -297,6 +297,7 @@ def test_stores_merge_by_copying(kept, tmp_path):
 OLD = {"run.json": '{"run_id": "a"}', "lanes.json": "{}", "runs.jsonl": '{"run_id": "a"}'}
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("name", OLD)
 def test_a_store_of_an_older_format_gets_a_message(kept, cli, name):
     folder = kept.folder / ("a" if name == "run.json" else "lanes-0123456789")

@@ -369,6 +369,7 @@ def numpy_run(data: FixedDecoderData, steps: int, size: Callable[[float, float],
     return W
 
 
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("recipe", ["equal_scores", "sphere"])
 def test_two_implementations_of_ngd_agree_after_1000_steps(recipe: Any) -> None:
     data = FixedDecoderData(seed=0, recipe=recipe)

@@ -216,6 +216,7 @@ def test_runs_on_the_stand_in_and_on_the_real_data_are_two(tmp_path: Path, store
     assert [TASKS[name].dataset_in(tmp_path) for name in ("civil_comments", "mnli")] == ["civil_comments", None]
 
 
+@pytest.mark.deep
 def test_a_reproduction_on_the_stand_in_with_a_small_model_says_both(cli: Cli, tmp_path: Path) -> None:
     write_toxicity(tmp_path, "jigsaw_toxicity", "test_balanced")
     smaller = {"n_train": 16, "max_length": 24, "vocab": 150, "layers": 1, "width": 16}

@@ -253,6 +253,7 @@ def stacked(runs: list[Arguments]) -> Arguments:
     }
 
 
+@pytest.mark.matrix(keep=12)
 @every_case
 def test_stacked_runs_equal_single_runs(name: str, arguments: Arguments) -> None:
     for swept in (["lr"], list(VALUES[name])):
@@ -296,7 +297,7 @@ def test_each_of_stacked_runs_is_told_its_own_norm(name: str) -> None:
     close(told, update(grads, {}, params, loss.repeat(2)))
 
 
-@pytest.mark.matrix(keep=3)
+@pytest.mark.matrix(keep=1)
 @every_name
 def test_stacked_runs_are_one_graph_for_a_compiler(name: str) -> None:
     runs = sweep(name, list(VALUES[name]))
