@@ -27,7 +27,7 @@ class BatchDropout(nn.Module):
         rate = exact_rate(self.p)
         if not self.training or rate == 0:
             return x
-        return x * self.randomness.keep(self.stream, x, rate).to(x.dtype).mul_(1 / (1 - rate))
+        return x * self.randomness.keep(self.stream, x, rate).mul_(1 / (1 - rate))
 
 
 def use_batch_dropout(model: nn.Module, randomness: BatchRandomness) -> None:

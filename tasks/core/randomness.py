@@ -92,13 +92,15 @@ class BatchRandomness:
         return _mix(words).view(count, per_row)
 
     def keep(self, stream: int, like: Tensor, rate: float) -> Tensor:
-        """Which elements a dropout of this rate, in [0, 1), keeps: bool of the shape of `like`.
+        """1 where a dropout of this rate, in [0, 1), keeps an element, 0 where it drops it: shape and dtype of `like`.
 
-        Each is False with the probability `exact_rate(rate)`, by 16 bits of its own.
+        Each is 0 with the probability `exact_rate(rate)`, by 16 bits of its own.
         """
         elements = like.shape[1:].numel()
         pieces = self.words(stream, -(-elements // 4), like.device).view(torch.int16)[:, :elements]
-        return (pieces >= round(exact_rate(rate) * _PIECES) - _PIECES // 2).view(like.shape)
+        # In place, since torch vectorises neither a comparison of int16 into bool nor bool into float: 8 times the time.
+        pieces.ge_(round(exact_rate(rate) * _PIECES) - _PIECES // 2)
+        return pieces.to(like.dtype).reshape(like.shape)
 
     def uniform(self, stream: int, like: Tensor) -> Tensor:
         """Numbers in [0, 1) of the shape of `like`: of 53 bits where that is float64, else of 24 bits in float32."""
