@@ -174,7 +174,7 @@ class Choices:
             lanes = make_lanes(grid)
             if not have_pure_update(lanes.plan.parts):
                 return False
-            ahead = sum(map(_lanes, blocks)) / _lanes(grid) * lanes.plan.total_steps  # total updates, in units of this block
+            ahead = sum(map(_lanes, blocks)) / _lanes(grid) * lanes.plan.total_steps  # updates, in units of this block
             plain = seconds_of(lanes.update_alone(), ahead)
             del lanes
             gc.collect()
