@@ -46,8 +46,8 @@ class Replay:
     """A pure function that is recorded at its third call with the same shapes, and then replayed.
 
     Args:
-        function: takes tensors; returns tensors without gradients, and a value that depends on shapes alone. Its control
-            flow must depend on shapes alone too, and it must not draw random numbers.
+        function: takes tensors; returns tensors without gradients, and a value that depends on shapes alone. Its
+            control flow must depend on shapes alone too, and it must not draw random numbers.
     """
 
     def __init__(self, function: Pure) -> None:

@@ -24,7 +24,7 @@ def without_warning() -> Iterator[None]:
 
 
 class Scores:
-    """A metric of many runs: its states are stacked if `torch.func.vmap` supports it, else there is a copy for each run.
+    """A metric of many runs: stacked states if `torch.func.vmap` supports it, else a copy for each run.
 
     Args:
         metric: fresh; updates may only write into its states.
