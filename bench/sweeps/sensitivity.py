@@ -207,7 +207,7 @@ class _Axis(NamedTuple):
 
 def _axis(settings: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> _Axis:
     there = [name for name in varied if name != "opt" and any(name in own for own in settings)]
-    there.sort(key=lambda name: (name != "opt.lr", not name.startswith("opt.")))  # prefer the learning rate, then hyperparameters
+    there.sort(key=lambda name: (name != "opt.lr", not name.startswith("opt.")))  # lr, hyperparameters, others
     values = {name: dict.fromkeys(_hashable(own.get(name)) for own in settings) for name in there}
     several = [name for name in values if len(values[name]) > 1]
     numbers = [name for name in values if all(map(_is_number, values[name]))]
@@ -244,7 +244,7 @@ def _point(x: Any, group: Group, final: Measure, chosen_by: Measure) -> tuple[Po
         pair = badness[math.ceil(q * n) - 1], badness[math.floor(q * n)]
         return end(sum(pair) / 2 if pair[1] < math.inf else pair[0])
 
-    # The true median is outside the k-th best and k-th worst only if fewer than k of n fair coins show heads, or tails.
+    # The true median is outside the k-th best and worst only if fewer than k of n fair coins show heads, or tails.
     k = int((bdtr(np.arange(n), n, 0.5) <= 0.025).sum())
     interval = ends(end(badness[k - 1]), end(badness[n - k])) if k else None
     quartiles, median = ends(quantile(0.25), quantile(0.75)), quantile(0.5)

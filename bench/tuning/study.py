@@ -116,7 +116,7 @@ class Study:
         def grow() -> Request:
             old = self.request
             grown = {name: max(getattr(old, name), getattr(request, name)) for name in ("trials", "total", "refine")}
-            self.spec.design.wanted({}, self.spec.mode, CONVERGED, grown["trials"], grown["total"])  # raises if impossible
+            self.spec.design.wanted({}, self.spec.mode, CONVERGED, grown["trials"], grown["total"])  # may raise
             latest = {name: getattr(request, name) or getattr(old, name) for name in ("out", "engine")}
             new = request.model_copy(update=grown | latest)
             self._rdb.set_study_user_attr(self._ids[False], "request", new.model_dump())
@@ -256,7 +256,7 @@ class Study:
     def _add(
         self, wishes: Sequence[tuple[Wanted, list[int]]], trials: Sequence[Trial], known: Mapping[str, End]
     ) -> bool:
-        """Enqueue the wishes that have no score, do not wait or run, and have attempts left; whether any were added."""
+        """Enqueue wishes without a score that are neither waiting nor running and have attempts left; whether any."""
         fresh = bool(wishes) and wishes[0][0].kind == "fresh"
         attempts: dict[tuple[str, tuple[int, ...]], list[State]] = {}
         for trial in trials:
