@@ -178,7 +178,7 @@ def lines(stores: Stores, asked: Asked) -> list[Line]:
     ]
     runs.sort(key=lambda run: (begun[run.run_id], run.run_id), reverse=True)
     found = _folded(runs, studies, begun, asked)
-    _tell_apart(found)
+    _distinguish(found)
     return sorted(found, key=SORTS[asked.sort])
 
 
@@ -272,7 +272,7 @@ def _is_alike(run: RunResult, groups: Sequence[Sequence[RunResult]]) -> bool:
     return (run.metric, run.split, run.mode) == (first.metric, first.split, first.mode)
 
 
-def _tell_apart(found: Iterable[Line]) -> None:
+def _distinguish(found: Iterable[Line]) -> None:
     """Fill the settings of each line: those that differ between lines of its task and optimizer, or between its runs.
 
     A setting that all share is included only if it is not the default.

@@ -320,7 +320,7 @@ def html(found: "Findings", title: str, command: str) -> str:
     ]
     said = [("Verdict", " ".join(verdict(found)))]
     if lines := cut(found):
-        said.append(("Reductions", " ".join(line.removeprefix("Cut: ") for line in lines)))
+        said.append(("Reductions", " ".join(line.removeprefix("Reduced: ") for line in lines)))
     return other_page(title, lead, said, boards(found), kinds, READING)
 
 

@@ -331,9 +331,9 @@ def cut(found: Findings) -> list[str]:
     if len(declared["seeds"]) < 2:
         lines.append("Reduced: trials have one seed, so the choice of winners has the noise of that seed.")
     if len(declared["fresh"]) < 5:
-        lines.append(f"Cut: {len(declared['fresh'])} fresh seeds, which make wide intervals.")
+        lines.append(f"Reduced: {len(declared['fresh'])} fresh seeds, which make wide intervals.")
     parts = sorted({run.part for rung in found.rungs for run in rung.runs if run.part})
-    lines += [f"Cut: {part}." for part in parts]
+    lines += [f"Reduced: {part}." for part in parts]
     if found.lost:
         lines.append(f"{found.lost} runs of the record are not in the store.")
     return lines

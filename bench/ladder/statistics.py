@@ -312,7 +312,7 @@ def kendall(first: ArrayLike, second: ArrayLike) -> Interval:
     """Kendall's tau between the rankings of two groups of runs, in [-1, 1], with a 95 % interval for the true one.
 
     tau is the share of pairs of methods in equal order minus the share in opposite order, by means over seeds. A pair
-    without a significant difference in one of the groups (`told`) may be in either order; this gives the interval,
+    without a significant difference in at least one group (`told`) may be in either order; this gives the interval,
     which contains the tau of the true means with a probability of at least 95 %.
 
     Args:

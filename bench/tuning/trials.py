@@ -325,7 +325,9 @@ def versions_of(task: Any, opt: Any, rest: Any) -> dict[str, int | str]:
     """Versions of a task, an optimizer and the optimizer for the rest, and packages of plug-ins.
 
     Args:
-        task, opt, rest: entries of the registries, or None.
+        task: its entry in the registry, or None.
+        opt: likewise.
+        rest: likewise.
     """
     there = {"task": task, "opt": opt, "rest": rest}
     versions = {kind: getattr(spec, "version", None) for kind, spec in there.items()}
