@@ -88,7 +88,7 @@ class Lanes:
         self._whole: Any = None
         cuts = micro_batches_per_rank(self.plan.batch_size, 1, self.plan.micro_batch_size)
         self.cuts = [(self.plan.batch_size * i // cuts, self.plan.batch_size * (i + 1) // cuts) for i in range(cuts)]
-        # Problems cannot be stacked if they draw dropout or augmentation, have buffers, or have batches of any width.
+        # Problems are not stacked if they draw dropout or augmentation, have buffers, or differ in batch width.
         self.apart = self._draws() or any(True for _ in tasks[0].buffers()) or tasks[0].data.lengths is not None
         replayed = self.plan.total_steps >= REPLAYED_FROM
         # By the structure of the batch. Unstackable problems are not replayed: a recording would freeze random draws.

@@ -228,7 +228,7 @@ class RunResult:
 
     @property
     def finished(self) -> bool:
-        """Whether it has finished: completed its budget, diverged, or timed out."""
+        """Whether it has finished: completed, diverged, or reached its time limit."""
         return self.status in FINISHED
 
     @property
