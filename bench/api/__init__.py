@@ -112,24 +112,25 @@ def fit(
     Args:
         task: a name as `bench list tasks` prints it, or `file.py:SPEC`.
         opt: a name as `bench list optimizers` prints it, `file.py:Class`, or an optimizer class.
-        seeds: a run for each: how many (5 is 0 to 4), or which. The result is then `Runs`, and `Runs.mean` their mean.
-        seed: of one run: determines problem instance, initialisation and dropout, in [0, 2^63); 0 by default.
+        seeds: seeds of several runs: how many (5 is 0 to 4), or which. The result is then `Runs` with the mean
+            `Runs.mean`.
+        seed: seed of one run: determines problem instance, initialisation and dropout, in [0, 2^63); 0 by default.
         task_options: options of the task by name (`bench show TASK` lists them).
         trainer: budget, batch and schedule by name: `{"max_epochs": 2, "batch_size": 64}`.
         settings: further settings in dotted form: `{"opt.matrix.lr": 0.01}`; they override the other arguments.
         tuned: use the tuned hyperparameters of this task and optimizer unless given otherwise.
-        data_seed: determines the order of the samples; the seed by default.
+        data_seed: determines the data order; the seed by default.
         precision: `32-true`, `bf16-mixed`, `16-mixed` or `64-true`; the task's by default.
         device: `cpu`, `cuda`, `mps` or `auto`.
         logger: also log to `tensorboard`, `csv`, `wandb`, `mlflow` or `trackio` (extras).
-        engine: of several seeds: `lanes` (vectorised runs), `lightning` (one by one), or `auto` (default), the
+        engine: for several seeds: `lanes` (vectorised runs), `lightning` (one run at a time), or `auto` (default), the
             faster one.
-        workers: of several seeds: processes that share the runs, or `auto`; one for each GPU by default, and on a CPU
-            this one.
-        width: of several seeds: lanes at once; measured by default.
-        memory: of several seeds: memory for lanes, a fraction of the free memory (`80%`) or a size (`8G`).
+        workers: for several seeds: number of processes that share the runs, or `auto`; one for each GPU by default, and
+            on a CPU only this process.
+        width: for several seeds: maximum number of lanes at once; measured by default.
+        memory: for several seeds: memory for lanes, a fraction of the free memory (`80%`) or a size (`8G`).
         data: folder of the data sets; $BENCH_DATA by default, else `./data`.
-        store: folder that keeps the runs; $BENCH_STORE by default, else `./runs`.
+        store: folder of the stored runs; $BENCH_STORE by default, else `./runs`.
         rerun: train one run again although it is stored.
         progress: show progress on standard error.
         hyperparameters: of the optimizer: `lr=0.1`; `matrix={"lr": 0.01}` for the parameters of one role.
@@ -215,7 +216,7 @@ def sweep(
     progress: bool = True,
     **hyperparameters: Any,
 ) -> Sweep:
-    """Train many settings and seeds, vectorised where that is faster, and return how results depend on them.
+    """Train many settings and seeds, vectorised if that is faster, and return how results depend on them.
 
     As in `bench sweep`, an optimizer without a varied setting gets a grid over its search range.
 
@@ -223,10 +224,10 @@ def sweep(
         task: as for `fit`.
         opt: one optimizer or several, each as for `fit`.
         seeds: how many (8 is 0 to 7), or which.
-        task_options: as for `fit`; a list is several values.
-        trainer: likewise.
-        settings: likewise; `{"opt.adam.lr": [1e-3, 1e-2]}` is for adam alone.
-        tuned: fix the tuned hyperparameters unless given otherwise.
+        task_options: as for `fit`; a list gives several values.
+        trainer: as for `fit`; a list gives several values.
+        settings: as for `fit`; a list gives several values; `{"opt.adam.lr": [1e-3, 1e-2]}` is for adam alone.
+        tuned: use the tuned hyperparameters unless given otherwise.
         data_seed: as for `fit`.
         precision: as for `fit`.
         device: as for `fit`.
@@ -307,7 +308,7 @@ def tune(
         task: as for `fit`.
         opt: as for `fit`.
         trials: number of tried settings; nine by default, around the middles of the ranges.
-        seeds: runs of a trial: how many (2 is 1000 and 1001), or which.
+        seeds: seeds of each trial: how many (2 is 1000 and 1001), or which.
         report_seeds: fresh seeds of the winner: how many (5 is 0 to 4), or which; 0 for none.
         sampler: `grid` (default), `qmc` or `tpe`.
         prune: stop trials that are worse than the median of the others.
@@ -423,11 +424,11 @@ def compare(
     Args:
         task: as for `fit`.
         opt: one optimizer or several, each as for `fit`.
-        against: baselines, tuned as the others are; the first is the reference. By default adamw, or gd where batches
-            are full.
+        against: baselines, tuned with the same budget; the first is the reference. By default adamw, or gd for
+            full-batch problems.
         trials: number of tried settings of each; by default as many as in the reference results, or nine.
-        seeds: runs of a trial: how many (2 is 1000 and 1001), or which; by default those of the reference results, or
-            two.
+        seeds: seeds of each trial: how many (2 is 1000 and 1001), or which; by default those of the reference results,
+            or two.
         report_seeds: fresh seeds of each winner: how many (7 is 0 to 6), or which; fewer than 7 decide nothing.
         anyway: continue although a failed check changes results.
         reference_results: use the baseline of the suite's reference results if they include this problem, instead of
@@ -446,7 +447,7 @@ def compare(
         data: as for `fit`.
         store: as for `fit`.
         progress: as for `fit`.
-        hyperparameters: as for `tune`, of the optimizers in question.
+        hyperparameters: as for `tune`; of `opt`, not of the baselines.
 
     Raises:
         UserError: as for `tune`, or there is nothing to compare with.
@@ -538,9 +539,9 @@ def board(
         settings: of each optimizer: `best` takes the tuned ones, else the defaults, else those set by hand if there
             is only one.
         mixed_versions: compare runs of different versions anyway.
-        reference: optimizer to compare the others with; adamw by default, or gd where batches are full.
-        target: of the board `speed`: a value of the metric; the task's by default.
-        reference_results: read the suite's reference results too, where they are shipped.
+        reference: optimizer to compare the others with; adamw by default, or gd for full-batch problems.
+        target: for the board `speed`: a value of the metric; the task's by default.
+        reference_results: also read the suite's reference results, if shipped.
 
     Raises:
         UserError: a name is unknown, versions are mixed, or there is nothing to show.
@@ -574,7 +575,7 @@ def plot(
     Args:
         chart: `forest`, `curves`, `sensitivity`, `profile`, `performance_profile`, `steps`, `budget`, `attention` or
             `stability`.
-        y: of curves: a column such as `grad_norm`; the training loss by default.
+        y: for `curves`: a column such as `grad_norm`; the training loss by default.
         store: as for `load`.
         task: as for `board`.
         opt: as for `board`.
@@ -603,17 +604,17 @@ def plot(
         return shown_figure(made.shown)
 
 
-# -- from Python values to words --------------------------------------------------------------------------------------
+# -- conversion of arguments ------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _session(progress: bool) -> Iterator[None]:
-    """Treat errors of plug-ins as user errors; without progress, hide what the process does."""
+    """Convert errors of plug-ins into user errors; without `progress`, hide status lines."""
     with ExitStack() as context:
         if not progress:
             context.enter_context(hearing(lambda what: None))
         context.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm in a notebook, whose bars nobody shows
+        warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's warning in a notebook; its bars are not used
         context.enter_context(_plugin_errors())
         yield
 
@@ -680,14 +681,14 @@ def _flat(group: str, settings: "Settings") -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value without numpy's types; ranges and arrays are lists."""
-    if hasattr(value, "tolist"):  # of numpy, or a tensor
+    """A value as plain Python types; ranges and arrays become lists."""
+    if hasattr(value, "tolist"):  # numpy or a tensor
         return value.tolist()
     return list(value) if isinstance(value, range) else value
 
 
 def _seeds(name: str, seeds: "Seeds") -> str:
-    """Seeds as the command line has them: how many, or which.
+    """Seeds in the form of the command line: how many, or which.
 
     Raises:
         UserError: they are neither.

@@ -38,7 +38,7 @@ def curves_of(title: str, runs: Sequence[tuple[str, str, Mapping[str, Mapping[st
 
     Args:
         title: of the panel.
-        runs: name, optimizer and tables of each.
+        runs: name, optimizer and tables of each run.
         column: of the curve, or else of the measurements.
 
     Raises:

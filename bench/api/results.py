@@ -90,13 +90,14 @@ class Sweep:
     def best(self) -> dict[str, Any]:
         """The best value on the x axis (`opt.lr` in most sweeps), by the curve's name.
 
-        It was chosen on the same seeds, which is optimistic. None if half of the seeds or more diverged everywhere.
+        It was chosen on the same seeds, which is optimistic. None if a curve has no best: at every value, half of the
+        seeds or more diverged, or a cap set the step size.
         """
         return {c.name: None if c.best is None else c.points[c.best].x for c in self.sensitivity.curves}
 
     @property
     def table(self) -> Table:
-        """A row for each setting: median, quartiles over seeds, interval, diverged seeds."""
+        """One row per setting: median, quartiles over seeds, interval, diverged seeds."""
         from bench.sweeps.sensitivity import board
 
         return Table(board(self.sensitivity))
@@ -208,11 +209,11 @@ class Study:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of optimizers, tuned with equal budgets, with a reference on fresh seeds.
+    """Comparison of optimizers with a reference: all tuned with equal budgets and run on fresh seeds.
 
     Attributes:
         studies: results of tuning, by optimizer.
-        verdicts: in sentences, and the numbers of seeds that may decide open ones.
+        verdicts: sentences, with the numbers of seeds that may decide open ones.
         ranking: the board and its chart, as data.
     """
 
@@ -232,7 +233,7 @@ class Comparison:
         return Table(self.ranking.boards[0])
 
     def figure(self) -> "Figure":
-        """The effect of each optimizer against the reference, with its interval.
+        """The effect size of each optimizer relative to the reference, with its interval.
 
         Raises:
             UserError: there is nothing to draw.

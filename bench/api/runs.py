@@ -57,7 +57,7 @@ class Run:
 
     @property
     def opt(self) -> str:
-        """The name of its optimizer; a class of a file is named without its folder."""
+        """The name of its optimizer; for a class from a file, without the folder."""
         return bare(self.result.config["opt"])
 
     @property
@@ -92,7 +92,7 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps made."""
+        """Number of optimizer steps taken."""
         return self.result.steps
 
     @property
@@ -111,9 +111,9 @@ class Run:
 
     @property
     def curve(self) -> Columns:
-        """A row for each step, with `step`, `loss`, `grad_norm`, `raw_step` and `applied_step`.
+        """One row per step, with `step`, `loss`, `grad_norm`, `raw_step` and `applied_step`.
 
-        Float64 arrays, shape (steps,) each; NaN stands for a value that is not finite.
+        Float64 arrays, shape (steps,) each; NaN for non-finite values.
         """
         return self.tables.get("curve", {})
 
@@ -169,7 +169,7 @@ class Runs(Sequence[Run]):
         """A run by its index or its id, or the runs of a slice.
 
         Raises:
-            UserError: there is no run of this id.
+            UserError: there is no run with this id.
             IndexError: the index is out of range.
         """
         if isinstance(key, str):
@@ -187,7 +187,7 @@ class Runs(Sequence[Run]):
                 and `status`, `engine`, `machine` and `versions.*`: `runs.filter(opt="adam", **{"opt.lr": 0.1})`.
 
         Raises:
-            UserError: no run has a setting of this name.
+            UserError: no run has a setting with this name.
         """
         own = [facts(run.result) | {"task": run.task, "opt": run.opt} for run in self._runs]
         for name in settings if own else ():
@@ -220,11 +220,11 @@ class Runs(Sequence[Run]):
         return mean_of([run.result for run in self._runs])
 
     def table(self) -> "pa.Table":
-        """The runs as an Arrow table, a row for each; `.to_pandas()` converts it if pandas is installed.
+        """The runs as an Arrow table, one row per run; `.to_pandas()` converts it if pandas is installed.
 
         Columns: `run_id`, `task`, `opt`, `seed`, `status`, `metric`, `final`, `best`, `best_step`, `steps`, `seconds`,
-        `engine`, `begun`, and each setting in dotted form. A setting that a run does not have is null. Settings with
-        values of several types, and lists, are text.
+        `engine`, `begun`, and each setting in dotted form. Missing settings are null. Lists, and settings with values
+        of several types, are text.
         """
         import pyarrow as pa
 
@@ -251,7 +251,7 @@ class Runs(Sequence[Run]):
         return pa.table(columns)
 
     def figure(self, column: str = "loss") -> "Figure":
-        """A column of the curves, or else of the measurements, against optimizer steps: a line for each run.
+        """A column of the curves, or else of the measurements, against optimizer steps: one line per run.
 
         Raises:
             UserError: no run has such a column, or there are no runs.

@@ -1,8 +1,7 @@
 """From an optimizer class to a name that every process can import, with a digest of its source.
 
-A class of an installed package is `module:Class`, one of a file is `file.py:Class`. A class of a notebook or of the
-running script is written into the store with its helpers and imports:
-`STORE/sources/DIGEST/NAME.py`.
+A class from an installed package becomes `module:Class`, one from a file `file.py:Class`. A class from a notebook or
+the running script is written into the store with its helpers and imports: `STORE/sources/DIGEST/NAME.py`.
 """
 
 import ast
@@ -28,7 +27,7 @@ _WAY_OUT = "write the class into a file and pass 'file.py:{}'"
 
 
 def name_of(opt: "str | type", store: Path) -> str:
-    """The value of `--opt`: the name itself, or that of a class.
+    """The value of `--opt`: the name itself, or the name of a class.
 
     Args:
         opt: a name as `bench list optimizers` prints it, `module:Class`, `file.py:Class`, or a class.
@@ -73,7 +72,7 @@ def _is_installed(file: Path) -> bool:
 
 
 def _short(path: Path) -> Path:
-    """Relative to the working folder if inside it."""
+    """The path relative to the working folder if inside it."""
     path = path.resolve()
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
@@ -87,7 +86,7 @@ def _written(opt: type, names: Mapping[str, Any], store: Path) -> str:
     path = folder / f"{opt.__name__}.py"
     with making(store):
         for each in (folder.parent, folder, path):
-            if each.is_symlink():  # of a store that somebody else has made
+            if each.is_symlink():  # in a store from someone else
                 raise UserError(f"{each} is a symbolic link, and links are not followed; remove it")
         folder.mkdir(parents=True, exist_ok=True)
         if not path.is_file() or path.read_bytes() != text.encode():
@@ -100,7 +99,7 @@ def module_text(opt: type, names: Mapping[str, Any]) -> str:
     """The text of a module with a class and its helpers, constants and imports.
 
     Args:
-        opt: a class that is defined at the top level of a notebook's cell or of a script.
+        opt: a class defined at the top level of a notebook cell or a script.
         names: the global names there.
 
     Raises:
@@ -113,7 +112,7 @@ def module_text(opt: type, names: Mapping[str, Any]) -> str:
 
 
 class _Module:
-    """Collects the source of a class and of what it uses, helpers first."""
+    """Collects the source of a class and of its helpers, helpers first."""
 
     def __init__(self, opt: type, names: Mapping[str, Any]) -> None:
         self.opt, self.names = opt, names
@@ -171,7 +170,7 @@ class _Module:
 
 
 def _codes(piece: Any) -> Iterator[CodeType]:
-    """The compiled functions that are defined in a class, or that of a function."""
+    """The code objects of the functions defined in a class, or the one of a function."""
     own = [piece] if isinstance(piece, FunctionType) else list(vars(piece).values())
     for value in own:
         function = inspect.unwrap(getattr(value, "__func__", value)) if callable(value) else None
@@ -182,7 +181,7 @@ def _codes(piece: Any) -> Iterator[CodeType]:
 
 
 def _holds(node: ast.ClassDef | ast.FunctionDef, code: CodeType) -> bool:
-    """Whether the compiled function is within the lines of a definition."""
+    """Whether a code object is within the lines of a definition."""
     first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
     return first <= code.co_firstlineno <= (node.end_lineno or node.lineno)
 
@@ -211,7 +210,7 @@ def _submodules(name: str, module: str, source: str) -> Iterator[str]:
 
 
 def _literal(value: Any) -> str | None:
-    """A constant as Python writes it; None for anything else."""
+    """A constant as Python source; None for anything else."""
     if isinstance(value, float) and not abs(value) < float("inf"):
         return f'float("{value}")'
     if type(value) in _CONSTANTS:

@@ -1,4 +1,4 @@
-"""The commands on stores as a whole: sql, merge, bundle, diff."""
+"""The commands on whole stores: sql, merge, bundle, diff."""
 
 from contextlib import ExitStack
 
@@ -89,7 +89,7 @@ def _diff(words: list[str]) -> int:
     if args.json:
         answer(found)
     else:
-        print("\n".join(lines(found)).encode("utf-8", "replace").decode())  # a record may hold half a character
+        print("\n".join(lines(found)).encode("utf-8", "replace").decode())  # a record may contain a lone surrogate
     return 0
 
 

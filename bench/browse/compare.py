@@ -1,4 +1,4 @@
-"""What differs between two runs: `bench diff`."""
+"""Differences between two runs: `bench diff`."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """`bench list runs`: selected runs, folded into lines.
 
 Runs that differ only in their seeds share a line, as do the runs of a study, and the sweeps of an optimizer on a
-problem. Everything follows from the records: no other file is read and no plug-in is imported.
+problem. Only records are read, and no plug-in is imported.
 """
 
 import json
@@ -44,11 +44,11 @@ class Asked:
     """Selection and format of the list.
 
     Attributes:
-        tasks, opts, statuses: names to keep; none for all.
+        tasks, opts, statuses: names to keep; empty for all.
         since: the earliest moment (`bench.store.record.Moment`); empty for all.
         study: the study whose runs are listed; empty for all runs.
         sort: a name of `SORTS`.
-        limit: lines at most; None for all.
+        limit: maximum number of lines; None for all.
         each: whether every run has its own line.
     """
 
@@ -73,7 +73,7 @@ class Line:
         chosen: the group with the best settings; None for one group, or without a best one.
         value: the compared value; None without one.
         above: whether it is a suboptimality gap.
-        settings: in words, those that differ between lines of its task and optimizer, or from those of `bench fit`.
+        settings: as text, those that differ between lines of its task and optimizer, or from the defaults.
     """
 
     name: str
@@ -117,7 +117,7 @@ SORTS: dict[str, Callable[[Line], Any]] = {
     "status": lambda line: min(map(_rank, line.runs)),
     "run": lambda line: line.name,
 }
-"""Orders of lines; ties by newest first."""
+"""Sort keys of lines; of equal lines, the newest comes first."""
 STATUSES: tuple[str, ...] = get_args(Status)
 
 
@@ -138,7 +138,7 @@ def since(text: str, now: datetime | None = None) -> str:
             moment = now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
         else:
             moment = datetime.fromisoformat(text).astimezone(UTC)
-        return moment.strftime(_FORM).zfill(20)  # of the year 1 there are three zeros missing
+        return moment.strftime(_FORM).zfill(20)  # `strftime` does not pad years to four digits
     except (ValueError, OverflowError):
         raise UserError(
             f"--since {text!r}: it takes a date ({now:%Y-%m-%d}), a time ({now:%Y-%m-%dT%H:%M}), or how long ago"
@@ -178,7 +178,7 @@ def lines(stores: Stores, asked: Asked) -> list[Line]:
     ]
     runs.sort(key=lambda run: (begun[run.run_id], run.run_id), reverse=True)
     found = _folded(runs, studies, begun, asked)
-    _tell_apart(found)
+    _distinguish(found)
     return sorted(found, key=SORTS[asked.sort])
 
 
@@ -194,7 +194,7 @@ def planned_by(run: RunResult) -> str | None:
 
 
 def begun_at(run: RunResult, block: Block | None) -> str:
-    """When a run began; if unrecorded, when its record was written."""
+    """When a run began; if not recorded, when its record was written."""
     if run.begun or block is None:
         return run.begun
     try:
@@ -261,7 +261,7 @@ def _line(name: str, groups: list[list[RunResult]], begun: Mapping[str, str]) ->
 
 
 def _place(run: RunResult) -> list[tuple[int, float, str]]:
-    """Sort key of a run's hyperparameters in a grid: first numbers, then words."""
+    """Sort key of a run's hyperparameters in a grid: numbers before text."""
     values = (value for _, value in sorted(run.config["opt_options"].items()))
     return [(0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value)) for value in values]
 
@@ -272,10 +272,10 @@ def _is_alike(run: RunResult, groups: Sequence[Sequence[RunResult]]) -> bool:
     return (run.metric, run.split, run.mode) == (first.metric, first.split, first.mode)
 
 
-def _tell_apart(found: Iterable[Line]) -> None:
-    """Note in each line the settings that differ between lines of its task and optimizer, or between its runs.
+def _distinguish(found: Iterable[Line]) -> None:
+    """Fill the settings of each line: those that differ between lines of its task and optimizer, or between its runs.
 
-    Settings equal to those of `bench fit` in all lines are omitted.
+    A setting that all share is included only if it is not the default.
     """
     kinds: dict[tuple[str, str], list[tuple[Line, list[dict[str, str]]]]] = {}
     words: dict[str, dict[str, str]] = {}
@@ -287,7 +287,7 @@ def _tell_apart(found: Iterable[Line]) -> None:
         every = [each for _, own in several for each in own]
         for name in dict.fromkeys(name for each in every for name in each):
             values[name] = {each.get(name) for each in every}
-        # A budget in steps replaces one in epochs, which is then None.
+        # If a budget in steps replaces one in epochs, the latter is None.
         chosen = [group[0].chosen for line, _ in several for group in line.groups]
         unusual = {name for own in chosen for name, value in own.items() if value is not None}
         shown = [name for name, there in values.items() if len(there) > 1 or name in unusual]
@@ -303,7 +303,7 @@ def _tell_apart(found: Iterable[Line]) -> None:
 
 
 def _short(word: str) -> str:
-    """A value in words; a number to four digits."""
+    """The text of a value; long numbers are rounded to four digits."""
     try:
         return f"{float(word):.4g}" if len(word) > 8 else word
     except ValueError:
@@ -311,14 +311,14 @@ def _short(word: str) -> str:
 
 
 def _words(run: RunResult) -> dict[str, str]:
-    """A run's settings in words, without task, optimizer and seeds."""
+    """A run's settings as text, without task, optimizer and seeds."""
     settings = settings_of(run.config)
     if settings["data_seed"] == settings["seed"]:
         del settings["data_seed"]
     return {name: word_of(value) for name, value in settings.items() if name not in ("task", "opt", "seed")}
 
 
-# -- in words ---------------------------------------------------------------------------------------------------------
+# -- text -------------------------------------------------------------------------------------------------------------
 
 
 def table(found: Iterable[Line]) -> Table:

@@ -20,13 +20,13 @@ from bench.terminal import columns, is_unicode, plot, wrapped
 from bench.text import cell, duration, word_of
 
 WIDE, HIGH = 72, 12
-"""The most columns and lines of a plot. Ours."""
+"""Maximum columns and lines of a plot. Ours."""
 MOST = 50_000
-"""Longer curves are thinned before drawing. Ours."""
+"""Maximum points of a curve; longer ones are thinned before drawing. Ours."""
 
 
 def lines(run: RunResult, store: Store) -> tuple[list[str], bool]:
-    """The page, as wide as the terminal, and whether everything was readable; names in the record are untrusted."""
+    """The page, as wide as the terminal, and whether the tables were readable; text in the record is untrusted."""
     wide = columns()
     try:
         tables, damaged = store.tables(run.run_id), None
@@ -54,7 +54,7 @@ def lines(run: RunResult, store: Store) -> tuple[list[str], bool]:
 
 
 def as_json(run: RunResult, store: Store) -> tuple[dict[str, Any], bool]:
-    """The run for a program, and whether its tables could be read."""
+    """The run in a form for JSON, and whether its tables were readable."""
     try:
         tables, damaged = store.tables(run.run_id), None
     except UserError as error:
@@ -112,7 +112,7 @@ def _facts(run: RunResult, store: Store) -> list[str]:
 
 
 def _study(run: RunResult, store: Store) -> str | None:
-    """The recorded study with the run as a trial."""
+    """The name of the recorded study that has the run in a trial, or None."""
     return next((each.name for each in Stores([store.folder]).studies if run.run_id in each.run_ids), None)
 
 

@@ -1,10 +1,10 @@
 """SQL over the runs of one or more stores: the views of `bench sql`, in DuckDB.
 
-`runs` has a row for each run, from its record. `settings` is its configuration in dotted form as JSON, so that
-`(settings->>'opt.lr')::double` is a learning rate; `versions` and `metrics` are JSON too, `study` names the study of
-a trial; `begun` is its start, in UTC, and `plan` its purpose. `curves` and
-`measurements` have the rows of the runs' tables; DuckDB reads from their files only what a query needs. `trials` has a
-row for each trial of recorded studies, in the order of the design. Missing and non-finite values are NULL.
+`runs` has one row per run, from its record. `settings` is its configuration in dotted form as JSON, so that
+`(settings->>'opt.lr')::double` is a learning rate; `versions` and `metrics` are JSON too. `study` names the study of a
+trial, `begun` is the start in UTC, and `plan` the purpose. `curves` and `measurements` have the rows of the runs'
+tables; DuckDB reads from their files only what a query needs. `trials` has one row per trial of recorded studies, in
+the order of the design. Missing and non-finite values are NULL.
 
 The database is in memory, only read-only statements are accepted, and DuckDB can read only the stores: a query can
 neither change a store nor read other files.
@@ -85,9 +85,9 @@ VIEWS = {
         "is_winner": "boolean",
     },
 }
-"""Columns of each view, with their types; `measurements` has one more for each measured quantity."""
+"""Columns of each view, with their types; `measurements` has a further column for each measured quantity."""
 _NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL\(.*\))$")
-"""DuckDB's types of numbers."""
+"""DuckDB's numeric types."""
 _PATIENCE = 1.0
 """Seconds that DuckDB gets to end an interrupted query. Ours."""
 _FILES = {"curves": "curve", "measurements": "measurements"}
@@ -99,9 +99,9 @@ class Answer:
 
     Attributes:
         names: of the columns, all different.
-        kinds: DuckDB's types of them.
-        rows: to be read once.
-        damaged: unreadable tables, which were excluded.
+        kinds: their DuckDB types.
+        rows: an iterator, to be read once.
+        damaged: unreadable tables that were excluded.
     """
 
     names: list[str]
@@ -117,7 +117,7 @@ def ask(stores: Stores, query: str) -> Answer:
     """The result of a query.
 
     Args:
-        stores: whose runs it sees.
+        stores: the stores to query.
         query: one read-only statement.
 
     Raises:
@@ -152,7 +152,7 @@ class _Views:
     """The views of a query; those that it does not name are empty.
 
     Args:
-        stores: whose runs they show.
+        stores: the stores to query.
         query: the query.
 
     Attributes:
@@ -164,7 +164,7 @@ class _Views:
         self.stores, self.ready = stores, False
         self.damaged: dict[str, Damaged] = {}
         text = query.casefold()
-        # "query" is in the names of DuckDB's functions that put a view's name together.
+        # DuckDB's functions `query` and `query_table` can build a view's name at run time.
         self._used = [name for name in VIEWS if name in text or "query" in text]
 
     def answer(self, query: str) -> Answer:
@@ -190,7 +190,7 @@ class _Views:
         import duckdb
 
         con = duckdb.connect(config={"python_enable_replacements": "false", "autoinstall_known_extensions": "false"})
-        con.execute("set temp_directory = ''")  # or a large query would write to the working folder
+        con.execute("set temp_directory = ''")  # else a large query would write to the working folder
         folders = [str(store.folder) for store in self.stores.stores]
         allowed = [f"{folder}/" for folder in dict.fromkeys([*folders, *map(glob.escape, folders)])]
         con.execute("set allowed_directories = $1", [allowed])
@@ -230,7 +230,7 @@ class _Views:
                 }
 
     def _load(self, con: "DuckDBPyConnection", name: str, rows: Iterable[dict[str, Any]]) -> None:
-        """Make a view a table of these rows."""
+        """Create a view as a table with these rows."""
         import pyarrow as pa
 
         kinds = VIEWS[name]
@@ -248,7 +248,7 @@ class _Views:
         _keep(con, name, pa.Table.from_pylist(list(rows), schema), columns)
 
     def _read_files(self, con: "DuckDBPyConnection", name: str) -> None:
-        """Make a view that reads the blocks' tables lazily."""
+        """Create a view that reads the blocks' tables lazily."""
         import pyarrow as pa
 
         finished, growing, sound = [], [], dict[str, bool]()
@@ -262,7 +262,7 @@ class _Views:
             if sound[folder]:
                 finished.append((run_id, f"{block.at}/{_FILES[name]}.parquet"))
         parts = []
-        if finished:  # some of a block's runs may come from elsewhere
+        if finished:  # some of a block's runs may be read from other blocks
             run_ids, paths = zip(*finished, strict=True)
             _keep(con, f"parts.finished_{name}", pa.table({"run_id": run_ids, "filename": paths}))
             columns = ", ".join(VIEWS["curves"]) if name == "curves" else "* exclude (filename)"
@@ -279,7 +279,7 @@ class _Views:
         con.execute(f"create view {name} as select {first}{rest} from ({' union all by name '.join(parts)})")
 
     def _is_sound(self, block: Block, name: str) -> bool:
-        """Whether a finished block has such a table, and all are valid."""
+        """Whether a finished block has this table, and all its tables are valid."""
         try:
             block.check_tables()
             return is_there(block.at / f"{_FILES[name]}.parquet") is not None
@@ -288,7 +288,7 @@ class _Views:
             return False
 
     def _growing(self, run_id: str, block: Block, name: str) -> "list[pa.Table]":
-        """The table of a run in training, or interrupted in training; none if it has not begun."""
+        """The table of a run in training or interrupted; an empty list if it has no rows."""
         import numpy as np
         import pyarrow as pa
 
@@ -333,9 +333,9 @@ def _keep(con: "DuckDBPyConnection", name: str, rows: "pa.Table", columns: str =
 
 
 def _parquet(paths: Iterable[str], view: str) -> str:
-    """The SQL that reads these files, with the column `filename`."""
+    """SQL that reads these files, with a column `filename`."""
     names = ", ".join("'" + glob.escape(path).replace("'", "''") + "'" for path in dict.fromkeys(paths))
-    by_name = view == "measurements"  # which opens all files beforehand
+    by_name = view == "measurements"  # opens all files beforehand, so only if columns may differ
     return f"read_parquet([{names}], filename = true, hive_partitioning = false, union_by_name = {by_name})"
 
 
@@ -365,7 +365,7 @@ def _json(value: Any) -> str:
     return json.dumps(plain(value), allow_nan=False)
 
 
-# -- what a query gave, as text ---------------------------------------------------------------------------------------
+# -- output -----------------------------------------------------------------------------------------------------------
 
 
 def written(answer: Answer, kind: str, out: Path | None) -> Iterator[str]:
@@ -374,7 +374,7 @@ def written(answer: Answer, kind: str, out: Path | None) -> Iterator[str]:
     Args:
         answer: result of a query.
         kind: the format.
-        out: the file that it is for; None for standard output.
+        out: the output file; None for standard output.
     """
     own = [
         Column(name, name, digits=6, form=_flat, side="right" if _NUMBER.match(type_) else "left")

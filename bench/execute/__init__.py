@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from bench.grammar.values import Memory
 
 Engine = Literal["auto", "lanes", "lightning"]
-"""Execution engines: vectorised, one by one, or the faster one."""
+"""Execution engines: vectorised runs, one run at a time, or the faster of the two."""
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,9 @@ class Effort:
     """How runs are executed.
 
     Attributes:
-        engine: `lanes`, `lightning` (one run after the other), or the faster one.
-        width: lanes of a block at most; measured by default.
-        memory: what all blocks on a device together may take; 80 % of what is free by default.
+        engine: `lanes`, `lightning` (one run at a time), or the faster one.
+        width: maximum lanes of a block; measured by default.
+        memory: limit for all blocks on a device together; by default 80 % of the free memory.
         workers: how many processes, or `auto` (`bench.execute.slots`); by default one for each GPU, and on a CPU
             only the command's own process.
     """
@@ -34,7 +34,7 @@ class Effort:
         return cls(args.engine or "auto", args.width, args.memory, args.workers)
 
     def words(self) -> list[str]:
-        """The same as arguments of a study's worker."""
+        """The settings as arguments of a study's worker."""
         width = [] if self.width is None else ["--width", str(self.width)]
         memory = [] if self.memory is None else ["--memory", self.memory.text]
         return ["--engine", self.engine, *width, *memory]

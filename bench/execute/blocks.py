@@ -16,12 +16,12 @@ def check_all(configs: Sequence[RunConfig], *, early: bool = False) -> None:
         early: check only what needs no torch.
 
     Raises:
-        UserError: with the value at fault and what to do.
+        UserError: a value is invalid; the message says which and what to do.
     """
     for config in {(block_key(config), repr(config.opt_options)): config for config in configs}.values():
         (check_early if early else check)(config)
         ranks = config.trainer.ranks
-        if ranks > 1:  # each of them would carry out all runs
+        if ranks > 1:  # each rank would train all runs
             raise UserError(
                 f"a run of {config.task} with {config.opt} needs {ranks} devices;"
                 " remove --trainer.devices and distribute the runs over the devices with --workers"
@@ -29,20 +29,20 @@ def check_all(configs: Sequence[RunConfig], *, early: bool = False) -> None:
 
 
 def block_key(config: RunConfig) -> tuple[Any, ...]:
-    """Common part of the lanes of a block: all except seeds and hyperparameters that are numbers with a fraction."""
-    # Tuples, such as Adam's betas, are shared: rounded to float32, 1 - beta would differ from a run alone.
+    """The settings that all lanes of a block share: everything except seeds and float hyperparameters."""
+    # Tuples, such as Adam's betas, are shared: in float32, 1 - beta would differ from that of a single run.
     static = {k: None if isinstance(value, float) else repr(value) for k, value in config.opt_options.items()}
     rest = config.model_dump(mode="json", exclude={"opt_options", "seed", "data_seed"})
     return repr(rest), repr(static)
 
 
 def problem_key(config: RunConfig) -> tuple[int, int]:
-    """Additional common part of the lanes of one row."""
+    """The further settings that the lanes of one row share."""
     return config.seed, config.data_seed
 
 
 def rows(configs: Iterable[RunConfig]) -> list[list[RunConfig]]:
-    """Configurations by the problem that they share (`problem_key`)."""
+    """Configurations grouped by problem (`problem_key`)."""
     found: dict[tuple[int, int], list[RunConfig]] = {}
     for config in configs:
         found.setdefault(problem_key(config), []).append(config)
@@ -52,7 +52,7 @@ def rows(configs: Iterable[RunConfig]) -> list[list[RunConfig]]:
 def rectangles(configs: Sequence[RunConfig], width: int) -> Iterator[list[list[RunConfig]]]:
     """Cut configurations with one `block_key` into rectangles of at most `width` lanes (one row at least).
 
-    Rows have one problem each; where a problem has more than `width` lanes it is cut.
+    Each row has one problem; a problem with more than `width` lanes is divided into several rows.
     """
     by_length: dict[int, list[list[RunConfig]]] = {}
     for row in rows(configs):

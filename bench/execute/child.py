@@ -1,6 +1,6 @@
-"""The worker process of `execute`: plans from standard input, a line of JSON each, and events on standard output.
+"""The worker process of `execute`: reads plans from standard input and writes events to standard output, as JSON lines.
 
-Importing this imports no torch, so that a worker can report its import.
+Importing this module does not import torch, so that a worker can report that import.
 """
 
 import json
@@ -31,7 +31,7 @@ class WorkerProgress(SweepProgress):
         self._steps, self._ended = 0, list[str]()
 
     def add(self, worker: int, made: Advance) -> None:
-        """Tell it, but not at each step."""
+        """Send the progress, at most every `TELL_SECONDS` or when runs end."""
         super().add(worker, made)
         self._steps += made.steps
         self._ended += made.ended
@@ -41,14 +41,14 @@ class WorkerProgress(SweepProgress):
             self._steps, self._ended = 0, []
 
     def say(self, line: str) -> None:
-        """Tell the line."""
+        """Send the line."""
         self._tell({"say": line})
 
     def waiting(self, runs: int) -> None:
-        """Those who train the runs are mostly workers of the same command, which shows them."""
+        """Show nothing: the runs mostly train in workers of the same command, which shows them."""
 
     def _show(self, alive: int, share: float) -> None:
-        """Who has started this process shows it."""
+        """Show nothing: the parent process shows it."""
 
 
 def lines() -> Iterator[str]:
@@ -66,19 +66,19 @@ def lines() -> Iterator[str]:
 
 
 def events() -> Callable[[Mapping[str, Any]], None]:
-    """The event writer; output of libraries, including C, goes to standard error from now on."""
+    """The event writer; from now on, all other output, even from C libraries, goes to standard error."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
     def tell(event: Mapping[str, Any]) -> None:
-        with suppress(OSError):  # if nobody listens any more, the end of standard input says what to do
+        with suppress(OSError):  # the parent is gone; the end of standard input stops this process
             print(json.dumps(event), file=out, flush=True)
 
     return tell
 
 
 def main() -> int:
-    """Work on plans until asked to stop: 130."""
+    """Work on plans until asked to stop; returns 130."""
     tell = events()
     with hearing(lambda what: tell({"doing": what})):
         with doing("importing torch"):
@@ -89,7 +89,7 @@ def main() -> int:
         for line in lines():
             name, places, since = json.loads(line)
             made = True
-            with suppress(RunBroke), stop.listening():  # whoever has started us finds it in the records
+            with suppress(RunBroke), stop.listening():  # the parent finds failures in the records
                 plan = load(name, places)
                 made = train_cuts(plan, recorded_cuts(plan), WorkerProgress(tell, plan.mode), stop, since=since)
             if not made or stop.signal is not None:

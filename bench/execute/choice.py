@@ -1,4 +1,4 @@
-"""The choice of execution: lanes or one by one, number of lanes, and compiled updates or not."""
+"""The choice of execution: lanes or single runs, the number of lanes, and compiled updates or not."""
 
 import gc
 import time
@@ -26,14 +26,14 @@ from tasks.core.training_step import Plan
 
 _WIDTHS = tuple(4**k for k in range(9))
 COMPILE_SECONDS = 10
-"""Seconds of updates from which `torch.compile` is tried. Ours."""
+"""Total seconds of updates above which `torch.compile` is tried. Ours."""
 LANES_GAIN = 0.9
 """Lanes are used if a step takes less than this fraction of a single run's step. Ours.
 
-Short measurements are noisy, and runs alone are simpler.
+The margin allows for noise in short measurements; single runs are simpler.
 """
 _MEASURE_SECONDS, _MEASURE_SHARE = 0.2, 0.05
-"""Time each width for so many seconds, or this share of the steps ahead if that is less, but for five. Ours."""
+"""Each width is timed for this many seconds, or this share of the remaining steps if less; at least 5 steps. Ours."""
 
 
 @dataclass
@@ -41,9 +41,9 @@ class Choice:
     """How a group of runs is executed.
 
     Attributes:
-        lanes: together, or one by one.
-        width: lanes of a block at most.
-        seconds: of a block, if they were measured, as a line in its lanes: the fixed part, and what each lane adds.
+        lanes: as lanes, or one run at a time.
+        width: maximum lanes of a block.
+        seconds: measured time of a block, linear in its lanes: the fixed part, and the seconds that each lane adds.
     """
 
     lanes: bool
@@ -55,11 +55,11 @@ class Choices:
     """Decides how groups of runs are executed.
 
     Args:
-        engine: `lanes`, `lightning` (one run after the other), or what is faster.
-        width: lanes of a block at most; measured by default.
-        memory: what all blocks on a device together may take; 80 % of what is free by default.
+        engine: `lanes`, `lightning` (one run at a time), or the faster one.
+        width: maximum lanes of a block; measured by default.
+        memory: limit for all blocks on a device together; by default 80 % of the free memory.
         say: shows a line.
-        processes: so many processes of this machine share the memory of a device.
+        processes: number of processes of this machine that share the memory of a device.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Choices:
         self._said: set[str] = set()
 
     def of(self, group: Sequence[RunConfig]) -> Choice:
-        """The plan for runs with one `block_key`, the largest group first."""
+        """The choice for runs with one `block_key`; pass the largest group first, since measurements are reused."""
         obstacle = why_no_lanes(group[0])
         if obstacle and self.engine == "auto" and obstacle not in self._said:
             self._said.add(obstacle)
@@ -87,7 +87,7 @@ class Choices:
 
     def _how_many(self, group: Sequence[RunConfig]) -> Choice:
         first = group[0]
-        # Optimizers with a pure update cost about the same, but for what they make of matrices; others step one by one.
+        # Pure updates cost about the same, except for work on matrices; other optimizers step one lane at a time.
         together = _step_together(first)
         own = [spec.name for spec in first.methods if not together or spec.traits.by_piece]
         alike = first.task, repr(first.task_options), first.trainer, *own
@@ -106,7 +106,7 @@ class Choices:
             del task  # leave the device to the lanes
         except UserError:
             raise
-        except Exception:  # so it will in training, which records how
+        except Exception:  # training will fail the same way and record it
             alone = ahead = inf
         limit = bytes_of(self.memory, first.device) // self.processes
         costs: dict[int, float] = {}
@@ -117,7 +117,7 @@ class Choices:
             try:
                 with watch_peak(first.device) as peak:
                     trial = make_lanes(grid)
-                    trial.cuts = trial.cuts[:1]  # a micro-batch tells as much as the batch
+                    trial.cuts = trial.cuts[:1]  # one micro-batch suffices
                     costs[count] = seconds_of(trial.step, ahead / count) / count
                 each = _bytes_of_lane(peak, trial)
                 del trial
@@ -127,15 +127,15 @@ class Choices:
                 if ran_out(error):
                     break
                 if self.engine == "lanes":
-                    return Choice(lanes=True, width=count)  # it breaks again in training, which records how
+                    return Choice(lanes=True, width=count)  # training will fail the same way and record it
                 self.say(f"{first.task}: runs one by one, since lanes break here ({first_line(error)})")
                 return Choice(lanes=False, width=1)
-            gc.collect()  # lanes and their optimizers are circles of references
-            # Where a step is long it is arithmetic that takes the time, and more lanes will not change that.
+            gc.collect()  # lanes and their optimizers form reference cycles
+            # Long steps are bound by arithmetic, so more lanes will not make them cheaper.
             enough = lanes > 16 or costs[count] * count > _MEASURE_SECONDS
             if enough and costs[count] > 0.95 * min((cost for w, cost in costs.items() if w != count), default=inf):
                 break
-        # Of widths that cost about the same the smallest: it suffers less from others who use the caches.
+        # Of widths with about the same cost, use the smallest: it suffers less from other processes in the caches.
         best = min(costs.values(), default=inf)
         width = next((w for w in sorted(costs) if costs[w] <= 1.15 * best), 1)
         if each:
@@ -160,11 +160,11 @@ class Choices:
         return Choice(lanes=False, width=1, seconds=(ahead / len(group) * alone, 0.0) if alone < inf else None)
 
     def compile_pays(self, blocks: Sequence[Grid], most: float) -> bool:
-        """Whether `torch.compile` saves more of the optimizer's updates than it takes; short sweeps do not try.
+        """Whether `torch.compile` saves more time in the optimizer's updates than it costs; short sweeps do not try.
 
         Args:
-            blocks: of lanes; all of runs with one `block_key`.
-            most: seconds that all their training takes, and so the updates at most; infinite if it was not measured.
+            blocks: of lanes; all runs have one `block_key`.
+            most: total training time in seconds, an upper bound on that of the updates; infinite if not measured.
         """
         if most < COMPILE_SECONDS:
             return False
@@ -174,13 +174,13 @@ class Choices:
             lanes = make_lanes(grid)
             if not have_pure_update(lanes.plan.parts):
                 return False
-            ahead = sum(map(_lanes, blocks)) / _lanes(grid) * lanes.plan.total_steps  # updates of such a block in all
+            ahead = sum(map(_lanes, blocks)) / _lanes(grid) * lanes.plan.total_steps  # updates, in units of this block
             plain = seconds_of(lanes.update_alone(), ahead)
             del lanes
             gc.collect()
         except UserError:
             raise
-        except Exception:  # so it will in training, which records how
+        except Exception:  # training will fail the same way and record it
             return False
         if ahead * plain < COMPILE_SECONDS:
             return False
@@ -189,10 +189,10 @@ class Choices:
             begun = time.perf_counter()
             with doing(f"compiling the update of {name}"):
                 update()
-                update()  # the first step has no state yet, which is another program
-            compiling = (time.perf_counter() - begun) * (len(sizes) - 1)  # of other sizes; this one is there now
+                update()  # the first step initialises the state, which compiles another program
+            compiling = (time.perf_counter() - begun) * (len(sizes) - 1)  # other sizes; this one is compiled now
             compiled = seconds_of(update, ahead)
-        except Exception as error:  # whatever a compiler may lack on this machine
+        except Exception as error:  # this machine may lack a working compiler
             self.say(f"{name}: torch.compile does not work here ({first_line(error)}); continuing without it")
             return False
         pays = ahead * (plain - compiled) > compiling
@@ -205,7 +205,7 @@ class Choices:
 
 
 def bytes_of_lane(grid: Grid) -> int:
-    """Memory that a step of such a block takes for each of its lanes.
+    """Bytes per lane that a step of such a block takes.
 
     Raises:
         UserError: an option's value is illegal, or data are missing.
@@ -218,25 +218,25 @@ def bytes_of_lane(grid: Grid) -> int:
 
 
 def _bytes_of_lane(peak: Peak, lanes: Lanes) -> float:
-    """Of what lanes take at most; another optimizer of a sweep may keep two more values of each weight."""
+    """Peak bytes per lane, plus two values per weight, since another optimizer of a sweep may keep more state."""
     return (peak.bytes + 2 * sum(w.nbytes for w in lanes.weights.values())) / lanes.alive.size
 
 
 def _step_together(config: RunConfig) -> bool:
-    """Whether one update moves all lanes of such runs."""
+    """Whether one vectorised update steps all lanes of such runs."""
     try:
         return have_pure_update(build(config)[1].parts)
     except UserError:
         raise
-    except Exception:  # so it will in training, which records how
+    except Exception:  # training will fail the same way and record it
         return False
 
 
 def _line(costs: Mapping[int, float], ahead: float) -> tuple[float, float] | None:
-    """Seconds of a block by its lanes, as a line through the narrowest and the widest that were measured.
+    """Seconds of a block as a line in its lanes, through the smallest and the largest measured width.
 
     Args:
-        costs: seconds of a micro-batch and lane, by lanes.
+        costs: seconds per micro-batch and lane, by number of lanes.
         ahead: micro-batches of a run.
     """
     if not costs or ahead == inf:
@@ -248,7 +248,7 @@ def _line(costs: Mapping[int, float], ahead: float) -> tuple[float, float] | Non
 
 
 def _fitting_measurements(group: Sequence[RunConfig], width: int, limit: int) -> int:
-    """The lanes of which a block can be measured (`Task.measure_at`) within so many bytes, `width` at most."""
+    """The most lanes, up to `width`, whose measurements (`Task.measure_at`) fit into `limit` bytes."""
     while width > 1:
         try:
             with watch_peak(group[0].device) as peak:
@@ -259,7 +259,7 @@ def _fitting_measurements(group: Sequence[RunConfig], width: int, limit: int) ->
             raise
         except Exception as error:
             if not ran_out(error):
-                return width  # it breaks again in training, which records how
+                return width  # training will fail the same way and record it
         else:
             if peak.bytes <= limit:
                 return width
@@ -269,7 +269,7 @@ def _fitting_measurements(group: Sequence[RunConfig], width: int, limit: int) ->
 
 
 def _typical(group: Sequence[RunConfig], width: int) -> Grid:
-    """The largest block that the runs are cut into."""
+    """The largest of the blocks into which the runs are divided."""
     return max(rectangles(group, min(width, len(group))), key=_lanes)
 
 
@@ -319,11 +319,11 @@ def single_step(config: RunConfig, task: Task | None = None, plan: Plan | None =
 
 
 def seconds_of(step: Callable[[], object], ahead: float = inf) -> float:
-    """Seconds of a step: the smallest of three, each over as many calls as make it long enough to time.
+    """Seconds of a step: the minimum of three timings, each over enough calls to be precise.
 
     Args:
-        step: makes one.
-        ahead: steps that the answer is for; if they are few, few are made and it is rough.
+        step: takes one step.
+        ahead: number of steps to come; if there are few, few are timed and the result is rough.
     """
 
     def timed(calls: int) -> float:
@@ -335,7 +335,7 @@ def seconds_of(step: Callable[[], object], ahead: float = inf) -> float:
         return (time.perf_counter() - begun) / calls
 
     if timed(1) < _MEASURE_SECONDS:
-        timed(3)  # these may record what later ones replay (`bench.lanes.replay`)
+        timed(3)  # these may record a CUDA graph that later ones replay (`bench.lanes.replay`)
     once = timed(1)
     calls = max(1, int(min(200, _MEASURE_SECONDS / 3 / once, _MEASURE_SHARE / 3 * ahead)))
     return min(timed(calls) for _ in range(3 if once < _MEASURE_SECONDS else 1))

@@ -30,7 +30,7 @@ def results_of(
         tuned_by: the source of their hyperparameters.
 
     Raises:
-        UserError: data are missing, the store cannot be written, or a run cannot be made.
+        UserError: data are missing, the store cannot be written, or a run cannot be trained.
         RunFailed: as in `bench.execute.execute.execute`.
     """
     store = Store(configs[0].store)
@@ -40,7 +40,7 @@ def results_of(
             from bench.execute.execute import STOPPED, execute
 
         with redirect_stdout(sys.stderr):
-            # All, since those that are there decide how the others are cut.
+            # Pass all runs, also the stored ones: the plan, and thus its cuts, depends on all.
             if not execute(configs, progress, effort, plan=plan, tuned_by=tuned_by):
                 progress.say(STOPPED)
                 return None

@@ -32,7 +32,7 @@ class Cut:
     """How similar runs (`block_key`) are executed.
 
     Attributes:
-        lanes: as lanes, block by block, or one by one.
+        lanes: as lanes, block by block, or one run at a time.
         compiled: whether the optimizer's update goes through `torch.compile`.
         blocks: the runs.
     """
@@ -68,18 +68,18 @@ def cut(
 ) -> list[Cut]:
     """Decide how missing runs are executed, longest first, and record it.
 
-    What was recorded holds until all runs are there: the last digits of a lane depend on the width of its block, so the
-    same command cuts the same blocks after an interruption and in a second process.
+    The record holds until all runs are finished: the last digits of a lane depend on the width of its block, so the
+    same command must use the same blocks after an interruption and in a second process.
 
     Args:
         plan: the runs.
-        progress: hears what was decided.
-        stop: if a signal asked to stop while the decision was made, it is not recorded.
-        memory: what all blocks on a device together may take; 80 % of what is free by default.
-        processes: so many processes of this machine share the memory of a device.
+        progress: shows the decisions.
+        stop: if a signal asks to stop meanwhile, the decision is not recorded.
+        memory: limit for all blocks on a device together; by default 80 % of the free memory.
+        processes: number of processes of this machine that share the memory of a device.
 
     Raises:
-        UserError: a run cannot be made, or not with this engine, or the store cannot be written.
+        UserError: a run cannot be trained, or not with this engine, or the store cannot be written.
         RunFailed: the disk is full.
     """
     check_all(plan.configs)
@@ -99,7 +99,7 @@ def cut(
         plan.keep()
         return recorded
     choices = Choices(plan.engine, plan.width, memory, progress.say, processes)
-    groups = sorted(alike.values(), key=len, reverse=True)  # what is measured of the largest holds for all
+    groups = sorted(alike.values(), key=len, reverse=True)  # the largest is measured, the others reuse its result
     chosen = [(group, choices.of(group)) for group in groups]
     unit = next((sum(choice.seconds) / _steps(group[0]) for group, choice in chosen if choice.seconds is not None), 1.0)
     wanted = [Group(own, choice.width, choice.seconds or (0.0, unit * _steps(own[0]))) for own, choice in chosen]
@@ -116,17 +116,17 @@ def cut(
     plan.keep()
     with making(plan.store.folder):
         write_once(plan.folder / CUTS, lambda: _as_stored(cuts))
-    return _recorded(plan, plan.missing()) or cuts  # others may have ended runs meanwhile
+    return _recorded(plan, plan.missing()) or cuts  # other processes may have finished runs meanwhile
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that are alike.
+    """Similar runs (`block_key`).
 
     Attributes:
-        runs: all.
-        width: lanes of a block at most.
-        line: seconds of a block: the fixed part, and what each lane adds.
+        runs: the runs.
+        width: maximum lanes of a block.
+        line: seconds of a block: the fixed part, and the seconds that each lane adds.
     """
 
     runs: Sequence[RunConfig]
@@ -134,22 +134,22 @@ class Group:
     line: tuple[float, float]
 
     def seconds(self, block: Grid) -> float:
-        """What a block of them takes."""
+        """Estimated seconds of a block of these runs."""
         fixed, each = self.line
         return fixed + each * sum(map(len, block))
 
 
 def _steps(config: RunConfig) -> float:
-    """Steps of a run, or passes over the data where those count."""
+    """Steps of a run, or epochs if the budget is in epochs."""
     return float(config.trainer.max_steps or config.trainer.max_epochs or 1)
 
 
 def balanced(groups: Sequence[Group], shares: int) -> list[list[Grid]]:
-    """Cut groups of runs into blocks by which so many processes are done soon.
+    """Divide groups of runs into blocks that `shares` processes finish early.
 
-    A step of a wide block costs less for each lane, so blocks are cut no smaller than that asks for: while a process
-    has more than `MAX_IMBALANCE` times its share, the block that takes longest is cut into one more. Of the ways that
-    were tried the one counts by which the last process ends first.
+    Wide blocks cost less per lane, so blocks are divided only as far as balance requires: while a process has more than
+    `MAX_IMBALANCE` times its even share, the group with the longest block gets one more block. Among the divisions
+    tried, the one whose last process ends first is returned.
 
     Returns:
         The blocks of each group.
@@ -173,7 +173,7 @@ def balanced(groups: Sequence[Group], shares: int) -> list[list[Grid]]:
 
 
 def recorded_cuts(plan: Plan) -> list[Cut]:
-    """The cuts that were recorded for the runs that are missing."""
+    """The recorded cuts of the missing runs."""
     return _recorded(plan, plan.missing()) or []
 
 
@@ -191,7 +191,7 @@ def _as_stored(cuts: Sequence[Cut]) -> Decisions:
 
 
 def _recorded(plan: Plan, todo: Mapping[str, RunConfig]) -> list[Cut] | None:
-    """The cuts that were recorded, without the runs that are there; None if they are not all that is to be made."""
+    """The recorded cuts, without finished runs; None if they do not match the missing runs."""
     path = plan.folder / CUTS
     try:
         found = read(path, Decisions)
@@ -214,6 +214,6 @@ def _recorded(plan: Plan, todo: Mapping[str, RunConfig]) -> list[Cut] | None:
 
 
 def _drop(path: Path) -> None:
-    """Remove a record that is of no use, so that there can be another."""
+    """Remove a useless record, so that a new one can be written."""
     with suppress(OSError):
         path.unlink()

@@ -1,4 +1,4 @@
-"""Plans for other workers: from any machine that sees the store, or a Slurm array."""
+"""Plans for other workers: on any machine that sees the store, or in a Slurm array."""
 
 import shlex
 import sys
@@ -24,7 +24,7 @@ def made_elsewhere(args: Args) -> bool:
     """Whether a command's runs are to be trained elsewhere.
 
     Raises:
-        UserError: its words contradict each other.
+        UserError: its options contradict each other.
     """
     if args.print and not args.slurm:
         raise UserError("--print prints the script of --slurm; write both")
@@ -46,16 +46,16 @@ def refuse_json(args: Args) -> None:
 
 
 def publish(title: str, configs: Sequence[RunConfig], args: Args, device: str | None) -> int:
-    """Keep a plan in its store for others, and submit an array of workers for it, or say how to join.
+    """Write a plan into its store, and submit an array of workers for it or print how to join.
 
     Args:
-        title: what the runs are made for.
+        title: purpose of the runs.
         configs: the runs.
         args: of the command.
-        device: that the command was asked for.
+        device: the requested device.
 
     Raises:
-        UserError: the device is not said, or there is no Slurm here.
+        UserError: no device is given, options do not fit, or there is no Slurm here.
         RunFailed: the store cannot be written.
     """
     if device in (None, "auto"):
@@ -110,14 +110,14 @@ def publish(title: str, configs: Sequence[RunConfig], args: Args, device: str | 
 
 
 def join(args: Args, command: Sequence[str]) -> int:
-    """Work on a plan that is in the store: 0 nothing is left to do, 130 stopped.
+    """Work on a plan in the store; returns 0 if nothing is left to do, 130 if stopped.
 
     Args:
         args: of `bench worker`.
-        command: the user's words, for messages.
+        command: the user's command line, for messages.
 
     Raises:
-        UserError: there is no such plan, or its runs cannot be made here.
+        UserError: there is no such plan, or its runs cannot be trained here.
         RunFailed: as in `bench.execute.execute.execute`.
     """
     for name in ("study", "engine", "width", "shared_by"):

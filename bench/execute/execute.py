@@ -42,16 +42,16 @@ def execute(
 
     Args:
         configs: the runs; all have one store and one device.
-        progress: shows how far they are.
-        effort: how they are made.
-        plan: what the runs are made for (`RunResult.plan`).
-        tuned_by: where their hyperparameters come from (`RunResult.tuned_by`).
+        progress: shows their progress.
+        effort: how they are executed.
+        plan: purpose of the runs (`RunResult.plan`).
+        tuned_by: the source of their hyperparameters (`RunResult.tuned_by`).
         stop: a stop request from elsewhere; it also listens to signals.
 
     Raises:
-        UserError: a run cannot be made, or not with this engine, or there are not so many devices.
-        RunFailed: runs failed, the disk is full or gone, workers die as soon as they are started, or one lane alone
-            needs more memory than there is.
+        UserError: a run cannot be trained, or not with this engine, or there are too few devices.
+        RunFailed: runs failed, the disk is full or gone, workers die at start, or a single lane needs more memory than
+            available.
     """
     effort, first = effort or Effort(), on_device(configs[0])
     workers = effort.workers or ("auto" if first.device == "cuda" else "1")
@@ -72,10 +72,10 @@ def work(
     """Train the missing runs of a plan; False if a signal asked to stop.
 
     Args:
-        plan: others may work on it too.
-        progress: shows how far it is.
+        plan: the plan; other processes may work on it too.
+        progress: shows its progress.
         own_slots: resources of each process on this machine, including this one.
-        memory: what all blocks on a device together may take; 80 % of what is free by default.
+        memory: limit for all blocks on a device together; by default 80 % of the free memory.
         stop: as in `execute`.
 
     Raises:
@@ -102,7 +102,7 @@ def work(
 
 @contextmanager
 def _helped(pool: Pool, job: str, progress: SweepProgress, stop: StopRequest) -> Iterator[None]:
-    """Let workers make a part of the runs while the context lasts; its end asks them to stop."""
+    """Let workers train part of the runs while the context lasts; then ask them to stop."""
     over = Event()
     with ThreadPoolExecutor(1) as thread:
         helped = thread.submit(_let_help, pool, job, progress, lambda: over.is_set() or stop.signal is not None)
@@ -114,7 +114,7 @@ def _helped(pool: Pool, job: str, progress: SweepProgress, stop: StopRequest) ->
 
 
 def _let_help(pool: Pool, job: str, progress: SweepProgress, stop: Callable[[], bool]) -> None:
-    """Let workers make a part of the runs; what they cannot make is left to this process."""
+    """Let workers train part of the runs; this process trains those that they cannot."""
 
     def hear(slot: int, event: Mapping[str, Any]) -> None:
         if "say" in event:

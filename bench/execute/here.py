@@ -1,4 +1,4 @@
-"""Runs trained in this process: as lanes if that is faster, else one by one."""
+"""Training in this process: as lanes if that is faster, else one run at a time."""
 
 import gc
 import time
@@ -28,22 +28,23 @@ def train_cuts(
 ) -> bool:
     """Train the missing runs of a plan; False if a signal asked to stop.
 
-    Other processes may do the same with the same cuts: each takes what the others have not taken.
+    Other processes may work on the same cuts: each takes blocks that no other process has taken.
 
     Args:
         plan: all its runs.
-        cuts: those that are missing, and how they are made.
-        progress: shows how far it is.
-        stop: asked by a signal.
-        since: when the command began (seconds of the epoch); what another of its processes broke is not tried again.
+        cuts: how its missing runs are executed.
+        progress: shows its progress.
+        stop: a stop request.
+        since: when the command began (seconds since the epoch); runs that have failed since then in another of its
+            processes are not repeated.
 
     Raises:
-        UserError: a run cannot be made.
-        RunFailed: runs failed, the disk is full or gone, or one lane alone needs more memory than available.
+        UserError: a run cannot be trained.
+        RunFailed: runs failed, the disk is full or gone, or a single lane needs more memory than available.
     """
     keep_freed_memory()
     outcomes = Outcomes(plan, cuts, progress, time.time() if since is None else since)
-    for wait in (False, True):  # first whatever is free, of all cuts; then what others have begun
+    for wait in (False, True):  # first the free runs of all cuts, then those that other processes train
         for cut in cuts:
             if not (_as_lanes if cut.lanes else _one_by_one)(cut, outcomes, stop, wait=wait):
                 return False
@@ -52,16 +53,16 @@ def train_cuts(
 
 
 class Outcomes:
-    """The outcome of runs. Some may fail and others not: a plug-in may fail at one learning rate.
+    """The outcome of runs. One failure does not stop the others: a plug-in may fail at one learning rate only.
 
     Args:
         plan: all runs.
-        cuts: those that were missing.
-        progress: hears of them.
-        since: when the command began, in seconds of the epoch.
+        cuts: the missing runs.
+        progress: shows runs as they finish.
+        since: when the command began, in seconds since the epoch.
 
     Attributes:
-        settled: ids of the runs that have finished, here or elsewhere, or have broken.
+        settled: ids of the runs that have finished, here or elsewhere, or have failed.
     """
 
     def __init__(self, plan: Plan, cuts: Sequence[Cut], progress: SweepProgress, since: float) -> None:
@@ -72,12 +73,12 @@ class Outcomes:
         self._attempts = 0
 
     def finished(self, results: Iterable[RunResult]) -> None:
-        """Runs were made here."""
+        """Settle runs that this process has trained."""
         self.settled |= {result.run_id for result in results}
         self._any_finished = True
 
     def look(self, there: Mapping[str, Block]) -> None:
-        """Settle the runs that others have finished, which are shown, or have broken since the command began."""
+        """Settle and show runs that other processes have finished; settle those that have failed since the start."""
         new = {run_id: block for run_id, block in there.items() if run_id not in self.settled}
         if done := [block.runs[run_id] for run_id, block in new.items() if block.runs[run_id].finished]:
             self._any_finished = True
@@ -91,12 +92,12 @@ class Outcomes:
                         self._broken[run_id] = RunBroke(f"run {run_id} failed: {block.runs[run_id].reason}")
 
     def broke(self, error: RunBroke, configs: Iterable[RunConfig], *, more: bool) -> None:
-        """Keep the error for the end, or raise it if all would break: so many have, and none has finished.
+        """Keep the error for the end; raise it if `MAX_BROKEN` have failed and no run has finished.
 
         Args:
-            error: which names the runs.
+            error: names the runs.
             configs: the runs.
-            more: whether others are to be made after them.
+            more: whether further runs follow.
         """
         run_ids = [config.run_id for config in configs]
         self.settled.update(run_ids)
@@ -108,7 +109,7 @@ class Outcomes:
             self.progress.say(f"{error}; continuing with the others")
 
     def raise_failures(self) -> None:
-        """Raise what was kept."""
+        """Raise the kept errors as one."""
         if self._broken:
             first, *others = dict.fromkeys(self._broken.values())
             many = f"{len(self._broken)} runs failed: {', '.join(self._broken)}; the first: "
@@ -122,10 +123,10 @@ def _as_lanes(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) ->
     widest, short, waiting, progress = inf, False, False, outcomes.progress
     while left := {config.run_id: config for config in cut.runs if config.run_id not in outcomes.settled}:
         if short:
-            gc.collect()  # what the error has left behind
+            gc.collect()  # free the memory that the error's traceback kept
             give_back()
             short = False
-        others = store.unfinished()  # before the records: what ends in between is then known to have ended
+        others = store.unfinished()  # read before the records, which then show blocks that finish in between
         there = store.find_all(left)
         stored = {run_id: block.runs[run_id] for run_id, block in there.items()}
         outcomes.look(there)
@@ -134,14 +135,14 @@ def _as_lanes(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) ->
             break
         if stop.signal is not None:
             return False
-        # What began on its own (`bench fit`) goes on so: its checkpoint is of it alone.
+        # A run that began as a single run (`bench fit`) continues so: its checkpoint is not one of lanes.
         alone = {run_id for run_id, result in stored.items() if result.engine != "lanes"}
         fresh = {run_id: config for run_id, config in left.items() if run_id not in alone}
         if not fresh:
             return _each(list(left.values()), outcomes, stop, wait=wait)
         busy = {run_id for block in (*others, *there.values()) if block.busy for run_id in block.runs}
-        # What a killed process left comes first: it is part of the way.
-        # A block that broke comes last: it may do so again.
+        # Blocks of killed processes come first, since they have made progress.
+        # Among them, failed blocks come last, since they may fail again.
         idle = sorted((block for block in others if not block.busy), key=_has_failed)
         begun = (block.runs for block in idle if block.runs.keys() <= fresh.keys() - busy)
         begun = [[fresh[run_id] for run_id in run_ids] for run_ids in begun if len(run_ids) <= widest]
@@ -183,12 +184,12 @@ def _as_lanes(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) ->
 
 
 def _has_failed(block: Block) -> bool:
-    """Whether the last attempt at a block broke."""
+    """Whether the last attempt at a block failed."""
     return any(run.status == "failed" for run in block.runs.values())
 
 
 def _wait(runs: Collection[object], waiting: bool, progress: SweepProgress) -> bool:
-    """Wait for other processes, and say so the first time."""
+    """Wait for other processes; announce it the first time."""
     if not waiting:
         progress.waiting(len(runs))
     time.sleep(0.5)
@@ -196,7 +197,7 @@ def _wait(runs: Collection[object], waiting: bool, progress: SweepProgress) -> b
 
 
 def _parts(block: Sequence[RunConfig], width: int) -> list[list[RunConfig]]:
-    """The runs in pieces of at most this width, row by row."""
+    """The runs of a block, divided into blocks of at most this width."""
     return [[run for row in grid for run in row] for grid in rectangles(block, width)]
 
 

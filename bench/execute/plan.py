@@ -1,7 +1,7 @@
 """A plan: requested runs, stored while they train, so that other processes can join.
 
-    STORE/plans/NAME/plan.json    the runs and how they are to be made; written first, never changed
-    STORE/plans/NAME/cuts.json    how they are cut into blocks (`bench.execute.cuts`); the first writer decides
+    STORE/plans/NAME/plan.json    the runs and how to execute them; written first, never changed
+    STORE/plans/NAME/cuts.json    their division into blocks (`bench.execute.cuts`); the first writer decides
 
 The folder is removed when all runs are stored.
 """
@@ -49,7 +49,7 @@ class Code(TypedDict):
 
 @with_config(ConfigDict(extra="forbid", strict=True))
 class Stored(TypedDict):
-    """What `plan.json` holds: the settings of runs in dotted form, those that all share apart."""
+    """The content of `plan.json`: settings of runs in dotted form, with those that all share in `common`."""
 
     title: Name
     tuned_by: TunedBy | None
@@ -67,11 +67,11 @@ class Plan:
 
     Attributes:
         title: purpose (`RunResult.plan`).
-        configs: the runs; all have one store, one place of the data and one device.
-        engine: `lanes`, `lightning` (one run after the other), or what is faster.
-        width: lanes of a block at most; measured by default.
-        shares: how many processes are to share them.
-        tuned_by: where their hyperparameters come from (`RunResult.tuned_by`).
+        configs: the runs; all have one store, one data folder and one device.
+        engine: `lanes`, `lightning` (one run at a time), or the faster one.
+        width: maximum lanes of a block; measured by default.
+        shares: number of processes that will share them.
+        tuned_by: the source of their hyperparameters (`RunResult.tuned_by`).
     """
 
     title: str
@@ -88,12 +88,12 @@ class Plan:
 
     @property
     def store(self) -> Store:
-        """Where the runs go."""
+        """The store of the runs."""
         return Store(self.configs[0].store)
 
     @cached_property
     def name(self) -> str:
-        """`title-hash`; the same runs that are to be made in the same way have the same name."""
+        """`title-hash`; equal for the same runs with the same way of execution."""
         asked = json.dumps([sorted(self.by_id), self.engine, self.width, self.shares])
         return f"{slug(self.title)}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
 
@@ -112,10 +112,10 @@ class Plan:
         return missing(self.configs)
 
     def keep(self) -> None:
-        """Write it into the store, unless it is there.
+        """Write it into the store, unless it exists.
 
         Raises:
-            UserError: the store cannot be written, or has a link in this place.
+            UserError: the store cannot be written, or has a link at this path.
             RunFailed: the disk is full.
         """
         for path in (self.folder.parent, self.folder):
@@ -130,7 +130,7 @@ class Plan:
             write_once(self.folder / PLAN, self._stored)
 
     def forget(self) -> None:
-        """Remove it from the store; runs that were made for it stay."""
+        """Remove it from the store; its runs stay."""
         for name in (CUTS, PLAN):
             (self.folder / name).unlink(missing_ok=True)
         with suppress(OSError):
@@ -162,14 +162,14 @@ class Plan:
 
 
 def missing(configs: Sequence[RunConfig]) -> dict[str, RunConfig]:
-    """The runs that their store does not have, by id; all have one store."""
+    """The runs that are not finished in their common store, by id."""
     by_id = {config.run_id: config for config in configs}
     there = Store(configs[0].store).finished_all(by_id)
     return {run_id: config for run_id, config in by_id.items() if run_id not in there}
 
 
 def write_once(path: Path, make: Callable[[], Any]) -> None:
-    """Write strict JSON into a file of the store, unless it is there: of several writers the first one decides.
+    """Write strict JSON into a file of the store, unless it exists: of several writers, the first one decides.
 
     Raises:
         OSError: it cannot be written.
@@ -183,7 +183,7 @@ def write_once(path: Path, make: Callable[[], Any]) -> None:
             write_json(own, make())
             _place(own, path)
             return
-        except FileNotFoundError:  # somebody has removed the folder, which was empty
+        except FileNotFoundError:  # another process has removed the empty folder
             if last:
                 raise
         finally:
@@ -191,7 +191,7 @@ def write_once(path: Path, make: Callable[[], Any]) -> None:
 
 
 def _place(own: Path, path: Path) -> None:
-    """Give a file its name, unless there is one."""
+    """Move a file to its final name, unless that exists."""
     try:
         os.link(own, path)
     except FileExistsError:
@@ -204,7 +204,7 @@ def _place(own: Path, path: Path) -> None:
 
 
 def forget_finished(store: Store) -> None:
-    """Remove the plans whose runs are all there, and the folder of plans after the last of them."""
+    """Remove the plans whose runs are all finished, and the folder of plans if it is empty."""
     with suppress(OSError):
         for folder in (store.folder / PLANS).iterdir():
             with suppress(OSError, Damaged):
@@ -217,21 +217,21 @@ def _forget(store: Store, folder: Path) -> None:
         return
     try:
         ids = read(folder / PLAN, Stored)["runs"].keys()
-    except FileNotFoundError:  # it was removed in part, or is just being written
+    except FileNotFoundError:  # it was partly removed, or is just being written
         for left in folder.glob(".*"):
             left.unlink(missing_ok=True)
         folder.rmdir()
         return
     if store.finished_all(ids).keys() == ids:
-        for name in (CUTS, PLAN):  # a plan without cuts is one; cuts without a plan are none
+        for name in (CUTS, PLAN):  # cuts first: a plan without cuts is valid, but not cuts without a plan
             (folder / name).unlink(missing_ok=True)
-        for left in folder.glob(".*"):  # by a process that was killed; one that writes now begins again
+        for left in folder.glob(".*"):  # of a killed process; one that is writing now tries again
             left.unlink(missing_ok=True)
         folder.rmdir()
 
 
 def open_plans(store: Path) -> list[str]:
-    """Names of the plans in a store of which runs may be missing."""
+    """Names of the plans in a store that may have missing runs."""
     folder = store / PLANS
     with suppress(OSError):
         return sorted(path.name for path in folder.iterdir() if (path / PLAN).is_file())
@@ -239,7 +239,7 @@ def open_plans(store: Path) -> list[str]:
 
 
 def progress_of(store: Path, name: str) -> tuple[int, int]:
-    """The numbers of stored and of all runs of a plan; plug-ins are not imported.
+    """The numbers of finished and of all runs of a plan, without importing plug-ins.
 
     Raises:
         UserError: there is no such plan, or it cannot be read.
@@ -249,7 +249,7 @@ def progress_of(store: Path, name: str) -> tuple[int, int]:
 
 
 def _stored(store: Path, name: str) -> Stored:
-    """What a store has of a plan."""
+    """The content of a plan in a store."""
     try:
         if is_file_name(name):
             return read(store / PLANS / name / PLAN, Stored)
@@ -267,17 +267,17 @@ def load(
     named: Mapping[str, Sequence[str]] | None = None,
     command: Sequence[str] = (),
 ) -> Plan:
-    """A plan of a store.
+    """Load a plan from a store.
 
     Args:
         name: its name.
-        places: where data and store are.
-        named: files and modules that may be imported, by kind (`task`, `opt`); None if whoever asks has written the
+        places: paths of data and store.
+        named: files and modules that may be imported, by kind (`task`, `opt`); None if the same command wrote the
             plan.
-        command: the user's words, for messages.
+        command: the user's command line, for messages.
 
     Raises:
-        UserError: there is none, it cannot be read, or code that it names may not be imported here.
+        UserError: it does not exist, it cannot be read, or code that it names may not be imported here.
     """
     store = Path(places["store"])
     path, stored = store / PLANS / name / PLAN, _stored(store, name)

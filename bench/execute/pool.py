@@ -1,4 +1,4 @@
-"""Worker processes on this machine: one for each slot of devices, watched, and replaced when they die."""
+"""Worker processes on this machine: one for each slot, replaced if it dies."""
 
 import json
 import os
@@ -18,16 +18,16 @@ from bench.execute.slots import Slot
 from bench.process import bench_command
 
 MAX_FAILED_STARTS = 3
-"""Number of deaths in a row before any run after which a worker is not replaced. Ours."""
+"""Number of deaths in a row before any training after which the command gives up. Ours."""
 PATIENCE_SECONDS = 120
 """Seconds for stopped workers to save their state. Ours."""
 
 TRAINING = frozenset(("progress", "trial", "lanes"))
-"""Keys of events by which a worker says that it trains."""
+"""Keys of events that show that a worker trains."""
 
 Event = Mapping[str, Any]
-"""What a worker tells: `done` with the job that it has ended, `doing` with what it does while it does not train, empty
-if that is over, and else what its listener knows."""
+"""A message of a worker: `done` with the job that it has finished; `doing` with its activity other than training,
+empty when that is over; other keys are for the listener."""
 
 
 @dataclass
@@ -35,8 +35,8 @@ class WorkerProcess:
     """A process of the pool.
 
     Attributes:
-        slot: its number.
-        process: as it was started.
+        slot: number of its slot.
+        process: handle of the process.
     """
 
     slot: int
@@ -48,13 +48,13 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Its number for the system."""
+        """Its process id."""
         return self.process.pid
 
     def _hear_out(self) -> None:
-        """Read all that it has said, now that it has ended."""
+        """Read the remaining output of an ended process."""
         for reader in self._readers:
-            reader.join(5)  # a child of it may keep the pipe open
+            reader.join(5)  # its children may keep the pipe open
         assert self.process.stdin is not None
         with suppress(OSError):
             self.process.stdin.close()
@@ -63,13 +63,13 @@ class WorkerProcess:
 class Pool:
     """Worker processes, which process jobs one after another.
 
-    A worker reads jobs from its standard input, a line each, and tells events on its standard output, a line of JSON
-    each. The end of its standard input, or SIGTERM, asks it to stop.
+    A worker reads jobs from its standard input, one per line, and writes events to its standard output, one line of
+    JSON each. The end of its standard input, or SIGTERM, asks it to stop.
 
     Args:
-        words: of the command of `bench` that a worker is.
-        slots: what each worker has, by its number.
-        environment: further variables of workers, which others on the machine cannot read.
+        words: arguments of `bench` that start a worker.
+        slots: resources of each worker, by number.
+        environment: further environment variables of the workers, hidden from other users, unlike arguments.
     """
 
     def __init__(self, words: Sequence[str], slots: Mapping[int, Slot], environment: Mapping[str, str]) -> None:
@@ -87,7 +87,7 @@ class Pool:
         self.stop(0 if kind is KeyboardInterrupt else PATIENCE_SECONDS)
 
     def start(self) -> None:
-        """Start the workers, which then wait for a job."""
+        """Start the workers; they wait for a job."""
         for slot in self.slots.keys() - self._running.keys():
             self._running[slot] = self._start(slot)
 
@@ -99,17 +99,17 @@ class Pool:
         say: Callable[[str], object],
         stop: Callable[[], bool],
     ) -> bool:
-        """Let all workers work on a job until each has ended it; False if they were asked to stop.
+        """Let all workers work on a job until each has finished; False if they were asked to stop.
 
         Args:
             job: a line for the workers.
-            hear: takes the slot of a worker and what it tells.
-            died: takes a worker that has died without being asked to, and how.
+            hear: called with a worker's slot and its event.
+            died: called with a worker that died unasked, and how.
             say: shows a line.
-            stop: whether the workers are to be asked to stop; `Pool.stop` waits for them.
+            stop: whether to ask the workers to stop; `Pool.stop` waits for them.
 
         Raises:
-            UserError: a worker says that the job cannot be done here.
+            UserError: a worker reports that the job cannot be done here.
             RunFailed: a run failed, or workers die at start.
         """
         for slot in self.slots:
@@ -129,13 +129,13 @@ class Pool:
         return True
 
     def _send(self, slot: int, job: str) -> None:
-        """Give the job to a worker, which is started if it is not there."""
+        """Give the job to a worker; start the worker if it does not run."""
         if slot not in self._running:
             self._running[slot] = self._start(slot)
         self._busy.add(slot)
         stdin = self._running[slot].process.stdin
         assert stdin is not None
-        with suppress(BrokenPipeError):  # it has just died, which will be noticed
+        with suppress(BrokenPipeError):  # it has just died; `work` will notice
             print(job, file=stdin, flush=True)
 
     def _start(self, index: int) -> WorkerProcess:
@@ -148,7 +148,7 @@ class Pool:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C is for us, who hand it on
+            start_new_session=True,  # only this process gets Ctrl-C, and asks its workers to stop
         )
         if slot.cpus and hasattr(os, "sched_setaffinity"):
             with suppress(OSError):
@@ -165,7 +165,7 @@ class Pool:
             for line in lines:
                 try:
                     event = json.loads(line)
-                except ValueError:  # a library prints
+                except ValueError:  # output of a library
                     continue
                 if isinstance(event, dict):
                     self._events.put((worker, event))
@@ -178,7 +178,7 @@ class Pool:
                     worker._said.append(line.rstrip())
 
     def _listen(self, job: str, hear: Callable[[int, Event], None]) -> None:
-        """Hand on what has happened since."""
+        """Dispatch the events since the last call."""
         with suppress(Empty):
             worker, event = self._events.get(timeout=0.2)
             while True:
@@ -192,13 +192,13 @@ class Pool:
     def _refuse_or_report(
         self, worker: WorkerProcess, died: Callable[[WorkerProcess, str], None], say: Callable[[str], object]
     ) -> None:
-        """Raise what a worker has ended with, or tell of its death."""
+        """Raise the error of an ended worker, or report its death."""
         code = worker.process.returncode
         errors = [line.partition("error: ")[2] for line in worker._said if line.startswith("bench: error: ")]
         if errors:
             raise (UserError if code == UserError.exit_code else RunFailed)(errors[-1])
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        if code != 130:  # not one that was asked to stop
+        if code != 130:  # 130: it was asked to stop
             say(f"worker {worker.slot + 1} died ({how}); starting another")
             died(worker, how)
         self._stillborn += not worker._began
@@ -207,7 +207,7 @@ class Pool:
             raise RunFailed(f"workers die at start ({how}): {last}")
 
     def _ask_to_stop(self) -> None:
-        """Send SIGTERM, once: a second one would interrupt a worker that saves its state."""
+        """Send SIGTERM once: a second one would interrupt a worker that saves its state."""
         for worker in self._running.values():
             if not worker._asked:
                 worker._asked = True
@@ -215,7 +215,7 @@ class Pool:
                     worker.process.send_signal(signal.SIGTERM)
 
     def stop(self, seconds: float = PATIENCE_SECONDS) -> None:
-        """Ask the workers to stop, and see that they end; after so many seconds, or at Ctrl-C, they are killed."""
+        """Ask the workers to stop and wait for them; after `seconds`, or at Ctrl-C, kill them."""
         self._ask_to_stop()
         running, self._running = list(self._running.values()), {}
         end = time.monotonic() + seconds

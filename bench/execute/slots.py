@@ -14,8 +14,8 @@ class Slot:
     """The resources of a worker.
 
     Attributes:
-        cpus: processors that it is pinned to; none for all.
-        gpus: for CUDA_VISIBLE_DEVICES; none for what the machine says.
+        cpus: processors to which it is pinned; empty for all.
+        gpus: for CUDA_VISIBLE_DEVICES; if empty, the variable is not changed.
         threads: of torch.
     """
 
@@ -25,14 +25,14 @@ class Slot:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that make libraries keep to it."""
+        """Environment variables that restrict libraries to the slot."""
         return {"OMP_NUM_THREADS": str(self.threads)} | (
             {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
         )
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Pin this process to its processors meanwhile."""
+        """Pin this process to the slot's processors while the context lasts."""
         if not (self.cpus and hasattr(os, "sched_setaffinity")):
             yield
             return
@@ -47,16 +47,16 @@ class Slot:
 
 
 def slots(workers: str, config: RunConfig, runs: int | None = None) -> list[Slot]:
-    """Cut this machine into slots: each as many GPUs as a run wants, or a share of the processors.
+    """Divide this machine into slots, each with the GPUs that a run needs, or a share of the processors.
 
     Args:
-        workers: how many, or `auto`: as many as the GPUs serve; on a CPU one for each processor, but no more than
-            there are runs.
+        workers: how many, or `auto`: one for each set of GPUs that a run needs, or on a CPU one for each processor,
+            but no more than there are runs.
         config: a run, with its device decided.
-        runs: that are to be shared out, if their number is known.
+        runs: the number of runs, if known.
 
     Raises:
-        UserError: there are not so many.
+        UserError: the number is invalid, or there are too few GPUs.
     """
     ranks, cpus = config.trainer.devices, _cpus()
     gpus = _gpus() if config.device == "cuda" else []
@@ -83,7 +83,7 @@ def sharing(own: Sequence[Slot]) -> int:
 
 
 def _cpus() -> list[int]:
-    with suppress(AttributeError):  # no such thing on a Mac
+    with suppress(AttributeError):  # missing on macOS
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 

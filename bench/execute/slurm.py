@@ -1,4 +1,4 @@
-"""Slurm: an array of workers for a plan or a study. Slurm and the store, or the database, do the rest."""
+"""Slurm: a job array of workers for a plan or a study; they coordinate through the store or the database."""
 
 import os
 import re
@@ -12,21 +12,21 @@ from bench.errors import UserError
 from bench.store.files import making
 
 MOST_TASKS = 8
-"""Tasks of the array if nothing is said, unless there are fewer runs or trials. Ours."""
+"""Default number of tasks of the array, unless there are fewer runs or trials. Ours."""
 
 
 def array_size(workers: str, most: int) -> int:
-    """Tasks of the array.
+    """The number of tasks of the array.
 
     Args:
         workers: how many, or `auto`.
-        most: more would have nothing to do.
+        most: the number of runs or trials; `auto` never exceeds it.
     """
     return min(most, MOST_TASKS) if workers == "auto" else int(workers)
 
 
 def absolute_places(places: Mapping[str, Path]) -> dict[str, Path]:
-    """Where data and store are, for a script.
+    """Absolute paths of data and store, for a script.
 
     Raises:
         UserError: sbatch cannot read a path.
@@ -45,7 +45,7 @@ def options_of(text: str) -> list[str]:
     """The words of `--sbatch`.
 
     Raises:
-        UserError: a quotation is open.
+        UserError: a quote is not closed.
     """
     try:
         return shlex.split(text)
@@ -63,18 +63,18 @@ def script(
     *,
     only_if: Path | None = None,
 ) -> str:
-    """A script for `sbatch`: an array with a worker for each task.
+    """A script for `sbatch`: a job array with one worker per task.
 
-    The address of a database, which may hold a password, is no part of it: `sbatch` hands BENCH_STORAGE on.
+    It does not contain the database URL, which may include a password: `sbatch` passes BENCH_STORAGE on.
 
     Args:
         name: of the plan or the study.
         command: of a worker.
-        count: tasks of the array.
-        gpus: that a task has.
-        store: absolute, on a file system that all nodes see; for Slurm's log.
+        count: number of tasks of the array.
+        gpus: GPUs of a task.
+        store: absolute path of the store, on a file system that all nodes see; Slurm's logs go there.
         options: further options of sbatch, such as `--partition=gpu`.
-        only_if: a file without which nothing is left to do; without it workers need a database (BENCH_STORAGE).
+        only_if: a file that exists while work is left; if None, workers need a database (BENCH_STORAGE).
     """
     directives = [
         f"--job-name=bench-{name}",
@@ -115,7 +115,7 @@ def script(
 
 
 def _quoted(word: str) -> str:
-    """A word as sbatch reads its own lines: with a backslash that escapes everywhere, and # as the end."""
+    """A word quoted for an #SBATCH line: there a backslash always escapes, and # starts a comment."""
     if re.fullmatch(r"[\w%+,./:=@^-]+", word):
         return word
     return '"' + re.sub(r'(["\\])', r"\\\1", word) + '"'
@@ -125,7 +125,7 @@ def need_slurm() -> None:
     """Refuse to submit where there is no Slurm.
 
     Raises:
-        UserError: it does not exist.
+        UserError: there is no sbatch.
     """
     if shutil.which("sbatch") is None:
         raise UserError(
@@ -134,16 +134,16 @@ def need_slurm() -> None:
 
 
 def submit(name: str, text: str, folder: Path, environment: Mapping[str, str]) -> str:
-    """Write a script and give it to sbatch.
+    """Write a script and submit it with sbatch.
 
     Args:
         name: of the plan or the study.
         text: of the script.
-        folder: where it is kept.
-        environment: further variables of the job.
+        folder: of the script.
+        environment: further environment variables of the job.
 
     Returns:
-        What sbatch said.
+        The output of sbatch, and the path of the script.
 
     Raises:
         UserError: there is no sbatch, or it refuses.

@@ -85,7 +85,7 @@ def main(words: list[str]) -> int:
 
 
 def _for_a_task(words: Sequence[str]) -> list[str]:
-    """The words again for a task of an array, without those of which it has its own."""
+    """The words for a task of the array, without options that `submit_array` sets."""
     own = {option.name: bool(option.value) for option in COMMANDS["ladder"].options if option.name in _OF_A_TASK}
     kept, skip = ["--train-only"], False
     for word in words:
@@ -118,7 +118,7 @@ _OF_A_TASK = {
 
 
 def _again(args: Args, store: Path) -> int:
-    """The pages of the ladders of a store, from what is stored."""
+    """Write the pages of the ladders in a store, from stored runs."""
     from bench.ladder.findings import findings
     from bench.output import warn_of
     from bench.store.stores import Stores
@@ -138,7 +138,7 @@ def _again(args: Args, store: Path) -> int:
 
 
 def _asked(args: Args) -> "Ladder":
-    """The ladder that the words ask for.
+    """The requested ladder.
 
     Raises:
         UserError: a name or a value is unknown or illegal.
@@ -199,7 +199,7 @@ def _asked(args: Args) -> "Ladder":
 def _plan(
     ladder: "Ladder", sizes: "Sequence[Size]", args: Args, places: Mapping[str, Any], threads: int, workers: int
 ) -> int:
-    """Print the rungs, their runs, and about how long they take."""
+    """Print the rungs, their numbers of runs, and the estimated time."""
     from bench.ladder.show import size as short
     from bench.ladder.sizes import in_words
     from bench.results.render import shown
@@ -209,7 +209,7 @@ def _plan(
 
     measure, rows, whole = measured(places, threads), list[dict[str, Any]](), 0.0
     for number, size in enumerate(sizes, 1):
-        # A winner that stands for any: the later rungs try fewer settings around it.
+        # Any winner will do: it only matters that later rungs try fewer settings around one.
         specs = ladder.suite(size, {}, places).specs(places)
         winners = {spec.opt: {} for spec in specs} if number > 1 else {}
         suite = ladder.suite(size, {opt: _middle(spec) for opt, spec in zip(winners, specs, strict=False)}, places)
@@ -263,7 +263,7 @@ def _middle(spec: Any) -> dict[str, float]:
 
 
 def _show(found: "Findings", out: Path, command: str, *, as_json: bool) -> int:
-    """Print what was found, and write page, table and pictures."""
+    """Print the findings, and write page, table and figures."""
     from bench.ladder.show import boards, charts, verdict
     from bench.results.draw import picture
     from bench.results.render import as_json as json_of
@@ -294,7 +294,7 @@ def _show(found: "Findings", out: Path, command: str, *, as_json: bool) -> int:
 
 
 def html(found: "Findings", title: str, command: str) -> str:
-    """The page; the same store gives the same bytes."""
+    """The page; reproducible: the same store gives the same bytes."""
     from bench.boards.page import other_page
     from bench.ladder.show import boards, charts, cut, verdict
 
@@ -320,7 +320,7 @@ def html(found: "Findings", title: str, command: str) -> str:
     ]
     said = [("Verdict", " ".join(verdict(found)))]
     if lines := cut(found):
-        said.append(("Reductions", " ".join(line.removeprefix("Cut: ") for line in lines)))
+        said.append(("Reductions", " ".join(line.removeprefix("Reduced: ") for line in lines)))
     return other_page(title, lead, said, boards(found), kinds, READING)
 
 

@@ -23,18 +23,18 @@ from bench.store.stores import Stores
 LEAST_EVALUATIONS = 3
 """Minimum number of evaluations of a curve. Ours."""
 NEAR = 0.05
-"""A setting is usable whose score is within this share of the best one. Ours."""
+"""A setting is usable if its score is within this fraction of the best one. Ours."""
 NEAR_LOG = 2.0
-"""The same where losses lie above their infimum: so many times the best. Ours."""
+"""The same for suboptimality gaps: at most this factor times the best one. Ours."""
 GRID_STEPS = {"grid": (0.5, 1.0)}
-"""Decades between the values of the first range of a design, and of further ones."""
+"""Decades between the values of a grid's first range, and of further ranges."""
 
 
 def read_ladder(path: Path) -> LadderRecord:
     """The record of a ladder.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: it does not exist.
         RunFailed: it is damaged.
     """
     try:
@@ -49,7 +49,7 @@ class Method:
 
     Attributes:
         opt: its name.
-        study: that tuned it.
+        study: the study that tuned it.
         point: the winning values of the searched settings; None without a winner.
         runs: on the fresh seeds, in their order.
         trials: runs of the trials.
@@ -63,7 +63,7 @@ class Method:
 
     @property
     def setting(self) -> str:
-        """The setting that is followed over the rungs: the first that was searched and is a number."""
+        """The setting that is compared across rungs: the first searched one that is a number."""
         numbers = [name for name in self.study.axes if isinstance((self.point or {}).get(name), int | float)]
         return numbers[0] if numbers else ""
 
@@ -74,19 +74,19 @@ class Method:
 
     @property
     def seconds(self) -> float:
-        """Of training, of all its runs."""
+        """Training seconds of all its runs."""
         return math.fsum(run.wall_s for run in (*self.runs, *self.trials))
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A rung that is done.
+    """A completed rung.
 
     Attributes:
-        number: from 1 on.
+        number: from 1.
         record: its declaration, predictions and results.
         methods: by optimizer.
-        reference: the fixed optimizer of comparison.
+        reference: the optimizer that the others are compared with.
     """
 
     number: int
@@ -101,7 +101,7 @@ class Rung:
 
     @cached_property
     def above(self) -> bool:
-        """Whether losses lie above a known infimum, and are compared by their logarithms."""
+        """Whether losses are suboptimality gaps, which are compared by their logarithms."""
         return bool(self.runs) and above_infimum(self.runs)
 
     @cached_property
@@ -113,13 +113,13 @@ class Rung:
 
     @cached_property
     def seeds(self) -> list[tuple[int, int]]:
-        """Those that all methods with a winner have."""
+        """The (seed, data seed) pairs that all methods with fresh runs have."""
         groups = [Group.of(method.runs) for method in self.methods.values() if method.runs]
         return sorted(set[tuple[int, int]].intersection(*(set(group.runs) for group in groups))) if groups else []
 
     @cached_property
     def losses(self) -> dict[str, Array]:
-        """What methods are ranked by, by seed, less is better; without those of which a seed has no value."""
+        """The values that rank methods, by seed, smaller is better; without methods that lack a value for a seed."""
         found = dict[str, Array]()
         for opt, method in self.methods.items():
             values = self.measure.values(Group.of(method.runs), self.seeds) if method.runs else []
@@ -131,7 +131,7 @@ class Rung:
 
     @property
     def order(self) -> list[str]:
-        """The optimizers that can be ranked, best first by their means."""
+        """The rankable optimizers, sorted by their means, best first."""
         return sorted(self.losses, key=lambda opt: (float(self.losses[opt].mean()), opt))
 
     def values(self, opt: str) -> list[End]:
@@ -140,7 +140,7 @@ class Rung:
 
     @cached_property
     def ratios(self) -> dict[str, Interval | str]:
-        """Logarithm of the ratio of steps against the reference, by optimizer; or why there is none."""
+        """Logarithm of the step ratio relative to the reference, by optimizer; or why there is none."""
         return {opt: self._ratio(opt) for opt in self.methods if opt != self.reference}
 
     def _ratio(self, opt: str) -> Interval | str:
@@ -161,7 +161,7 @@ class Rung:
         return statistics.step_ratio(steps, *arrays, smooth=not bent)
 
     def _curve(self, run: RunResult) -> dict[int, float]:
-        """The loss on the selection split by step; (suboptimality gap) in the logarithm."""
+        """The loss on the selection split by step; for suboptimality gaps, its log10."""
         key = "excess" if self.above else "loss"
         found = {int(row["step"]): float(row.get(key, row.get("loss", math.nan))) for row in run.validations}
         if self.above:
@@ -170,18 +170,18 @@ class Rung:
 
     @property
     def seconds(self) -> float:
-        """Of training, of all runs."""
+        """Training seconds of all runs."""
         return math.fsum(method.seconds for method in self.methods.values())
 
     @property
     def begun(self) -> str:
-        """When the first of its runs began; empty if that is not known."""
+        """When the first of its runs began; empty if unknown."""
         moments = [run.begun for method in self.methods.values() for run in (*method.runs, *method.trials)]
         return min((moment for moment in moments if moment), default="")
 
 
 def _filled(curve: Mapping[int, float], steps: Sequence[int]) -> Array:
-    """A curve at these steps; a run that converged early stays where it ended."""
+    """A curve interpolated at these steps; after an early end it stays at its last value."""
     own = sorted(curve)
     return np.interp(np.log(steps), np.log(own), [curve[step] for step in own])
 
@@ -192,11 +192,12 @@ class Transfer:
 
     Attributes:
         setting: its dotted name.
-        best: by rung, the value that won; None without a winner.
-        usable: by rung, decades in which scores are nearly as good as the best; None if one value was tried.
+        best: by rung, the winning value; None without a winner.
+        usable: by rung, width in decades of the range with scores nearly as good as the best; None if one value was
+            tried.
         exponent: a of best ~ size^a; None if it cannot be fitted.
-        regrets: by rung, how much worse the winner of the rung before scores there than the rung's own, as a share, or
-            as a factor where losses lie above their infimum; None if it was not tried or has no score.
+        regrets: by rung, how much worse the previous rung's winner scores than the rung's own, as a fraction, or as a
+            factor for suboptimality gaps; None if it was not tried or has no score.
     """
 
     setting: str
@@ -211,9 +212,9 @@ class Findings:
     """The findings of a ladder.
 
     Attributes:
-        record: what was declared.
-        rungs: those that are done.
-        lost: runs of the record that are not in the store.
+        record: of the ladder.
+        rungs: the completed ones.
+        lost: number of runs of the record that are missing in the store.
     """
 
     record: LadderRecord
@@ -222,27 +223,27 @@ class Findings:
 
     @property
     def sizes(self) -> list[float]:
-        """Of the rungs that are done, on the axis."""
+        """Sizes of the completed rungs on the axis."""
         return [rung.record["at"] for rung in self.rungs]
 
     def estimates(self, opt: str) -> tuple[list[float], list[Estimate]]:
-        """Decades of size, and ratios of steps there, of the rungs that bound them."""
+        """log10 of the sizes of rungs with a finite interval, and their estimates of the logarithmic step ratio."""
         found = [(rung.record["at"], rung.ratios.get(opt)) for rung in self.rungs]
         there = [(at, of) for at, of in found if isinstance(of, Interval) and _closed(of)]
         return [math.log10(at) for at, _ in there], [Estimate.of(of) for _, of in there]
 
     def trend(self, opt: str) -> Trend | None:
-        """How the logarithm of the ratio changes per decade of size; None below two rungs."""
+        """Change of the logarithmic ratio per decade of size; None below two rungs."""
         x, estimates = self.estimates(opt)
         return statistics.trend(x, estimates) if len(x) > 1 else None
 
     @cached_property
     def ranked(self) -> list[str]:
-        """The optimizers that can be ranked at all rungs."""
+        """The optimizers that are rankable at all rungs."""
         return [opt for opt in self.record.opts if all(opt in rung.losses for rung in self.rungs)]
 
     def agreement(self, k: int) -> Interval | None:
-        """Kendall's tau between a rung and the last one; None if fewer than two optimizers can be ranked."""
+        """Kendall's tau between a rung and the last one; None for fewer than two rankable optimizers."""
         if len(self.ranked) < 2:
             return None
         one, last = (np.array([rung.losses[opt] for opt in self.ranked]) for rung in (self.rungs[k], self.rungs[-1]))
@@ -250,14 +251,14 @@ class Findings:
 
     @cached_property
     def final_from(self) -> tuple[int, int] | None:
-        """Numbers of the rungs from which the ranking is the last one: by means, and as far as seeds tell."""
+        """Numbers of the rungs from which on the ranking is the last one: by means, and by significant differences."""
         if len(self.ranked) < 2:
             return None
         first, sure = statistics.final_from([np.array([r.losses[o] for o in self.ranked]) for r in self.rungs])
         return first + 1, sure + 1
 
     def regret(self, k: int) -> tuple[str, Interval] | None:
-        """Who wins at a rung, and how much more that loses at the last rung than who wins there."""
+        """The winner of a rung, and its regret at the last rung; None if no optimizer is rankable."""
         if not self.ranked:
             return None
         chosen = next(opt for opt in self.rungs[k].order if opt in self.ranked)
@@ -289,7 +290,7 @@ def _closed(interval: Interval) -> bool:
 
 
 def _usable(method: Method, setting: str, above: bool) -> float | None:
-    """Decades around the best in which the best score at each value is nearly as good."""
+    """Width in decades of the range around the best value with scores nearly as good."""
     mode, by_value = method.study.mode, dict[float, float]()
     sign = 1 if mode == "min" else -1
     there = [(_number(t["point"][setting]), t["score"]) for t in method.study.trials if setting in t["point"]]
@@ -309,7 +310,7 @@ def _usable(method: Method, setting: str, above: bool) -> float | None:
 
 
 def _carried(before: Method | None, here: Method | None, above: bool) -> float | None:
-    """How much worse the settings that won at the rung before score here than those that won here."""
+    """How much worse the previous rung's winning settings score here than the winner here."""
     if before is None or here is None or before.point is None:
         return None
     scores = {_key(trial["point"]): trial["score"] for trial in here.study.trials}
@@ -360,12 +361,12 @@ def findings(record: LadderRecord, stores: Stores) -> Findings:
 def predicted(record: LadderRecord, stores: Stores, k: int) -> Predicted:
     """The prediction of a rung from the previous ones.
 
-    Ratios of steps go on along their lines (`statistics.predict`), and so do final losses, which give the order.
+    Lines extrapolate step ratios (`statistics.predict`) and final losses; the latter give the order.
 
     Args:
         record: of the ladder.
-        stores: where its runs are.
-        k: index of the rung that is to come, at least 1.
+        stores: with its runs.
+        k: index of the next rung, at least 1.
     """
     found = findings(record, stores)
     before = found.rungs[:k]
@@ -396,8 +397,8 @@ class Score:
 
     Attributes:
         opt: the optimizer.
-        said, measured: logarithms of the ratio of steps; None if there is none.
-        held: whether the measured one is in the interval of what was said.
+        said, measured: predicted and measured logarithm of the step ratio; None if there is none.
+        held: whether the prediction interval contains the measured value.
     """
 
     opt: str
@@ -418,6 +419,6 @@ def scores(rung: Rung) -> list[Score]:
 
 
 def was_before(rung: Rung) -> bool | None:
-    """Whether the prediction was written before any run of the rung began; None if nothing was predicted."""
+    """Whether the prediction was written before any run of the rung began; None without a prediction."""
     said = rung.record["predicted"]
     return None if said is None else said["made"] <= rung.begun

@@ -1,7 +1,7 @@
-"""A ladder and its rungs: their studies, carried out one after the other.
+"""A ladder and its rungs: their studies, one after the other.
 
-A rung is a suite of one task at one size. The winning settings of the previous rung are the middles of its ranges,
-so a rung depends only on earlier rungs.
+A rung is a suite of one task at one size. The winning settings of the previous rung are the centres of its ranges, so a
+rung depends only on earlier rungs.
 """
 
 import hashlib
@@ -41,15 +41,15 @@ class Ladder:
 
     Attributes:
         task, opts: names.
-        reference: the fixed optimizer of comparison, one of `opts`.
+        reference: the optimizer that the others are compared with, one of `opts`.
         words: settings of all runs, in dotted form.
         own: settings of each optimizer; a range or a list of values is searched.
-        rule: how it grows.
-        trials: settings that each optimizer tries at the first rung; None for the usual number.
-        margin: decades to either side of the last rung's winner that later rungs try.
+        rule: the growth rule.
+        trials: number of trials of each optimizer at the first rung; None for the default.
+        margin: decades on either side of the previous rung's winner that later rungs search.
         sampler: of the designs.
         prune: stop bad trials early.
-        seeds, fresh: of trials, and of the winners.
+        seeds, fresh: seeds of the trials, and of the winners.
     """
 
     task: str
@@ -67,7 +67,7 @@ class Ladder:
 
     @property
     def declared(self) -> dict[str, Any]:
-        """All that decides its numbers, but for what stands in fields of its own in the record."""
+        """All settings that determine its results and have no field in the record."""
         return plain(
             {
                 "settings": dict(self.words),
@@ -86,12 +86,12 @@ class Ladder:
 
     @property
     def name(self) -> str:
-        """`TASK-ladder-HASH`; the number of rungs is not in it."""
+        """`TASK-ladder-HASH`; it does not depend on the number of rungs."""
         text = json.dumps([self.task, self.opts, self.reference, self.rule.axis, self.declared], sort_keys=True)
         return f"{slug(self.task)}-ladder-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     def record(self, sizes: Sequence[Size]) -> LadderRecord:
-        """Its record before anything is trained."""
+        """Its record before training."""
         rungs: list[LadderRung] = [
             {
                 "at": size.at,
@@ -122,8 +122,8 @@ class Ladder:
 
         Args:
             size: of the rung.
-            winners: of the rung before, by optimizer, the settings that were searched; empty at the first rung.
-            places: where data and store are.
+            winners: winning values of the searched settings at the previous rung, by optimizer; empty at the first.
+            places: paths of data and store.
 
         Raises:
             UserError: a setting is illegal, or budgets cannot be made equal.
@@ -155,18 +155,18 @@ class Ladder:
 
 
 def _combinations(spec: StudySpec) -> int:
-    """Settings at each place of its ranges."""
+    """Number of settings at each place of its ranges."""
     return math.prod(len(axis) for axis in spec.axes.values() if not isinstance(axis, Range))
 
 
 def _centred(spec: StudySpec, winner: Words | None, margin: float) -> dict[str, str]:
-    """Ranges around a winner; where there was none the ranges stay."""
+    """Ranges around a winner; without one the ranges stay."""
     ranges = [name for name, axis in spec.axes.items() if isinstance(axis, Range)]
     around = {name: winner[name] for name in ranges if winner is not None}
     return {name: f"{typed(x / 10**margin):g}:{typed(x * 10**margin):g}" for name, x in around.items()}
 
 
-# -- carrying it out --------------------------------------------------------------------------------------------------
+# -- execution --------------------------------------------------------------------------------------------------------
 
 
 def climb(
@@ -177,21 +177,21 @@ def climb(
     train: Callable[[Suite], list[Study] | None],
     say: Callable[[str], object],
 ) -> bool:
-    """Carry out the rungs in order, each after its prediction; False if a signal asked to stop.
+    """Train the rungs in order, each after its prediction; False if a signal asked to stop.
 
-    Stored runs are not trained again. A finished rung never changes.
+    Stored runs are not trained again. A completed rung never changes.
 
     Args:
-        ladder: what to do.
+        ladder: the ladder.
         sizes: of its rungs.
-        studies: where its studies are.
-        places: where data and store are.
-        train: carries out a suite; None if it was stopped.
-        say: shows how far it is.
+        studies: the database of its studies.
+        places: paths of data and store.
+        train: runs a suite; returns None if it was stopped.
+        say: shows a line of progress.
 
     Raises:
-        UserError: something cannot be made; what was made is stored.
-        RunFailed: budgets came out unequal, or the disk is full.
+        UserError: a run cannot be trained; finished runs are stored.
+        RunFailed: budgets turned out unequal, or the disk is full.
     """
     store = places["store"]
     for k, size in enumerate(sizes):
@@ -202,7 +202,7 @@ def climb(
             continue
         if k and rung["predicted"] is None:
             said = predicted(record, Stores([store]), k)
-            with studies.lock():  # somebody else may have been faster
+            with studies.lock():  # another process may have been faster
                 record = begun(ladder, sizes, store)
                 if record.rungs[k]["predicted"] is None:
                     record.rungs[k]["predicted"] = said
@@ -231,7 +231,7 @@ def _refuse_unequal(found: Sequence[StudyResult]) -> None:
     """Refuse to continue if optimizers had different budgets.
 
     Raises:
-        RunFailed: they had.
+        RunFailed: the budgets differ.
     """
     trials = {each.study.spec.opt: len(each.scored) + len(each.refined) for each in found}
     if len({*trials.values()}) > 1 or any(each.missing for each in found):
@@ -240,10 +240,10 @@ def _refuse_unequal(found: Sequence[StudyResult]) -> None:
 
 
 def begun(ladder: Ladder, sizes: Sequence[Size], store: Path) -> LadderRecord:
-    """The ladder's record as it is stored, with further rungs if more are asked for; made if it is not there.
+    """The ladder's stored record, extended if more rungs are requested; created if it does not exist.
 
     Raises:
-        RunFailed: the stored one is damaged, or the disk is full.
+        RunFailed: the stored record is damaged, or the disk is full.
     """
     fresh = ladder.record(sizes)
     try:
@@ -263,16 +263,16 @@ def _write(record: LadderRecord, store: Path) -> None:
     path = record.places(store)[0]
     with disk_errors(store):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.parent.is_symlink():  # of a store that somebody else has made
+        if path.parent.is_symlink():  # in a store from someone else
             raise RunFailed(f"{path.parent} is a symbolic link, and links are not followed; replace it by a folder")
         write_json(path, vars(record), indent=1)
 
 
 def winners_of(record: LadderRecord, k: int, store: Path) -> dict[str, Words]:
-    """By optimizer, what was searched at a rung as it won; without those that have no winner.
+    """Winning values of the searched settings at a rung, by optimizer, without optimizers that have no winner.
 
     Raises:
-        RunFailed: the record of a study is not in the store.
+        RunFailed: the record of a study is missing in the store.
     """
     found: dict[str, Words] = {}
     for opt, name in record.rungs[k]["studies"].items():

@@ -30,7 +30,7 @@ def factor(of: Interval) -> Interval:
 
 
 def size(at: float) -> str:
-    """A size in few letters: 0.02 M, 26.7 k."""
+    """A size as short text: 0.02 M, 26.7 k."""
     for unit, letter in ((1e9, "G"), (1e5, "M"), (1e3, "k")):
         if at >= unit:
             return f"{at / (1e6 if letter == 'M' else unit):.3g} {letter}"
@@ -100,7 +100,7 @@ def _trends(found: Findings) -> Table:
 
 
 def _called(found: Findings, opt: str, of: Trend) -> str:
-    """The trend in words; whether a lead or a lag changes is said as of the last rung that has a ratio."""
+    """The trend in words; "lead" or "lag" is that at the last rung with a ratio."""
     if of.slope.low <= 0 <= of.slope.high:
         return "none found"
     leads = found.estimates(opt)[1][-1].value < 0
@@ -331,9 +331,9 @@ def cut(found: Findings) -> list[str]:
     if len(declared["seeds"]) < 2:
         lines.append("Reduced: trials have one seed, so the choice of winners has the noise of that seed.")
     if len(declared["fresh"]) < 5:
-        lines.append(f"Cut: {len(declared['fresh'])} fresh seeds, which make wide intervals.")
+        lines.append(f"Reduced: {len(declared['fresh'])} fresh seeds, which make wide intervals.")
     parts = sorted({run.part for rung in found.rungs for run in rung.runs if run.part})
-    lines += [f"Cut: {part}." for part in parts]
+    lines += [f"Reduced: {part}." for part in parts]
     if found.lost:
         lines.append(f"{found.lost} runs of the record are not in the store.")
     return lines

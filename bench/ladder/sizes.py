@@ -16,21 +16,21 @@ AXES: tuple[Axis, ...] = ("size", "width", "depth", "epochs", "data")
 MODEL = ("size", "width", "depth")
 """Axes along which the model grows."""
 TOKENS = 20.0
-"""Tokens of training for each parameter, where nothing else is said (Hoffmann et al., arXiv 2203.15556)."""
+"""Default training tokens per parameter (Hoffmann et al., arXiv 2203.15556)."""
 START = 27.0
-"""The first model has the parameters of the task's by this. Ours: three rungs of ratio 3 below it."""
+"""Parameters of the task's default model divided by those of the first rung. Ours: three rungs of ratio 3 below it."""
 EVALUATIONS = 20
-"""Of a run, evenly over its steps. Ours."""
+"""Number of evaluations of a run, evenly spaced. Ours."""
 WIDEST = 2**14
-"""Widths and depths that are tried, at most."""
+"""Limit of the tried widths and depths."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """A rung before anything is trained.
+    """The size of a rung.
 
     Attributes:
-        at: where it is on the axis: parameters, epochs or steps, or training samples.
+        at: its position on the axis: parameters, steps, or training samples.
         settings: of its runs, in dotted form.
         parameters: of its model.
         steps: of each run.
@@ -47,10 +47,10 @@ class Rule:
     """The growth rule of a ladder.
 
     Attributes:
-        axis: what grows.
-        ratio: from rung to rung, above 1.
-        tokens: of training for each parameter; None if the budget is that of the settings.
-        start: parameters of the first model; None for those of the task by `START`.
+        axis: the growing quantity.
+        ratio: growth factor from rung to rung, above 1.
+        tokens: training tokens per parameter; None if the settings determine the budget.
+        start: parameters of the first model; None for those of the task's default model divided by `START`.
     """
 
     axis: Axis
@@ -64,13 +64,13 @@ def rule_of(words: Mapping[str, Any], axis: Axis, ratio: float, tokens: float | 
 
     Args:
         words: settings of all runs, in dotted form, with the task.
-        axis: what grows.
-        ratio: from rung to rung.
-        tokens: of training for each parameter, if that was said.
-        start: parameters of the first model, if that was said.
+        axis: the growing quantity.
+        ratio: growth factor from rung to rung.
+        tokens: training tokens per parameter, if given.
+        start: parameters of the first model, if given.
 
     Raises:
-        UserError: the task has no such size, or the words contradict each other.
+        UserError: the task has no such size, or the options contradict each other.
     """
     sizes = _sizes(words)
     budget = [name for name in ("trainer.max_steps", "trainer.max_epochs") if name in words]
@@ -130,17 +130,17 @@ _GROWS = {
 
 
 def sizes_of(rule: Rule, words: Mapping[str, Any], opt: str, rungs: int, places: Mapping[str, Any]) -> list[Size]:
-    """The rungs, from the smallest on; a further rung changes none before it.
+    """The rungs in ascending size; more rungs do not change the earlier ones.
 
     Args:
-        rule: how they grow.
+        rule: the growth rule.
         words: settings of all runs, in dotted form, with the task.
         opt: any optimizer of the ladder.
         rungs: how many, at least 1.
-        places: where data and store are.
+        places: paths of data and store.
 
     Raises:
-        UserError: a setting is illegal, data are missing, or two rungs are the same.
+        UserError: a setting is illegal, data are missing, or two rungs are equal.
     """
 
     def config(more: Mapping[str, Any]) -> RunConfig:
@@ -180,7 +180,7 @@ def _longer(base: RunConfig, factor: float) -> dict[str, Any]:
 
 
 def _models(rule: Rule, base: RunConfig, wanted: Sequence[float]) -> list[dict[str, Any]]:
-    """Settings of the models whose numbers of parameters are nearest to those wanted."""
+    """Settings of the models whose numbers of parameters are closest to the wanted ones."""
     count, options = _counter(base), base.task_options
     start = rule.start if rule.start is not None else count({}) / START
     candidates = list(_candidates(rule.axis, base.task_spec.sizes, options))
@@ -196,7 +196,7 @@ def _models(rule: Rule, base: RunConfig, wanted: Sequence[float]) -> list[dict[s
 
 
 def _candidates(axis: Axis, names: Mapping[str, str], options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Options of models, from the smallest on."""
+    """Options of models, in ascending size."""
     if axis == "depth":
         yield from ({names["depth"]: depth} for depth in range(1, WIDEST))
         return
@@ -206,7 +206,7 @@ def _candidates(axis: Axis, names: Mapping[str, str], options: Mapping[str, Any]
         if "heads" in names and options.get("head_dim") is None:
             heads = max(1, round(options[names["heads"]] * share))
             if width % (2 * heads):
-                continue  # a head has an even size
+                continue  # the size of a head must be even
             found[names["heads"]] = heads
         if "mlp" in names:
             found[names["mlp"]] = max(1, round(options[names["mlp"]] * share))
@@ -216,7 +216,7 @@ def _candidates(axis: Axis, names: Mapping[str, str], options: Mapping[str, Any]
 
 
 def _counter(base: RunConfig) -> Callable[[Mapping[str, Any]], int]:
-    """Parameters of the task's model with these options, without memory for them where its data stay as they are."""
+    """A function that counts a model's parameters for given options, on the meta device unless the data change."""
     import torch
 
     from bench.runner import build

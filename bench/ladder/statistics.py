@@ -1,7 +1,7 @@
 """The statistics of ladders: pure functions over float64 arrays.
 
-A ratio of steps is given by its natural logarithm: 0 where two methods are equal, negative where the first needs fewer
-steps. What the intervals cover is simulated in `tests/test_ladder_statistics.py`.
+A step ratio is given by its natural logarithm: 0 if two methods are equal, negative if the first needs fewer steps.
+`tests/test_ladder_statistics.py` simulates the coverage of the intervals.
 """
 
 import itertools
@@ -19,12 +19,12 @@ from bench.results.stats import Interval, t_interval
 Array = NDArray[np.float64]
 
 FINE = 16
-"""Places between two evaluations at which curves are compared. Ours."""
+"""Number of points per interval between two evaluations at which curves are compared. Ours."""
 SMOOTH = 0.3
-"""Curves are smoothed over so much of the logarithm of the step to either side: without it, the noise from one
-evaluation to the next makes intervals that cover 99 % instead of 95 %. Ours."""
+"""Half-width of the smoothing window, in the natural logarithm of the step. Without smoothing, the noise between
+evaluations makes intervals cover 99 % instead of 95 %. Ours."""
 LEVEL = 0.05
-"""Probability of a false statement. Ours."""
+"""Significance level. Ours."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Estimate:
     """A number with its standard error.
 
     Attributes:
-        value: of the number.
-        error: its standard error; infinite where the data do not bound it.
+        value: the estimate.
+        error: its standard error; infinite if the data do not bound it.
         df: degrees of freedom of the error.
     """
 
@@ -49,7 +49,7 @@ class Estimate:
 
     @classmethod
     def of(cls, interval: Interval) -> "Estimate":
-        """What a 95 % t-interval over seeds says."""
+        """The estimate behind a 95 % t-interval over seeds."""
         half = (interval.high - interval.low) / 2
         return cls(interval.mean, half / _quantile(interval.n - 1), interval.n - 1)
 
@@ -62,21 +62,21 @@ def _quantile(df: float) -> float:
 
 
 def step_ratio(steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smooth: bool = True) -> Interval:
-    """How many steps a method needs for the steps of a reference, at equal loss, in the natural logarithm.
+    """The number of steps of a method relative to a reference at equal loss, as a natural logarithm.
 
-    The loss is the worse of the two final ones. Where the method ends below the reference, its own curve says at which
-    step s it has reached the reference's final loss, and the ratio is s / S with S the number of steps. Where it ends
-    above, the reference's curve says at which step s that has reached the method's final loss, and the ratio is S / s.
-    So nothing is extrapolated. Curves are smoothed (`smoothing`), and interpolated over the logarithm of the step.
+    The loss is the worse of the two final ones. Let S be the number of steps. If the method ends below the reference,
+    and its curve reaches the reference's final loss at step s, the ratio is s / S. If it ends above, and the
+    reference's curve reaches the method's final loss at step s, the ratio is S / s. So nothing is extrapolated. Curves
+    are smoothed (`smoothing`), and interpolated over the logarithm of the step.
 
-    The 95 % interval goes from the smallest to the largest ratio that a paired t-test over the seeds does not reject
-    (an inverted test, as in Fieller 1954). An end is infinite where no evaluation is beyond it.
+    The 95 % interval spans the smallest to the largest ratio that a paired t-test over the seeds does not reject (an
+    inverted test, as in Fieller 1954). An end is infinite if it is beyond the evaluations.
 
     Args:
         steps: of the evaluations, shape (P,), positive and increasing, P >= 2.
         own: loss of the method by seed and evaluation, shape (N, P), N >= 2, finite.
-        reference: that of the reference with the same seeds, shape (N, P).
-        smooth: whether to smooth; not where a schedule bends the curves at their ends.
+        reference: loss of the reference with the same seeds, shape (N, P).
+        smooth: whether to smooth; pass False if a schedule bends the curves at their ends.
 
     Raises:
         ValueError: shapes differ, there are too few values, or one is not finite.
@@ -95,13 +95,13 @@ def step_ratio(steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smooth
     left = np.append((places[:-1, None] + np.diff(places)[:, None] * share).ravel(), 0.0)
     a_fine, b_fine = (np.array([np.interp(left, places, curve) for curve in curves]) for curves in (a, b))
     ratios = np.concatenate([left, -left[-2::-1]])
-    # The method's loss above the reference's, if it needs so many times the steps; it falls with the ratio.
+    # Excess of the method's loss over the reference's at each candidate ratio; it falls with the ratio.
     gaps = np.concatenate([a_fine - b[:, -1:], (a[:, -1:] - b_fine)[:, -2::-1]], axis=1)
     n, mean = len(gaps), gaps.mean(0)
     value = _zero(ratios, isotonic_regression(mean, increasing=False).x)
     beyond = np.abs(mean) - _quantile(n - 1) * gaps.std(0, ddof=1) / math.sqrt(n)
     kept = np.flatnonzero(beyond <= 0)
-    if not kept.size:  # no noise, and the ratio lies between two places
+    if not kept.size:  # no noise, and the ratio is between two grid points
         return Interval(value, value, value, n)
     first, last = int(kept[0]), int(kept[-1])
     low = -math.inf if first == 0 else _between(ratios, beyond, first, first - 1)
@@ -110,17 +110,17 @@ def step_ratio(steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smooth
 
 
 def smoothing(places: Array, width: float = SMOOTH) -> Array:
-    """The matrix that replaces each value of a curve by that of a line through the values around it.
+    """The matrix of local linear regression.
 
     Lines are fitted by least squares with weights that fall to 0 at the distance `width` (Cleveland 1979, without the
-    steps against outliers). A value without another one that near stays.
+    robustness iterations). A value without neighbours within `width` is not changed.
 
     Args:
         places: shape (P,).
-        width: in their unit, positive.
+        width: in the unit of `places`, positive.
 
     Returns:
-        shape (P, P); a straight line stays as it is.
+        Shape (P, P); it maps a straight line to itself.
     """
     distance = places[None, :] - places[:, None]
     weights = np.maximum(0, 1 - np.abs(distance) / width)
@@ -133,7 +133,7 @@ def smoothing(places: Array, width: float = SMOOTH) -> Array:
 
 
 def _zero(x: Array, falling: Array) -> float:
-    """Where a curve that never rises is zero: the middle of that stretch; or the end that is nearer to it."""
+    """The zero of a non-increasing curve: the middle if there are several, the nearer end if there is none."""
     above, below = np.flatnonzero(falling > 0), np.flatnonzero(falling < 0)
     i, j = (int(above[-1]) if above.size else 0), (int(below[0]) if below.size else x.size - 1)
     if j - i == 1 and above.size and below.size:
@@ -143,7 +143,7 @@ def _zero(x: Array, falling: Array) -> float:
 
 
 def _between(x: Array, y: Array, i: int, j: int) -> float:
-    """Where the line through two points is zero."""
+    """The zero of the line through two points."""
     return float(x[i] + (x[j] - x[i]) * y[i] / (y[i] - y[j])) if y[i] != y[j] else float(x[i])
 
 
@@ -156,9 +156,9 @@ class Trend:
 
     Attributes:
         slope: per unit of x, with its interval.
-        misfit: probability of so great residuals where a line holds and the estimates' errors are all the noise there
-            is; None below three points.
-        widened: whether the residuals and not the errors make the intervals, since the misfit is below 5 %.
+        misfit: p-value of the residuals, if a line holds and the estimates' errors are the only noise; None below three
+            points.
+        widened: whether the interval comes from the residuals instead of the errors, since the misfit is below 5 %.
     """
 
     slope: Interval
@@ -167,10 +167,10 @@ class Trend:
 
 
 def trend(x: ArrayLike, estimates: Sequence[Estimate]) -> Trend:
-    """The least-squares line through estimates, with the noise that they say.
+    """The least-squares line through estimates, with their errors as noise.
 
-    The degrees of freedom are Satterthwaite's (1946). Where the residuals are greater than the errors explain (F-test,
-    5 %), they make the interval if that is wider: there is noise that seeds do not show, such as that of tuning.
+    The degrees of freedom are Satterthwaite's (1946). If the residuals are larger than the errors explain (F-test,
+    5 %), the interval comes from the residuals if that is wider: there is noise beyond seeds, such as that of tuning.
 
     Args:
         x: shape (K,), K >= 2, not all equal.
@@ -189,18 +189,18 @@ def trend(x: ArrayLike, estimates: Sequence[Estimate]) -> Trend:
 
 
 def predict(x: ArrayLike, estimates: Sequence[Estimate], at: float) -> Interval:
-    """What will be measured at a further x, with an interval that holds the measured value in 95 % of cases.
+    """The prediction of a measurement at a new x, with a 95 % prediction interval.
 
-    From one point it is that point's value, from more the least-squares line. The noise of the new measurement
-    counts as the mean of the old ones.
+    With one point it is that point's value, with more the least-squares line. The variance of the new measurement is
+    taken as the mean of the old ones.
 
     Args:
         x: shape (K,), K >= 1, all different.
         estimates: of y at x, with finite errors.
-        at: the further x.
+        at: the new x.
 
     Raises:
-        ValueError: x are equal, or none.
+        ValueError: x is empty or has equal values.
     """
     u = np.asarray(x, dtype=np.float64)
     if not u.size or u.size != len(estimates) or np.unique(u).size < u.size:
@@ -215,18 +215,21 @@ def predict(x: ArrayLike, estimates: Sequence[Estimate], at: float) -> Interval:
 def _combined(
     x: Array, estimates: Sequence[Estimate], weights: Array, *, new: bool = False
 ) -> tuple[Estimate, float | None, bool]:
-    """A weighted sum of estimates, which a line through them gives; the misfit of that line; whether it counts.
+    """A weighted sum of estimates, such as the value of a line through them.
 
     Args:
-        x: where they are.
-        estimates: independent ones.
+        x: positions of the estimates.
+        estimates: independent estimates.
         weights: of the sum.
-        new: add the noise of a further measurement.
+        new: add the noise of a new measurement.
+
+    Returns:
+        The sum; the p-value of the line's misfit, None below three points; whether the residuals set the error.
     """
     y = np.array([each.value for each in estimates])
     squares, dfs = np.array([each.error**2 for each in estimates]), np.array([each.df for each in estimates])
     parts, part_dfs = weights**2 * squares, dfs
-    if new:  # as noisy as the mean of the others
+    if new:  # with the mean variance of the others
         parts, part_dfs = np.append(parts, squares / len(y)), np.append(dfs, dfs)
     total = parts.sum()
     shares = parts / total if total else parts
@@ -249,9 +252,9 @@ def _combined(
 def exponent(sizes: ArrayLike, best: ArrayLike, step: float) -> Interval:
     """The exponent a of best ~ size^a, from the best values on grids.
 
-    The interval is that of a least-squares line through the logarithms, with as many degrees of freedom as there are
-    sizes beyond two. A grid tells its best place up to a step, so that the residuals count as no less than
-    step / sqrt(12), the deviation of an even distribution of that width.
+    The interval is that of a least-squares line through the logarithms, with K - 2 degrees of freedom. A grid resolves
+    the best value up to a step, so the residuals count as at least step / sqrt(12), the standard deviation of a uniform
+    distribution of that width.
 
     Args:
         sizes: shape (K,), positive, K >= 2, not all equal.
@@ -279,15 +282,15 @@ def exponent(sizes: ArrayLike, best: ArrayLike, step: float) -> Interval:
 
 
 def told(*values: ArrayLike) -> list[NDArray[np.int8]]:
-    """Which of two methods is better, for each pair, as far as seeds tell; any false one has a probability of 5 %.
+    """Significant differences between all pairs of methods, with a family-wise error rate of 5 %.
 
     Paired t-tests with Holm's correction (1979) over all pairs of all arrays.
 
     Args:
-        values: by method and seed, shape (M, N), N >= 2, finite; less is better.
+        values: by method and seed, shape (M, N), N >= 2, finite; smaller is better.
 
     Returns:
-        for each array shape (M, M): -1 where the first is better, 1 where the second is, 0 where seeds do not tell.
+        For each array, shape (M, M): -1 if the first is better, 1 if the second is, 0 without significant difference.
     """
     arrays = [np.asarray(each, dtype=np.float64) for each in values]
     tests = list[tuple[float, int, int, int, int]]()
@@ -308,12 +311,12 @@ def told(*values: ArrayLike) -> list[NDArray[np.int8]]:
 def kendall(first: ArrayLike, second: ArrayLike) -> Interval:
     """Kendall's tau between the rankings of two groups of runs, in [-1, 1], with a 95 % interval for the true one.
 
-    tau is the share of pairs of methods in equal order less that in opposite order, by means over seeds. Pairs that
-    seeds do not tell in both groups (`told`) may be in either order, which makes the interval: it holds the tau of the
-    true means with 95 % or more.
+    tau is the share of pairs of methods in equal order minus the share in opposite order, by means over seeds. A pair
+    without a significant difference in at least one group (`told`) may be in either order; this gives the interval,
+    which contains the tau of the true means with a probability of at least 95 %.
 
     Args:
-        first: by method and seed, shape (M, N), M >= 2, N >= 2, finite; less is better.
+        first: by method and seed, shape (M, N), M >= 2, N >= 2, finite; smaller is better.
         second: shape (M, N'), the same methods.
 
     Raises:
@@ -333,16 +336,16 @@ def kendall(first: ArrayLike, second: ArrayLike) -> Interval:
 
 
 def final_from(rungs: Sequence[ArrayLike]) -> tuple[int, int]:
-    """The first rung from which on the ranking is that of the last one: by means, and as far as seeds tell.
+    """The first rung from which on the ranking equals that of the last one: by means, and by significant differences.
 
-    A ranking differs from the last one where a pair stands in opposite orders; as far as seeds tell, where it is told
-    so (`told`).
+    Two rankings differ if a pair of methods is in opposite orders; by significant differences, if it is so
+    significantly in both (`told`).
 
     Args:
-        rungs: values by method and seed, shape (M, N) each, of the same methods; less is better.
+        rungs: values by method and seed, shape (M, N) each, of the same methods; smaller is better.
 
     Returns:
-        two indices of rungs.
+        Two indices of rungs.
     """
     arrays = [np.asarray(each, dtype=np.float64) for each in rungs]
     orders = [np.sign(each.mean(1)[:, None] - each.mean(1)[None, :]) for each in arrays]
@@ -353,12 +356,12 @@ def final_from(rungs: Sequence[ArrayLike]) -> tuple[int, int]:
 
 
 def regret(values: ArrayLike, chosen: int) -> Interval:
-    """How much more a chosen method loses than the best one by its mean, with a paired t-interval over seeds.
+    """Regret of a chosen method: its mean minus that of the best method, with a paired t-interval over seeds.
 
-    The best is chosen by the same seeds, which makes the regret of equal methods come out too large.
+    The same seeds choose the best method, so the regret of equal methods is overestimated.
 
     Args:
-        values: by method and seed, shape (M, N), finite; less is better.
+        values: by method and seed, shape (M, N), finite; smaller is better.
         chosen: index of a method.
     """
     array = np.asarray(values, dtype=np.float64)

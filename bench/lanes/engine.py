@@ -1,8 +1,8 @@
 """Lanes: many runs of one task and one optimizer, trained as one vectorised program.
 
-The runs form a grid of G problems (seeds: instance, initialisation, order) by R lanes (hyperparameters) that share a
-problem's data. All losses and gradients come from one vectorised forward and backward pass. The optimizer's pure update
-then moves all lanes at once; without one, each lane's own `torch.optim` instance steps on its view of the weights.
+The runs form a grid of G problems (seeds of instance, initialisation and data order) by R lanes (hyperparameters) that
+share a problem's data. One vectorised forward and backward pass computes all losses and gradients. The optimizer's pure
+update then steps all lanes at once; without one, each lane's own `torch.optim` instance steps its view of the weights.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,26 +30,26 @@ from tasks.core.task import Task
 from tasks.core.training_step import Outcome, Plan
 
 REPLAYED_FROM = 1_000
-"""Runs of at least so many steps are replayed; recording costs as much as a few hundred steps. Ours."""
+"""Minimum number of steps of a replayed run; recording costs as much as a few hundred steps. Ours."""
 MEASURED_AT_ONCE = 128
-"""Lanes times points in time that are measured at once, at most."""
+"""Maximum number of lanes times steps in one batch of measurements."""
 
 
 class Lanes:
     """The weights of a grid of runs, and one step for all of them.
 
     Args:
-        tasks: one for each problem, length G; alike but for data, initial weights and seeds.
-        plans: of each lane, shape (G, R); alike but for hyperparameters that are numbers, and for seeds.
-        device, dtype: where and in which precision.
+        tasks: one for each problem, length G; equal except for data, initial weights and seeds.
+        plans: of each lane, shape (G, R); equal except for float hyperparameters and seeds.
+        device, dtype: device and precision.
         compiled: whether the optimizer's pure update goes through `torch.compile`.
 
     Attributes:
         weights: parameters by name, shape (G, R, ...).
-        best, final: the same, of each lane's best step and of its last one, where it has had them.
-        steps_done: optimizer steps made.
-        cuts: first row, and the first after, of each micro-batch.
-        alive: lanes that still train, shape (G, R); what becomes of the others' weights matters no more.
+        best, final: parameters at each lane's best and last step, once reached; initial ones before.
+        steps_done: number of optimizer steps taken.
+        cuts: start and end (exclusive) of each micro-batch in the batch.
+        alive: lanes that still train, shape (G, R); the weights of the others are no longer used.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Lanes:
     ) -> None:
         self.tasks, self.plans, self.device, self.dtype = tasks, plans, device, dtype
         self.plan = plans[0][0]
-        # What a loss makes of itself has the precision of the weights in evaluation too, as in `Task.evaluate`.
+        # Tensors that a loss creates have the precision of the weights in evaluation too, as in `Task.evaluate`.
         self.forward_context = DoublePrecision().forward_context if dtype == torch.float64 else nullcontext
         self.steps_done = 0
         self.alive = np.ones(self.shape, dtype=bool)
@@ -88,10 +88,10 @@ class Lanes:
         self._whole: Any = None
         cuts = micro_batches_per_rank(self.plan.batch_size, 1, self.plan.micro_batch_size)
         self.cuts = [(self.plan.batch_size * i // cuts, self.plan.batch_size * (i + 1) // cuts) for i in range(cuts)]
-        # Dropout and augmentation are drawn by problem, buffers may belong to one, and widths of batches differ.
+        # Problems are not stacked if they draw dropout or augmentation, have buffers, or differ in batch width.
         self.apart = self._draws() or any(True for _ in tasks[0].buffers()) or tasks[0].data.lengths is not None
         replayed = self.plan.total_steps >= REPLAYED_FROM
-        # By the structure of the batch; what is drawn or belongs to one problem would be frozen.
+        # By the structure of the batch. Unstackable problems are not replayed: a recording would freeze random draws.
         self._replays: dict[Any, Replay] | None = {} if replayed and not self.apart else None
         self.averaged = [self.trained[i] for i in self.plan.averaged]
         self.average = Average(self.plan.average) if self.plan.average is not None and self.averaged else None
@@ -105,21 +105,21 @@ class Lanes:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Problems and lanes of each, (G, R)."""
+        """Number of problems, and of lanes of each: (G, R)."""
         return len(self.plans), len(self.plans[0])
 
     @property
     def points_at_once(self) -> int:
-        """Points in time that are measured together."""
+        """Number of steps that are measured together."""
         return max(1, MEASURED_AT_ONCE // self.alive.size)
 
     @property
     def full_batch(self) -> bool:
-        """Whether a step sees all samples."""
+        """Whether a step uses all samples."""
         return self.plan.batch_size == self.tasks[0].data.sizes["train"]
 
     def step(self) -> Tensor:
-        """One optimizer step of all lanes.
+        """Take one optimizer step in all lanes.
 
         Returns:
             Loss, gradient norm, raw and applied step size, shape (4, G, R), on the device.
@@ -135,7 +135,7 @@ class Lanes:
         return torch.stack([loss, norm, raw, applied])
 
     def update_alone(self) -> Callable[[], object]:
-        """The optimizer's part of a step alone, as often as it is called."""
+        """A function that repeats only the optimizer's part of a step, for timing."""
         loss, grads = self.evaluate(self.steps_done)
         norm = self._norm(grads.values())
         return lambda: self.stepper.step(loss, grads, {"loss_grad_norm": norm, "grad_norm": norm})
@@ -147,7 +147,7 @@ class Lanes:
         )
 
     def evaluate_lane(self, step: int, g: int, r: int, params: Mapping[str, Tensor]) -> tuple[Tensor, Weights]:
-        """For one lane at other weights: loss, shape (), and gradients of its own shapes, clipped if they are to be."""
+        """Loss of one lane at other weights, shape (), and its gradients in the parameters' shapes, clipped if set."""
         own = {name: params.get(name, w[g, r])[None] for name, w in self.weights.items()}
         loss, grads = self._summed(
             lambda first, last: self._gradients(
@@ -158,7 +158,7 @@ class Lanes:
         return loss[0], {name: grad[0, 0] for name, grad in clipped.items()}
 
     def _share(self, first: int, last: int) -> float:
-        """Of a micro-batch in its batch."""
+        """Share of a micro-batch in its batch."""
         return 1.0 if len(self.cuts) == 1 else (last - first) / self.plan.batch_size
 
     def _summed(self, part: Callable[[int, int], tuple[Tensor, Weights]]) -> tuple[Tensor, Weights]:
@@ -174,7 +174,7 @@ class Lanes:
     def _gradients(
         self, weights: Weights, batch: Any, loss_at: Callable[[Weights, Any], Outcome], share: float
     ) -> tuple[Tensor, Weights]:
-        """Losses of a micro-batch, times its share of the batch, and their gradients."""
+        """Losses of a micro-batch, weighted by its share of the batch, and their gradients."""
         weights = {name: w.detach().requires_grad_(name in self.trained) for name, w in weights.items()}
         leaves = [weights[name] for name in self.trained]
         loss = loss_at(weights, batch).loss
@@ -185,7 +185,7 @@ class Lanes:
         return loss.detach(), found
 
     def _replayed_gradients(self, batch: Any, share: float) -> tuple[Tensor, Weights]:
-        """`_gradients` of all lanes."""
+        """`_gradients` of all lanes, replayed if possible."""
         if self._replays is None:
             return self._gradients(self.weights, batch, self._outcome, share)
         parts, structure = tree_flatten(batch)
@@ -208,13 +208,13 @@ class Lanes:
 
     @torch.no_grad()
     def snapshot(self) -> Weights:
-        """Copies of the present weights, as they are evaluated."""
+        """Copies of the current evaluation weights."""
         with self._evaluation_weights():
             return {name: w.clone() for name, w in self.weights.items()}
 
     @torch.no_grad()
     def observe(self, done: int) -> dict[str, Tensor] | None:
-        """What `Observer` finds after so many steps, shape (1, G, R) each, run by run; None if it does not look."""
+        """Observations (`Observer`) after `done` steps, shape (1, G, R) each; None if none are due."""
         found = [
             [observer.note(done, partial(self._weights_of, g, r)) for r, observer in enumerate(own)]
             for g, own in enumerate(self.observers)
@@ -229,7 +229,7 @@ class Lanes:
 
     @torch.no_grad()
     def measure(self, points: Sequence[Weights]) -> dict[str, Tensor]:
-        """`Task.measure_at` the weights of P points, shape (P, G, R) each; NaN where a problem lacks a measurement."""
+        """`Task.measure_at` for the weights at P steps, shape (P, G, R) each; NaN if a problem lacks a measurement."""
         shape = len(points), self.shape[1]
         with self._in_eval_mode(switch=False):
             found = []
@@ -249,7 +249,7 @@ class Lanes:
 
         Args:
             split: a key of `data.sizes`.
-            weights: the present ones by default.
+            weights: the current ones by default.
         """
         G, R = self.shape
         size = self.tasks[0].data.sizes[split]
@@ -276,7 +276,7 @@ class Lanes:
 
     @torch.no_grad()
     def keep(self, which: Weights, chosen: NDArray[np.bool_]) -> None:
-        """Keep the present weights of the chosen lanes, shape (G, R), in `best` or `final`."""
+        """Copy the current weights of the chosen lanes, shape (G, R), into `best` or `final`."""
         if not chosen.any():
             return
         with self._in_eval_mode():
@@ -285,7 +285,7 @@ class Lanes:
                 which[name] = torch.where(beside(mask, w), w, which[name])
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed block continues from."""
+        """The state from which a block resumes."""
         return {
             "weights": self.weights,
             "best": self.best,
@@ -297,7 +297,7 @@ class Lanes:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of lanes of the same shape."""
+        """Continue from a state of lanes of the same shape."""
         for kind in ("weights", "best", "final"):
             for name, w in getattr(self, kind).items():
                 w.copy_(state[kind][name])  # in place: the lanes' own optimizers hold views
@@ -312,7 +312,7 @@ class Lanes:
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _batch(self, step: int, g: int, first: int, last: int) -> Any:
-        """Rows `first` up to `last` of a problem's batch."""
+        """Rows `first` to `last` (exclusive) of a problem's batch."""
         task, order = self.tasks[g], self.orders[g]
         rows = order.rows(step)
         where = task.randomness
@@ -320,7 +320,7 @@ class Lanes:
         return task.data.batch("train", rows if last - first == len(rows) else rows[first:last], where)
 
     def _batches(self, step: int, first: int, last: int) -> Any:
-        """The same of all problems: stacked, or a list where they are used one by one."""
+        """Those rows for all problems: stacked, or a list if problems are evaluated one by one."""
         if self._whole is not None:
             return self._whole
         batches = [self._batch(step, g, first, last) for g in range(len(self.tasks))]
@@ -328,7 +328,7 @@ class Lanes:
             return batches
         stacked = _stacked(batches)
         if self.full_batch and len(self.cuts) == 1:
-            self._whole = stacked  # always the same
+            self._whole = stacked  # the same at every step
         return stacked
 
     @without_warning()
@@ -336,7 +336,7 @@ class Lanes:
         """Whether training draws random numbers.
 
         Raises:
-            RuntimeError: it draws them from torch's global state, which lanes would share.
+            RuntimeError: it draws them from torch's global generator, which lanes would share.
         """
         before = torch.random.get_rng_state()
         batch = self._batch(0, 0, *self.cuts[0])
@@ -359,7 +359,7 @@ class Lanes:
         return Outcome(*(torch.stack(parts) for parts in zip(*outcomes, strict=True)))
 
     def _clip(self, grads: Weights) -> tuple[Weights, Tensor, Tensor]:
-        """Gradients as the optimizer gets them, and the norm over all parameters before and after clipping."""
+        """Clipped gradients, and their norm over all parameters before and after clipping."""
         norm = self._norm(grads.values())
         if self.plan.clip is None:
             return grads, norm, norm
@@ -367,13 +367,13 @@ class Lanes:
         return {name: g * beside(factor, g) for name, g in grads.items()}, norm, norm * factor
 
     def _norm(self, grads: Iterable[Tensor]) -> Tensor:
-        """Norm over all parameters of a lane, shape (G, R); a dot product is ten times as fast as a norm here."""
+        """Norm over all parameters of a lane, shape (G, R); here, dot products are ten times as fast as norms."""
         flat = [g.reshape(*g.shape[:2], -1) for g in grads]
         return torch.stack([torch.linalg.vecdot(g, g) for g in flat]).sum(0).sqrt()
 
     @contextmanager
     def _in_eval_mode(self, switch: bool = True) -> Iterator[None]:
-        """All models in eval mode; with `switch` at the weights that are evaluated in place of those that train."""
+        """Put all models into eval mode; with `switch`, use the evaluation weights instead of the training weights."""
         with ExitStack() as stack:
             for task in self.tasks:
                 stack.enter_context(task.in_eval_mode(switch=False))
@@ -383,7 +383,7 @@ class Lanes:
 
     @contextmanager
     def _evaluation_weights(self) -> Iterator[None]:
-        """The optimizers in eval mode, which may keep other weights for it, and averages in place of their weights."""
+        """Use the optimizers' evaluation weights, or averaged weights, while the context lasts."""
         with self.stepper.in_eval_mode():
             trained = dict(self.weights)
             if self.average is not None:
@@ -392,16 +392,16 @@ class Lanes:
             self.weights |= trained
 
     def _of_average(self) -> list[Tensor]:
-        """The weights that are averaged."""
+        """The current values of the averaged weights."""
         return [self.weights[name] for name in self.averaged]
 
 
 class LanesModule(pl.LightningModule):
-    """Lanes as Lightning trains and saves them: a "batch" is a range of optimizer steps.
+    """A LightningModule of lanes: a "batch" is a range of optimizer steps.
 
     Attributes:
-        history: of each step since the last look, shape (steps, 4, G, R).
-        measured: since the last look, steps after which it was measured, and the values by name, shape (steps, G, R).
+        history: results of the steps of the last batch (`Lanes.step`), shape (steps, 4, G, R).
+        measured: new measurements: steps, and values by name, shape (steps, G, R).
     """
 
     history: Tensor
@@ -415,19 +415,19 @@ class LanesModule(pl.LightningModule):
 
     @property
     def steps_done(self) -> int:
-        """Optimizer steps made."""
+        """Number of optimizer steps taken."""
         return self.lanes.steps_done
 
     def configure_optimizers(self) -> list[Any]:
-        """None of Lightning's: the lanes step themselves."""
+        """No optimizers for Lightning: the lanes step themselves."""
         return []
 
     def training_step(self, steps: tuple[int, int]) -> None:
-        """Make the optimizer steps from steps[0] up to, but without, steps[1]."""
+        """Take the optimizer steps from steps[0] to steps[1] (exclusive)."""
         lanes = self.lanes
         if steps[0] == 0:
             self._note(0)
-        # At once: small tensors that stay between large ones that come and go would split the memory that is kept.
+        # Allocated at once: small long-lived tensors between large short-lived ones would fragment the memory.
         self.history = torch.empty(steps[1] - steps[0], 4, *lanes.shape, dtype=lanes.dtype, device=lanes.device)
         for row, step in zip(self.history, range(*steps), strict=True):
             row.copy_(lanes.step())
@@ -435,7 +435,7 @@ class LanesModule(pl.LightningModule):
         self._measure()
 
     def _note(self, done: int) -> None:
-        """Keep the weights after so many steps, if they are to be measured; observe them."""
+        """Observe the weights after `done` steps, and keep a copy if a measurement is due."""
         if (found := self.lanes.observe(done)) is not None:
             self.measured.append(([done], found))
         every = self.plan.measure_every
@@ -445,19 +445,19 @@ class LanesModule(pl.LightningModule):
                 self._measure()
 
     def _measure(self) -> None:
-        """Measure the weights that were kept, at once: small models are cheaper so."""
+        """Measure all kept weights at once, which is cheaper for small models."""
         if self._noted:
             steps, points = zip(*self._noted, strict=True)
             self._noted.clear()
             self.measured.append((list(steps), self.lanes.measure(points)))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the lanes. Order, dropout and augmentation follow from the step."""
+        """Add the state of the lanes. Data order, dropout and augmentation depend on the step alone."""
         checkpoint["lanes"] = self.lanes.state_dict()
         checkpoint.pop("loops", None)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take up the lanes."""
+        """Restore the state of the lanes."""
         self.lanes.load_state_dict(checkpoint["lanes"])
 
 

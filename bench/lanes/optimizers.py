@@ -37,11 +37,11 @@ class Together:
     """One pure update for all lanes (`OptimizerSpec.update`).
 
     Args:
-        weights: of the lanes; a step replaces the tensors in it.
+        weights: of the lanes; a step replaces the tensors in the dictionary.
         plans: of each lane, shape (G, R); all of their methods have a pure update.
         names: of the trained parameters, in order.
-        compiled: whether it goes through `torch.compile`.
-        replayed: if it does not, whether it is replayed.
+        compiled: whether the update goes through `torch.compile`.
+        replayed: whether it is replayed (`bench.lanes.replay`), if not compiled.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Together:
         self.state: dict[str, Any] = {}  # tensors of shape (G * R, ...)
         first = next(iter(weights.values()))
         self.parts, every = plans[0][0].parts, [plan.parts for row in plans for plan in row]
-        # Of each hyperparameter its value and, for `vmap`, whether it differs from lane to lane.
+        # For each hyperparameter, its value, and for `vmap` whether it differs between lanes.
         self.hparams: dict[str, Any] = {}
         self._differs: dict[str, Any] = {}
         self.initial_lr: dict[str, Tensor] = {}
@@ -84,11 +84,11 @@ class Together:
         return len(self.parts) == 1 and len(self.parts[0].groups) == 1
 
     def _prefix(self, part: int, group: int) -> str:
-        """Before the names of a group's hyperparameters."""
+        """The prefix of the names of a group's hyperparameters."""
         return "" if self._plain else f"{part}.{group}."
 
     def update(self, names: tuple[str, ...]) -> Callable[..., Any]:
-        """The update of all lanes, of parameters of these names."""
+        """The update of the parameters with these names, for all lanes."""
         if names not in self._updates:
             if self._plain:
                 one = self.parts[0].spec.pure_update
@@ -120,7 +120,7 @@ class Together:
 
     @torch.no_grad()
     def step(self, loss: Tensor, grads: Weights, norms: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Move the weights.
+        """Update the weights.
 
         Args:
             loss: of each lane, shape (G, R).
@@ -173,7 +173,7 @@ class Together:
 
     @contextmanager
     def in_eval_mode(self) -> Iterator[None]:
-        """Updates that keep other weights for evaluation (`evaluated` of the state) have them in place of theirs."""
+        """Swap in the evaluation weights that some updates keep (`evaluated` in the state) while the context lasts."""
         kept = dict(self.weights)
         for name, p in zip(self._moved, self.state.get("evaluated", ()), strict=False):
             self.weights[name] = p.unflatten(0, kept[name].shape[:2])
@@ -185,7 +185,7 @@ class Together:
         return self.state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         device = next(iter(self.weights.values())).device
         self.state = tree_map(lambda x: x.to(device), state)
 
@@ -193,7 +193,7 @@ class Together:
 def have_pure_update(parts: Sequence[Part]) -> bool:
     """Whether the methods of a run can step as pure functions.
 
-    Those of others are not applied group by group: they may make something of all gradients.
+    Plug-ins are not applied group by group: their updates may combine all gradients.
     """
     one = len(parts) == 1 and len(parts[0].groups) == 1
     return all(
@@ -207,7 +207,12 @@ def have_pure_update(parts: Sequence[Part]) -> bool:
 
 @cache
 def _joined(parts: tuple[tuple[Any, tuple[str, ...], tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]], ...]) -> Any:
-    """One pure update of several: of each method its update, keywords and groups, with places and hyperparameters."""
+    """Combine several pure updates into one.
+
+    Args:
+        parts: for each method, its update, keywords and groups; for each group, the positions of its parameters and
+            the names of its hyperparameters.
+    """
 
     def update(grads: Any, state: Any, params: Any, loss: Tensor, hparams: Any, **norms: Tensor) -> Any:
         moved: list[Tensor] = list(params)
@@ -233,7 +238,7 @@ def _joined(parts: tuple[tuple[Any, tuple[str, ...], tuple[tuple[tuple[int, ...]
                 for place, p in zip(places, found, strict=True):
                     moved[place] = p
                 shown |= zip(places, new[prefix].get("evaluated", ()), strict=False)
-                if "step_sizes" not in new:  # of the first group
+                if "step_sizes" not in new:  # the curve has those of the first group
                     new["step_sizes"] = new[prefix].get("step_sizes", (values["lr"], values["lr"]))
         if shown:
             new["evaluated"] = [shown.get(place, p).clone() for place, p in enumerate(moved)]
@@ -246,7 +251,7 @@ def _joined(parts: tuple[tuple[Any, tuple[str, ...], tuple[tuple[tuple[int, ...]
 def _for_all(
     update: Callable[..., Any], keywords: Sequence[str], differs: tuple[tuple[str, Any], ...], compiled: bool
 ) -> Callable[..., Any]:
-    """The pure update of one run, for all lanes; the same function for all blocks, so that it is compiled once."""
+    """The pure update of one run, vectorised over lanes; cached, so that all blocks share one compiled function."""
 
     def one(grads: Any, state: Any, params: Any, loss: Any, hparams: Any, norms: Any) -> Any:
         return update(grads, state, params, loss, hparams, **dict(zip(keywords, norms, strict=True)))
@@ -259,7 +264,7 @@ class OneByOne:
     """Each lane's own optimizer, on its view of the stacked weights.
 
     Args:
-        lanes: whose weights, plans and evaluation it uses.
+        lanes: the lanes; their weights, plans and evaluation are used.
     """
 
     def __init__(self, lanes: "Lanes") -> None:
@@ -279,10 +284,10 @@ class OneByOne:
             schedule.apply(optimizer, step)
 
     def step(self, loss: Tensor, grads: Weights, norms: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Move the weights; arguments and result are those of `Together.step`."""
+        """Update the weights; arguments and result as in `Together.step`."""
         lanes, R = self.lanes, loss.shape[1]
         step, alive = lanes.steps_done, lanes.alive.ravel()
-        # Copies: autograd may give one tensor to two parameters, and the optimizer may change gradients in place.
+        # Copies: autograd may return one tensor for two parameters, and the optimizer may change gradients in place.
         own = {name: g.flatten(0, 1).clone().unbind() for name, g in grads.items()}
         losses = loss.flatten().unbind()
         told = {name: norms[name].flatten().unbind() for name in lanes.plan.step_keywords}
@@ -308,7 +313,7 @@ class OneByOne:
 
     @contextmanager
     def in_eval_mode(self) -> Iterator[None]:
-        """Optimizers that keep other weights for evaluation (schedule-free methods) swap them in."""
+        """Swap in the evaluation weights that some optimizers keep (schedule-free methods)."""
         self._switch("eval")
         yield
         self._switch("train")
@@ -321,18 +326,18 @@ class OneByOne:
 
     @torch.no_grad()
     def _take_over(self, i: int) -> None:
-        """Copy a lane's parameters to which its optimizer has given other memory (`p.data = ...`)."""
+        """Copy back a lane's parameters if its optimizer has moved them to other memory (`p.data = ...`)."""
         for name, p in self.params[i].items():
             view = self.views[i][name]
             if p.data_ptr() != view.data_ptr():
                 view.copy_(p)
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all optimizers, which may hold what is not a tensor."""
+        """The states of all optimizers; they may contain more than tensors."""
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from states."""
+        """Continue from states."""
         for optimizer, own in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(own)
 
@@ -345,12 +350,12 @@ def _column(sizes: Sequence[Tensor | float], like: Tensor) -> Tensor:
 
 
 def beside(x: Tensor, like: Tensor) -> Tensor:
-    """The tensor of shape (G, R) with as many dimensions as another one, of shape (G, R, ...)."""
+    """View a tensor of shape (G, R) with the number of dimensions of `like`, shape (G, R, ...), for broadcasting."""
     return x.view(*x.shape, *[1] * (like.ndim - x.ndim))
 
 
 def _gathered(values: Sequence[Any], like: Tensor, *, always: bool = False) -> tuple[Any, Any]:
-    """A hyperparameter of all lanes and its `in_dims`: as it is where all agree, else (or `always`) as a tensor."""
+    """A hyperparameter of all lanes and its `in_dims`: one value if all agree, else (or with `always`) a tensor."""
     if not always and all(value == values[0] for value in values):
         return values[0], None
     return torch.tensor(values, dtype=scalar_dtype(like.dtype), device=like.device), 0

@@ -1,7 +1,7 @@
-"""Replay: the tensor operations of a pure function, recorded once and made again without the Python around them.
+"""Replay: record the tensor operations of a pure function once and repeat them without their Python overhead.
 
-`vmap` and autograd find out again at each call what follows from shapes alone, which takes a small model longer than
-its arithmetic does. The same kernels run in the same order, so results are equal bit for bit.
+At each call, `vmap` and autograd recompute what depends on shapes alone; for a small model this takes longer than the
+arithmetic. A replay runs the same kernels in the same order, so results are bitwise equal.
 """
 
 import time
@@ -14,9 +14,9 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 SLOW_SECONDS = 0.01
-"""A call that takes longer is not recorded: there is little to gain, and a recording keeps all that it computes."""
+"""Longer calls are not recorded: there is little to gain, and a recording keeps all intermediate results."""
 MAX_PROGRAMS = 16
-"""Recordings of one function at most, one for each combination of shapes."""
+"""Maximum number of recordings of a function, one for each combination of shapes."""
 
 _aten = torch.ops.aten
 _IDENTITY = {_aten.alias.default, _aten.detach.default}
@@ -27,13 +27,13 @@ Pure = Callable[..., tuple[Sequence[Tensor], Any]]
 
 @dataclass
 class _Program:
-    """What is known of the function for some shapes.
+    """The state of the function for one combination of shapes.
 
     Attributes:
-        rest: of its result, beside the tensors.
+        rest: its result beside the tensors.
         first_seconds: time of its first call.
-        second: what it was called with at its second call.
-        run: how it is called from the third call on.
+        second: arguments of its second call.
+        run: the callable from the third call on.
     """
 
     rest: Any
@@ -46,8 +46,8 @@ class Replay:
     """A pure function that is recorded at its third call with the same shapes, and then replayed.
 
     Args:
-        function: of tensors; gives tensors without gradients, and something that follows from the shapes alone. What it
-            does in Python follows from the shapes too, and it draws no random numbers.
+        function: takes tensors; returns tensors without gradients, and a value that depends on shapes alone. Its
+            control flow must depend on shapes alone too, and it must not draw random numbers.
     """
 
     def __init__(self, function: Pure) -> None:
@@ -55,7 +55,7 @@ class Replay:
         self._programs: dict[object, _Program] = {}
 
     def __call__(self, *tensors: Tensor) -> tuple[Sequence[Tensor], Any]:
-        """What the function gives."""
+        """The function's result."""
         key = tuple([(x.shape, x.stride(), x.dtype) for x in tensors])
         program = self._programs.get(key)
         if program is not None and program.run is not None:
@@ -70,21 +70,21 @@ class Replay:
         if program is None:
             if len(self._programs) < MAX_PROGRAMS:
                 self._programs[key] = _Program(rest, seconds)
-        elif min(program.first_seconds, seconds) < SLOW_SECONDS:  # the first call of all may be slow for other reasons
+        elif min(program.first_seconds, seconds) < SLOW_SECONDS:  # the very first call may be slow for other reasons
             program.second = [x.clone() for x in tensors]
         else:
             program.run = self._plain
         if key in self._programs and versions != [x._version for x in tensors]:
-            self._programs[key].run = self._plain  # it works in place, so it may not be called once more to record it
+            self._programs[key].run = self._plain  # it works in place, so an extra call to record it would be wrong
         return found, rest
 
     def _plain(self, *tensors: Tensor) -> Sequence[Tensor]:
         return self.function(*tensors)[0]
 
     def _recorded(self, second: Sequence[Tensor], third: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
-        """The operations alone, recorded with the tensors of one call and compared with those of the next.
+        """The recorded operations of the second call, verified on the tensors of the third.
 
-        The function itself where they cannot be recorded, or differ because Python has looked at values.
+        The function itself if recording fails, or results differ because its control flow depends on values.
         """
         try:
             program = make_fx(self._plain)(*second)
@@ -92,13 +92,13 @@ class Replay:
             program.recompile()
             forward = torch.no_grad()(program.forward)
             same = all(_equal(a, b) for a, b in zip(forward(*third), self._plain(*third), strict=True))
-        except Exception:  # Python that asks for values, an operation that cannot be recorded, or too little memory
+        except Exception:  # data-dependent control flow, an operation that cannot be recorded, or too little memory
             return self._plain
         return forward if same else self._plain
 
 
 def _simplify(graph: fx.Graph) -> None:
-    """Leave out what changes nothing and what nobody uses."""
+    """Remove operations that change nothing or whose results are unused."""
     for node in graph.nodes:
         if node.op != "call_function" or not (node.args and isinstance(source := node.args[0], fx.Node)):
             continue

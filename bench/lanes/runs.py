@@ -29,17 +29,17 @@ from bench.tuned import TunedBy
 from bench.watch import Watch, look
 
 Grid = Sequence[Sequence[RunConfig]]
-"""Configurations of a block, shape (G, R): a row shares task, seed and data seed; all share what `block_key` names."""
+"""Configurations of a block, shape (G, R): a row shares task, seed and data seed; all share one `block_key`."""
 
 
 def make_lanes(grid: Grid, *, compiled: bool = False, solved: bool = False) -> Lanes:
-    """The lanes of a block, at their start.
+    """The lanes of a block in their initial state.
 
     Args:
-        grid: what is to be trained.
+        grid: the configurations.
         compiled: whether the optimizer's update goes through `torch.compile`.
-        solved: whether to work out the facts about the problems, which may take long, from data that are not yet
-            rounded to the precision of the training.
+        solved: whether to compute the facts about the problems, which may take long, while the data still have full
+            precision.
 
     Raises:
         UserError: an option's value is illegal, or data are missing.
@@ -53,7 +53,7 @@ def make_lanes(grid: Grid, *, compiled: bool = False, solved: bool = False) -> L
             task.data.facts()
         tasks.append(task)
         plans.append([make_plan(config, task) for config in row])
-    plans[0][0].make_optimizer(tasks[0].parameters())  # it refuses what it refuses of a run alone
+    plans[0][0].make_optimizer(tasks[0].parameters())  # raises as it would for a single run
     dtype = torch.float64 if first.precision == "64-true" else torch.float32
     return Lanes(tasks, plans, torch.device(first.device), dtype, compiled=compiled)
 
@@ -69,20 +69,20 @@ def train_block(
 ) -> list[RunResult] | None:
     """Train the runs of a block and store them together; None if a signal asked to stop.
 
-    A block that was interrupted continues where it stopped.
+    An interrupted block continues from its checkpoint.
 
     Args:
-        grid: what to train.
+        grid: the configurations.
         stop: listens to signals.
-        progress: hears how it goes.
+        progress: shows the progress.
         compiled: whether the optimizer's update goes through `torch.compile`.
-        plan: what the runs are made for (`RunResult.plan`).
-        tuned_by: where their hyperparameters come from.
+        plan: purpose of the runs (`RunResult.plan`).
+        tuned_by: the source of their hyperparameters.
 
     Raises:
         RunBusy: another process is training this block, or just finished it.
-        UserError: the configuration cannot be run, or the store cannot be written.
-        RunBroke: the training broke, and the attempt has the traceback.
+        UserError: the configuration cannot be trained, or the store cannot be written.
+        RunBroke: the training failed; the attempt has the traceback.
         RunFailed: the disk is full or unavailable.
         Exception: memory is short (`bench.memory.ran_out`).
     """
@@ -98,12 +98,12 @@ def _train_block(
     tuned_by: TunedBy | None,
     resume: bool,
 ) -> list[RunResult] | None:
-    """`train_block`, from a checkpoint or not."""
+    """`train_block`; `resume`: from a checkpoint if there is one."""
     first = grid[0][0]
     configs = [config for row in grid for config in row]
     store = Store(first.store)
     _refuse_if_taken(store, configs)
-    start_beating()  # where memory has run short once, there may be none for a thread
+    start_beating()  # before memory runs short: starting a thread needs some
     lanes: Lanes | None = None
     attempt: Attempt | None = None
     recorder: LanesRecorder | None = None
@@ -124,7 +124,7 @@ def _train_block(
                 earlier = block.runs[result.run_id]
                 result.begun, result.plan = earlier.begun or result.begun, earlier.plan
         attempt = store.begin(results, resume=resume)
-        _refuse_if_taken(store, configs, attempt)  # by another that cuts its blocks elsewhere, at the same time
+        _refuse_if_taken(store, configs, attempt)  # meanwhile, in another process with other blocks
         due = val_every(first, lanes.plan, lanes.tasks[0])
         recorder = LanesRecorder(results, lanes, configs, attempt, stop, progress, val_every=due)
         module = LanesModule(lanes)
@@ -162,7 +162,7 @@ def _train_block(
         if attempt is not None:
             attempt.drop()
         if lanes is not None:
-            vars(lanes).clear()  # a Trainer is a circle of references, which would keep the weights for a while
+            vars(lanes).clear()  # a Trainer's reference cycles would keep the weights until garbage collection
     return results
 
 
@@ -179,7 +179,7 @@ def _refuse_if_taken(store: Store, configs: Sequence[RunConfig], own: Attempt | 
 class LanesRecorder(Watcher):
     """Fills the records of many runs while they train together, and decides when each of them ends.
 
-    A lane's seconds are its share of the program's time: of each stretch of steps, divided by the lanes that trained.
+    A lane's seconds are its share of the program's time: each interval is divided by the number of lanes that trained.
     """
 
     def __init__(
@@ -204,11 +204,11 @@ class LanesRecorder(Watcher):
         self.killed = False
 
     def state_dict(self) -> dict[str, Any]:
-        """The part of the records that a resumed block continues from."""
+        """The part of the records that a resumed block needs."""
         return {"watches": [watch.state_dict() for watch in self.watches], STEPS: self.lanes.steps_done}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from records."""
+        """Continue from saved records."""
         for watch, state in zip(self.watches, state_dict["watches"], strict=True):
             watch.load_state_dict(state)
         self._update_alive()
@@ -224,7 +224,7 @@ class LanesRecorder(Watcher):
     def on_train_batch_end(  # type: ignore[override]
         self, trainer: pl.Trainer, pl_module: LanesModule, outputs: Any, batch: tuple[int, int], batch_idx: int
     ) -> None:
-        """Take over the curves of the steps just made, and decide how each lane goes on."""
+        """Record the curves of the last steps, and decide which lanes continue."""
         lanes = self.lanes
         training = [watch for watch in self.watches if watch.running]
         rows = pl_module.history.flatten(2).cpu().double().numpy().transpose(0, 2, 1)
@@ -290,7 +290,7 @@ class LanesRecorder(Watcher):
         self.progress.advance(steps, alive, [w.result for w in ended], share, [w.result for w in evaluated])
 
     def _reports(self, weights: Weights) -> list[tuple[dict[str, float], dict[str, dict[str, float]]]]:
-        """Of each lane, the values on the reporting split, and on the others by split."""
+        """For each lane, the values on the reporting split, and those on other splits by split."""
         first, *others = (self._rows(self.lanes.evaluate_split(split, weights)) for split in (self.report, *self.also))
         return [(values, dict(zip(self.also, more, strict=True))) for values, *more in zip(first, *others, strict=True)]
 
@@ -306,7 +306,7 @@ class LanesRecorder(Watcher):
         self.lanes.alive = np.array([watch.running for watch in self.watches]).reshape(self.lanes.shape)
 
     def _clock(self, watches: Sequence[Watch]) -> None:
-        """Share the time since the last look among these lanes."""
+        """Divide the time since the last call among these lanes."""
         now = self.seconds()
         wall, train = (new - old for new, old in zip(now, self._clocked, strict=True))
         self._clocked = now

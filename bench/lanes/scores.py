@@ -14,8 +14,8 @@ from torchmetrics import Metric
 
 @contextmanager
 def without_warning() -> Iterator[None]:
-    """Let torch call kernels that it cannot batch, such as attention on a CPU, lane by lane: it costs little here."""
-    functorch: Any = import_module("torch._C._functorch")  # which torch's stubs do not know
+    """Silence `vmap`'s warning about kernels that it cannot batch, such as CPU attention: looping costs little here."""
+    functorch: Any = import_module("torch._C._functorch")  # missing in torch's type stubs
     functorch._set_vmap_fallback_warning_enabled(False)
     try:
         yield
@@ -24,10 +24,10 @@ def without_warning() -> Iterator[None]:
 
 
 class Scores:
-    """A metric of many runs: its states are stacked where `torch.func.vmap` can follow it, else there is one each.
+    """A metric of many runs: stacked states if `torch.func.vmap` supports it, else a copy for each run.
 
     Args:
-        metric: fresh; updates may write into its states alone.
+        metric: fresh; updates may only write into its states.
     """
 
     def __init__(self, metric: Metric) -> None:
@@ -36,7 +36,7 @@ class Scores:
         self.copies: list[Metric] = []
 
     def update(self, predictions: Tensor, labels: Tensor) -> None:
-        """Take predictions and labels, shape (G, R, rows, ...)."""
+        """Update with predictions and labels, shape (G, R, rows, ...)."""
         self.shape = predictions.shape[:2]
         predictions, labels = predictions.flatten(0, 1), labels.flatten(0, 1)
         if self.states is not None:
@@ -47,17 +47,17 @@ class Scores:
             each.update(predictions[i], labels[i])
 
     def _begin(self, predictions: Tensor, labels: Tensor) -> None:
-        """Take the first predictions, stacked; or find that it takes copies, one for each."""
+        """Update with the first predictions, and decide between stacked states and copies."""
         fresh = self.metric.to(labels.device)
         self.metric = deepcopy(fresh)
-        self.metric.update(predictions[0], labels[0])  # else `compute` warns that there was none
+        self.metric.update(predictions[0], labels[0])  # else `compute` warns of a missing update
         try:
             if any(isinstance(part, Metric) for part in fresh.children()):
                 raise TypeError("a metric of metrics")
             state: Any = fresh.metric_state
             states = {name: torch.stack([value] * len(predictions)) for name, value in state.items()}
             self.states = self._updated(states, predictions, labels)
-        except (RuntimeError, TypeError):  # it looks at values, or keeps lists or other metrics
+        except (RuntimeError, TypeError):  # it depends on values, or keeps lists or other metrics
             self.copies = [deepcopy(fresh) for _ in predictions]
 
     @without_warning()

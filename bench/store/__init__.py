@@ -1,1 +1,1 @@
-"""The store: runs in folders; several of them as one, and merged."""
+"""The store: runs in folders; reading several stores as one, and merging them."""

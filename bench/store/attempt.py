@@ -1,4 +1,4 @@
-"""An attempt at a block: what the process that trains it writes."""
+"""An attempt at a block: the files that the training process writes."""
 
 import errno
 import json
@@ -41,11 +41,11 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
     """Take the block of these runs for this process.
 
     Args:
-        store: its folder; made if needed.
-        runs: records as they begin, in the order in which they train beside each other.
-        resume: continue from the checkpoint of the attempt before, if it left one.
-        again: train although the block has results; they stay until there are others, and so do damaged ones. Else
-            what stands in their place and cannot be read is put aside, and a line says so.
+        store: its folder; created if needed.
+        runs: initial records, in the order in which the block holds them.
+        resume: continue from the checkpoint of the previous attempt, if it left one.
+        again: train although the block has results; these stay, even if damaged, until new ones replace them. By
+            default, unreadable results are renamed, with a warning.
 
     Raises:
         RunBusy: another process is training the block, or just finished it.
@@ -67,7 +67,7 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
                 raise RunBusy(f"{what} is in training by another process")
             if resume and last is not None and is_there(last / CHECKPOINT):
                 for name in (CHECKPOINT, *(f"{table}.raw" for table in TABLES)):
-                    if is_there(last / name):  # rows are added to the tables, and the checkpoint is replaced
+                    if is_there(last / name):  # tables grow in place, so copy them; the checkpoint is replaced
                         (link if name == CHECKPOINT else copy)(last / name, prepared / name)
             write_records(prepared / RUNS, runs)
             path = folder / f"attempt-{number + 1}"
@@ -82,13 +82,13 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
     except BaseException as error:
         remove(prepared)
         gone = isinstance(error, RunFailed) and isinstance(error.__context__, FileNotFoundError)
-        if gone and store.exists():  # who ended the block cleared up just then
+        if gone and store.exists():  # another process finished the block and cleaned up just then
             return begin(store, runs, resume=resume, again=again)
-        if isinstance(error, RunFailed) and ended(folder) != before:  # who ended clears up
+        if isinstance(error, RunFailed) and ended(folder) != before:  # the process that finishes cleans up
             raise RunBusy(f"{what} was just trained by another process") from None
         raise
     try:
-        if not again and ended(folder) == before and _put_aside(folder):  # nobody else ends the block from here on
+        if not again and ended(folder) == before and _put_aside(folder):  # only this process can finish it from here on
             before = ended(folder)
         attempt = Attempt(store, path, runs, before)
     except BaseException:
@@ -99,16 +99,16 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
         remove(path)
         raise RunBusy(f"{what} was just trained by another process")
     for n, old in attempts(folder):
-        if n < number:  # the one before is what other ranks may still read
+        if n < number:  # other ranks may still read the previous one
             remove(old)
     _clear_up(folder)
     return attempt
 
 
 def prepare(folder: Path) -> tuple[Path, Owner]:
-    """Make a hidden folder with a claim.
+    """Create a hidden folder with a claim.
 
-    A process that ends or drops the block may remove the folder before it has its claim; then it is made again.
+    A process that finishes or drops the block may remove the folder before its claim is written; then this retries.
     """
     for last in [False] * 20 + [True]:
         prepared = folder / f".{uuid4().hex}"
@@ -128,8 +128,8 @@ class Attempt:
     Attributes:
         folder: of the block.
         path: of the attempt.
-        checkpoint: where the state of the training is kept; the file is there if the attempt continues from one before.
-        runs: the records as they began.
+        checkpoint: file of the training state; it exists if the attempt continues from an earlier one.
+        runs: the initial records.
     """
 
     def __init__(self, store: Path, path: Path, runs: Sequence[RunResult], replaces: tuple[int, int] | None) -> None:
@@ -155,10 +155,10 @@ class Attempt:
         """Add the next steps.
 
         Args:
-            rows: loss, gradient norm, raw step, applied step, shape (S, L, 4); NaN for what does not exist.
+            rows: loss, gradient norm, raw step, applied step, shape (S, L, 4); NaN for missing values.
 
         Raises:
-            RunFailed: the disk is full, or the store has changed under the run.
+            RunFailed: the disk is full, or the store changed during the run.
         """
         first = self._curve.last_step + 1
         with disk_errors(self.store):
@@ -166,21 +166,21 @@ class Attempt:
             self._curve.append(CURVE_FIELDS[1:], range(first, first + len(rows)), rows)
 
     def append_measurements(self, names: Sequence[str], steps: Sequence[int], values: "NDArray[np.float64]") -> None:
-        """Add points.
+        """Add measurements.
 
         Args:
-            names: what was measured, the same every time, M; none if the task measures nothing.
-            steps: when, K, ascending.
-            values: shape (K, L, M); NaN for what does not exist.
+            names: M names, the same in every call; none if the task measures nothing.
+            steps: K ascending steps.
+            values: shape (K, L, M); NaN for missing values.
 
         Raises:
-            RunFailed: the disk is full, the store has changed under the run, or the names have changed.
+            RunFailed: the disk is full, the store changed during the run, or the names changed.
         """
         with disk_errors(self.store):
             self._measurements.append(names, steps, values)
 
     def truncate(self, steps: int) -> None:
-        """Forget what comes after this step: it will be trained again.
+        """Drop the rows after this step: these steps will be trained again.
 
         Raises:
             RunFailed: the disk is full or unavailable.
@@ -190,10 +190,10 @@ class Attempt:
             self._measurements.truncate(steps)
 
     def sync(self) -> None:
-        """Wait until the tables are on the disk, before a checkpoint that counts on them.
+        """Flush the tables to disk, before a checkpoint that relies on them.
 
         Raises:
-            RunFailed: the disk is full, or the store has changed under the run.
+            RunFailed: the disk is full, or the store changed during the run.
         """
         with disk_errors(self.store):
             self._refuse_if_gone()
@@ -201,13 +201,13 @@ class Attempt:
             self._measurements.sync()
 
     def end(self, results: Sequence[RunResult]) -> None:
-        """Finish the block: tables as Parquet and records in one atomic step. If that fails, the attempt goes on.
+        """Finish the block: write tables (Parquet) and records in one atomic step. On failure the attempt continues.
 
         Args:
             results: finished, in the order of the runs; a run's tables end at its last step.
 
         Raises:
-            RunFailed: the disk is full, the store has changed under the run, or a curve has not a row for each step.
+            RunFailed: the disk is full, the store changed during the run, or a curve lacks rows for some steps.
             RunBusy: another process has finished the block.
         """
         assert [result.run_id for result in results] == [run.run_id for run in self.runs]
@@ -233,22 +233,22 @@ class Attempt:
                 write_records(out / RUNS, results)
                 self._refuse_if_gone()
                 commit(out, self.folder, self._replaces)
-        except RunBusy:  # others are there, so this attempt is of no use
+        except RunBusy:  # another process has stored results, so this attempt is useless
             remove(self.path)
             raise
         finally:
             remove(out)
         self.close()
         for number, path in attempts(self.folder):
-            if number <= self._number:  # a rerun may have begun
+            if number <= self._number:  # a rerun may have started a later one
                 remove(path)
         _clear_up(self.folder, ended=True)
 
     def leave(self, results: Sequence[RunResult]) -> None:
-        """Leave the block for another time, with how far its runs came; nothing is written if the store has gone.
+        """Leave the block for later, recording its progress; write nothing if the store is gone.
 
         Args:
-            results: not finished, in the order of the runs.
+            results: unfinished records, in the order of the runs.
         """
         try:
             with suppress(OSError, RunFailed):
@@ -258,16 +258,16 @@ class Attempt:
             self.close()
 
     def drop(self) -> None:
-        """Leave no trace of the attempt, unless it has a checkpoint or a traceback. After its end this does nothing."""
+        """Remove the attempt, unless it has a checkpoint or a traceback. After `end` this does nothing."""
         kept = any(is_there(self.path / name) for name in (CHECKPOINT, TRACEBACK))
         if self._is_ours() and not kept:
             remove(self.path)
         self.close()
         with suppress(OSError):
-            self.folder.rmdir()  # if it is empty
+            self.folder.rmdir()  # fails unless empty
 
     def keep_traceback(self, error: BaseException) -> Path | None:
-        """Write down where the training broke; None if that cannot be, as on a full disk."""
+        """Write the traceback of a failure and return its path; None if it cannot be written, as on a full disk."""
         path = self.path / TRACEBACK
         if not self._is_ours():
             return None
@@ -280,7 +280,7 @@ class Attempt:
         return path
 
     def close(self) -> None:
-        """Give the claim up; all that is there stays."""
+        """Release the claim; all files except it stay."""
         self._open.close()
         self._close_tables()
         if self._is_ours():
@@ -291,7 +291,7 @@ class Attempt:
         self._claim = -1
 
     def _is_ours(self) -> bool:
-        """Whether the attempt is open, and what lies at its place is still that which began."""
+        """Whether the attempt is open and its folder is still the one that this process created."""
         try:
             return self._claim >= 0 and os.path.samestat(os.fstat(self._claim), (self.path / CLAIM).lstat())
         except OSError:
@@ -299,11 +299,11 @@ class Attempt:
 
     def _close_tables(self) -> None:
         for table in self._tables:
-            with suppress(OSError):  # a full disk has been told of
+            with suppress(OSError):  # a full disk has already been reported
                 table.close()
 
     def _refuse_if_gone(self) -> None:
-        """What is written into a folder that was deleted, replaced or taken over, nobody can read."""
+        """Raise if the folder was deleted, replaced or taken over: nobody would read further writes."""
         if (self.folder / f"attempt-{self._number + 1}").exists():
             raise RunFailed(f"another process took over {self.path}, because this one did not respond for too long")
         if not self._is_ours():
@@ -311,20 +311,20 @@ class Attempt:
 
 
 def commit(out: Path, folder: Path, replaces: tuple[int, int] | None = None) -> None:
-    """Put results in their place, onto the disk.
+    """Move results into their block and flush them to disk.
 
     Args:
-        out: the folder with them, beside its place.
+        out: the folder with the results, on the same file system.
         folder: of the block.
         replaces: the results that they replace (`ended`), or None.
 
     Raises:
-        RunBusy: others are there.
-        OSError: it cannot be done.
+        RunBusy: the block has other results.
+        OSError: a rename or a flush failed.
     """
     done, old = folder / DONE, folder / REPLACED
     sync(out)
-    occupied = os.path.lexists(done)  # before the next look, or results of another process might go
+    occupied = os.path.lexists(done)  # checked before `ended`: else results of another process might be replaced
     try:
         if occupied and ended(folder) == replaces:
             remove(old)
@@ -343,10 +343,10 @@ def commit(out: Path, folder: Path, replaces: tuple[int, int] | None = None) -> 
 
 
 def write_records(path: Path, runs: Sequence[RunResult]) -> None:
-    """Write records that can be read again, a line each.
+    """Write records, one per line, after checking that they can be read back.
 
     Raises:
-        RunFailed: one cannot be read again: its task or optimizer gives what a record cannot hold.
+        RunFailed: a record is unreadable: its task or optimizer returned a value that a record cannot hold.
         OSError: the file cannot be written.
     """
     try:
@@ -362,32 +362,32 @@ def write_records(path: Path, runs: Sequence[RunResult]) -> None:
 
 
 def _clear_up(folder: Path, *, ended: bool = False) -> None:
-    """Remove what killed processes were about to make in the folder of a block.
+    """Remove hidden folders that killed processes left in the folder of a block.
 
     Args:
         folder: of the block.
-        ended: nobody needs what is there, even if it has no claim yet.
+        ended: the block has just finished, so that even folders without a claim are useless.
     """
     for path in folder.glob(".*"):
         if path.is_symlink() or not path.is_dir() or is_alive(path):
             continue
-        with suppress(FileNotFoundError):  # it has just come into its place, or another process has removed it
+        with suppress(FileNotFoundError):  # it has just been renamed, or removed by another process
             claimed = is_there(path / CLAIM) is not None
             if ended or claimed or time.time() - path.lstat().st_mtime > PATIENCE_SECONDS:
                 remove(path)
 
 
 def ended(folder: Path) -> tuple[int, int] | None:
-    """What tells one end of a block from another, or None before the first."""
+    """Identifies the current results of a block; None if it has none."""
     results = results_in(folder)
     found = None if results is None else is_there(results / RUNS)
     return None if found is None else (found.st_ino, found.st_mtime_ns)
 
 
 def _put_aside(folder: Path) -> bool:
-    """Rename `done` if it holds nothing that can be read as results of this block, and say so; whether it did.
+    """Rename `done`, with a warning, if it contains no readable results of this block; whether it did.
 
-    It may be what somebody else has misplaced, such as another run's results.
+    It may contain misplaced files, such as another run's results.
     """
     done = folder / DONE
     if not os.path.lexists(done):
@@ -404,7 +404,7 @@ def _put_aside(folder: Path) -> bool:
             why = block.damaged[0].why
     names = (f"{DONE}.unreadable{f'-{n}' * (n > 1)}" for n in count(1))
     aside = next(folder / name for name in names if not os.path.lexists(folder / name))
-    with suppress(OSError):  # then it is replaced in the end
+    with suppress(OSError):  # if the rename fails, the new results replace it at the end
         done.rename(aside)
         text = f"{done} cannot be used ({why}); it was renamed to {aside.name}, and training continues"
         print(f"bench: warning: {clean(text)}", file=sys.stderr)

@@ -1,15 +1,14 @@
-"""A block: runs that train together, from one to many, in one folder of the store.
+"""A block: one or more runs that train together, in one folder of the store.
 
     BLOCK/attempt-N/    claim.json while a process trains it; runs.jsonl; curve.raw, measurements.raw; last.ckpt;
                         traceback.txt
     BLOCK/done/         runs.jsonl; curve.parquet, measurements.parquet
 
-`runs.jsonl` has a record a line, in the order in which the runs train beside each other. One atomic rename puts `done`
-into its place, with all that is in it; then the attempts are removed. A rename puts an attempt into its place too, so
-only one of two processes gets it. Results that are being replaced (`--rerun`) are in `replaced` for a moment, and count
-as long as there is no `done`. What stands there and is not one of the block's results is put aside as
-`done.unreadable`. Nobody reads that, nor attempts that a process which was killed in between has left. A block of one
-run has the name of the run, any other a digest of its ids.
+`runs.jsonl` has one record per line, in the order of the lanes. One atomic rename creates `done` with all its files;
+then the attempts are removed. An attempt is also created by a rename, so that only one of two processes gets it.
+Results that are being replaced (`--rerun`) are in `replaced` for a moment, and count until `done` exists. A `done`
+without readable results of the block is renamed to `done.unreadable`. Readers ignore it, and attempts that remain
+beside `done` after a kill. A block of one run has the name of the run; the name of any other is a digest of its ids.
 """
 
 import hashlib
@@ -26,9 +25,9 @@ from bench.store.record import RunResult
 from bench.store.tables import TABLES, Columns, has_ends, last_step, read_parquet, read_raw, rows_of
 
 STUDIES, CHECKS, LADDERS, PLANS = "studies", "checks", "ladders", "plans"
-"""The folders of a store with records that are no runs (`bench.store.reports`)."""
+"""The folders of a store with records other than runs (`bench.store.reports`)."""
 SOURCES = "sources"
-"""The folder with the sources of classes that were passed to the Python API. No reader imports them."""
+"""The folder with the source code of classes passed to the Python API. Readers never import it."""
 FOLDERS = (STUDIES, CHECKS, LADDERS, PLANS, SOURCES)
 PREFIX = "block-"
 DONE, REPLACED = "done", "replaced"
@@ -36,7 +35,7 @@ RUNS, CHECKPOINT, TRACEBACK = "runs.jsonl", "last.ckpt", "traceback.txt"
 _ATTEMPT = re.compile(r"attempt-([1-9]\d{0,8})")
 _RUN_ID = re.compile(rb'^\{"run_id": "([\w.+-]+)"', re.MULTILINE | re.ASCII)
 _OLD = ("run.json", "lanes.json", RUNS)
-"""Files of a run's folder in earlier formats."""
+"""Files in a run's folder in older store formats."""
 
 
 def name_of(run_ids: Sequence[str]) -> str:
@@ -51,13 +50,13 @@ class Block:
     """A block as found in a store.
 
     Attributes:
-        folder: where it lies.
-        at: the folder in it with records and tables: its results, or the newest attempt at them.
-        runs: records by id, in the order of the file; damaged ones are left out.
+        folder: of the block.
+        at: its subfolder with records and tables: the results, or the newest attempt.
+        runs: records by id, in the order of the file, without damaged ones.
         done: whether `at` holds results.
         busy: whether a process trains it now.
-        places: of each run among all that train together.
-        total: how many those are.
+        places: index of each run in the block, by id.
+        total: number of runs in the block, with damaged ones.
         damaged: unreadable parts.
     """
 
@@ -71,12 +70,12 @@ class Block:
     damaged: tuple[Damaged, ...] = ()
 
     def tables(self, run_id: str) -> dict[str, Columns]:
-        """A run's tables by name; those of its results where the block has ended since it was read.
+        """A run's tables by name; the final ones if the block has finished since it was read.
 
-        An unfinished block that has gone meanwhile has none.
+        An unfinished block that was removed meanwhile has none.
 
         Raises:
-            Damaged: one cannot be read, or the curve of a finished run has not a row for each of its steps.
+            Damaged: a table cannot be read, or the curve of a finished run lacks rows for some steps.
         """
         try:
             found, damaged = self._read_tables(run_id), None
@@ -113,7 +112,7 @@ class Block:
         """Check quickly that the tables of a finished block exist and are not truncated.
 
         Raises:
-            Damaged: one is not, or was.
+            Damaged: one is missing or truncated.
         """
         if not self.done:
             return
@@ -125,7 +124,7 @@ class Block:
         """Check the tables of a finished block without reading their values.
 
         Raises:
-            Damaged: one is none, has rows of other runs, or more or fewer rows than the runs made steps.
+            Damaged: one is not a table, has rows of other runs, or a number of rows that does not match the steps.
         """
         if not self.done:
             return
@@ -134,7 +133,7 @@ class Block:
         if self.damaged:
             return
         steps, thinned = sum(run.steps for run in self.runs.values()), any(run.thinned for run in self.runs.values())
-        for name, most in (("curve", steps), ("measurements", steps + self.total)):  # which begin at step 0
+        for name, most in (("curve", steps), ("measurements", steps + self.total)):  # measurements include step 0
             rows, exact = found[name], name == "curve" and not thinned
             if rows > most or (exact and rows < most):
                 path = self.at / f"{name}.parquet"
@@ -142,10 +141,10 @@ class Block:
 
 
 def read_block(folder: Path) -> Block | None:
-    """The content of a block's folder; None if it does not exist or is empty, as before its start.
+    """The content of a block's folder; None if it does not exist or is empty, as before training.
 
     Raises:
-        Damaged: it is no block.
+        Damaged: it is not a block.
     """
     if os.path.islink(folder):  # noqa: PTH114 - three times as fast
         raise Damaged(folder, "it is a symbolic link; copy the folder itself")
@@ -156,7 +155,7 @@ def read_block(folder: Path) -> Block | None:
 
 
 def results_in(folder: Path) -> Path | None:
-    """The folder with the results of a block, or None before the first."""
+    """The folder with the results of a block; None if it has none."""
     return next((folder / name for name in (DONE, REPLACED) if is_there(folder / name / RUNS)), None)
 
 
@@ -175,7 +174,7 @@ def attempts(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _finished(folder: Path, results: Path) -> Block:
-    """The block with these results; FileNotFoundError if they are not there."""
+    """The block with these results; FileNotFoundError if there are none."""
     path = results / RUNS
     text = read_bytes(path)
     if os.path.islink(results):  # noqa: PTH114 - three times as fast
@@ -185,7 +184,7 @@ def _finished(folder: Path, results: Path) -> Block:
 
 
 def _unfinished(folder: Path) -> Block | None:
-    """The block without `done`. What is found while that comes into its place is looked at again."""
+    """The block without `done`; read again if it finishes meanwhile."""
     with suppress(FileNotFoundError):
         return _finished(folder, folder / REPLACED)
     newest = next(iter(attempts(folder)), None)
@@ -206,7 +205,7 @@ def _unfinished(folder: Path) -> Block | None:
     records, damaged = _records(path / RUNS, text)
     if not alive:
         where = "" if is_there(path / CHECKPOINT) else ", before its first checkpoint"
-        steps = last_step(path / "curve.raw", len(records))  # the record has those of when it was written
+        steps = last_step(path / "curve.raw", len(records))  # the record may be older than the table
         reason = f"its process ended without a message{where}"
         records = [
             replace(run, status="killed", reason=reason, steps=max(run.steps, steps))
@@ -224,7 +223,7 @@ def _begun(folder: Path) -> Block | None:
     try:
         with os.scandir(folder) as entries:
             left = [entry.name for entry in entries if not entry.name.startswith(".")]
-    except FileNotFoundError:  # whoever took it has just given it up
+    except FileNotFoundError:  # the process that trained it has just dropped it
         return None
     except OSError as error:
         raise Damaged(folder, f"it cannot be read ({error.strerror})") from None
@@ -256,7 +255,7 @@ def _block(
     done: bool = True,
     busy: bool = False,
 ) -> Block:
-    """The block, if its records are those of its name."""
+    """The block, if its records match its name."""
     runs = {run.run_id: run for run in records if run is not None}
     places = {run.run_id: place for place, run in enumerate(records) if run is not None}
     if len(records) == 1:
@@ -273,7 +272,7 @@ def _block(
 
 
 def names_in(folder: Path) -> tuple[list[str], bool]:
-    """The ids of the runs in a block, and whether these are all for ever, since its name is that of these ids."""
+    """The ids of the runs in a block, and whether they are final: the block's name is the digest of these ids."""
     newest = attempts(folder)[:1]
     for at in (results_in(folder), *(path for _, path in newest)):
         with suppress(Damaged, FileNotFoundError):
@@ -281,7 +280,7 @@ def names_in(folder: Path) -> tuple[list[str], bool]:
             ids = [each.decode() for each in found]
             if ids and name_of(ids) == folder.name:
                 return ids, True
-    with suppress(Damaged):  # a record is damaged, or written by others
+    with suppress(Damaged):  # a record is damaged, or another program wrote it
         block = read_block(folder)
         return list(block.runs) if block is not None else [], False
     return [], False
@@ -290,12 +289,12 @@ def names_in(folder: Path) -> tuple[list[str], bool]:
 def _may_be_folder(entry: "os.DirEntry[str]") -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself: to be named
+    except OSError:  # a link to itself: to be reported
         return True
 
 
 def blocks_in(store: Path) -> Iterator[Block | Damaged]:
-    """All blocks of a store by name, or what is wrong with them."""
+    """All blocks of a store, sorted by name; for unreadable ones, what is wrong."""
     try:
         with os.scandir(store) as entries:
             there = [each.name for each in entries if each.name[0] != "." and _may_be_folder(each)]

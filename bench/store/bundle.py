@@ -1,10 +1,10 @@
 """Bundles: results to share, written by `bench bundle` and repeated by `bench verify`.
 
-    BUNDLE/runs/               a store, of which blocks hold all runs of a task and curves may be thinned
-    BUNDLE/tuned/TASK/OPT.yaml settings that studies of these runs have found
-    BUNDLE/sources/NAME.py     the source of plug-ins, whose digests stand in the records
+    BUNDLE/runs/               a store with one block for each task; curves may be thinned
+    BUNDLE/tuned/TASK/OPT.yaml settings found by the studies of these runs
+    BUNDLE/sources/NAME.py     the source code of plug-ins, whose digests are in the records
 
-A bundle is a folder, or a zip file with these names in it. It is data: nobody imports what it holds unless told to.
+A bundle is a folder, or a zip file with these names in it. It is data: its code is imported only on request.
 """
 
 import re
@@ -36,7 +36,7 @@ _NAMES = re.compile(
     re.ASCII,
 )
 _MOST_BYTES = 8 * 2**30
-"""Bytes that a zip file may unpack to. Ours."""
+"""Maximum bytes of an unpacked zip file. Ours."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -46,7 +46,7 @@ class Bundled:
 
     Attributes:
         runs, studies, tuned, sources: how many of each.
-        damaged: runs whose tables cannot be read, which are left out.
+        damaged: runs that were left out, because their tables cannot be read.
     """
 
     runs: int
@@ -70,15 +70,15 @@ def bundle(
     Runs of trials keep only their last evaluation, a tenth of the points, and no specimen.
 
     Args:
-        stores: where the runs, their tables and studies lie.
-        runs: those to write.
+        stores: the stores with the runs, their tables and studies.
+        runs: the runs to write.
         out: a new folder, or a file that ends in .zip.
-        points: rows that a curve keeps, of evenly and of logarithmically spaced steps; all if None.
-        tuned: the folder with tuned settings, of which those of the written studies are taken.
-        plugins: files of plug-ins, as `file.py:NAME`; those that the records name are taken.
+        points: rows kept of a curve, half evenly spaced and half log-spaced; all if None.
+        tuned: the folder with tuned settings; those of the written studies are copied.
+        plugins: files of plug-ins, as `file.py:NAME`; those that the records name are copied.
 
     Raises:
-        UserError: nothing is there to write, `out` is there, or a plug-in's source is not the recorded one.
+        UserError: there are no finished runs, `out` exists, or a plug-in's source differs from the recorded one.
         RunFailed: the disk is full.
     """
     tables, damaged = dict[str, dict[str, Columns]](), list[Damaged]()
@@ -130,10 +130,10 @@ def bundle(
 
 @contextmanager
 def opened(path: Path) -> Iterator[Path]:
-    """The folder of a bundle, unpacked for as long as it is used; a store counts as a bundle without the rest.
+    """The folder of a bundle; a zip file is unpacked while the context lasts. A store counts as a bundle too.
 
     Raises:
-        UserError: it is neither, or a zip file with other names in it than those of a bundle.
+        UserError: the path does not exist, or is a zip file with names that a bundle cannot have.
     """
     if path.is_dir():
         yield path
@@ -150,16 +150,16 @@ def opened(path: Path) -> Iterator[Path]:
 
 
 def store_in(folder: Path) -> Path:
-    """The store of a bundle's folder, or the folder itself where it is a store."""
+    """The store in a bundle's folder, or the folder itself if it is a store."""
     return folder / STORE if (folder / STORE).is_dir() else folder
 
 
 def thinned(n: int, points: int) -> list[int]:
-    """Which of n rows a thinned table keeps: evenly and logarithmically spaced ones, the first and the last.
+    """Indices of the rows that a thinned table keeps: evenly and log-spaced ones, including the first and the last.
 
     Args:
-        n: rows.
-        points: how many to keep at most, at least 2.
+        n: number of rows.
+        points: maximum number of rows to keep, at least 2.
     """
     import numpy as np
 
@@ -200,7 +200,7 @@ def _thin(table: Columns, points: int | None) -> Columns:
 
 
 def _tuned_of(study: StudyRecord, tuned: Path) -> Path | None:
-    """The file with a study's settings, if it is there and says that it is of this study."""
+    """The file with a study's settings, if it exists and names this study."""
     from bench.tuned import read_tuned
 
     path = tuned / slug(study.task) / f"{slug(study.opt)}.yaml"
@@ -211,7 +211,7 @@ def _tuned_of(study: StudyRecord, tuned: Path) -> Path | None:
 
 
 def _sources(runs: Sequence[RunResult], plugins: Sequence[str]) -> list[Path]:
-    """The files of plug-ins that records name, as they were when the runs were made.
+    """The files of plug-ins that records name, unchanged since the runs.
 
     Raises:
         UserError: one has changed.
@@ -237,7 +237,7 @@ def _existing(path: Path) -> Path:
 
 
 def _write_zip(folder: Path, out: Path) -> None:
-    """Pack a folder, so that equal content gives equal bytes."""
+    """Pack a folder reproducibly: equal content gives equal bytes."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with replacing(out) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as packed:
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):

@@ -1,7 +1,7 @@
 """Claims: a file in an attempt names the process that trains the block; its modification time is a heartbeat.
 
-A claim names a process. The kernel knows whether a process of this machine is alive. For a process of another machine
-the modification time of the file decides; the file system sets it, so different clocks do not matter.
+The kernel knows whether a process of this machine is alive. For a process of another machine the modification time
+decides; the file system sets it, so different clocks do not matter.
 """
 
 import atexit
@@ -32,7 +32,7 @@ PATIENCE_SECONDS = 300
 
 @with_config(ConfigDict(extra="forbid", strict=True))
 class Owner(TypedDict):
-    """A process (`bench.machine.this_process`) and what tells one claim of it from another."""
+    """A process (`bench.machine.this_process`) and a token that distinguishes its claims."""
 
     host: str
     boot: str
@@ -62,7 +62,7 @@ def is_alive(folder: Path, now: float | None = None) -> bool:
 
     Args:
         folder: of the attempt.
-        now: the file system's time, where that is known; this machine's by default, which is good enough to be shown.
+        now: the file system's time, if known; by default this machine's, which is accurate enough for display.
     """
     owner = owner_of(folder)
     if owner is None:
@@ -74,16 +74,16 @@ def is_alive(folder: Path, now: float | None = None) -> bool:
         silent = (time.time() if now is None else now) - (folder / CLAIM).stat().st_mtime
     except OSError:
         return False
-    return -DAY < silent < PATIENCE_SECONDS  # a date far ahead comes from a copy, or from a clock that was wrong
+    return -DAY < silent < PATIENCE_SECONDS  # a date far in the future comes from a copy or a wrong clock
 
 
 _claimed: set[Path] = set()
-"""The attempts of this process that are under way."""
+"""The current attempts of this process."""
 
 
 @cache
 def start_beating() -> None:
-    """Start the heartbeat thread for all attempts of this process, before training takes the memory.
+    """Start the heartbeat thread for all attempts of this process, before training uses up the memory.
 
     Raises:
         MemoryError: there is too little memory for a thread.
@@ -93,7 +93,7 @@ def start_beating() -> None:
     def beat() -> None:
         while not done.wait(BEAT_SECONDS):
             for folder in tuple(_claimed):
-                with suppress(OSError):  # who writes finds out what is wrong
+                with suppress(OSError):  # the training thread will report it
                     os.utime(folder / CLAIM)
 
     thread = threading.Thread(target=beat, daemon=True)
@@ -101,11 +101,11 @@ def start_beating() -> None:
         thread.start()
     except RuntimeError as error:
         raise MemoryError(f"not enough memory for a thread ({error})") from None
-    atexit.register(thread.join)  # Python leaves files of others open at its end if there is still a thread
-    atexit.register(done.set)  # what is registered last is called first
+    atexit.register(thread.join)  # with a thread left, Python exits without closing files
+    atexit.register(done.set)  # called first: atexit runs in reverse order
 
 
-os.register_at_fork(after_in_child=start_beating.cache_clear)  # a child has none of its parent's threads
+os.register_at_fork(after_in_child=start_beating.cache_clear)  # a child does not inherit threads
 
 
 @contextmanager

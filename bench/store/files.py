@@ -1,4 +1,4 @@
-"""Atomic writing, and errors of the disk."""
+"""Atomic writes, and disk errors."""
 
 import errno
 import json
@@ -26,12 +26,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Flush a file, or the names in a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # folders of some file systems
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot flush folders
             raise
     finally:
         os.close(handle)
@@ -45,7 +45,7 @@ def write_json(path: Path, value: Any, **options: Any) -> None:
 
 @contextmanager
 def disk_errors(store: Path) -> Iterator[None]:
-    """Convert errors of the disk into one line for the user.
+    """Convert disk errors into one line for the user.
 
     Raises:
         RunFailed: the disk is full, read-only or gone.
@@ -67,7 +67,7 @@ def making(store: Path, todo: str = "choose another with --store DIR") -> Iterat
         todo: what the user can do.
 
     Raises:
-        UserError: the store cannot be made or written.
+        UserError: the store cannot be created or written.
         RunFailed: the disk is full.
     """
     try:
@@ -80,7 +80,7 @@ def making(store: Path, todo: str = "choose another with --store DIR") -> Iterat
 
 
 def link(path: Path, to: Path) -> None:
-    """Give a file that is never written again a second name; copy it where that cannot be."""
+    """Hard-link a file that is never written again; copy it if that fails."""
     try:
         to.hardlink_to(path)
     except OSError:
@@ -88,7 +88,7 @@ def link(path: Path, to: Path) -> None:
 
 
 def copy(path: Path, to: Path) -> None:
-    """Copy a regular file's bytes onto the disk; what a link leads to is not followed.
+    """Copy a regular file and flush the copy; symbolic links are refused.
 
     Raises:
         OSError: it cannot be read or written.

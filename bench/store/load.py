@@ -30,7 +30,7 @@ class Damaged(Exception):
     """
 
     def __init__(self, path: Path, why: str) -> None:
-        super().__init__(clean(f"{path}: {why}"))  # one line: names of others may hold anything
+        super().__init__(clean(f"{path}: {why}"))  # one line: file names may contain anything
         self.path, self.why = path, why
 
 
@@ -38,7 +38,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
     """The content of a regular file; links, pipes and devices are refused.
 
     Raises:
-        FileNotFoundError: there is nothing of this name.
+        FileNotFoundError: it does not exist.
         Damaged: it cannot be read, or is too large.
     """
     try:
@@ -53,7 +53,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
             raise Damaged(path, "it is not a file")
         if found.st_size > most:
             raise Damaged(path, f"it has {found.st_size:,} bytes, more than the limit of {most:,}")
-        pieces, left = [], found.st_size  # a bound beyond that would be memory asked for
+        pieces, left = [], found.st_size  # `os.read` allocates as much as it is asked for
         while left and (piece := os.read(handle, left)):
             pieces.append(piece)
             left -= len(piece)
@@ -98,14 +98,14 @@ def read(path: Path, kind: type[T], most: int = MOST_LINE) -> T:
     """A JSON file as a value of a type.
 
     Raises:
-        FileNotFoundError: there is nothing of this name.
-        Damaged: it is no such value.
+        FileNotFoundError: it does not exist.
+        Damaged: it is invalid.
     """
     return parse(read_bytes(path, most), kind, path)
 
 
 def is_there(path: Path) -> Any:
-    """The state of a regular file, not of what a link leads to; None if there is none."""
+    """The `stat` result of a regular file; None if it does not exist or is a link."""
     try:
         found = path.lstat()
     except OSError:

@@ -1,8 +1,8 @@
 """Merging stores: `bench merge`.
 
-Of a block only the files that the suite writes are copied, and only if its records are sound and its tables have as
-many rows as the records say. A copy is made in a hidden folder of the destination and renamed into its place, so a
-process may be killed at any time; the same command continues. Nothing is written if nothing is new.
+Only files that the suite writes are copied, and only from blocks with valid records and the number of rows that these
+declare. Copies are written to a hidden folder of the destination and then renamed, so the process may be killed at any
+time; the same command continues. Nothing is written if nothing is new.
 """
 
 import errno
@@ -27,7 +27,7 @@ from bench.store.stores import no_store
 from bench.store.tables import TABLES, write_columns
 
 _WORKPLACE = ".merging-"
-_SECONDS = 5  # between lines on how far it is
+_SECONDS = 5  # between progress lines
 
 
 @dataclass
@@ -35,9 +35,9 @@ class Merged:
     """Result of a merge.
 
     Attributes:
-        copied, there, skipped: how many runs were copied, were there already, or were left where they are.
+        copied, there, skipped: how many runs were copied, existed already, or were skipped.
         studies, checks, ladders: how many records of studies, of `bench check` and of ladders were copied.
-        damaged: what the sources hold that cannot be read.
+        damaged: unreadable parts of the sources.
         notes: why runs were skipped.
         differing: runs that the destination keeps, although a source has another result.
     """
@@ -56,15 +56,15 @@ class Merged:
 def merge(sources: Sequence[Path], into: Path, say: Callable[[str], object]) -> Merged:
     """Copy the content of stores into another one.
 
-    A finished and sound record of the destination stays, whatever the sources have.
+    A finished and undamaged record of the destination stays, whatever the sources have.
 
     Args:
         sources: stores; they are only read.
-        into: the store that grows; made if needed.
-        say: shows how far it is.
+        into: the destination; created if needed.
+        say: shows a line of progress.
 
     Raises:
-        UserError: a source is no store, or the destination is or is in one, or cannot be written.
+        UserError: a source is not a store; or the destination is a source, is inside one, or cannot be written.
         RunFailed: the disk is full or unavailable.
     """
     into = into.resolve()
@@ -90,7 +90,7 @@ def merge(sources: Sequence[Path], into: Path, say: Callable[[str], object]) -> 
 
 
 class _Merging:
-    """Copies into a store.
+    """A merge into a store.
 
     Args:
         into: its folder.
@@ -127,7 +127,7 @@ class _Merging:
             self.merged.ladders += sum(self._report(*found) for found in reports_in(source, LadderRecord).items())
 
     def _writing(self) -> AbstractContextManager[None]:
-        """Make errors of the disk into one line, which says until something is written that it cannot be."""
+        """Convert disk errors into one line; before the first write, it suggests another destination."""
         if self.merged.copied or self.merged.studies or self.merged.checks or self.merged.ladders:
             return disk_errors(self.into)
         return making(self.into, "name another DEST")
@@ -139,7 +139,7 @@ class _Merging:
                 remove(left)
 
     def close(self) -> None:
-        """Leave no trace of the work."""
+        """Remove temporary files."""
         self._beat.close()
         if self._workplace is not None:
             remove(self._workplace)
@@ -151,7 +151,7 @@ class _Merging:
             return
         block.check_tables()
         if not block.done:
-            if not block.damaged:  # the rest could neither be read nor gone on with
+            if not block.damaged:  # with a damaged record, the others can be neither read nor resumed
                 self._unfinished(block)
             return
         known = {run_id: self._finished(run_id) for run_id in block.runs}
@@ -163,7 +163,7 @@ class _Merging:
         if not wanted:
             return
         for run_id in wanted:
-            block.tables(run_id)  # all values are looked at
+            block.tables(run_id)  # reads and checks all values
         out = self._free_place()
         if len(wanted) == block.total:
             for name in (RUNS, *(f"{table}.parquet" for table in TABLES)):
@@ -190,7 +190,7 @@ class _Merging:
             return
         finally:
             with suppress(OSError):
-                target.rmdir()  # if it is empty
+                target.rmdir()  # fails unless empty
         for _, path in attempts(target):
             if not is_alive(path):
                 remove(path)
@@ -201,7 +201,7 @@ class _Merging:
         self.merged.copied += len(wanted)
 
     def _is_there_now(self, target: Path, wanted: Sequence[str]) -> bool:
-        """Whether a process has ended these runs since the merge began."""
+        """Whether a process has finished these runs since the merge began."""
         try:
             now = read_block(target)
             if now is None or not now.done or not {*wanted} <= now.runs.keys():
@@ -212,7 +212,7 @@ class _Merging:
         return True
 
     def _unfinished(self, block: Block) -> None:
-        """Copy runs that were interrupted, if the destination has none of them."""
+        """Copy interrupted runs, if the destination has none of them."""
         target = self.into / block.folder.name
         _refuse_links(target)
         if any(run_id in self._there for run_id in block.runs) or (target.exists() and any(target.iterdir())):
@@ -237,12 +237,12 @@ class _Merging:
             return
         finally:
             with suppress(OSError):
-                target.rmdir()  # if it is empty
+                target.rmdir()  # fails unless empty
         self._there |= dict.fromkeys(block.runs, block)
         self.merged.copied += len(block.runs)
 
     def _finished(self, run_id: str) -> Block | None:
-        """The block of the destination with sound results of a run, or None."""
+        """The destination's block with undamaged results of a run, or None."""
         block = self._there.get(run_id)
         if block is None or not block.runs[run_id].finished:
             return None
@@ -255,7 +255,7 @@ class _Merging:
         return block if self._sound[block.folder] else None
 
     def _report(self, path: Path, record: StudyRecord | CheckRecord | LadderRecord | Damaged) -> bool:
-        """Copy the record of a study, of `bench check` or of a ladder, if it says more than that of the destination."""
+        """Copy the record of a study, of `bench check` or of a ladder, if it outweighs the destination's."""
         if isinstance(record, Damaged):
             self.merged.damaged.append(record)
             return False
@@ -284,7 +284,7 @@ class _Merging:
         self.merged.skipped += runs
 
     def _free_place(self) -> Path:
-        """An empty folder where this process alone works."""
+        """A new empty folder for this process alone."""
         if self._workplace is None:
             if self.into.is_file():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -306,10 +306,10 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def _refuse_links(*paths: Path) -> None:
-    """Refuse places of the destination that lead out of it.
+    """Refuse paths that lead out of the destination.
 
     Raises:
-        Damaged: one is a link.
+        Damaged: one is a symbolic link.
     """
     for path in paths:
         if path.is_symlink():
@@ -319,7 +319,7 @@ def _refuse_links(*paths: Path) -> None:
 
 
 def _take(path: Path, to: Path) -> None:
-    """Copy a file of a source, if it is there.
+    """Copy a file of a source, if it exists.
 
     Raises:
         Damaged: it cannot be read.

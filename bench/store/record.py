@@ -1,4 +1,4 @@
-"""The record of a run: settings, outcome, and all that readers need to compare it without imports."""
+"""The record of a run: settings, outcome, and everything needed to compare it without imports."""
 
 import math
 import re
@@ -28,7 +28,7 @@ _LARGEST = 2**63
 def _bounded(values: Any) -> Any:
     """The content of a JSON object or list, if all its numbers are finite and fit into 64 bits."""
     for value in values.values() if type(values) is dict else values:
-        kind = type(value)  # of JSON: there are no subclasses
+        kind = type(value)  # JSON values have no subclasses
         if kind is str:
             continue
         if kind is float:
@@ -44,7 +44,7 @@ def _bounded(values: Any) -> Any:
 
 def _trainer(options: dict[str, Any]) -> dict[str, Any]:
     items = tuple(options.items())
-    if any(isinstance(value, dict | list) for _, value in items):  # no option is one
+    if any(isinstance(value, dict | list) for _, value in items):  # invalid and unhashable: raises here
         TrainerOptions.model_validate(options, strict=True)
     _check_trainer(items, tuple(type(value) for _, value in items))
     return options
@@ -52,17 +52,17 @@ def _trainer(options: dict[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def _check_trainer(items: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> None:
-    """Most runs of a store share these options, and to look at them takes as long as at the rest of a record.
+    """Validate options once: most runs of a store share them, and validation takes as long as the rest of a record.
 
     Args:
         items: the options.
-        types: of their values, since 1 equals True.
+        types: types of their values, since 1 == True as a cache key.
     """
     TrainerOptions.model_validate(dict(items), strict=True)
 
 
 FILE_NAME = r"[\w+-][\w.+-]{0,199}"
-"""A name that a file can have everywhere, and that stays in its folder."""
+"""A file name that is valid on every system and cannot leave its folder."""
 RunId = Annotated[str, StringConstraints(pattern=f"^{FILE_NAME}$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=500)]
 Count = Annotated[int, Field(ge=0, lt=_LARGEST)]
@@ -71,7 +71,7 @@ Json = Annotated[dict[str, Any], AfterValidator(_bounded)]
 
 
 def _date(text: str) -> str:
-    datetime.fromisoformat(text)  # a thirteenth month has the form of one
+    datetime.fromisoformat(text)  # the pattern allows a 13th month
     return text
 
 
@@ -81,13 +81,13 @@ Moment = Annotated[str, StringConstraints(pattern=_MOMENT), AfterValidator(_date
 
 
 def now() -> str:
-    """This moment, as a record holds it (`Moment`)."""
+    """The current time in the format of records (`Moment`)."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 @with_config(ConfigDict(extra="forbid"))
 class StoredConfig(TypedDict):
-    """A resolved configuration without the places of a machine (`bench.config.RunConfig`)."""
+    """A resolved configuration without machine-specific paths (`bench.config.RunConfig`)."""
 
     task: Name
     task_options: Json
@@ -101,7 +101,7 @@ class StoredConfig(TypedDict):
 
 
 _Number = Annotated[int, Field(gt=-_LARGEST, lt=_LARGEST)] | float
-if TYPE_CHECKING:  # what is validated is known more exactly than can be said where it is used
+if TYPE_CHECKING:  # validation uses narrower types than readers need
     Config = Facts = Row = dict[str, Any]
     Metrics = dict[str, dict[str, Any]]
 else:
@@ -117,7 +117,7 @@ class RunResult:
 
     Attributes:
         run_id: `task-opt-hash`.
-        status: how it ended; `running` while it goes on.
+        status: how it ended; `running` during training.
         reason: one sentence on the status, or None.
         config: the resolved configuration.
         task_name: the name in the spec of a task given as `file.py:SPEC`; else empty.
@@ -127,8 +127,8 @@ class RunResult:
         chosen: settings, in dotted form, that differ from those of `bench fit --task TASK --opt OPT`.
         versions: of the suite, its libraries, and the specs.
         metric: the compared metric, and its split (`accuracy`, `test`).
-        select_split: the split of its evaluations and of the choice of its best step (`TaskData.select`); empty if
-            unknown. If it is `train` and `split` is not, training data made the choice.
+        select_split: the split of its evaluations, on which its best step is chosen (`TaskData.select`); empty if
+            unknown. If it is `train` and `split` is not, the best step was chosen on training data.
         mode: whether the metric is better when smaller (`min`) or larger (`max`).
         scale: scale of comparisons (`TaskSpec.scale`); empty if unknown.
         target: target value of the metric on the selection split, or None.
@@ -149,14 +149,14 @@ class RunResult:
         part: the used part of the data, and the model if it is not the task's namesake; None for the whole task.
         memory: peak bytes on host and device, of the process; lanes share it.
         environment: machine, devices, threads.
-        facts: about the instance of the problem (`TaskData.facts`) and the model (`Task.facts`).
+        facts: facts about the problem instance (`TaskData.facts`) and the model (`Task.facts`).
         engine: `lightning`, a single run; `compiled`, the same with `--trainer.compile`; or `lanes`, vectorised runs.
-        unscheduled: a schedule was requested but ignored, since the optimizer needs none.
+        unscheduled: whether a requested schedule was ignored, since the optimizer needs none.
         tuned_by: the study of its hyperparameters (`--tuned`), or None.
         tuned_on: the selection split of that study; None if there is none or it is unknown.
         thinned: whether the curve has fewer rows than the run has steps.
         specimen: a sample of the trained model's output (`Task.specimen`), or None; lanes have none.
-        begun: start of training, in UTC; empty if unknown. A resumed run keeps it.
+        begun: start of training, in UTC; empty if unknown. It survives resuming.
         plan: first purpose of the run: `sweep`, `fit` (of several seeds), `study NAME`, `experiment NAME`; None for
             a single run.
     """
@@ -210,17 +210,17 @@ class RunResult:
 
     @property
     def task(self) -> str:
-        """The name of its task for people; `config` has the argument of `--task`."""
+        """The display name of its task; `config` has the argument of `--task`."""
         return self.task_name or bare(self.config["task"])
 
     @property
     def names(self) -> dict[str, set[str]]:
-        """The names that select its task and its optimizer (`opt`)."""
+        """The names by which filters select its task and its optimizer (`opt`)."""
         return {"task": {self.task, bare(self.config["task"])}, "opt": {bare(self.config["opt"])}}
 
     @property
     def machine(self) -> str:
-        """The type of machine and engine, as far as seconds depend on it."""
+        """The type of machine and the engine, as far as they affect timings."""
         env, trainer = self.environment, self.config.get("trainer", {})
         where = env.get("gpu") or f"{env.get('cpu') or 'unknown machine'}, {env.get('threads') or 'unknown'} threads"
         devices = trainer.get("devices", 1) * trainer.get("num_nodes", 1)
@@ -228,7 +228,7 @@ class RunResult:
 
     @property
     def finished(self) -> bool:
-        """Whether it has finished: it converged, exhausted its budget, or diverged."""
+        """Whether it has finished: completed, diverged, or reached its time limit."""
         return self.status in FINISHED
 
     @property
@@ -249,7 +249,7 @@ class RunResult:
 
     @property
     def unsolved(self) -> dict[str, str]:
-        """Problems of the instance without a reference solution, with the reason, by name."""
+        """Reference solutions that the problem instance lacks: the reason by name."""
         facts = {name: fact for name, fact in self.facts.items() if isinstance(fact, dict)}
         return {name: str(fact.get("reason")) for name, fact in facts.items() if fact.get("solved") is False}
 
@@ -279,7 +279,7 @@ def contradiction(run: RunResult) -> str | None:
 
 
 def _agrees(said: dict[str, Any], config: dict[str, Any]) -> bool:
-    """Whether settings in dotted form are those of the configuration."""
+    """Whether settings in dotted form match the configuration."""
     for name, value in said.items():
         group, _, own = name.partition(".")
         place = config.get(f"{group}_options" if group in ("task", "opt") else group) if own else config
@@ -289,11 +289,11 @@ def _agrees(said: dict[str, Any], config: dict[str, Any]) -> bool:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a file can have this name everywhere, so that it stays in its folder."""
+    """Whether a name is a valid file name on every system and cannot leave its folder."""
     return re.fullmatch(FILE_NAME, name) is not None
 
 
 @cache
 def adapter(kind: Any) -> TypeAdapter[Any]:
-    """What validates JSON as this type; made once, which takes longer than to read a record."""
+    """The JSON validator of a type; cached, since building it takes longer than reading a record."""
     return TypeAdapter(kind)

@@ -1,4 +1,4 @@
-"""Records of a store other than runs: `studies/NAME.json`, `checks/NAME.json` of `bench check`, `ladders/NAME.json`."""
+"""Records other than runs: `studies/NAME.json`, `checks/NAME.json` (of `bench check`), `ladders/NAME.json`."""
 
 import hashlib
 import json
@@ -48,13 +48,13 @@ class StudyRecord:
         seeds: tuning seeds.
         axes: dotted names of the searched settings.
         mode: of the metric.
-        sampler, prune: how.
+        sampler, prune: how it searches.
         trials: in the order of the design.
-        winner: id of a run with the settings that won; None if no trial has a score.
-        lr_at_boundary: whether the winner lies at the edge of what was tried.
+        winner: id of a run with the winning settings; None if no trial has a score.
+        lr_at_boundary: whether the winner is at the boundary of the tried learning rates.
         missing: points not tried yet.
-        metric: name of what is compared; empty if that is not known.
-        select_split: the split on which its trials were compared; empty if that is not known.
+        metric: name of the compared metric; empty if unknown.
+        select_split: the split on which its trials were compared; empty if unknown.
     """
 
     __pydantic_config__ = _STRICT
@@ -85,13 +85,13 @@ class StudyRecord:
         return json.dumps([self.name, self.task, self.opt, self.seeds, self.axes])
 
     def places(self, store: Path) -> list[Path]:
-        """Where the record is in a store, and where instead if another study of this name lies there already."""
+        """The record's path in a store, and the alternative if another study has this name there already."""
         path = study_path(store, self.name)
         return [path, path.with_stem(f"{self.name}-{hashlib.sha256(self.what.encode()).hexdigest()[:8]}")]
 
     @property
     def weight(self) -> tuple[int, str]:
-        """Of two records of a study, the one with the larger weight counts: more trials."""
+        """Of two records of a study, the one with the larger weight is used: more trials."""
         return len(self.trials), json.dumps(vars(self), sort_keys=True)
 
 
@@ -102,7 +102,7 @@ def study_path(store: Path, name: str) -> Path:
 
 @with_config(_STRICT)
 class CheckVerdict(TypedDict):
-    """Result of one check (`bench.check.report.Verdict`), and what the catalogue says of it."""
+    """Result of one check (`bench.check.report.Verdict`), with its catalogue entry."""
 
     check: Word
     verdict: Literal["pass", "fail", "not applicable", "error"]
@@ -120,13 +120,13 @@ class CheckRecord:
     """The record of `bench check` in a store: `bench.check.report.Report.as_json`.
 
     Attributes:
-        name: of the optimizer, as it was asked for.
+        name: of the optimizer, as requested.
         ok: whether no failure changes results or blocks a set-up.
-        options: hyperparameters that were given.
+        options: the given hyperparameters.
         verdicts: in the order of the catalogue.
-        target, version, package: the optimizer's; None if it could not be loaded.
+        target, version, package: of the optimizer; None if it could not be loaded.
         versions: of Python, torch and the suite.
-        arguments: that its constructor was called with.
+        arguments: of its constructor.
     """
 
     __pydantic_config__ = _STRICT
@@ -148,37 +148,37 @@ class CheckRecord:
 
     @property
     def serious(self) -> list[str]:
-        """Of them, those whose failure changes results or blocks a set-up; in older records all."""
+        """The failed checks whose failure changes results or blocks a set-up; in older records, all failed ones."""
         severities = {each["check"]: each.get("severity", "results") for each in self.verdicts}
         return [check for check in self.failed if severities[check] in ("results", "set-up")]
 
     @property
     def what(self) -> str:
-        """Tells which version of which optimizer was checked."""
+        """Identifies the checked version of an optimizer."""
         return json.dumps([self.name, self.version, self.package])
 
     def places(self, store: Path) -> list[Path]:
-        """Where the record is in a store."""
+        """The record's path in a store."""
         return [check_path(store, self.name, self.version, self.package)]
 
     @property
     def weight(self) -> tuple[int, str]:
-        """Of two reports on one optimizer the one of greater weight counts: that with more faults."""
+        """Of two reports on one optimizer, the one with the larger weight is used: more failures."""
         return len(self.serious), f"{len(self.failed):09}"
 
 
 def check_path(store: Path, opt: str, version: int | None, package: str | None) -> Path:
-    """Where the report on a version of an optimizer lies."""
+    """The path of the report on a version of an optimizer."""
     digest = hashlib.sha256(json.dumps([bare(opt), version, package]).encode()).hexdigest()[:8]
     return store / CHECKS / f"{slug(opt)}-{digest}.json"
 
 
 @with_config(_STRICT)
 class Predicted(TypedDict):
-    """The prediction of a rung before its runs.
+    """The prediction for a rung, made before its runs.
 
-    Natural logarithms of the ratio of steps by optimizer, as mean, lower and upper end of the interval, None if one
-    is infinite; and the optimizers in the order of their final losses, best first.
+    `ratios` has the natural logarithm of each optimizer's step ratio, as mean, lower and upper end of the interval
+    (None if infinite); `order` has the optimizers by final loss, best first.
     """
 
     made: Moment
@@ -189,7 +189,7 @@ class Predicted(TypedDict):
 
 @with_config(_STRICT)
 class LadderRung(TypedDict):
-    """A rung: its size, what was predicted of it, its studies and fresh runs by optimizer, and when it was done."""
+    """A rung: its size, its prediction, its studies and fresh runs by optimizer, and when it was completed."""
 
     at: float
     parameters: Count
@@ -207,12 +207,12 @@ class LadderRecord:
 
     Attributes:
         name: of the ladder.
-        task, opts, reference: what is compared, and with which of the optimizers.
+        task, opts, reference: the task, the compared optimizers, and the one among them that is the reference.
         axis: the growing quantity.
         declared: all other settings that determine its numbers.
-        rule: how the sizes are made, in sentences.
+        rule: how the sizes are chosen, in sentences.
         begun: when it was declared.
-        rungs: from the smallest on. One that is done never changes.
+        rungs: in ascending size. A completed rung never changes.
     """
 
     __pydantic_config__ = _STRICT
@@ -229,21 +229,21 @@ class LadderRecord:
 
     @property
     def done(self) -> list[LadderRung]:
-        """The rungs that are done."""
+        """The completed rungs."""
         return [rung for rung in self.rungs if rung["done"]]
 
     @property
     def what(self) -> str:
-        """Tells it from other ladders."""
+        """Identifies the ladder."""
         return json.dumps([self.name, self.task, self.opts, self.reference, self.axis, self.declared], sort_keys=True)
 
     def places(self, store: Path) -> list[Path]:
-        """Where the record is in a store."""
+        """The record's path in a store."""
         return [store / LADDERS / f"{self.name}.json"]
 
     @property
     def weight(self) -> tuple[int, str]:
-        """Of two records of one ladder the one of greater weight counts: that with more rungs."""
+        """Of two records of one ladder, the one with the larger weight is used: more completed rungs."""
         return len(self.done), json.dumps(vars(self), sort_keys=True)
 
 
@@ -255,8 +255,8 @@ def read_report(path: Path, kind: type[Report]) -> Report:
     """The record of a study, of `bench check`, or of a ladder.
 
     Raises:
-        FileNotFoundError: there is nothing of this name.
-        Damaged: it cannot be read, is no such record, or is that of another study, optimizer or ladder.
+        FileNotFoundError: it does not exist.
+        Damaged: it cannot be read, is invalid, or belongs to another study, optimizer or ladder.
     """
     if path.parent.is_symlink():
         raise Damaged(path.parent, "it is a symbolic link, and links are not followed")

@@ -1,6 +1,6 @@
 """The store: a folder of blocks of runs (`bench/store/block.py`), merged by copying, safe to share.
 
-A store is data: readers write nothing, lock nothing and import nothing that it names.
+A store is data: readers write nothing, lock nothing, and import no code that it names.
 """
 
 import gc
@@ -36,7 +36,7 @@ from bench.store.record import RunResult
 
 __all__ = ["CHECKS", "STUDIES", "Contents", "Store"]
 
-_SETTLED = 2e9  # nanoseconds after which a folder's time tells whether it has changed, on any file system
+_SETTLED = 2e9  # nanoseconds after which a modification time reveals further changes, on any file system
 
 
 @dataclass
@@ -44,8 +44,8 @@ class Contents:
     """The content of a store at one moment.
 
     Attributes:
-        runs: the block that each run is read from, by run id.
-        repeated: all records of the runs that are in several blocks.
+        runs: by run id, the block from which the run is read.
+        repeated: by run id, all records of a run that is in several blocks.
         damaged: unreadable parts, which are excluded.
     """
 
@@ -56,7 +56,7 @@ class Contents:
 
 @contextmanager
 def _collection_paused() -> Iterator[None]:
-    """Read without garbage collection, which finds no cycles in records and would take a quarter of the time."""
+    """Pause garbage collection: records have no cycles, and collection would take a quarter of the reading time."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -72,7 +72,7 @@ class Store:
     A run that is in several blocks is read from the finished one, then from its own, then from the first by name.
 
     Args:
-        folder: made when the first run begins.
+        folder: created when the first run begins.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -106,14 +106,14 @@ class Store:
             yield block.runs[run_id]
 
     def find(self, run_id: str) -> Block | None:
-        """The block that a run is read from, or None if there is no record of it that can be read."""
+        """The block from which a run is read; None without a readable record."""
         own = self._read(self.folder / run_id, run_id)
         if own is not None and own.done:
             return own
         return self._first(run_id, own, self._wide())
 
     def find_all(self, run_ids: Iterable[str]) -> dict[str, Block]:
-        """The blocks that runs are read from, by run id, without those that are not there; the folder is read once."""
+        """The blocks from which runs are read, by run id, without missing ones; lists the folder only once."""
         there = _names(self.folder)
         wide = frozenset(name for name in there if name.startswith(PREFIX))
         found = {}
@@ -148,12 +148,12 @@ class Store:
         return {run_id: result for run_id, result in found.items() if result.finished}
 
     def place(self, run_id: str) -> Path:
-        """The folder of the run's block, or of its future block if trained alone."""
+        """The folder of the run's block; for a missing run, that of its block if trained alone."""
         block = self.find(run_id)
         return self.folder / run_id if block is None else block.folder
 
     def tables(self, run_id: str) -> dict[str, dict[str, Any]]:
-        """The run's tables by name, each a numpy column by name; NaN stands for a value that is not finite.
+        """The run's tables by name, each a dict of numpy columns; NaN for non-finite values.
 
         Raises:
             UserError: a table is damaged.
@@ -166,7 +166,7 @@ class Store:
         return self.last_checkpoint([run_id])
 
     def last_checkpoint(self, run_ids: Sequence[str], *, lanes: bool = False) -> Path | None:
-        """The checkpoint of an interrupted block, if any; None if its engine is not of this kind (lanes or not)."""
+        """The checkpoint of an interrupted block; None without one, or if `lanes` does not match its engine."""
         try:
             block = read_block(self.folder / name_of(run_ids))
         except Damaged:
@@ -194,7 +194,7 @@ class Store:
         """Check that runs can be stored, without leaving a trace.
 
         Raises:
-            UserError: the folder cannot be made, or not be written to.
+            UserError: the folder cannot be created or written.
         """
         there = next(path for path in (self.folder, *self.folder.absolute().parents) if os.path.lexists(path))
         with making(self.folder), TemporaryFile(dir=there):
@@ -221,7 +221,7 @@ class Store:
         return block if block is not None and run_id in block.runs else None
 
     def _first(self, run_id: str, own: Block | None, wide: frozenset[str]) -> Block | None:
-        """Of its own block and those of several runs that have a run the one that it is read from."""
+        """The block from which a run is read, among its own and the blocks of several runs that contain it."""
         index = _indices.setdefault(self.folder, _Index())
         index.look(self.folder, wide)
         wider = [self._read_wide(self.folder / name, run_id) for name in sorted(index.blocks.get(run_id, ()))]
@@ -234,7 +234,7 @@ class Store:
             now = self.folder.stat()
         except OSError:
             return frozenset()
-        # Looking through thousands of names for each of as many runs would take seconds.
+        # Cached: listing thousands of names for each of thousands of runs would take seconds.
         settled = time.time_ns() - now.st_mtime_ns > _SETTLED
         return (_settled_wide if settled else _wide)(self.folder, now.st_ino, now.st_mtime_ns)
 
@@ -269,7 +269,7 @@ def tables_of(block: Block, run_id: str) -> dict[str, dict[str, Any]]:
 
 
 def _order(block: Block, run_id: str) -> tuple[bool, bool, bool]:
-    """By which of two blocks with a run the first is read."""
+    """Sort key for blocks that contain a run: the run is read from the smallest."""
     return not block.runs[run_id].finished, not block.busy, block.folder.name != name_of([run_id])
 
 
@@ -289,7 +289,7 @@ _settled_wide = lru_cache(maxsize=64)(_wide)
 
 @lru_cache(maxsize=16)
 def _results(folder: Path, inode: int, changed: int, size: int) -> Block | None:
-    """A block with results in this file of records, which nobody writes again."""
+    """A finished block, cached by the state of its file of records, which is never written again."""
     try:
         return read_block(folder)
     except Damaged:
@@ -297,7 +297,7 @@ def _results(folder: Path, inode: int, changed: int, size: int) -> Block | None:
 
 
 class _Index:
-    """Which blocks of several runs have a run. What was read of a block holds, since its name is a digest of its ids.
+    """Which blocks of several runs contain a run. Entries stay valid, since a block's name is a digest of its ids.
 
     Attributes:
         blocks: names of blocks by run id; some may have been deleted since.
@@ -309,7 +309,7 @@ class _Index:
         self._complete: frozenset[str] = frozenset()
 
     def look(self, store: Path, there: frozenset[str]) -> None:
-        """Read the ids of blocks that are new."""
+        """Read the ids of new blocks."""
         if there is self._complete:
             return
         for name in there - self._known:

@@ -19,15 +19,15 @@ from bench.text import plain
 class Stores:
     """Runs and studies of one or more stores; duplicates count once.
 
-    Of two records of one run a finished one comes first, then the one whose text sorts first, so that the order of the
-    stores decides nothing.
+    Of two records of one run, a finished one is preferred, then the one whose text sorts first, so that the order of
+    the stores has no effect.
 
     Args:
         folders: of the stores.
-        reference: a store of reference results, read where none of the others has a run; or None.
+        reference: a store of reference results, used for runs that no other store has; or None.
 
     Attributes:
-        own: the stores without the reference.
+        own: the stores except the reference.
 
     Raises:
         UserError: a folder does not exist.
@@ -44,7 +44,7 @@ class Stores:
 
     @cached_property
     def _contents(self) -> list[Contents]:
-        """Of the stores without the reference."""
+        """Of the stores except the reference."""
         return [store.contents() for store in self.own]
 
     @cached_property
@@ -59,7 +59,7 @@ class Stores:
 
     @cached_property
     def conflicts(self) -> list[str]:
-        """Runs of which there are several finished records with different results, in one store or in several."""
+        """Ids of runs that have finished records with different results, in one store or in several."""
         found: dict[str, list[RunResult]] = {}
         for contents in self._contents:
             several = contents.runs if len(self.own) > 1 else contents.repeated
@@ -72,7 +72,7 @@ class Stores:
 
     @cached_property
     def blocks(self) -> dict[str, Block]:
-        """The block that each run is read from, by run id."""
+        """By run id, the block from which the run is read."""
         if len(self._contents) == 1 and not self.shipped:
             return self._contents[0].runs
         found: dict[str, list[Block]] = {run_id: [self._shipped.runs[run_id]] for run_id in self.shipped}
@@ -94,12 +94,12 @@ class Stores:
         return tables_of(self.blocks[run_id], run_id)
 
     def place(self, run_id: str) -> Path:
-        """The folder of the block that a run is read from."""
+        """The folder of the block from which a run is read."""
         return self.blocks[run_id].folder
 
     @cached_property
     def studies(self) -> list[StudyRecord]:
-        """All studies that left a record, by name; of several records of one the one with the most trials."""
+        """All studies with a record, sorted by name; of several records of a study, the one with the most trials."""
         found: dict[str, StudyRecord] = {}
         for record in self._studies:
             if isinstance(record, StudyRecord):
@@ -108,12 +108,12 @@ class Stores:
 
     @cached_property
     def checks(self) -> list[CheckRecord]:
-        """All reports of `bench check`; stores may have several of one optimizer."""
+        """All reports of `bench check`; stores may have several reports on one optimizer."""
         return [report for report in self._checks if isinstance(report, CheckRecord)]
 
     @cached_property
     def ladders(self) -> list[LadderRecord]:
-        """All ladders, by name; of several records of one that with the most rungs."""
+        """All ladders, sorted by name; of several records of a ladder, the one with the most rungs."""
         found: dict[str, LadderRecord] = {}
         for record in self._ladders:
             if isinstance(record, LadderRecord):

@@ -1,6 +1,6 @@
-"""The tables of a block: float64 numbers of all its runs, step by step, while it trains; one Parquet file at the end.
+"""The tables of a block: one row of float64 values per step during training; one Parquet file at the end.
 
-While it trains, `NAME.raw` has a line with the names, then rows of float64: step, values (L, M). A killed process
+During training, `NAME.raw` has a line with the names, then rows of float64: step, values (L, M). A killed process
 leaves a valid table, except for a truncated last row. At the end, `NAME.parquet` has the rows of each run: run_id,
 step, values, sorted by run and step.
 """
@@ -23,32 +23,32 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
     from numpy.typing import NDArray
 
-TABLES = ("measurements", "curve")  # a column that both have is read from the first
+TABLES = ("measurements", "curve")  # a column in both is read from the first
 CURVE_FIELDS = ("step", "loss", "grad_norm", "raw_step", "applied_step")
 
 ROW_GROUP = 10_000
-"""Rows of a row group, at least one run's: with 50,000 a run of 1,000 steps takes 7 ms to read, with these 3."""
+"""Rows of a row group, or one run if longer: a run of 1,000 steps is read in 3 ms; with 50,000 rows it takes 7."""
 _CHUNK = 64 << 20
-"""Bytes of a growing table that are in memory at once."""
+"""Bytes of a raw table in memory at once."""
 _MOST_HEADER = 1 << 16
 _MOST_PACKED = 1000
-"""A table may unpack to so many times its size: steps that ascend take more room than a thousandth. Ours."""
-_MAGIC = b"PAR1"  # begins and ends a Parquet file; before the last one stands how long the footer is
+"""Maximum compression ratio of a table; ascending steps do not compress that well. Ours."""
+_MAGIC = b"PAR1"  # first and last bytes of a Parquet file; the footer's length precedes the last ones
 
 Columns = dict[str, "NDArray[np.float64]"]
-"""A run's table: a column by name, NaN for a value that is not finite; `step` comes first and ascends."""
+"""A run's table: columns by name, NaN for non-finite values; `step` comes first and ascends."""
 
 
 class RawTable:
-    """A table that grows, written by the process that trains.
+    """A raw table: the training process appends to it.
 
     Args:
-        path: of the file; rows that are there are kept.
+        path: of the file; existing rows are kept.
         runs: how many train together, L.
 
     Attributes:
-        names: of the values, M; none before the first row.
-        last_step: of the last row; 0 without one.
+        names: of the M values; empty before the first row.
+        last_step: step of the last row; 0 without one.
     """
 
     def __init__(self, path: Path, runs: int) -> None:
@@ -56,19 +56,19 @@ class RawTable:
         self._file = path.open("a+b")
         self.names, self._offset = _header(self._file)
         rows = self._count()
-        self._cut(rows)  # the last row may be torn
+        self._cut(rows)  # the last row may be truncated
         self.last_step = int(self._steps(rows - 1)[0]) if rows else 0
 
     def append(self, names: Sequence[str], steps: Sequence[int], values: "NDArray[np.float64]") -> None:
-        """Add rows; the names head the file.
+        """Append rows; the first call writes the names.
 
         Args:
-            names: of the values, M.
-            steps: S, ascending.
+            names: of the M values.
+            steps: S ascending steps.
             values: shape (S, L, M).
 
         Raises:
-            RunFailed: the table began with other names, or the file is no longer where it was.
+            RunFailed: the names are invalid or differ from those in the file, or the file was changed or deleted.
             OSError: it cannot be written.
         """
         import numpy as np
@@ -83,7 +83,7 @@ class RawTable:
             )
         if not self.names:
             self.names, header = tuple(names), json.dumps(names)
-            padding = " " * (-(len(header) + 1) % 8)  # so that the numbers are aligned
+            padding = " " * (-(len(header) + 1) % 8)  # aligns the numbers
             self._size = self._offset = self._file.write(f"{header}{padding}\n".encode())
         if tuple(names) != self.names:
             raise RunFailed(
@@ -97,17 +97,17 @@ class RawTable:
         self.last_step = max(steps, default=self.last_step)
 
     def truncate(self, steps: int) -> None:
-        """Forget the rows after this step; what is added comes after it."""
+        """Remove the rows after this step; further rows follow it."""
         rows = self._count()
         self._cut(int(self._steps(0, rows).searchsorted(steps, "right")))
         self.last_step = steps
 
     def sync(self) -> None:
-        """Wait until all rows are on the disk."""
+        """Flush all rows to disk."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file; it stays."""
+        """Close the file without removing it."""
         self._file.close()
 
     @property
@@ -131,7 +131,7 @@ class RawTable:
         self._file.truncate(self._size)
 
     def _refuse_if_changed(self) -> None:
-        """Refuse to add rows to a file that was deleted or changed by others."""
+        """Refuse to append to a file that another process deleted or changed."""
         own = os.fstat(self._file.fileno())
         try:
             gone = not os.path.samestat(own, self.path.lstat())
@@ -143,14 +143,14 @@ class RawTable:
 
 
 def read_raw(path: Path, runs: int, which: int) -> Columns:
-    """A run's rows of a table that grows, or was left; empty if there are none.
+    """A run's rows of a raw table; empty if there are none.
 
-    The file is read and never mapped: one that is truncated under a map kills its reader.
+    The file is read, never mapped: truncating a mapped file kills its reader.
 
     Args:
         path: of the file.
         runs: how many train together, L.
-        which: of them.
+        which: index of the run among them.
 
     Raises:
         Damaged: it is not such a table.
@@ -168,7 +168,7 @@ def read_raw(path: Path, runs: int, which: int) -> Columns:
             width, own = 1 + runs * len(names), slice(1 + which * len(names), 1 + (which + 1) * len(names))
             file.seek(offset)
             found, last = [], -1.0
-            for chunk in _chunks(file, width):  # looked at one by one: zeros without end would fill the memory
+            for chunk in _chunks(file, width):  # checked one by one: a sparse file of zeros could fill the memory
                 _check_steps(path, chunk[:, 0], last)
                 last = float(chunk[-1, 0])
                 found.append(np.hstack([chunk[:, :1], chunk[:, own]]))
@@ -180,7 +180,7 @@ def read_raw(path: Path, runs: int, which: int) -> Columns:
 
 
 def last_step(path: Path, runs: int) -> int:
-    """The last step of a table that grows, from its last row alone; 0 if there is none that can be read.
+    """The last step of a raw table, from its last row alone; 0 without a readable one.
 
     Args:
         path: of the file.
@@ -203,16 +203,16 @@ def last_step(path: Path, runs: int) -> int:
 
 
 def write_raw(raw: Path, path: Path, runs: Sequence[tuple[str, int, int]], total: int) -> dict[str, int]:
-    """Write a table that has grown as Parquet, on the disk when it returns; nothing if it was not begun.
+    """Convert a raw table to Parquet, flushed to disk; write nothing if it has no rows.
 
     Args:
-        raw: the table that has grown.
-        path: of the file.
-        runs: sorted by id: id, place among those that train together, last step that counts.
+        raw: the raw table.
+        path: of the Parquet file.
+        runs: sorted by id: id, index in the block, last step to keep.
         total: how many train together, L.
 
     Returns:
-        how many rows each run has.
+        The number of rows by run id.
 
     Raises:
         OSError: it cannot be read or written.
@@ -243,11 +243,11 @@ def write_raw(raw: Path, path: Path, runs: Sequence[tuple[str, int, int]], total
 
 
 def write_columns(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write the tables of runs as the Parquet file of a block; nothing if there are none.
+    """Write the tables of runs as one Parquet file of a block; write nothing if there are no columns.
 
     Args:
         path: of the file.
-        tables: columns by run id and name, `step` and any others; a run that lacks a column has none of its values.
+        tables: columns by run id and name: `step` and any others; missing columns are filled with nulls.
     """
     import numpy as np
 
@@ -274,7 +274,7 @@ def write_columns(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _write(path: Path, names: Sequence[str], parts: Iterator[tuple[list[str], list[int], Any, Any]]) -> None:
-    """Write run ids with their counts of rows, steps and columns of values, part by part: a row group each."""
+    """Write parts, each as a row group: run ids, their numbers of rows, steps, and columns of values."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -290,7 +290,7 @@ def _write(path: Path, names: Sequence[str], parts: Iterator[tuple[list[str], li
 
 
 def read_parquet(path: Path, run_id: str) -> Columns:
-    """A run's rows of a table that has ended; empty if there is none.
+    """A run's rows of a finished table; empty if there is none.
 
     Raises:
         Damaged: it is not such a table.
@@ -301,7 +301,7 @@ def read_parquet(path: Path, run_id: str) -> Columns:
     if is_there(path) is None:
         return {}
     with _opened(path) as file:
-        # `filters` of Parquet would look through all row groups, in ten times the time.
+        # pyarrow's `filters` would scan all row groups and take ten times as long.
         groups = [i for i, ids in enumerate(_ids(file)) if ids is None or ids[0] <= run_id <= ids[1]]
         rows = file.read_row_groups(groups, use_threads=False)
         ids = rows["run_id"]
@@ -316,10 +316,10 @@ def read_parquet(path: Path, run_id: str) -> Columns:
 
 
 def has_ends(path: Path) -> bool:
-    """Whether a finished table is there, by its first and last bytes: importing pyarrow takes longer than all else.
+    """Whether a finished table exists, judged by its first and last bytes, since importing pyarrow is slow.
 
     Raises:
-        Damaged: it is empty or cut.
+        Damaged: it is empty or truncated.
     """
     if is_there(path) is None:
         return False
@@ -338,14 +338,14 @@ def has_ends(path: Path) -> bool:
 
 
 def rows_of(path: Path, runs: Collection[str] | None) -> int:
-    """How many rows the metadata of a finished table say that it has; 0 if there is no table.
+    """The number of rows of a finished table according to its metadata; 0 if there is no table.
 
     Args:
         path: of the file.
-        runs: the ids of the runs that it may have rows of; any if None.
+        runs: ids of the runs that it may contain; any if None.
 
     Raises:
-        Damaged: it is no such table, or has rows of other runs.
+        Damaged: it is not such a table, or has rows of other runs.
     """
     if is_there(path) is None:
         return 0
@@ -358,7 +358,7 @@ def rows_of(path: Path, runs: Collection[str] | None) -> int:
 
 @contextmanager
 def _opened(path: Path) -> Iterator["pq.ParquetFile"]:
-    """A table, if its metadata are those of one; all that goes wrong with it is `Damaged`."""
+    """An open Parquet file with checked metadata; every error while it is open becomes `Damaged`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -372,13 +372,13 @@ def _opened(path: Path) -> Iterator["pq.ParquetFile"]:
 
 
 def _ids(file: "pq.ParquetFile") -> list[tuple[str, str] | None]:
-    """The first and last run of each row group, where the file says so."""
+    """The first and last run id of each row group; None for a group without statistics."""
     found = [file.metadata.row_group(i).column(0).statistics for i in range(file.num_row_groups)]
     return [(own.min, own.max) if own is not None and own.has_min_max else None for own in found]
 
 
 def _check_steps(path: Path, steps: "NDArray[np.float64]", last: float = -1.0) -> None:
-    """Refuse steps that do not ascend, behind the last that was read before."""
+    """Refuse steps that do not ascend from the last step read before."""
     import numpy as np
 
     if len(steps) and not (np.isfinite(steps).all() and steps[0] >= max(0, last + 1e-9) and (np.diff(steps) > 0).all()):
@@ -414,7 +414,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 
 
 def write_parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Write a table atomically; numbers are float64, but `step` and `seed` int64, and all else is text."""
+    """Write a table atomically: `step` and `seed` as int64, other numbers as float64, text as strings."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -429,7 +429,7 @@ def write_parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
 
 
 def _header(file: BinaryIO) -> tuple[tuple[str, ...], int]:
-    """The names of a table that grows, and where its rows begin; no names if there is no whole header."""
+    """The names in a raw table, and the offset of its rows; no names without a complete header."""
     file.seek(0)
     header = file.readline(_MOST_HEADER)
     try:
@@ -442,13 +442,13 @@ def _header(file: BinaryIO) -> tuple[tuple[str, ...], int]:
 
 
 def _can_be_columns(names: Sequence[str]) -> bool:
-    """Whether names differ from each other, and from those that every table and DuckDB have, in more than capitals."""
+    """Whether names differ from each other and from reserved ones (also DuckDB's), ignoring case, and are short."""
     own = {name.casefold() for name in (*names, "step", "run_id", "filename")}
     return len(own) == len(names) + 3 and len(json.dumps(names)) < _MOST_HEADER
 
 
 def _chunks(file: BinaryIO, width: int, count: int | None = None) -> Iterator["NDArray[np.float64]"]:
-    """The rows from here on, some at a time; a torn last one is left out."""
+    """The rows from the current position on, in chunks, without a truncated last one."""
     import numpy as np
 
     at_once = max(1, _CHUNK // (8 * width))

@@ -53,13 +53,13 @@ def main(words: list[str]) -> int:
     from bench.sweeps import sensitivity
 
     folder = args.out or Path("swept") / folder_of(configs)
-    check_output(folder)  # before hours of training
+    check_output(folder)  # fail before hours of training
     if replaced := sensitivity.replaced(folder, {config.run_id for config in configs}):
         progress.say(f"bench: {replaced}")
     broke: RunBroke | None = None
     try:
         results = results_of(configs, progress, Effort.of(args), plan="sweep")
-    except RunBroke as error:  # the others are shown all the same
+    except RunBroke as error:  # the others are still shown
         there = Store(args.store).finished_all(config.run_id for config in configs)
         results, broke = [there[config.run_id] for config in configs if config.run_id in there], error
         if not results:

@@ -20,7 +20,7 @@ from optimizers.plugins import slug
 from tasks import TASKS
 
 MOST_NAME = 60
-"""Characters of a folder's name that say which optimizers were swept. Ours."""
+"""Maximum characters of optimizer names in a folder's name. Ours."""
 
 
 def configurations(
@@ -35,15 +35,15 @@ def configurations(
 
     Args:
         words: settings in dotted form. `opt` may name several optimizers; `opt.NAME.lr` is for that one alone. A value
-            may be a range (`low:high` or `low:high:points`, log-spaced) or a list (`a,b,c`). An optimizer of
-            which no hyperparameter varies gets a grid over its search range.
+            may be a range (`low:high` or `low:high:points`, log-spaced) or a list (`a,b,c`). An optimizer without a
+            varied hyperparameter gets a grid over its search range.
         seeds: each setting is run with each of them.
-        fallback: settings that all others override.
-        config: a YAML file with settings, ranges and lists too; words win over it.
-        tuned: fix the hyperparameters that were tuned for this task and an optimizer where nothing else names them.
+        fallback: defaults that all others override.
+        config: a YAML file with settings, ranges and lists; `words` override it.
+        tuned: use the hyperparameters tuned for this task and optimizer unless they are set otherwise.
 
     Raises:
-        UserError: a name is unknown, a value illegal, or a hyperparameter is not one of an optimizer's.
+        UserError: a name is unknown, a value is illegal, or an optimizer lacks a hyperparameter.
     """
     words = (settings_in(config) if config else {}) | dict(words)
     task, names = str(words.get("task", "")), parts(str(words.pop("opt", "")))
@@ -67,7 +67,7 @@ def configurations(
         for option in sorted(k for k in common if k.startswith("opt.") and k[4:] not in known):
             having = [n for n in names for each in by_rest[n] if option[4:] in _options(n, each)]
             if not having:
-                continue  # `resolve` says so, with the nearest name
+                continue  # `resolve` raises, with the nearest name
             if name in having:
                 rest = f"--opt.{REST} {settings[f'opt.{REST}']}"
                 raise UserError(f"--{option}: {name} has no such option with {rest}; sweep each {REST} separately")
@@ -106,7 +106,7 @@ def configurations(
 
 
 def folder_of(configs: Sequence[RunConfig]) -> Path:
-    """`TASK/OPT-HASH`: the folder of a sweep's table and plot, the same for the same runs and for no others."""
+    """`TASK/OPT-HASH`: the folder of a sweep's table and plot; the hash identifies the set of runs."""
     digest = hashlib.sha256(" ".join(sorted(config.run_id for config in configs)).encode()).hexdigest()
     names = "-".join(dict.fromkeys(slug(config.opt) for config in configs))
     return Path(slug(configs[0].task)) / f"{names[:MOST_NAME].rstrip('-')}-{digest[:8]}"
@@ -135,19 +135,19 @@ def _options(opt: str, settings: Mapping[str, Any]) -> dict[str, Option]:
 
 
 def _by_rest(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The settings for each optimizer of the rest that they name, since its options are others."""
+    """The settings for each optimizer of the rest separately, since the options differ."""
     raw = settings.get(key := f"opt.{REST}")
     several = raw if isinstance(raw, list) else parts(raw) if isinstance(raw, str) else []
     return [{**settings, key: rest} for rest in dict.fromkeys(several)] or [dict(settings)]
 
 
 def values_of(key: str, raw: Any, task: str, hyperparameters: Mapping[str, Option]) -> list[Any]:
-    """The values that a setting stands for, a grid's or a list's; most stand for themselves.
+    """The values of a setting: those of a grid or a list, or else the single value.
 
     Args:
         key: the setting, in dotted form.
-        raw: its word, or a value of another type.
-        task: what has the options `task.*`; nothing is known of them if empty.
+        raw: its text, or a value of another type.
+        task: the task with the options `task.*`; empty if unknown.
         hyperparameters: the options `opt.*`.
 
     Raises:
@@ -168,7 +168,7 @@ def values_of(key: str, raw: Any, task: str, hyperparameters: Mapping[str, Optio
 
 
 def settings_in(path: Path) -> dict[str, Any]:
-    """The settings of a YAML file for several runs: without seed and places, which belong to the command.
+    """The settings of a YAML file for several runs, without seed and paths, which the command sets.
 
     Raises:
         UserError: it is invalid.

@@ -50,15 +50,15 @@ class Point:
     """A curve at one value of the varied setting.
 
     Attributes:
-        x: the value; a word where the setting is not a number.
-        seeds, diverged: runs that ended, and how many of them diverged or have no final metric.
+        x: the value; text if the setting is not a number.
+        seeds, diverged: number of finished runs, and of those that diverged or have no final metric.
         median: of the final metric; the worst of the other seeds if exactly half diverged.
-        quartiles: lower and upper; between them lies the middle half of the seeds.
-        interval: of the median, by order statistics: at least 95 % whatever the distribution; None below 6 seeds.
-        choice: median of the last evaluation during training, on the selection split: by it the best is chosen, so that
-            the test set has no part in that; None if runs keep no evaluations, and where half of the seeds or more
-            diverged, which is never the best.
-        capped: whether a step cap set the steps, which is never the best either (`is_capped`).
+        quartiles: lower and upper; the middle half of the seeds is between them.
+        interval: of the median, from order statistics: coverage at least 95 % for any distribution; None below 6 seeds.
+        choice: median of the last evaluation during training, on the selection split. The best point is chosen by it,
+            so that the test set does not influence the choice. None if it equals the final metric, or if half of the
+            seeds or more diverged; such a point is never the best.
+        capped: whether a step cap set the step size (`is_capped`); such a point is never the best either.
     """
 
     x: Any
@@ -79,11 +79,11 @@ class Curve:
         name: in legend and table.
         x: the setting on its x axis.
         points: in the order of x.
-        best: index of the best median, the middle one of equals; None if half of the seeds or more diverged, or a
-            cap set the steps, everywhere.
-        usable: indices of the ends of the stretch around the best with medians nearly as good; None if x does not
-            take several numbers.
-        unscored: values of x that were tried and of which no run has ended, with what became of them.
+        best: index of the best median, the middle one of equals; None if at every point half of the seeds or more
+            diverged, or a cap set the step size.
+        usable: indices of the ends of the range around the best with medians nearly as good; None if x does not take
+            several numbers.
+        unscored: tried values of x without a finished run, with the status of a run.
         opt: the optimizer's name.
     """
 
@@ -97,7 +97,7 @@ class Curve:
 
     @property
     def at_edge(self) -> bool:
-        """Whether the best lies at an edge of the grid, with what was tried and has no score."""
+        """Whether the best is at an edge of the grid, which includes tried values without a score."""
         if self.best is None or self.usable is None:
             return False
         tried = [*(point.x for point in self.points), *self.unscored]
@@ -105,7 +105,7 @@ class Curve:
 
     @property
     def may_be_wider(self) -> bool:
-        """Whether the usable stretch reaches an edge of the grid."""
+        """Whether the usable range reaches an edge of the grid."""
         return self.usable is not None and (self.usable[0] == 0 or self.usable[1] == len(self.points) - 1)
 
 
@@ -114,13 +114,13 @@ class Sensitivity:
     """The results of a sweep.
 
     Attributes:
-        results: all runs; those that have not ended are in no curve.
-        varied: dotted names of the settings that were varied.
-        mode: whether the metric is better when smaller ("min") or greater ("max").
-        x: the setting, or the settings, that the curves go over.
-        numeric, log: whether these are numbers, and numbers to be shown on a logarithmic axis.
+        results: all runs; unfinished ones are in no curve.
+        varied: dotted names of the varied settings.
+        mode: whether the metric is better when smaller ("min") or larger ("max").
+        x: the setting, or the settings, on the x axis.
+        numeric, log: whether its values are numbers, and whether the axis is logarithmic.
         curves: in the order of the runs.
-        above_infimum: the metric is a loss whose infimum is known and left out: near it only the difference tells.
+        above_infimum: whether values are suboptimality gaps: the loss minus its known infimum.
     """
 
     results: Sequence[RunResult]
@@ -134,23 +134,23 @@ class Sensitivity:
 
     @property
     def metric(self) -> str:
-        """The metric and its split, for people."""
+        """The metric and its split, for display."""
         run = next(run for run in self.results if run.finished)
         return f"{run.split} {run.metric}" + GAP * self.above_infimum
 
 
 def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> Sensitivity:
-    """Curves of the final metric, of each optimizer over the first varied setting of which it takes several numbers.
+    """Curves of the final metric, for each optimizer against the first varied setting with several numbers.
 
-    Where one has none, all go over the first setting that takes several values, else the first, else the optimizer.
+    If an optimizer has none, all use the first setting with several values, else the first setting, else the optimizer.
 
     Args:
         results: runs of one task.
-        varied: dotted names of the settings that were varied.
+        varied: dotted names of the varied settings.
         mode: of the task's metric.
 
     Raises:
-        UserError: no run has ended.
+        UserError: no run has finished.
     """
     all_runs = [(settings_of(result.config), result) for result in results]
     ended = [(own, result) for own, result in all_runs if result.finished]
@@ -159,7 +159,7 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
     axes = {
         opt: _axis([own for own, _ in ended if own["opt"] == opt], varied) for opt in {o["opt"]: 0 for o, _ in ended}
     }
-    if not all(axis.numeric for axis in axes.values()):  # one axis for all, of words
+    if not all(axis.numeric for axis in axes.values()):  # one axis of text for all
         axes = dict.fromkeys(axes, _axis([own for own, _ in ended], varied))
     numeric = all(axis.numeric for axis in axes.values())
     above = above_infimum([run for _, run in ended])
@@ -181,7 +181,7 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
     curves = []
     least = equal_below((chosen_by.of(run) for of in groups.values() for own in of.values() for run in own), metric)
     short = {key[0]: bare(key[0]) for key in groups}
-    apart = len({*short.values()}) == len(short)  # files of one name may be in two folders
+    apart = len({*short.values()}) == len(short)  # files with the same name may be in two folders
     for key, ends in groups.items():
         found = [_point(at, Group.of(ends[at]), final, chosen_by) for at in (sorted(ends) if numeric else ends)]
         words = [
@@ -198,7 +198,7 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
 
 
 class _Axis(NamedTuple):
-    """What the curves of some runs go over, whether it is a number, and what else takes several values."""
+    """The x axis of some runs' curves, whether it is numeric, and the other settings with several values."""
 
     x: str
     numeric: bool
@@ -207,7 +207,7 @@ class _Axis(NamedTuple):
 
 def _axis(settings: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> _Axis:
     there = [name for name in varied if name != "opt" and any(name in own for own in settings)]
-    there.sort(key=lambda name: (name != "opt.lr", not name.startswith("opt.")))  # what a sweep is mostly about
+    there.sort(key=lambda name: (name != "opt.lr", not name.startswith("opt.")))  # lr, hyperparameters, others
     values = {name: dict.fromkeys(_hashable(own.get(name)) for own in settings) for name in there}
     several = [name for name in values if len(values[name]) > 1]
     numbers = [name for name in values if all(map(_is_number, values[name]))]
@@ -228,7 +228,7 @@ def _text(value: Any, digits: int = 6) -> str:
 
 
 def _point(x: Any, group: Group, final: Measure, chosen_by: Measure) -> tuple[Point, End]:
-    """A point, and the score by which it may be chosen."""
+    """A point, and the score by which the best is chosen."""
     mode, finals, chosen = final.mode, final.values(group), chosen_by.values(group)
     sign = 1 if mode == "min" else -1
     badness = sorted(math.inf if final is None else sign * final for final in finals)
@@ -244,7 +244,7 @@ def _point(x: Any, group: Group, final: Measure, chosen_by: Measure) -> tuple[Po
         pair = badness[math.ceil(q * n) - 1], badness[math.floor(q * n)]
         return end(sum(pair) / 2 if pair[1] < math.inf else pair[0])
 
-    # The median is outside k-th best and k-th worst only if fewer than k of n fair coins show heads, or tails.
+    # The true median is outside the k-th best and worst only if fewer than k of n fair coins show heads, or tails.
     k = int((bdtr(np.arange(n), n, 0.5) <= 0.025).sum())
     interval = ends(end(badness[k - 1]), end(badness[n - k])) if k else None
     quartiles, median = ends(quantile(0.25), quantile(0.75)), quantile(0.5)
@@ -273,7 +273,7 @@ def lines(sweep: Sensitivity) -> list[str]:
 
 
 def board(sweep: Sensitivity) -> Board:
-    """The tables of all curves, with what is to be said of each."""
+    """The tables of all curves, with notes on each."""
     tables = [replace(_table(sweep, curve), title=curve.name, notes=_summary(sweep, curve)) for curve in sweep.curves]
     notes = [note.removeprefix("note: ") for note in _notes(sweep)]
     return Board("sweep", f"{sweep.metric} against {sweep.x}", tables, notes)
@@ -345,7 +345,7 @@ def _notes(sweep: Sensitivity) -> list[str]:
 
 
 def as_json(sweep: Sensitivity) -> dict[str, Any]:
-    """The curves as strict JSON can hold them, with null for `diverged`; `best` and `usable` are indices of points."""
+    """The curves in a form for strict JSON, with null for `diverged`; `best` and `usable` are indices of points."""
     curves = [asdict(c) | {"at_edge": c.at_edge, "may_be_wider": c.may_be_wider} for c in sweep.curves]
     runs = Counter(run.status for run in sweep.results)
     names = {"x": sweep.x, "varied": sweep.varied, "metric": sweep.metric.replace(" ", "/", 1), "mode": sweep.mode}
@@ -356,12 +356,12 @@ def as_json(sweep: Sensitivity) -> dict[str, Any]:
 
 
 def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> list[Path]:
-    """Write `sensitivity.md`, `.csv` (a row for each run), `.png` and `.pdf`.
+    """Write `sensitivity.md`, `.csv` (one row per run), `.png` and `.pdf`.
 
     Args:
-        folder: made if it is not there.
-        sweep: what to write.
-        command: what made it.
+        folder: created if needed.
+        sweep: the results to write.
+        command: the command that computed them.
 
     Raises:
         UserError: the folder cannot be written.
@@ -387,7 +387,7 @@ def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> lis
 
 
 def replaced(folder: Path, run_ids: Collection[str]) -> str | None:
-    """A note if the folder contains the table of other runs, which `write` replaces."""
+    """A note if the folder contains the table of other runs, which `write` will replace; else None."""
     table = folder / "sensitivity.csv"
     try:
         with table.open(encoding="utf-8", newline="") as file:

@@ -17,7 +17,7 @@ def describe(sweep: "Sensitivity", least: float = 0.0) -> Chart:
     """
     points = [point for curve in sweep.curves for point in curve.points]
     ends = [end for p in points if p.median is not None for end in (p.median, *p.quartiles) if end is not None]
-    # Losses that are as good as at their infimum are not distinguished.
+    # Losses close to their infimum are not distinguished.
     numbers = np.clip(ends or [0.5], least if sweep.above_infimum else -MOST, MOST)
     positive = numbers[numbers > 1e-300]
     log = bool(sweep.mode == "min" and min(numbers) >= 0 and positive.size and max(positive) > 10 * min(positive))
@@ -76,7 +76,7 @@ def describe(sweep: "Sensitivity", least: float = 0.0) -> Chart:
 
 
 def _medians(curve: "Curve", x: Array, limits: tuple[float, float], joined: bool) -> Trace:
-    """Medians and the middle half of the seeds, which goes on to the edge where seeds diverged."""
+    """Medians and the band of the middle half of the seeds, which reaches the plot's edge if seeds diverged."""
     y, low, high = np.array([(p.median, *p.quartiles) for p in curve.points], dtype=np.float64).T
     lost = np.isnan(y)
     low, high = np.nan_to_num(low, nan=limits[0]), np.nan_to_num(high, nan=limits[1])

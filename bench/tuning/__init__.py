@@ -1,1 +1,1 @@
-"""Studies of hyperparameters: `bench tune`, `bench suite`, and the workers that carry them out."""
+"""Studies of hyperparameters: `bench tune`, `bench suite`, and their workers."""

@@ -1,7 +1,7 @@
 """Designs: the points of a search space to try next.
 
-A design is a pure function of the scores that are known. So a tuning that was interrupted continues where it was, and
-what a smaller budget would have found can be read from the scores of a larger one (`replay`).
+A design is a pure function of the known scores. So interrupted tuning continues where it stopped, and the scores of a
+large budget give the result of any smaller one (`replay`).
 """
 
 import heapq
@@ -19,14 +19,14 @@ from bench.tuning.space import Axis, Key, Point, Range, Space, is_number, point_
 
 Sampler = Literal["grid", "qmc"]
 Place = tuple[int, ...]
-"""A place of a grid: for each range by how many of its steps it is beyond 1."""
+"""A grid point in units of steps: for each range, the number of steps from the value 1."""
 Kind = Literal["design", "extension", "top-up", "refinement", "fresh"]
-"""Why a point is tried; the last two are a study's own and never a design's."""
+"""Why a point is tried; only studies, not designs, use the last two."""
 
 EXTENSION_LIMIT = 8
-"""Places by which a grid may grow while its best lies at an edge, also beyond a given range. Ours."""
+"""Maximum number of places added to a grid while its best is at an edge, even beyond a given range. Ours."""
 LONGEST_GRID = 500
-"""Places of a grid; beyond 500 half decades lie no numbers."""
+"""Maximum number of places of a grid; 500 half decades approach the range of float64."""
 _STEPS = {1: "half a decade", 2: "a decade"}
 
 
@@ -35,7 +35,7 @@ class Wanted(NamedTuple):
 
     Attributes:
         point: a value for each name of the space.
-        kind: why: it is of the design, the best lay at the design's edge, or there were fewer points than asked for.
+        kind: why: it is part of the design, the best was at an edge, or there were fewer points than requested.
     """
 
     point: Point
@@ -48,12 +48,12 @@ class Wanted(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """The result that tuning would have.
+    """The result that tuning would have had.
 
     Attributes:
-        best: the best point of those whose score is known; None if there is none.
-        scored: what it would have tried, as far as the scores are known.
-        missing: points that it would try next and whose scores are not known; if there are any, the rest says little.
+        best: the best point with a known score; None if there is none.
+        scored: the points with known scores that it would have tried.
+        missing: points that it would try next, without known scores; if there are any, the result is preliminary.
     """
 
     best: Point | None
@@ -63,20 +63,20 @@ class Replay(NamedTuple):
 
 @dataclass(frozen=True)
 class Design:
-    """The points of a space that a tuning tries, and their order.
+    """The points of a space that tuning tries, and their order.
 
     `grid` takes half decades of the first range, 10 ** (j / 2) with four digits, and decades of any further one, from
-    the ranges' middles outwards: next comes what lies nearest to the middle, each range measured by its width. So the
-    ranges decide where the grid lies and the number of trials how far it goes. Each place is tried with all
-    combinations of the other axes' values. If a place beside the best has not been tried, in any range, the grid grows
-    there by a decade. Without a range it is all combinations.
+    the ranges' middles outwards: the place nearest to the middle comes next, with distances relative to the ranges'
+    widths. So the ranges set the grid's centre, and the number of trials sets its extent. Each place is tried with all
+    combinations of the other axes' values. If a neighbour of the best place has not been tried, in any range, the grid
+    grows there by a decade. Without a range, the grid has all combinations.
     `qmc` takes points of an unscrambled Halton sequence.
 
-    Either way a design of fewer trials is the beginning of one of more.
+    With either sampler, a design of fewer trials is a prefix of one of more.
 
     Attributes:
-        space: what is searched.
-        sampler: how.
+        space: the search space.
+        sampler: `grid` or `qmc`.
 
     Raises:
         UserError: a range of a grid is narrower than its step.
@@ -101,22 +101,22 @@ class Design:
 
     @property
     def _steps(self) -> list[int]:
-        """Of the ranges, in half decades."""
+        """Grid steps of the ranges, in half decades."""
         return [1 if i == 0 else 2 for i in range(len(self._ranges))]
 
     @property
     def main(self) -> str | None:
-        """The name of the axis that points are ordered by: the first range, else the first of numbers."""
+        """The name of the axis by which points are ordered: the first range, else the first list of numbers."""
         numbers = [n for n, axis in self.space.items() if not isinstance(axis, Range) and all(map(is_number, axis))]
         return next(iter([*self._ranges, *numbers]), None)
 
     @property
     def can_grow(self) -> bool:
-        """Whether there are more points than any number of trials asks for."""
+        """Whether the number of points is unlimited."""
         return self.sampler == "qmc" or any(isinstance(axis, Range) for axis in self.space.values())
 
     def may_grow_by(self, trials: int) -> int:
-        """Points that there may be beyond so many, if the best lies at an edge."""
+        """Maximum number of points beyond `trials`, if the best is at an edge."""
         others = math.prod(len(axis) for axis in self.space.values() if not isinstance(axis, Range))
         return EXTENSION_LIMIT * others if self.sampler == "grid" and self.can_grow and trials > others else 0
 
@@ -129,23 +129,23 @@ class Design:
         total: int = 0,
         capped: Collection[Key] = (),
     ) -> list[Wanted]:
-        """All points that are wanted so far, in the order in which they are tried.
+        """All points wanted so far, in the order in which they are tried.
 
-        Those that are not known are what is to be tried next; when all are known the tuning has ended. Scores that come
-        to be known only ever append points.
+        Points without a known score are to be tried next; when all have one, tuning has ended. New scores only ever
+        append points.
 
         Args:
-            known: scores by point; of points that this design does not want, they are not looked at.
+            known: scores by point; those of other points are ignored.
             mode: of the metric.
-            least: scores below it count as equal; minus infinity if every difference tells.
-            trials: points of the design.
-            total: points there must be in the end at least. When the best is at no edge, or the grid has grown as far
-                as it may, the next points of the design's order are added.
-            capped: points without a score since a step cap set the steps (`is_capped`). Where none has a score and one
-                is capped, a grid does not grow towards smaller steps.
+            least: scores below it count as equal; minus infinity if every difference counts.
+            trials: number of points of the design.
+            total: minimum number of points at the end. When the best is not at an edge, or the grid has reached its
+                limit, the next points in the design's order are added.
+            capped: points without a score because a step cap set the step size (`is_capped`). If no point has a score
+                and one is capped, a grid does not grow towards smaller steps.
 
         Raises:
-            UserError: there is no such design.
+            UserError: no design has such numbers.
         """
         if trials < 1:
             raise UserError(f"--trials {trials}: at least one setting is needed")
@@ -160,20 +160,20 @@ class Design:
         return self._grown(known, mode, least, trials, total, capped)
 
     def best(self, points: Sequence[Point], scores: Mapping[Key, End], mode: Mode, least: float) -> Point | None:
-        """The best of the points whose scores are known, the middle one of equals by `position`; None if none is.
+        """The best point with a known score, the middle one of equals by `position`; None if there is none.
 
         Args:
             points: in any order.
             scores: by point.
             mode: of the metric.
-            least: scores below it count as equal; minus infinity if every difference tells.
+            least: scores below it count as equal; minus infinity if every difference counts.
         """
         there = sorted((point for point in points if point_key(point) in scores), key=self.position)
         best = best_index([scores[point_key(point)] for point in there], mode, least)
         return None if best is None else there[best]
 
     def position(self, point: Point) -> tuple[float, ...]:
-        """Sort key of points: the main axis, then the others as they are given."""
+        """Sort key of points: the main axis, then the others in their order."""
         main = self.main
         others = [
             point[name] if isinstance(axis, Range) else axis.index(point[name])
@@ -183,13 +183,13 @@ class Design:
         return tuple(others) if main is None else (point[main], *others)
 
     def at_boundary(self, points: Sequence[Point], best: Point) -> bool:
-        """Whether the best lies at the boundary of what was tried along a range, or the main axis; False without one.
+        """Whether the best is at the boundary of the tried points along any range, or else along the main axis.
 
-        On a grid and among values: it is the lowest or the highest that was tried, or the only one. In a range of which
-        a sequence took N points: it lies within 1/N of an end, in the logarithm.
+        On a grid and among listed values: it is the lowest or highest tried value. In a range with N quasi-random
+        points: it is within 1/N of an end, on the log scale. False without ranges and main axis.
 
         Args:
-            points: all that were tried.
+            points: all tried points.
             best: one of them.
         """
         main = self.main
@@ -206,12 +206,12 @@ class Design:
         return any(map(is_last, names))
 
     def around(self, point: Point) -> Space:
-        """The space from a point to its neighbours on a grid: a step either way in each range; values stay."""
+        """The space around a point, up to its grid neighbours in each range; lists of values stay."""
         near = zip(self._ranges.items(), self._steps, strict=True)
         return self.space | {name: self._near(axis, point[name], step) for (name, axis), step in near}
 
     def _near(self, axis: Range, value: float, step: int) -> Range:
-        j = round(2 * math.log10(value), 3)  # of a value with four digits
+        j = round(2 * math.log10(value), 3)  # values have four digits
         low, high = (typed(10 ** ((j + sign * step) / 2)) for sign in (-1, 1))
         return Range(low, high) if self.sampler == "grid" else Range(max(low, axis.low), min(high, axis.high))
 
@@ -275,7 +275,7 @@ class Design:
 
     def _sequence(self, count: int) -> list[Point]:
         found: dict[Key, Point] = {}
-        drawn, enough = count, 100 * count + 10_000  # more than a space of so many points needs
+        drawn, enough = count, 100 * count + 10_000  # enough to find `count` distinct points if there are so many
         while len(found) < count:
             if drawn > enough:
                 raise UserError(
@@ -300,16 +300,16 @@ def replay(
     """The result of tuning with this design, from known scores.
 
     Args:
-        design: what it would try.
-        scores: by point; there may be others among them.
+        design: the design.
+        scores: by point; those of other points are ignored.
         mode: of the metric.
-        least: scores below it count as equal; minus infinity if every difference tells.
-        trials: points of the design.
+        least: scores below it count as equal; minus infinity if every difference counts.
+        trials: number of points of the design.
         total: as in `Design.wanted`.
-        capped: likewise.
+        capped: as in `Design.wanted`.
 
     Raises:
-        UserError: there is no such design.
+        UserError: no design has such numbers.
     """
     wanted = design.wanted(scores, mode, least, trials, total, capped)
     scored = [each for each in wanted if each.key in scores]
@@ -324,14 +324,14 @@ def _combinations(space: Space) -> Iterator[Point]:
 
 
 def _outwards(ranges: Sequence[Range], steps: Sequence[int]) -> Iterator[Place]:
-    """Places of a grid from the middle outwards, the lower first of equally near ones.
+    """Places of a grid from the middle outwards; of equally near ones, the lower first.
 
     Args:
         ranges: in order.
-        steps: of them, in half decades.
+        steps: grid steps of the ranges, in half decades.
     """
 
-    def middle(axis: Range, step: int) -> int:  # rounding errors decide no ties
+    def middle(axis: Range, step: int) -> int:  # rounded, so that float errors do not decide ties
         return math.ceil(round((math.log10(axis.low) + math.log10(axis.high)) / step, 9) - 0.5)
 
     centre = [middle(axis, step) for axis, step in zip(ranges, steps, strict=True)]
@@ -351,9 +351,9 @@ def _outwards(ranges: Sequence[Range], steps: Sequence[int]) -> Iterator[Place]:
 
 
 def _beyond(kinds: Mapping[Place, Kind], best: Place | None, steps: Sequence[int]) -> list[Place]:
-    """Where the grid grows, if it does: by a decade to each side of the best that was not tried.
+    """The places to add to a grid: a decade on each untried side of the best.
 
-    Where all diverge, the steps were too large: it grows below the lowest of the first range.
+    If all points diverged, the step sizes were too large: the grid grows below its lowest place in the first range.
     """
     if len(kinds) < 2:
         return []
@@ -362,7 +362,7 @@ def _beyond(kinds: Mapping[Place, Kind], best: Place | None, steps: Sequence[int
     else:
         sides = itertools.product(range(len(steps)), (-1, 1))
     untried = [(k, sign) for k, sign in sides if _moved(best, k, sign) not in kinds]
-    # The nearest of each side first, if there is no room for all.
+    # Nearest places first, if the limit does not allow all.
     grow = [_moved(best, k, sign * i) for i in (1, 2) for k, sign in untried if i * steps[k] <= 2]
     room = EXTENSION_LIMIT - list(kinds.values()).count("extension")
     return [place for place in grow if place not in kinds][:room]
@@ -387,5 +387,5 @@ def _halton(dimensions: int, count: int) -> list[tuple[float, ...]]:
 def _at(axis: Axis, u: float) -> Any:
     if isinstance(axis, Range):
         value = typed(axis.low * (axis.high / axis.low) ** u)
-        return min(max(value, axis.low), axis.high)  # rounding may not lead out
-    return axis[int(u * len(axis) + 1e-9)]  # 3/5 may be rounded down
+        return min(max(value, axis.low), axis.high)  # rounding must not leave the range
+    return axis[int(u * len(axis) + 1e-9)]  # a float such as 3/5 may be slightly too small

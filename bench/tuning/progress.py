@@ -16,8 +16,8 @@ class TuningProgress(LiveView):
     """Shows each worker's trial, step and score, and how many trials are done.
 
     Args:
-        label: what is tuned.
-        metric: what scores are of.
+        label: name of the study.
+        metric: of the scores.
         enabled: whether to show anything.
     """
 
@@ -30,13 +30,13 @@ class TuningProgress(LiveView):
 
     @contextmanager
     def showing(self, workers: int) -> Iterator[None]:
-        """Show so many workers while the context lasts."""
+        """Show this number of workers while the context lasts."""
         self._rows = [{"doing": "starting"} for _ in range(workers)]
         with self.live():
             yield
 
     def line(self, columns: int) -> str:
-        """The bar, at most so many columns wide where trials and time to go fit into them."""
+        """The bar; parts are dropped to fit into `columns`, but never the trials and the remaining time."""
         before = self._there or 0
         parts = self._parts(self.done, self.wanted, "trials", self.done - before, before)
         failed = f"{counted(self.failed, 'attempt')} failed" * bool(self.failed)
@@ -45,11 +45,11 @@ class TuningProgress(LiveView):
     def workers(self) -> list[str]:
         """What each worker does."""
         parts = "trial", "doing", "step", "score"
-        rows = list(self._rows)  # what a row holds may change meanwhile
+        rows = list(self._rows)  # another thread may change it meanwhile
         return ["  ".join(filter(None, map(row.get, parts))) or "waits" for row in rows]
 
     def counted(self, trials: Sequence["Trial"], asked: int) -> None:
-        """Take over how many trials there are."""
+        """Update the numbers of trials."""
         points = {trial.key for trial in trials}
         settled = {trial.key for trial in trials if trial.state in ("completed", "pruned")}
         self.done, self.wanted = len(settled), max(len(points), asked)
@@ -57,7 +57,7 @@ class TuningProgress(LiveView):
         self._there = self.done if self._there is None else self._there
 
     def event(self, worker: int, event: Mapping[str, Any]) -> None:
-        """Take over what a worker (`bench.tuning.worker.Worker`) tells."""
+        """Update from an event of a worker (`bench.tuning.worker.Worker`)."""
         row = self._rows[worker]
         if "say" in event:
             self.say(event["say"])
@@ -95,7 +95,7 @@ class TuningProgress(LiveView):
 
 
 def _spread(values: Sequence[float | None]) -> str:
-    """The values, or how far they spread if they are many; None is one that diverged."""
+    """The values, or their range if they are many; None for a diverged one."""
     if len(values) <= 3:
         return ", ".join("diverged" if value is None else f"{value:.4g}" for value in values)
     there = [value for value in values if value is not None]
@@ -112,7 +112,7 @@ def _name(trial: Mapping[str, Any]) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """A number of things: `1 seed`, `2 seeds`."""
+    """A number and a noun: `1 seed`, `2 seeds`."""
     return f"{count} {what}{'s' * (count != 1)}"
 
 

@@ -1,7 +1,7 @@
-"""The content of a database of studies, read as data: plain selects on Optuna's tables, of which no value is trusted.
+"""The content of a database of studies, read as untrusted data with plain selects on Optuna's tables.
 
-Optuna would parse all columns itself, and makes tables where there are none. Whatever is in them, here it is text,
-until `bench.store.load` has made a study or a trial of it.
+Optuna itself would parse all columns, and create missing tables. Here all values are bytes until `bench.store.load`
+has parsed a study or a trial.
 """
 
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ TABLES = {"studies", "study_user_attributes", "trials", "trial_user_attributes"}
 
 
 class TrialRow(NamedTuple):
-    """A trial as it is stored.
+    """A trial as stored.
 
     Attributes:
         number, state: as Optuna writes them.
         seconds: from its claim to its end, if it has ended.
-        attributes: its own, as JSON.
+        attributes: its user attributes, as JSON.
     """
 
     number: str
@@ -34,7 +34,7 @@ class Rows:
     """The rows of a database.
 
     Args:
-        engine: connects with it.
+        engine: connects to it.
     """
 
     def __init__(self, engine: sa.Engine) -> None:
@@ -46,16 +46,16 @@ class Rows:
         )
 
     def are_there(self) -> bool:
-        """Whether there are tables of Optuna; views, which may compute for ever, are none."""
+        """Whether Optuna's tables exist; views do not count, since they may compute for ever."""
         with self._engine.connect() as connection:
             return set(sa.inspect(connection).get_table_names()) >= TABLES
 
     def names(self) -> list[str]:
-        """Names of all studies, and of what else there is."""
+        """Names of all Optuna studies, including those of other programs."""
         return [_text(name) for (name,) in self._select(["study_name"], "FROM studies ORDER BY study_id")]
 
     def id_of(self, name: str) -> int | None:
-        """Optuna's number of a study, if it is there."""
+        """Optuna's id of a study, or None."""
         rows = list(self._select(["study_id"], "FROM studies WHERE study_name = :name", name=name))
         return int(rows[0][0]) if rows and rows[0][0].isdigit() and len(rows[0][0]) < 19 else None
 
@@ -65,7 +65,7 @@ class Rows:
         return {_text(key): value for key, value in self._select(["key", "value_json"], rest, number=number)}
 
     def trials(self, number: int, trial: int | None = None) -> list[TrialRow]:
-        """The trials of a study in their order, or the one of this number."""
+        """The trials of a study in their order, or only the one with this number."""
         of = "study_id = :number" + " AND trials.number = :trial" * (trial is not None)
         words = {"number": number} | ({} if trial is None else {"trial": trial})
         columns = ["trial_id", "number", "state", "datetime_start", "datetime_complete"]
@@ -75,7 +75,7 @@ class Rows:
         for owner, key, value in self._select(
             ["trial_id", "key", "value_json"], f"FROM trial_user_attributes WHERE {of}", **words
         ):
-            if owner in attributes:  # or it came between the two selects
+            if owner in attributes:  # else it was added between the two selects
                 attributes[owner][_text(key)] = value
         return [
             TrialRow(_text(number), _text(state), _seconds(_text(start), _text(end)), attributes[owner])
@@ -83,7 +83,7 @@ class Rows:
         ]
 
     def _select(self, columns: list[str], rest: str, **words: object) -> Iterator[tuple[bytes, ...]]:
-        """These columns as bytes, whatever the database takes them for; nothing where there is none."""
+        """These columns as bytes, regardless of their type in the database; empty for NULL."""
         raw = ", ".join(self._raw.format(column, MOST_BYTES + 1) for column in columns)
         with self._engine.connect() as connection:
             rows = connection.execute(sa.text(f"SELECT {raw} {rest}"), words).all()
@@ -97,5 +97,5 @@ def _text(value: bytes) -> str:
 def _seconds(start: str, end: str) -> float | None:
     try:
         return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
-    except (ValueError, TypeError):  # not ended; with a zone and without one
+    except (ValueError, TypeError):  # not ended; or only one of them has a time zone
         return None

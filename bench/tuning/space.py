@@ -17,14 +17,14 @@ from tasks import TASKS
 
 @dataclass(frozen=True)
 class Range:
-    """Values that are searched log-spaced, with 0 < low < high."""
+    """A range that is searched on a log scale, with 0 < low < high."""
 
     low: float
     high: float
 
 
 Axis = Range | tuple[Any, ...]
-"""A range, or these values alone."""
+"""A range, or a list of values."""
 Space = dict[str, Axis]
 """The searched settings, by dotted name (`opt.lr`)."""
 Point = Mapping[str, Any]
@@ -34,7 +34,7 @@ Key = str
 
 
 def point_key(point: Point) -> Key:
-    """The point as JSON, the same for equal points: names in order, numbers as floats."""
+    """The point as JSON, equal for equal points: sorted names, numbers as floats."""
     return json.dumps({name: _plain_number(value) for name, value in point.items()}, sort_keys=True)
 
 
@@ -43,30 +43,30 @@ def _plain_number(value: Any) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a number; True and False are none."""
+    """Whether it is a number; True and False are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any]]:
-    """The searched settings, and the others as given.
+    """The searched settings, and the fixed ones as given.
 
-    Searched are the hyperparameters that `OptimizerSpec.search` names, unless a word fixes them, and those to which a
-    word gives a range (`LOW:HIGH`), a grid of values (`LOW:HIGH:POINTS`) or a list (`A,B`). Those that the optimizer
-    names come first, in its order, whatever was said of them.
+    The search covers the hyperparameters in `OptimizerSpec.search` that `words` does not fix, and those with a range
+    (`LOW:HIGH`), a grid of values (`LOW:HIGH:POINTS`) or a list (`A,B`) in `words`. Those in `OptimizerSpec.search`
+    come first, in its order.
 
     Args:
         words: settings in dotted form.
         opt: the optimizer.
 
     Raises:
-        UserError: a hyperparameter is unknown, a range, grid or list is none, something else than a hyperparameter is
-            given several values, or nothing is left to search.
+        UserError: a hyperparameter is unknown; a range, grid or list is malformed; a setting other than a
+            hyperparameter has several values; or nothing is left to search.
     """
     if opt not in OPTIMIZERS:
         raise unknown("optimizer", opt, OPTIMIZERS)
     spec, task = OPTIMIZERS[opt], str(words.get("task", ""))
     options = all_optimizer_options(spec, words, "opt.")
-    other_rest = words.get(f"opt.{REST}", spec.rest) != spec.rest  # which has other values
+    other_rest = words.get(f"opt.{REST}", spec.rest) != spec.rest  # its search ranges differ
     own: Space = {
         f"opt.{name}": Range(axis.low, axis.high) if isinstance(axis, LogUniform) else axis
         for name, axis in spec.search.items()
@@ -126,7 +126,7 @@ def _values(key: str, raw: str, values: Sequence[Any], option: Option) -> tuple[
 
 
 def space_as_json(space: Space) -> list[dict[str, Any]]:
-    """The space as strict JSON can hold it, in its order."""
+    """The space in a form for strict JSON, in its order."""
     return [
         {"name": name, "low": axis.low, "high": axis.high}
         if isinstance(axis, Range)
@@ -136,7 +136,7 @@ def space_as_json(space: Space) -> list[dict[str, Any]]:
 
 
 def space_from_json(stored: Sequence[Mapping[str, Any]]) -> Space:
-    """The space that `space_as_json` gave."""
+    """The inverse of `space_as_json`."""
     return {
         axis["name"]: tuple(float(v["number"]) if isinstance(v, Mapping) else v for v in axis["values"])
         if "values" in axis

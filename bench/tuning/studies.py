@@ -1,4 +1,4 @@
-"""The studies of a database: SQLite on one machine, PostgreSQL on several. Only this and `study.py` name optuna."""
+"""The studies of a database: SQLite on one machine, PostgreSQL on several. Only this and `study.py` use optuna."""
 
 import fcntl
 import os
@@ -24,7 +24,7 @@ from bench.tuning.trials import Request, StudySpec, check_name
 from tasks.core.extras import not_installed
 
 HEARTBEAT_SECONDS = 15
-"""Seconds between heartbeats of a trial's worker; after four times as long its trial is repeated. Ours."""
+"""Seconds between heartbeats of a trial's worker; after four missed ones its trial is repeated. Ours."""
 T = TypeVar("T")
 _EXAMPLES = "sqlite:///studies.db or postgresql+psycopg://user:password@host/database"
 
@@ -32,7 +32,7 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 class NoDatabase(UserError):
-    """There is no file with studies.
+    """The database file does not exist.
 
     Args:
         shown: its URL.
@@ -52,21 +52,21 @@ class DamagedStudy(UserError):
 class Studies:
     """The studies of a database.
 
-    What is in it is read by `rows` and checked; only who writes has the storage of Optuna, `rdb`, which makes tables
-    and takes the lock, a file beside SQLite.
+    All reads go through `rows` and are checked. Only writers have Optuna's storage, `rdb`, which creates the tables,
+    and the lock (for SQLite, a file beside the database).
 
     Args:
         url: of SQLite (`sqlite:///path`) or PostgreSQL (`postgresql+psycopg://user:password@host/database`).
-        heartbeat: seconds between a worker's signs of life.
-        make: make the file of SQLite if it is not there.
-        read_only: leave the database, and the folder of SQLite, as they are; it must be there.
-        asked: the words that named the database, for messages; by default `--storage URL`.
+        heartbeat: seconds between heartbeats of a worker.
+        make: create the SQLite file if it does not exist.
+        read_only: do not change the database or SQLite's folder; it must exist.
+        asked: the option that named the database, for messages; by default `--storage URL`.
 
     Raises:
-        NoDatabase: the file is not there, and is not to be made.
-        UserError: the URL is none, its driver is missing, or the file cannot be made or is none; a password is not
-            shown.
-        RunFailed: no server answers.
+        NoDatabase: the file does not exist and must not be created.
+        UserError: the URL is invalid, its driver is missing, or the file cannot be created or is not a file. Messages
+            hide the password.
+        RunFailed: the server does not respond.
     """
 
     def __init__(
@@ -116,9 +116,9 @@ class Studies:
             if self._path is not None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
             self._engine = sa.create_engine(self.url, **options)
-            weakref.finalize(self, self._engine.dispose)  # or connections would end without a goodbye
+            weakref.finalize(self, self._engine.dispose)  # else connections would not be closed properly
             self.rows = Rows(self._engine)
-            with self.lock():  # two processes that make the tables at once would fail
+            with self.lock():  # else two processes could create the tables at once and fail
                 try:
                     self.rdb = RDBStorage(self.url.render_as_string(hide_password=False), engine_kwargs=options)
                 except RuntimeError as error:  # tables of another version of Optuna
@@ -127,7 +127,7 @@ class Studies:
             self._file = self._path and self._path.stat()
 
     def _reading(self, options: dict[str, Any]) -> sa.Engine:
-        """An engine that can only read."""
+        """A read-only engine."""
         if self._path is None:
             arguments = options["connect_args"] | {"options": "-c default_transaction_read_only=on"}
             return sa.create_engine(self.url, **options | {"connect_args": arguments})
@@ -149,34 +149,34 @@ class Studies:
 
     @property
     def _path(self) -> Path | None:
-        """The file of SQLite."""
+        """The SQLite file; None for PostgreSQL."""
         return Path(self.url.database or "") if self.url.get_backend_name() == "sqlite" else None
 
     def names(self) -> list[str]:
-        """Names of all studies, damaged ones too."""
+        """Names of all studies, including damaged ones."""
         return [name for name in self._all() if "bench" in self._attributes(name)]
 
     def _all(self) -> list[str]:
-        """Names of all that Optuna has in this database."""
+        """Names of all Optuna studies in this database."""
         with self.errors():
             return [] if self._empty else sorted(self.rows.names())
 
     def _attributes(self, name: str) -> dict[str, bytes]:
-        """What is stored of a study, as JSON; nothing if there is none of this name."""
+        """The attributes of a study, as JSON; empty if it does not exist."""
         with self.errors():
             number = None if self._empty else self.rows.id_of(name)
             return {} if number is None else self.rows.study(number)
 
     def request_of(self, name: str) -> Request:
-        """What is asked of a study.
+        """The current request to a study.
 
         Raises:
-            DamagedStudy: that cannot be read.
+            DamagedStudy: it cannot be read.
         """
         return self._parsed(name, Request, "request")
 
     def open(self, name: str) -> "Study":
-        """The study of this name.
+        """The study with this name.
 
         Raises:
             UserError: it does not exist.
@@ -188,10 +188,10 @@ class Studies:
         return study
 
     def create(self, spec: StudySpec, name: str | None = None) -> "Study":
-        """The study of this name, made if it is not there.
+        """The study with this name, created if it does not exist.
 
         Raises:
-            UserError: under this name there is a study of something else; the message says what differs.
+            UserError: a study with this name has other settings; the message says what differs.
         """
         name = spec.name if name is None else check_name(name)
         with self.errors(), self.lock():
@@ -207,7 +207,7 @@ class Studies:
                 self.rdb.set_study_user_attr(self.id_of(name), "request", Request().model_dump())
                 self.rdb.set_study_user_attr(
                     self.id_of(name), "bench", spec.model_dump(mode="json")
-                )  # last: now it is one
+                )  # last: only this attribute makes it one of our studies
                 return self.open(name)
         differences = spec.differences(study.spec)
         if differences:
@@ -224,7 +224,7 @@ class Studies:
             raise self._damaged(name, "its name is invalid")
         spec, request = self._parsed(name, StudySpec, "bench"), self.request_of(name)
         try:
-            if request.trials:  # else it was made, and nothing asked of it yet
+            if request.trials:  # else it was created, and nothing requested yet
                 spec.design.wanted({}, spec.mode, CONVERGED, request.trials, request.total)
         except UserError as error:
             raise self._damaged(name, f"request: {error}") from None
@@ -243,10 +243,10 @@ class Studies:
         )
 
     def id_of(self, name: str) -> int:
-        """Optuna's number of a study.
+        """Optuna's id of a study.
 
         Raises:
-            DamagedStudy: there is none.
+            DamagedStudy: it does not exist.
         """
         with self.errors():
             number = self.rows.id_of(name)
@@ -256,23 +256,23 @@ class Studies:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only process that changes studies; the lock goes with the process, however that ends."""
+        """Be the only process that changes studies; the lock is released even if the process is killed."""
         if self._path is not None:
             self._refuse_if_gone()
-            # A store that somebody else has made may hold a link of this name.
+            # A store from someone else may contain a symbolic link with this name.
             handle = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             with os.fdopen(handle, "r+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 yield
         else:
             with self._engine.begin() as connection:
-                # A machine that loses its power says no goodbye.
+                # A machine that loses power does not close its connection.
                 connection.execute(sa.text("SET LOCAL idle_in_transaction_session_timeout = '60s'"))
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(726173)"))
                 yield
 
     def _refuse_if_gone(self) -> None:
-        """Refuse to go on with a file that has no name any more: nobody could read what is written there."""
+        """Raise if the file was deleted or replaced: nobody could read further writes."""
         assert self._path is not None
         if self._file is not None and not (self._path.exists() and os.path.samestat(self._file, self._path.stat())):
             raise Stuck(
@@ -282,14 +282,14 @@ class Studies:
 
     @contextmanager
     def errors(self, *, opening: bool = False) -> Iterator[None]:
-        """Say what is wrong with the database in one line.
+        """Convert database errors into one line.
 
         Args:
-            opening: nothing has been done with it yet.
+            opening: the database is just being opened.
 
         Raises:
             UserError: it cannot be used.
-            RunFailed: it does not answer.
+            RunFailed: it does not respond.
         """
         try:
             yield

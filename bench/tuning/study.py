@@ -1,12 +1,11 @@
-"""A study: trials that many processes take from a database. With `studies.py` the only place that names optuna.
+"""A study: trials that many processes take from a database. Only this module and `studies.py` use optuna.
 
-It is a study of Optuna, so `optuna-dashboard` shows it, with one trial for each point of the search space. The runs of
-a trial are attributes of the trial, so that a study is complete without the store of runs. The winner's runs on fresh
-seeds are a study of their own beside it, one trial a seed.
+It is an Optuna study, so `optuna-dashboard` shows it, with one trial for each point of the search space. The runs of a
+trial are attributes of the trial, so that a study is complete without the store of runs. The winner's runs on fresh
+seeds form a second Optuna study, one trial per seed.
 
-The next action is a pure function of the study's content (`Study.advance`), and every change of a trial's
-state is made under one lock of the database that goes with its process. So no process is special: any may be killed at
-any time.
+The next action is a pure function of the study's content (`Study.advance`), and every change of a trial's state happens
+under one database lock, which is released when its process ends. So any process may be killed at any time.
 """
 
 import errno
@@ -53,33 +52,33 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 REFINE_ROUND = 2
-"""Trials that TPE suggests at once: more keep more workers busy and know less. Ours."""
+"""Trials that TPE suggests at once: more keep more workers busy, but use less information. Ours."""
 FRESH = " (fresh seeds)"
-"""What the name of the study beside a study ends in."""
+"""Suffix of the name of the Optuna study with fresh seeds."""
 _FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk is full")
 
 DIRECTIONS = {"min": optuna.study.StudyDirection.MINIMIZE, "max": optuna.study.StudyDirection.MAXIMIZE}
 
 
 class Stuck(RunFailed):
-    """Errors that need a person, such as a full disk: repeating would not help."""
+    """Errors that the user must fix, such as a full disk: retrying would not help."""
 
 
 def disk_full(error: BaseException) -> bool:
-    """Whether an error says that a disk is full; Arrow, SQLite and other processes have it as text alone."""
+    """Whether an error reports a full disk, judged by its text: Arrow, SQLite and other processes give no errno."""
     return any(words in str(error) for words in _FULL)
 
 
 class Study:
-    """A study that is there.
+    """An existing study.
 
     Args:
-        studies: where it lies.
-        name: its own.
-        spec: what it is.
+        studies: its database.
+        name: its name.
+        spec: its specification.
 
     Attributes:
-        damaged: trials that are left out, each with what is wrong with it.
+        damaged: why trials are ignored as damaged, by whether they are of fresh seeds, and number.
     """
 
     def __init__(self, studies: "Studies", name: str, spec: StudySpec) -> None:
@@ -90,20 +89,20 @@ class Study:
 
     @property
     def _rdb(self) -> RDBStorage:
-        """What writes; readers have none."""
+        """Optuna's storage, for writing; read-only studies have none."""
         return self.studies.rdb
 
     @property
     def request(self) -> Request:
-        """What is asked of it now."""
+        """The current request."""
         return self.studies.request_of(self.name)
 
     def admit(self, named: Mapping[str, Sequence[str]], command: Sequence[str]) -> None:
         """Let the study train with the code that it names.
 
         Args:
-            named: what the user has named, by kind: `task`, `opt`.
-            command: the user's words, for messages.
+            named: the code that the user has named, by kind: `task`, `opt`.
+            command: the user's command line, for messages.
 
         Raises:
             UserError: see `bench.plugins.allowed`.
@@ -112,12 +111,12 @@ class Study:
         self.spec = self.spec.model_copy(update=names)
 
     def ask(self, request: Request) -> Request:
-        """Ask for more: of each number the greater one holds; the latest word on the rest holds, if there is one."""
+        """Extend the request and return it: numbers never decrease, and other fields take the latest given value."""
 
         def grow() -> Request:
             old = self.request
             grown = {name: max(getattr(old, name), getattr(request, name)) for name in ("trials", "total", "refine")}
-            self.spec.design.wanted({}, self.spec.mode, CONVERGED, grown["trials"], grown["total"])  # or it refuses
+            self.spec.design.wanted({}, self.spec.mode, CONVERGED, grown["trials"], grown["total"])  # may raise
             latest = {name: getattr(request, name) or getattr(old, name) for name in ("out", "engine")}
             new = request.model_copy(update=grown | latest)
             self._rdb.set_study_user_attr(self._ids[False], "request", new.model_dump())
@@ -126,20 +125,20 @@ class Study:
         return self._insist(grow)
 
     def trials(self, *, fresh: bool | None = None) -> list[Trial]:
-        """All attempts at all trials in their order, those of the fresh seeds last; what is damaged is left out.
+        """All attempts at all trials in their order, those of fresh seeds last, without damaged ones.
 
         Args:
-            fresh: only those of the fresh seeds, or only the others.
+            fresh: only those of fresh seeds (True), or only the others (False).
         """
         return [trial for part in (False, True) if fresh in (None, part) for trial in self._read(part)]
 
     def _read(self, fresh: bool, number: int | None = None) -> list[Trial]:
-        """The trials of a part, or the one of this number, as far as they are whole."""
+        """The undamaged trials of a part, or only the one with this number."""
         with self.studies.errors():
             rows = self.studies.rows.trials(self._ids[fresh], number)
         trials = []
         for row in rows:
-            if "point" not in row.attributes:  # one that somebody added with Optuna's own tools is not one of ours
+            if "point" not in row.attributes:  # added with Optuna's own tools
                 continue
             try:
                 trials.append(read_trial(row, fresh, self.spec))
@@ -150,15 +149,15 @@ class Study:
     # -- what comes next ----------------------------------------------------------------------------------------------
 
     def scores(self, trials: Sequence[Trial]) -> tuple[dict[str, End], float]:
-        """What is known of the points, and below which losses count as equal.
+        """The known scores, and the bound below which losses count as equal.
 
         Args:
             trials: of the design, all attempts.
 
         Returns:
             Median over the seeds of the last evaluation on the selection split, by `point_key`: None if half of the
-            seeds diverged, a cap set the steps (`is_capped`), the trial was pruned, or all attempts failed. The bound
-            is `equal_below`.
+            seeds diverged, a cap set the step size (`is_capped`), the trial was pruned, or all attempts failed. The
+            bound is `equal_below`.
         """
         retries = self.request.retries
         runs = [run for trial in trials if trial.state == "completed" for run in trial.runs]
@@ -178,7 +177,7 @@ class Study:
         return known, equal_below(known.values(), self.spec.metric)
 
     def advance(self) -> list[Trial]:
-        """Add the trials that are wanted now and not there, free those of dead workers, and return all.
+        """Add the missing trials that are wanted now, release those of dead workers, and return all.
 
         Must be called under the lock.
         """
@@ -212,10 +211,10 @@ class Study:
         return [*trials, *fresh]
 
     def _dead(self, trial: Trial) -> str | None:
-        """Why the worker of a running trial is taken for dead, or None.
+        """Why the worker of a running trial is presumed dead, or None.
 
-        Of a worker on another machine only its beat can be seen. It must have stood still for as long as we have
-        watched it, without a pause: after an outage of the database, or of this machine, all beats are old.
+        For a worker on another machine only its heartbeat is visible. It must have stopped while this process watched
+        it without a pause: after an outage of the database, or of this machine, all heartbeats are old.
         """
         alive = lives(trial.worker)
         if alive is not None:
@@ -233,10 +232,10 @@ class Study:
         return self._insist(lambda: all(trial.state not in ("waiting", "running") for trial in self.advance()))
 
     def refuse_other_versions(self) -> None:
-        """Refuse to train for a study that another version of its task or optimizer began.
+        """Refuse to train for a study that began with another version of its task or optimizer.
 
         Raises:
-            UserError: with the versions.
+            UserError: the versions differ; the message has both.
         """
         spec = self.spec
         rest = OPTIMIZERS.own.get(str(spec.settings.get(f"opt.{REST}")))
@@ -248,7 +247,7 @@ class Study:
             )
 
     def best(self, trials: Sequence[Trial]) -> Trial | None:
-        """The trial with the best score, the middle one of equals along the main axis; None if none has a score."""
+        """The trial with the best score, of equals the middle one along the main axis; None if none has a score."""
         known, least = self.scores(trials)
         by_key = {point_key(trial.point): trial for trial in trials if trial.state == "completed"}
         best = self.spec.design.best([trial.point for trial in by_key.values()], known, self.spec.mode, least)
@@ -257,7 +256,7 @@ class Study:
     def _add(
         self, wishes: Sequence[tuple[Wanted, list[int]]], trials: Sequence[Trial], known: Mapping[str, End]
     ) -> bool:
-        """Enqueue the wishes that are neither known, nor waiting or running, nor tried too often."""
+        """Enqueue wishes without a score that are neither waiting nor running and have attempts left; whether any."""
         fresh = bool(wishes) and wishes[0][0].kind == "fresh"
         attempts: dict[tuple[str, tuple[int, ...]], list[State]] = {}
         for trial in trials:
@@ -272,7 +271,7 @@ class Study:
         return added
 
     def _suggest(self, known: Mapping[str, End], count: int) -> list[Point]:
-        """Points that TPE suggests around the best, from what is known."""
+        """Points that TPE suggests around the best, from the known scores."""
         trials = self.trials(fresh=False)
         best = self.best(trials)
         if best is None:
@@ -303,17 +302,17 @@ class Study:
     # -- a worker's part ----------------------------------------------------------------------------------------------
 
     def claim(self, worker: Mapping[str, Any], shared_by: int | None = None) -> list[Trial] | None:
-        """Take a waiting trial; an empty list if others still work, None if nothing is left to do.
+        """Take a waiting trial; an empty list if other workers still train, None if nothing is left to do.
 
         Args:
-            worker: who takes it (`bench.machine.this_process`).
-            shared_by: take many, so that so many workers have about the same number.
+            worker: the process that takes it (`bench.machine.this_process`).
+            shared_by: if given, take an equal share of the trials for this number of workers.
         """
 
         def take() -> list[Trial] | None:
             trials = self.advance()
             mine = [trial for trial in trials if trial.state == "running" and trial.worker == dict(worker)]
-            if mine:  # the database went away when we took them
+            if mine:  # the database failed just after this worker had taken them
                 return mine
             waiting = [trial for trial in trials if trial.state == "waiting"]
             waiting = [trial for trial in waiting if trial.fresh == waiting[0].fresh]
@@ -323,7 +322,7 @@ class Study:
             for trial in waiting:
                 number = self._id(trial)
                 self._rdb.set_trial_user_attr(number, "worker", dict(worker))
-                if trial.reason is not None:  # why it was given back
+                if trial.reason is not None:  # of an earlier return
                     self._rdb.set_trial_user_attr(number, "reason", None)
                 self._rdb.set_trial_state_values(number, TrialState.RUNNING)
                 trial.state, trial.worker, trial.reason = "running", dict(worker), None
@@ -332,7 +331,7 @@ class Study:
         return self._insist(take)
 
     def complete(self, trial: Trial, runs: Sequence[RunResult]) -> bool:
-        """Record the result of a trial; False if it was taken for dead meanwhile and given to another worker."""
+        """Record the result of a trial; False if its worker was presumed dead and another one got it."""
         value = seed_median([value_of(run, trial.fresh) for run in runs], self.spec.mode)
         worst = math.inf if self.spec.mode == "min" else -math.inf
         return self._insist(
@@ -344,18 +343,18 @@ class Study:
         return self._insist(lambda: self._end(trial, TrialState.PRUNED, runs=runs, reason=reason))
 
     def fail(self, trial: Trial, reason: str) -> bool:
-        """Record that an attempt came to nothing; `advance` tries again unless it was the last."""
+        """Record a failed attempt; `advance` retries unless it was the last."""
         return self._insist(lambda: self._end(trial, TrialState.FAIL, reason=reason))
 
     def give_back(self, trial: Trial, reason: str) -> bool:
-        """Put a trial back as if nobody had taken it: the worker was asked to stop."""
+        """Return a trial to the queue, since the worker was asked to stop; it does not count as an attempt."""
         return self._insist(lambda: self._end(trial, TrialState.WAITING, reason=reason))
 
     def report(self, trial: Trial, step: int, value: float) -> bool:
-        """Record an evaluation during a trial's first run, and say whether the trial is to be stopped.
+        """Record an evaluation during a trial's first run; whether to stop the trial.
 
-        It is if its best value so far is worse than the median of those of other completed trials at that step, four at
-        least. No evaluation is worth a run: if the database is away, nothing is recorded.
+        A trial is stopped if its best value so far is worse than the median of at least four completed trials at that
+        step. If the database is unavailable, nothing is recorded: an evaluation is not worth losing a run.
         """
         with suppress(UserError), self.studies.errors():
             self._rdb.set_trial_intermediate_value(self._id(trial), step, value)
@@ -368,7 +367,7 @@ class Study:
 
     @contextmanager
     def alive(self, trials: Sequence[Trial]) -> Iterator[None]:
-        """Give signs of life for these trials while the context lasts."""
+        """Send heartbeats for these trials while the context lasts."""
         done = threading.Event()
 
         def beat() -> None:
@@ -376,7 +375,7 @@ class Study:
             while not done.wait(self.studies.heartbeat):
                 count += 1
                 for trial in trials:
-                    with suppress(Exception):  # the database may be away for a while; the end of a trial insists
+                    with suppress(Exception):  # the database may be unavailable; the end of a trial retries
                         self._rdb.set_trial_user_attr(self._id(trial), "beat", count)
 
         thread = threading.Thread(target=beat, daemon=True)
@@ -388,7 +387,7 @@ class Study:
             thread.join()
 
     def _insist(self, change: Callable[[], T]) -> T:
-        """Make a change under the lock, and insist for a while if the database is away: nothing must be lost."""
+        """Make a change under the lock; retry for a while if the database is unavailable, so that nothing is lost."""
         for pause in (1, 2, 5, 10, 30, 60):
             try:
                 with self.studies.errors(), self.studies.lock():
@@ -417,7 +416,7 @@ class Study:
             kept = [_trimmed(run) for run in runs]
             try:
                 read_trial(_row(trial, state, kept), trial.fresh, self.spec)
-            except Damaged as error:  # nobody could read it, so that it would be repeated for ever
+            except Damaged as error:  # unreadable, so that it would be repeated for ever
                 state, value, reason = TrialState.FAIL, None, f"its result cannot be stored: {error.why}"
             else:
                 self._rdb.set_trial_user_attr(number, "runs", kept)
@@ -431,12 +430,12 @@ class Study:
 
 
 def capped_points(trials: Sequence[Trial]) -> set[Key]:
-    """The points that have no score since a step cap set their steps."""
+    """The points without a score because a step cap set their step size."""
     return {point_key(trial.point) for trial in trials if trial.state == "completed" and is_capped(trial.runs)}
 
 
 def _row(trial: Trial, state: TrialState, runs: list[dict[str, Any]]) -> TrialRow:
-    """A trial as it is stored once it has these runs."""
+    """A trial as stored with these runs."""
     own = {"point": trial.point, "kind": trial.kind, "seeds": trial.seeds, "runs": runs}
     attributes = {key: json.dumps(value).encode() for key, value in own.items()}
     return TrialRow(str(trial.number), state.name, None, attributes)
@@ -452,7 +451,7 @@ def _template(wish: Wanted, seeds: list[int], axes: Space) -> FrozenTrial:
 
 
 def _distribution(axis: Axis, value: Any = None) -> optuna.distributions.BaseDistribution:
-    """An axis as Optuna knows it, wide enough for the value: extensions leave the range."""
+    """An axis as an Optuna distribution that includes the value: extensions leave the range."""
     if not isinstance(axis, Range):
         return optuna.distributions.CategoricalDistribution(axis)
     ends = [axis.low, axis.high] + [value] * (value is not None)
@@ -464,13 +463,13 @@ def _within(value: Any, axis: Axis) -> bool:
 
 
 def value_of(run: RunResult, fresh: bool) -> End:
-    """The value of a run in a dashboard.
+    """The value of a run in Optuna's dashboard.
 
-    That is its last evaluation on the selection split, or the reported value of a fresh seed.
+    It is the last evaluation on the selection split, or the final value on the reporting split for a fresh seed.
 
     Args:
-        run: a run that has ended.
-        fresh: whether it is one of the winner's on fresh seeds.
+        run: a finished run.
+        fresh: whether it is a run of the winner on a fresh seed.
     """
     above = above_infimum([run])
     return final_value(run, above) if fresh else selected(run, above)

@@ -24,15 +24,15 @@ class StudyResult:
     """Results of a study, or of a smaller budget replayed from it.
 
     Attributes:
-        study: where from.
-        scored: the trials of the design that count, one for each point, in the order in which they were wanted.
-        refined: those that TPE added.
+        study: the study.
+        scored: the settled trials of the design, one for each point, in the order of the design.
+        refined: trials that TPE added.
         scores: of the points by `point_key`; None for those without one.
         best: the winner, or None if no trial has a score.
-        fresh: the winner's runs on the fresh seeds that are there.
-        fresh_failed: why others of them came to nothing, by seed.
-        lr_at_boundary: whether the best value of a range lies at the boundary of those tried.
-        missing: points that the budget would have tried and the study has not.
+        fresh: the winner's completed runs on fresh seeds.
+        fresh_failed: why runs on other fresh seeds failed, by seed.
+        lr_at_boundary: whether the best value of a range is at the boundary of the tried ones.
+        missing: number of points that the budget includes but the study has not tried.
     """
 
     study: Study
@@ -52,7 +52,7 @@ class StudyResult:
 
     @property
     def select_split(self) -> str:
-        """The split on which its trials were compared; empty if their records do not say it."""
+        """The split on which its trials were compared; empty if unknown."""
         splits = {run.select_split for run in self.runs}
         return splits.pop() if len(splits) == 1 else ""
 
@@ -68,7 +68,7 @@ class StudyResult:
 
     @property
     def metric_suffix(self) -> str:
-        """Follows the metric's name in a text; empty, or a space and words."""
+        """Text to append to the metric's name; may be empty."""
         return GAP * self.above_infimum
 
     @property
@@ -83,14 +83,14 @@ class StudyResult:
 
     @property
     def fresh_interval(self) -> Interval | None:
-        """Mean over the fresh seeds with its interval (`Measure.mean`); None if a seed diverged or none is there."""
+        """Mean over the fresh seeds with its interval (`Measure.mean`); None if a seed diverged or none has run."""
         return self.measure.mean(Group.of(self.fresh))
 
     @property
     def cost(self) -> dict[str, float]:
-        """Seconds of training and gradients of a batch (optimizer steps), of the trials and of the fresh seeds.
+        """Seconds of training and batch gradients (optimizer steps), of the trials and of the fresh seeds.
 
-        Attempts that came to nothing are left out.
+        Failed attempts are left out.
         """
         return {
             "trial_seconds": round(sum(run.wall_s for run in self.runs), 1),
@@ -104,11 +104,11 @@ def study_result(study: Study, budget: int | None = None) -> StudyResult:
     """The results of a study.
 
     Args:
-        study: any, finished or not.
-        budget: what so many trials of the design would have found, from what is stored; without refinement.
+        study: the study, finished or not.
+        budget: if given, the results that the first `budget` trials of the design would have had, without refinement.
 
     Raises:
-        UserError: the budget is none, or greater than what is stored.
+        UserError: no trials were requested, or the budget is not between 1 and the number of trials.
     """
     trials = study.trials()
     own = [trial for trial in trials if not trial.fresh]
@@ -145,7 +145,7 @@ def study_result(study: Study, budget: int | None = None) -> StudyResult:
 
 
 def missing_runs(found: StudyResult, store: Path) -> str | None:
-    """Which runs the study has and the store has not, or None."""
+    """A note on runs of the study that the store lacks, or None."""
     kept, runs = Store(store), [*found.runs, *found.fresh]
     gone = sum(kept.get(run.run_id) is None for run in runs)
     return (
@@ -159,7 +159,7 @@ def missing_runs(found: StudyResult, store: Path) -> str | None:
 
 
 def conditions(found: StudyResult) -> dict[str, str]:
-    """The settings of the study's runs, as words, that are not what a run has anyway: its budget, its device."""
+    """The non-default settings of the study's runs, as text: budget, device and others."""
     spec = found.study.spec
     own = {name: spec.settings[name] for name in spec.chosen if not name.startswith("opt.")}
     return {
@@ -170,12 +170,12 @@ def conditions(found: StudyResult) -> dict[str, str]:
 
 
 def analyse(found: StudyResult) -> sensitivity.Sensitivity:
-    """How the result depends on what was searched.
+    """How the result depends on the searched settings.
 
     Raises:
-        UserError: no run has ended.
+        UserError: no run has finished.
     """
     pruned = {run.run_id for trial in found.scored if trial.state == "pruned" for run in trial.runs}
-    state: Any = "pruned"  # which says more than `killed`
+    state: Any = "pruned"  # more informative than `killed`
     runs = [replace(run, status=state) if run.run_id in pruned else run for run in found.runs]
     return sensitivity.analyse(runs, list(found.study.spec.axes), found.study.spec.mode)

@@ -1,4 +1,4 @@
-"""Suites: tasks x optimizers, tuned at equal budgets and run on fresh seeds, as one plan that can be resumed."""
+"""Suites: tasks x optimizers, tuned with equal budgets and run on fresh seeds, as one resumable plan."""
 
 import math
 import sys
@@ -37,12 +37,12 @@ class Tune(NoBooleans):
     """How each optimizer is tuned.
 
     Attributes:
-        trials: points of each design; the usual number by default.
+        trials: number of points of each design (`bench.tuning.tune.default_trials` by default).
         seeds: of a trial: how many, or which.
         sampler: of the design.
         prune: stop bad trials early.
         retries: new attempts after a failed one.
-        total: trials that each gets at least, where its design can grow: those of a baseline that is there.
+        total: minimum number of trials for each optimizer whose design can grow, such as that of a stored baseline.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -80,7 +80,7 @@ class Suite(NoBooleans, BaseModel):
         """The studies, task by task.
 
         Args:
-            places: where data and store are.
+            places: paths of data and store.
 
         Raises:
             UserError: a setting is unknown or illegal, or budgets cannot be made equal.
@@ -102,7 +102,7 @@ class Suite(NoBooleans, BaseModel):
         runs = 0
         for spec in specs:
             seeds, retries = len(spec.seeds), self.tune.retries
-            request = make_request(spec.design, self.tune.trials, retries=retries, seeds=seeds)  # or it refuses
+            request = make_request(spec.design, self.tune.trials, retries=retries, seeds=seeds)  # raises if invalid
             runs += request.trials * seeds + len(spec.report_seeds)
         refuse_too_many(f"this suite of {len(specs)} studies", runs)
         fixed = [spec for spec in specs if not spec.design.can_grow]
@@ -115,7 +115,7 @@ class Suite(NoBooleans, BaseModel):
 
 
 def narrowed(parts: Sequence[Suite], tasks: Sequence[str] | None, opts: Sequence[str] | None) -> list[Suite]:
-    """The parts of a suite with some of its tasks and optimizers only; a part that has none of them is left out.
+    """The parts of a suite, restricted to some of its tasks and optimizers; empty parts are dropped.
 
     Args:
         parts: of the suite.
@@ -123,7 +123,7 @@ def narrowed(parts: Sequence[Suite], tasks: Sequence[str] | None, opts: Sequence
         opts: names; all if None.
 
     Raises:
-        UserError: no part has a task or an optimizer of that name.
+        UserError: no part has a task or an optimizer with that name.
     """
     for what, wanted, of in (("task", tasks, "tasks"), ("optimizer", opts, "optimizers")):
         known = list(dict.fromkeys(name for part in parts for name in getattr(part, of)))
@@ -171,14 +171,14 @@ KEYS = {
     "tune.retries": "how many, as 2",
     "tune.total": "how many, as 9",
 }
-"""What each key of a suite's file takes."""
+"""Valid values of each key in a suite's file."""
 
 
 def load(name: str) -> list[Suite]:
-    """A suite from a file, or by the name of one that is shipped; its parts, if it has any.
+    """Load a suite from a file or by the name of a shipped one, as a list of its parts.
 
     Raises:
-        UserError: there is none, or it says something that it cannot mean.
+        UserError: it does not exist or is invalid.
     """
     shipped = {path.stem: path for path in (configs_folder() / "suites").glob("*.yaml")}
     path = shipped.get(name, Path(name))
@@ -211,10 +211,10 @@ class Step:
     """A study of the plan.
 
     Attributes:
-        spec: what is tuned.
-        trials: points that are wanted as far as is known, and how many of them are there.
-        fresh: fresh seeds, and how many of them have been run.
-        seconds: what is left to train takes about so long on one worker.
+        spec: its specification.
+        trials: number of points wanted so far, and of those with a score.
+        fresh: number of fresh seeds, and of those that have run.
+        seconds: estimated time of the remaining runs on one worker.
     """
 
     spec: StudySpec
@@ -224,20 +224,20 @@ class Step:
 
     @property
     def runs_left(self) -> int:
-        """Runs that are still to be made."""
+        """Number of remaining runs."""
         return (self.trials[0] - self.trials[1]) * len(self.spec.seeds) + self.fresh[0] - self.fresh[1]
 
 
 def plan(
     suite: Suite, studies: Studies | None, places: Mapping[str, Any], measure: Callable[[StudySpec], float]
 ) -> list[Step]:
-    """The plan of a suite, and its stored part.
+    """The plan of a suite, with the stored part of each study.
 
     Args:
-        suite: what to do.
-        studies: where its studies are; None if nothing is there yet.
-        places: where data and store are.
-        measure: seconds of a run of a study of which none is stored.
+        suite: the suite.
+        studies: the database of its studies; None if it does not exist yet.
+        places: paths of data and store.
+        measure: estimates the seconds of a run, for studies without stored runs.
     """
     steps = []
     for spec in suite.specs(places):
@@ -257,10 +257,10 @@ def plan(
 
 
 def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], float]:
-    """Seconds of a study's run, from the time of some steps in a plain loop; those of one task count as equal.
+    """A function that estimates the seconds of a study's run by timing some steps; one estimate for all optimizers.
 
     Args:
-        places: where data and store are.
+        places: paths of data and store.
         threads: of a worker.
     """
     with doing("importing torch"):
@@ -309,7 +309,7 @@ def plan_lines(steps: Sequence[Step], workers: int) -> list[str]:
     ]
 
 
-# -- carrying it out --------------------------------------------------------------------------------------------------
+# -- execution --------------------------------------------------------------------------------------------------------
 
 
 def carry_out(
@@ -318,14 +318,14 @@ def carry_out(
     """Tune, top up to equal budgets, and run the winners; None if a signal asked to stop.
 
     Args:
-        suite: what to do.
-        studies: where its studies are.
-        places: where data and store are.
-        workers: who trains.
-        progress: whether to say how far it is, on standard error.
+        suite: the suite.
+        studies: the database of its studies.
+        places: paths of data and store.
+        workers: the workers that train.
+        progress: whether to show progress on standard error.
 
     Raises:
-        UserError: something cannot be made; what was made is stored.
+        UserError: a run cannot be trained; finished runs are stored.
     """
     specs = suite.specs(places)
     asked = [make_request(spec.design, suite.tune.trials, retries=suite.tune.retries, report=False) for spec in specs]

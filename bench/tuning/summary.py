@@ -90,13 +90,13 @@ def _fresh(found: StudyResult) -> str:
 
 
 def seeds_in_words(seeds: Sequence[int]) -> str:
-    """`0 to 4` for a row of three or more, else `0, 7`."""
+    """`0 to 4` for three or more consecutive seeds, else `0, 7`."""
     row = len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
     return f"{seeds[0]} to {seeds[-1]}" if row else ", ".join(map(str, seeds))
 
 
 def as_json(found: StudyResult) -> dict[str, Any]:
-    """The results as strict JSON."""
+    """The results in a form for strict JSON."""
     spec, interval = found.study.spec, found.fresh_interval
     return plain(
         {

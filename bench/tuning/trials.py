@@ -25,9 +25,9 @@ from optimizers.plugins import bare, slug
 
 State = Literal["waiting", "running", "completed", "pruned", "failed"]
 MOST_AXES = 20
-"""Settings that a study may search. Ours."""
+"""Maximum number of settings that a study searches. Ours."""
 Value = Annotated[int, Field(gt=-(2**63), lt=2**63)] | float | str | bool | None
-"""One of a hyperparameter."""
+"""A value of a hyperparameter."""
 End = Annotated[float, Field(ge=1e-100, le=1e100)]
 
 
@@ -66,19 +66,19 @@ else:
 
 
 class StudySpec(BaseModel):
-    """The specification of a study, with all that readers need to show it without imports.
+    """The specification of a study, with everything needed to show it without imports.
 
     Attributes:
-        task, opt, versions: what is tuned, with the versions of the two and of the optimizer for the `rest`, and of
-            plug-ins their `task_package` and `opt_package`.
-        metric: what is compared.
+        task, opt, versions: what is tuned, with the versions of the task, the optimizer, and the optimizer for the
+            `rest`; for plug-ins also `task_package` and `opt_package`.
+        metric: the compared metric.
         mode: whether it is better when smaller or larger.
         settings: all settings of its runs that are not searched, in dotted form.
-        chosen: those of them that are not what a run of task and optimizer has anyway.
-        space: what is searched, as `bench.tuning.space.space_as_json` gives it.
+        chosen: names of the non-default ones among them.
+        space: the search space, in the form of `bench.tuning.space.space_as_json`.
         sampler: `grid` or `qmc`.
         seeds: of the trials.
-        report_seeds: of the winner's runs afterwards; none of `seeds`.
+        report_seeds: of the winner's runs afterwards; disjoint from `seeds`.
         prune: whether trials worse than the median of the others are stopped early.
     """
 
@@ -117,13 +117,13 @@ class StudySpec(BaseModel):
 
     @property
     def name(self) -> str:
-        """`task-opt-hash`: the name of the study if nobody gives another."""
+        """`task-opt-hash`: the default name of the study."""
         digest = hashlib.sha256(self.model_dump_json().encode()).hexdigest()
         return f"{slug(self.task)}-{slug(self.opt)}-{digest[:8]}"
 
     @property
     def names(self) -> dict[str, str]:
-        """What is to be imported to train, by kind."""
+        """Names of the code to import for training, by kind."""
         return {"task": self.task, "opt": self.opt}
 
     @property
@@ -142,12 +142,12 @@ class StudySpec(BaseModel):
         return space_from_json(self.space)
 
     def config(self, point: Point, seed: int, places: Mapping[str, Any]) -> RunConfig:
-        """The run of a point with a seed.
+        """The configuration of a point with a seed.
 
         Args:
-            point: settings that are searched.
-            seed: of instance, initialisation and, unless the study sets it apart, the order of the samples.
-            places: where data and store are.
+            point: the searched settings.
+            seed: of instance, initialisation and, unless the study fixes `data_seed`, data order.
+            places: paths of data and store.
 
         Raises:
             UserError: a value is illegal.
@@ -158,14 +158,14 @@ class StudySpec(BaseModel):
         """A run from the middle of the space, with its device decided.
 
         Raises:
-            UserError: the device is not there.
+            UserError: the device does not exist.
         """
         values = {name: axis[0] for name, axis in self.axes.items() if not isinstance(axis, Range)}
         middle = {name: math.sqrt(axis.low * axis.high) for name, axis in self.axes.items() if isinstance(axis, Range)}
         return on_device(self.config(values | middle, self.seeds[0], places))
 
     def differences(self, other: "StudySpec") -> list[str]:
-        """What differs, a line each: `name: here / there`."""
+        """The differences, one line each: `name: VALUE there, VALUE now`."""
         mine, others = _flat(self.model_dump(mode="json")), _flat(other.model_dump(mode="json"))
         return [
             f"{name}: {others.get(name, 'nothing')} there, {mine.get(name, 'nothing')} now"
@@ -175,16 +175,16 @@ class StudySpec(BaseModel):
 
 
 class Request(BaseModel):
-    """The request of a study; it only grows.
+    """The request to a study; its numbers of trials only grow.
 
     Attributes:
-        trials: points of its design.
-        total: points including extensions; a suite tops studies up to the same number.
-        refine: trials that TPE adds at the end.
-        retries: how often a trial is tried again that came to nothing.
+        trials: number of points of its design.
+        total: number of points including extensions; a suite tops studies up to the same number.
+        refine: number of trials that TPE adds at the end.
+        retries: how often a failed trial is repeated.
         report: whether the winner is run on the fresh seeds.
         out: the folder for its settings and plot, if one was named.
-        engine: how its trials are trained, if somebody has said so; as in `bench.tuning.worker.Worker`.
+        engine: the requested engine of its trials, if any (`bench.execute.Engine`).
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -204,14 +204,14 @@ class Trial:
 
     Attributes:
         number: in the Optuna study.
-        state: `failed` if the attempt came to nothing; a later trial may have the same point.
+        state: `failed` if the attempt failed; a later trial may have the same point.
         point: settings in dotted form.
         kind: `design`, `extension`, `top-up`, `refinement` or `fresh`.
         seeds: of its runs.
-        runs: what came of them; without evaluations but the last.
+        runs: their records, with only the last evaluation.
         reason: why it failed, was pruned or given back.
-        worker: who has it, or had it last.
-        beat: the last sign of life of that worker, if it has given one.
+        worker: the process that has it, or had it last.
+        beat: number of the worker's last heartbeat, if any.
         seconds: from its claim to its end, if it has ended.
         fresh: whether it belongs to the fresh seeds.
     """
@@ -230,13 +230,13 @@ class Trial:
 
     @property
     def key(self) -> tuple[str, tuple[int, ...]]:
-        """What only this trial and its other attempts have."""
+        """Identifies the trial; equal for all its attempts."""
         return point_key(self.point), tuple(self.seeds)
 
 
 @with_config(ConfigDict(extra="allow"))
 class _Process(TypedDict):
-    """`bench.machine.this_process`, as far as anything is done with it."""
+    """`bench.machine.this_process`, with the checked fields."""
 
     pid: Annotated[int, Field(gt=0, lt=2**31)]
     started: str | None
@@ -244,7 +244,7 @@ class _Process(TypedDict):
 
 @dataclass
 class _Attributes:
-    """Those of a trial that are ours."""
+    """The attributes of a trial that this suite writes."""
 
     __pydantic_config__ = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
@@ -258,10 +258,10 @@ class _Attributes:
 
 
 def read_trial(row: TrialRow, fresh: bool, spec: StudySpec) -> Trial:
-    """A trial of a study from what is stored of it.
+    """A trial of a study from its stored row.
 
     Raises:
-        Damaged: it is none, or contradicts the study.
+        Damaged: it is invalid, or contradicts the study.
     """
     where = Path(f"trial {row.number}{' of the fresh seeds' * fresh}")
     text = b"{%s}" % b",".join(b"%s:%s" % (json.dumps(key).encode(), value) for key, value in row.attributes.items())
@@ -287,7 +287,7 @@ def read_trial(row: TrialRow, fresh: bool, spec: StudySpec) -> Trial:
 
 
 def _wrong(trial: Trial, spec: StudySpec) -> str | None:
-    """What of a trial does not belong to its study, or None."""
+    """Why a trial does not belong to its study, or None."""
     axes = spec.axes
     if trial.point.keys() != axes.keys() or not all(_lies_on(axes[name], value) for name, value in trial.point.items()):
         return "its point is outside the study's space"
@@ -322,9 +322,12 @@ def _lies_on(axis: Axis, value: Any) -> bool:
 
 
 def versions_of(task: Any, opt: Any, rest: Any) -> dict[str, int | str]:
-    """Versions of a task, an optimizer and that for the rest, and packages of plug-ins, from the registries' entries.
+    """Versions of a task, an optimizer and the optimizer for the rest, and packages of plug-ins.
 
-    What is None has none.
+    Args:
+        task: its entry in the registry, or None.
+        opt: likewise.
+        rest: likewise.
     """
     there = {"task": task, "opt": opt, "rest": rest}
     versions = {kind: getattr(spec, "version", None) for kind, spec in there.items()}
@@ -333,10 +336,10 @@ def versions_of(task: Any, opt: Any, rest: Any) -> dict[str, int | str]:
 
 
 def check_name(name: str) -> str:
-    """The name, if a study can have it.
+    """The name, if it is valid for a study.
 
     Raises:
-        UserError: it cannot.
+        UserError: it is invalid.
     """
     if not is_file_name(name):
         raise UserError(

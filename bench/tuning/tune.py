@@ -1,4 +1,4 @@
-"""Tuning: from words to a study, and from a study to workers that carry it out."""
+"""Tuning: from settings to a study, and from a study to its workers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,9 +28,9 @@ from optimizers.plugins import absolute
 from tasks import TASKS
 
 GRID_POINTS = 9
-"""Values of the searched range for which nothing is said: four decades in half decades. Ours."""
+"""Default number of values of a searched range: four decades in half decades. Ours."""
 TUNING_SEEDS = 1000
-"""The first of the seeds that trials have if only their number is given; reports begin with 0. Ours."""
+"""First seed of trials if only the number of seeds is given; reports begin with 0. Ours."""
 
 
 def make_spec(
@@ -42,19 +42,19 @@ def make_spec(
     prune: bool,
     places: Mapping[str, Any],
 ) -> StudySpec:
-    """A study.
+    """The specification of a new study.
 
     Args:
-        words: settings in dotted form; of hyperparameters ranges and lists of values too
+        words: settings in dotted form; hyperparameters may have ranges and lists of values
             (`bench.tuning.space.read_space`).
-        sampler: of the design; by default a grid, or quasi-random points where several ranges are searched.
+        sampler: of the design; a grid by default.
         seeds: of the trials.
         report_seeds: of the winner.
         prune: stop bad trials early.
-        places: where data and store are, and settings that words win over.
+        places: paths of data and store, and defaults that `words` override.
 
     Raises:
-        UserError: a setting is unknown or illegal, there is nothing to search, or a seed has both uses.
+        UserError: a setting is unknown or illegal, there is nothing to search, or a seed is in both lists.
     """
     for name, known in (("task", TASKS), ("opt", OPTIMIZERS)):
         if not words.get(name):
@@ -99,20 +99,20 @@ def make_spec(
 
 
 def tuning_seeds(text: str) -> list[int]:
-    """Seeds of trials: how many (`2` is 1000 and 1001, which no report has by default), or which (`5,6` or `10:15`).
+    """Seeds of trials: how many (`2`: 1000 and 1001, which no report uses by default), or which (`5,6` or `10:15`).
 
     Raises:
-        UserError: it is neither, or a seed is there twice.
+        UserError: it is neither, or a seed is given twice.
     """
     seeds = reporting_seeds(text, "--seeds")
     return [TUNING_SEEDS + seed for seed in seeds] if counts_seeds(text) else seeds
 
 
 def reporting_seeds(text: str, option: str = "--report_seeds") -> list[int]:
-    """Seeds of a report: how many (`5` is 0 to 4), or which (`5,6` or `10:15`).
+    """Seeds of a report: how many (`5`: 0 to 4), or which (`5,6` or `10:15`).
 
     Raises:
-        UserError: it is neither, or a seed is there twice.
+        UserError: it is neither, or a seed is given twice.
     """
     seeds = read_seeds(text, option, 5)
     if "," in text:
@@ -121,10 +121,10 @@ def reporting_seeds(text: str, option: str = "--report_seeds") -> list[int]:
 
 
 def refuse_twice(where: str, values: Sequence[Any]) -> None:
-    """Refuse a list that names something twice.
+    """Refuse a list with duplicates.
 
     Raises:
-        UserError: it does.
+        UserError: a value is given twice.
     """
     there = set()
     for value in values:
@@ -134,9 +134,10 @@ def refuse_twice(where: str, values: Sequence[Any]) -> None:
 
 
 def default_trials(design: Design) -> int:
-    """Points of a design for which nothing is said: nine, or as many more as whole combinations of values need.
+    """The default number of points of a design: nine, rounded up to whole combinations of the listed values.
 
-    Equal for all, since a method with more to tune must not have more trials for it. Values alone are their product.
+    It is the same for all methods: one with more hyperparameters must not get more trials. A design of lists alone has
+    all their combinations.
     """
     values = math.prod(len(axis) for axis in design.space.values() if not isinstance(axis, Range))
     ranges = any(isinstance(axis, Range) for axis in design.space.values())
@@ -156,20 +157,20 @@ def make_request(
     engine: Engine | None = None,
     seeds: int = 1,
 ) -> Request:
-    """What is asked of a study.
+    """The request to a study.
 
     Args:
         design: of the study.
-        trials: in all.
-        tpe: those beyond a grid of the usual size are refinements by TPE.
+        trials: total number of trials.
+        tpe: trials beyond the default number are refinements by TPE.
         retries: new attempts after a failed one.
         report: run the winner on fresh seeds.
-        out: the folder that the result was asked for in, if any was.
-        engine: how trials are to be trained, if that was said.
-        seeds: of each trial.
+        out: the requested folder of the result, if any.
+        engine: the requested engine of the trials, if any.
+        seeds: number of seeds of each trial.
 
     Raises:
-        UserError: the numbers are no design.
+        UserError: no design has such numbers.
     """
     if retries < 0:
         raise UserError(f"--retries {retries}: it must be at least 0")
@@ -182,13 +183,13 @@ def make_request(
     trials = usual if trials is None else trials
     refuse_too_many(f"{counted(trials, 'trial')} of {counted(seeds, 'seed')}", trials * seeds)
     refine = trials - usual if tpe else 0
-    design.wanted({}, "min", CONVERGED, trials - refine)  # or it refuses, before there is a study
+    design.wanted({}, "min", CONVERGED, trials - refine)  # raises before the study is created
     place = None if out is None else str(out.absolute())
     return Request(trials=trials - refine, refine=refine, retries=retries, report=report, out=place, engine=engine)
 
 
 def promise(spec: StudySpec, trials: int) -> str:
-    """What a study will try, in words: a grid is not bounded by the range that it lies around."""
+    """What a study will try, in words; a grid is centred on its range and may exceed it."""
     text = f"{counted(trials, 'trial')} of {counted(len(spec.seeds), 'seed')}"
     steps = iter(("half decades", *["decades"] * len(spec.axes)))
     for name, axis in spec.axes.items():
@@ -203,18 +204,18 @@ def promise(spec: StudySpec, trials: int) -> str:
 
 
 def work(study: Study, workers: str, places: Mapping[str, Any], effort: Effort, progress: TuningProgress) -> bool:
-    """Carry a study out with workers on this machine; False if a signal asked to stop.
+    """Complete a study with workers on this machine; False if a signal asked to stop.
 
     Args:
-        study: what to do.
+        study: the study.
         workers: how many, or `auto`.
-        places: where data and store are.
-        effort: how runs are made.
-        progress: shows what they do.
+        places: paths of data and store.
+        effort: how runs are executed.
+        progress: shows what the workers do.
 
     Raises:
-        UserError: there are not so many devices, or trials cannot be made here.
-        RunFailed: workers die as soon as they are started.
+        UserError: there are too few devices, or trials cannot be trained here.
+        RunFailed: workers die at start.
     """
     study.refuse_other_versions()
     cut = slots(workers, study.spec.typical(places), study.request.trials)
@@ -232,16 +233,16 @@ def slurm_script(
     """A script for `sbatch` that works on a study.
 
     Args:
-        name: of the study; it need not be there yet.
+        name: of the study; it need not exist yet.
         spec: of the study.
         trials: of its design.
         workers: tasks of the array, or `auto`.
-        places: where data and store are, on a file system that all nodes see.
-        effort: how runs are made.
+        places: paths of data and store, on a file system that all nodes see.
+        effort: how runs are executed.
         options: further options of sbatch, as typed.
 
     Raises:
-        UserError: the number of workers is none, or a path cannot be written in a script.
+        UserError: a run needs several machines, an option is malformed, or sbatch cannot read a path.
     """
     count = array_size(workers, trials)
     if spec.trainer.num_nodes > 1:

@@ -20,7 +20,7 @@ from optimizers.plugins import slug
 
 
 def tuned_yaml(found: StudyResult) -> str:
-    """The winner as `configs/tuned/<task>/<optimizer>.yaml` holds it, with where it comes from.
+    """The winner's settings with their provenance, as the content of `configs/tuned/<task>/<optimizer>.yaml`.
 
     Raises:
         UserError: there is no winner.
@@ -31,10 +31,10 @@ def tuned_yaml(found: StudyResult) -> str:
         raise UserError(f"study {found.study.name}: no trial has a score, so there is nothing to write")
     spec, run = found.study.spec, found.best.runs[0]
     fixed = [name for name in spec.chosen if name.startswith("opt.")]
-    # Parsed once more by the run, so that numbers are numbers.
+    # The run has parsed the options, so that numbers are numbers.
     options = run.config["opt_options"]
     values = {name[4:]: options[name[4:]] for name in (*fixed, *found.best.point)}
-    # Defaults may change, and what was tuned may not with them.
+    # Defaults are written too: later changes of them must not change tuned settings.
     values |= {k: v for k, v in options.items() if v is not None and v is not False and v != TASK_VALUE}
     where = run.environment.get("gpu") or run.environment.get("cpu")
     machine = f"{where}, " * bool(where) + f"{run.environment.get('threads')} threads a run"
@@ -104,12 +104,12 @@ def _tried(trial: Trial, score: End) -> str:
 
 
 def tuned_path(folder: Path, spec: StudySpec) -> Path:
-    """Where the settings of a study lie."""
+    """The path of the settings of a study."""
     return folder / slug(spec.task) / f"{slug(spec.opt)}.yaml"
 
 
 def replaced(folder: Path, found: StudyResult) -> str | None:
-    """What is lost when the settings are written there, or None: those of another study, or of none."""
+    """A note if writing the settings replaces a file of another study, or of none; else None."""
     path = tuned_path(folder, found.study.spec)
     if not path.is_file():
         return None
@@ -127,9 +127,9 @@ def write(folder: Path, found: StudyResult, command: str) -> list[Path]:
     """Write `TASK/OPT.yaml`, and `TASK/OPT/sensitivity.{md,csv,png,pdf}`.
 
     Args:
-        folder: made if it is not there.
-        found: what to write.
-        command: what made it.
+        folder: created if needed.
+        found: the results to write.
+        command: the command that computed them.
 
     Raises:
         UserError: the folder cannot be written, or there is no winner.
@@ -149,7 +149,7 @@ def write(folder: Path, found: StudyResult, command: str) -> list[Path]:
 
 
 def remember(found: StudyResult, store: Path) -> None:
-    """Leave the study's record in a store, so that boards need no database.
+    """Write the study's record into a store, so that boards need no database.
 
     Raises:
         RunFailed: the disk is full or unavailable.
@@ -183,6 +183,6 @@ def remember(found: StudyResult, store: Path) -> None:
     path = study_path(store, found.study.name)
     with disk_errors(store):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.parent.is_symlink():  # of a store that somebody else has made
+        if path.parent.is_symlink():  # in a store from someone else
             raise RunFailed(f"{path.parent} is a symbolic link, and links are not followed; replace it by a folder")
         write_json(path, vars(record), indent=1)

@@ -1,7 +1,7 @@
 """A worker: takes trials of a study, trains them, and records results, until nothing is left to do.
 
-Many workers share a study, on one machine or several. A worker that is asked to stop (SIGTERM, Ctrl-C, the end of
-whoever started it) gives its trial back; one that dies is noticed by the others.
+Many workers share a study, on one machine or several. A worker that is asked to stop (SIGTERM, Ctrl-C, the end of its
+parent process) gives its trial back; the other workers notice one that dies.
 """
 
 import json
@@ -33,23 +33,23 @@ from bench.tuning.study import Stuck, Study, disk_full, value_of
 from bench.tuning.trials import Trial
 
 Tell = Callable[[Mapping[str, Any]], None]
-"""Takes what a supervisor may want to know of a worker: `trial`, `step`, `ended`, `say`."""
+"""Sends an event to the parent process: `trial`, `step`, `ended`, `say` and others."""
 
 IDLE_SECONDS = 1.0
-"""Seconds between looks at a study in which only others have work. Ours."""
+"""Seconds between checks of a study in which only other workers have work. Ours."""
 MOST_FAILURES = 3
-"""Points that come to nothing, with no success between, before a worker says that its machine is to blame. Ours."""
+"""Points that fail here, without a success between, before a worker gives up. Ours."""
 
 
 class Worker:
-    """Works on a study until nothing is left to do, and then perhaps on another.
+    """Works on one or more studies, each until nothing is left to do.
 
     Args:
-        places: where data and store are.
-        tell: takes what happens.
-        effort: how runs are made.
-        shared_by: workers that share the trials where lanes take many at once.
-        processes: so many processes of this machine share the memory of a device.
+        places: paths of data and store.
+        tell: called with events.
+        effort: how runs are executed.
+        shared_by: number of workers that share the trials; used if lanes take many at once.
+        processes: number of processes of this machine that share the memory of a device.
     """
 
     def __init__(
@@ -66,13 +66,12 @@ class Worker:
         """Take trials of a study until none is left; False if a signal asked to stop.
 
         Raises:
-            UserError: trials cannot be made here (data are missing, a device is not there, the store cannot be
-                written).
-            RunFailed: several attempts in a row came to nothing.
+            UserError: trials cannot be trained here (data or a device are missing, the store cannot be written).
+            RunFailed: several attempts in a row failed.
         """
         study.refuse_other_versions()
         self.study = study
-        if study.finished():  # or its first trials are there now
+        if study.finished():  # this call also creates the first trials
             return True
         with self.stop.listening():
             lanes: int | None = None
@@ -95,7 +94,7 @@ class Worker:
         return [on_device(self.study.spec.config(trial.point, seed, self.places)) for seed in trial.seeds]
 
     def _lanes(self) -> int | None:
-        """How many lanes pay: 0 if none do, None while nothing waits by which to tell."""
+        """The number of lanes to use: 0 if lanes do not pay, None while no trial waits to decide by."""
         waiting = [trial for trial in self.study.trials() if trial.state == "waiting"]
         if not waiting:
             return None
@@ -112,7 +111,7 @@ class Worker:
         return choice.width if choice.lanes else 0
 
     def _make(self, trials: Sequence[Trial], lanes: int | None) -> int | None:
-        """Train the trials; what goes wrong is recorded with them. Returns how many lanes the next ones have."""
+        """Train the trials and record failures with them. Returns the number of lanes for the next ones."""
         trials = [trial for trial in trials if self._legal(trial)]
         if not trials:
             return lanes
@@ -133,9 +132,9 @@ class Worker:
                 if full:
                     raise RunFailed(f"the disk is full: {made.removesuffix(MAKE_ROOM)}{MAKE_ROOM}") from None
                 raise
-            if not isinstance(error, RunFailed):  # an attempt like any other, or it would be repeated for ever
+            if not isinstance(error, RunFailed):  # counts as a failed attempt, else it would be repeated for ever
                 traceback.print_exc()
-            elif len(trials) > 1:  # one of them may have broken all
+            elif len(trials) > 1:  # one of them may have caused the failure of all
                 self.tell({"say": f"{made}; continuing with one trial at a time"})
                 for trial in trials:
                     self.study.give_back(trial, made)
@@ -166,9 +165,9 @@ class Worker:
         return lanes
 
     def _legal(self, trial: Trial) -> bool:
-        """Whether a trial can be made.
+        """Whether a trial can be trained; fails it if not.
 
-        An extension may lead beyond a hyperparameter's legal range; the trial has then failed.
+        An extension may leave a hyperparameter's legal range.
         """
         try:
             for config in self._configs(trial):
@@ -193,7 +192,7 @@ class Worker:
         return [[by_id[config.run_id] for config in self._configs(trial)] for trial in trials]
 
     def _one_by_one(self, trial: Trial) -> list[list[RunResult]] | None:
-        """The runs of a trial in a list of its own; None if a signal asked to stop."""
+        """The runs of one trial, as a list of one list; None if a signal asked to stop."""
         results: list[RunResult] = []
         for config in self._configs(trial):
             ranks = config.trainer.ranks
@@ -217,8 +216,8 @@ class Worker:
             except KeyboardInterrupt:
                 if not self.stop.pruned:
                     raise
-                self.stop.pruned = self.stop.signal = None  # too late: the run was over
-            except RunBusy:  # whoever had this trial before us may not have noticed yet that we have it
+                self.stop.pruned = self.stop.signal = None  # too late: the run had ended
+            except RunBusy:  # the trial's previous worker may not have noticed yet that it lost the trial
                 time.sleep(IDLE_SECONDS)
         return None
 
@@ -228,16 +227,16 @@ class Worker:
         while (stored := store.get(config.run_id)) is not None and stored.status == "running":
             if self.stop.signal is not None:
                 return None
-            time.sleep(IDLE_SECONDS)  # its worker died, and it has not
+            time.sleep(IDLE_SECONDS)  # its worker died, but the run continues
         if stored is not None and stored.finished:
             return stored
         path = config.store / f"{config.run_id}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         settings = settings_of(config.model_dump(mode="json", exclude={"data", "store", "logger"}))
-        path.write_text(json.dumps(settings), "utf-8")  # which is YAML
+        path.write_text(json.dumps(settings), "utf-8")  # JSON is valid YAML
         command = bench_command("fit", "--config", str(path), "--json")
         command += ["--store", str(config.store), "--data", str(config.data)]
-        with tempfile.TemporaryFile("w+") as said:  # no pipe, which would be full one day
+        with tempfile.TemporaryFile("w+") as said:  # not a pipe, which could fill up
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True)
             asked = False
             try:
@@ -249,7 +248,7 @@ class Worker:
             finally:
                 path.unlink(missing_ok=True)
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # what is left of its ranks
+                    os.killpg(process.pid, signal.SIGKILL)  # remaining ranks
                 process.wait()
             said.seek(0)
             lines = said.read().strip().splitlines()
@@ -263,7 +262,7 @@ class Worker:
 
 
 class _Shown(Progress):
-    """Tells how far a run is, and stops it where its trial is pruned."""
+    """Reports the progress of a run, and stops it if its trial is pruned."""
 
     def __init__(self, total: int, label: str, worker: Worker, trial: Trial, seed: int, first: bool) -> None:
         super().__init__(total, label, enabled=False)
@@ -298,7 +297,7 @@ class _Shown(Progress):
 
 
 class _LanesShown(SweepProgress):
-    """Tells how far lanes are."""
+    """Reports the progress of lanes."""
 
     def __init__(self, tell: Tell, study: Study) -> None:
         super().__init__("lanes", study.spec.mode, enabled=False)

@@ -1,4 +1,4 @@
-"""Worker processes on this machine that carry studies out."""
+"""Worker processes on this machine that work on studies."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,12 +19,12 @@ class Workers:
     """Worker processes on this machine, which work on one study after another.
 
     Args:
-        studies: where the studies are.
-        slots: what each worker has.
-        places: where data and store are.
-        effort: how runs are made.
-        named: what they are told that they may import (`bench.plugins.naming`), of the studies that are to come.
-        shared_by: how many workers share the trials, on all machines; by default those of this one.
+        studies: the database of the studies.
+        slots: resources of each worker.
+        places: paths of data and store.
+        effort: how runs are executed.
+        named: arguments that name the code that workers may import (`bench.plugins.naming`), for all studies to come.
+        shared_by: number of workers that share the trials, on all machines; by default those of this one.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Workers:
         words = ["worker", "--events", *effort.words(), "--processes", str(sharing(slots))]
         words += ["--shared-by", str(shared_by or len(slots)), *named]
         words += [word for name, place in places.items() for word in (f"--{name}", str(place))]
-        # Not among the words, which everybody on the machine can read.
+        # Not an argument: every user of the machine can read those.
         environment = {"BENCH_STORAGE": studies.url.render_as_string(hide_password=False)}
         self._pool = Pool(words, dict(enumerate(slots)), environment)
 
@@ -50,19 +50,19 @@ class Workers:
         self._pool.__exit__(kind, *error)
 
     def work(self, study: Study, progress: TuningProgress) -> bool:
-        """Let them work until nothing is left to do; False if a signal asked to stop, and then they have ended.
+        """Let them work until nothing is left to do; False if a signal asked to stop, once they have ended.
 
         Args:
-            study: what to work on.
+            study: the study.
             progress: shows what they do.
 
         Raises:
-            UserError: a worker says that trials cannot be made here.
-            RunFailed: workers die as soon as they are started.
+            UserError: a worker reports that trials cannot be trained here.
+            RunFailed: workers die at start.
         """
 
         def count() -> None:
-            with suppress(RunFailed):  # the database is away; what is shown can wait
+            with suppress(RunFailed):  # the database is unavailable; the display can wait
                 progress.counted(study.trials(), study.request.trials)
 
         def hear(slot: int, event: Event) -> None:
@@ -72,7 +72,7 @@ class Workers:
 
         def died(worker: WorkerProcess, how: str) -> None:
             for trial in study.trials():
-                # The same number on another machine is another process.
+                # Another machine may have a process with the same id.
                 ours = trial.worker.get("pid") == worker.process.pid and lives(trial.worker) is False
                 if trial.state == "running" and ours:
                     study.fail(trial, f"its worker died ({how})")

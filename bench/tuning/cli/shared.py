@@ -1,4 +1,4 @@
-"""What the commands around studies share: their database, and the page that shows a study."""
+"""Shared parts of the commands for studies: the database, and the output of a study."""
 
 import shlex
 from pathlib import Path
@@ -24,7 +24,7 @@ def show(
     command: str = "",
     store: Path | None = None,
 ) -> int:
-    """Print what a study has found, and write it if there are places for it."""
+    """Print the results of a study, and write them if `out` or `store` is given; the exit code."""
     from bench.tuning import summary, tuned
     from bench.tuning.study_result import analyse, missing_runs, study_result
 
@@ -48,16 +48,16 @@ def show(
 
 
 def warn_of(study: "Study") -> bool:
-    """Name the trials that were left out because they are damaged; whether there are any."""
+    """Warn of trials that are ignored as damaged; whether there are any."""
     for what in study.damaged.values():
         remark("warning", f"{what}; it is ignored")
     return bool(study.damaged)
 
 
 def open_studies(args: Args, *, make: bool = True, read_only: bool = False) -> "Studies":
-    """The database that `--storage` names, else the store's own.
+    """The database that `--storage` names, by default that of the store.
 
-    It must exist without `make`, and if it is only read.
+    Without `make`, or with `read_only`, it must exist.
 
     Raises:
         UserError: it cannot be opened.
@@ -66,16 +66,16 @@ def open_studies(args: Args, *, make: bool = True, read_only: bool = False) -> "
 
     from bench.tuning.studies import Studies
 
-    own = URL.create("sqlite", database=str(args.store / "studies.db"))  # as text a ? in it would end the path
+    own = URL.create("sqlite", database=str(args.store / "studies.db"))  # in a URL string, a ? would end the path
     asked = None if args.storage else f"--store {args.store}"
     return Studies(args.storage or own, make=make, read_only=read_only, asked=asked)
 
 
 def need_server(args: Args) -> None:
-    """Refuse a Slurm array without the address of a database that its tasks can share.
+    """Refuse a Slurm array without the URL of a database that its tasks can share.
 
     Raises:
-        UserError: it does not exist.
+        UserError: no URL is given.
     """
     if args.slurm and args.storage is None and not args.print:
         raise UserError(
@@ -85,12 +85,12 @@ def need_server(args: Args) -> None:
 
 
 def as_typed(command: str, words: list[str]) -> list[str]:
-    """The words of a command to give again, without the database if its address may hold a password."""
+    """The words to repeat a command, without the database if its URL may contain a password."""
     return ["bench", command, *(without_storage(words) if "@" in " ".join(words) else words)]
 
 
 def without_storage(words: list[str]) -> list[str]:
-    """The words without the database, whose password is nobody's business."""
+    """The words without the database, whose URL may contain a password."""
     kept, skip = [], False
     for word in words:
         if not skip and not word.startswith("--storage"):
@@ -100,7 +100,7 @@ def without_storage(words: list[str]) -> list[str]:
 
 
 def _use(found: "StudyResult", out: Path | None) -> str:
-    """The command that trains as the winner was trained."""
+    """The command that trains with the winner's settings."""
     from bench.tuning.study_result import conditions
     from bench.tuning.tuned import tuned_path
 

@@ -42,7 +42,7 @@ def main(words: list[str]) -> int:
             study = studies.open(name)
             found = study_result(study)
             damaged |= warn_of(study)
-        except RunFailed:  # the database has gone away
+        except RunFailed:  # the database has become unavailable
             raise
         except UserError as error:
             rows[name] = {"error": str(error)}

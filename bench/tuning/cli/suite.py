@@ -59,7 +59,7 @@ def main(words: list[str]) -> int:
     if args.plan:
         return show_plan(args, parts, places, cut)
     if not args.train_only:
-        check_output(args.out)  # before hours of training
+        check_output(args.out)  # fail before hours of training
     done = train(args, parts, open_studies(args), places, cut, max(args.shared_by or 1, len(cut)))
     if done is None:
         note(STOPPED)
@@ -82,13 +82,13 @@ def main(words: list[str]) -> int:
 
 
 def show_plan(args: Args, parts: "Sequence[Suite]", places: Mapping[str, Path], cut: Sequence["Slot"]) -> int:
-    """Print what a suite would do, what of it is stored, and about how long the rest takes.
+    """Print what a suite would run, which part is stored, and the estimated time of the rest.
 
     Args:
-        args: where its studies are, and whether JSON is asked for.
+        args: of the command (`storage`, `store`, `json`).
         parts: of the suite, in order.
-        places: where data and store are.
-        cut: what each worker has.
+        places: paths of data and store.
+        cut: resources of each worker.
 
     Raises:
         UserError: budgets cannot be made equal, or data are missing.
@@ -119,19 +119,19 @@ def train(
     *,
     progress: bool = True,
 ) -> "list[Study] | None":
-    """Carry a suite out with workers of this machine; None if a signal asked to stop.
+    """Run a suite with workers on this machine; None if a signal asked to stop.
 
     Args:
-        args: how runs are made.
+        args: of the command (`engine`, `width`, `memory`).
         parts: of the suite, in order.
-        studies: where its studies are.
-        places: where data and store are.
-        cut: what each worker has.
-        shared_by: workers that share the trials, on all machines.
-        progress: whether to say how far it is.
+        studies: the database of its studies.
+        places: paths of data and store.
+        cut: resources of each worker.
+        shared_by: number of workers that share the trials, on all machines.
+        progress: whether to show progress.
 
     Raises:
-        UserError: something cannot be made; what was made is stored.
+        UserError: a run cannot be trained; finished runs are stored.
     """
     from bench.plugins import naming
     from bench.tuning import suite
@@ -149,7 +149,7 @@ def train(
 
 
 def _slurm(args: Args, parts: Sequence["Suite"], places: Mapping[str, Path]) -> int:
-    """Submit an array of which each task gives this command, and so shares the work; or print its script."""
+    """Submit an array whose tasks all run this command and share the work; or print its script."""
     cells = [(spec, part.tune.trials) for part in parts for spec in part.specs(places)]
     file = str(Path(args.file).absolute()) if Path(args.file).is_file() else args.file
     chosen = [word for name in ("task", "opt") if (own := getattr(args, name)) for word in (f"--{name}", ",".join(own))]
@@ -164,17 +164,17 @@ def submit_array(
     cells: "Sequence[tuple[StudySpec, int | None]]",
     places: Mapping[str, Path],
 ) -> int:
-    """Submit an array of which each task gives a command, and so shares its work; or print the script.
+    """Submit an array whose tasks all run one command and share its work; or print the script.
 
     Args:
-        args: how (`workers`, `sbatch`, `print`, `storage`, `engine`, `memory`, `width`).
+        args: of the command (`workers`, `sbatch`, `print`, `storage`, `engine`, `memory`, `width`).
         name: of the array.
-        words: of the command, without what says how runs are made and where.
-        cells: studies, each with the trials that were asked for.
-        places: where data and store are.
+        words: of the command, without options for execution and paths.
+        cells: studies, each with the requested number of trials.
+        places: paths of data and store.
 
     Raises:
-        UserError: tasks cannot share a database, or a run wants several machines.
+        UserError: tasks cannot share a database, or a run needs several machines.
     """
     from bench.execute.elsewhere import refuse_json
     from bench.execute.slurm import absolute_places, array_size, options_of, script, submit

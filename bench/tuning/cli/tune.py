@@ -55,7 +55,7 @@ def main(words: list[str]) -> int:
     elif not args.create:
         typical = spec.typical(places)
         check_early(typical)
-        slots(args.workers, typical)  # refuses what this machine has not
+        slots(args.workers, typical)  # raises if this machine lacks the devices
     if args.dry_run:
         points = [w.point for w in spec.design.wanted({}, spec.mode, CONVERGED, request.trials, request.total)]
         if args.json:
@@ -74,7 +74,7 @@ def main(words: list[str]) -> int:
             )
         return 0
     if not args.create:
-        check_output(out)  # before hours of training
+        check_output(out)  # fail before hours of training
     if study is None:
         study = open_studies(args).create(spec, args.name)
     stored = study.ask(request)
@@ -106,15 +106,15 @@ def main(words: list[str]) -> int:
 
 
 AGAIN = 5.0
-"""Seconds after which an interrupt comes again where nobody listens: Python loses one that is raised while it collects
-garbage. Ours."""
+"""Seconds after which an interrupt without a handler is repeated: Python loses one that is raised during garbage
+collection. Ours."""
 
 
 @contextmanager
 def deadline(seconds: float | None) -> Iterator[Callable[[], bool]]:
-    """Interrupt what is done here after so many seconds, as Ctrl-C would; whether that has happened.
+    """Interrupt the context after `seconds`, as Ctrl-C would; yields a function: whether that has happened.
 
-    Where nobody listens to signals yet, or any more, the interrupt ends the context and goes no further.
+    Without a signal handler, as before and after training, the interrupt ends the context without an error.
     """
     over: list[int] = []
 
@@ -140,16 +140,16 @@ def deadline(seconds: float | None) -> Iterator[Callable[[], bool]]:
 
 
 def trials_of(args: Args, seeds: int, fresh: int, studies: int = 1) -> int | None:
-    """How many trials are asked for, by their number or that of their runs.
+    """The requested number of trials, given directly or as a budget of runs; None if not given.
 
     Args:
         args: with `trials` and `budget`.
-        seeds: of a trial.
-        fresh: seeds of the winner.
-        studies: that share the budget.
+        seeds: number of seeds of a trial.
+        fresh: number of fresh seeds of the winner.
+        studies: number of studies that share the budget.
 
     Raises:
-        UserError: they are asked for in two ways, or the budget is less than one trial.
+        UserError: both are given, or the budget is less than one trial.
     """
     runs = args.budget and args.budget.runs
     if not runs:
@@ -168,7 +168,7 @@ def trials_of(args: Args, seeds: int, fresh: int, studies: int = 1) -> int | Non
 
 
 class Asked(NamedTuple):
-    """What a command asks for, and the study that it names, if it goes on with one."""
+    """The request of a command, and the study that it continues, if any."""
 
     study: "Study | None"
     spec: "StudySpec"
@@ -178,7 +178,7 @@ class Asked(NamedTuple):
 
 
 def _of_study(args: Args, settings: dict[str, Any], words: list[str]) -> Asked:
-    """As the study was asked for, but for what is given."""
+    """The request to an existing study, with the options given now."""
     from bench.tuning.tune import make_request
 
     tpe = args.sampler == "tpe"
@@ -207,10 +207,10 @@ def _of_study(args: Args, settings: dict[str, Any], words: list[str]) -> Asked:
 
 
 def _remembered(out: str | None) -> Path:
-    """Where a study's settings go; one that somebody else made may name any place.
+    """The folder for a study's settings; a study from someone else may name any path.
 
     Raises:
-        UserError: it names one outside this folder.
+        UserError: it is outside the current folder.
     """
     path = Path(out or "tuned")
     if not path.resolve().is_relative_to(Path.cwd().resolve()):
@@ -219,7 +219,7 @@ def _remembered(out: str | None) -> Path:
 
 
 def of_words(args: Args, settings: dict[str, Any], places: dict[str, Path]) -> Asked:
-    """A new study, or one that this command has begun before."""
+    """The request to a new study, or to one that the same command began earlier."""
     from bench.tuning.trials import check_name
     from bench.tuning.tune import make_request, make_spec, reporting_seeds, tuning_seeds
 

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def main(words: list[str]) -> int:
-    """`bench worker` with these words: 0 nothing is left to do, 130 stopped.
+    """`bench worker` with these words: 0 done, 1 trials are damaged, 130 stopped.
 
     Raises:
         UserError: the request is invalid.
     """
-    if words[:1] == ["--cuts"]:  # of `bench.execute`, started by the suite alone
+    if words[:1] == ["--cuts"]:  # internal: a worker of `bench.execute`
         from bench.execute import child
 
         return child.main()
@@ -63,7 +63,7 @@ def main(words: list[str]) -> int:
             tuned.remember(study_result(each), args.store)
             tell({"done": each.name})
             damaged |= study is not None and warn_of(each)
-            if worker.stop.signal is not None:  # it came with the last trial
+            if worker.stop.signal is not None:  # it came during the last trial
                 return 130
     return int(damaged)
 
