@@ -19,7 +19,8 @@ class Averaging:
 
      - `ema`: a <- a + (1 - d) / (1 - d^t) (w - a) after the t-th step, so that after the first one a = w (Kingma and
        Ba, arXiv 1412.6980, section 7.2);
-     - `lawa`: the mean of the latest k snapshots, taken every n steps, and w before the first one (Kaddour, arXiv 2209.14981; Sanyal et al., arXiv 2306.03241).
+     - `lawa`: the mean of the latest k snapshots, taken every n steps, and w before the first one (Kaddour, arXiv
+       2209.14981; Sanyal et al., arXiv 2306.03241).
 
     Attributes:
         kind: the formula.

@@ -62,7 +62,7 @@ def _fetch(hub: Hub | None, split: str, path: Path) -> None:
         raise LookupError(not_installed("datasets", "hub")) from None
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
-    get_hf_file_metadata(hf_hub_url(hub.name, "README.md", repo_type="dataset"), timeout=10)  # fails fast, as for the tokenizer
+    get_hf_file_metadata(hf_hub_url(hub.name, "README.md", repo_type="dataset"), timeout=10)  # fails fast
     more = {} if hub.revision is None else {"revision": hub.revision}
     rows = load_dataset(hub.name, hub.configuration, split=hub.splits[split], **more)
     path.parent.mkdir(parents=True, exist_ok=True)

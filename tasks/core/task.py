@@ -105,7 +105,7 @@ class Task(pl.LightningModule, ABC):
     def measure_at(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Measurements of the weights during training: a pure function of weights and data.
 
-        It never synchronises with the host. Many points of the run are measured together, which is cheap for small models.
+        It never synchronises with the host. Many points of the run are measured together: cheap for small models.
 
         Args:
             weights: parameters by name, each with a leading dimension of K points; without gradients, unsharded.

@@ -111,7 +111,7 @@ class Encoder(Task):
         count: int = num_heads or config.num_attention_heads
         shown = f"{width=}" if scratch else f"the model's width of {config.hidden_size}"
         size = head_size(attention, config.hidden_size, count, head_dim, length=longest or None, shown=shown)
-        config.num_attention_heads = count if attention == "standard" else 1  # other kinds replace it below, so any valid count will do
+        config.num_attention_heads = count if attention == "standard" else 1  # other kinds are replaced: any will do
         if dropout is not None:
             config.hidden_dropout_prob = config.attention_probs_dropout_prob = config.classifier_dropout = dropout
         config.num_labels, config.use_cache = data.num_classes, False

@@ -162,7 +162,7 @@ class CorpusData(TaskData):
         return [name for name, corpus in CORPORA.items() if (root / corpus.folder).is_dir()]
 
     def facts(self) -> dict[str, Any]:
-        """Facts that identify the stream: digests of files, validation text and tokenizer, numbers of tokens and bytes."""
+        """Facts that identify the stream: digests of files, validation text and tokenizer; tokens and bytes."""
         return {
             "files": {name: value[:16] for name, value in self._digests.items()},
             "validation": self._packed["val"]["sha256"][:16],
