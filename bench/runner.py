@@ -103,7 +103,7 @@ def _run(
     task, training = build(config)
     result = new_result(config, task, training, plan, tuned_by)
     if config.trainer.compile == "auto" and (why := why_not_compiled(config)):
-        say_once(f"--trainer.compile auto: {why}; going on without it")
+        say_once(f"--trainer.compile auto: {why}; continuing without it")
     loggers = _loggers(config) if main else []  # before the run begins: it may complain, and it writes nothing yet
     # All ranks find the same; an attempt has the checkpoint of the one before it, which stays until the run has ended.
     checkpoint = store.checkpoint(config.run_id) if resume and not rerun else None

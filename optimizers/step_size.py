@@ -119,7 +119,7 @@ class StepSizeOptimizer(CheckedOptimizer):
 
 
 def safe_divide(numerator: Tensor | float, norm: Tensor) -> Tensor:
-    """Return numerator / norm, at most the largest finite number; 0 for norm 0, so that a zero gradient gives no NaN."""
+    """Return numerator / norm, at most the largest finite number; 0 for norm 0, so a zero gradient gives no NaN."""
     # `float / tensor` multiplies by the reciprocal, which may overflow where the quotient does not.
     numerator = numerator if isinstance(numerator, Tensor) else torch.full_like(norm, numerator)
     return torch.where(norm > 0, numerator / norm, 0.0).clamp(max=torch.finfo(norm.dtype).max)

@@ -97,7 +97,7 @@ class Trial:
             why = (str(error).strip().splitlines() or [type(error).__name__])[0]
             if self.mode == "step":
                 raise CompileError(why) from error
-            self._end(f"torch.compile does not work here ({why}); going on without it")
+            self._end(f"torch.compile does not work here ({why}); continuing without it")
             return found
         self._settle()
         self.seconds.append(time.perf_counter() - begun)
