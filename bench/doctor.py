@@ -361,7 +361,7 @@ def store_diagnoses(store: Path) -> list[Diagnosis]:
     place = _nearest(store)
     found: list[Diagnosis] = []
     try:
-        with tempfile.TemporaryFile(dir=place):  # permissions alone are not enough on network and read-only file systems
+        with tempfile.TemporaryFile(dir=place):  # permissions are not enough on network or read-only file systems
             pass
     except OSError as error:
         fix = "permit it, or choose another with --store DIR or BENCH_STORE"

@@ -76,7 +76,7 @@ def type_name(kind: Any) -> str:
 
 
 def is_stray_boolean(value: Any, kind: Any) -> bool:
-    """Whether a value is a boolean, or a list with one, and the type allows none (pydantic would convert it to 0 or 1)."""
+    """Whether a value is a boolean, or a list with one, and the type allows none (pydantic converts it to 0 or 1)."""
     values = value if isinstance(value, list | tuple) else [value]
     return any(isinstance(each, bool) for each in values) and not _takes_boolean(kind)
 

@@ -30,8 +30,8 @@ def allowed(
 ) -> dict[str, str]:
     """The names under which the task and the optimizer of a record may be imported; nothing is imported yet.
 
-    Records are untrusted. So a file or a module is imported only if the user names it too and its digest is the recorded
-    one. Entry points of installed packages need not be named.
+    Records are untrusted. So a file or a module is imported only if the user names it too and its digest is the
+    recorded one. Entry points of installed packages need not be named.
 
     Args:
         recorded: the two names.
