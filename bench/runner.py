@@ -261,7 +261,7 @@ def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
         # Lightning would silently use bf16 on a CPU.
         precision = {"plugins": [MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))]}
     if config.precision == "64-true":
-        precision = {"plugins": [DoublePrecision()]}  # given by name, Lightning refuses it under FSDP2, although it works
+        precision = {"plugins": [DoublePrecision()]}  # by name Lightning refuses it under FSDP2, although it works
     strategy: Any = "auto" if ranks == 1 else "ddp"
     if options.strategy == "fsdp":
         strategy = ShardedStrategy(ranks)

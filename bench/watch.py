@@ -22,8 +22,8 @@ SATURATING = 0.5
 """One step from more than this share of the full gradient's largest norm to 0 has saturated the model. Ours.
 
 A converging method passes through all magnitudes: on the tasks of the theory the built-in ones reach 0 from less than
-1e-80 of it, at their defaults and tuned settings. In float64 a saturating step is a factor of 1e154 at once, which moves
-logits by more than 350. For a loss with a flat part (hinge), the last samples have a small share too.
+1e-80 of it, at their defaults and tuned settings. In float64 a saturating step is a factor of 1e154 at once, which
+moves logits by more than 350. For a loss with a flat part (hinge), the last samples have a small share too.
 """
 
 

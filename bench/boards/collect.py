@@ -84,8 +84,8 @@ def collect(
         tasks: names to keep; None for all.
         opts: likewise; the reference is read too, but not shown.
         only: settings, in dotted form, that runs must have, as words; `versions.torch` and `engine` too.
-        settings: of each optimizer on each problem: `best` selects the tuned settings; else the best of several with the
-            same seeds, as from a sweep; else the defaults, else settings by hand if there is only one; `tuned`,
+        settings: of each optimizer on each problem: `best` selects the tuned settings; else the best of several with
+            the same seeds, as from a sweep; else the defaults, else settings by hand if there is only one; `tuned`,
             `default` or `all` selects these.
         mixed_versions: allow runs of several versions together.
         reference: the fixed optimizer of comparison; None for each problem's own.

@@ -254,7 +254,7 @@ def _distinguish(entries: Iterable[Entry]) -> None:
 def differing(entry: Entry, own: Sequence[Entry]) -> str:
     """The hyperparameters and the source that distinguish an entry from others of its optimizer, in words."""
     others = [other.options for other in own if other.opt == entry.opt]
-    alike = [other for other in others if other.get(REST) == entry.options.get(REST)]  # only their `rest.lr` are comparable
+    alike = [other for other in others if other.get(REST) == entry.options.get(REST)]  # with the same rest
     names = [
         name
         for name in dict.fromkeys(name for other in others for name in other)

@@ -131,9 +131,9 @@ def compared_by(problem: Problem, ref: Entry | None, metric: Measure) -> tuple[M
     The measure is then the number of steps to the target; runs that miss it have no value.
 
     Args:
-        problem: what was trained.
+        problem: the problem.
         ref: the reference.
-        metric: the final one.
+        metric: the final metric.
     """
     floor = [] if ref is None else [v == CONVERGED for v in metric.values(ref)]
     said = None
