@@ -102,9 +102,9 @@ def _of_logarithms(found: Interval) -> Interval:
 def noisier_interval(values: ArrayLike, more: Iterable[tuple[float, int]], *, log: bool = False) -> Interval:
     """The 95 % t-interval of a mean with noise that its values do not show.
 
-    Variances add up, with Satterthwaite's degrees of freedom of the sum (1946). These may exceed those of the values, so
-    the interval is kept at least as wide as `t_interval`, or `geometric_interval`; without further noise it equals
-    them.
+    Variances add up, with Satterthwaite's degrees of freedom of the sum (1946). These may exceed those of the values,
+    so the interval is kept at least as wide as `t_interval`, or `geometric_interval`; without further noise it
+    equals them.
 
     Args:
         values: one for each seed, shape (N,) with N >= 1, finite; positive, if log.

@@ -1,5 +1,4 @@
-"""One head fitted to given attention weights: which weights a head of a given size can represent (paper C, theorem 1).
-"""
+"""One head fitted to given attention weights: what a head of a given size can represent (paper C, theorem 1)."""
 
 import math
 from collections.abc import Mapping
