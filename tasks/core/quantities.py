@@ -26,7 +26,7 @@ HEADS = {
 """Of each head, as `NAME_lLAYER_hHEAD`, counted from 0."""
 MODEL = {
     "sharpness": "largest eigenvalue of the Hessian H of the loss on a quarter of a batch, at most 32 samples, by 12"
-    " Lanczos steps (from below); 2 by the step size is the edge of stability of gradient descent (Cohen et al., arXiv"
+    " Lanczos steps (from below); 2 / step size is the edge of stability of gradient descent (Cohen et al., arXiv"
     " 2103.00065)",
     "curvature": "u^T H u / ||u||^2 along the last update u",
     "edge": "u^T H u / (u^T H u - g^T u) along the last update u, with g the gradient after it: step size times"
