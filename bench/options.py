@@ -208,8 +208,8 @@ def imported_options(cls: Any, skip: int = 1) -> dict[str, Option]:
     """The keyword arguments of an imported class, in the form of `read_options`.
 
     If the constructor passes `**keywords` on, those of its base classes count as well; their required arguments count
-    only if it passes `*arguments` on too, since else it sets them itself. Arguments whose types or defaults cannot be
-    written on the command line (functions, modules) are left out and keep their defaults.
+    only if it passes `*arguments` on too, since it sets them itself otherwise. Arguments whose types or defaults cannot
+    be written on the command line (functions, modules) are left out and keep their defaults.
 
     Args:
         cls: a class.

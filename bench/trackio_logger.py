@@ -47,7 +47,7 @@ class TrackioLogger(Logger):
             self._run.log({name: float(value) for name, value in metrics.items()}, step=step)
 
     def finalize(self, status: str) -> None:
-        """Send what is left and close the run."""
+        """Send the rest and close the run."""
         if self._run is not None:
             with redirect_stdout(sys.stderr):
                 self._trackio.finish()  # the current run, so that no run is finished again at exit

@@ -67,7 +67,7 @@ class MoMo(StepSizeOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Tensor | float | None = None) -> Any:
-        """Make one step; `.grad` must hold the gradient of the whole batch and the loss must be of that batch.
+        """Take one step; `.grad` must hold the gradient of the whole batch and the loss must be of that batch.
 
         Args:
             closure: re-evaluates the model and returns the loss, averaged like the gradient.

@@ -92,7 +92,7 @@ class Muon(CheckedOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one step; `.grad` must hold the gradient of the whole batch.
+        """Take one step; `.grad` must hold the gradient of the whole batch.
 
         Args:
             closure: optional; re-evaluates the model and returns the loss.

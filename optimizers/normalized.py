@@ -56,7 +56,7 @@ class SNGD(StepSizeOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, loss_grad_norm: Tensor | None = None) -> Any:
-        """Make one step; `.grad` must hold the gradient of the whole batch.
+        """Take one step; `.grad` must hold the gradient of the whole batch.
 
         Args:
             closure: optional; re-evaluates the model and returns the loss.
@@ -177,7 +177,7 @@ class SeparateNGD(CheckedOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one step; `.grad` must hold the gradient of the whole batch. Returns what the closure did, else None."""
+        """Take one step; `.grad` must hold the gradient of the whole batch. Returns what the closure did, else None."""
         loss = run_closure(closure)
         for group in self.param_groups:
             group["steps"] += 1

@@ -78,7 +78,7 @@ class SPS(StepSizeOptimizer):
         loss: Tensor | float | None = None,
         loss_grad_norm: Tensor | None = None,
     ) -> Any:
-        """Make one step; `.grad` must hold the gradient of the whole batch and the loss must be of that batch.
+        """Take one step; `.grad` must hold the gradient of the whole batch and the loss must be of that batch.
 
         Args:
             closure: re-evaluates the model and returns the loss, averaged like the gradient (not divided by the
@@ -222,7 +222,7 @@ class LengthSPS(StepSizeOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, loss_grad_norm: Tensor | None = None) -> Any:
-        """Make one step; `.grad` must hold the gradient of the loss that the closure returns.
+        """Take one step; `.grad` must hold the gradient of the loss that the closure returns.
 
         Args:
             closure: re-evaluates the model and returns the loss.

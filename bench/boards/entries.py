@@ -73,7 +73,7 @@ class Entry(Group):
         default: whether these are the default settings, which may have won a study too.
         source: digest of its source if that may change under the same name and version; else empty.
         studies: the studies that it won; the one with most trials first.
-        best_of: number of settings of which it is the best, chosen on the shown seeds; 0 if it is not chosen.
+        best_of: number of settings from which it was chosen, on the shown seeds; 0 if it was not chosen.
         one_of: number of settings with these seeds, if all are shown; 0 if it is alone.
         others_tuned: further studies of this optimizer on this problem, with fewer trials.
         tuned_elsewhere: whether the study that found the settings is not in these stores; it may have had another

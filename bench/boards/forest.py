@@ -16,7 +16,7 @@ from bench.results.stats import Interval
 from bench.text import clean
 
 _LETTERS = 24
-"""Letters in a line beside a row: about a third of a panel."""
+"""Letters in a line next to a row: about a third of a panel."""
 _LINE, _AROUND = 0.125, 0.95
 """Height of a line of text, and of the margins above and below the rows, in inches."""
 _GAP = 0.7

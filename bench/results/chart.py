@@ -100,7 +100,7 @@ class Chart:
         stacked: the panels are below each other and share the x axis.
         formulas: text between dollars is a formula.
         watermark: large and pale text across the figure.
-        labelled: ticks name the series, so all markers are alike, and a figure for print has no legend.
+        labelled: ticks name the series, so all markers are equal, and a figure for print has no legend.
     """
 
     panels: list[Panel]

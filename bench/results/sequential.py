@@ -4,7 +4,7 @@ The claim is about seeds: *better* means that an optimizer has the better value 
 of a mean is valid for every distribution (Bahadur and Savage 1956); the sign test of this claim is. A diverged run has
 no value and counts as worse than every number, so it needs no separate treatment; ties count for neither.
 
-At n seeds the test requires so many wins that the probability of ever reaching them, at any n, is at most the level if
+At each n, the test requires enough wins that the probability of ever reaching them, at any n, is at most the level if
 neither is better (alpha spending, Lan and DeMets 1983, with a look after every seed). So seeds may be added until a
 verdict is decided, at no cost of level. Seeds count in their order, and a decision by the first n is final: the choice
 of seeds must not depend on their results.

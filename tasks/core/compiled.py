@@ -64,7 +64,7 @@ class Trial:
     not compiled.
 
     Args:
-        loop: whose `loss` is compiled, or not.
+        loop: the training loop; its `loss` may be compiled.
         mode: `auto` or `step`.
     """
 

@@ -83,7 +83,7 @@ class Plan:
 
     @property
     def averaged(self) -> list[int]:
-        """Indices of the averaged parameters: all trained ones but those of methods with their own average."""
+        """Indices of the averaged parameters: all trained ones, except for methods with their own average."""
         if self.average is None:
             return []
         parts = [part for part in self.parts if not part.spec.traits.averages]

@@ -82,7 +82,7 @@ JIGSAW = _comments(
 
 
 def here(sources: Sequence[TextSource], root: Path) -> list[str]:
-    """Those of the data sets that are in this data folder."""
+    """The data sets that are in this data folder."""
     return [source.folder for source in sources if (root / source.folder).is_dir()]
 
 

@@ -55,7 +55,7 @@ class Bytes(Vocabulary):
         return bytes(ids).decode(errors="replace")
 
     def to_str(self) -> str:
-        """Only its kind."""
+        """Only the name of this tokenizer."""
         return "byte"
 
 

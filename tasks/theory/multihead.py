@@ -262,7 +262,7 @@ class Heads(nn.Module):
 
 
 def model_outputs(tokens_BTd: Tensor, W_KHdd: Tensor, U_KHTd: Tensor) -> Tensor:
-    """Phi(X) at K points, shape (B, K): the heads of all points as those of one model.
+    """Phi(X) at K points, shape (B, K): the heads of all points are computed as one model.
 
     The textbook gradient of sum_s w_s v_s with respect to the logits, w_s (v_s - mean), cancels once one weight is
     within rounding of 1. As in `tasks.theory.saturated.attended_mean`, the sum is therefore taken of differences to a
@@ -324,7 +324,7 @@ class MultiHeadClassifier(Task):
         """The paper's measurements, over all samples.
 
         Test sequences in float64, most of the work, are evaluated in float32: test_loss has a relative error of about
-        1e-6, and test_error may miscount a sequence whose output is that close to 0. All else has the precision of the
+        1e-6, and test_error may miscount a sequence whose output is that close to 0. The rest has the precision of the
         weights, even if attention is saturated.
 
         Keys:
@@ -340,7 +340,7 @@ class MultiHeadClassifier(Task):
         """
         W_KHdd, U_KHTd = weights["heads.W"], weights["heads.U"]
         data, (K, H, T, _) = self.data, U_KHTd.shape
-        # The heads of all points as those of one model; `apart` splits its rows into query token, point and head.
+        # The heads of all points as one model; `apart` splits its rows into query token, point and head.
         W_dHd, U_Qd, apart = side_by_side(W_KHdd.flatten(0, 1)), by_row(U_KHTd.flatten(0, 1)), (-1, T, T, K, H)
         base2_dHd = W_dHd / log(2)  # logits in base 2, since `exp2` takes a third of the time of `exp`
         outputs, masses, entropies = [], [], []
