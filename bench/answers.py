@@ -142,7 +142,7 @@ class ListedRun(Run):
     plan: str | None
     """The command that requested it."""
     study: str | None
-    """The study of which it is a trial."""
+    """The study it belongs to."""
     settings: dict[str, Any]
     """The settings beyond the defaults, in dotted form."""
 
@@ -745,7 +745,7 @@ class Doctor(Answer):
     """Report on this machine."""
 
     ok: bool
-    """Whether there is no FAIL."""
+    """Whether no line is a FAIL."""
     diagnoses: list[Diagnosis]
     """In the order of examination."""
 
@@ -963,7 +963,7 @@ class ShownRun(Run):
     made_for: str | None
     """The command that requested it."""
     study: str | None
-    """The study of which it is a trial."""
+    """The study it belongs to."""
     tuned_by: str | None
     """The study that found its settings."""
     best_step: int | None
@@ -973,7 +973,7 @@ class ShownRun(Run):
     settings: dict[str, Any]
     """All settings in dotted form."""
     chosen: dict[str, Any]
-    """Those beyond the defaults."""
+    """The settings beyond the defaults."""
     versions: dict[str, Any]
     """Versions of the suite, its parts and the libraries."""
     environment: dict[str, Any]
