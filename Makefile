@@ -27,7 +27,7 @@ test-all:  ## run all tests: also whole matrices, services, kills
 test-kill:  ## run the long loops of kills
 	uv run pytest -m kill
 
-test-rounding:  ## run the numeric tests as other processors round
+test-rounding:  ## run the numeric tests with the rounding of other processors
 	uv run python -m tools.rounding
 
 bench:  ## measure speed against baselines

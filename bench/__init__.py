@@ -3,7 +3,7 @@
 The names of the API are loaded on first use, so `import bench` imports neither torch nor anything else.
 """
 
-TYPE_CHECKING = False  # type checkers take it as true; `typing` is not imported for it
+TYPE_CHECKING = False  # true for type checkers; saves importing `typing`
 if TYPE_CHECKING:
     from bench.api import board, compare, fit, load, plot, sweep, tune
     from bench.api.results import Comparison, Study, Sweep, Table
@@ -21,8 +21,8 @@ _RESULTS = ("Comparison", "Study", "Sweep", "Table")
 
 if not TYPE_CHECKING:
 
-    def __getattr__(name):  # nothing is imported here: `__main__` is not yet there to hear Ctrl-C
-        # On first use, since looking it up takes half of the time that a usage error takes.
+    def __getattr__(name):  # no imports before: `__main__` does not handle Ctrl-C yet
+        # On first use, since the lookup takes half of the time of a usage error.
         if name == "__version__":
             from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""Schemas of what commands print with `--json`, as models; the docs page is made from them.
+"""Schemas of the output of commands with `--json`, as models; the docs page is generated from them.
 
 No command imports this file: the tests validate all answers against these models, and `docs/conf.py` renders them.
 Numbers are finite or null, unless a key says otherwise.
@@ -117,7 +117,7 @@ class Run(Answer):
     best: Number
     """The metric at the best step on the selection split; null without a value."""
     steps: int
-    """Optimizer steps made."""
+    """Optimizer steps taken."""
     wall_s: float
     """Seconds from the first step to the end, evaluation included."""
     store: str
@@ -142,7 +142,7 @@ class ListedRun(Run):
     plan: str | None
     """The command that requested it."""
     study: str | None
-    """The study of which it is a trial."""
+    """The study it belongs to."""
     settings: dict[str, Any]
     """The settings beyond the defaults, in dotted form."""
 
@@ -194,7 +194,7 @@ class Config(Answer):
 
 
 class ByRun(RootModel[dict[str, dict[str, Any]]]):
-    """For each run that would be made, by id, its differing settings."""
+    """For each planned run, by id, its differing settings."""
 
 
 # -- sweeps and studies -----------------------------------------------------------------------------------------------
@@ -401,7 +401,7 @@ class Step(Answer):
 
 
 class Steps(RootModel[list[Step]]):
-    """A list of the studies to be made."""
+    """A list of the planned studies."""
 
 
 # -- comparisons ------------------------------------------------------------------------------------------------------
@@ -503,7 +503,7 @@ class Explained(Answer):
     tried: list[Trial]
     """The trials of its study; empty without one."""
     commands: list[str]
-    """Commands that make its runs."""
+    """Commands that train its runs."""
 
 
 class Explanations(RootModel[list[Explained]]):
@@ -745,7 +745,7 @@ class Doctor(Answer):
     """Report on this machine."""
 
     ok: bool
-    """Whether there is no FAIL."""
+    """Whether no line is a FAIL."""
     diagnoses: list[Diagnosis]
     """In the order of examination."""
 
@@ -963,7 +963,7 @@ class ShownRun(Run):
     made_for: str | None
     """The command that requested it."""
     study: str | None
-    """The study of which it is a trial."""
+    """The study it belongs to."""
     tuned_by: str | None
     """The study that found its settings."""
     best_step: int | None
@@ -973,7 +973,7 @@ class ShownRun(Run):
     settings: dict[str, Any]
     """All settings in dotted form."""
     chosen: dict[str, Any]
-    """Those beyond the defaults."""
+    """The settings beyond the defaults."""
     versions: dict[str, Any]
     """Versions of the suite, its parts and the libraries."""
     environment: dict[str, Any]
@@ -1042,7 +1042,7 @@ def fields(model: type[BaseModel]) -> list[tuple[str, str, str]]:
 
 
 def type_text(kind: Any) -> str:
-    """A type as a person reads it, with the names of models.
+    """A type in words, with the names of models.
 
     Args:
         kind: of a key.

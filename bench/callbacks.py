@@ -42,7 +42,7 @@ class Watcher(pl.Callback):
         self.restoring = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Note that Lightning now restores a checkpoint, if there is one."""
+        """Note that Lightning will now restore a checkpoint, if any."""
         self.restoring = True
 
     def begin(self, wall_s: float = 0.0, train_s: float = 0.0) -> None:
@@ -86,7 +86,7 @@ class Watcher(pl.Callback):
 
     def _save(self, trainer: pl.Trainer) -> None:
         if self.attempt is None:
-            save(trainer, Path("last.ckpt"))  # which another rank writes
+            save(trainer, Path("last.ckpt"))  # rank 0 writes it
         else:
             self.attempt.sync()
             with disk_errors(self.attempt.store):
@@ -215,7 +215,7 @@ class Recorder(Watcher):
         task.record.measurements.clear()
 
     def _report(self, which: str, task: Task) -> float | None:
-        """Record the metrics of the present weights on the reporting splits; None if they are not finite."""
+        """Record the metrics of the current weights on the reporting splits; None if they are not finite."""
         first, *others = (task.evaluate(split, best=which == "best") for split in (self.result.split, *task.data.also))
         return self.watch.reported(which, first, dict(zip(task.data.also, others, strict=True)))
 

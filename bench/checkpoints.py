@@ -21,7 +21,7 @@ from bench.store.tables import TABLES, read_raw
 T = TypeVar("T")
 
 STEPS = "steps_done"
-"""Key in a recorder's state: optimizer steps made."""
+"""Key in a recorder's state: optimizer steps taken."""
 _PARTS = {"callbacks", "optimizer_states", "state_dict"}
 
 
@@ -93,7 +93,7 @@ def or_afresh(train: Callable[[bool], T]) -> T:
     try:
         return train(True)
     except DoesNotFit:
-        pass  # which also frees what the first attempt holds
+        pass  # leaving the block frees the memory of the first attempt
     return train(False)
 
 
@@ -107,7 +107,7 @@ def set_aside(path: Path, error: Exception) -> None:
     aside = path.with_suffix(".unreadable")
     with suppress(OSError):  # another process has just ended the run
         path.replace(aside)
-        unsafe = isinstance(error, pickle.UnpicklingError)  # torch would advise to load it anyway
+        unsafe = isinstance(error, pickle.UnpicklingError)  # torch's message advises to load it anyway
         why = "it holds more than numbers" if unsafe else first_line(error)
         print(
             f"bench: warning: the checkpoint {path} cannot be used ({why}); it was renamed to {aside.name}; training"

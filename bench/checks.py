@@ -24,7 +24,7 @@ def check_places(configs: Iterable[RunConfig]) -> None:
     """Ensure that the store is writable and that the data files exist, fetching them if necessary.
 
     Raises:
-        UserError: one is not the case.
+        UserError: the store is not writable, or a file is missing.
     """
     seen = set[str]()
     for config in configs:
@@ -182,7 +182,7 @@ def _invented(spec: OptimizerSpec) -> Any:
 def _at_fault(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any], error: Exception) -> UserError | None:
     """The error with the refused option and its range, if the constructor does not name it.
 
-    It is the option that is refused even with defaults for all others.
+    The option at fault is refused even with defaults for all others.
     """
     if str(error).partition("=")[0] in given:
         return None

@@ -94,7 +94,7 @@ def _dispatch(words: list[str]) -> int:
 
         print("".join(f"{word}\n" for word in following(words[2:])), end="")
         return 0
-    if words[:2] == ["worker", "--cuts"]:  # from `bench.execute`; nobody types it
+    if words[:2] == ["worker", "--cuts"]:  # internal, from `bench.execute`
         return _MAINS["worker"](words[1:])
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
@@ -369,7 +369,7 @@ def _show(words: list[str]) -> int:
         return 0
     path = Path(name)
     folders = [path.parent] if path.name != name and path.parent.is_dir() else stores_of(args)
-    likely = name.count("/") != 1 or path.is_absolute()  # experiments are called PAPER/EXPERIMENT, and read statistics
+    likely = name.count("/") != 1 or path.is_absolute()  # experiments are PAPER/EXPERIMENT, and importing them is slow
     if likely and (code := _show_run(path.name, folders, as_json=args.json)) is not None:
         return code
     from bench.papers.experiments import experiments, load

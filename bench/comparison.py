@@ -69,8 +69,8 @@ class Asked(NamedTuple):
 
     Attributes:
         suite: tunes all optimizers.
-        opts: the optimizers in question.
-        reference: that they are compared with.
+        opts: the optimizers given by --opt.
+        reference: the optimizer that they are compared with.
         specs: the studies of the suite.
         places: where data and store are.
         cut: resources of each worker.
@@ -103,15 +103,15 @@ def ask(args: Args) -> Asked:
 
 
 def carry_out(asked: Asked, args: Args, *, progress: bool = True) -> bool:
-    """Check the optimizers in question, then tune all and run the winners; False if a signal asked to stop.
+    """Check the optimizers given by --opt, then tune all and run the winners; False if a signal asked to stop.
 
     Args:
-        asked: what is compared.
-        args: how (`anyway`, `storage`, `workers`, `engine`, `memory`, `width`).
+        asked: the comparison.
+        args: options of execution (`anyway`, `storage`, `workers`, `engine`, `memory`, `width`).
         progress: whether to show progress.
 
     Raises:
-        UserError: some runs cannot be made; finished ones are stored.
+        UserError: some runs cannot be trained; finished ones are stored.
         RunFailed: a failed check changes results.
     """
     from bench.tuning.cli.shared import open_studies
@@ -124,7 +124,7 @@ def carry_out(asked: Asked, args: Args, *, progress: bool = True) -> bool:
 
 
 def _asked(args: Args, places: Mapping[str, Path]) -> "tuple[Suite, list[str], str]":
-    """The suite that tunes all, the optimizers in question, and the reference.
+    """The suite that tunes all, the optimizers given by --opt, and the reference.
 
     Raises:
         UserError: a name or a setting is unknown or illegal, or there is nothing to compare with.
@@ -263,7 +263,7 @@ def found_by(asked: Asked, args: Args) -> "list[StudyResult]":
     studies = open_studies(args)
     there = studies.names()
     opened = [studies.open(spec.name) for spec in asked.specs if spec.name in there]
-    found = [study_result(study) for study in opened if study.request.trials]  # or time ended before
+    found = [study_result(study) for study in opened if study.request.trials]  # without: the budget ended before
     for each in found:
         tuned.remember(each, args.store)
     return found
@@ -289,7 +289,7 @@ def ranking(found: "Sequence[StudyResult]", args: Args, reference: str) -> Ranki
     Args:
         found: by the studies.
         args: with `store` and `against`.
-        reference: that the others are compared to.
+        reference: the optimizer that the others are compared with.
     """
     from bench.boards import Asked
     from bench.boards.forest import forest
@@ -344,11 +344,11 @@ def _ranked(found: "Sequence[StudyResult]", args: Args, reference: str) -> "Coll
 
     store = Store(args.store)
     fresh = {run.run_id: run for each in found for run in each.fresh if store.get(run.run_id) is not None}
-    if not fresh:  # none is there yet, or they are in another store
+    if not fresh:  # no such run yet, or in another store
         return None
     reference_store = None if args.no_reference else reference_folder()
     stores, mine = Stores([args.store], reference_store), {each.study.name: bare(each.study.spec.opt) for each in found}
-    # Studies of other budgets would win over these.
+    # Studies with larger budgets would replace these.
     stores.studies = [s for s in stores.studies if s.name in mine or bare(s.opt) not in mine.values()]
     versions = next(iter(fresh.values())).versions
     only = {f"versions.{name}": str(versions[name]) for name in VERSIONS if name in versions}

@@ -1,4 +1,4 @@
-"""RunConfig: everything that decides a run, made of task defaults, tuned YAML, a YAML file and flags, in this order."""
+"""RunConfig: everything that determines a run, from task defaults, tuned YAML, a YAML file and flags, in this order."""
 
 import hashlib
 import json
@@ -42,7 +42,7 @@ Seed = Annotated[int, Field(ge=0, le=MOST_SEED)]
 
 
 class NoBooleans(BaseModel):
-    """Fields that take a boolean only where they are one."""
+    """Fields that take a boolean only if they are boolean."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -55,9 +55,9 @@ class NoBooleans(BaseModel):
 
 
 class TrainerOptions(NoBooleans):
-    """How long and how a run trains. Names are Lightning's where it has one.
+    """Options of training. Names are Lightning's where it has one.
 
-    A value that is the default is no part of a run's identity, so defaults must stay what they are.
+    A default value is not part of a run's identity, so defaults must not change.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -145,7 +145,7 @@ class TrainerOptions(NoBooleans):
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether the learning rate is to change over the run."""
+        """Whether the learning rate changes over the run."""
         return self.schedule != "constant" or self.warmup > 0
 
 
@@ -160,11 +160,10 @@ class RunConfig(NoBooleans):
         task, task_options: the task and all its options.
         opt, opt_options: the optimizer and all its hyperparameters.
         trainer: budget, batch and devices.
-        seed: decides problem instance, initialisation, dropout and augmentation.
-        data_seed: decides the order of the samples; `seed` by default.
+        seed: determines problem instance, initialisation, dropout and augmentation.
+        data_seed: determines the order of the samples; `seed` by default.
         precision, device: number format and kind of device.
-        data, store, logger: where data are read, where the run is kept, who else gets the curve; not part of its
-            identity.
+        data, store, logger: data folder, store, and another logger of the curve; not part of the run's identity.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")  # else inf becomes None
@@ -185,7 +184,7 @@ class RunConfig(NoBooleans):
     @field_validator("data", "store", mode="before")
     @classmethod
     def _named(cls, value: Any) -> Any:
-        if isinstance(value, str) and not value.strip():  # it would be the folder that one happens to be in
+        if isinstance(value, str) and not value.strip():  # it would mean the working folder
             raise PydanticCustomError("empty", "it must name a folder")
         return value
 
@@ -201,18 +200,18 @@ class RunConfig(NoBooleans):
 
     @property
     def rest_spec(self) -> OptimizerSpec | None:
-        """The entry of the optimizer for all except the matrices, if there is one; of the suite's own (`rest_of`)."""
+        """The spec of the optimizer for all parameters except matrices, if any; one of the suite's own (`rest_of`)."""
         name = rest_of(self.opt_spec, self.opt_options)
         return None if name is None else OPTIMIZERS[name]
 
     @property
     def methods(self) -> list[OptimizerSpec]:
-        """The optimizer and, if there is one, that for the rest."""
+        """The optimizer and, if any, the one for the rest."""
         return [self.opt_spec, *([self.rest_spec] if self.rest_spec is not None else [])]
 
     @property
     def traits(self) -> Traits:
-        """What holds of any of the methods; `unscheduled` if it holds of all."""
+        """Traits that any of the methods has; `unscheduled` only if all have it."""
         found = {name: any(getattr(spec.traits, name) for spec in self.methods) for name in vars(Traits())}
         return Traits(**found | {"unscheduled": all(spec.traits.unscheduled for spec in self.methods)})
 
@@ -224,9 +223,9 @@ class RunConfig(NoBooleans):
 
     @property
     def spec_versions(self) -> dict[str, Any]:
-        """Versions of task, optimizer and rest, packages of plug-ins, digests of what task options name.
+        """Versions of task, optimizer and rest, packages of plug-ins, digests of files that task options name.
 
-        The rest is one of the suite's own, and so of no package.
+        The rest is one of the suite's own, and so has no package.
         """
         contents = [f"{k} {d[:16]}" for k, v in self.task_options.items() if (d := _content(v))]
         there = {
@@ -243,12 +242,12 @@ class RunConfig(NoBooleans):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All that decides the result, in strict JSON: `run_id` is its hash.
+        """All that determines the result, in strict JSON: `run_id` is its hash.
 
-        It leaves out the places of data and store, the size of micro-batches and `compile`, which decide nothing but
-        rounding, as does whether runs are lanes. It leaves out
-        options of task and trainer at their defaults too, so that a new option does not change the ids of earlier
-        runs; a default that changes raises the task's version. A file or a model's folder counts by its content.
+        It excludes the folders of data and store, and what changes only rounding: the size of micro-batches, `compile`,
+        and whether runs are lanes. It also excludes options of task and trainer at their defaults, so that a new option
+        does not change the ids of earlier runs; a changed default increments the task's version. A file or a model's
+        folder counts by its content.
         """
         decides = self.model_dump(mode="json", exclude={"data", "store", "logger", "trainer", "task_options"})
         decides["trainer"] = self.trainer.model_dump(mode="json", exclude=_NOT_DECIDING, exclude_defaults=True)
@@ -264,7 +263,7 @@ class RunConfig(NoBooleans):
 
 
 def id_of(task: str, opt: str, identity: Mapping[str, Any]) -> str:
-    """The id of a run: `task-opt-hash`, with the hash of what decides its result (`RunConfig.identity`)."""
+    """The id of a run: `task-opt-hash`, with the hash of its `RunConfig.identity`."""
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return f"{slug(task)}-{slug(opt)}-{digest[:10]}"
 
@@ -275,7 +274,7 @@ def _content(value: Any) -> str | None:
         return None
     path = Path(value).expanduser()
     for each in (path, path / "model.safetensors"):
-        with suppress(OSError, ValueError):  # too long for a name, a zero in it
+        with suppress(OSError, ValueError):  # a name that is too long, or has a null character
             if each.is_file():
                 stat = each.stat()
                 return _digest(each, stat.st_mtime_ns, stat.st_size)
@@ -284,7 +283,7 @@ def _content(value: Any) -> str | None:
 
 @lru_cache
 def _digest(path: Path, *changed: int) -> str:
-    """A digest of a file, again only where its time or size is another."""
+    """A digest of a file, cached until its time or size changes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -301,12 +300,12 @@ def resolve(
     tuned: bool = False,
     fallback: Mapping[str, Any] | None = None,
 ) -> RunConfig:
-    """Make a RunConfig.
+    """Build a RunConfig.
 
     Args:
         words: settings in dotted form (`{"task": "mnist", "opt.lr": "0.1"}`); they override all others.
         config: a YAML file with settings, dotted or nested.
-        tuned: take the tuned hyperparameters of this task and optimizer where nothing else says otherwise.
+        tuned: use the tuned hyperparameters of this task and optimizer unless others are given.
         fallback: settings in dotted form that all others override.
 
     Raises:
@@ -358,7 +357,7 @@ def resolve(
         }
     )
     if spec.datasets and config_.task_options["dataset"] is None:
-        # Which one it is belongs to the run's identity, so it cannot be left open.
+        # The data set is part of the run's identity, so it must be explicit.
         options = config_.task_options | {"dataset": spec.dataset_in(config_.data)}
         config_ = config_.model_copy(update={"task_options": options})
     config_ = config_.model_copy(update={"trainer": _without_idle(config_.trainer)})
@@ -374,7 +373,7 @@ def resolve(
 
 
 def _applicable(spec: OptimizerSpec, tuned: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Tuned settings; where others name another optimizer for the rest, without those of the tuned one."""
+    """Tuned settings, without those for the rest if `settings` name another optimizer for the rest."""
     every = tuned | dict(settings)
     if rest_of(spec, tuned, "opt.") == rest_of(spec, every, "opt."):
         return tuned
@@ -387,7 +386,7 @@ def _applicable(spec: OptimizerSpec, tuned: dict[str, Any], settings: Mapping[st
 
 
 def _without_idle(trainer: TrainerOptions) -> TrainerOptions:
-    """The options with the default in place of what has no effect: it would be another run with the same result."""
+    """The options with defaults for those without effect: else two ids would have the same result."""
     idle = {
         "floor": (trainer.schedule == "constant", "schedule"),
         "decay": (trainer.schedule != "wsd", "schedule"),
@@ -405,7 +404,7 @@ def _without_idle(trainer: TrainerOptions) -> TrainerOptions:
 
 @lru_cache
 def say_once(line: str) -> None:
-    """Say it on standard error, once in this process."""
+    """Print a line on standard error, once in this process."""
     if is_main_process():
         print(f"bench: {line}", file=sys.stderr)
 
@@ -415,7 +414,7 @@ def _validated(values: dict[str, Any]) -> RunConfig:
         return RunConfig.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        # A union reports each of its members after the field's own name.
+        # For a union, pydantic appends each member to the field's name.
         where = [str(part) for part in first["loc"]][: 2 if first["loc"][0] == "trainer" else 1]
         field = (TrainerOptions if where[0] == "trainer" else RunConfig).model_fields.get(where[-1])
         meaning = f" ({field.description})" if field is not None and field.description else ""
@@ -432,7 +431,7 @@ def _all_options(task: str, opt: str) -> list[str]:
 
 
 def settings_of(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, in dotted form, of a configuration as a run's record holds it."""
+    """The settings, in dotted form, of the configuration in a run's record."""
     settings = {name: value for name, value in stored.items() if not isinstance(value, dict)}
     for group, options in (("task", "task_options"), ("opt", "opt_options"), ("trainer", "trainer")):
         settings |= {f"{group}.{name}": value for name, value in stored[options].items()}
@@ -440,7 +439,7 @@ def settings_of(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decided(config: RunConfig) -> RunConfig:
-    """The configuration with `device: auto` decided by what is here; another device need not be here."""
+    """The configuration with `device: auto` resolved on this machine; other devices are not checked."""
     if config.device != "auto":
         return config
     drivers = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -452,10 +451,10 @@ def decided(config: RunConfig) -> RunConfig:
 
 
 def on_device(config: RunConfig) -> RunConfig:
-    """The configuration with `device: auto` decided.
+    """The configuration with `device: auto` resolved.
 
     Raises:
-        UserError: the device is not there.
+        UserError: the device does not exist.
     """
     config = decided(config)
     if config.device == "cpu":

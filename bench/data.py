@@ -1,4 +1,4 @@
-"""`bench data`: which files of a task's data are here, whole or in part, and their preparation."""
+"""`bench data`: the state of the files of a task's data, and their preparation."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -23,7 +23,7 @@ class FileState:
         state: `whole`, `part of N rows`, `missing` or `damaged`.
         sha256: 64 hex digits, or None if it cannot be read.
         size: rows of a table, bytes of other files.
-        cached: for text, what the cache has of it, one word group for each tokenizer and length.
+        cached: for text, the entries of the cache, one for each tokenizer and length.
     """
 
     path: Path
@@ -45,7 +45,7 @@ class DataSet:
     Attributes:
         task: its name.
         folder: of the files.
-        stand_in: why they are not those that the task is named for; None if they are.
+        stand_in: why they differ from the data that the task is named after; None if they do not.
         text: whether they are texts, which are tokenised.
         files: each with its state.
     """
@@ -58,7 +58,7 @@ class DataSet:
 
 
 def main(words: list[str]) -> int:
-    """Carry out `bench data WORDS`; 1 if a file is missing or damaged."""
+    """Run `bench data WORDS`; 1 if a file is missing or damaged."""
     args = parse("data", words)
     settings = args.of_runs
     specs = _specs(args)
@@ -89,7 +89,7 @@ def _specs(args: Args) -> "list[TaskSpec]":
 
 
 def _prepare(spec: "TaskSpec", root: Path, settings: Mapping[str, Any]) -> None:
-    """Make the task's data once, as a run would."""
+    """Build the task's data once, as a run would."""
     import inspect
 
     from bench.checks import option_error
@@ -113,7 +113,7 @@ def has_files(spec: "TaskSpec") -> bool:
 
 
 def is_text(spec: "TaskSpec") -> bool:
-    """Whether a task's data are files with texts that are tokenised; `find` says then which ones."""
+    """Whether a task's data are text files to be tokenised; `find` then returns their source."""
     return hasattr(spec.data_cls, "find") and getattr(spec.data_cls, "SOURCES", True) != ()
 
 
@@ -123,7 +123,7 @@ def states(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any] | None = None
     Args:
         spec: the task.
         root: the data folder.
-        chosen: options that say which of several texts they are; by default those that a run would take.
+        chosen: options that select one of several texts; by default the one that a run would use.
     """
     from tasks.core.files import md5
     from tasks.core.tables import sha256
@@ -144,7 +144,7 @@ def states(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any] | None = None
 
 
 def _text_state(path: Path, official: int | None) -> FileState:
-    """The state of a Parquet file that has so many rows officially, or of another one that has so many bytes."""
+    """The state of a file, given its official number of rows (Parquet) or bytes (others)."""
     from tasks.core.cache import cached_tokens
     from tasks.core.files import DataError
     from tasks.core.tables import amount, sha256
@@ -167,10 +167,10 @@ def _text_state(path: Path, official: int | None) -> FileState:
 
 
 def _chosen(specs: "list[TaskSpec]", settings: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Those of the settings that say which texts a task's data are.
+    """The settings that select a task's texts.
 
     Raises:
-        UserError: `status` is given others.
+        UserError: `status` was given others.
     """
     names = _naming(specs[0]) if len(specs) == 1 and is_text(specs[0]) else set()
     chosen = {key.removeprefix("task."): value for key, value in settings.items() if key.removeprefix("task.") in names}
@@ -180,14 +180,14 @@ def _chosen(specs: "list[TaskSpec]", settings: Mapping[str, Any], what: str) -> 
 
 
 def _naming(spec: "TaskSpec") -> set[str]:
-    """The options that say which texts a task's data are."""
+    """The options that select a task's texts."""
     import inspect
 
     return set(inspect.signature(spec.data_cls.find).parameters) - {"root"}
 
 
 def _sets(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Options that name the task's data: those given, or one of each of the sets that are here, or none."""
+    """Options that select the task's data: the given ones, or those of each existing set, or none."""
     if chosen or not is_text(spec):
         return [chosen]
     (option,) = _naming(spec)

@@ -1,4 +1,4 @@
-"""Tasks, optimizers, experiments and the options of `bench fit`, described. Nothing here imports torch."""
+"""Descriptions of tasks, optimizers, experiments and the options of `bench fit`. Nothing here imports torch."""
 
 import ast
 import re
@@ -47,7 +47,7 @@ def describe_optimizer(spec: OptimizerSpec) -> str:
 
 
 def optimizer_json(spec: OptimizerSpec) -> dict[str, Any]:
-    """The same for a program."""
+    """The same as JSON."""
     search = {
         name: {"low": axis.low, "high": axis.high} if isinstance(axis, LogUniform) else list(axis)
         for name, axis in spec.search.items()
@@ -67,7 +67,7 @@ def optimizer_json(spec: OptimizerSpec) -> dict[str, Any]:
 
 
 def task_json(spec: TaskSpec) -> dict[str, Any]:
-    """The task for a program."""
+    """The task as JSON."""
     named = (
         "title",
         "version",
@@ -92,7 +92,7 @@ def _options(options: Mapping[str, Option]) -> dict[str, dict[str, str]]:
 
 
 def _by_family(spec: OptimizerSpec) -> list[str]:
-    """The defaults that tasks of a family have in place of the general ones."""
+    """The defaults by family of tasks that replace the general ones."""
     lines = [] if not spec.by_family else ["", "defaults by family of tasks:"]
     for family, values in spec.by_family.items():
         tasks = ", ".join(name for name, task in TASKS.own.items() if task.family == family)
@@ -129,7 +129,7 @@ def describe_task(spec: TaskSpec) -> str:
 
 
 def _measurements(spec: TaskSpec) -> list[str]:
-    """A task's measurements with what `measure_at` says of them."""
+    """A task's measurements with their description in `measure_at`."""
     module, name = place_of(spec.module)
     keys, names = _keys(module, name), dict[str, list[str]]()
     for name in spec.measures.split(", "):
@@ -138,7 +138,7 @@ def _measurements(spec: TaskSpec) -> list[str]:
 
 
 def _keys(module: str, name: str) -> dict[str, str]:
-    """The `Keys:` of `measure_at` in a class, and of the classes above it where it says nothing else."""
+    """The `Keys:` of `measure_at` in a class; those of its base classes, where it does not override them."""
     for node in _parse(_source(module)).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == module.partition(".")[0]:
             for alias in node.names:
@@ -217,12 +217,12 @@ _TIE = "\N{NO-BREAK SPACE}"
 
 
 def _list(items: Iterable[Any]) -> str:
-    """With commas; no item goes over two lines."""
+    """With commas; no item is broken over two lines."""
     return ", ".join(str(item).replace(" ", _TIE) for item in items)
 
 
 def _settings(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The settings by arm, where there are some, as the command line takes them."""
+    """The settings of each arm that has any, as command-line options."""
     return [
         line
         for label, own in arms.items()
@@ -232,6 +232,6 @@ def _settings(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _seeds(seeds: Sequence[int], runs: int) -> str:
-    """The seeds, in a row where they are one, and how many runs they make."""
+    """The seeds, as a range if they are consecutive, and the resulting number of runs."""
     row = len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
     return f"{f'{seeds[0]} to {seeds[-1]}' if row else _list(seeds)}: {runs * len(seeds)} runs"

@@ -1,4 +1,4 @@
-"""Processor and GPUs as `bench doctor` sees them: whether this torch can use them, and in which precisions."""
+"""Processor and GPUs for `bench doctor`: whether this torch can use them, and in which precisions."""
 
 import math
 import os
@@ -72,7 +72,7 @@ def gpu_diagnosis(
     matches = [m for m in (re.fullmatch(r"(sm|compute)_(\d+)([af]?)", arch) for arch in arch_list) if m]
     built = [(int(number), kind, suffix) for kind, number, suffix in (m.groups() for m in matches)]
     for number, kind, suffix in sorted(built, reverse=True):
-        # Machine code runs on later minor versions; PTX is compiled for all that is later; `a` code runs nowhere else.
+        # Machine code runs on later minor versions; PTX compiles for all later versions; `a` code runs nowhere else.
         same_major = number // 10 == capability[0]
         if number == wanted or (
             number < wanted and suffix != "a" and (same_major or (kind == "compute" and not suffix))
@@ -91,13 +91,13 @@ def gpu_diagnosis(
 def unused_gpu_diagnoses(
     gpus: Sequence[str], cuda_build: str | None, hidden: str | None, reason: str
 ) -> list[Diagnosis]:
-    """What to say where torch finds no CUDA device.
+    """The report if torch finds no CUDA device.
 
     Args:
         gpus: names of the NVIDIA GPUs that the driver shows.
         cuda_build: the CUDA version that torch was built with, or None.
         hidden: value of CUDA_VISIBLE_DEVICES.
-        reason: what torch said, or nothing.
+        reason: torch's warning, or empty.
     """
     if not gpus:
         return [Diagnosis("note", "gpu", "no NVIDIA GPU found: runs use the CPU")]
@@ -119,7 +119,7 @@ def unused_gpu_diagnoses(
 
 
 def visible_gpus() -> list[str]:
-    """Names of the GPUs that the NVIDIA driver shows, whatever torch thinks of them."""
+    """Names of the GPUs that the NVIDIA driver shows, whether or not torch can use them."""
     try:
         texts = [path.read_text() for path in sorted(DRIVER.glob("*/information"))]
         if not texts and shutil.which("nvidia-smi"):
@@ -140,13 +140,13 @@ def gpu_halves(capability: tuple[int, int]) -> list[str]:
 
 
 def cpu_halves(flags: Collection[str]) -> list[str]:
-    """Half precisions for which a processor has instructions of its own, by its flags as Linux names them."""
+    """Half precisions that a processor supports natively, by its flags in Linux."""
     has = {"bf16-mixed": {"avx512_bf16", "amx_bf16", "bf16"}, "16-mixed": {"avx512_fp16", "amx_fp16", "asimdhp"}}
     return [precision for precision, names in has.items() if names & set(flags)]
 
 
 def cpu_flags() -> list[str]:
-    """The processor's flags as Linux shows them; none elsewhere."""
+    """The processor's flags in Linux; none elsewhere."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("flags", "Features")):
@@ -157,12 +157,12 @@ def cpu_flags() -> list[str]:
 def precision_diagnoses(
     device: str, native: Collection[str] | None = None, *, attempt: Callable[[str, str], str | None] | None = None
 ) -> list[Diagnosis]:
-    """Which precisions work on a device, by trying.
+    """Which precisions work on a device, by trying each.
 
     Args:
         device: such as `cuda:0`.
-        native: half precisions that it computes in by itself; None if that is not known.
-        attempt: trains a step on a device in a precision and returns what went wrong, or None.
+        native: half precisions that it supports in hardware; None if unknown.
+        attempt: trains a step on a device in a precision and returns the error, or None.
     """
     from bench.config import Precision
 
@@ -191,7 +191,7 @@ def try_precision(device: str, precision: str) -> str | None:
         precision: as in `--precision`.
 
     Returns:
-        What went wrong, or None.
+        The error, or None.
     """
     import torch
     from torch.nn.functional import scaled_dot_product_attention

@@ -1,4 +1,4 @@
-"""`bench doctor`: what of the suite works on this machine, and how to mend the rest."""
+"""`bench doctor`: what works on this machine, and how to fix the rest."""
 
 import importlib
 import platform
@@ -37,7 +37,7 @@ MODULES = (
 )
 COLUMNS = (Column("level", least=4), Column("subject", least=13), Column("text", wraps=True))
 TRIED_LANES = 64
-"""Lanes whose memory is measured: with so many, what a block takes beside its lanes counts little. Ours."""
+"""Lanes whose memory is measured: with this many, a block's fixed memory counts little. Ours."""
 LITTLE_DISK, LEAST_DISK = 2 * 2**30, 100 * 2**20
 
 
@@ -72,7 +72,7 @@ def examine(data: Path, store: Path) -> Iterator[list[Diagnosis]]:
         yield found
         failed = failed or any(each.level == "FAIL" for each in found)
         if any(f.level == "FAIL" and f.subject in MALICIOUS for f in found):
-            break  # all that follows would import it
+            break  # later sections would import it
 
 
 def main(data: Path, store: Path, *, as_json: bool) -> int:
@@ -131,11 +131,11 @@ def version_diagnoses(requirements: Iterable[str], installed: Callable[[str], st
 
 
 def name_diagnoses(folder: Path, path: Sequence[str]) -> list[Diagnosis]:
-    """Modules with the name of one of the suite's packages. `bench` passes them over, and Python itself may not.
+    """Modules with the name of one of the suite's packages. `bench` ignores them, but Python may not.
 
     Args:
-        folder: where the user works.
-        path: of modules, as `sys.path`.
+        folder: the working folder.
+        path: of modules, such as `sys.path`.
     """
     found: list[Diagnosis] = []
     for name in PACKAGES:
@@ -165,18 +165,18 @@ def _origin(spec: ModuleSpec | None) -> Path | None:
 def import_diagnoses(
     load: Callable[[str], object] = importlib.import_module, modules: Sequence[str] = MODULES
 ) -> list[Diagnosis]:
-    """Whether the libraries can be imported; the first that cannot ends the attempt.
+    """Whether the libraries can be imported, up to the first that cannot.
 
     Args:
         load: imports a module by name.
-        modules: what to import, those that others need first.
+        modules: modules to import, dependencies first.
     """
     for name in modules:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 load(name)
-        except Exception as error:  # a wrong binary raises OSError or RuntimeError as well as ImportError
+        except Exception as error:  # a wrong binary may also raise OSError or RuntimeError
             package = name.partition(".")[0]
             fix = f"pip install --force-reinstall {package}"
             if package in ("torch", "torchvision"):
@@ -199,7 +199,7 @@ def _installed(name: str) -> str | None:
 
 
 def lane_diagnoses() -> list[Diagnosis]:
-    """How many runs fit into the memory of the device that `--device auto` takes, if they train as lanes."""
+    """How many runs fit into the memory of the device of `--device auto`, if they train as lanes."""
     import torch
 
     from bench.grammar.values import Memory
@@ -234,8 +234,8 @@ def lanes_diagnosis(device: str, budget: int, share: float | None, each: Mapping
 
     Args:
         device: such as `cuda`.
-        budget: bytes that a sweep may take.
-        share: which part of the free memory that is.
+        budget: bytes that a sweep may use.
+        share: as a fraction of the free memory.
         each: bytes of a lane by task.
     """
     counts = {task: budget // max(1, size) for task, size in each.items()}
@@ -248,7 +248,7 @@ def lanes_diagnosis(device: str, budget: int, share: float | None, each: Mapping
 
 
 def _two_digits(count: int) -> int:
-    """A count that is as rough as the measurement behind it."""
+    """A count rounded to two digits, like the measurement behind it."""
     return round(count, 2 - len(str(count))) if count else 0
 
 
@@ -256,7 +256,7 @@ def _two_digits(count: int) -> int:
 
 
 def dataset_diagnoses(data: Path) -> list[Diagnosis]:
-    """Which datasets are there, for all tasks whose data are files.
+    """Which datasets exist, for all tasks whose data are files.
 
     Args:
         data: the folder with the datasets.
@@ -275,7 +275,7 @@ def dataset_diagnoses(data: Path) -> list[Diagnosis]:
 
 
 def text_diagnoses(spec: "TaskSpec", data: Path) -> list[Diagnosis]:
-    """Whether the Parquet files of a task are there and can be read, and whether they are whole.
+    """Whether the Parquet files of a task exist, can be read, and are complete.
 
     Args:
         spec: the task.
@@ -308,11 +308,11 @@ def text_diagnoses(spec: "TaskSpec", data: Path) -> list[Diagnosis]:
 
 
 def data_diagnoses(name: str, folder: Path, expected: Mapping[str, str]) -> list[Diagnosis]:
-    """Whether the files of a dataset are there and unharmed.
+    """Whether the files of a dataset exist and are undamaged.
 
     Args:
         name: of the task.
-        folder: where the files belong.
+        folder: the files' folder.
         expected: MD5 by file name.
     """
     from tasks.core.files import md5
@@ -339,7 +339,7 @@ def data_diagnoses(name: str, folder: Path, expected: Mapping[str, str]) -> list
 
 
 def disk_diagnoses(store: Path) -> list[Diagnosis]:
-    """Free space where the store is or will be.
+    """Free space on the store's disk.
 
     Args:
         store: the folder with the runs.
@@ -351,7 +351,7 @@ def disk_diagnoses(store: Path) -> list[Diagnosis]:
 
 
 def store_diagnoses(store: Path) -> list[Diagnosis]:
-    """Whether the store can be written, and what is in it.
+    """Whether the store is writable, and its contents.
 
     Args:
         store: the folder with the runs.
@@ -361,7 +361,7 @@ def store_diagnoses(store: Path) -> list[Diagnosis]:
     place = _nearest(store)
     found: list[Diagnosis] = []
     try:
-        with tempfile.TemporaryFile(dir=place):  # permissions alone do not tell on network and read-only file systems
+        with tempfile.TemporaryFile(dir=place):  # permissions are not enough on network or read-only file systems
             pass
     except OSError as error:
         fix = "permit it, or choose another with --store DIR or BENCH_STORE"

@@ -1,4 +1,4 @@
-"""Errors that a user can mend; the command line prints their message on one line and exits with their code."""
+"""Errors that a user can fix; the command line prints their message on one line and exits with their code."""
 
 import os
 import traceback
@@ -12,19 +12,19 @@ MAKE_ROOM = "; free some space, then repeat the command"
 
 
 class UserError(Exception):
-    """Something that the user asked for cannot be done; the message says what, with which value, and what to do."""
+    """An invalid or impossible request; the message names the value at fault and what to do."""
 
     exit_code = 2
 
 
 class RunFailed(UserError):
-    """A run broke after it had started (disk full, out of memory); the store keeps its record."""
+    """A run failed after it had started (disk full, out of memory); the store keeps its record."""
 
     exit_code = 1
 
 
 class RunBroke(RunFailed):
-    """What a run's own code did broke it; others may be made all the same."""
+    """The code of a plug-in failed in a run; other runs may still be trained."""
 
 
 class RunBusy(UserError):
@@ -42,7 +42,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
 
 
 def unknown_run(run_id: str, known: Iterable[str], where: str) -> UserError:
-    """The error for a run that a store does not have; ids end in a digest, so only one with a slip is near."""
+    """The error for a run that a store does not have; ids end in a digest, so only a mistyped one is near."""
     near = min(known, key=lambda each: distance(run_id, each), default="")
     found = distance(run_id, near) <= len(run_id) / 12
     hint = f"did you mean {near!r}?" if found else "`bench list runs --store DIR` lists the runs of a store"
@@ -50,7 +50,7 @@ def unknown_run(run_id: str, known: Iterable[str], where: str) -> UserError:
 
 
 def described(error: BaseException) -> str:
-    """An exception in one line, with the place outside the suite and of torch that it comes from."""
+    """An exception in one line, with the last place outside the suite and torch."""
     frames = traceback.extract_tb(error.__traceback__)
     suite, torch = os.path.dirname(__file__), os.sep + "torch" + os.sep  # noqa: PTH120 - compared with names of frames
     outside = [frame for frame in frames if not frame.filename.startswith(suite) and torch not in frame.filename]
@@ -65,7 +65,7 @@ def first_line(error: BaseException) -> str:
 
 
 def was_interrupted(error: BaseException) -> bool:
-    """Whether a KeyboardInterrupt led to the error: a library may fail while one comes through it."""
+    """Whether a KeyboardInterrupt caused the error: a library may fail when one passes through it."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, KeyboardInterrupt):

@@ -21,7 +21,7 @@ def is_main_process() -> bool:
 
 @cache
 def cpu_name() -> str:
-    """The processor's name as the system gives it."""
+    """The processor's name from the system."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -32,7 +32,7 @@ def cpu_name() -> str:
 
 
 def this_process() -> dict[str, Any]:
-    """This process, so that others can see whether it lives."""
+    """Identifies this process, so that others can check whether it is alive."""
     return {
         "host": socket.gethostname(),
         "boot": _boot(),
@@ -43,7 +43,7 @@ def this_process() -> dict[str, Any]:
 
 
 def lives(process: Mapping[str, Any]) -> bool | None:
-    """Whether a process (`this_process`) lives; None if it is one of another machine, of which nothing can be said."""
+    """Whether a process (`this_process`) is alive; None if it is on another machine and so unknown."""
     here = {"host": socket.gethostname(), "boot": _boot(), "space": _pid_space()}
     if {name: process.get(name) for name in here} != here:
         return None
@@ -51,7 +51,7 @@ def lives(process: Mapping[str, Any]) -> bool | None:
 
 
 def _started(pid: int) -> str | None:
-    """Start time of a process, since its number may be used again; None if there is none, empty if unseen."""
+    """Start time of a process, since its id may be reused; None if it does not exist, empty if unknown."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -66,7 +66,7 @@ def _started(pid: int) -> str | None:
 
 
 def _boot() -> str:
-    """Machines may share a name, but not this."""
+    """Distinguishes machines with the same name."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -74,7 +74,7 @@ def _boot() -> str:
 
 
 def _pid_space() -> int:
-    """Containers may share a host's name but not its processes."""
+    """Distinguishes containers with the same host name."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino
     except OSError:

@@ -1,4 +1,4 @@
-"""Memory of this machine's devices: how much is free, what work takes, and whether an error says it is short."""
+"""Memory of this machine's devices: free memory, peak use, and errors for lack of it."""
 
 import ctypes
 import os
@@ -16,7 +16,7 @@ _GROUPS, _GROUP_OF_PROCESS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def free_memory(device: str) -> int:
-    """Bytes that are free on the device; on a CPU those that the system or a control group leaves us."""
+    """Free bytes on the device; on a CPU those that the system or a control group leaves to us."""
     if device == "cuda":
         import torch
 
@@ -30,7 +30,7 @@ def free_memory(device: str) -> int:
 
 
 def _left_by_groups() -> Iterator[int]:
-    """Bytes that each control group around this process leaves it; files in its cache can be thrown out."""
+    """Bytes that each control group of this process leaves to it; its file cache counts as free."""
     try:
         lines = _GROUP_OF_PROCESS.read_text().splitlines()
     except OSError:
@@ -45,7 +45,7 @@ def _left_by_groups() -> Iterator[int]:
             continue
         group = root / path.lstrip("/")
         for folder in (group, *group.parents):
-            with suppress(OSError, ValueError):  # `max` where there is no limit; a container does not see all groups
+            with suppress(OSError, ValueError):  # `max` without a limit; a container does not see all groups
                 taken = int((folder / used).read_text())
                 facts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
                 yield int((folder / limit).read_text()) - taken + int(facts.get(cached, 0))
@@ -54,20 +54,20 @@ def _left_by_groups() -> Iterator[int]:
 
 
 def bytes_of(memory: Memory, device: str) -> int:
-    """Bytes of a device; at least one, since what is free is a guess."""
+    """Bytes of a device; at least one, since free memory is an estimate."""
     return memory.size if memory.share is None else max(1, int(memory.share * free_memory(device)))
 
 
 @dataclass
 class Peak:
-    """What a piece of work took at most beyond what there was before, in bytes."""
+    """Peak memory of a piece of work beyond the memory before it, in bytes."""
 
     bytes: int = 0
 
 
 @contextmanager
 def watch_peak(device: str) -> Iterator[Peak]:
-    """Measure the memory of what is done inside; on a CPU as the system counts it, which is coarse."""
+    """Measure peak memory within the context; on a CPU by the system's count, which is coarse."""
     peak = Peak()
     if device == "cuda":
         import torch
@@ -77,9 +77,9 @@ def watch_peak(device: str) -> Iterator[Peak]:
         yield peak
         peak.bytes = torch.cuda.max_memory_allocated() - before
         return
-    give_back()  # else what was kept would be used again, unseen
+    give_back()  # else memory that was kept would be reused without being counted
     with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # so that the peak counts from now
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _resident("VmRSS")
     yield peak
     peak.bytes = max(0, _resident("VmHWM") - before)
@@ -93,19 +93,19 @@ def _resident(field: str) -> int:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether an error says that memory is short."""
+    """Whether an error is for lack of memory."""
     words = ("out of memory", "allocate memory", "not enough memory", "alloc_failed")  # the last from cuBLAS and cuDNN
     return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
 
 
 def give_back() -> None:
-    """Give memory that was freed and kept (`keep_freed_memory`) back to the system."""
+    """Return memory that was freed and kept (`keep_freed_memory`) to the system."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def keep_freed_memory() -> None:
-    """Let the process keep the memory of temporaries (glibc): returning and taking it costs half of a step."""
+    """Let the process keep the memory of temporaries (glibc): returning and reallocating it takes half of a step."""
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_MMAP_THRESHOLD, 2**30)

@@ -1,4 +1,4 @@
-"""`bench new`: a small complete package with an optimizer or a task, to be changed into one's own."""
+"""`bench new`: a small complete package with an optimizer or a task, as a starting point."""
 
 import keyword
 import re
@@ -20,14 +20,14 @@ def create(kind: str, name: str, folder: Path) -> list[Path]:
 
     Args:
         kind: `optimizer` or `task`.
-        name: of package, module and what is typed after `--opt` or `--task`.
-        folder: made; it must not be there, or be empty.
+        name: of package and module, and for `--opt` or `--task`.
+        folder: created; it must not exist, or be empty.
 
     Returns:
-        the files.
+        The files.
 
     Raises:
-        UserError: the name cannot be one, is taken, or the folder cannot be written.
+        UserError: the name is illegal or taken, or the folder cannot be written.
     """
     from jinja2 import Environment, StrictUndefined
 
@@ -48,7 +48,7 @@ def create(kind: str, name: str, folder: Path) -> list[Path]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists; choose another folder with --out, or remove it")
     words = {"name": name, "cls": cls}
-    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)  # no page
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)  # not HTML
     paths = []
     try:
         for template in sorted((_TEMPLATES / kind).glob("*.j2")):
@@ -64,7 +64,7 @@ def create(kind: str, name: str, folder: Path) -> list[Path]:
 
 
 def _place(template: str, name: str) -> Path:
-    """`__name__.optimizer.py` is `NAME/optimizer.py`: the first dot of those with a folder is a slash."""
+    """`__name__.optimizer.py` is `NAME/optimizer.py`: in names with a folder the first dot is a slash."""
     folder, _, rest = template.partition(".")
     parts = (folder, rest) if folder in ("__name__", "tests") else (template,)
     return Path(*(part.replace("__name__", name) for part in parts))

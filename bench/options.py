@@ -1,7 +1,7 @@
 """Options of optimizers and tasks, read from constructors' signatures without importing them.
 
-The signature is the only place where a hyperparameter's name, type and default stand. Importing torch for it takes
-seconds, so the source file is parsed instead; help and usage errors come at once.
+The signature is the only place with a hyperparameter's name, type and default. Importing torch for it takes seconds, so
+the source file is parsed instead: help and usage errors appear at once.
 """
 
 import ast
@@ -25,7 +25,7 @@ from optimizers.groups import REST, ROLES
 from optimizers.plugins import load
 from tasks import TASKS
 
-# Meaning of the arguments that torch's own optimizers share; a class's docstring comes first.
+# Meaning of the arguments that torch's own optimizers share; a class's docstring takes precedence.
 GLOSSARY = {
     "lr": "learning rate: step per unit of the update, in [0, inf)",
     "momentum": "heavy-ball factor, in [0, 1]",
@@ -55,28 +55,28 @@ class Option:
 
     @property
     def type_name(self) -> str:
-        """The type as a person reads it: `float`, `int or none`."""
+        """The type in words: `float`, `int or none`."""
         return type_name(self.type)
 
     @property
     def default_text(self) -> str:
-        """The default as a person reads it."""
+        """The default in words."""
         return {None: "none", TASK_VALUE: "from the task"}.get(self.default, str(self.default))
 
 
 MISSING = "(required)"
 UNSET = "(that of all parameters)"
-"""As a default: no value, where none is given."""
+"""As a default: the option has no value unless given."""
 NO_BOOLEAN = "no boolean (true, false; in YAML yes, no, on and off too, unless in quotes)"
 
 
 def type_name(kind: Any) -> str:
-    """A type as a person reads it: `float`, `int or none`."""
+    """A type in words: `float`, `int or none`."""
     return " or ".join(map(_type_name, _members(kind)))
 
 
 def is_stray_boolean(value: Any, kind: Any) -> bool:
-    """Whether a value is a boolean, or a list with one, and the type takes none (pydantic would take it for 0 or 1)."""
+    """Whether a value is a boolean, or a list with one, and the type allows none (pydantic converts it to 0 or 1)."""
     values = value if isinstance(value, list | tuple) else [value]
     return any(isinstance(each, bool) for each in values) and not _takes_boolean(kind)
 
@@ -94,7 +94,7 @@ def _type_name(kind: Any) -> str:
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
-    """The types that a union admits; of another type, itself."""
+    """The members of a union; for another type, itself."""
     return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
 
 
@@ -104,7 +104,7 @@ def read_options(target: str, skip: tuple[str, ...] = ()) -> dict[str, Option]:
 
     Args:
         target: `package.module:Class`.
-        skip: arguments that are no options (`params`, `data`, ...).
+        skip: arguments that are not options (`params`, `data`, ...).
 
     Returns:
         Options by name, in the order of the signature.
@@ -126,7 +126,7 @@ def _class_options(tree: ast.Module, module: str, name: str) -> list[Option]:
     for item in node.body:
         if isinstance(item, ast.FunctionDef) and item.name == "__init__":
             return _arguments(item, ast.get_docstring(node) or "")
-    for base in node.bases:  # inherited: from the same module or one that is imported by name
+    for base in node.bases:  # inherited: from a base in the same module, or imported by name
         if isinstance(base, ast.Name):
             for item in tree.body:
                 if not isinstance(item, ast.ImportFrom) or not item.module:
@@ -179,7 +179,7 @@ def _type(annotation: ast.expr | None, default: Any) -> Any:
         try:
             return eval(ast.unparse(annotation), {"__builtins__": {}}, names)
         except (NameError, TypeError, AttributeError):
-            pass  # a type that is not for the command line
+            pass  # not a type for the command line
     return type(default) if default is not None else str
 
 
@@ -205,15 +205,15 @@ def _source(module: str) -> Path:
 
 
 def imported_options(cls: Any, skip: int = 1) -> dict[str, Option]:
-    """The keyword arguments of a class that is imported already, as `read_options` gives them.
+    """The keyword arguments of an imported class, in the form of `read_options`.
 
-    Where the constructor passes `**keywords` on, those of its base classes count as well; what these require counts
-    only if it passes `*arguments` on too, since else it hands that over itself. Arguments of types that have no form on
-    the command line (functions, modules), or with defaults that have none, are left out, and keep their defaults.
+    If the constructor passes `**keywords` on, those of its base classes count as well; their required arguments count
+    only if it passes `*arguments` on too, since it sets them itself otherwise. Arguments whose types or defaults cannot
+    be written on the command line (functions, modules) are left out and keep their defaults.
 
     Args:
         cls: a class.
-        skip: leading arguments that are no options (`params`).
+        skip: leading arguments that are not options (`params`).
     """
     docs, options = _documented(inspect.getdoc(cls) or ""), {}
     passes_all = True
@@ -247,7 +247,7 @@ def imported_options(cls: Any, skip: int = 1) -> dict[str, Option]:
 
 
 def _without_tensors(kind: Any) -> Any:
-    """The type with numbers in place of tensors, which have no form on the command line."""
+    """The type with numbers in place of tensors, which cannot be written on the command line."""
     if f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', '')}" == "torch.Tensor":
         return float
     arguments = tuple(map(_without_tensors, typing.get_args(kind)))
@@ -260,7 +260,7 @@ _SIMPLE = int | float | bool | str | None
 
 
 def _plain(kind: Any, default: Any) -> Any:
-    """The type as the command line can take it; None if it cannot."""
+    """The type for the command line; None if it cannot be written there."""
     kind = _without_tensors(kind)
 
     def fine(member: Any) -> bool:
@@ -287,12 +287,12 @@ def optimizer_options(spec: Any) -> dict[str, Option]:
 
 
 def all_optimizer_options(spec: Any, given: Mapping[str, Any], prefix: str = "") -> dict[str, Option]:
-    """The options of an OptimizerSpec, those by role, and those of the optimizer for the rest, in dotted form.
+    """The options of an OptimizerSpec, its options by role, and those of the optimizer for the rest, in dotted form.
 
-    With a rest the first method has the role `matrix` alone, and the other one all others.
+    With a rest, the first method has only the role `matrix`, and the other one has all others.
 
     Args:
-        spec: whose.
+        spec: of the first optimizer.
         given: settings by name; they may name the optimizer for the rest.
         prefix: before their names.
 
@@ -315,7 +315,7 @@ def all_optimizer_options(spec: Any, given: Mapping[str, Any], prefix: str = "")
 
 
 def _by_role(options: Mapping[str, Option], roles: Iterable[str]) -> dict[str, Option]:
-    """Options of one role; where they are not given, those of all parameters hold."""
+    """Options by role; without a value they fall back to those of all parameters."""
     return {
         f"{role}.{name}": replace(option, name=f"{role}.{name}", default=UNSET)
         for role in roles
@@ -324,9 +324,9 @@ def _by_role(options: Mapping[str, Option], roles: Iterable[str]) -> dict[str, O
 
 
 def rest_of(spec: Any, given: Mapping[str, Any], prefix: str = "") -> str | None:
-    """The name of the optimizer for the rest: as given, else the spec's own; None if there is none.
+    """The name of the optimizer for the rest: the given one, else the spec's default; None if there is none.
 
-    It is one of the suite's own: records and tuned files name it too, and nothing that these name is imported.
+    It must be one of the suite's own: records and tuned files name it too, and must not cause imports.
 
     Args:
         spec: of the first optimizer.
@@ -334,7 +334,7 @@ def rest_of(spec: Any, given: Mapping[str, Any], prefix: str = "") -> str | None
         prefix: before their names.
 
     Raises:
-        UserError: there is no such optimizer, or it leaves a rest itself.
+        UserError: there is no such optimizer, or it has a rest itself.
     """
     name = given.get(f"{prefix}{REST}", spec.rest)
     if name is None or (isinstance(name, str) and name.lower() in ("none", "null")):
@@ -350,7 +350,7 @@ def rest_of(spec: Any, given: Mapping[str, Any], prefix: str = "") -> str | None
 def no_such_option(
     spec: Any, given: Mapping[str, Any], name: str, prefix: str = "", others: Iterable[str] = ()
 ) -> UserError:
-    """The error for a hyperparameter that an optimizer does not have here: what it is taken for, and what to write.
+    """The error for a hyperparameter that an optimizer does not have here, with advice on what to write.
 
     Args:
         spec: of the first optimizer.
@@ -378,7 +378,7 @@ def no_such_option(
 
 
 def optimizer_values(spec: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The value of every option of an optimizer and of the one for the rest; by role those that were given.
+    """The value of every option of an optimizer and of the one for the rest; options by role only if given.
 
     Raises:
         UserError: as for `parse_options`.
@@ -389,7 +389,7 @@ def optimizer_values(spec: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         raise no_such_option(spec, given, name)
     values = parse_options("opt", options, given)
     if spec.rest is None and values.get(REST, "") is None:
-        del values[REST]  # `--opt.rest none` where there is none anyway: the same run
+        del values[REST]  # `--opt.rest none` where there is none by default: the same run
     return values
 
 
@@ -412,9 +412,9 @@ def task_options(spec: Any) -> dict[str, Option]:
 
 
 def task_values(spec: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The value of every option of a task: as given, else of the preset, else the default.
+    """The value of every option of a task: the given one, else the preset's, else the default.
 
-    The preset itself is left out: it is a name for values, and no more.
+    The preset itself is left out: it only names values.
 
     Raises:
         UserError: as for `parse_options`.
@@ -429,7 +429,7 @@ def task_values(spec: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache
 def trainer_options() -> dict[str, Option]:
-    """The options `--trainer.*`, from the source of `bench.config.TrainerOptions`, whose import takes long."""
+    """The options `--trainer.*`, from the source of `bench.config.TrainerOptions`, which is slow to import."""
     tree = _parse(Path(__file__).with_name("config.py"))
     (fields,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "TrainerOptions")
     options = {}
@@ -445,8 +445,8 @@ def parse_options(prefix: str, options: Mapping[str, Option], given: Mapping[str
 
     Args:
         prefix: `opt` or `task`, for messages.
-        options: what there is.
-        given: what was said, by option name.
+        options: the options by name.
+        given: the given values by name.
 
     Raises:
         UserError: a name is unknown, a value has the wrong type, or a required option is missing.
@@ -463,17 +463,17 @@ def parse_options(prefix: str, options: Mapping[str, Option], given: Mapping[str
         if raw is MISSING:
             raise UserError(f"--{prefix}.{name} is required")
         if isinstance(raw, str) and raw == option.default:
-            values[name] = raw  # a word such as `task`, which is not of the option's type
+            values[name] = raw  # a word such as `task`, which does not have the option's type
             continue
         if is_stray_boolean(raw, option.type):
             needs = "needs a value" if isinstance(raw, bool) else f"{raw!r}"
             raise UserError(f"--{prefix}.{name} {needs}; it takes {option.type_name}, and {NO_BOOLEAN}")
-        # Defaults go the same way, so that 0 and 0.0 are one value.
+        # Defaults are converted too, so that 0 and 0.0 are one value.
         try:
             values[name] = TypeAdapter(option.type).validate_python(_words(raw, option.type))
         except ValidationError as error:
             wrong = error.errors()[0]
-            problem = "" if wrong["type"] == "literal_error" else f"{why_wrong(wrong['msg'])}; "  # which lists them too
+            problem = "" if wrong["type"] == "literal_error" else f"{why_wrong(wrong['msg'])}; "  # it lists them too
             raise UserError(f"--{prefix}.{name} {raw!r}: {problem}it takes {option.type_name}") from None
         if values[name] != values[name]:
             raise UserError(f"--{prefix}.{name} {raw!r}: not a number; it takes {option.type_name}")

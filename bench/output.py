@@ -1,4 +1,4 @@
-"""What the commands share that read stores and write a table, a page or a picture."""
+"""Common parts of commands that read stores and write a table, a page or a picture."""
 
 import json
 import os
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from bench.store.stores import Stores
 
 ROOM = 10 * 2**20
-"""Bytes that the output's disk must have free before anything is trained; the largest output so far has 8 million."""
+"""Free bytes required on the output's disk before training; the largest output so far has 8 million."""
 ENDINGS = {".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": "html"}
 """Formats of tables by the ending of a file's name."""
 
 
 def answer(value: Any) -> None:
-    """Print what `--json` asks for: strict JSON on one line (`bench.answers` has the schema of each command)."""
+    """Print the output of `--json`: strict JSON on one line (`bench.answers` has the schema of each command)."""
     print(json.dumps(plain(value), allow_nan=False))
 
 
@@ -37,7 +37,7 @@ def open_stores(args: Args) -> "Stores":
     """The stores that a command was given, and the reference results unless it leaves them out.
 
     Raises:
-        UserError: a store is not there. That no run was ever stored is none where there are reference results.
+        UserError: a store does not exist; the default store may be missing if there are reference results.
     """
     from bench.store.stores import Stores
 
@@ -49,10 +49,10 @@ def open_stores(args: Args) -> "Stores":
 
 
 def format_of(args: Args, formats: Container[str]) -> str:
-    """The format that was asked for, else that of the file's name, else a table.
+    """The requested format, else that of the file's name, else a table.
 
     Raises:
-        UserError: --json and another format are asked for.
+        UserError: --json and another format are given.
     """
     if args.json and args.format not in (None, "json"):
         raise UserError(f"--json and --format {args.format}: remove one of them")
@@ -63,7 +63,7 @@ def format_of(args: Args, formats: Container[str]) -> str:
 
 
 def write(out: Path | None, content: bytes | str | Iterable[str]) -> None:
-    """Write a file in one atomic step, into a pipe or a device as it is, and say so; without one, to standard output.
+    """Write a file atomically (a pipe or a device directly), and say so; without a file, write to standard output.
 
     Raises:
         UserError: it cannot be written.
@@ -93,7 +93,7 @@ def write_into(path: Path, texts: Mapping[str, str]) -> None:
     """Write texts into a file, each between its markers: `<!-- leaderboard NAME -->` and `<!-- /leaderboard -->`.
 
     Raises:
-        UserError: the file is not there, lacks a marker, or cannot be written.
+        UserError: the file does not exist, lacks a marker, or cannot be written.
     """
     from bench.store.files import replacing
 
@@ -120,19 +120,19 @@ def write_into(path: Path, texts: Mapping[str, str]) -> None:
 
 
 def remark(kind: str, text: object) -> None:
-    """An error, a warning or a note on standard error: one line, although names in it may hold anything."""
+    """Print an error, a warning or a note on standard error: one line, whatever characters names in it have."""
     print(f"bench: {kind}: {clean(str(text))}", file=sys.stderr)
 
 
 def warn_of(stores: "Stores", damaged: Iterable[object] = ()) -> int:
-    """Say what cannot be read, or is there twice.
+    """Warn of files that cannot be read, and of runs stored twice.
 
     Args:
-        stores: what was read.
-        damaged: what else was found damaged, in words.
+        stores: the stores that were read.
+        damaged: other damaged files, in words.
 
     Returns:
-        the exit code: 1 if something was left out.
+        The exit code: 1 if something was left out.
     """
     lines = dict.fromkeys(map(str, [*stores.damaged, *damaged]))
     for what in lines:
@@ -143,13 +143,13 @@ def warn_of(stores: "Stores", damaged: Iterable[object] = ()) -> int:
 
 
 def note(text: str | None) -> None:
-    """Print the text, if there is one, as a remark on standard error."""
+    """Print the text, if any, on standard error."""
     if text is not None:
         print(clean(f"bench: {text}"), file=sys.stderr, flush=True)
 
 
 def check_output(folder: Path) -> None:
-    """Find out before hours of training whether a folder can be made and written, and leave no trace.
+    """Check before hours of training that a folder can be created and written, without leaving a trace.
 
     Raises:
         UserError: it cannot.
@@ -166,7 +166,7 @@ def check_output(folder: Path) -> None:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Make errors of the disk into the one line that a user sees.
+    """Turn disk errors into one line for the user.
 
     Raises:
         UserError: the folder cannot be written.

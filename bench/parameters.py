@@ -1,4 +1,4 @@
-"""The parameters of a task's model with their shapes and roles, as `bench show TASK` lists them."""
+"""The parameters of a task's model with their shapes and roles, for `bench show TASK`."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ class Alike(TypedDict):
         names: with `*` for the number of a layer.
         role: one of `optimizers.ROLES`.
         shape: of each.
-        pieces: matrices that each holds, stacked by rows.
+        pieces: matrices in each, stacked by rows.
     """
 
     names: list[str]
@@ -29,18 +29,18 @@ class Alike(TypedDict):
 
 
 def model_parameters(task: str, data: Path) -> list[Alike] | str:
-    """The parameters of a task's model, or why they are not known; nothing is downloaded or written for it.
+    """The parameters of a task's model, or why they are unknown; nothing is downloaded or written for it.
 
     Args:
-        task: name of a task, which has its defaults.
-        data: where its data lie, from which its model takes its size.
+        task: name of a task; its options have their defaults.
+        data: folder of its data, which determine the model's size.
     """
     try:
         with only_reading():
-            any_size = {"trainer.batch_size": "full"}  # so it fits to any data
+            any_size = {"trainer.batch_size": "full"}  # so it fits any data
             config = resolve({"task": task, "opt": "sgd", "data": data, "device": "cpu", **any_size})
             check_files(config)
-            from bench.runner import build  # with torch, which takes seconds to import
+            from bench.runner import build  # imports torch, which takes seconds
 
             model, _ = build(config)
     except UserError as error:
@@ -58,7 +58,7 @@ def model_parameters(task: str, data: Path) -> list[Alike] | str:
 
 
 def parameter_lines(found: list[Alike] | str) -> list[str]:
-    """What `model_parameters` gives, for a terminal."""
+    """The result of `model_parameters` for a terminal."""
     if isinstance(found, str):
         return [f"parameters: unknown ({found})"]
     lines = ["parameters by role, for --opt.ROLE.NAME and --opt.rest:"]

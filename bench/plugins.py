@@ -1,4 +1,4 @@
-"""Which code that a record names may run: what is installed, and what the user names on the command line."""
+"""Which code named in a record may run: installed code, and code that the user names on the command line."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ Names = Mapping[str, str]
 
 
 def naming(*recorded: Names) -> list[str]:
-    """The words of a command line that name what records name and what is not installed: `--opt my_file.py:MyOpt`."""
+    """Command-line words for code that records name and that is not installed: `--opt my_file.py:MyOpt`."""
     pairs = dict.fromkeys((kind, names[kind]) for names in recorded for kind in _REGISTRIES if kind in names)
     return [word for kind, name in pairs if not _installed(kind, name) for word in (f"--{kind}", name)]
 
@@ -30,18 +30,18 @@ def allowed(
 ) -> dict[str, str]:
     """The names under which the task and the optimizer of a record may be imported; nothing is imported yet.
 
-    A record may come from anybody. So a file or a module is imported only if the user names it too and its digest is
-    the recorded one. Entry points of installed packages need not be named.
+    Records are untrusted. So a file or a module is imported only if the user names it too and its digest is the
+    recorded one. Entry points of installed packages need not be named.
 
     Args:
         recorded: the two names.
         versions: of the record, with `task_package` and `opt_package`.
-        named: what the user has named, by kind.
+        named: names given by the user, by kind.
         what: the record, for messages: `run X`.
-        command: the user's words, to which an error adds what they must name.
+        command: the user's words; an error adds the missing names.
 
     Raises:
-        UserError: a file is not named, or is another one, or a package is not installed.
+        UserError: a file is not named or differs from the recorded one, or a package is not installed.
     """
     names: dict[str, str] = {}
     unnamed: dict[str, str] = {}
@@ -67,14 +67,14 @@ def allowed(
 
 
 def _installed(kind: str, name: str) -> bool:
-    """Whether it is not a file or module, unless an installed package announces just that module."""
+    """Whether a name needs no file or module, or an installed package announces exactly that module."""
     points = (point.value for several in _REGISTRIES[kind].announced.values() for point in several)
     return ":" not in name or name in points
 
 
 def _refuse_another(name: str, then: object, what: str) -> None:
     now = provenance(name)
-    if now != then and not (then is None and now.startswith("torch ")):  # torch's version stands in the record anyway
+    if now != then and not (then is None and now.startswith("torch ")):  # the record has torch's version anyway
         raise UserError(
             clean(
                 f"{what} began with {name} as {then or 'an unrecorded package'}, and here it is"

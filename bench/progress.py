@@ -25,7 +25,7 @@ _hearers: list[Callable[[str], object]] = []
 
 @contextmanager
 def doing(what: str) -> Iterator[None]:
-    """Say what this process does while the context lasts, such as `importing torch`; the innermost counts."""
+    """Report what this process does within the context, such as `importing torch`; the innermost one counts."""
     _doing.append(what)
     _hear(what)
     try:
@@ -37,7 +37,7 @@ def doing(what: str) -> Iterator[None]:
 
 @contextmanager
 def hearing(hear: Callable[[str], object]) -> Iterator[None]:
-    """Let this function, in place of the terminal's line, take what `doing` says; empty if that is over."""
+    """Send the reports of `doing` to this function instead of the terminal's line; empty when one is over."""
     _show("")
     _hearers.append(hear)
     try:
@@ -51,16 +51,16 @@ def _hear(what: str) -> None:
 
 
 def _show(what: str) -> None:
-    """Show what is done on the line of this terminal."""
+    """Show the current activity on the line of this terminal."""
     if is_main_process():
         StatusLine().show(what and f"{what} ...")
 
 
 def fitting(parts: Sequence[tuple[int, str]], columns: int) -> str:
-    """As many parts of a line, in their order, as fit.
+    """The parts of a line, in order, that fit.
 
     Args:
-        parts: importance and text; the least important goes first, what has importance 0 stays.
+        parts: priority and text; the largest number is dropped first, parts with 0 always stay.
         columns: of the terminal.
     """
     kept = [part for part in parts if part[1]]
@@ -73,7 +73,7 @@ def fitting(parts: Sequence[tuple[int, str]], columns: int) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """A time to go: `0:46`, `1:02:03`, or `-:--` while it is not known."""
+    """A remaining time: `0:46`, `1:02:03`, or `-:--` if unknown."""
     if seconds is None:
         return "-:--"
     minutes, rest = divmod(round(seconds), 60)
@@ -81,13 +81,13 @@ def clock(seconds: float | None) -> str:
 
 
 class Progress:
-    """Shows the progress of a run: epoch, step, steps a second, time to go, applied step size, loss and accuracy.
+    """Shows the progress of a run: epoch, step, steps per second, remaining time, applied step size, loss and accuracy.
 
-    A narrow terminal shows step and time to go first.
+    A narrow terminal shows step and remaining time first.
 
     Args:
         total: optimizer steps of the run.
-        label: what is trained.
+        label: name of the run.
         epoch: optimizer steps of an epoch; None if every step sees all samples.
         enabled: whether to show anything.
     """
@@ -108,11 +108,11 @@ class Progress:
             self._task = self._bar.add_task(self.label, total=self.total, completed=step)
 
     def line(self, step: int, timed: Any, columns: int) -> str:
-        """The bar at this step, at most so many columns wide where step and time to go fit into them.
+        """The bar at this step, at most `columns` wide if step and remaining time fit into them.
 
         Args:
-            step: the last one that was made.
-            timed: has `speed`, in steps a second, and `time_remaining`, in seconds; None if that is not known.
+            step: the last step taken.
+            timed: has `speed`, in steps per second, and `time_remaining`, in seconds; None if unknown.
             columns: of the terminal.
         """
         done = step / max(self.total, 1)
@@ -136,7 +136,7 @@ class Progress:
         )
 
     def update(self, step: int, loss: float, applied_step: float, accuracy: Callable[[], float | None]) -> None:
-        """Show a step's values; `accuracy` is asked only when the line is redrawn, ten times a second at most."""
+        """Show a step's values; `accuracy` is called only when the line is redrawn, at most ten times a second."""
         if self._bar is None or (time.monotonic() - self._shown < 0.1 and step < self.total):
             return
         self._shown = time.monotonic()
@@ -144,19 +144,19 @@ class Progress:
         self._bar.update(self._task, completed=step)
 
     def values(self, loss: float, applied_step: float, accuracy: float | None) -> None:
-        """Take over a step's values."""
+        """Set the shown values to a step's."""
         share = "" if accuracy is None else f"acc {accuracy:.3f}"
         self._values = [(1, f"step size {applied_step:.2g}"), (4, f"loss {loss:.4g}"), (7, share)]
 
     def validated(self, step: int, split: str, values: dict[str, float]) -> None:
-        """Show what an evaluation gave."""
+        """Show the result of an evaluation."""
         text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         self._validated = f"{split} acc {values['accuracy']:.3f}" if "accuracy" in values else ""
         if self.enabled and self._bar is None:
             self.enabled = say(f"{self.label}  step {step}/{self.total}  {split}: {text}")
 
     def stop(self) -> None:
-        """Take the bar down."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -172,7 +172,7 @@ def live_line(line: Callable[[Any, int], str]) -> Any:
     """A `rich.progress.Progress` on standard error that shows one line.
 
     Args:
-        line: from a task of it and the columns of the terminal to the line.
+        line: maps one of its tasks and the terminal's columns to the line.
     """
     from rich.console import Console
     from rich.progress import Progress as Bar
@@ -191,10 +191,10 @@ def live_line(line: Callable[[Any, int], str]) -> Any:
 class LiveView(ABC):
     """Display of many runs: a line for all, and below it a line for each worker.
 
-    A terminal shows it for as long as the runs are made, and in the end the first line alone.
+    A terminal shows it while the runs train, and in the end only the first line.
 
     Args:
-        label: what is done.
+        label: name of the work.
         enabled: whether to show anything.
     """
 
@@ -204,19 +204,19 @@ class LiveView(ABC):
 
     @abstractmethod
     def line(self, columns: int) -> str:
-        """How far all is, at most so many columns wide where what is most important fits into them."""
+        """Overall progress, at most `columns` wide if the most important parts fit into them."""
 
     def workers(self) -> Sequence[str]:
-        """What each worker does; nothing where the first line says it."""
+        """The activity of each worker; empty if the first line has it."""
         return ()
 
     def lines(self, columns: int) -> list[str]:
-        """All lines; those of workers may be longer."""
+        """All lines; workers' lines may be longer."""
         return [self.line(columns), *(f"  {number}  {what}" for number, what in enumerate(self.workers(), 1))]
 
     @contextmanager
     def live(self) -> Iterator[None]:
-        """Show the lines while the context lasts, on a terminal only."""
+        """Show the lines within the context, on a terminal only."""
         self._begun = time.monotonic()
         if not self.enabled or not on_terminal():
             yield
@@ -238,8 +238,8 @@ class LiveView(ABC):
             finally:
                 over, self.is_live = True, False
 
-    def doing(self, worker: int, what: str) -> None:  # noqa: B027 - workers of studies tell it by events
-        """Take over what a worker does while it does not train yet (`bench.progress.doing`)."""
+    def doing(self, worker: int, what: str) -> None:  # noqa: B027 - workers of studies report it by events
+        """Note the activity of a worker before it trains (`bench.progress.doing`)."""
 
     def say(self, line: str) -> None:
         """Show a line."""
@@ -247,14 +247,14 @@ class LiveView(ABC):
             say(line)
 
     def _parts(self, done: int, wanted: int, what: str, made: float, before: int = 0) -> list[tuple[int, str]]:
-        """Label, bar, count and time to go, for `fitting`.
+        """Label, bar, count and remaining time, for `fitting`.
 
         Args:
-            done: things that are over.
-            wanted: things in all.
-            what: they are called.
-            made: things that were made since the view began, with parts of those that are being made.
-            before: things that were there then.
+            done: finished items.
+            wanted: items in all.
+            what: name of the items.
+            made: items finished since the view started, plus fractions of those in progress.
+            before: items finished before.
         """
         spent = time.monotonic() - self._begun
         left = spent / made * (wanted - before - made) if made else None
@@ -267,13 +267,13 @@ class LiveView(ABC):
 
 
 class Advance(NamedTuple):
-    """What a worker has done since it last told.
+    """Progress of a worker since its last report.
 
     Attributes:
-        steps: made.
+        steps: steps taken.
         alive: lanes that still train.
-        share: how far those are, from 0 to 1.
-        ended: ids of runs that have ended; several workers may tell of one.
+        share: their progress, from 0 to 1.
+        ended: ids of runs that have ended; several workers may report the same one.
         best: value and name of the best run.
     """
 
@@ -288,7 +288,7 @@ class SweepProgress(LiveView):
     """Shows the progress of a sweep: trial-steps (steps of single runs), their rate, runs in training, best run.
 
     Args:
-        label: what is swept.
+        label: name of the sweep.
         mode: whether the metric is better when smaller (`min`) or larger (`max`).
         enabled: whether to show anything.
     """
@@ -299,7 +299,7 @@ class SweepProgress(LiveView):
         super().__init__(label, enabled=enabled)
         self.better = gt if mode == "max" else lt
         self.steps, self.runs, self.processes = 0, 0, 1
-        self._lock = Lock()  # a thread takes over what workers tell, another one draws the lines
+        self._lock = Lock()  # one thread receives reports of workers, another draws the lines
         self._over: set[str] = set()
         self._alive: dict[int, tuple[int, float]] = {}
         self._doing: dict[int, str] = {}
@@ -308,7 +308,7 @@ class SweepProgress(LiveView):
 
     @contextmanager
     def showing(self, runs: int, processes: int = 1) -> Iterator[None]:
-        """Show the progress of so many runs while the context lasts, which so many processes of this command train."""
+        """Show the progress of `runs` runs within the context, trained by `processes` processes of this command."""
         self.runs, self.processes = runs, processes
         self._said = time.monotonic()
         with self.live():
@@ -322,14 +322,14 @@ class SweepProgress(LiveView):
         share: float = 0.0,
         evaluated: Sequence["RunResult"] = (),
     ) -> None:
-        """Take over how it gets on.
+        """Add progress.
 
         Args:
-            steps: made since the last call, by all runs together.
+            steps: steps since the last call, of all runs together.
             alive: lanes that still train.
             ended: runs that have ended since.
-            share: how far those that still train are, from 0 to 1.
-            evaluated: those of which there is a new evaluation, beside the ended ones.
+            share: progress of those that still train, from 0 to 1.
+            evaluated: other runs with a new evaluation.
         """
         best = None
         for result in (*ended, *evaluated):
@@ -342,10 +342,10 @@ class SweepProgress(LiveView):
         self.add(0, Advance(steps, alive, share, [result.run_id for result in ended], best))
 
     def add(self, worker: int, made: "Advance") -> None:
-        """Take over how one of several workers gets on."""
+        """Add the progress of one of several workers."""
         with self._lock:
             if not self._alive and not made.steps and not made.ended:
-                self._begun = time.monotonic()  # what came before was no training
+                self._begun = time.monotonic()  # the time before was not training
             self.steps += made.steps
             self._over.update(made.ended)
             self._alive[worker] = made.alive, made.share
@@ -356,7 +356,7 @@ class SweepProgress(LiveView):
             self._show(alive, sum(lanes * done for lanes, done in self._alive.values()) / max(alive, 1))
 
     def doing(self, worker: int, what: str) -> None:
-        """Take over what one of several workers does while it does not train yet (`bench.progress.doing`)."""
+        """Note the activity of one of several workers before it trains (`bench.progress.doing`)."""
         with self._lock:
             self._doing[worker] = what
 
@@ -367,11 +367,11 @@ class SweepProgress(LiveView):
 
     def waiting(self, runs: int) -> None:
         """Other processes train the last runs."""
-        if self.processes == 1:  # of several the rows show it
+        if self.processes == 1:  # with several, their lines show it
             self.say(f"waiting for {runs} run{'s' * (runs != 1)} of other processes")
 
     def line(self, columns: int) -> str:
-        """The bar, at most so many columns wide where runs and time to go fit into them."""
+        """The bar, at most `columns` wide if runs and remaining time fit into them."""
         with self._lock:
             alive = sum(lanes for lanes, _ in self._alive.values())
             share = sum(lanes * done for lanes, done in self._alive.values())
@@ -389,7 +389,7 @@ class SweepProgress(LiveView):
         )
 
     def workers(self) -> Sequence[str]:
-        """What each process of this command does, if there are several."""
+        """The activity of each process of this command, if there are several."""
         if self.processes == 1:
             return ()
         with self._lock:
@@ -398,7 +398,7 @@ class SweepProgress(LiveView):
 
     @property
     def _rate(self) -> float:
-        """Steps a second."""
+        """Steps per second."""
         return self.steps / max(time.monotonic() - self._begun, 1e-9)
 
     def _show(self, alive: int, share: float) -> None:
@@ -411,7 +411,7 @@ class SweepProgress(LiveView):
 
 
 class RunInPlan:
-    """Tells the view of a plan how far a run is that is made alone.
+    """Reports the progress of a run trained alone to the view of its plan.
 
     Args:
         view: of the plan.
@@ -423,22 +423,22 @@ class RunInPlan:
         self.view, self.step = view, 0
 
     def bar(self, total: int, label: str) -> Progress:
-        """What the run tells; if it starts again, once more."""
+        """A progress bar for the run; a new one if the run restarts."""
         return _Telling(total, label, self)
 
     def at(self, step: int, total: int) -> None:
-        """Take over that a step was made."""
+        """Report the current step."""
         self.view.advance(max(0, step - self.step), 1, [], step / max(total, 1))
         self.step = step
 
     def end(self, result: "RunResult | None" = None) -> None:
-        """Take over that the run is over; None if it broke."""
+        """Report the end of the run; None if it failed."""
         made = 0 if result is None else max(0, result.steps - self.step)
         self.view.advance(made, 0, [] if result is None else [result])
 
 
 class _Telling(Progress):
-    """Shows nothing, and tells `RunInPlan`."""
+    """Shows nothing, and reports to `RunInPlan`."""
 
     def __init__(self, total: int, label: str, run: RunInPlan) -> None:
         super().__init__(total, label, enabled=False)
@@ -455,7 +455,7 @@ class _Telling(Progress):
 
 
 class StatusLine:
-    """One line on standard error, in the place of the one before; on a terminal only."""
+    """One line on standard error that replaces the previous one; on a terminal only."""
 
     def __init__(self) -> None:
         self.live = on_terminal()
@@ -467,17 +467,17 @@ class StatusLine:
                 print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         self.show("")
 
 
 def on_terminal() -> bool:
-    """Whether somebody watches standard error."""
+    """Whether standard error is a terminal."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
 def say(line: str) -> bool:
-    """Print a line, if anybody can hear it: neither `2>&1 | head` nor `2>&-` must end what is trained."""
+    """Print a line if standard error is open: neither `2>&1 | head` nor `2>&-` may end training."""
     if sys.stderr is None:
         return False
     try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TASK, OPTS, STEPS, SEEDS = "synthetic", ("gd", "ngd", "ps", "adam"), 100, 7
 """The comparison. Seven seeds are the fewest that can decide a verdict (`bench.results.sequential`)."""
 SHOWN = ("opt", "final", "verdict", "won", "effect", "n")
-"""Columns of the board that a first look needs."""
+"""Columns of the board that are needed at first."""
 HONEST = (
     f"All four ran at their default settings, without tuning, and {TASK} is a small problem of random tokens. The"
     " table shows the format of a comparison. It does not show which optimizer is best."
@@ -80,7 +80,7 @@ def main(words: list[str]) -> int:
 
 
 def _asked(configs: "Sequence[RunConfig]", store: Path) -> "Asked":
-    """These runs and no others, as boards and charts see them."""
+    """Only these runs, as input of boards and charts."""
     from bench.boards import Asked
     from bench.boards.collect import Collected
     from bench.boards.entries import entries_of
@@ -95,7 +95,7 @@ def _asked(configs: "Sequence[RunConfig]", store: Path) -> "Asked":
 
 
 def _short(board: "Board") -> "Board":
-    """The board with the columns that a first look needs."""
+    """The board with the columns `SHOWN`."""
     from dataclasses import replace
 
     (table,) = board.tables

@@ -1,8 +1,8 @@
 """`bench race`: a plan that adds seeds to undecided pairs, until all are decided or the budget is spent.
 
-All start with a few seeds. After each round every open pair gets the fewest seeds that can decide it (`next_seeds`),
-and none where a decision is unlikely. Verdicts hold however often one looks (`bench.results.sequential`), so a race is
-as sure as a run with all the seeds at once.
+All start with a few seeds. After each round every open pair gets the fewest seeds that can decide it (`next_seeds`), or
+none if a decision is unlikely. Verdicts hold however often they are checked (`bench.results.sequential`), so a race has
+the same error rate as all seeds at once.
 """
 
 import time
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bench.tuned import TunedBy
 
 MOST_SEEDS = 50
-"""Seeds that a pair may have, unless `--most` says otherwise. Ours."""
+"""Maximum number of seeds of a pair; the default of `--most`. Ours."""
 
 
 @dataclass
@@ -32,9 +32,9 @@ class Racer:
 
     Attributes:
         config: with seed 0.
-        tuned_by: the study that its settings come from.
-        seeds: how many it has, 0 to seeds - 1.
-        history: after each round its number of seeds, and what they say against the reference.
+        tuned_by: the study that found its settings.
+        seeds: number of its seeds, 0 to seeds - 1.
+        history: after each round, its number of seeds and their verdict against the reference.
     """
 
     config: "RunConfig"
@@ -49,12 +49,12 @@ class Racer:
 
 
 def wanted(standing: Sequence["Comparison | str | None"], seeds: Sequence[int], most: int) -> list[int]:
-    """How many seeds each racer of a task should have next; the reference has as many as any open pair needs.
+    """Number of seeds for each racer of a task in the next round; the reference has as many as any open pair needs.
 
     Args:
-        standing: of each against the reference; None for the reference itself, words where there is no comparison.
-        seeds: that each has.
-        most: seeds that a pair may have.
+        standing: of each against the reference; None for the reference itself, words without a comparison.
+        seeds: current number of each.
+        most: maximum number of seeds of a pair.
     """
     from bench.results.sequential import Comparison, next_seeds
 
@@ -100,7 +100,7 @@ def main(words: list[str]) -> int:
 
 
 def _racers(args: Args) -> dict[str, list[Racer]]:
-    """By task, its racers; the reference is the first."""
+    """The racers by task, the reference first."""
     from bench.config import on_device, resolve
     from bench.grammar.values import parts
     from bench.results.sequential import LEAST_SEEDS
@@ -148,7 +148,7 @@ def _check_budget(args: Args, first: int) -> None:
 
 
 def _race(racers: Mapping[str, list[Racer]], args: Args) -> tuple["Collected", str] | None:
-    """Round after round; what was found and why it ended, or None if it was stopped."""
+    """Run rounds until the end; the results and the reason of the end, or None if stopped."""
     begun = time.monotonic()
     while True:
         results = _results(racers, args)
@@ -190,7 +190,7 @@ def _results(racers: Mapping[str, list[Racer]], args: Args) -> "list[RunResult] 
 
 
 def _compare(racers: Mapping[str, list[Racer]], results: "Sequence[RunResult]", reference: str | None) -> "Collected":
-    """The results as boards see them; each racer's history is told what its seeds say now."""
+    """The results as input of boards; each racer's verdict is added to its history."""
     from bench.boards.collect import Collected
     from bench.boards.entries import entries_of
     from bench.boards.quality import compared_by

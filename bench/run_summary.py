@@ -1,4 +1,4 @@
-"""A run's result as a person or a program reads it."""
+"""A run's result as text or JSON."""
 
 import shlex
 from pathlib import Path
@@ -12,7 +12,7 @@ from optimizers.plugins import bare
 
 
 def result_json(result: RunResult, store: Path) -> dict[str, Any]:
-    """The result in ten fields, and the specimen where the task makes one; numbers are finite or null."""
+    """The result in ten fields, and the specimen if the task has one; numbers are finite or null."""
     fields = {
         "run_id": result.run_id,
         "task": result.config["task"],
@@ -29,7 +29,7 @@ def result_json(result: RunResult, store: Path) -> dict[str, Any]:
 
 
 def result_lines(result: RunResult, store: Path) -> list[str]:
-    """The result in one line, and one more for each thing that a reader must know."""
+    """The result in one line, followed by a line for each note."""
     parts = [f"{result.task} {bare(result.config['opt'])}: {result.status}"]
     if result.final is not None:
         parts.append(f"{result.split} {result.metric} {result.final:.4g}")
@@ -83,12 +83,12 @@ def remarks_on(result: RunResult) -> list[str]:
 
 
 def _cap_of(result: RunResult) -> str:
-    """The option that caps the step; methods without `max_step`, such as momo, have lr as their cap."""
+    """The option that caps the step; methods without `max_step`, such as momo, use lr as their cap."""
     return next((name for name in result.config["opt_options"] if name.rpartition(".")[2] == "max_step"), "lr")
 
 
 def fit_words(run: RunResult) -> str:
-    """The command that a run comes from, without its seeds: the device, and all that differs from the defaults."""
+    """The command of a run without its seeds: the device, and all settings that differ from the defaults."""
     names = f"bench fit --task {shlex.quote(run.config['task'])} --opt {shlex.quote(run.config['opt'])}"
     said = {k: v for k, v in run.chosen.items() if v is not None or not k.startswith("trainer.")}
     words = {"device": run.config["device"]} | said
@@ -98,7 +98,7 @@ def fit_words(run: RunResult) -> str:
 
 
 def _given(value: Any) -> str:
-    """A value as the command line takes it."""
+    """A value as a word of the command line."""
     if isinstance(value, list | tuple):
         return ",".join(map(_given, value))
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

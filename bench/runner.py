@@ -58,25 +58,25 @@ def run(
     tuned_by: TunedBy | None = None,
     plan: str | None = None,
 ) -> RunResult:
-    """Train as configured and store the result; or return it, if the store has it.
+    """Train as configured and store the result; or return the stored result.
 
-    A run that was interrupted continues where it stopped. With several devices Lightning starts the other ranks with
-    the same command; they come through here too and write nothing.
+    An interrupted run continues where it stopped. With several devices Lightning starts the other ranks with the same
+    command; they call this function too and write nothing.
 
     Args:
         config: from `bench.config.resolve`.
-        rerun: train again even if the result is stored or could be continued.
-        progress: show a progress bar on standard error; or what makes another display, from the total of steps and a
-            label.
-        stop: by which somebody else may ask the run to stop; it listens to signals as well.
-        tuned_by: where its hyperparameters come from, for the record.
-        plan: what the run is made for (`RunResult.plan`).
+        rerun: train again even if the result is stored or the run could be resumed.
+        progress: whether to show a progress bar on standard error; or a function that creates another display, from the
+            total of steps and a label.
+        stop: lets the caller ask the run to stop; it handles signals as well.
+        tuned_by: the study that found its hyperparameters, for the record.
+        plan: the command that requested the run (`RunResult.plan`).
 
     Raises:
         UserError: the configuration cannot be run, data are missing, or the store cannot be written.
         RunBusy: another process is training this run.
-        RunBroke: the run failed; the store says so too.
-        KeyboardInterrupt: a signal asked to stop when the run was already over; its result is stored.
+        RunBroke: the run failed; the failure is stored too.
+        KeyboardInterrupt: a signal asked to stop after the run had ended; its result is stored.
     """
     return or_afresh(lambda resume: _run(config, rerun, progress, stop, tuned_by, plan, resume))
 
@@ -103,9 +103,9 @@ def _run(
     task, training = build(config)
     result = new_result(config, task, training, plan, tuned_by)
     if config.trainer.compile == "auto" and (why := why_not_compiled(config)):
-        say_once(f"--trainer.compile auto: {why}; going on without it")
-    loggers = _loggers(config) if main else []  # before the run begins: it may complain, and it writes nothing yet
-    # All ranks find the same; an attempt has the checkpoint of the one before it, which stays until the run has ended.
+        say_once(f"--trainer.compile auto: {why}; continuing without it")
+    loggers = _loggers(config) if main else []  # before the run begins: this may fail, and writes nothing yet
+    # All ranks find the same checkpoint: an attempt takes over the previous one's, which stays until the run has ended.
     checkpoint = store.checkpoint(config.run_id) if resume and not rerun else None
     resume = usable(checkpoint, put_aside=main)
     if resume and stored is not None:
@@ -149,7 +149,7 @@ def _run(
             error = UserError(f"--trainer.compile step: torch.compile does not work here ({error}); leave it out")
         if isinstance(error, SystemExit) and stop.signal is not None:
             error = KeyboardInterrupt()  # Lightning turns it into an exit with code 1
-        alone = config.trainer.ranks == 1  # else others would wait for this process
+        alone = config.trainer.ranks == 1  # else other ranks would wait for this process
         restoring = resume and alone and recorder is not None and recorder.restoring
         if restoring and attempt is not None and is_misfit(error):
             set_aside(attempt.checkpoint, error)
@@ -166,16 +166,16 @@ def _run(
         raise RunBroke(f"run {config.run_id} failed: {result.reason}{where}") from error
     _finalize(loggers, "success" if result.status == "completed" else "failed")
     if stop.signal is not None and result.status != "killed":
-        raise KeyboardInterrupt  # it came too late for this run, but whoever has more to do must stop
+        raise KeyboardInterrupt  # too late for this run, but callers with further runs must stop
     return result
 
 
 def build(config: RunConfig, data: TaskData | None = None) -> tuple[Task, Plan]:
-    """The task, with its weights as the seed makes them, and the plan of its training.
+    """The task, with weights initialised from the seed, and its training plan.
 
     Args:
-        config: what to build.
-        data: the task's data, if they are there already.
+        config: of the run.
+        data: the task's data, if already loaded.
 
     Raises:
         UserError: an option's value is illegal, or data are missing.
@@ -185,7 +185,7 @@ def build(config: RunConfig, data: TaskData | None = None) -> tuple[Task, Plan]:
     torch.manual_seed(derive_seed(config.seed, "init"))
     try:
         of_data, of_module = (inspect.signature(cls.__init__).parameters for cls in (spec.data_cls, spec.module_cls))
-        process.ready()  # all is imported, and nothing is made yet
+        process.ready()  # all is imported, and nothing is built yet
         data = data or _load(spec.data_cls, config, {k: v for k, v in options.items() if k in of_data})
         options = {k: v for k, v in options.items() if k not in of_data or k in of_module}  # some are for both
         dtype = torch.float64 if config.precision == "64-true" else torch.float32
@@ -203,7 +203,7 @@ _loaded: dict[Any, TaskData] = {}
 
 
 def _load(data_cls: Any, config: RunConfig, options: Mapping[str, Any]) -> TaskData:
-    """The data; those that no seed changes are kept for the next run, which most often wants the same."""
+    """The data; if they do not depend on the seed, they are kept for the next run, which usually needs the same."""
     key = data_cls, config.data, repr(sorted(options.items()))
     if key in _loaded:
         return _loaded[key]
@@ -218,7 +218,7 @@ def _load(data_cls: Any, config: RunConfig, options: Mapping[str, Any]) -> TaskD
 def new_result(
     config: RunConfig, task: Task, training: Plan, plan: str | None = None, tuned_by: TunedBy | None = None
 ) -> RunResult:
-    """The record of a run that is about to begin, what it is made for, and where its hyperparameters come from."""
+    """The record of a run that is about to begin, with its plan and the study that found its hyperparameters."""
     study, tuned_on = tuned_by or (None, None)
     return RunResult(
         **described(config),
@@ -238,7 +238,7 @@ def new_result(
 
 
 class StepRanges:
-    """What Lightning takes for a dataloader: pairs (first step, first step after), cut where an evaluation is due."""
+    """A dataloader for Lightning: pairs (first step, step after the last), cut where an evaluation is due."""
 
     def __init__(self, task: Any, val_every: int, steps_per_call: int) -> None:
         self.task, self.val_every, self.steps_per_call = task, val_every, steps_per_call
@@ -253,15 +253,15 @@ class StepRanges:
 
 
 def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
-    """A Trainer that does what the suite does not do itself: devices, processes, precision, checkpoints, hooks."""
+    """A Trainer for what the suite leaves to Lightning: devices, processes, precision, checkpoints, hooks."""
     options = config.trainer
     ranks = options.ranks
     precision: dict[str, Any] = {"precision": config.precision}
     if config.precision == "16-mixed" and config.device == "cpu":
-        # Lightning would quietly use bf16 on a CPU.
+        # Lightning would silently use bf16 on a CPU.
         precision = {"plugins": [MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))]}
     if config.precision == "64-true":
-        precision = {"plugins": [DoublePrecision()]}  # by name Lightning refuses it under FSDP2, where it works
+        precision = {"plugins": [DoublePrecision()]}  # by name Lightning refuses it under FSDP2, although it works
     strategy: Any = "auto" if ranks == 1 else "ddp"
     if options.strategy == "fsdp":
         strategy = ShardedStrategy(ranks)
@@ -287,7 +287,7 @@ def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
 
 @contextmanager
 def rendezvous_of_its_own(config: RunConfig) -> Iterator[None]:
-    """Leave nothing of the run's ranks behind: later runs and child processes of this process have their own.
+    """Leave nothing of the run's ranks behind: later runs and child processes need their own rendezvous.
 
     Lightning writes the ranks' address, port and number into the environment, and keeps the process group and its port.
     A group of several ranks stays until the process ends, since others may still use its store.
@@ -308,14 +308,14 @@ def rendezvous_of_its_own(config: RunConfig) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class AwaitedMachines:
-    """Machines that a run waits for: what is said of it, and what is said if they do not come."""
+    """Machines that a run waits for: the message, and the error if they do not connect."""
 
     said: str
     missed: str
 
 
 def awaited_machines(trainer: pl.Trainer) -> AwaitedMachines | None:
-    """What a run waits for that is started by hand on several machines; None if somebody else starts it on all."""
+    """The machines that a run started by hand waits for; None if a scheduler starts all of them."""
     strategy: Any = trainer.strategy
     environment = getattr(strategy, "cluster_environment", None)
     if trainer.num_nodes == 1 or type(environment) is not LightningEnvironment or environment.local_rank() > 0:
@@ -350,7 +350,7 @@ def _library_versions() -> dict[str, str]:
 
 
 def environment(config: RunConfig) -> dict[str, Any]:
-    """The machine, as far as speed and rounding depend on it."""
+    """Facts about the machine that affect speed and rounding."""
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_name(),
@@ -370,7 +370,7 @@ def peak_memory() -> dict[str, int]:
 
 
 def _record_failure(result: RunResult, attempt: Attempt | None, error: BaseException) -> Path | None:
-    """Keep how far the run came and why it broke; returned is where the traceback is, if there is one."""
+    """Store the run's progress and why it failed; return the path of the traceback, if any."""
     interrupted = isinstance(error, KeyboardInterrupt)
     text = str(error).strip().splitlines()
     result.status = "killed" if interrupted else "failed"
@@ -397,7 +397,7 @@ def _loggers(config: RunConfig) -> list[Any]:
         "tensorboard": lambda: loggers.TensorBoardLogger(folder, name="tensorboard", default_hp_metric=False),
         "csv": lambda: loggers.CSVLogger(folder, name="csv"),
         "wandb": lambda: loggers.WandbLogger(name=name, save_dir=folder, project="attention-optimizer-bench"),
-        # MLflow has given up plain folders; a tracking server in the environment comes first.
+        # MLflow no longer supports plain folders; a tracking server in the environment takes precedence.
         "mlflow": lambda: loggers.MLFlowLogger(
             experiment_name=config.task,
             run_name=name,
@@ -413,7 +413,7 @@ def _loggers(config: RunConfig) -> list[Any]:
 
 
 def _finalize(loggers: Iterable[Any], status: str) -> None:
-    """Close the loggers; one that fails costs nothing but a line, since the record is written by then."""
+    """Close the loggers; a failure is only reported, since the record is already written."""
     for logger in loggers:
         try:
             logger.finalize(status)
@@ -433,7 +433,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Lightning's notes on hardware and its tips are not for our users."""
+    """Silence Lightning's notes on hardware and its tips."""
     names = ("lightning.pytorch", "lightning.fabric")
     levels = {name: logging.getLogger(name).level for name in names}
     for name in names:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from bench.results.stats import Interval
 
 ONE_RUN = ("resume", "rerun")
-"""Options of `bench fit` that are for one run."""
+"""Options of `bench fit` for a single run."""
 SEVERAL = ("engine", "workers", "memory", "width")
-"""Options of `bench fit` that are for several runs."""
+"""Options of `bench fit` for several runs."""
 
 
 def with_seeds(config: RunConfig, seeds: Sequence[int], given: Mapping[str, Any]) -> list[RunConfig]:
@@ -35,7 +35,7 @@ def with_seeds(config: RunConfig, seeds: Sequence[int], given: Mapping[str, Any]
         given: the settings of the command, in dotted form.
 
     Raises:
-        UserError: a run cannot be made.
+        UserError: a run cannot be trained.
     """
     follows = "data_seed" not in given and config.data_seed == config.seed
     config = on_device(config)
@@ -50,10 +50,10 @@ def fit_seeds(config: RunConfig, args: Args, tuned_by: TunedBy | None) -> int:
     Args:
         config: the run with any seed.
         args: of `bench fit`.
-        tuned_by: where its hyperparameters come from.
+        tuned_by: the study that found its hyperparameters.
 
     Raises:
-        UserError: a run cannot be made, or an option is for one run alone.
+        UserError: a run cannot be trained, or an option is only for a single run.
         RunFailed: as in `bench.execute.execute.execute`.
     """
     if more := [*(["seed"] if "seed" in args.of_runs else []), *(name for name in ONE_RUN if getattr(args, name))]:

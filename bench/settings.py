@@ -1,4 +1,4 @@
-"""What a configuration says beyond the defaults, for readers of its record who know neither task nor optimizer."""
+"""The settings of a configuration beyond the defaults, for readers of its record without task and optimizer."""
 
 import sys
 from typing import Any
@@ -12,13 +12,13 @@ from optimizers.groups import REST
 _SAME_RESULT = (
     "observe", "micro_batch_size", "compile", "checkpoint_seconds", "max_seconds", "devices", "num_nodes", "strategy",
 )  # fmt: skip
-"""Trainer options that do not change what is compared."""
+"""Trainer options that do not change the compared result."""
 _BUDGET = ("trainer.max_epochs", "trainer.max_steps")
 _PLACES = ("task", "opt", "seed", "data_seed", "device")
 
 
 def described(config: RunConfig) -> dict[str, Any]:
-    """The fields of a record (`RunResult`) that its configuration decides."""
+    """The fields of a record (`RunResult`) that its configuration determines."""
     spec = config.task_spec
     formulas = [method.formula for method in config.methods if method.formula]
     return {
@@ -39,14 +39,14 @@ def described(config: RunConfig) -> dict[str, Any]:
 
 
 def as_stored(config: RunConfig) -> dict[str, Any]:
-    """The configuration as a record holds it: without the places of this machine."""
+    """The configuration for a record: without folders of this machine."""
     return plain(config.model_dump(mode="json", exclude={"data", "store", "logger"}))
 
 
 def problem_of(config: RunConfig) -> dict[str, Any]:
-    """The settings, in dotted form, that tell a run's problem from the task at its defaults.
+    """The settings, in dotted form, in which a run's problem differs from the task at its defaults.
 
-    Runs are compared where these are equal. Settings that change only how the same result is computed are left out.
+    Runs are compared if these are equal. Settings that change only how the same result is computed are left out.
     """
     spec = config.task_spec
     usual = {f"task.{name}": option.default for name, option in task_options(spec).items()}
@@ -62,7 +62,7 @@ def problem_of(config: RunConfig) -> dict[str, Any]:
 def chosen_of(config: RunConfig) -> dict[str, Any]:
     """The settings, in dotted form, that differ from `bench fit --task TASK --opt OPT`, without seeds and device.
 
-    An optimizer for the rest that is not the method's own is one of them; then its own defaults are none.
+    An optimizer for the rest other than the method's default is one of them; its defaults are then left out.
     """
     names, rest = {"task": config.task, "opt": config.opt}, f"opt.{REST}"
     other = {rest: config.opt_options[REST]} if REST in config.opt_options else {}
@@ -82,8 +82,8 @@ def _differing(own: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
 def tuned_by(config: RunConfig) -> TunedBy | None:
     """The study that found a configuration's hyperparameters, if they are the tuned ones of its task and optimizer.
 
-    If the study's runs had another budget, or other versions of task and optimizer, or were compared on training
-    samples where held-out ones are ranked, a line on standard error says so.
+    It warns on standard error if the study's runs had another budget or other versions of task and optimizer, or were
+    compared on training samples although held-out ones are ranked.
     """
     path = tuned_file(config.task, config.opt)
     if resolve({"task": config.task, "opt": config.opt}, tuned=True).opt_options != config.opt_options:

@@ -1,4 +1,4 @@
-"""The request to stop: signals, noted where they come and heeded where training can be saved."""
+"""Requests to stop: signals are noted when they arrive and handled when training can be saved."""
 
 import math
 import os
@@ -12,19 +12,19 @@ from types import FrameType
 from bench.machine import is_main_process
 
 ONE_REQUEST_SECONDS = 0.5
-"""Signals within so many seconds count as one. Ours.
+"""Signals within this many seconds count as one. Ours.
 
-A Ctrl-C comes to a process, to its group, and from a parent that passes it on.
+A Ctrl-C reaches a process directly, through its group, and from a parent that passes it on.
 """
 
 
 class StopRequest:
-    """Notes SIGINT and SIGTERM instead of dying of them; one that comes later interrupts at once.
+    """Notes SIGINT and SIGTERM instead of ending the process; a later one interrupts at once.
 
     Attributes:
-        signal: the one that asked the run to stop, or None.
-        at_once: whether somebody asked a second time.
-        pruned: why the run is to be stopped although nobody sent a signal, or None.
+        signal: the signal that asked the run to stop, or None.
+        at_once: whether there was a second request.
+        pruned: why the run is to stop without a signal, or None.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class StopRequest:
         self._noted = -math.inf
 
     def prune(self, reason: str) -> None:
-        """Stop the run at hand as a signal would, and nothing else."""
+        """Stop only the current run, as a signal would."""
         if self.signal is None:
             self.signal, self.pruned = signal.SIGTERM, reason
 
@@ -43,7 +43,7 @@ class StopRequest:
         """Handle a signal.
 
         Raises:
-            KeyboardInterrupt: at the second one, if it is no echo of the first.
+            KeyboardInterrupt: at the second one, unless it belongs to the first request.
         """
         if self.signal is not None and self.pruned is None:
             if time.monotonic() - self._noted < ONE_REQUEST_SECONDS:
@@ -53,24 +53,24 @@ class StopRequest:
         self._noted = time.monotonic()
         self.signal, self.pruned = number, None
         if is_main_process():
-            with suppress(OSError):  # nobody may listen any more
+            with suppress(OSError):  # standard error may be closed
                 os.write(2, b"\nbench: finishing the steps at hand and saving; once more to stop at once\n")
 
     def heard(self, number: int) -> None:
-        """Another rank was asked to stop; the same request may still come to this one."""
+        """Note that another rank was asked to stop; the same request may still reach this one."""
         if self.signal is None:
             self._noted = time.monotonic()
         self.signal = number
 
     def take_over(self) -> None:
-        """Handle the signals, in place of whoever does now; Lightning's own handler ends a run without a checkpoint."""
+        """Replace the current signal handlers; Lightning's would end a run without a checkpoint."""
         if self._listening:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.note)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen as long as the context lasts; outside the main thread whoever runs us handles signals."""
+        """Handle signals within the context; outside the main thread the caller handles them."""
         self._listening = threading.current_thread() is threading.main_thread()
         old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         self.take_over()

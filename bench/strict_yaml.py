@@ -13,11 +13,11 @@ from bench.errors import UserError
 from optimizers.groups import RESERVED
 
 MOST_BYTES = 2**20
-"""Of a file; the longest that comes with the suite has 16 thousand."""
+"""Maximum size of a file; the longest of the suite has 16 thousand."""
 MOST_VALUES = 20_000
-"""Values and keys of a file, with what aliases repeat; a few references to references would else be billions."""
+"""Maximum number of values and keys, with expanded aliases: a few nested aliases could expand to billions."""
 DEEPEST = 50
-"""Lists and mappings within each other; Python's own limit would be a traceback."""
+"""Maximum depth of lists and mappings; Python's own limit would give a traceback."""
 
 _KINDS = {
     stat.S_ISDIR: "a folder",
@@ -35,12 +35,12 @@ def load(path: Path) -> Any:
         UserError: it is missing, not a regular file, too large, or not unambiguous YAML.
     """
     try:
-        mode = path.stat().st_mode  # opening a pipe would wait for whoever writes
+        mode = path.stat().st_mode  # opening a pipe would wait for a writer
         kind = next((kind for is_kind, kind in _KINDS.items() if is_kind(mode)), None)
         if kind is not None:
             raise UserError(f"{path} is {kind}; settings must be in a regular file")
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)  # of some files the size is not known before they are read
+            content = file.read(MOST_BYTES + 1)  # some files have no size before they are read
         if len(content) > MOST_BYTES:
             raise UserError(f"{path} is longer than {MOST_BYTES:,} bytes, the limit for settings")
         return yaml.load(content.decode("utf-8"), _Loader)
@@ -62,7 +62,7 @@ class _Loader(yaml.SafeLoader):
         super().__init__(stream)
         self._depth = self._count = 0
         self._size: dict[int, tuple[int, int]] = {}
-        """How many values each node has and how deep they lie, by its id, with what aliases repeat."""
+        """Number of values and depth of each node by its id, with expanded aliases."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Refuse excessive nesting or repetition during reading."""
@@ -78,7 +78,7 @@ class _Loader(yaml.SafeLoader):
         if isinstance(node, yaml.ScalarNode) and any(c == "\0" or "\ud800" <= c <= "\udfff" for c in node.value):
             raise ComposerError(None, None, f"{node.value!r} has an invalid character", event.start_mark)
         if id(node) not in self._size:
-            if isinstance(event, yaml.AliasEvent):  # it is not whole yet, so it is a part of itself
+            if isinstance(event, yaml.AliasEvent):  # not complete yet, so it contains itself
                 raise ComposerError(None, None, f"*{event.anchor} refers to itself", event.start_mark)
             below = [] if isinstance(node, yaml.ScalarNode) else [n for each in node.value for n in _nodes(each)]
             sizes = [self._size[id(each)] for each in below]
@@ -91,7 +91,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: Any) -> Any:
-        """Refuse duplicate keys, of which YAML would silently keep the last."""
+        """Refuse duplicate keys; YAML would silently keep the last one."""
         node: Any = super().compose_mapping_node(anchor)
         lines: dict[Any, int] = {}
         for key, _ in node.value:
@@ -104,7 +104,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        """Say where a value is not one of its kind, such as the 99th of a month."""
+        """Report the place of a value that is invalid for its type, such as the 99th of a month."""
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError, ArithmeticError):
@@ -128,7 +128,7 @@ def _too_deep(event: Any) -> ComposerError:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds.
+    """The mapping in a YAML file.
 
     Raises:
         UserError: the file is missing, not YAML, or not a mapping.
@@ -155,7 +155,7 @@ def flatten_yaml(path: Path) -> dict[str, Any]:
     """Settings of a YAML file in dotted form; `task`, `opt` and `opt.rest` are names or mappings with `name`.
 
     Raises:
-        UserError: the file is missing, no YAML, or no mapping; or `trainer` is none.
+        UserError: the file is missing, not YAML, or not a mapping; or `trainer` is not a mapping.
     """
     content = read_yaml(path)
     flat: dict[str, Any] = {}

@@ -10,15 +10,15 @@ from typing import NamedTuple
 from bench.text import number, padded, width
 
 NARROWEST = 20
-"""Columns that are always used, however few a terminal says it has. Ours."""
+"""Minimum number of columns, even if a terminal reports fewer. Ours."""
 _MOST = 1e300
-"""Greater values are left out of a plot: the difference of two might not be a number. Ours."""
+"""Larger values are left out of a plot: the difference of two may overflow. Ours."""
 _BRAILLE = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """Bits of the dots of a braille character, by column and row."""
 
 
 def columns() -> int | None:
-    """How many columns standard output has: what COLUMNS says, else the terminal; None for a file or a pipe."""
+    """Columns of standard output: COLUMNS, else the terminal's; None for a file or a pipe."""
     if os.environ.get("COLUMNS", "").isdecimal() or sys.stdout.isatty():
         return max(NARROWEST, shutil.get_terminal_size().columns)
     return None
@@ -30,12 +30,12 @@ def is_unicode() -> bool:
 
 
 def is_styled() -> bool:
-    """Whether standard output shows bold letters: a terminal, unless NO_COLOR is set."""
+    """Whether standard output shows bold text: a terminal, unless NO_COLOR is set."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def wrapped(parts: Sequence[str], wide: int | None, indent: str, between: str = "  ") -> list[str]:
-    """Parts in as many lines as they need, all indented; one is only broken if it is longer than a line."""
+    """Parts wrapped into indented lines; a part is only broken if it is longer than a line."""
     if wide is None:
         return [indent + between.join(parts)] if parts else []
     room, lines = max(NARROWEST, wide) - len(indent), list[str]()
@@ -48,7 +48,7 @@ def wrapped(parts: Sequence[str], wide: int | None, indent: str, between: str = 
 
 
 def _broken(part: str, room: int) -> list[str]:
-    """Lines of so many columns, broken between words, and within one that is longer than a line."""
+    """Lines of at most `room` columns, broken between words, or within a word longer than a line."""
     lines = [""]
     for word in part.split(" "):
         if lines[-1] and width(lines[-1]) + 1 + width(word) <= room:
@@ -62,7 +62,7 @@ def _broken(part: str, room: int) -> list[str]:
 
 
 class _Axis(NamedTuple):
-    """Where values lie between the ends of an axis."""
+    """An axis: its ends and scale."""
 
     low: float
     high: float
@@ -75,16 +75,16 @@ class _Axis(NamedTuple):
 
 
 def plot(xs: Sequence[float], ys: Sequence[float], wide: int, high: int, *, braille: bool) -> list[str]:
-    """A curve with the ends of both axes, whose y axis is logarithmic where all values are positive.
+    """A curve with labelled axis ends; the y axis is logarithmic if all values are positive.
 
-    Each column shows the range and the mean of the values that fall into it. Values that are not numbers are left out.
+    Each column shows the range and the mean of its values. Values that are not finite are left out.
 
     Args:
         xs: ascending.
-        ys: as many.
-        wide: columns that it may take.
-        high: lines that it may take.
-        braille: draw with eight dots a character; else with stars.
+        ys: of the same length.
+        wide: available columns.
+        high: available lines.
+        braille: draw with eight dots per character; else with stars.
     """
     points = [(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(x) and abs(y) <= _MOST]
     if not points:

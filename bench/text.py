@@ -11,28 +11,28 @@ if TYPE_CHECKING:
     from bench.results.stats import MedianTime
 
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
-"""Control characters, characters that turn the direction of text, and halves of characters.
+"""Control characters, characters that change the direction of text, and surrogates.
 
-A terminal would obey the former two; no file can hold the latter.
+A terminal would execute the former two; a file cannot have surrogates.
 """
 
 _KINDS = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "true or false"}
-"""What pydantic calls kinds of values, and what people do."""
+"""Pydantic's names of types, in plain words."""
 
 
 def why_wrong(message: str) -> str:
-    """What pydantic says of a value, as the rest of a sentence: `it must be a whole number`."""
+    """Pydantic's message about a value as the rest of a sentence: `it must be a whole number`."""
     text = (message[0].lower() + message[1:]).replace("input should", "it must", 1)
     for kind, words in _KINDS.items():
         if text.startswith(f"it must be a valid {kind}"):
-            return f"it must be {words}"  # what follows says how it was tried
+            return f"it must be {words}"  # the rest describes the parsing
     return text
 
 
 def plain(value: Any) -> Any:
-    """The value as strict JSON can hold it.
+    """The value as strict JSON.
 
-    NaN becomes None, an infinity the word that YAML and pydantic read back, and half a character a question mark.
+    NaN becomes None, an infinity a word that YAML and pydantic read back, and a surrogate a question mark.
     """
     if isinstance(value, dict):
         return {plain(str(k)): plain(v) for k, v in value.items()}
@@ -46,7 +46,7 @@ def plain(value: Any) -> Any:
 
 
 def comparable(value: Any) -> Any:
-    """The value as strict JSON, where equal settings are equal: 0 and 0.0, a list and a tuple; NaN is itself."""
+    """The value as strict JSON in which equal settings are equal: 0 and 0.0, a list and a tuple; NaN equals itself."""
     if isinstance(value, dict):
         return {plain(str(k)): comparable(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -56,7 +56,7 @@ def comparable(value: Any) -> Any:
 
 
 def cell(value: Any, digits: int = 4) -> str:
-    """A value as a person reads it.
+    """A value as text for a table.
 
     Args:
         value: a number, an interval, a median time, counts by name, words, a list of words, or None.
@@ -74,7 +74,7 @@ def cell(value: Any, digits: int = 4) -> str:
         return number(value, digits)
     if isinstance(value, str):
         return clean(value)
-    from bench.results.stats import Interval, MedianTime  # imports numpy, which an error message can do without
+    from bench.results.stats import Interval, MedianTime  # imports numpy, which error messages do not need
 
     if isinstance(value, Interval):
         ends = f" [{number(value.low, digits)}, {number(value.high, digits)}]" if value.bounded else ""
@@ -85,9 +85,9 @@ def cell(value: Any, digits: int = 4) -> str:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """A number to so many digits; whole numbers up to a million without an exponent."""
+    """A number to `digits` significant digits; whole numbers up to a million without an exponent."""
     if isinstance(value, int):
-        return str(value)  # a great seed has more digits than a float
+        return str(value)  # a large seed has more digits than a float
     if 1e4 <= abs(value) < 1e6 and value == round(value):
         return f"{value:.0f}"
     return f"{value:.{digits}g}"
@@ -109,7 +109,7 @@ def _median(value: "MedianTime", digits: int) -> str:
 
 
 def clean(text: str) -> str:
-    """Text that a terminal and a file can hold."""
+    """Text that is safe for a terminal and a file."""
     return _UNPRINTABLE.sub(" ", text)
 
 
@@ -121,13 +121,13 @@ def width(text: str) -> int:
 
 
 def padded(text: str, columns: int, *, right: bool = False) -> str:
-    """A text with blanks behind or, on the right, before it, up to so many columns."""
+    """A text padded with spaces to `columns` columns, after it or, with `right`, before it."""
     blanks = " " * (columns - width(text))
     return blanks + text if right else text + blanks
 
 
 def duration(seconds: float) -> str:
-    """The time in the unit that a person would use."""
+    """The time in a suitable unit."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
@@ -140,7 +140,7 @@ def in_markdown(word: str) -> str:
 
 
 def _is_wild(word: str) -> bool:
-    """Whether Markdown would take something in it for a link, code or an image; ordinary words stay as they are."""
+    """Whether Markdown would read part of it as a link, code or an image; ordinary words stay as they are."""
     return bool(re.search(r"[\\`*~#!]|\]\(|\[/|://|_\w*_|&", word))
 
 
@@ -166,15 +166,15 @@ def in_tex(word: str) -> str:
     safe = "".join(_TEX.get(letter, letter) for letter in clean(word))
     return (
         "{}" * (safe[:1] in ("[", "*")) + safe
-    )  # at the beginning of a row they would belong to the end of the one before
+    )  # at the beginning of a row they would be arguments of the previous line break
 
 
 def in_csv(value: Any) -> Any:
-    """A spreadsheet takes text that begins with one of these for a formula, and would carry it out."""
+    """Escape text that a spreadsheet would execute as a formula."""
     return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@" and value != "-" else value
 
 
 def word_of(value: Any) -> str:
-    """A value of a setting as a person writes it: short where nothing is lost."""
+    """A value of a setting as text: short if that loses nothing."""
     short = f"{value:g}" if isinstance(value, float) else str(value)
     return short if not isinstance(value, float) or float(short) == value else repr(value)

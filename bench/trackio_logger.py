@@ -38,7 +38,7 @@ class TrackioLogger(Logger):
     def log_hyperparams(self, params: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         """Begin the run with these settings."""
         off: dict[str, Any] = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
-        with redirect_stdout(sys.stderr):  # the result has standard output to itself
+        with redirect_stdout(sys.stderr):  # standard output is only for the result
             self._run = self._trackio.init(self._project, name=self._name, config=dict(params), **off)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -47,8 +47,8 @@ class TrackioLogger(Logger):
             self._run.log({name: float(value) for name, value in metrics.items()}, step=step)
 
     def finalize(self, status: str) -> None:
-        """Send what is left and close the run."""
+        """Send the rest and close the run."""
         if self._run is not None:
             with redirect_stdout(sys.stderr):
-                self._trackio.finish()  # of the run at hand, so that none is finished again at exit
+                self._trackio.finish()  # the current run, so that no run is finished again at exit
             self._run = None

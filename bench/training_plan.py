@@ -1,4 +1,4 @@
-"""The training plan of a run: from its configuration and the task to a `Plan`, or to an error."""
+"""The training plan of a run, from its configuration and the task, or an error."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -23,10 +23,10 @@ from tasks.core.training_step import Plan
 
 
 def make_plan(config: RunConfig, task: Task) -> Plan:
-    """How the task is trained.
+    """The training plan of a task.
 
     Raises:
-        UserError: the batch does not fit to the data or the devices.
+        UserError: the batch does not fit the data or the devices.
     """
     trainer, n = config.trainer, task.data.sizes["train"]
     size = n if trainer.batch_size == "full" else trainer.batch_size
@@ -49,7 +49,7 @@ def make_plan(config: RunConfig, task: Task) -> Plan:
             if hyperparameters[name] is None:
                 del hyperparameters[name]
         if name.rpartition(".")[2] == "f_star" and name in hyperparameters:
-            # The task's loss leaves this constant out, so that L - f_star keeps its digits.
+            # The task's loss excludes this constant, so that L - f_star keeps its precision.
             hyperparameters[name] -= task.data.loss_offset.get("train", 0.0)
     try:
         parameters = task.parameter_roles()
@@ -88,7 +88,7 @@ def _refuse_to_observe(config: RunConfig, task: Task) -> None:
     """Refuse `--trainer.observe` if there is nothing to observe.
 
     Raises:
-        UserError: there is not.
+        UserError: there is nothing.
     """
     flag, n = f"--trainer.observe {config.trainer.observe}", task.data.sizes["train"]
     if not task.maps({name: p.detach() for name, p in task.named_parameters()}):
@@ -98,7 +98,7 @@ def _refuse_to_observe(config: RunConfig, task: Task) -> None:
 
 
 def _refuse_idle_rest(config: RunConfig) -> None:
-    """Refuse values of an optimizer for the rest where nothing is left for it: they would have no effect.
+    """Refuse values of an optimizer for the rest if no parameters are left for it: they would have no effect.
 
     Raises:
         UserError: there is one.
@@ -115,7 +115,7 @@ def _refuse_idle_rest(config: RunConfig) -> None:
 def _maker(
     config: RunConfig, parts: Sequence[Part], parameters: Sequence[Parameter]
 ) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
-    """What makes the optimizer of the task's parameters; whatever it refuses of them is a UserError."""
+    """A function that builds the optimizer from the task's parameters; its errors are UserErrors."""
 
     def maker(params: Iterable[nn.Parameter]) -> Optimizer:
         try:
@@ -133,7 +133,7 @@ def _maker(
 
 
 def schedule_of(config: RunConfig, steps: int) -> Schedule | None:
-    """The schedule that the learning rate follows, or None if it follows none."""
+    """The schedule of the learning rate, or None."""
     trainer = config.trainer
     if not trainer.is_scheduled or config.traits.unscheduled:
         return None
@@ -141,7 +141,7 @@ def schedule_of(config: RunConfig, steps: int) -> Schedule | None:
 
 
 def average_of(config: RunConfig, steps: int, per_epoch: int) -> Averaging | None:
-    """The average of the weights that is evaluated, or None if there is none.
+    """The average of the weights for evaluation, or None.
 
     Args:
         config: of the run.

@@ -1,4 +1,4 @@
-"""Tuned settings: the files `tuned/TASK/OPT.yaml`, where they lie and what they hold."""
+"""Tuned settings: the files `tuned/TASK/OPT.yaml`, their folders and content."""
 
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -15,7 +15,7 @@ _Name = Annotated[str, StringConstraints(min_length=1, max_length=500)]
 
 
 class TunedBy(NamedTuple):
-    """Where tuned settings come from: the study, and the split on which it chose, None if that is not known."""
+    """The study that found tuned settings, and its selection split, None if unknown."""
 
     study: _Name
     split: _Name | None
@@ -24,7 +24,7 @@ class TunedBy(NamedTuple):
 def tuned_file(task: str, opt: str) -> Path:
     """The file with the tuned settings of a task and optimizer.
 
-    What `bench tune` wrote here, in `tuned`, comes before what is shipped.
+    Files that `bench tune` wrote to `tuned` in this folder take precedence over shipped ones.
 
     Raises:
         UserError: nothing was tuned for them.
@@ -41,12 +41,12 @@ def tuned_file(task: str, opt: str) -> Path:
 
 
 class Provenance(BaseModel):
-    """Where tuned settings come from, as far as anything depends on it.
+    """The provenance of tuned settings, as far as the suite uses it.
 
     Attributes:
-        study: that found them.
+        study: the study that found them.
         settings, versions: of its runs.
-        select_split: on which its trials were compared; None if the file does not say it.
+        select_split: the split on which its trials were compared; None if unknown.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -58,7 +58,7 @@ class Provenance(BaseModel):
 
 
 class Tuned(BaseModel):
-    """The part of a file of tuned settings that says where they come from."""
+    """The part of a file of tuned settings with their provenance."""
 
     provenance: Provenance | None = None
 
@@ -70,7 +70,7 @@ _SETTINGS = TypeAdapter(
 
 
 def read_tuned(path: Path) -> Provenance:
-    """Where the settings of such a file come from, once the file is known to be one.
+    """The provenance of a file of tuned settings, after validation of the file.
 
     Raises:
         UserError: it is invalid.

@@ -1,6 +1,6 @@
-"""`bench verify`: train runs of a bundle, or of the reference results, again, and say whether they are confirmed.
+"""`bench verify`: repeat runs of a bundle, or of the reference results, and report whether they are confirmed.
 
-The runs are drawn at random, so that the sender of a bundle cannot know which. They are trained in a separate store.
+The runs are drawn at random, so that the sender of a bundle cannot predict them. They are stored separately.
 """
 
 import math
@@ -29,9 +29,9 @@ from optimizers.plugins import bare
 
 Verdict = Literal["confirmed", "refuted", "undecided"]
 ROUNDING = 1e-6
-"""Relative difference up to which two values are the same number, computed in another order. Ours."""
+"""Relative difference up to which two values are equal except for rounding. Ours."""
 ERROR = 0.005
-"""Probability that the noise of a seed alone refutes a run. Ours."""
+"""Probability that seed noise alone refutes a run. Ours."""
 _SAME = ("torch", "lightning", "numpy", "timm", "transformers")
 
 
@@ -39,10 +39,10 @@ class Judged(NamedTuple):
     """Result of a repeated run.
 
     Attributes:
-        run: as it is claimed.
-        again: as it was trained here; None if it was not.
-        verdict: of the claim.
-        why: in words.
+        run: the claimed run.
+        again: the repeated run; None if it was not trained.
+        verdict: on the claimed result.
+        why: the reason in words.
     """
 
     run: RunResult
@@ -82,17 +82,17 @@ def main(words: list[str]) -> int:
 def draw(
     stores: Stores, tasks: Sequence[str] | None, opts: Sequence[str] | None, count: int, seed: int | None
 ) -> list[RunResult]:
-    """Runs that are to be repeated, at random.
+    """Runs to repeat, drawn at random.
 
     Args:
-        stores: where they lie.
+        stores: to draw from.
         tasks: names to choose from; None for all.
         opts: likewise.
-        count: how many, at most.
-        seed: of the draw; None for another one each time.
+        count: maximum number.
+        seed: of the draw; None for a different one each time.
 
     Raises:
-        UserError: it does not exist.
+        UserError: there is no such run.
     """
     there = [
         run
@@ -110,12 +110,12 @@ def judge(run: RunResult, again: RunResult, others: Sequence[RunResult]) -> tupl
     """Whether a repeated run confirms the claimed result.
 
     On the same type of processor, with the same versions and engine, it must agree bit for bit. Otherwise rounding
-    differs, and may grow until the run is as another seed's: so the difference must be one that two seeds of these
-    settings have, with a probability of 1 - `ERROR` for normal noise.
+    differs, and may grow until the run is like one with another seed: so the difference must be within the range of
+    differences between two seeds of these settings, which has probability 1 - `ERROR` for normal noise.
 
     Args:
-        run: as it is claimed.
-        again: as it was trained here.
+        run: the claimed run.
+        again: the repeated run.
         others: claimed runs of the same settings with other seeds.
     """
     exact = _determined(run, again)
@@ -163,10 +163,10 @@ def _judged(run: RunResult, runs: Sequence[RunResult], args: Args, sources: Path
 
 
 def _config(run: RunResult, args: Args, sources: Path, place: Path) -> RunConfig:
-    """The configuration of a run, with places of this machine.
+    """The configuration of a run, with folders of this machine.
 
     Raises:
-        UserError: it names code that the user has not allowed, or an option that is not there.
+        UserError: it names code that the user has not allowed, or an unknown option.
     """
     recorded = {kind: run.config[kind] for kind in ("task", "opt")}
     given = {"task": args.task or [], "opt": args.opt or []}
@@ -178,7 +178,7 @@ def _config(run: RunResult, args: Args, sources: Path, place: Path) -> RunConfig
 
 
 def _settings(run: RunResult) -> Any:
-    """All of a run's configuration but its seeds."""
+    """A run's configuration except its seeds."""
     return comparable({name: value for name, value in run.config.items() if name not in ("seed", "data_seed")})
 
 
@@ -190,7 +190,7 @@ def _determined(run: RunResult, again: RunResult) -> bool:
 
 
 def _value(run: RunResult) -> float | None:
-    """The metric, or the suboptimality gap where ratios of it are compared."""
+    """The metric, or the suboptimality gap if its ratios are compared."""
     excess = run.excess() if run.scale == "log" else None
     return run.final if excess is None else max(excess, CONVERGED)
 
@@ -200,7 +200,7 @@ def _scaled(run: RunResult, value: float) -> float:
 
 
 def _noise(runs: Sequence[RunResult]) -> float | None:
-    """By how much two seeds differ, at most with a probability of `ERROR`; None from fewer than three runs."""
+    """The difference that two seeds exceed with probability `ERROR`; None for fewer than three runs."""
     from scipy.special import stdtrit
 
     values = [_scaled(run, value) for run in runs if (value := _value(run)) is not None]

@@ -16,14 +16,14 @@ from bench.text import plain
 from tasks import TaskSpec
 
 DIVERGED_FACTOR = 100
-"""A run has diverged when the median loss since the last look exceeds this many times (1 + first loss). Ours."""
+"""A run has diverged when the median loss since the last check exceeds this many times (1 + first loss). Ours."""
 
 SATURATING = 0.5
-"""One step from more than this share of the full gradient's greatest norm to 0 has saturated the model. Ours.
+"""One step from more than this share of the full gradient's largest norm to 0 has saturated the model. Ours.
 
-A method that converges passes through all magnitudes: on the tasks of the theory the built-in ones come to 0 from less
-than 1e-80 of it, at their defaults and tuned settings. In float64 such a step is a factor of 1e154 at once, which moves
-logits by more than 350. Where a loss has a flat part (hinge), the last samples give a small share too.
+A converging method passes through all magnitudes: on the tasks of the theory the built-in ones reach 0 from less than
+1e-80 of it, at their defaults and tuned settings. In float64 a saturating step is a factor of 1e154 at once, which
+moves logits by more than 350. For a loss with a flat part (hinge), the last samples have a small share too.
 """
 
 
@@ -32,13 +32,13 @@ class Look:
     """Summary of the steps since the last check.
 
     Attributes:
-        steps: how many of them count.
-        bad: the last of these gave a loss or gradient that is not finite.
+        steps: number of steps that count.
+        bad: whether the last of these gave a loss or gradient that is not finite.
         first, median: losses.
-        capped, skipped: steps whose cap bound, and whose gradient overflowed.
+        capped, skipped: number of steps with an active cap, and with an overflowed gradient.
         last_norm: gradient norm of the last step that counts.
-        norm_before: that of the step before it; NaN where it is the only one.
-        greatest_norm: the largest one that is finite.
+        norm_before: that of the step before it; NaN if there is none.
+        greatest_norm: the largest finite one.
     """
 
     steps: int
@@ -53,15 +53,15 @@ class Look:
 
 
 def look(rows: NDArray[np.float64], *, full_batch: bool, scaled: bool = False) -> list[Look]:
-    """Look at the steps of runs.
+    """Summarise the steps of runs.
 
-    A run's steps count up to one that is not finite; in the full batch up to the first of those, at the end, whose
-    gradient is 0: that is convergence.
+    A run's steps count up to one that is not finite; for the full batch, up to the first step of a final stretch with
+    gradient 0: that is convergence.
 
     Args:
         rows: loss, gradient norm, raw and applied step size, shape (steps, runs, 4).
         full_batch: whether a step sees all samples.
-        scaled: under a gradient scaler an overflow of the gradient is an ordinary event: that step was skipped.
+        scaled: whether there is a gradient scaler, which skips steps with an overflowed gradient.
     """
     steps = len(rows)
     losses, norms, raw, applied = np.moveaxis(rows, 2, 0)
@@ -95,10 +95,10 @@ def look(rows: NDArray[np.float64], *, full_batch: bool, scaled: bool = False) -
 
 
 class Watch:
-    """Fills a run's record while it trains, and decides whether it has diverged, converged or reached its target.
+    """Fills a run's record during training, and decides whether it has diverged, converged or reached its target.
 
     Args:
-        result: the record; its `status` stays `running` until something is decided.
+        result: the record; its `status` stays `running` until the run ends.
         spec: metric, mode and target.
         select: the split on which the best step is chosen.
         full_batch: whether a step sees all samples.
@@ -127,17 +127,17 @@ class Watch:
         self.last_norm = self.greatest_norm = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """The part of the record that a resumed run continues from."""
+        """The part of the record that a resumed run needs."""
         return {
             "result": {name: getattr(self.result, name) for name in self._KEPT},
             **{name: getattr(self, name) for name in self._OWN},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a record.
+        """Resume from a record.
 
         Raises:
-            Damaged: it is none.
+            Damaged: it is not a valid record.
         """
         for name in self._KEPT:
             setattr(self.result, name, state["result"][name])
@@ -147,11 +147,11 @@ class Watch:
 
     @property
     def running(self) -> bool:
-        """Whether nothing has ended the run yet."""
+        """Whether the run has not ended yet."""
         return self.result.status == "running"
 
     def take(self, seen: Look) -> None:
-        """Count steps, and end the run if it has diverged or can go no further."""
+        """Count steps, and end the run if it has diverged or converged."""
         result = self.result
         result.steps += seen.steps
         result.skipped += seen.skipped
@@ -170,7 +170,7 @@ class Watch:
                 result.saturated_at = result.steps - 1
 
     def validated(self, values: Mapping[str, float]) -> bool:
-        """Note the values on the selection split; True if these weights are the best so far."""
+        """Record the values on the selection split; True if these weights are the best so far."""
         result, value = self.result, values[self.spec.metric]
         if not all(map(math.isfinite, values.values())):
             self.diverged(f"the {self.select} metrics are not finite at step {result.steps}")
@@ -201,7 +201,7 @@ class Watch:
         return values[self.spec.metric]
 
     def close(self) -> None:
-        """What follows when all steps are made."""
+        """Compute what needs all steps."""
         if self.result.steps > self.result.skipped:
             self.result.cap_share = self.capped / (self.result.steps - self.result.skipped)
 

@@ -1,1 +1,1 @@
-"""Speed, measured side by side with what it is compared to: `make bench`. A benchmark, not a test."""
+"""Speed, measured side by side with baselines: `make bench`. A benchmark, not a test."""

@@ -1,4 +1,4 @@
-"""`make bench`: run all subjects, or those named, and print how they compare with their baselines."""
+"""`make bench`: run all or the named subjects, and print how they compare with their baselines."""
 
 import argparse
 import os
@@ -27,7 +27,7 @@ SUBJECTS = (
 
 
 def main() -> None:
-    """Print a table; the exit status is 0 whatever it says, for timings on a busy machine decide nothing."""
+    """Print a table; the exit status is always 0, since timings on a busy machine decide nothing."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Speed against baselines, side by side.")
     parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help=f"all by default: {', '.join(SUBJECTS)}")
     parser.add_argument("--quick", action="store_true", help="few and short rounds, as a smoke test")
@@ -37,7 +37,7 @@ def main() -> None:
         if name not in SUBJECTS:
             parser.error(f"there is no subject {name!r}; there are {', '.join(SUBJECTS)}")
 
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's notes; torch reads this when it is imported
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler; torch reads this on import
     import torch
 
     from bench.runner import cpu_name

@@ -37,7 +37,7 @@ class Block(nn.Module):
 
 
 class Step:
-    """Loss and gradient of so many layers, whose output is given a loss."""
+    """Loss and gradient of `LAYERS` layers; the loss is the mean square of their output."""
 
     def __init__(self, kind: Literal["standard", "dcmha"], length: int, *, mlp: bool, compiled: bool = False) -> None:
         torch.manual_seed(0)
@@ -53,7 +53,7 @@ class Step:
             torch.cuda.synchronize()
 
     def peak(self) -> float:
-        """The most bytes that a step takes beyond what it finds."""
+        """Peak bytes that a step allocates beyond those in use before it."""
         self()
         if _CUDA:
             torch.cuda.reset_peak_memory_stats()
@@ -62,13 +62,13 @@ class Step:
             return torch.cuda.max_memory_allocated() - before
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
             self()
-        results: Any = seen.profiler and seen.profiler.kineto_results  # torch's types know no memory
+        results: Any = seen.profiler and seen.profiler.kineto_results  # not in torch's types
         events = [e for e in results.events() if e.name() == "[memory]"]
         return max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
 
 
 def measure(quick: bool) -> list[Row]:
-    """Ratios by length: attention layers alone and whole blocks, in time, memory and, at one length, compiled."""
+    """Ratios by length, for attention layers alone and whole blocks: time, memory and, at one length, compiled time."""
     rounds = 2 if quick else 7
     rows = []
     for length in LENGTHS[:1] if quick else LENGTHS:
@@ -77,12 +77,12 @@ def measure(quick: bool) -> list[Row]:
 
 
 def at(length: int, rounds: int) -> Iterable[Row]:
-    """The rows of one length; the bounds are those of one of them."""
+    """The rows of one length; only `BOUND_AT` has bounds."""
     size = f"L={LAYERS} D={WIDTH} H={HEADS} T={length}"
     held = length == BOUND_AT
     for how, bound in BOUNDS.items():
         if how == "compiled" and not held:
-            continue  # to compile takes minutes
+            continue  # compiling takes minutes
         for mlp, part in ((False, "attention layers"), (True, "blocks with MLP")):
             plain, composed = (
                 Step(kind, length, mlp=mlp, compiled=how == "compiled") for kind in ("standard", "dcmha")

@@ -1,4 +1,4 @@
-"""`bench list runs`, boards and the report over ten thousand runs: seconds, peak memory, the size of the page."""
+"""`bench list runs`, boards and the report on ten thousand runs: seconds, peak memory, size of the page."""
 
 import json
 import subprocess
@@ -24,20 +24,20 @@ from tasks import TASKS
 
 PROBLEMS = ("mnist", "cifar10", "synthetic", "mha_dm1")
 POINTS, DIFFERENT = 500, 16
-"""Rows of a curve; how many curves there are, which the runs share."""
+"""Rows of a curve; number of different curves, which the runs share."""
 FRESH = 12
 """Runs of a winner on fresh seeds."""
 
 
 class Cost(NamedTuple):
-    """What a process took."""
+    """Time and peak memory of a process."""
 
     seconds: float
     gigabytes: float
 
 
 def measure(quick: bool) -> list[Row]:
-    """The quality board and the report of stores in which most runs are trials, and in which all runs are shown."""
+    """The list, the quality board and the report, of a store of mostly trials and of one whose runs are all shown."""
     seeds = 15 if quick else 312
     rounds, rows = 1 if quick else 3, []
     for name, trials in (("studies", (seeds - FRESH) // 5), ("no studies", 0)):
@@ -60,7 +60,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def command(*words: str) -> Cost:
-    """Carry out a command in a process that tells its own peak: the kernel's figure for it has ours in it."""
+    """Run a command in a process that prints its own peak memory: the kernel's figure for a child includes ours."""
     code = (
         "import sys; from bench.cli import _dispatch; _dispatch(sys.argv[1:]); print(open('/proc/self/status').read())"
     )
@@ -71,19 +71,19 @@ def command(*words: str) -> Cost:
 
 
 def fill(store: Path, trials: int, fresh: int) -> int:
-    """Write a store of runs whose numbers are drawn, and say how many.
+    """Write a store of runs with random results; returns their number.
 
     Args:
-        store: made again.
-        trials: of the study of each optimizer on each problem, with five seeds; 0 for none.
-        fresh: runs of each optimizer on each problem beside its trials.
+        store: its folder, which is created.
+        trials: trials of each optimizer on each problem, with five seeds; 0 for no studies.
+        fresh: further runs of each optimizer on each problem.
     """
     draw, count = np.random.default_rng(0), 0
     curves = [[columns(draw, name) for _ in range(DIFFERENT)] for name in ("curve", "measurements")]
     for task in PROBLEMS:
         for opt in OPTIMIZERS:
             axis = "lr" if "lr" in OPTIMIZERS[opt].search else next(iter(OPTIMIZERS[opt].search))
-            # Computed once: the runs differ in one setting and the seed alone.
+            # Computed once: the runs differ only in one setting and the seed.
             base = described(resolve({"task": task, "opt": opt, "trainer.max_steps": POINTS, "device": "cpu"}))
             usual = base["config"]["opt_options"][axis]
             points = [{f"opt.{axis}": float(10 ** (-4 + 4 * k / max(1, trials - 1)))} for k in range(trials)]
@@ -122,7 +122,7 @@ def fill(store: Path, trials: int, fresh: int) -> int:
 
 
 def columns(draw: np.random.Generator, name: str) -> dict[str, Any]:
-    """A table, which many runs share."""
+    """A table of random values, which many runs share."""
     steps = np.arange(1, POINTS + 1) if name == "curve" else np.arange(0, POINTS + 1, 20)
     names = ("loss", "grad_norm", "raw_step", "applied_step") if name == "curve" else ("alignment", "distance")
     return {"step": steps, **{n: draw.random(len(steps)) / np.sqrt(steps + 1) for n in names}}
@@ -138,7 +138,7 @@ def write_run(
     curves: Any,
     i: int,
 ) -> str:
-    """Write a run with drawn results, and say its id."""
+    """Write a run with random results; returns its id."""
     own, final = base["config"], float(draw.random())
     spec, opt = TASKS[own["task"]], OPTIMIZERS[own["opt"]]
     options = own["opt_options"] | {axis: value}

@@ -1,4 +1,4 @@
-"""A training step with loss and gradient through `torch.compile`, against the same step without, on the CPU."""
+"""A training step with loss and gradient through `torch.compile`, against the same step without it, on the CPU."""
 
 import os
 import time
@@ -21,7 +21,7 @@ from tasks.core.dropout import use_batch_dropout
 
 
 def measure(quick: bool) -> list[Row]:
-    """Time of a step of the ViT and of the language model, and seconds until the compiled one is there."""
+    """Time of a step of the ViT and of the language model, and seconds of compilation."""
     calls, rounds = (1, 1) if quick else (5, 7)
     spec = replace(TASKS["cifar10"], data="benchmarks.images:MemoryImages")
     rows = []
@@ -45,7 +45,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def step_of(config: RunConfig, *, compiled: bool = False) -> Callable[[], object]:
-    """A training step of the run's first micro-batch, whose random numbers are new each time."""
+    """A training step on the run's first micro-batch, with new random numbers each time."""
     task, plan = build(config)
     use_batch_dropout(task, task.randomness)
     where, device = task.randomness, torch.device(config.device)

@@ -1,4 +1,4 @@
-"""Many attention heads: all in one product against one after the other, and what it costs to measure them."""
+"""Many attention heads: all in one product against one after the other, and the cost of `measure`."""
 
 from collections.abc import Callable
 from math import sqrt
@@ -12,7 +12,7 @@ from tasks.theory.saturated import attended_mean
 
 H = 16
 MEASURE = 1.0
-"""What one `measure` may take, in steps, so that measuring every ten steps costs at most 10 %."""
+"""Most time of one `measure`, in steps, so that measuring every ten steps costs at most 10 %."""
 
 
 def measure(quick: bool) -> list[Row]:
@@ -38,7 +38,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def training(task: MultiHeadClassifier, loss: Callable[[], Tensor], times: int) -> Timed:
-    """Loss and gradient, so many times."""
+    """Loss and gradient, `times` times."""
 
     def step() -> None:
         task.heads.zero_grad()
@@ -48,7 +48,7 @@ def training(task: MultiHeadClassifier, loss: Callable[[], Tensor], times: int) 
 
 
 def loop_over_heads(task: MultiHeadClassifier, batch: Samples) -> Tensor:
-    """The task's loss as one would write it down: head by head, all sequences at once, with the same stable softmax."""
+    """A direct version of the task's loss: head by head, all sequences at once, with the same stable softmax."""
     tokens_BTd, signs_B, _ = batch
     turned_BdT = tokens_BTd.transpose(1, 2)
     output_B = torch.zeros_like(signs_B)

@@ -14,7 +14,7 @@ from tasks.vision.images import ImageData
 
 
 class Images(NamedTuple):
-    """Pixels, uint8 of shape (50000, 32, 32, 3), classes, and where they come from."""
+    """Pixels, uint8 of shape (50000, 32, 32, 3), classes, and their source."""
 
     pixels: np.ndarray[Any, Any]
     classes: list[int]
@@ -23,7 +23,7 @@ class Images(NamedTuple):
 
 @lru_cache
 def cifar10_images() -> Images:
-    """The files below $BENCH_DATA (default ./data), read once; nothing is downloaded."""
+    """The files in $BENCH_DATA (default ./data), read once; nothing is downloaded."""
     try:
         dataset = CIFAR10(os.environ.get("BENCH_DATA", "data"))
     except RuntimeError:
@@ -34,7 +34,7 @@ def cifar10_images() -> Images:
 
 
 class MemoryImages(ImageData):
-    """What `CIFAR10Data` trains on, without reading the files for each run; evaluation is cut short."""
+    """The training set of `CIFAR10Data`, without reading the files for each run; the evaluation sets are smaller."""
 
     def __init__(self, root: Path, seed: int = 0, *, flip: bool = False, crop: int = 0) -> None:
         pixels, classes, _ = cifar10_images()

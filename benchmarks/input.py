@@ -46,9 +46,9 @@ def our_epoch(n: int) -> Timed:
 
 
 def torchvision_epoch(n: int, workers: int) -> Timed:
-    """All batches of n random images from torchvision's dataset; the workers live on between epochs."""
+    """All batches of n random images from torchvision's dataset; the workers persist between epochs."""
     pixels, classes, _ = cifar10_images()
-    dataset = CIFAR10.__new__(CIFAR10)  # reads no file, so that random images can stand in
+    dataset = CIFAR10.__new__(CIFAR10)  # reads no file, so random images work too
     dataset.data, dataset.targets, dataset.target_transform = pixels[:n], classes[:n], None
     half = (0.5, 0.5, 0.5)
     dataset.transform = transforms.Compose(

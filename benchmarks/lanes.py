@@ -39,9 +39,9 @@ WIDTHS = (1, 4, 16, 64, 256, 1024)
 
 
 def measure(quick: bool) -> list[Row]:
-    """Time of a run's step: in lanes, in a bare loop, in `bench fit`; what storing costs; time by number of lanes."""
+    """Time of a run's step in lanes, in a bare loop and in `bench fit`; cost of storing; time by number of lanes."""
     keep_freed_memory()
-    # The max-margin problems of an instance are solved before training, and take longer than it here.
+    # The max-margin problems of an instance are solved before training, and would take longer than training here.
     with TemporaryDirectory() as folder, patch("tasks.theory.max_margin.MOST_CONSTRAINTS", 0):
         store = Path(folder)
         return [
@@ -54,7 +54,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def against_loops(quick: bool, store: Path) -> list[Row]:
-    """256 lanes as `bench sweep` trains them, with curves: training against a bare loop, all against `bench fit`."""
+    """256 lanes as in `bench sweep`, with curves: training against a bare loop, whole runs against `bench fit`."""
     steps, long, rounds, seeds = (5, 5, 2, 1) if quick else (100, 1000, 5, 16)
     count = RATES * seeds
     rows = []
@@ -67,7 +67,7 @@ def against_loops(quick: bool, store: Path) -> list[Row]:
         whole = alternate(timed(fit), {"lanes": timed(as_lanes(configs))}, min(rounds, 3))["lanes"]
         ratios = [count * x for x in whole.speedups]
         rows.append(Row(f"{what} run of {long} steps", "bench fit", ratios, 10, at_least=True))
-    # Any other optimizer: each lane's own instance steps.
+    # As for an optimizer without a pure update: each lane has its own instance.
     for opt in ("gd", "adam"):
         with patch.dict(OPTIMIZERS, {opt: replace(OPTIMIZERS[opt], update=None)}):
             configs = grid(opt, RATES, seeds, steps, store)
@@ -78,7 +78,7 @@ def against_loops(quick: bool, store: Path) -> list[Row]:
 
 
 def storing(quick: bool, store: Path) -> list[Row]:
-    """Share of the whole time of a block of lanes, measurements and evaluations included, that goes into the store."""
+    """Share of storing in the total time of a block of lanes, which includes measurements and evaluations."""
     steps, rounds = (20, 1) if quick else (1000, 3)
     spent = 0.0
 
@@ -121,7 +121,7 @@ def by_width(quick: bool) -> list[Row]:
 
 
 def deciding(quick: bool, store: Path) -> list[Row]:
-    """Time until it is known how a small sweep is made."""
+    """Time to choose the engine of a small sweep."""
     configs = [config for row in grid("ngd", 4, 1, 30, store, defaults=True) for config in row]
     decide = timed(lambda: Choices("auto", None, None, lambda line: None).of(configs))
 
@@ -134,7 +134,7 @@ def deciding(quick: bool, store: Path) -> list[Row]:
 
 
 def whole_sweep(quick: bool, store: Path) -> list[Row]:
-    """A sweep of the size that a paper's figure needs, end to end: 4 optimizers, 16 learning rates, 32 seeds."""
+    """A whole sweep of the size of a paper's figure: 4 optimizers, 16 learning rates, 32 seeds."""
     steps, seeds = (5, 1) if quick else (1000, 32)
     words = {"task": "synthetic", "opt": "ngd,ps,gd,adam", "opt.lr": "1e-3:1e1:16", "trainer.max_steps": steps}
     configs, _ = configurations(words, range(seeds), {"device": "cpu", "store": store / "sweep"})
@@ -152,7 +152,7 @@ def whole_sweep(quick: bool, store: Path) -> list[Row]:
 
 
 def grid(opt: str, rates: int, seeds: int, steps: int, store: Path, *, defaults: bool = False) -> Grid:
-    """Configurations of a block, evaluated once, at the end, and not measured on the way unless `defaults` says so."""
+    """Configurations of a block, evaluated and measured only at the end, or as by default with `defaults`."""
     settings: Mapping[str, Any] = (
         {"task": "synthetic", "device": "cpu"}
         if defaults
@@ -178,7 +178,7 @@ def quiet() -> SweepProgress:
 
 
 def as_lanes(configs: Grid) -> Timed:
-    """A block as it is trained and stored: the lanes' shares of its seconds of training."""
+    """Train and store a block; returns its seconds of training, summed over the lanes' shares."""
 
     def train() -> float:
         progress = quiet()
@@ -193,7 +193,7 @@ def as_lanes(configs: Grid) -> Timed:
 
 
 def bare(config: RunConfig, steps: int) -> Timed:
-    """Steps of one run in a plain PyTorch loop: module, loss, optimizer, and nothing kept."""
+    """Steps of one run in a plain PyTorch loop: module, loss, optimizer, and no record."""
 
     def train() -> float:
         step = single_step(config)

@@ -1,4 +1,4 @@
-"""`bench fit` on text against the loop that one would write by hand with transformers, over the same batches."""
+"""`bench fit` on text against a hand-written loop with transformers, on the same batches."""
 
 import os
 import time
@@ -25,7 +25,7 @@ _CPU = torch.device("cpu")
 
 
 def measure(quick: bool) -> list[Row]:
-    """Tokens per second in training, for a normalised method and for AdamW, and what of it goes into batches."""
+    """Tokens per second of training, for a normalised method and for AdamW, and the share of time for batches."""
     steps, rounds = (20, 2) if quick else (80, 5)
     rows = []
     with TemporaryDirectory() as store, texts() as (folder, source):
@@ -47,7 +47,7 @@ def measure(quick: bool) -> list[Row]:
 
 @contextmanager
 def texts() -> Iterator[tuple[Path, str]]:
-    """A data folder with SST-2, and what is in it: without the real phrases, made-up ones of like lengths."""
+    """A data folder with SST-2, and its source: if SST-2 is missing, synthetic phrases of similar lengths."""
     data = Path(os.environ.get("BENCH_DATA", "data"))
     if (data / "sst2" / "train.parquet").is_file():
         yield data, "SST-2"
@@ -63,7 +63,7 @@ def texts() -> Iterator[tuple[Path, str]]:
 
 
 def configure(opt: str, steps: int, folder: Path, store: Path) -> RunConfig:
-    """A run of so many steps on the CPU that is evaluated once, at the end."""
+    """A run of `steps` steps on the CPU that is evaluated once, at the end."""
     return resolve(
         {
             "task": "sst2",
@@ -81,7 +81,7 @@ def configure(opt: str, steps: int, folder: Path, store: Path) -> RunConfig:
 
 
 def loaded(config: RunConfig) -> tuple[TextClassifier, TextData, BatchOrder]:
-    """The task, its data, and the order in which the run takes them."""
+    """The task, its data, and the run's order of samples."""
     task, plan = build(config)
     assert isinstance(task, TextClassifier)
     assert isinstance(task.data, TextData)
@@ -104,12 +104,12 @@ def taken(config: RunConfig) -> list[TextBatch]:
 
 
 def tokens_of(config: RunConfig) -> int:
-    """Tokens that the run's batches hold, padding left out."""
+    """Number of tokens in the run's batches, without padding."""
     return sum(int(batch.mask.sum()) for batch in taken(config))
 
 
 def batches_of(config: RunConfig) -> Timed:
-    """Order and batches of the run, and nothing else."""
+    """Only the order and the batches of the run."""
 
     def make() -> float:
         task, data, order = loaded(config)
@@ -123,7 +123,7 @@ def batches_of(config: RunConfig) -> Timed:
 
 
 def by_hand(config: RunConfig) -> Timed:
-    """transformers' model with its own attention and torch's dropout, on batches that are there already."""
+    """transformers' model with its own attention and torch's dropout, on precomputed batches."""
     batches = taken(config)
 
     def train() -> float:

@@ -1,4 +1,4 @@
-"""`bench fit` on lm against the loop that one would write by hand, and the share of a step that its batches take."""
+"""`bench fit` on lm against a hand-written loop, and the time of a batch relative to a step."""
 
 import os
 import time
@@ -24,7 +24,7 @@ _CPU = torch.device("cpu")
 
 
 def measure(quick: bool) -> list[Row]:
-    """Tokens per second against a loop by hand: a normalised method and AdamW; a batch's seconds against a step's."""
+    """Tokens per second against a hand-written loop, for a normalised method and AdamW; time of a batch over a step."""
     steps, rounds = (4, 2) if quick else (20, 5)
     rows = []
     with (
@@ -73,7 +73,7 @@ def by_hand(config: RunConfig) -> Timed:
 
 
 def batches(config: RunConfig, times: int) -> Timed:
-    """Seconds of one batch, its rows looked up."""
+    """Seconds of one batch, including its order."""
     task, plan = build(config)
     task.data.to(_CPU, torch.float32)
     order, where = BatchOrder(task.data.sizes["train"], plan.batch_size, 0, _CPU), BatchRandomness()
@@ -84,7 +84,7 @@ def batches(config: RunConfig, times: int) -> Timed:
 
 @contextmanager
 def text(folder: Path, quick: bool) -> Iterator[tuple[Path, str]]:
-    """A data folder with tiny_shakespeare, and what is in it: a made-up text of its size where the real one is not."""
+    """A data folder with tiny_shakespeare, and its source: if it is missing, a random text of the same size."""
     data = Path(os.environ.get("BENCH_DATA", "data"))
     if (data / "tiny_shakespeare" / "input.txt").is_file() and not quick:
         yield data, "tiny_shakespeare"

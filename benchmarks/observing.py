@@ -1,4 +1,4 @@
-"""What `--trainer.observe` costs of a whole run, from the time of a step and of an observation."""
+"""The cost of `--trainer.observe` in a whole run, from the time of a step and of an observation."""
 
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,7 @@ BUDGET = 2500
 
 
 def measure(quick: bool) -> list[Row]:
-    """The time of a run that is observed by that of one that is not."""
+    """Time of an observed run over the time of an unobserved one."""
     steps, rounds = (4, 2) if quick else (20, 5)
     spec = replace(TASKS["cifar10"], data="benchmarks.images:MemoryImages")
     with patch.dict(TASKS, cifar10=spec), TemporaryDirectory() as store:
@@ -45,7 +45,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def observation(task: Task, curved: bool) -> Timed:
-    """One observation after a step whose updates are known, with the Hessian or without."""
+    """One observation after a step with known updates, with or without the Hessian."""
     weights = {name: p.detach() for name, p in task.named_parameters()}
     first = observed_steps(BUDGET, PER_DECADE)
     steps = count(10, 10)

@@ -1,7 +1,7 @@
 """Steps of our optimizers on parameters with the shapes of BERT-base, against copying them once and against AdamW.
 
-"Copying once" is ambiguous, so there are two baselines: into ready tensors, which moves the fewest bytes, and
-`p.clone()`, which also takes memory from the system.
+"Copying once" is ambiguous, so there are two baselines: a copy into existing tensors, which moves the fewest bytes, and
+`p.clone()`, which also allocates memory.
 """
 
 from collections.abc import Callable
@@ -17,29 +17,29 @@ from optimizers import SNGD, SPS, global_norm
 
 
 def measure(quick: bool, device: str = "cpu") -> list[Row]:
-    """Time of a step, and bytes it needs beyond parameters and gradients."""
+    """Time of a step, and bytes that it needs beyond parameters and gradients."""
     rounds = 3 if quick else 25
     params = bert_parameters(device)
     values = [p.detach() for p in params]
     copies = [torch.empty_like(value) for value in values]
-    lr, loss = 1e-6, torch.tensor(1.0, device=device)  # a short step: the values must stay ordinary numbers
+    lr, loss = 1e-6, torch.tensor(1.0, device=device)  # small, so that the values stay finite
     grads = [p.grad for p in params if p.grad is not None]
     norm = global_norm(grads)
-    sngd: Any = SNGD(params, lr)  # whose decorated step has lost its signature
+    sngd: Any = SNGD(params, lr)  # the decorated step has lost its signature
     sps = SPS(params, lr)
     sgd, adamw = torch.optim.SGD(params, lr, foreach=True), torch.optim.AdamW(params, lr, fused=True)
     ours: dict[str, Callable[[], Any]] = {"sngd": sngd.step, "sps": lambda: sps.step(loss=loss)}
-    # In training the suite has the norm already, for the curve.
+    # In training, the suite has already computed the norm for the curve.
     known = {"sngd, norm given": lambda: sngd.step(grad_norm=norm)}
 
     def two_passes() -> None:
-        """What no method can avoid whose step depends on all gradients: read them all, then update."""
+        """The least work if the step depends on all gradients: read them all, then update."""
         for grad in grads:
             grad.sum()
         sgd.step()
 
     def recipe() -> None:
-        """The two kernels by hand, as one would write them for a float32 model on one device."""
+        """The two kernels, called by hand for a float32 model on one device."""
         whole = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         torch._fused_sgd_(
             values,
@@ -81,7 +81,7 @@ def measure(quick: bool, device: str = "cpu") -> list[Row]:
 
 
 def bert_parameters(device: str = "cpu") -> list[nn.Parameter]:
-    """Random parameters with gradients, of the shapes that BERT-base has."""
+    """Random parameters and gradients with the shapes of BERT-base."""
     with torch.device("meta"):
         shapes = [p.shape for p in BertModel(BertConfig()).parameters()]
     params = [nn.Parameter(torch.randn(shape, device=device) * 0.02) for shape in shapes]
@@ -91,7 +91,7 @@ def bert_parameters(device: str = "cpu") -> list[nn.Parameter]:
 
 
 def extra_bytes(step: Callable[[], Any]) -> int:
-    """Largest sum of live allocations during two steps; state that the first one makes stays and counts."""
+    """Peak of live allocations during two steps, including state that the first one creates."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
         step()

@@ -1,4 +1,4 @@
-"""Experiments of papers with their own seeds and steps: one run after the other, as lanes, and with two workers."""
+"""Papers' experiments with their own seeds and steps: one run after the other, as lanes, and with two workers."""
 
 import gc
 import time
@@ -20,12 +20,12 @@ NAMES = ("deora2024/fig5", "vasudeva2025/fixed-decoder", "vasudeva2025/joint")
 
 
 def measure(quick: bool) -> list[Row]:
-    """Seconds of all runs of an experiment, each time in a store of its own, on one thread a process."""
+    """Seconds of all runs of an experiment, each time in a new store, with one thread per process."""
     rows, threads = [], torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for name in NAMES:
-            # The first run of a process imports much; a small experiment takes that away.
+            # The first run of a process imports much; a small experiment first excludes that from the time.
             _seconds(name, "auto", "1", quick=True)
             gc.freeze()  # as `bench` does
             lanes, alone = _seconds(name, "auto", "1", quick=quick), _seconds(name, "lightning", "1", quick=quick)
@@ -41,7 +41,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def _seconds(name: str, engine: Engine, workers: str, *, quick: bool) -> float:
-    """Seconds until all runs of an experiment are stored, workers' starts and measurements included."""
+    """Seconds until all runs of an experiment are stored, including start-up and measurements of the workers."""
     experiment = load(name).small() if quick else load(name)
     with TemporaryDirectory() as folder:
         configs: list[RunConfig] = [job.config for job in jobs(experiment, {"device": "cpu", "store": Path(folder)})]

@@ -1,4 +1,4 @@
-"""Time to start and to end: help, completion and usage errors import no torch, `bench fit` little beyond Lightning."""
+"""Start-up time: help, completion and usage errors import no torch, `bench fit` little beyond Lightning."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def command(*words: str | Path, code: int = 0) -> Timed:
-    """A process that runs to its end on one thread, its output thrown away; it must end with this code."""
+    """A process on one thread, its output discarded; it must end with this exit code."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
 
     def once() -> None:

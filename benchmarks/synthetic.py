@@ -1,4 +1,4 @@
-"""`bench fit` on the synthetic task, whose steps are so short that any bookkeeping shows."""
+"""`bench fit` on the synthetic task, whose steps are so short that any overhead shows."""
 
 import time
 from pathlib import Path
@@ -13,7 +13,7 @@ from benchmarks.training import by_bench, configure
 
 
 def measure(quick: bool) -> list[Row]:
-    """Time of training steps with the curves kept, against a loop that keeps nothing."""
+    """Time of training steps with recorded curves, against a loop that records nothing."""
     steps, rounds = (200, 2) if quick else (2000, 9)
     rows = []
     with TemporaryDirectory() as store:
@@ -25,7 +25,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def bare(config: RunConfig) -> Timed:
-    """Loss, gradient, step and nothing else, with the task's own loss."""
+    """Only the task's loss, its gradient, and a step."""
 
     def train() -> float:
         torch.manual_seed(config.seed)

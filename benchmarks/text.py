@@ -1,4 +1,4 @@
-"""Texts: tokenising against the raw tokenizer, starting again from the cache, padding, and batches against none."""
+"""Texts: tokenising against the raw tokenizer, a second start from the cache, padding, and time of a batch."""
 
 import os
 import time
@@ -45,7 +45,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def tokenising(data: MNLIData, root: Path, source: str, quick: bool) -> list[Row]:
-    """Reading, checking, tokenising and packing the training pairs, against the tokenizer alone on texts at hand."""
+    """Reading, checking, tokenising and packing the training pairs, against the tokenizer alone on texts in memory."""
     path = data.source.paths(root)["train"]
     table = pq.read_table(path)
     texts = list(zip(*(table[name].to_pylist() for name in data.source.texts), strict=True))
@@ -60,7 +60,7 @@ def tokenising(data: MNLIData, root: Path, source: str, quick: bool) -> list[Row
 
 
 def batches(data: MNLIData, source: str, quick: bool) -> list[Row]:
-    """Padding of an epoch, with rows sorted in pools and without, and the seconds of a batch."""
+    """Padding of an epoch, with rows sorted in pools and in random order, and the time of a batch."""
     data.to(_CPU, torch.float32)
     assert data.lengths is not None
     order = BatchOrder(data.sizes["train"], BATCH, 0, _CPU, data.lengths)
@@ -91,7 +91,7 @@ def batches(data: MNLIData, source: str, quick: bool) -> list[Row]:
 
 @contextmanager
 def pairs(folder: Path, quick: bool) -> Iterator[tuple[Path, str]]:
-    """A data folder with MNLI, and what is in it: without the real pairs, made-up ones of like lengths."""
+    """A data folder with MNLI, and its source: if MNLI is missing, synthetic pairs of similar lengths."""
     data = Path(os.environ.get("BENCH_DATA", "data"))
     if (data / "mnli" / "train.parquet").is_file() and not quick:
         yield data, "MNLI"

@@ -1,4 +1,4 @@
-"""Timing on a noisy machine: two programs take turns, and only ratios of neighbours count."""
+"""Timing on a noisy machine: two programs alternate, and only ratios of adjacent timings count."""
 
 import sys
 import time
@@ -10,11 +10,11 @@ from bench.results.render import shown
 from bench.results.table import Table
 
 Timed = Callable[[], float]
-"""Does its work and returns the seconds that it took, setting up left out."""
+"""Does its work and returns its seconds, without set-up."""
 
 
 def timed(function: Callable[[], object], times: int = 1) -> Timed:
-    """The function called so many times, as something that returns its seconds, until a GPU has done its work."""
+    """Calls of the function, `times` times, as a `Timed`; a GPU's work is included."""
 
     def run() -> float:
         settle()
@@ -28,7 +28,7 @@ def timed(function: Callable[[], object], times: int = 1) -> Timed:
 
 
 def settle() -> None:
-    """Wait until a GPU, if one is in use, has done all that it was told."""
+    """Synchronise with the GPU, if one is in use."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
@@ -36,7 +36,7 @@ def settle() -> None:
 
 @dataclass
 class Measured:
-    """Seconds by round of a candidate, and of the baseline that ran just before it."""
+    """Seconds by round of a candidate, and of the baseline run just before it."""
 
     baseline: list[float] = field(default_factory=list)
     candidate: list[float] = field(default_factory=list)
@@ -56,12 +56,12 @@ def alternate(baseline: Timed, candidates: Mapping[str, Timed], rounds: int) -> 
     """Run baseline and candidate in turn (A B A C, A B A C, ...), after one unmeasured run of each.
 
     Args:
-        baseline: what the candidates are compared to; it runs again before each candidate.
+        baseline: runs again before each candidate.
         candidates: by name.
         rounds: how often each candidate is measured, at least 1.
 
     Returns:
-        By candidate, its seconds and those of the baseline runs before it.
+        The seconds of each candidate and of the baseline runs before it.
     """
     for run in (baseline, *candidates.values()):
         run()
@@ -79,10 +79,10 @@ class Row:
 
     Attributes:
         what: what was measured.
-        baseline: what it was compared to.
-        values: one value by round; the median is the result.
-        bound: what the result is held to; None for information only.
-        at_least: the bound is the smallest legal value, not the largest.
+        baseline: what it was compared with.
+        values: one value for each round; the median is the result.
+        bound: the limit of the result; None for information only.
+        at_least: the bound is a lower one, not an upper one.
         unit: printed after every number.
     """
 
@@ -106,7 +106,7 @@ class Row:
 
 
 def short(number: float) -> str:
-    """The number with the digits that matter."""
+    """The number with three digits, or rounded to an integer from 1,000 on."""
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
 
 

@@ -1,4 +1,4 @@
-"""`bench fit` on cifar10 against the loop that one would write by hand for this model alone."""
+"""`bench fit` on cifar10 against a hand-written loop for this model."""
 
 import time
 from dataclasses import replace
@@ -36,7 +36,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def evaluation(task: Task, size: int) -> Timed:
-    """Losses of all validation images, so many in a forward pass."""
+    """Losses of all validation images, `size` in a forward pass."""
 
     @torch.no_grad()
     def evaluate() -> None:
@@ -48,13 +48,13 @@ def evaluation(task: Task, size: int) -> Timed:
 
 
 def configure(task: str, opt: str, steps: int, store: Path, device: str = "cpu", **more: Any) -> RunConfig:
-    """A run of so many steps that is evaluated once, at the end."""
+    """A run of `steps` steps that is evaluated once, at the end."""
     settings = {"trainer.max_steps": steps, "trainer.val_every": steps, "trainer.checkpoint_seconds": 1e9}
     return resolve({"task": task, "opt": opt, "device": device, "store": store, **settings, **more})
 
 
 def by_bench(config: RunConfig) -> Timed:
-    """The suite's own way: the seconds it counted up to the last step, evaluation left out."""
+    """A run of the suite: its seconds of training, without evaluation."""
 
     def train() -> float:
         result = run(config, rerun=True, progress=False)
@@ -73,12 +73,12 @@ def by_hand(config: RunConfig, *, compiled: bool = False) -> Timed:
         task, plan = build(config)
         assert isinstance(task, ViTClassifier)
         assert isinstance(task.data, MemoryImages)
-        model = task.model.train()  # timm's VisionTransformer: its dropout is replaced only when a run begins
+        model = task.model.train()  # timm's VisionTransformer; the suite replaces its dropout only when a run begins
         assert any(isinstance(module, nn.Dropout) for module in model.modules())
         images, labels = (tensor.to(config.device) for tensor in task.data.train_tensors())
         optimizer = plan.make_optimizer(model.to(config.device).parameters())
         forward: Any = torch.compile(model) if compiled else model
-        if compiled:  # which takes a minute, and is not what is timed
+        if compiled:  # takes a minute, which is not timed
             forward(images[: plan.batch_size].float()).sum().backward()
         settle()
         begun = time.perf_counter()

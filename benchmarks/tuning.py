@@ -1,4 +1,4 @@
-"""What a study costs beside its training, how soon a worker is at work, and what several workers bring."""
+"""Overhead of a study, start-up time of a worker, and speed-up by several workers."""
 
 import os
 import sys
@@ -23,7 +23,7 @@ TRIALS = 4
 
 
 class Clock(TuningProgress):
-    """Notes when the first trial began and the last ended, and the seconds of the runs themselves."""
+    """Records the start of the first trial, the end of the last, and the seconds of the runs themselves."""
 
     def __init__(self) -> None:
         super().__init__("", "", enabled=False)
@@ -31,7 +31,7 @@ class Clock(TuningProgress):
         self.began = self.ended = self.trained = 0.0
 
     def event(self, worker: int, event: Mapping[str, Any]) -> None:
-        """Take the time of what happens."""
+        """Record the time of an event."""
         if "trial" in event and not self.began:
             self.began = time.perf_counter()
         if "ended" in event:
@@ -40,7 +40,7 @@ class Clock(TuningProgress):
 
 
 def measure(quick: bool) -> list[Row]:
-    """Studies of four trials of MNIST's ViT, carried out by worker processes."""
+    """Studies of four trials of MNIST's ViT, run by worker processes."""
     data = Path(os.environ.get("BENCH_DATA", "data"))
     if not (data / "MNIST").is_dir():
         print(f"tuning: there is no MNIST in {data}; name its folder with BENCH_DATA")
@@ -71,12 +71,12 @@ def measure(quick: bool) -> list[Row]:
 
 
 def ratios(candidate: Sequence[float], baseline: Sequence[float]) -> list[float]:
-    """Of neighbours."""
+    """Ratios of adjacent timings."""
     return [c / b for c, b in zip(candidate, baseline, strict=True)]
 
 
 def study(folder: Path, data: Path, steps: int, workers: str) -> Clock:
-    """Carry out a study of its own with so many workers; `1 of 2` is one of those that `2` has."""
+    """Run a new study with this number of workers; `1 of 2` is one worker with the processors of one of two."""
     places = {"data": data, "store": folder}
     words = {"task": "mnist", "opt": "sgd", "opt.lr": ",".join(f"0.0{i + 1}" for i in range(TRIALS)), "device": "cpu"}
     words |= {"trainer.max_steps": steps, "trainer.val_every": steps, "task.n_train": 20_000}

@@ -18,7 +18,7 @@ from optimizers.registry import Traits
 
 @cache
 def adapted(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """The class itself, or a subclass whose `step` takes a closure, as torch's protocol says.
+    """The class itself, or a subclass whose `step` takes a closure, as in torch's protocol.
 
     A `step` without an argument `closure` receives the loss if it accepts `loss` (`step(loss)`); the closure is
     called once before it, with gradients enabled. Instances can be copied and pickled if the class's own can.
@@ -26,14 +26,14 @@ def adapted(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     Args:
         cls: any optimizer.
     """
-    step: Any = cls.step  # whatever it takes
+    step: Any = cls.step  # with any arguments
     parameters = list(inspect.signature(step).parameters.values())[1:]
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
     if any(p.name == "closure" or p.kind == p.VAR_POSITIONAL for p in parameters):
         return cls
     if any(p.name == "loss" for p in parameters):
         return _subclass(cls, lambda own, loss, keywords: step(own, loss=loss, **keywords))
-    if positional:  # whatever it is called, by torch's protocol the first is the closure
+    if positional:  # in torch's protocol the first one is the closure, whatever its name
         return cls
     return _subclass(cls, lambda own, loss, keywords: step(own, **keywords))
 
@@ -60,17 +60,17 @@ def _subclass(
     def reduce(self: Any, protocol: Any) -> Any:
         made, arguments, *rest = cls.__reduce_ex__(self, max(2, protocol))
         if getattr(made, "__name__", "") != "__newobj__":  # as pickle itself asks
-            return made, arguments, *rest  # it has its own way
-        # Pickle finds the class itself under the name of the one that is made here.
+            return made, arguments, *rest  # the class has its own reduction
+        # Under the subclass's name pickle would find the class itself.
         return _blank, (cls, *arguments[1:]), *rest
 
     own = {"step": adapted_step, "__reduce_ex__": reduce, "__module__": cls.__module__, "__doc__": cls.__doc__}
-    kind: Any = type(cls)  # which may be ABCMeta
+    kind: Any = type(cls)  # may be ABCMeta
     return kind(cls.__name__, (cls,), own)
 
 
 def _blank(cls: type[torch.optim.Optimizer], *arguments: Any) -> Any:
-    """An instance without its state, as pickle begins with."""
+    """An instance without state, as pickle starts with."""
     made: Any = adapted(cls)
     return made.__new__(made, *arguments)
 
@@ -92,7 +92,7 @@ def traits_of(cls: type[torch.optim.Optimizer]) -> Traits:
             ):
                 warnings.simplefilter("ignore")
                 return Traits(calls_closure_again=_calls(cls, create_graph) > 1, create_graph=create_graph)
-        except RuntimeError:  # what autograd raises where gradients have no graph
+        except RuntimeError:  # autograd raises it if gradients have no graph
             continue
         except (Exception, SystemExit):
             break
@@ -100,7 +100,7 @@ def traits_of(cls: type[torch.optim.Optimizer]) -> Traits:
 
 
 def _calls(cls: Any, create_graph: bool) -> int:
-    """How often a step calls its closure; of a matrix, which all methods take."""
+    """How often a step calls its closure, for a matrix parameter, which all methods accept."""
     p = torch.nn.Parameter(torch.tensor([[1.0, -2.0], [0.5, 3.0], [-1.5, 0.3]]))
     lr = inspect.signature(cls).parameters.get("lr")
     optimizer = cls([p], **({"lr": 0.01} if lr is not None and lr.default is lr.empty else {}))

@@ -16,7 +16,7 @@ def once_known(loss: Tensor, params: Sequence[Tensor], evaluate: Callable[[], Te
     def closure() -> Tensor:
         if pending and versions == [p._version for p in params]:
             return pending.pop()
-        with torch.enable_grad():  # a step that forgets it would get no gradients
+        with torch.enable_grad():  # for steps that do not enable gradients themselves
             return evaluate()
 
     return closure

@@ -1,7 +1,7 @@
 """Roles of parameters, and their division among methods and hyperparameters. Nothing here imports torch.
 
-A hyperparameter `vector.weight_decay` is that of one role and overrides `weight_decay`; `rest` names another optimizer,
-whose hyperparameters are `rest.lr` and `rest.vector.lr`. The first one then updates only the matrices.
+A hyperparameter `vector.weight_decay` applies to one role and overrides `weight_decay`; `rest` names another optimizer,
+with hyperparameters such as `rest.lr` and `rest.vector.lr`. The first one then updates only the matrices.
 """
 
 import math
@@ -31,7 +31,7 @@ class Parameter:
 
     Attributes:
         name: dotted.
-        shape: of the tensor. Dimensions before the last two of a matrix count several of them.
+        shape: of the tensor. A tensor of the role `matrix` with more than two dimensions is a stack of matrices.
         role: its function in the model.
         pieces: number of matrices of the same shape stacked along its rows (3 for queries, keys and values in one
             tensor). A method for matrices treats them separately.
@@ -48,9 +48,9 @@ class ParameterGroup:
     """Parameters with the same hyperparameters.
 
     Attributes:
-        indices: places among all parameters.
-        values: the hyperparameters that differ from their method's.
-        roles: of these parameters.
+        indices: of the parameters among all parameters.
+        values: hyperparameters that differ from the method's.
+        roles: roles of these parameters.
     """
 
     indices: tuple[int, ...]
@@ -65,7 +65,7 @@ class Part:
     Attributes:
         spec: the method.
         hyperparameters: arguments of its constructor.
-        groups: its parameters, the most numerous first.
+        groups: its parameters, the largest group first.
     """
 
     spec: OptimizerSpec
@@ -83,17 +83,17 @@ def split_rest(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 def divide(
     spec: OptimizerSpec, rest: OptimizerSpec | None, values: Mapping[str, Any], parameters: Sequence[Parameter]
 ) -> list[Part]:
-    """The methods of a run with their parameters; first the one that has the largest group.
+    """The methods of a run with their parameters; the one with the largest group first.
 
     Args:
-        spec: the method that is compared.
-        rest: the one for all except the matrices; None if the first moves everything.
+        spec: the compared method.
+        rest: the one for all parameters except matrices; None if the first updates all.
         values: hyperparameters of both, dotted.
-        parameters: all that are trained, in order.
+        parameters: the trained parameters, in order.
 
     Raises:
-        ValueError: there is no matrix for the first method, a value is of a role that no parameter of its method has,
-            or `OptimizerSpec.groups` does not do what it should.
+        ValueError: there is no matrix for the first method, a value is for a role that no parameter of its method has,
+            or `OptimizerSpec.groups` raises or returns something else than mappings.
     """
     every = range(len(parameters))
     own, others = split_rest(values)
@@ -137,7 +137,7 @@ def _part(
         parameter = parameters[i]
         given = dict(mine) | by_role.get(parameter.role, {})
         pieces = parameter.pieces if spec.traits.by_piece else 1
-        # By the role and not by its values, so that runs which differ in these have the same groups.
+        # By role and not by values, so that runs with different values have the same groups.
         key = repr(sorted(mine.items())), parameter.role if parameter.role in by_role else None, pieces
         found.setdefault(key, ([], given | ({"pieces": pieces} if pieces > 1 else {})))[0].append(i)
     groups = [
@@ -151,17 +151,17 @@ def _part(
 def _declared(
     spec: OptimizerSpec, parameters: Sequence[Parameter], values: Mapping[str, Any]
 ) -> Sequence[Mapping[str, Any]]:
-    """The hyperparameters of each parameter that `OptimizerSpec.groups` gives.
+    """The hyperparameters of each parameter by `OptimizerSpec.groups`.
 
     Raises:
-        ValueError: it raises, or returns something else.
+        ValueError: it raises, or returns something else than mappings.
     """
     if not spec.groups:
         return [{}] * len(parameters)
     function = load(spec.groups)
     try:
         found = list(function(parameters, values))
-    except Exception as error:  # of somebody else's code
+    except Exception as error:  # of a plug-in
         raise ValueError(f"{spec.groups} raises {type(error).__name__}: {error}") from error
     if len(found) != len(parameters) or not all(isinstance(each, Mapping) for each in found):
         kinds = ", ".join(dict.fromkeys(type(each).__name__ for each in found)) or "nothing"

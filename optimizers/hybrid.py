@@ -1,4 +1,4 @@
-"""Optimizers over parameters by role: several groups of one method, or several methods as one optimizer."""
+"""Optimizers by role of the parameters: several groups of one method, or several methods as one optimizer."""
 
 import inspect
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
@@ -21,10 +21,10 @@ def make(parts: Sequence[Part], params: Sequence[nn.Parameter], parameters: Sequ
     Args:
         parts: from `divide`.
         params: the trained parameters, in the order of `parameters`.
-        parameters: what is known of them.
+        parameters: facts about them.
 
     Raises:
-        ValueError: a hyperparameter has one value for all parameters and was given by role.
+        ValueError: a hyperparameter given by role has one value for all parameters.
     """
     made = [_made(part, params, parameters) for part in parts]
     if len(made) == 1:
@@ -58,15 +58,15 @@ def _made(part: Part, params: Sequence[nn.Parameter], parameters: Sequence[Param
 
 
 def takes_names(cls: Any) -> bool:
-    """Whether a constructor wants pairs of a name and a parameter."""
+    """Whether a constructor takes pairs of a name and a parameter."""
     return next(iter(inspect.signature(cls).parameters), "").startswith("named_param")
 
 
 class Hybrid(Optimizer):
     """Several optimizers as one: each updates its own parameters, after one evaluation of the closure.
 
-    Groups are those of the parts, so that schedules, scalers and hooks see all of them. Norms passed to a part are
-    over its own parameters.
+    Its groups are the groups of the parts, so that schedules, scalers and hooks see all of them. Norms passed to a part
+    are over its parameters only.
 
     Args:
         parts: optimizers of different parameters; the curve shows the first one's step sizes.
@@ -99,7 +99,7 @@ class Hybrid(Optimizer):
         """One step of each part; `.grad` must hold the gradient of the whole batch.
 
         Args:
-            closure: re-evaluates the model and returns the loss; called once, before anything moves.
+            closure: re-evaluates the model and returns the loss; called once, before any update.
             grad_norm: norm of the gradient in `.grad` over all parameters, 0-dim.
             loss_grad_norm: the same before clipping.
         """
@@ -116,7 +116,7 @@ class Hybrid(Optimizer):
         return loss
 
     def eval(self) -> None:
-        """Switch parts that keep other weights for evaluation."""
+        """Switch parts with separate evaluation weights to them."""
         self._switch("eval")
 
     def train(self) -> None:
@@ -129,7 +129,7 @@ class Hybrid(Optimizer):
                 getattr(part, mode)()
 
     def state_dict(self) -> dict[str, Any]:
-        """The parts' states as that of one optimizer, with parameters numbered through."""
+        """The parts' states as the state of one optimizer, with parameters numbered consecutively."""
         state: dict[Any, Any] = {}
         groups: list[dict[str, Any]] = []
         for part in self.parts:
@@ -139,7 +139,7 @@ class Hybrid(Optimizer):
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Give each part its own."""
+        """Load the state of each part."""
         groups, start = list(state_dict["param_groups"]), 0
         for part in self.parts:
             own, groups = groups[: len(part.param_groups)], groups[len(part.param_groups) :]
@@ -184,10 +184,10 @@ class _States(MutableMapping[Any, Any]):
 
 
 def own_norms(norm: Tensor, grad_norm: Tensor | None, loss_grad_norm: Tensor | None) -> dict[str, Tensor]:
-    """The norms by `STEP_KEYWORDS` of some parameters' gradients: clipping has scaled them by the factor of all.
+    """The norms by `STEP_KEYWORDS` of some parameters' gradients; clipping scaled all gradients by the same factor.
 
     Args:
-        norm: of these gradients as they are, 0-dim.
+        norm: of these gradients after clipping, 0-dim.
         grad_norm: of all gradients, 0-dim.
         loss_grad_norm: of all before clipping, 0-dim.
     """

@@ -19,9 +19,9 @@ class MoMo(StepSizeOptimizer):
         w <- (w - step * d) / (1 + lr * weight_decay)
 
     f_bar + <d, w'> - gamma is the average of the past batches' linear models of the loss at w'; the step goes to the
-    point where it equals f_star, and is otherwise the exact proximal step of length lr. Averages begin
-    with the first batch's values. Products are over all parameters of all groups (and all shards). With beta = 0 it is
-    SPS with c = 1 and max_step = lr.
+    point where it equals f_star, but is at most the exact proximal step of length lr. Averages start with the first
+    batch's values. Products are over all parameters of all groups (and all shards). With beta = 0 it is SPS with c = 1
+    and max_step = lr.
 
     Source: Schaipp, Ohana, Eickenberg, Defazio, Gower, MoMo: Momentum Models for Adaptive Learning Rates, arXiv
     2305.07583 (Algorithm 1, with weight decay by its proximal operator).
@@ -51,7 +51,7 @@ class MoMo(StepSizeOptimizer):
         if not 0 <= beta < 1:
             raise ValueError(f"beta={beta} is out of range: it must be in [0, 1)")
         check_range("f_star", f_star, -float("inf"), open_low=True)
-        # f_bar and gamma are one pair for all groups. They live in the first one: loading would round those in `state`.
+        # f_bar and gamma are shared by all groups. The first group stores them: loading would round values in `state`.
         self.beta, self.f_star = beta, f_star
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay, model=None), fused)
 
@@ -67,7 +67,7 @@ class MoMo(StepSizeOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Tensor | float | None = None) -> Any:
-        """Make one step; `.grad` must hold the gradient of the whole batch and the loss must be of that batch.
+        """Take one step; `.grad` must hold the gradient of the whole batch and the loss must be of that batch.
 
         Args:
             closure: re-evaluates the model and returns the loss, averaged like the gradient.
@@ -107,7 +107,7 @@ class MoMo(StepSizeOptimizer):
         return value
 
     def _averaged(self, params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
-        """The averaged gradients, with these in them."""
+        """The averaged gradients, updated with these."""
         for p, g in zip(params, grads, strict=True):
             if "direction" in self.state[p]:
                 self.state[p]["direction"].lerp_(g, 1 - self.beta)
@@ -136,11 +136,11 @@ def update(
 
 
 def _raw_step(model: Tensor, f_star: Any, product: Tensor, length: Tensor, decayed: Any) -> Tensor:
-    """The step to where the model of the loss meets f_star, 0-dim; 0 where that lies behind, or nothing points on.
+    """The step to the point where the model of the loss equals f_star, 0-dim; 0 if it is behind, or d = 0.
 
     Args:
         model: f_bar and gamma, shape (2,).
-        f_star: least value of the loss.
+        f_star: lower bound of the loss.
         product: <d, w>, 0-dim.
         length: ||d||, 0-dim.
         decayed: 1 + lr * weight_decay.

@@ -12,7 +12,7 @@ from optimizers.norms import scalar_dtype, whole
 from optimizers.step_size import CheckedOptimizer, check_range, run_closure
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
-"""Of the quintic iteration: those of Jordan et al., with the largest slope at 0 that keeps singular values near 1."""
+"""The quintic iteration's, by Jordan et al., with the largest slope at 0 that keeps singular values near 1."""
 
 
 class Muon(CheckedOptimizer):
@@ -22,15 +22,14 @@ class Muon(CheckedOptimizer):
         w <- (1 - lr * weight_decay) w - lr * s * NS(u),   with X_0 = u / ||u||_F and
         X <- a X + (b A + c A^2) X,  A = X X^T,  `ns_steps` times
 
-    NS(u) has the singular vectors of u and singular values of about 1 (0.7 to 1.2). A is the number of rows and B that
-    of columns of a matrix; the scale s says what lr means. `original`: s = sqrt(max(1, A / B)), Jordan's. `rms`:
-    s = 0.2 sqrt(max(A, B)), which gives the elements of an update the root mean square that AdamW's have, so that lr
-    and weight decay of AdamW carry over.
+    NS(u) has the singular vectors of u and singular values of about 1 (0.7 to 1.2). A matrix has A rows
+    and B columns; the scale s defines the unit of lr. `original`: s = sqrt(max(1, A / B)), Jordan's. `rms`:
+    s = 0.2 sqrt(max(A, B)), which matches the root mean square of AdamW's updates, so that lr and weight decay of AdamW
+    carry over.
 
     Tensors of more than two dimensions are stacks of matrices. A group may set `pieces`, the number of matrices
     stacked by rows in its tensors (3 for queries, keys and values in one tensor); each is orthogonalised separately.
-    Full-size
-    temporaries: about four copies of the largest matrices of one shape.
+    A step needs about four temporary copies of the largest stack of matrices of one shape.
 
     Source: Jordan et al., Muon: An optimizer for hidden layers in neural networks (2024); `rms` and decoupled weight
     decay: Liu et al., Muon is Scalable for LLM Training, arXiv 2502.16982.
@@ -93,7 +92,7 @@ class Muon(CheckedOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one step; `.grad` must hold the gradient of the whole batch.
+        """Take one step; `.grad` must hold the gradient of the whole batch.
 
         Args:
             closure: optional; re-evaluates the model and returns the loss.
@@ -117,7 +116,7 @@ class Muon(CheckedOptimizer):
             torch._foreach_lerp_(buffers, grads, 1 - momentum)
             ahead = buffers
             if group["nesterov"]:
-                ahead = [g.clone() for g in grads]  # in place: torch 2.10 knows no other `_foreach_lerp` of DTensors
+                ahead = [g.clone() for g in grads]  # torch 2.10 has only the in-place `_foreach_lerp` for DTensors
                 torch._foreach_lerp_(ahead, buffers, momentum)
             moves = directions(ahead, group)
             torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
@@ -145,10 +144,10 @@ def _like(value: Any, tensor: Tensor) -> Any:
 
 
 def directions(tensors: Sequence[Tensor], hparams: Mapping[str, Any]) -> list[Tensor]:
-    """What a step of length 1 subtracts: orthogonalised matrices times their scale.
+    """The update directions for lr = 1: orthogonalised matrices times their scale.
 
     Args:
-        tensors: shape (..., A, B) each; sharded ones (DTensor) are gathered for it, and cut again.
+        tensors: shape (..., A, B) each; sharded ones (DTensor) are gathered for it, and sharded again.
         hparams: of their group.
     """
     pieces = int(hparams.get("pieces", 1))
@@ -158,7 +157,7 @@ def directions(tensors: Sequence[Tensor], hparams: Mapping[str, Any]) -> list[Te
     for i, t in enumerate(cut):
         alike.setdefault((t.shape, t.dtype, t.device), []).append(i)
     found: dict[int, Tensor] = {}
-    for indices in alike.values():  # matrices of one shape at once: a GPU waits for launches otherwise
+    for indices in alike.values():  # all matrices of a shape at once: kernel launches are slow on a GPU
         stacked = torch.stack([cut[i] for i in indices])
         A, B = stacked.shape[-2:]
         scale = 0.2 * math.sqrt(max(A, B)) if hparams["adjust"] == "rms" else math.sqrt(max(1, A / B))
@@ -179,8 +178,8 @@ def orthogonalised(x: Tensor, steps: int, *, bf16: bool = False) -> Tensor:
     a, b, c = COEFFICIENTS
     transposed = x.shape[-2] > x.shape[-1]
     x = x.mT if transposed else x
-    peak = x.abs().amax((-2, -1), keepdim=True)  # or the squares of small gradients would vanish
-    x = torch.where(peak == 0, 0.0, x / peak)  # what is not a number stays so
+    peak = x.abs().amax((-2, -1), keepdim=True)  # or the squares of small gradients would underflow
+    x = torch.where(peak == 0, 0.0, x / peak)  # keeps NaN
     x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=1)
     x = x.bfloat16() if bf16 else x
     for _ in range(steps):
@@ -190,7 +189,7 @@ def orthogonalised(x: Tensor, steps: int, *, bf16: bool = False) -> Tensor:
 
 
 def _sharded_as(tensor: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor, sharded as `like` is; every rank has all of it, so nothing is sent."""
+    """An unsharded tensor, sharded as `like` is; every rank has all of it, so nothing is communicated."""
     if not hasattr(like, "full_tensor"):
         return tensor
     from torch.distributed.tensor import DTensor, distribute_tensor

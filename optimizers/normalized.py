@@ -18,8 +18,8 @@ class SNGD(StepSizeOptimizer):
         w   <- w - step * g
 
     ||g|| is the Euclidean norm of the gradient over all parameters of all groups (and all shards). With momentum m
-    the direction is averaged after it is scaled: b <- m b + (step / lr) g and w <- w - lr b, so that lr = 0 freezes
-    and old, larger gradients do not dominate. Weight decay is decoupled: w <- (1 - lr * weight_decay) w.
+    the direction is averaged after it is scaled: b <- m b + (step / lr) g and w <- w - lr b, so that lr = 0
+    freezes, and old, larger gradients do not dominate. Weight decay is decoupled: w <- (1 - lr * weight_decay) w.
 
     Source: Vasudeva, Deora, Thrampoulidis, Implicit Bias and Fast Convergence Rates for Self-attention (TMLR 2025);
     the place of eta_max in the formula is our reading of it.
@@ -56,7 +56,7 @@ class SNGD(StepSizeOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, loss_grad_norm: Tensor | None = None) -> Any:
-        """Make one step; `.grad` must hold the gradient of the whole batch.
+        """Take one step; `.grad` must hold the gradient of the whole batch.
 
         Args:
             closure: optional; re-evaluates the model and returns the loss.
@@ -153,7 +153,7 @@ def update(
 
 
 class SeparateNGD(CheckedOptimizer):
-    """Normalised gradient descent with a norm for each parameter and a step that decreases.
+    """Normalised gradient descent with a norm for each parameter and a decaying step.
 
         p <- p - lr * t^(-power) * g_p / ||g_p||,  t = 1, 2, ...
 
@@ -162,7 +162,7 @@ class SeparateNGD(CheckedOptimizer):
     Args:
         params: parameters or parameter groups; `lr` and `power` may differ by group.
         lr: length of the first step of each parameter, in [0, inf).
-        power: exponent of the decrease, in [0, inf); 0 for a constant step.
+        power: exponent of the decay, in [0, inf); 0 for a constant step.
 
     Raises:
         ValueError: a hyperparameter is out of its range.
@@ -177,7 +177,7 @@ class SeparateNGD(CheckedOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one step; `.grad` must hold the gradient of the whole batch. Returns what the closure did, else None."""
+        """Take one step; `.grad` must hold the gradient of the whole batch. Returns what the closure did, else None."""
         loss = run_closure(closure)
         for group in self.param_groups:
             group["steps"] += 1

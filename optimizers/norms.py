@@ -30,14 +30,14 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
 
     Returns:
         A 0-dim tensor of shape () on the device of the first tensor, float32 or, for float64 input, float64.
-        Nothing is copied to the host. An empty list has norm 0. Squares are summed as they are: gradients below about
-        1e-19 in float32 (1e-154 in float64) lose precision and then count as 0.
+        Nothing is copied to the host. An empty list has norm 0. Squares are summed without scaling: gradients below
+        about 1e-19 in float32 (1e-154 in float64) lose precision and then count as 0.
     """
     if not tensors:
         return torch.zeros(())
     first = tensors[0]
     if len(tensors) == 1 and first.numel() < 16 * _ROW and not hasattr(first, "to_local"):
-        # A small model's step notices how long `no_grad` takes.
+        # `no_grad` would slow down a small model's step.
         return torch.linalg.vector_norm(first.detach(), dtype=scalar_dtype(first.dtype))
     return _global_norm(tensors)
 
@@ -52,7 +52,7 @@ def global_dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
 
     Returns:
         A 0-dim tensor on the device of the first tensor, float32 or, for float64 input, float64. Nothing is copied to
-        the host. Of empty lists it is 0.
+        the host. It is 0 for empty lists.
     """
     if not first:
         return torch.zeros(())
@@ -75,7 +75,7 @@ def _global_norm(tensors: Sequence[Tensor]) -> Tensor:
     shards: dict[object, list[Tensor]] = {}  # by mesh
     for tensor in tensors:
         if hasattr(tensor, "to_local"):
-            # torch reduces over the mesh itself, `full_tensor` fetches the sum of all shards.
+            # torch reduces over the mesh; `full_tensor` returns the sum over all shards.
             shards.setdefault(tensor.device_mesh, []).append(tensor)  # type: ignore[attr-defined]
         else:
             by_device.setdefault(tensor.device, []).append(tensor)

@@ -28,7 +28,7 @@ class PluginError(Exception):
 
 
 class Named(Protocol):
-    """Something with a name, as a registry holds it."""
+    """An entry of a registry: something with a name."""
 
     @property
     def name(self) -> str:
@@ -62,7 +62,7 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
         kind: what it holds, for messages: `optimizer`.
         group: of entry points.
         own: the suite's own.
-        make: from name, imported object and origin to a spec.
+        make: builds a spec from name, imported object and origin.
     """
 
     def __init__(self, kind: str, group: str, own: Iterable[Spec], make: Callable[[str, Any, Origin], Spec]) -> None:
@@ -121,7 +121,7 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
         del self.own[name]
 
     def describe(self, name: str) -> str | None:
-        """In words, where a plug-in of this name comes from; None for what is the suite's own, or is not announced."""
+        """The origin of a plug-in of this name in words; None if it is the suite's own or not announced."""
         if name in self.own or name not in self.announced:
             return None
         return ", ".join(f"{_package(point)} ({point.value})" for point in self.announced[name])
@@ -177,14 +177,14 @@ def load_module(place: str, name: str = "CLASS") -> Any:
 
 
 def _see_here() -> None:
-    """Find modules of the working folder, as `python -m` does, but after all that is installed."""
+    """Find modules of the working folder, as `python -m` does, but after all installed ones."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
 
 
 def _hidden(module: str, name: str) -> str:
-    """What to type if this folder has the module's file and another package has its name; else nothing."""
+    """Advice if this folder has the module's file and another package has its name; else nothing."""
     top, path = module.partition(".")[0], Path(*module.split("."))
     file = next((str(each) for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
     taken = getattr(sys.modules.get(top), "__file__", None)
@@ -200,7 +200,7 @@ def _module(name: str, wanted: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # something that it needs
+            raise  # one of its own imports
         advice = _hidden(name, wanted) or " here; is its package installed in this environment?"
         raise PluginError(f"there is no module {name!r}{advice}") from None
 
@@ -225,9 +225,9 @@ def _file(path: Path) -> Any:
 
 
 def provenance(target: str) -> str:
-    """Which package an importable target comes from, with its version.
+    """The package of an importable target, with its version.
 
-    What may change under a version has a digest of its source: the file, or all of the package that a module is in.
+    Code that may change under the same version has a digest of its source: the file, or the module's whole package.
     Nothing is imported.
     """
     place = target.rpartition(":")[0]
@@ -251,7 +251,7 @@ def provenance(target: str) -> str:
 
 
 def _digest(*paths: Path) -> str:
-    """Of files' texts; nothing if one cannot be read."""
+    """Digest of the files' contents; empty if one cannot be read."""
     try:
         return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()[:12]
     except OSError:
@@ -266,20 +266,20 @@ def _editable(name: str) -> bool:
 
 @lru_cache(maxsize=256)
 def bare(name: str) -> str:
-    """A name without the folder of a file: `dir/my_file.py:MyOpt` is `my_file.py:MyOpt` wherever one types it from."""
+    """A name without the folder of a file: `dir/my_file.py:MyOpt` is `my_file.py:MyOpt` from any folder."""
     place, colon, own = name.rpartition(":")
     return f"{Path(place).name}:{own}" if colon and place.endswith(".py") else name
 
 
 def absolute(name: str) -> str:
-    """A name with the whole path of a file, as it can be typed anywhere."""
+    """A name with the absolute path of a file, valid in any folder."""
     place, _, own = name.rpartition(":")
     return f"{Path(place).absolute()}:{own}" if place.endswith(".py") else name
 
 
 @lru_cache(maxsize=256)
 def slug(name: str) -> str:
-    """A name as it stands in names of files and runs: `dir/my_file.py:MyOpt` becomes `my_file.MyOpt`."""
+    """A name as used in names of files and runs: `dir/my_file.py:MyOpt` becomes `my_file.MyOpt`."""
     place, _, own = name.rpartition(":")
     stem = Path(place).name.removesuffix(".py")
     return re.sub(r"[^\w.+-]|^\.", "_", f"{stem}.{own}" if stem else own, flags=re.ASCII)[:80]

@@ -55,8 +55,8 @@ class SPS(StepSizeOptimizer):
             f_star=f_star,
             gamma=gamma,
             batches_per_epoch=batches_per_epoch,
-            # The last step taken, for smoothing. It lives in the group because `load_state_dict` would round a
-            # value in `state` to the parameter's dtype.
+            # The last step, for smoothing. The group stores it because `load_state_dict` would round a value in
+            # `state` to the parameter's dtype.
             last_step=None,
         )
         super().__init__(params, defaults, fused)
@@ -78,7 +78,7 @@ class SPS(StepSizeOptimizer):
         loss: Tensor | float | None = None,
         loss_grad_norm: Tensor | None = None,
     ) -> Any:
-        """Make one step; `.grad` must hold the gradient of the whole batch and the loss must be of that batch.
+        """Take one step; `.grad` must hold the gradient of the whole batch and the loss must be of that batch.
 
         Args:
             closure: re-evaluates the model and returns the loss, averaged like the gradient (not divided by the
@@ -103,7 +103,7 @@ class SPS(StepSizeOptimizer):
         groups, norm = self._collect(loss_grad_norm)
         if norm is None:
             return value
-        # A number becomes a tensor in the norm's precision, and by `full_like` without a copy from the host.
+        # `full_like` turns a number into a tensor in the norm's precision without a copy from the host.
         loss_value = value.detach().to(norm) if isinstance(value, Tensor) else torch.full_like(norm, value)
         for i, (group, params) in enumerate(groups):
             step_sizes, group["last_step"] = _step_sizes(loss_value, norm, group["last_step"], group)
@@ -165,7 +165,7 @@ def update(
 def _step_sizes(
     loss: Tensor, norm: Tensor, last_step: Tensor | None, hparams: Mapping[str, Any]
 ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-    """The step before and after its cap, times lr, and what smoothing remembers; of a group, or of one of many runs."""
+    """The step before and after its cap, times lr, and the last step for smoothing; of a group, or of one run."""
     excess = (loss - hparams["f_star"]).clamp(min=0)
     # Two divisions: the square of a small norm would underflow.
     raw = safe_divide(safe_divide(excess, norm), norm) / hparams["c"]
@@ -182,16 +182,16 @@ def _capped(raw: Tensor, last_step: Tensor | None, hparams: Mapping[str, Any]) -
         return raw.clamp(max=max_step), last_step
     growth = gamma ** (1 / hparams["batches_per_epoch"])
     cap = torch.zeros_like(raw) + max_step if last_step is None else growth * last_step.to(raw)
-    if isinstance(gamma, Tensor):  # runs without smoothing among others with it
+    if isinstance(gamma, Tensor):  # some runs may have no smoothing
         growth = torch.where(gamma == 0, torch.ones_like(gamma), growth)
         cap = torch.where(gamma == 0, max_step, cap)
     step = raw.clamp(max=cap)
-    # A zero gradient (or loss) makes a zero step; as a cap it would stop the run for good, on the first step too.
+    # A zero gradient (or loss) gives a zero step; as a cap it would stop the run for good, even at the first step.
     return step, torch.where(step > 0, step, cap / growth)
 
 
 class LengthSPS(StepSizeOptimizer):
-    """Stochastic Polyak step size whose cap is one on the length of the step, not on its size.
+    """Stochastic Polyak step size with a cap on the length of the step, not on its size.
 
         w <- w - lr * min((L - f_star) / (c ||g||^2), max_length / ||g||) * g
 
@@ -202,7 +202,7 @@ class LengthSPS(StepSizeOptimizer):
         lr: factor on the step, without unit, in [0, inf).
         c: scale of the denominator, in (0, inf).
         max_length: cap on the length of the step, in (0, inf]; inf for none.
-        f_star: least value that the batch's loss can take, a finite number.
+        f_star: lower bound of the batch's loss, a finite number.
 
     Raises:
         ValueError: a hyperparameter is out of its range.
@@ -222,7 +222,7 @@ class LengthSPS(StepSizeOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, loss_grad_norm: Tensor | None = None) -> Any:
-        """Make one step; `.grad` must hold the gradient of the loss that the closure returns.
+        """Take one step; `.grad` must hold the gradient of the loss that the closure returns.
 
         Args:
             closure: re-evaluates the model and returns the loss.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def known_zero(value: Any) -> bool:
-    """Whether a hyperparameter is 0 in all runs, so that what it multiplies can be left out; False for a tensor."""
+    """Whether a hyperparameter is 0 in all runs, so that its term can be skipped; False for a tensor."""
     return not isinstance(value, Tensor) and value == 0
 
 
@@ -38,6 +38,6 @@ def dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
 
 
 def norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Euclidean norm of all elements together: `global_norm` for `vmap`, which knows no foreach kernels."""
+    """Euclidean norm of all elements together: `global_norm` for `vmap`, which has no foreach kernels."""
     norms = [torch.linalg.vector_norm(t) for t in tensors]
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))

@@ -1,8 +1,7 @@
 """Other readings of paper A's methods, only for its experiments: `--opt optimizers.readings:SEPARATE_NGD`.
 
 `bench list optimizers` does not show them: each is a method of the suite with a different reading of one word of the
-paper.
-Importing this file imports no torch.
+paper. Importing this file imports no torch.
 """
 
 from optimizers.registry import TASK_VALUE, OptimizerSpec, Traits

@@ -18,9 +18,9 @@ class Traits:
         needs_loss: `step` uses the loss; it takes `loss_grad_norm`, the norm before clipping.
         full_batch: the method is defined on the full batch; that is its default batch.
         calls_closure_again: `step` evaluates the closure more than once, so gradients must be recomputable in it.
-        create_graph: `step` differentiates the gradients, so that these keep their graph (second-order methods).
-        unscheduled: a schedule of `lr` makes no sense, since the method sets its own step size or is designed for
-            none.
+        create_graph: `step` differentiates the gradients, so they keep their graph (second-order methods).
+        unscheduled: a schedule of `lr` makes no sense, since the method sets its own step size or is designed without
+            one.
         coupled: the step of a parameter depends on others beyond the norms passed to `step`, so the pure update
             takes all parameters.
         averages: the method evaluates its own weight averages (`eval()`, or `evaluated` of the pure update), so no
@@ -79,8 +79,8 @@ class OptimizerSpec:
         source: paper or documentation.
         version: incremented when a change alters results; part of every run's identity.
         defaults: values that replace those of the signature in the suite; `TASK_VALUE` takes the task's.
-        by_family: values that replace these on tasks of a family (`TaskSpec.family`), by its name. Those of the suite
-            are measured: `make defaults`.
+        by_family: values that replace these on tasks of a family (`TaskSpec.family`), by its name. The suite's values
+            are measured (`make defaults`).
         search: the hyperparameters to tune, including those that define the method, each with its range or, as a
             tuple, its values; sweeps and plots vary the first one.
         traits: facts about the method.
@@ -94,27 +94,27 @@ class OptimizerSpec:
 
                 def groups(parameters: Sequence[optimizers.Parameter], hparams) -> Sequence[Mapping[str, Any]]
 
-            It returns for each parameter the values that differ from `hparams`, those of the method. Values that the
-            user gives for a role override them.
-        family: of the tasks that `defaults` are for; empty for all.
+            It returns for each parameter the values that differ from the method's `hparams`. Values that the user gives
+            for a role override them.
+        family: family of tasks that `defaults` are for; empty for all.
 
-    The pure update (`optimizers/pure.py` has an example and what updates share)::
+    The pure update (`optimizers/pure.py` has an example and common parts)::
 
         def update(grads, state, params, loss, hparams, *, grad_norm=None, loss_grad_norm=None) -> (params, state)
 
-    It changes nothing in place and never looks at a tensor's value (no `if`, no `.item()`). All tensors are of one
+    It changes nothing in place and never reads a tensor's value (no `if`, no `.item()`). All tensors have the same
     floating dtype, float32 or float64.
 
      - `grads`, `params`: lists in the same order; parameters without a gradient are left out. Returned are new tensors.
      - `state`: `{}` at the first step, then what the last step returned: a dict of tensors, lists and tuples of
-       tensors, whose structure stays the same. `step_sizes`, if there, is the pair (raw, applied) that the curve shows
-       in place of lr: the step before and after its cap, 0-dim. `evaluated`, if there, are the weights that are
-       evaluated in place of the parameters, a list in the same order.
+       tensors, whose structure stays the same. `step_sizes`, if present, is the pair (raw, applied) that the curve
+       shows in place of lr: the step before and after its cap, 0-dim. `evaluated`, if present, are the weights to
+       evaluate in place of the parameters, a list in the same order.
      - `loss`: of the batch, 0-dim.
      - `hparams`: all of the constructor's arguments by name. `lr` is always a 0-dim tensor; any other float is a
-       Python float if all runs agree, else a 0-dim tensor. Anything else (flags, integers, tuples,
-       None) is a plain value, so that the function may branch on it.
-     - keywords: those of `STEP_KEYWORDS` that it names; computed from `grads` if None.
+       Python float if all runs agree, else a 0-dim tensor. Anything else (flags, integers, tuples, None) is a plain
+       value, so the function may branch on it.
+     - keywords: the `STEP_KEYWORDS` that it accepts; computed from `grads` if None.
     """
 
     name: str
@@ -178,8 +178,8 @@ _FROM_TASK = {"f_star": TASK_VALUE}
 
 
 def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
-    """The spec of a plug-in: its own, or a generic one for an optimizer class."""
-    # The version of torch stands in every run's record, and is no part of the identity of runs with the suite's own
+    """The spec of a plug-in, or a generic one for an optimizer class."""
+    # Every run's record has the version of torch, and it is not part of the identity of runs with the suite's own
     # methods either.
     package = None if origin.package.startswith("torch ") else origin.package
     if isinstance(value, OptimizerSpec):
@@ -197,7 +197,7 @@ def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
     doc = inspect.cleandoc(vars(value).get("__doc__") or "").partition("\n")[0]  # not an inherited one
     has_lr = "lr" in inspect.signature(value).parameters
     searched = {"lr": _ANY_LR} if has_lr else {}
-    averages = hasattr(value, "eval")  # as schedule-free ones have
+    averages = hasattr(value, "eval")  # as in schedule-free methods
     traits = replace(traits_of(adapted(value)), unscheduled=not has_lr or averages, averages=averages)
     return OptimizerSpec(
         name=name,
@@ -213,7 +213,7 @@ def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
 _ANY_LR = LogUniform(1e-5, 1e0)
 """Range of the learning rate of an optimizer that declares none. Ours.
 
-A grid extends beyond it if the best point is at its edge.
+A grid extends beyond it if the best point is at an edge.
 """
 
 OPTIMIZERS = Registry(

@@ -17,13 +17,13 @@ class ScheduleFreeAdamW(CheckedOptimizer):
         y = (1 - beta1) z + beta1 x, where the gradient g is taken
         v <- beta2 v + (1 - beta2) g^2
         z <- z - lr_t (g / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay y),   lr_t = lr min(1, t / warmup_steps)
-        x <- (1 - c) x + c z,   c = lr_t^2 / (the sum of all of these so far)
+        x <- (1 - c) x + c z,   c = lr_t^2 / (sum of lr_s^2 over s <= t)
 
     The parameters hold y while training, and x between `eval()` and `train()`, without rounding: z and x are both
     stored. A step in eval mode is an error.
 
-    Source: Defazio et al., The Road Less Scheduled, arXiv 2405.15682; v is corrected for its start here, as in Adam and
-    in the authors' program, where the paper has sqrt(1 - beta2^t) in lr_t.
+    Source: Defazio et al., The Road Less Scheduled, arXiv 2405.15682; v is bias-corrected here, as in Adam and in the
+    authors' code, where the paper has sqrt(1 - beta2^t) in lr_t.
 
     Args:
         params: parameters or parameter groups.
@@ -52,7 +52,7 @@ class ScheduleFreeAdamW(CheckedOptimizer):
             eps=eps,
             weight_decay=weight_decay,
             warmup_steps=warmup_steps,
-            # Numbers of Python, which no loading rounds: steps done, sum of the weights of x.
+            # Python numbers, which loading does not round: steps done, sum of the weights of x.
             done=0,
             weight_sum=0.0,
             training=True,
@@ -70,7 +70,7 @@ class ScheduleFreeAdamW(CheckedOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one step; `.grad` must hold the gradient of the whole batch.
+        """Take one step; `.grad` must hold the gradient of the whole batch.
 
         Args:
             closure: optional; re-evaluates the model and returns the loss.
@@ -131,7 +131,7 @@ class ScheduleFreeAdamW(CheckedOptimizer):
 
     @torch.no_grad()
     def train(self) -> None:
-        """Put them back at y."""
+        """Put the parameters back at y."""
         for group in self.param_groups:
             group["training"] = True
             self._place(group, [p for p in group["params"] if self.state.get(p)])

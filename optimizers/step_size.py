@@ -13,13 +13,13 @@ from optimizers.norms import global_norm, scalar_dtype, to_local
 def check_range(
     name: str, value: float, low: float, high: float = float("inf"), *, open_low: bool = False, allow_inf: bool = False
 ) -> None:
-    """Raise ValueError that names the value and its legal range unless low <= value <= high.
+    """Raise a ValueError with the value and its legal range unless low <= value <= high.
 
     Args:
         name: the hyperparameter's name, for the message.
         value: the value to test; NaN is outside every range.
-        low: least legal value, itself excluded with `open_low`.
-        high: greatest legal value; infinity, where it is the bound, is excluded without `allow_inf`.
+        low: smallest legal value, itself excluded with `open_low`.
+        high: largest legal value; an infinite bound is excluded without `allow_inf`.
         open_low: whether `low` itself is illegal.
         allow_inf: whether infinity is legal.
     """
@@ -66,7 +66,7 @@ class StepSizeOptimizer(CheckedOptimizer):
         super().__init__(params, defaults)
 
     def __getstate__(self) -> dict[str, Any]:
-        # torch's own leaves out what it does not know, so that a copy would forget `fused`.
+        # torch's own drops unknown attributes, so a copy would lose `fused`.
         return {**super().__getstate__(), "fused": self.fused}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -83,7 +83,7 @@ class StepSizeOptimizer(CheckedOptimizer):
             raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
         if not grads:
             return [], None
-        # In float32 at least: a norm given in half precision would round the step, or overflow it.
+        # In float32 at least: a norm in half precision would round the step, or overflow.
         return groups, global_norm(grads) if norm is None else norm.to(scalar_dtype(norm.dtype))
 
     def _descend(self, params: Sequence[Tensor], directions: Sequence[Tensor | None], step: Tensor) -> None:
@@ -119,14 +119,14 @@ class StepSizeOptimizer(CheckedOptimizer):
 
 
 def safe_divide(numerator: Tensor | float, norm: Tensor) -> Tensor:
-    """Return numerator / norm, at most the largest finite number; 0 where the norm is 0: no gradient gives a NaN."""
-    # `float / tensor` would multiply by the reciprocal, which overflows for norms that the quotient bears.
+    """Return numerator / norm, at most the largest finite number; 0 for norm 0, so a zero gradient gives no NaN."""
+    # `float / tensor` multiplies by the reciprocal, which may overflow where the quotient does not.
     numerator = numerator if isinstance(numerator, Tensor) else torch.full_like(norm, numerator)
     return torch.where(norm > 0, numerator / norm, 0.0).clamp(max=torch.finfo(norm.dtype).max)
 
 
 def _fusable(param: Tensor, direction: Tensor) -> bool:
-    # The kernel walks both as flat memory and reads the step in float32 on CUDA.
+    # The kernel reads both as flat memory, and on CUDA the step in float32.
     return (
         param.dtype == direction.dtype
         and param.device == direction.device

@@ -62,7 +62,7 @@ def adam(
     if hparams["amsgrad"]:
         squares = [torch.maximum(a, b) for a, b in zip(state["max_exp_avg_sqs"], squares, strict=True)]
         new["max_exp_avg_sqs"] = squares
-    # m_hat / (sqrt(v_hat) + eps) = (root / correction) m / (sqrt(v) + root eps) spares a pass over the elements.
+    # m_hat / (sqrt(v_hat) + eps) = (root / correction) m / (sqrt(v) + root eps) saves a pass over the elements.
     root = correction(beta2, step).sqrt()
     eps = root * hparams["eps"]
     moves = [m / v.sqrt().add_(eps) for m, v in zip(averages, squares, strict=True)]
@@ -77,7 +77,7 @@ def adamw(
 
 
 def average_square(average: Tensor, x: Tensor, beta: Tensor | float) -> Tensor:
-    """Return beta * average + (1 - beta) * x^2. Not by `lerp`, which would make a NaN of an infinite square."""
+    """Return beta * average + (1 - beta) * x^2. Not by `lerp`, which turns an infinite square into NaN."""
     if isinstance(beta, Tensor):
         return torch.addcmul(average * beta, x, x * (1 - beta))
     return torch.addcmul(average * beta, x, x, value=1 - beta)

@@ -1,4 +1,4 @@
-"""Tasks of one's own, from images or texts with labels: the family's model, budget, batch and metric."""
+"""The user's own tasks, from images or texts with labels: the family's model, budget, batch and metric."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,17 +13,17 @@ from tasks.vision.images import ArrayImages, Labelled
 def image_task(
     name: str, samples: Callable[[Path], Mapping[str, Labelled]], *, classes: int, n_val: int | None = None, **spec: Any
 ) -> TaskSpec:
-    """A ViT-small that tells classes of images apart.
+    """A ViT-small that classifies images.
 
     Its options are those of `mnist`. Validation images are carved from the training set by the hashes of their rows
     (`tasks.core.split`).
 
     Args:
-        name: of the task, as boards show it. It decides which images are kept for validation.
-        samples: takes the data folder (`--data`) and gives {"train": (images, labels), "test": (images, labels)}.
-            Images are uint8 of shape (N, H, W) or (N, H, W, C) with C in [1, 4], labels whole numbers of shape (N,):
-            arrays, or paths of IDX files, packed (.gz) or not. A run whose samples are not so ends before it begins,
-            with a `tasks.DataError` that says which row and value it is.
+        name: of the task, as boards show it. It determines which images are kept for validation.
+        samples: takes the data folder (`--data`) and returns {"train": (images, labels), "test": (images, labels)}.
+            Images are uint8 of shape (N, H, W) or (N, H, W, C) with C in [1, 4], labels integers of shape (N,):
+            arrays, or paths of IDX files, compressed (.gz) or not. A run with other samples fails before it starts,
+            with a `tasks.DataError` that names row and value.
         classes: labels are in [0, classes).
         n_val: training images kept for validation, in [1, N); by default a tenth of them, but at most 5,000.
         spec: other attributes of the `TaskSpec`, in place of those of the family: `title`, `target`, `budget`.
@@ -43,16 +43,16 @@ def text_task(
     n_val: int = 5_000,
     **spec: Any,
 ) -> TaskSpec:
-    """A small BERT from random weights that tells classes of texts, or of pairs of texts, apart.
+    """A small BERT from random weights that classifies texts, or pairs of texts.
 
     Its options are those of `sst2`, by default `--task.scratch true`; `--task.preset pretrained` fine-tunes
     `--task.model`. Validation rows are carved from the training rows by their hashes (`tasks.core.split`).
 
     Args:
-        name: of the task, as boards show it. It decides which rows are kept for validation.
-        rows: takes the data folder (`--data`) and gives {"train": rows, "test": rows}, each (text, label), or each
-            (text, second text, label), with whole numbers as labels; at least 10 and 1 of them. A run whose rows are
-            not so ends before it begins, with a `tasks.DataError` that says which row and value it is.
+        name: of the task, as boards show it. It determines which rows are kept for validation.
+        rows: takes the data folder (`--data`) and returns {"train": rows, "test": rows}, each (text, label), or each
+            (text, second text, label), with integers as labels; at least 10 and 1 of them. A run with other rows fails
+            before it starts, with a `tasks.DataError` that names row and value.
         classes: labels are in [0, classes).
         n_val: training rows kept for validation, at least 1; a tenth of the rows where that is less.
         spec: other attributes of the `TaskSpec`, in place of those of the family: `title`, `target`, `budget`.

@@ -21,7 +21,7 @@ _PAPER_B = "Deora, Ghaderi, Taheri, Thrampoulidis (TMLR 2024); open constants ar
 
 
 def _theory(**options: Any) -> TaskSpec:
-    """A synthetic task of the theory: the full batch in float64, ranked by a suboptimality gap; options win."""
+    """A synthetic task of the theory: full batch, float64, ranked by a suboptimality gap; options override defaults."""
     defaults: dict[str, Any] = {
         "metric": "loss",
         "mode": "min",
@@ -39,7 +39,7 @@ def _theory(**options: Any) -> TaskSpec:
 
 
 def image_spec(**options: Any) -> TaskSpec:
-    """A ViT-small that tells classes of images apart; options win."""
+    """A ViT-small that classifies images; options override defaults."""
     defaults: dict[str, Any] = {
         "module": "tasks.vision.vit:ViTClassifier",
         "metric": "accuracy",
@@ -56,7 +56,7 @@ def image_spec(**options: Any) -> TaskSpec:
 
 
 def text_spec(**options: Any) -> TaskSpec:
-    """A model of the BERT family, fine-tuned on texts; options win."""
+    """A model of the BERT family, fine-tuned on texts; options override defaults."""
     defaults: dict[str, Any] = {
         "module": "tasks.language.bert:TextClassifier",
         "metric": "accuracy",
@@ -102,7 +102,7 @@ _LM_SIZES = {"width": "width", "depth": "layers", "heads": "num_heads", "mlp": "
 
 
 MOST_NAME = 500
-"""Letters of a task's name, which stands in records. Ours."""
+"""Letters of a task's name at most, since records have it. Ours."""
 
 
 def _plugin(name: str, value: Any, origin: Origin) -> TaskSpec:

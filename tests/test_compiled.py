@@ -205,7 +205,7 @@ def test_auto_goes_on_where_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPa
     loop.broken = True
     loop.run("auto", 10)
     assert loop.ways == ["eager"] * 3 + ["compiled"] + ["eager"] * 7
-    assert loop.record.said == ["torch.compile does not work here (no g++); going on without it"]
+    assert loop.record.said == ["torch.compile does not work here (no g++); continuing without it"]
 
 
 # -- refused ----------------------------------------------------------------------------------------------------------

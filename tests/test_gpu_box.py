@@ -59,7 +59,7 @@ def test_the_page_has_the_latest_line_of_each_part_and_machine() -> None:
     assert "sngd  a copy    1.1x    1-1.2x  <= 1.5x  within" in found
     assert "9x" not in found
     assert "3 passed, 1 skipped, 1 failed\n- `test_a[b]`: AssertionError: 1\n" in found
-    assert "7 runs are stored, and not all could be made" in found
+    assert "7 runs are stored, and not all could be trained" in found
 
 
 @pytest.mark.parametrize(

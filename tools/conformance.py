@@ -2,8 +2,8 @@
 
     python -m tools.conformance [--environment FOLDER] [--tests]
 
-Makes an environment of its own with this suite and the packages (`uv`, network), and runs `bench check --matrix` there;
-with `--tests`, the tests that need these packages instead.
+Creates a separate environment with this suite and the packages (`uv`, network), and runs `bench check --matrix` there;
+with `--tests`, it runs the tests that need these packages instead.
 """
 
 import argparse
@@ -35,7 +35,7 @@ PACKAGES = {
     "pytorch-optimizer": "pytorch_optimizer",
     "heavyball": "heavyball",
 }
-"""What is installed, and the module whose optimizers are checked."""
+"""Installed packages, and their modules whose optimizers are checked."""
 TESTED_BY = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 
 
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def install(folder: Path, python: Path) -> None:
-    """Make the environment; the suite's own dependencies have the versions that `pyproject.toml` pins."""
+    """Create the environment; the suite's own dependencies have the versions that `pyproject.toml` pins."""
     pins = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["uv"]["constraint-dependencies"]
     subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, str(folder)], check=True)
     words = ["uv", "pip", "install", "--quiet", "--python", str(python)]
@@ -88,7 +88,7 @@ def install(folder: Path, python: Path) -> None:
 
 
 def introduction() -> str:
-    """What stands above the matrix."""
+    """The text above the matrix."""
     return f"""# Conformance of optimizers on the package index
 
 Made by `make matrix` (`tools/conformance.py`) on {datetime.now(UTC):%-d %B %Y}: {os.cpu_count()} CPU cores, no GPU,

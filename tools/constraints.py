@@ -16,7 +16,7 @@ COMPILE = (
 
 
 def main() -> None:
-    """Resolve a copy whose list is empty, since uv heeds the list it finds, and put the result in its place."""
+    """Resolve a copy with an empty list, since uv obeys an existing one, and replace the list with the result."""
     path = Path(sys.argv[1] if len(sys.argv) > 1 else "pyproject.toml")
     before = path.read_text("utf-8")
     if len(LIST.findall(before)) != 1:
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def without_build(pin: str) -> str:
-    """The pin less its local version: `torch==2.10.0` admits `2.10.0+cu128`, which only some hosts have."""
+    """The pin without its local version: `torch==2.10.0` admits `2.10.0+cu128`, which only some hosts have."""
     return re.sub(r"(==[^\s;+]+)\+[\w.]+", r"\1", pin).replace('"', "'")
 
 

@@ -1,9 +1,8 @@
 """Publish reference results: `make publish`.
 
-Of each part of the reference suite the tasks count of which every optimizer has all its fresh seeds in the store. Their
-runs go to `results/reference/runs`, thinned to 200 points a curve, their settings to `configs/tuned`, and figure,
-sentences and tables into README.md. With `--check` nothing is bundled; exit code 1 says that README.md is not what
-`results/reference` gives.
+A task of the reference suite is published if the store has all fresh seeds of every optimizer. Its runs go to
+`results/reference/runs`, thinned to 200 points per curve, its settings to `configs/tuned`, and figure, sentences and
+tables into README.md. With `--check`, nothing is written; exit code 1: README.md does not match `results/reference`.
 """
 
 import argparse
@@ -29,16 +28,16 @@ from bench.text import cell
 from bench.tuning import suite
 
 PARTS = {"theory": "Tasks of the theory", "lm": "Language model", "vision": "Images", "sst2": "Fine-tuning"}
-"""The parts of the reference suite, as README.md calls them."""
+"""The parts of the reference suite, and their names in README.md."""
 FOLDER, README, FIGURE = Path("results/reference"), Path("README.md"), Path("docs/_static/reference.png")
 SENSITIVITY = Path("results/tuned")
 BEGIN, END = "<!-- reference -->", "<!-- /reference -->"
 POINTS = 200
-"""Rows that the curve of a fresh seed keeps; that of a trial keeps a tenth."""
+"""Rows kept of the curve of a fresh seed; a trial keeps a tenth."""
 
 
 def finished(stores: Stores, part: str) -> list[str]:
-    """The tasks of a part on which all optimizers have been tuned and have all their fresh seeds."""
+    """The tasks of a part on which all optimizers are tuned and have all their fresh seeds."""
     there = {run.run_id: run for run in stores.runs if run.finished}
     studies = {study.name: study for study in stores.studies}
     open_tasks, tasks = set[str](), list[str]()
@@ -61,7 +60,7 @@ def finished(stores: Stores, part: str) -> list[str]:
 
 
 def ship(stores: Stores, tasks: list[str], tuned: Path) -> None:
-    """Write the runs of these tasks that belong to the suite, and their settings."""
+    """Write the suite's runs of these tasks, and their settings."""
     names = {spec.name for part in PARTS for each in suite.load(part) for spec in each.specs({})}
     mine = [study for study in stores.studies if study.name in names and study.task in tasks]
     stores.studies = mine
@@ -99,7 +98,7 @@ def ship(stores: Stores, tasks: list[str], tuned: Path) -> None:
 
 
 def text(found: Collected) -> str:
-    """What README.md says of the reference results: a figure, and for each part a sentence a task and a table."""
+    """The reference results for README.md: a figure, and for each part a sentence for each task and a table."""
     lines = [f"![Training loss against steps, all methods]({FIGURE})"]
     tables = {table.title: table for table in quality(found).tables}
     for part, title in PARTS.items():
@@ -136,13 +135,13 @@ def _sentence(task: str, table: Table) -> str:
 
 
 def shown() -> tuple[Collected, Stores]:
-    """What boards make of the published runs."""
+    """The published runs, as boards read them."""
     stores = Stores([FOLDER / STORE])
     return collect(stores), stores
 
 
 def main() -> int:
-    """Publish, or check what is published."""
+    """Publish, or check the published results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare README.md with results/reference, and stop")
     parser.add_argument("--tuned", type=Path, default=Path("tuned"), help="folder with tuned settings")

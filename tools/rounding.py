@@ -1,10 +1,10 @@
-"""Run the numeric tests as other processors round: make test-rounding.
+"""Run the numeric tests with the rounding of other processors: make test-rounding.
 
     python -m tools.rounding [--variant NAME ...] [words for pytest]
 
 Rounding depends on the instructions that PyTorch, MKL and oneDNN choose by the processor, and on how many threads share
-a sum. A variant makes them choose otherwise; what fails is named with its variant. Tests are numeric where the marker
-says so, since what they find follows from rounding.
+a sum. A variant changes these choices; failures are listed with their variant. The marker `numeric` selects the tests
+whose results depend on rounding.
 """
 
 import argparse
@@ -18,9 +18,9 @@ ROOT = Path(__file__).parent.parent
 
 
 def threads(n: int) -> dict[str, str]:
-    """What gives a process so many threads: MKL would let it have no more than processors.
+    """Variables that give a process n threads: by default, MKL uses no more than there are processors.
 
-    Threads that wait actively would take the processors from the other tests.
+    Threads that wait actively would take processor time from the other tests.
     """
     return {"OMP_NUM_THREADS": str(n), "MKL_DYNAMIC": "FALSE", "OMP_WAIT_POLICY": "passive"}
 
@@ -41,12 +41,12 @@ VARIANTS = {
     "threads": threads(3),
     "native": {"OMP_NUM_THREADS": "1"},
 }
-"""What each sets in the environment; the first is the farthest from a new processor: it has no fused multiply-add."""
+"""Environment variables of each variant. The first is farthest from a new processor: no fused multiply-add."""
 SELECTED = "numeric and not zoo and not minilm"
 
 
 def failures(variant: str, words: list[str]) -> list[str]:
-    """Run the tests as a variant, show what pytest shows, and return its lines about failures."""
+    """Run the tests with a variant, show pytest's output, and return its lines about failures."""
     names = {name for each in VARIANTS.values() for name in each}
     environment = {k: v for k, v in os.environ.items() if k not in names} | VARIANTS[variant]
     command = [sys.executable, "-m", "pytest", "-m", SELECTED, "-rfE", *words]
@@ -61,7 +61,7 @@ def failures(variant: str, words: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """Run each variant; exit code 1 if a test of any has failed."""
+    """Run each variant; exit code 1 if any test has failed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )

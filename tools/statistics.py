@@ -1,6 +1,6 @@
-"""Simulate what verdicts and intervals promise: `make statistics`.
+"""Simulate the guarantees of verdicts and intervals: `make statistics`.
 
-It writes `results/statistics/README.md`.
+Writes `results/statistics/README.md`.
 """
 
 import math
@@ -32,7 +32,7 @@ def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 
 def lognormal(sigma: float) -> Draw:
-    """Log-normal numbers around their mean, with this deviation of the logarithm."""
+    """Centred log-normal numbers, with this standard deviation of the logarithm."""
     return lambda rng, shape: rng.lognormal(0, sigma, shape) - np.exp(sigma**2 / 2)
 
 
@@ -42,7 +42,7 @@ def paired(first: Draw, second: Draw) -> Draw:
 
 
 def diverging(share: float) -> Draw:
-    """Differences of two equal optimizers of whose runs a share diverges."""
+    """Differences of two equal optimizers, each with this share of diverged runs."""
 
     def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         first, second = (rng.random(shape) < share for _ in range(2))
@@ -61,7 +61,7 @@ NULLS: dict[str, Draw] = {
     "20 % of the runs of each diverge": diverging(0.2),
     "60 % of the runs of each diverge": diverging(0.6),
 }
-"""Pairs of which neither is better on more than half of the seeds."""
+"""Pairs in which neither is better on more than half of the seeds."""
 LOOKS = (5, 10, 20, 50)
 """Declared numbers of seeds."""
 EQUAL_MEANS: dict[str, Draw] = {
@@ -69,14 +69,14 @@ EQUAL_MEANS: dict[str, Draw] = {
     "log-normal differences, sigma 1": lognormal(1),
     "a log-normal optimizer, sigma 1, and a normal one": paired(lognormal(1), normal),
 }
-"""Pairs with equal means, of which one is better on more than half of the seeds."""
+"""Pairs with equal means, in which one is better on more than half of the seeds."""
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------------------
 
 
 def verdicts(gains: Array) -> NDArray[np.int8]:
-    """Signs of `compare`'s verdicts on the first n of N seeds, for n = 1..N; what is told once stands.
+    """Signs of `compare`'s verdicts on the first n of N seeds, for n = 1..N; a verdict is final.
 
     Args:
         gains: of the first over the second, shape (R, N); infinite where one of the two diverged.
@@ -98,7 +98,7 @@ def verdicts(gains: Array) -> NDArray[np.int8]:
 
 
 def t_tests(d: Array, levels: Array) -> NDArray[np.bool_]:
-    """Whether a paired t-test over the first n seeds rejects, at a level for each n (0: no look); shape (R, N)."""
+    """Whether a paired t-test on the first n seeds rejects, at a level for each n (0: no look); shape (R, N)."""
     n = np.arange(1, d.shape[1] + 1)
     mean = d.cumsum(1) / n
     with np.errstate(all="ignore"):
@@ -108,7 +108,7 @@ def t_tests(d: Array, levels: Array) -> NDArray[np.bool_]:
 
 
 def t_mixture(d: Array) -> NDArray[np.bool_]:
-    """Whether the confidence sequence of a mean (mixture of t-statistics, effect N(0, 4)) leaves 0 at n seeds."""
+    """Whether the confidence sequence of a mean (mixture of t-statistics, effect N(0, 4)) excludes 0 at n seeds."""
     n = np.arange(1, d.shape[1] + 1)
     mean = d.cumsum(1) / n
     with np.errstate(all="ignore"):
@@ -119,7 +119,7 @@ def t_mixture(d: Array) -> NDArray[np.bool_]:
 
 
 def false_verdicts(draw: Draw, most: int = 50, repeats: int = 10_000) -> dict[str, float]:
-    """Shares of pairs that are distinguished at n seeds, and at any number of seeds up to the most."""
+    """Shares of pairs with a verdict at n seeds, and at any number of seeds up to the most."""
     found = verdicts(draw(np.random.default_rng(0), (repeats, most)))
     return {str(n): float((found[:, n - 1] != 0).mean()) for n in SEEDS if n <= most} | {
         "any": float((found != 0).any(1).mean())
@@ -127,7 +127,7 @@ def false_verdicts(draw: Draw, most: int = 50, repeats: int = 10_000) -> dict[st
 
 
 def alternatives(draw: Draw, most: int = 50, repeats: int = 10_000) -> list[float]:
-    """Shares of pairs that other rules distinguish, with looks up to the most seeds, and that ours does."""
+    """Shares of pairs that other rules and ours distinguish, with looks up to the most seeds."""
     d = draw(np.random.default_rng(0), (repeats, most))
     each = np.where(np.arange(1, most + 1) >= 3, 0.05, 0.0)
     looks = np.zeros(most)
@@ -137,18 +137,18 @@ def alternatives(draw: Draw, most: int = 50, repeats: int = 10_000) -> list[floa
 
 
 def power(effect: float, n: int) -> float:
-    """Probability that an optimizer which is better by so many deviations of the differences is told so by n seeds."""
+    """Probability of the verdict better at n seeds, for an effect in standard deviations of the differences."""
     rng = np.random.default_rng([n, int(10 * effect)])
     return float((verdicts(rng.normal(effect, 1, (20_000, n)))[:, -1] > 0).mean())
 
 
 def t_power(effect: float, n: int) -> float:
-    """The same of a paired t-test with a fixed number of seeds, at 5 %."""
+    """The same for a paired t-test with a fixed number of seeds, at 5 %."""
     return float(nct.sf(stdtrit(n - 1, 0.975), n - 1, min(effect * math.sqrt(n), 37)))
 
 
 def false_words(optimizers: int, n: int, repeats: int) -> float:
-    """Share of grids of equal optimizers in which any pair is distinguished; seeds have an effect of their own."""
+    """Share of grids of equal optimizers in which any pair is distinguished; values include an effect of the seed."""
     rng, wrong = np.random.default_rng([optimizers, n]), 0
     for _ in range(repeats):
         values = (rng.normal(size=(optimizers, n)) + rng.normal(size=n)).tolist()
@@ -160,13 +160,13 @@ def false_words(optimizers: int, n: int, repeats: int) -> float:
 
 
 def coverage(draw: Draw, n: int, repeats: int = 10_000, *, log: bool = False) -> float:
-    """Share of 95 % t-intervals over n seeds that hold the true mean 0, or the geometric mean 1.
+    """Share of 95 % t-intervals over n seeds that contain the true mean 0, or the geometric mean 1.
 
     Args:
         draw: values with mean 0; positive ones around 1, if log.
         n: seeds.
         repeats: simulations.
-        log: of the geometric mean.
+        log: use intervals of the geometric mean.
     """
     values = draw(np.random.default_rng(n), (repeats, n))
     true, interval = (1, stats.geometric_interval) if log else (0, stats.t_interval)
@@ -175,7 +175,7 @@ def coverage(draw: Draw, n: int, repeats: int = 10_000, *, log: bool = False) ->
 
 
 def effect_coverage(draw: Draw, n: int, repeats: int = 2_000) -> float:
-    """Share of the intervals of an effect that hold its true median 0."""
+    """Share of the intervals of an effect that contain its true median 0."""
     values = draw(np.random.default_rng(n), (repeats, n)).tolist()
     first = [[None if x == -math.inf else 0.0 if x == math.inf else x for x in row] for row in values]
     second = [[None if x == math.inf else 0.0 for x in row] for row in values]
@@ -186,23 +186,23 @@ def effect_coverage(draw: Draw, n: int, repeats: int = 2_000) -> float:
 # -- the noise of tuning ----------------------------------------------------------------------------------------------
 
 SETTINGS = np.arange(-4.0, 5.0)
-"""Of a grid, in its steps. What is reported grows with the square of the distance to the optimum, by 1 at a step."""
+"""A grid, in units of its step. The reported value is the squared distance to the optimum."""
 NOISE = {"small": 0.3, "equal": 1.0, "large": 3.0}
-"""Deviations between seeds, against what a step next to the optimum costs."""
+"""Standard deviations between seeds, relative to the cost of one grid step from the optimum."""
 
 
 def tunings(
     rng: np.random.Generator, repeats: int, seeds: int, noise: float, optimum: float, correlation: float
 ) -> tuple[Array, Array, NDArray[np.int_]]:
-    """Scores and reported values of simulated studies, each of shape (R, T, S), and who won.
+    """Scores and reported values of simulated studies, each of shape (R, T, S), and the winners' indices, shape (R,).
 
     Args:
-        rng: where random numbers come from.
-        repeats: studies.
-        seeds: tuning seeds.
-        noise: deviation between seeds.
-        optimum: where it lies.
-        correlation: of the noise on the selection split with that on the reporting split.
+        rng: random generator.
+        repeats: number of studies R.
+        seeds: number of tuning seeds S.
+        noise: standard deviation between seeds.
+        optimum: its position on the grid.
+        correlation: between the noise on the selection split and on the reporting split.
     """
     shape = repeats, len(SETTINGS), seeds
     own, other = rng.normal(0, noise, shape), rng.normal(0, noise, shape)
@@ -212,7 +212,7 @@ def tunings(
 
 
 def expected(seeds: int, noise: float, optimum: float) -> float:
-    """What such studies report on average, from 100,000."""
+    """Mean reported value of such studies, from 100,000 of them."""
     chosen = tunings(np.random.default_rng(1), 100_000, seeds, noise, optimum, 1)[2]
     return float(((SETTINGS[chosen] - optimum) ** 2).mean())
 
@@ -220,10 +220,10 @@ def expected(seeds: int, noise: float, optimum: float) -> float:
 def retuned_coverage(
     seeds: int, noise: float, optimum: float, correlation: float, fresh: Sequence[int], repeats: int = 4_000
 ) -> list[float]:
-    """Shares of intervals that hold what such studies report on average.
+    """Shares of intervals that contain the mean reported value of such studies.
 
     Returns:
-        for each number of fresh seeds: of plain t-intervals, and of those with the noise of tuning.
+        For each number of fresh seeds, the shares of plain t-intervals and of intervals with the noise of tuning.
     """
     rng, true = np.random.default_rng([seeds, int(10 * noise)]), expected(seeds, noise, optimum)
     scores, finals, chosen = tunings(rng, repeats, seeds, noise, optimum, correlation)
@@ -242,14 +242,14 @@ def retuned_coverage(
 def repeated_coverage(
     studies: int, noise: float, optimum: float, fresh: int, correlation: float, repeats: int = 4_000
 ) -> float:
-    """Share of intervals over repeated studies of 3 tuning seeds that hold what such studies report on average.
+    """Share of intervals over repeated studies of 3 tuning seeds that contain the mean reported value.
 
     Args:
-        studies: how many; they share fresh seeds.
-        noise: deviation between seeds.
-        optimum: where it lies.
-        fresh: how many fresh seeds.
-        correlation: of the runs of one fresh seed at two settings.
+        studies: their number; they share fresh seeds.
+        noise: standard deviation between seeds.
+        optimum: its position on the grid.
+        fresh: number of fresh seeds.
+        correlation: between the runs of one fresh seed at two settings.
         repeats: simulations.
     """
     rng, true, held = np.random.default_rng([studies, int(10 * noise)]), expected(3, noise, optimum), 0
@@ -264,7 +264,7 @@ def repeated_coverage(
 
 
 def retuning_lines() -> list[str]:
-    """What intervals with the noise of tuning cover."""
+    """The coverage of intervals with the noise of tuning, as Markdown."""
     optima = {"at a setting": 0.0, "between two": 0.5}
     cases = [
         (f"{name} noise, optimum {where}", noise, at) for name, noise in NOISE.items() for where, at in optima.items()
@@ -313,11 +313,11 @@ def retuning_lines() -> list[str]:
 # -- more seeds -------------------------------------------------------------------------------------------------------
 
 EFFECTS = (0.0, 0.5, 1.0, 2.0, 4.0)
-"""Paired deviations, equally likely."""
+"""Effects in standard deviations of the paired differences, equally likely."""
 
 
 def true_times(n: int, wins: int, chance: float) -> Array:
-    """Probability that wins are first decided at each number of seeds, where each is won with a known probability."""
+    """Probability of a first verdict at each number of seeds, if each seed is won with a known probability."""
     ways, found = np.ones(1), np.zeros(MOST_SEEDS + 1)
     for later in range(n + 1, MOST_SEEDS + 1):
         grown = np.zeros(len(ways) + 1)
@@ -332,7 +332,7 @@ def true_times(n: int, wins: int, chance: float) -> Array:
 
 
 def advised(n: int) -> tuple[float, float]:
-    """How often undecided pairs of n seeds get advice, and how often it is right, exactly, over `EFFECTS`."""
+    """Exact probabilities over `EFFECTS` that an undecided pair with n seeds gets advice, and that it is right."""
     left = given = right = 0.0
     for effect in EFFECTS:
         chance = float(ndtr(effect))
@@ -348,7 +348,7 @@ def advised(n: int) -> tuple[float, float]:
 
 
 def race(effect: float, most: int = MOST_RACED, start: int = 5) -> tuple[float, float, float]:
-    """Seeds that a race spends on a pair on average, and how often it says better and worse, exactly."""
+    """Mean number of seeds that a race spends on a pair, and its probabilities of better and worse; exact."""
     chance = float(ndtr(effect))
     alive = {(start, wins): float(binom.pmf(wins, start, chance)) for wins in range(start + 1)}
     spent = better = worse = 0.0
@@ -373,7 +373,7 @@ def _next_seeds(n: int, wins: int, most: int) -> int | None:
 
 
 def fixed_seeds(power_wanted: float, power_at: Callable[[float, int], float]) -> int:
-    """Fewest seeds of a fixed design whose power, on average over `EFFECTS` but 0, is as wanted."""
+    """Fewest seeds of a fixed design with the wanted power, averaged over the non-zero `EFFECTS`."""
     return next(n for n in range(3, 1000) if np.mean([power_at(effect, n) for effect in EFFECTS[1:]]) >= power_wanted)
 
 
@@ -384,7 +384,7 @@ def sign_power(effect: float, n: int) -> float:
 
 
 def race_lines() -> list[str]:
-    """What races spend, beside fixed designs of the same power."""
+    """The seeds of races and of fixed designs with the same power, as Markdown."""
     spent, better, worse = np.array([race(effect) for effect in EFFECTS]).T
     mean, wanted = float(spent.mean()), float(better[1:].mean())
     sign, t = fixed_seeds(wanted, sign_power), fixed_seeds(wanted, t_power)

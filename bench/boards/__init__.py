@@ -1,4 +1,4 @@
-"""Boards: ranked tables with intervals and ties, pure functions of a store's entries; one board a file."""
+"""Boards: ranked tables with intervals and ties, pure functions of a store's entries; one board per file."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -41,7 +41,7 @@ def over_heads(tables: Mapping[str, Columns], name: str) -> tuple[Array, Array] 
 
 
 def loss_at(curve: Columns, steps: Array) -> Array:
-    """Training loss after so many steps, shape (P,): the mean over the last `WINDOW` of them; NaN after none."""
+    """Training loss after these numbers of steps, shape (P,): the mean over their last `WINDOW`; NaN for 0 steps."""
     sums = np.concatenate([[0.0], np.cumsum(curve["loss"])])
     done = np.clip(np.asarray(steps, dtype=np.int64), 0, len(sums) - 1)
     first = np.minimum(done - 1, np.floor(done * (1 - WINDOW)).astype(np.int64))
@@ -50,7 +50,7 @@ def loss_at(curve: Columns, steps: Array) -> Array:
 
 
 def at_loss(losses: Array, values: Array, level: float) -> float | None:
-    """The value where the loss first comes down to a level, linear between measurements; None if it never does."""
+    """The value where the loss first reaches a level, linear between measurements; None if it never does."""
     there = np.isfinite(losses) & np.isfinite(values)
     losses, values = losses[there], values[there]
     below = np.flatnonzero(losses <= level)
@@ -93,7 +93,7 @@ class Observed:
         return [float(found[1][-1]) for own in self.runs.values() if (found := over_heads(own, name)) is not None]
 
     def at(self, name: str, level: float) -> dict[Seed, float | None]:
-        """A measurement at a level of the loss, of each run."""
+        """A measurement of each run at a level of the loss."""
         found = {seed: over_heads(own, name) for seed, own in self.runs.items()}
         return {seed: each and at_loss(self.losses(seed), each[1], level) for seed, each in found.items()}
 
@@ -102,7 +102,7 @@ def attention_board(found: Collected, tables: Tables, reference: str | None = No
     """Attention at equal training loss and at the end of training.
 
     Args:
-        found: entries; those without observations are not shown.
+        found: entries; those without observations are excluded.
         tables: reads a run's tables.
         reference: the fixed optimizer of comparison; None for each problem's own.
     """

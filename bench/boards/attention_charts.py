@@ -27,7 +27,7 @@ def attention(asked: Asked) -> Chart:
 
 
 def stability(asked: Asked) -> Chart:
-    """Sharpness by the step size, gradient noise and updates against optimizer steps."""
+    """Sharpness times step size, gradient noise and updates against optimizer steps."""
 
     def of_model(tables: Mapping[str, Columns], name: str) -> tuple[Array, Array] | None:
         table, curve = tables.get("measurements", {}), tables.get("curve", {})

@@ -69,7 +69,7 @@ def _trials(name: str, study: StudyRecord, metric: str) -> tuple[list[Trace], li
     if lost:
         at = ", ".join(f"{x:.3g}" for x in sorted(lost)[:10]) + ", ..." * (len(lost) > 10)
         notes.append(f"{name}: {len(lost)} of {len(study.trials)} trials have no score, at {axis} {at}")
-    # A trial of further seeds has the point and the score of the first.
+    # A trial with further seeds repeats the point and the score of the first.
     x, y = np.array(sorted({*scored}), dtype=np.float64).reshape(-1, 2).T
     y = np.maximum(y, equal_below(y, metric))
     if len(study.axes) == 1:
@@ -187,7 +187,7 @@ def performance_profile(asked: Asked) -> Chart:
     """Performance profiles (Dolan and Moré 2002) of the steps to the target, as ratios to each problem's reference.
 
     AlgoPerf (Dahl et al. 2023) divides by the fastest entrant. With a fixed reference no curve depends on the other
-    entrants: the problems are those whose reference reaches the target.
+    entrants: the problems are those with a reference that reaches the target.
 
     Args:
         asked: the entries, and a target if it is not the task's.
@@ -251,7 +251,7 @@ def _shares(name: str, ratios: Sequence[float], whole: int) -> Trace:
 def _area(ratios: Sequence[float], whole: int) -> float:
     """The area below a curve on its logarithmic axis, relative to the maximum; 0.5 for the reference itself.
 
-    AlgoPerf's, linear from 1 on, would be the same for all that are faster than a fixed reference.
+    AlgoPerf's area, linear from 1 on, would be the same for all that are faster than a fixed reference.
     """
     return math.fsum(min(max(0.5 - math.log(ratio, FARTHEST) / 2, 0), 1) for ratio in ratios) / whole
 

@@ -16,7 +16,7 @@ def asked(args: Args) -> tuple[Any, Any]:
     """The stores and the input of boards.
 
     Raises:
-        UserError: there is nothing to show, or a word is misspelt.
+        UserError: there is nothing to show, or a name is unknown.
     """
     from bench.boards import Asked
     from bench.boards.collect import collect

@@ -36,7 +36,7 @@ class Collected:
     """The collected entries.
 
     Attributes:
-        entries: those that are shown, by problem, then optimizer, then settings.
+        entries: the shown entries, by problem, then optimizer, then settings.
         chosen: likewise, and the reference even if it is not shown.
         all: all entries.
         by_id: all runs by id, those of trials too.
@@ -84,9 +84,9 @@ def collect(
         tasks: names to keep; None for all.
         opts: likewise; the reference is read too, but not shown.
         only: settings, in dotted form, that runs must have, as words; `versions.torch` and `engine` too.
-        settings: of each optimizer on each problem: `best` takes the tuned settings; else the best of several that have
-            the same seeds, as a sweep makes them; else the defaults, else those set by hand if there is one such;
-            `tuned`, `default` or `all` selects these.
+        settings: of each optimizer on each problem: `best` selects the tuned settings; else the best of several with
+            the same seeds, as from a sweep; else the defaults, else settings by hand if there is only one; `tuned`,
+            `default` or `all` selects these.
         mixed_versions: allow runs of several versions together.
         reference: the fixed optimizer of comparison; None for each problem's own.
 
@@ -135,7 +135,7 @@ def collect(
     shown = [entry for entry in chosen if opts is None or entry.opt in opts]
     if not mixed_versions:
         _refuse_mixed(chosen, stores.shipped)
-    if not only:  # which may leave out the runs of a study
+    if not only:  # `only` may exclude the runs of a study
         mine = [s for s in stores.studies if (not tasks or bare(s.task) in tasks) and (not opts or bare(s.opt) in opts)]
         notes += [note for study in mine if (note := _study_note(study, entries, by_id))]
     found = Collected(shown, chosen, entries, by_id, notes, damaged)

@@ -39,7 +39,7 @@ def series(asked: Asked, of: Iterable[str] = ("",)) -> dict[str, str]:
 
     Args:
         asked: the entries.
-        of: what follows the name, where an entry has several lines.
+        of: suffixes of the name, for entries with several lines.
     """
     ends = [f" {word}".rstrip() for word in of]
     pairs = sorted({(entry.opt, entry.name) for entry in asked.found.chosen})
@@ -123,7 +123,7 @@ Line = tuple[Array, Array]
 
 
 def tables_of(asked: Asked, entry: Entry) -> dict[str, Mapping[str, Table]]:
-    """The tables of an entry's runs by id; none of a run whose tables are damaged, which is noted."""
+    """The tables of an entry's runs by id; damaged tables are noted and left out."""
     read: dict[str, Mapping[str, Table]] = {}
     for run in entry.runs.values():
         try:
@@ -166,7 +166,7 @@ def over_steps(
     *,
     log_x: bool = False,
 ) -> Panel:
-    """A panel of means over seeds, for each name at the steps where all of its runs have values."""
+    """A panel of means over seeds, for each name at the steps at which all its runs have values."""
     whole = {name: there for name, own in lines.items() if (there := [line for line in own if line is not None])}
     common = {name: _common(own) for name, own in whole.items()}
     # The theory's rates are powers of the steps.
@@ -205,7 +205,7 @@ def log_axis(values: Sequence[Array]) -> str:
 
 
 def _means(name: str, at: Array, values: Array, log: str) -> list[Trace]:
-    """The mean with its t-interval at each point, or a line for each of too few seeds."""
+    """The mean with its t-interval at each point, or a line for each seed if there are too few."""
     some = thinned(at, "x" in log, MOST_POINTS)
     at, values, n = at[some], values[:, some], len(values)
     if n < FEW_SEEDS:

@@ -1,8 +1,8 @@
 """From runs to entries: an optimizer with its settings on a problem, with a run for each seed.
 
 A problem is a task with everything that must be equal for a comparison: its options, budget, batch, precision, part of
-the data, metric and target. All of it is in the records: nothing here uses task or optimizer code, which may come
-from anybody. An entry does not depend on the other entries.
+the data, metric and target. All of it is in the records: nothing here uses the code of tasks or optimizers, which is
+untrusted. An entry does not depend on the other entries.
 """
 
 import json
@@ -38,7 +38,7 @@ class Problem:
         key: identifies the problem; all else follows from it.
         name: the task's name and its options beyond the defaults.
         task: as given to `--task`.
-        part: what part of the task it is (`RunResult.part`), or None for the whole.
+        part: the part of the task (`RunResult.part`), or None for the whole.
         metric, mode: the compared metric, and whether smaller or larger is better.
         target: value of the metric on the selection split, or None.
         measures: whether the task has measurements.
@@ -66,20 +66,20 @@ class Entry(Group):
     """An optimizer with its settings on a problem: a row of boards.
 
     Attributes:
-        problem: what was trained.
+        problem: the problem.
         opt: the optimizer's name.
         options: its hyperparameters.
         kind: `tuned` (the winner of a study, on fresh seeds), `default` or `by hand`.
         default: whether these are the default settings, which may have won a study too.
-        source: digest of its source if that may change under one name and version; else empty.
-        studies: those that it won; the one with most trials first.
-        best_of: number of settings of which it is the best, chosen on the shown seeds; 0 if it is not chosen.
+        source: digest of its source if that may change under the same name and version; else empty.
+        studies: the studies that it won; the one with most trials first.
+        best_of: number of settings from which it was chosen, on the shown seeds; 0 if it was not chosen.
         one_of: number of settings with these seeds, if all are shown; 0 if it is alone.
         others_tuned: further studies of this optimizer on this problem, with fewer trials.
         tuned_elsewhere: whether the study that found the settings is not in these stores; it may have had another
             budget.
         twice: seeds with several runs; one of them is used.
-        shipped: how many of its runs are reference results.
+        shipped: number of its runs that are reference results.
         conformance: verdict of `bench check` on these versions of the optimizer and of the one for the rest, if any:
             `pass`, or the names of failed checks; None if one is unchecked.
     """
@@ -107,7 +107,7 @@ class Entry(Group):
 
     @property
     def refused(self) -> str | None:
-        """The reason why its settings are not comparable, or None: they were chosen by another metric."""
+        """The reason why its settings are not comparable, or None: for example, they were chosen by another metric."""
         if self.study is not None and self.study.metric and self.study.metric != self.problem.metric:
             return f"tuned for {self.study.metric}"
         chosen_on = {self.study.select_split} if self.study else {run.tuned_on for run in self.runs.values()}
@@ -164,7 +164,7 @@ def entries_of(
         _add(entries[place], run)
         if run.tuned_by and entries[place].kind == "by hand":
             entries[place].kind, entries[place].tuned_elsewhere = "tuned", True
-    _tell_apart(entries.values())
+    _distinguish(entries.values())
     return [entry for _, entry in sorted(entries.items(), key=lambda item: (item[1].problem.name, *item[0]))]
 
 
@@ -175,7 +175,7 @@ def _add(entry: Entry, run: RunResult) -> None:
     seed = seed_of(run)
     there = entry.runs.get(seed)
     entry.twice += there is not None
-    # Of two, one with its whole budget, then the newest versions; else the first by name, not by order of files.
+    # Prefer a run with its full budget, then newer versions, then the first by name, whatever the order of files.
     if there is None or (_standing(run), there.run_id) > (_standing(there), run.run_id):
         entry.runs[seed] = run
 
@@ -191,7 +191,7 @@ Place = tuple[str, str, str, str]
 
 
 class _Places:
-    """The places of runs. Ten thousand runs have few distinct ones, so equal texts are shared."""
+    """The places of runs, cached: ten thousand runs have few distinct ones."""
 
     def __init__(self) -> None:
         self.problems: dict[str, Problem] = {}
@@ -235,7 +235,7 @@ def _problem(key: str, task: str, run: RunResult) -> Problem:
     return Problem(key, name, task, run.part, run.metric, run.mode, run.target, run.measures, full)
 
 
-def _tell_apart(entries: Iterable[Entry]) -> None:
+def _distinguish(entries: Iterable[Entry]) -> None:
     """Add distinguishing words to problems with the same name but different tasks."""
     same: dict[str, dict[str, Problem]] = {}
     for entry in entries:
@@ -254,7 +254,7 @@ def _tell_apart(entries: Iterable[Entry]) -> None:
 def differing(entry: Entry, own: Sequence[Entry]) -> str:
     """The hyperparameters and the source that distinguish an entry from others of its optimizer, in words."""
     others = [other.options for other in own if other.opt == entry.opt]
-    alike = [other for other in others if other.get(REST) == entry.options.get(REST)]  # whose `rest.lr` is the same
+    alike = [other for other in others if other.get(REST) == entry.options.get(REST)]  # with the same rest
     names = [
         name
         for name in dict.fromkeys(name for other in others for name in other)

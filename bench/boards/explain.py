@@ -133,7 +133,7 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def _tune_words(study: StudyRecord, run: RunResult) -> str:
-    """The command that starts such a study; it searches the space that this version of the optimizer declares."""
+    """The command of such a study; it searches the space that this version of the optimizer declares."""
     fixed = {name: value for name, value in run.chosen.items() if name not in study.axes}
     words = fit_words(RunResult(run.run_id, run.config, chosen=fixed)).removeprefix("bench fit")
     trials = sum(trial["kind"] == "design" for trial in study.trials)

@@ -49,7 +49,7 @@ def page(asked: Asked, runs: int, stores: Sequence[str], damaged: int = 0) -> st
 
     Args:
         asked: the shown entries.
-        runs: how many there are in the stores.
+        runs: number of runs in the stores.
         stores: their names.
         damaged: number of unreadable runs and records.
     """
@@ -188,7 +188,7 @@ def _sort_key(value: Any) -> str:
 
 
 def _kind(kind: str, title: str, words: str, chart: Chart) -> dict[str, Any]:
-    """The panels of a chart with data, and why the others have none."""
+    """The panels of a chart that have data, and the reasons why others have none."""
     bare: dict[str, list[str]] = {}
     for panel in chart.panels:
         if not panel.traces:
@@ -229,7 +229,7 @@ def _made(place: int, entry: Entry) -> dict[str, Any]:
 
 
 def commands(runs: Iterable[RunResult]) -> list[str]:
-    """Shell commands that make these runs, one for all seeds of a setting.
+    """Shell commands that train these runs, one for all seeds of a setting.
 
     Args:
         runs: records.

@@ -20,12 +20,13 @@ from bench.boards.shared import (
 )
 from bench.boards.speed import steps_to
 from bench.results.group import Measure, final
+from bench.results.retuning import REPEATS
 from bench.results.selection import CONVERGED
 from bench.results.sequential import Comparison
 from bench.results.table import Board, Column, Table
 
 TUNING_NOISE = (
-    "mean over repetitions of the whole tuning with other seeds: from repeated studies if there are {REPEATS}, else"
+    f"mean over repetitions of the whole tuning with other seeds: from repeated studies if there are {REPEATS}, else"
     " from its one study. In simulations the interval covers 94 to 98 % over repeated"
     " studies and 87 to 98 % from one; the plain interval covers 78 to 96 %"
 )
@@ -130,9 +131,9 @@ def compared_by(problem: Problem, ref: Entry | None, metric: Measure) -> tuple[M
     The measure is then the number of steps to the target; runs that miss it have no value.
 
     Args:
-        problem: what was trained.
+        problem: the problem.
         ref: the reference.
-        metric: the final one.
+        metric: the final metric.
     """
     floor = [] if ref is None else [v == CONVERGED for v in metric.values(ref)]
     said = None

@@ -1,4 +1,4 @@
-"""The noise of tuning of an entry, from the studies and the runs of trials that are stored."""
+"""The noise of tuning of an entry, from stored studies and runs of trials."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from bench.store.record import RunResult
 from bench.store.reports import StudyRecord, StudyTrial
 
 UNBOUNDED = "unbounded: a possible choice has a run without a value"
-"""Note if some draw of the tuning seeds chooses such a setting, or none."""
+"""Note if a draw of the tuning seeds chooses such a setting, or none."""
 
 
 def with_tuning_noise(found: Collected, entry: Entry, measure: Measure) -> tuple[Interval | str | None, str | None]:
@@ -21,11 +21,12 @@ def with_tuning_noise(found: Collected, entry: Entry, measure: Measure) -> tuple
 
     Args:
         found: all entries and runs.
-        entry: whose.
+        entry: the entry.
         measure: the reported measure.
 
     Returns:
-        the interval, or in words why it is unbounded; None if it was not tuned or no interval exists, with the reason.
+        The interval, or the reason in words why it is unbounded; None if it was not tuned or no interval exists, with
+        the reason.
     """
     if entry.kind != "tuned":
         return None, None
@@ -96,7 +97,7 @@ def _whole(measure: Measure, entry: Entry) -> dict[Seed, float] | None:
 
 
 def _trials(found: Collected, study: StudyRecord, measure: Measure) -> tuple[Ends, Ends, int] | None:
-    """Scores and reported values of a study's trials, by tuning seed, and which one won; None if runs are missing."""
+    """Scores and reported values of a study's trials, by tuning seed, and the winner's index; None if runs lack."""
     runs: list[dict[int, RunResult]] = []
     ordered = sorted(study.trials, key=_position)
     for trial in ordered:
@@ -115,5 +116,5 @@ def _trials(found: Collected, study: StudyRecord, measure: Measure) -> tuple[End
 
 
 def _position(trial: StudyTrial) -> list[float]:
-    """What trials are ordered by: the numbers of their settings."""
+    """Sort key of trials: the numbers in their settings."""
     return [value for value in trial["point"].values() if isinstance(value, int | float)]

@@ -92,7 +92,7 @@ def _shipped(entry: Entry) -> str:
 def metric_of(problem: Problem, entries: Sequence[Entry], reference: Entry | None) -> Measure:
     """The final metric; possibly a suboptimality gap, on a logarithmic scale.
 
-    It is a gap if the reference's runs know the infimum, unless their task declares a linear scale. Without a
+    It is a gap if the infimum of the reference's runs is known, unless their task declares a linear scale. Without a
     reference, the runs of all entries count; whether the infimum is known is a property of the instance.
     """
     own = [run for entry in (entries if reference is None else [reference]) for run in entry.runs.values()]
@@ -103,7 +103,7 @@ def metric_of(problem: Problem, entries: Sequence[Entry], reference: Entry | Non
 
 
 def find_reference(found: Collected, problem: Problem, name: str | None) -> Entry | None:
-    """The entry that the others are compared to: of this name, tuned before default before by hand.
+    """The entry that the others are compared with: of this name, preferring tuned to default to by hand.
 
     Args:
         found: entries.
@@ -209,8 +209,8 @@ def coinciding(entry: Entry, others: Sequence[Entry]) -> list[str]:
     """Names of others with the same runs, up to rounding, on half of the common seeds or more.
 
     Args:
-        entry: whose runs.
-        others: of its problem.
+        entry: the entry.
+        others: other entries of its problem.
     """
     return [other.name for other in others if other is not entry and other.opt != entry.opt and _same(entry, other)]
 
@@ -225,7 +225,7 @@ def _equal_runs(first: RunResult, second: RunResult) -> bool:
     """Whether all evaluations are equal up to rounding, other than because both runs converged."""
     if first.status != "completed" or second.status != "completed" or first.final is None or second.final is None:
         return False
-    if differences(first.final, second.final, "min").any():  # most runs differ here, and little is read of them
+    if differences(first.final, second.final, "min").any():  # most runs differ here, so little is read
         return False
     ends = [(first.excess(), first.final), (second.excess(), second.final)]
     if min(abs(final if excess is None else excess) for excess, final in ends) <= CONVERGED:

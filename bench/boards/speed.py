@@ -131,14 +131,14 @@ def median_steps(entry: Group, reached: Sequence[float | None]) -> MedianTime:
     """Median number of steps to an event.
 
     Args:
-        entry: whose runs.
-        reached: by run; None if it did not.
+        entry: the entry.
+        reached: number of steps by run; None without the event.
     """
     return stats.median_time(reached, _ends(entry, [run.steps for run in entry.runs.values()]))
 
 
 def _seconds(entry: Entry, machine_: str, target: float | None, mode: str) -> MedianTime | None:
-    """Median seconds of the runs of one type of machine; None if it has none, or seconds are not known."""
+    """Median seconds of the runs of one type of machine; None if it has none, or seconds are unknown."""
     runs = {seed: run for seed, run in entry.runs.items() if run.machine == machine_}
     at = [reached(run, target, mode) for run in runs.values()]
     if not at or any(step is not None and seconds is None for step, seconds in at):

@@ -22,21 +22,21 @@ from bench.results.table import Board, Column, Table
 from bench.store.record import RunResult
 
 ALIGNED = 0.99
-"""Cosine at which a direction counts as found. PAPERS.md gives none; ours."""
+"""Cosine at which a direction counts as found. The papers give none; ours."""
 ALIGNMENTS = ("alignment", "align_W")
 """Columns with the cosine to the theory's direction: W_mm, or the planted head."""
 
 EPS = float(np.finfo(np.float64).eps)
 
 Tables = Callable[[str], Mapping[str, Columns]]
-"""A run's tables by its id, as `Store.tables` gives them."""
+"""Reads a run's tables by its id, like `Store.tables`."""
 
 
 def theory(found: Collected, tables: Tables, reference: str | None = None) -> Board:
     """Steps to alignment 0.99, fitted rates, and whether the max-margin problem has a solution.
 
     Args:
-        found: entries; those on tasks that measure something are shown.
+        found: entries; only tasks with measurements are shown.
         tables: reads a run's tables.
         reference: the fixed optimizer of comparison; None for each problem's own.
     """
@@ -158,7 +158,7 @@ def theory(found: Collected, tables: Tables, reference: str | None = None) -> Bo
 
 
 def _join(tables: Mapping[str, Columns]) -> Columns:
-    """The measurements, with the training loss and norm of the curve where the steps are the same ones."""
+    """The measurements, with the columns of the curve as `curve.NAME`."""
     measured, curve = tables.get("measurements", {}), tables.get("curve", {})
     return {**{f"curve.{name}": column for name, column in curve.items()}, **measured}
 

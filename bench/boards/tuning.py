@@ -104,7 +104,7 @@ def expected_scores(entry: Entry) -> list[float | None]:
 
 
 def basin_width(entry: Entry) -> tuple[float, bool] | None:
-    """Width of the first searched setting's good range in decades, and whether it may be wider; None without one."""
+    """Width of the first searched setting's good range in decades, and whether it may be wider; None if unknown."""
     study = entry.study
     assert study is not None
     axis = next(iter(study.axes), None)

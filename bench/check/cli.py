@@ -34,7 +34,7 @@ def main(words: list[str]) -> int:
     if args.matrix is not None:
         if args.name is not None or args.of_runs or args.reference:
             raise UserError("--matrix uses default arguments: remove the name, --opt.* and --reference")
-        from bench.check import matrix  # which needs numpy
+        from bench.check import matrix  # needs numpy
 
         matrix.command(args.matrix, args.only, args.limit, args.out, "json" if args.json else "md", args.store)
         return 0

@@ -19,7 +19,7 @@ class Journal:
     """A file with a line for each verdict, written by one process.
 
     Args:
-        store: whose folder of checks contains it.
+        store: the store; its folder of checks has the file.
         what: everything that determines the verdicts, as plain values; each `what` has its own file.
 
     Attributes:
@@ -53,7 +53,7 @@ class Journal:
         whole = text.rpartition(b"\n")[0] + b"\n" * (b"\n" in text)
         self.file.truncate(len(whole))  # a line truncated by a kill
         for line in whole.splitlines():
-            with suppress(ValueError, KeyError, TypeError):  # somebody else's
+            with suppress(ValueError, KeyError, TypeError):  # not written by this program
                 entry = json.loads(line)
                 about, verdicts = self.known.get(entry["name"], ({}, []))
                 verdict, told = Verdict(**entry["verdict"]), entry["about"]

@@ -282,7 +282,7 @@ def as_text(found: Sequence[Row], kind: str, notes: Sequence[str] = ()) -> str:
 
 
 def _page(found: Sequence[Row], whole: Board) -> str:
-    """As a page, with the measurement behind each cell."""
+    """The matrix as a page; each cell has its measurement as a tooltip."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -302,7 +302,7 @@ def _page(found: Sequence[Row], whole: Board) -> str:
 def command(
     words: Sequence[str], only: Sequence[str] | None, limit: float, outputs: Sequence[Path], kind: str, store: Path
 ) -> None:
-    """Make the matrix and write it; after an interruption, the part so far is written too.
+    """Compute the matrix and write it; after an interruption, the part so far is written too.
 
     Each verdict is stored immediately, and the same command continues after an interrupt or a kill. The report on an
     optimizer is added to the store once all of its checks are done.
@@ -351,7 +351,7 @@ def command(
 
 
 class _Progress:
-    """A line on a terminal, a line for each optimizer elsewhere; verdicts go into the journal on their way."""
+    """A line on a terminal, a line for each optimizer elsewhere; it also writes verdicts to the journal."""
 
     def __init__(self, total: int, journal: Journal) -> None:
         self.done, self.total, self.line, self.journal = 0, total, StatusLine(), journal
@@ -359,7 +359,7 @@ class _Progress:
             say(f"continuing after {sum(len(known) for _, known in journal.known.values())} verdicts in {journal.path}")
 
     def show(self, report: Report, verdict: Verdict) -> None:
-        """Keep a verdict and show it."""
+        """Store a verdict and show it."""
         self.journal.write(report, verdict)
         self.line.show(f"{self.done + 1}/{self.total} {report.name}: {verdict.check}")
 

@@ -102,7 +102,7 @@ class Reads(TorchDispatchMode):
 
 
 class _Methods(TorchFunctionMode):
-    """Reports methods without an operation to `Reads`."""
+    """Reports methods that dispatch no operation to `Reads`."""
 
     def __init__(self, reads: Reads) -> None:
         super().__init__()

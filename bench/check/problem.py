@@ -50,12 +50,12 @@ class Attention(nn.Module):
         return self(rows)
 
     def reduced(self, loss: Tensor) -> Tensor:
-        """The loss of the batch, from that of this process."""
+        """The loss of the batch, from the loss of this process."""
         return loss
 
 
 class Quadratic(nn.Module):
-    """Half of the sum of a_i y_i^2 with a from 1 to 10 and y = turn^T w, from a start with all components.
+    """Half of the sum of a_i y_i^2 with a from 1 to 10 and y = turn^T w; all components of the start are nonzero.
 
     Args:
         turn: an orthogonal matrix, shape (6, 6); the identity if None.

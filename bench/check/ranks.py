@@ -37,7 +37,7 @@ class _Shared(Attention):
         return [slice(0, _CUT) if dist.get_rank() == 0 else slice(_CUT, SAMPLES)]
 
     def loss(self, rows: slice) -> Tensor:
-        """This rank's part of the loss, times the number of ranks, since they average."""
+        """This rank's part of the loss, times the number of ranks, since gradients are averaged."""
         return (self.network or self)(rows) * _WORLD
 
     def reduced(self, loss: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ def _replicas(subject: Subject, *, own_loss: bool = False, own_seeds: bool = Fal
         model = _Shared(matrices=subject.matrices)
         model.own_loss = own_loss
         network = DistributedDataParallel(model)
-        object.__setattr__(model, "network", network)  # no submodule
+        object.__setattr__(model, "network", network)  # not a submodule
         return values(subject.stepper(model, seeded=1000 * dist.get_rank() if own_seeds else 0).run().params)
 
     first, second = _on_ranks(train, 0.7 * subject.limit)
@@ -156,7 +156,7 @@ def _rank(rank: int, folder: Path, train: Callable[[], list[Tensor]]) -> None:
     pid = os.getpid()
     try:
         if sys.platform == "linux":
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # needs no name of this machine
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # independent of the machine's name
         dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=_WORLD)
         weights = train()
         if os.getpid() == pid:  # not a process that the optimizer has forked

@@ -30,7 +30,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether it is no fault."""
+        """Whether it is not a fault."""
         return self.verdict in ("pass", "not applicable")
 
 

@@ -75,8 +75,8 @@ def difference(one: Any, other: Any, at: str = "", tolerance: float = 0.0) -> st
     Args:
         one: tensors, numbers, words, and dicts and lists of them; of other things only the type counts.
         other: the same.
-        at: what both are called.
-        tolerance: greatest difference of two elements that counts as none, relative to the largest of them.
+        at: name of both.
+        tolerance: largest difference of two elements that is ignored, relative to the largest element.
     """
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         if (one.dtype, one.shape) != (other.dtype, other.shape):
@@ -87,7 +87,7 @@ def difference(one: Any, other: Any, at: str = "", tolerance: float = 0.0) -> st
         return "" if close else f"{at} differs"
     if isinstance(one, dict) and isinstance(other, dict):
         names = [f"{at}[{key!r}]" if at else str(key) for key in one if not isinstance(key, Tensor)]
-        if len(names) < len(one):  # by tensors, which others have taken the place of
+        if len(names) < len(one):  # keyed by tensors, which are others after loading
             return difference(list(one.values()), list(other.values()), at, tolerance)
         pairs = [(name, value, other.get(key, _MISSING)) for name, (key, value) in zip(names, one.items(), strict=True)]
     elif isinstance(one, list | tuple) and isinstance(other, list | tuple):

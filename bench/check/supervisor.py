@@ -71,7 +71,7 @@ def examination_of(
     for name in only or ():
         if name not in CHECKS:
             raise unknown("check", name, CHECKS)
-    spec = replace(target) if isinstance(target, OptimizerSpec) else None  # without the class that it may have imported
+    spec = replace(target) if isinstance(target, OptimizerSpec) else None  # without an imported class
     name = spec.name if spec is not None else _named(target)
     if spec is None and name not in OPTIMIZERS:
         raise unknown("optimizer", name, OPTIMIZERS)

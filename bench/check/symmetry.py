@@ -26,13 +26,13 @@ def scale(subject: Subject) -> Measured:
 
 
 def rotation(subject: Subject) -> Measured:
-    """Of a vector."""
+    """Compare a rotated vector."""
     turn, _ = torch.linalg.qr(torch.randn(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
     return _turned(subject, turn)
 
 
 def permutation(subject: Subject) -> Measured:
-    """Of a vector's elements."""
+    """Compare a vector with permuted elements."""
     return _turned(subject, torch.eye(6, dtype=torch.float64)[[3, 0, 5, 1, 4, 2]])
 
 

@@ -36,7 +36,7 @@ class Run:
     losses: list[float]
 
     def gap(self, other: "Run") -> float:
-        """How far the weights are from another's, relative to the way that the other has come."""
+        """Distance of the weights from another run's, relative to the distance that the other moved."""
         return gap(self.weights, other.weights, other.start)
 
 
@@ -49,7 +49,7 @@ class TaskSubject:
         data: the data folder; None for the default.
 
     Attributes:
-        arguments: what was given.
+        arguments: the given options.
 
     Raises:
         UserError: there is no such task or option, or data are missing.
@@ -61,7 +61,7 @@ class TaskSubject:
         self._size: int | None = None
 
     def config(self, **more: Any) -> RunConfig:
-        """A configuration of few steps; `more` has `__` in the place of dots."""
+        """A configuration of few steps; `more` has `__` in place of dots."""
         settings: dict[str, Any] = {
             "task": self.name,
             "opt": "sgdm",
@@ -78,7 +78,7 @@ class TaskSubject:
         return resolve(settings | {name.replace("__", "."): value for name, value in more.items()})
 
     def make(self, **more: Any) -> tuple[Any, RunConfig]:
-        """The task, with weights as the seed makes them, and its configuration."""
+        """The task, with weights initialised from the seed, and its configuration."""
         if self._size is None:
             self._size = build(self.config())[0].data.sizes["train"]
         config = self.config(**more)
@@ -105,7 +105,7 @@ class TaskSubject:
 
 
 class _Steps:
-    """What Lightning takes for a dataloader: one range of steps, from where the task is."""
+    """A dataloader for Lightning: one range of steps, from the task's current step."""
 
     def __init__(self, task: Any, stop: int) -> None:
         self.task, self.stop = task, stop
@@ -115,7 +115,7 @@ class _Steps:
 
 
 def builds(subject: TaskSubject) -> Measured:
-    """Make data and model, and train a few steps."""
+    """Build data and model, and train a few steps."""
     run = subject.run()
     if not all(map(isfinite, run.losses)):
         raise Failed(f"losses of the first steps are {', '.join(f'{loss:g}' for loss in run.losses)}")
@@ -193,7 +193,7 @@ def leakage(subject: TaskSubject) -> Measured:
 
 
 def _rows(data: Any, split: str) -> Iterator[bytes]:
-    """A digest of each row as it comes without randomness, padded to no other."""
+    """A digest of each row, without randomness and without padding to other rows."""
     size = 1 if data.lengths is not None else 500
     for start in range(0, min(data.sizes[split], _ROWS), size):
         stop = min(start + size, data.sizes[split])

@@ -38,7 +38,7 @@ def _like(value: Tensor, p: Tensor) -> Tensor:
 
 
 def noncontiguous(subject: Subject) -> Measured:
-    """Transposed, strided, channels-last."""
+    """Transposed, strided and channels-last parameters."""
     subject.refuse_chance()
     matrix, wide, vector, cube = _gradients([(5, 3), (4, 6), (8,), (2, 3, 2, 2)], 7)
     odd = [matrix.t(), wide[:, ::2]]
@@ -48,7 +48,7 @@ def noncontiguous(subject: Subject) -> Measured:
 
 
 def scalar_empty(subject: Subject) -> Measured:
-    """A scalar and an empty tensor beside a vector, against two vectors."""
+    """A scalar and an empty tensor next to a vector, against two vectors."""
     if subject.matrices:
         raise NotApplicable("it takes matrices only")
     numbers = _gradients([(), (4,)], 6)
@@ -70,7 +70,7 @@ def scalar_empty(subject: Subject) -> Measured:
 
 
 def bf16(subject: Subject) -> Measured:
-    """From zero, where bfloat16 resolves the smallest step."""
+    """Start at zero, where bfloat16 resolves the smallest steps."""
     subject.refuse_chance()
     shapes = [(4, 3), (5, 1) if subject.matrices else (5,)]
     exact, half = (

@@ -21,7 +21,7 @@ def gradients(subject: Subject) -> Measured:
     if found := next(filter(None, (_touched(subject, way) for way in ways)), ""):
         raise Failed(found)
     if "foreach" in subject.options and not subject.arguments.get("fused"):
-        return Measured(0.0, _touched(subject, {"foreach": True}))  # which it was not asked for
+        return Measured(0.0, _touched(subject, {"foreach": True}))  # not requested by the user, so only reported
     return Measured(0.0)
 
 

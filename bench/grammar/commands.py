@@ -100,7 +100,7 @@ WIDTH = Option(
     "width", "lanes at once, without a measurement; auto then takes lanes (default: measured)", "N", whole(1)
 )
 RUNNING = (ENGINE, RUN_WORKERS, MEMORY, WIDTH)
-"""How the runs of a plan are made."""
+"""How the runs of a plan are trained."""
 WORKERS = Option(
     "workers",
     "worker processes, or auto (default): one for each GPU, or each processor",
@@ -661,9 +661,9 @@ COMMANDS = {command.name: command for command in _ALL}
 
 
 def parse(name: str, words: list[str]) -> Args:
-    """The words behind a command's name.
+    """Parse the words after a command's name.
 
     Raises:
-        UserError: one is misspelt, out of place, or lacks its value.
+        UserError: a word is misspelt, out of place, or lacks its value.
     """
     return parse_words(COMMANDS[name], words)

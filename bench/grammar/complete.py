@@ -1,4 +1,4 @@
-"""Completion for shells: what may stand next, from the commands' declarations. Imports no torch and no pydantic."""
+"""Shell completion: the possible next words, from the commands' declarations. Imports no torch and no pydantic."""
 
 import os
 import re
@@ -14,11 +14,11 @@ from bench.grammar.parse import Command, Option, known_options, said
 from bench.grammar.values import configs_folder, place
 
 FILES = ":files"
-"""What stands for: complete names of files."""
+"""Tells the shell to complete file names."""
 PATIENCE_SECONDS = 0.05
-"""Time for looking into a store; whoever waits for a list presses the key again. Ours."""
+"""Time limit for reading a store; to see more, the user presses the key again. Ours."""
 _SAFE = re.compile(r"\w[\w.+-]*", re.ASCII)
-"""Names that no shell does anything with; a store of others may hold any."""
+"""Names without characters that are special to a shell; a store from somebody else may contain any name."""
 _RUN_ID = re.compile(rb'^\{"run_id": "(\w[\w.+-]*)"', re.MULTILINE | re.ASCII)
 
 SCRIPTS = {
@@ -65,14 +65,14 @@ end
 complete -c bench -f -a '(__bench_next)'
 """,
 }
-"""What a shell evaluates: each asks `bench completion next WORDS` with the words so far, the last one unfinished."""
+"""The script for each shell: it calls `bench completion next WORDS` with the words so far, the last one unfinished."""
 
 
 def following(words: Sequence[str]) -> list[str]:
-    """What may stand in place of the last word, which is unfinished and may be empty.
+    """Completions of the last word, which is unfinished and may be empty.
 
     Args:
-        words: behind `bench`.
+        words: after `bench`.
     """
     *before, last = words or [""]
     if not before:
@@ -105,7 +105,7 @@ def following(words: Sequence[str]) -> list[str]:
 
 
 def _free(command: Command, options: dict[str, Option], words: Sequence[str]) -> int:
-    """How many words stand for themselves."""
+    """The number of positional words."""
     count = skip = 0
     for word in words:
         if skip:
@@ -119,7 +119,7 @@ def _free(command: Command, options: dict[str, Option], words: Sequence[str]) ->
 
 
 def _values(command: Command, option: Option | None, name: str, begun: str, before: Sequence[str]) -> list[str]:
-    """Values of an option that begin so, those of a list behind its last comma."""
+    """Values of an option that start with `begun`; in a list, with the part after its last comma."""
     if option is None:
         return _begun(begun, _values_of_setting(command, name, before))
     if {"file", "folder"} & {*option.completes.split()}:
@@ -130,7 +130,7 @@ def _values(command: Command, option: Option | None, name: str, begun: str, befo
 
 
 def _values_of_setting(command: Command, name: str, before: Sequence[str]) -> list[str]:
-    """Values of a setting in dotted form, where there are few: those of a Literal, and booleans."""
+    """Values of a setting in dotted form, if it is a Literal or a boolean."""
     from bench.options import all_optimizer_options, task_options
     from optimizers import OPTIMIZERS
     from optimizers.groups import REST
@@ -174,7 +174,7 @@ def _of_kind(command: Command, kind: str, before: Sequence[str]) -> list[str]:
 
 
 def _runs(store: Path) -> Iterator[str]:
-    """The ids of a store's runs, as many as are found in time, without reading their records."""
+    """The ids of a store's runs that are found within the time limit, without reading their records."""
     end = time.monotonic() + PATIENCE_SECONDS
     with os.scandir(store) as entries:
         for entry in entries:
@@ -189,7 +189,7 @@ def _runs(store: Path) -> Iterator[str]:
 
 
 def _beginning_of(path: Path) -> bytes:
-    """The first MiB of a regular file; of anything else nothing, and no link is followed."""
+    """The first MiB of a regular file; empty for anything else. Follows no link."""
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     try:
         return os.read(file, 2**20) if stat.S_ISREG(os.fstat(file).st_mode) else b""
@@ -202,7 +202,7 @@ def _studies(store: Path) -> list[str]:
     import sqlite3
 
     path = store / "studies.db"
-    # A log beside it means that somebody writes, and who opens it then writes too.
+    # In WAL mode (bytes 18 and 19) even a reader writes files next to the database.
     if path.is_symlink() or not path.is_file() or _beginning_of(path)[18:20] != b"\x01\x01":
         return []
     with suppress(sqlite3.Error):

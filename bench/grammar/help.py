@@ -1,4 +1,4 @@
-"""The help of the program and its commands, made of their declarations. Imports neither torch nor pydantic."""
+"""The help of the program and its commands, from their declarations. Imports neither torch nor pydantic."""
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,10 +35,10 @@ def program_help() -> str:
 
 
 def command_help(command: Command, words: Sequence[str] = ()) -> str:
-    """The help of a command, with the options of the task and the optimizers that are named.
+    """The help of a command, with the options of the given task and optimizers.
 
     Raises:
-        UserError: one of them does not exist.
+        UserError: the task or an optimizer does not exist.
     """
     form = command.form or " ".join([*(_form(each) for each in command.positionals), "[options]"])
     lines = [f"usage: {command.typed} {form}", "", *textwrap.wrap(command.text, 110)]
@@ -106,7 +106,7 @@ def _names(kind: str, names: Iterable[str]) -> list[str]:
 
 
 def hyperparameter_rows(spec: "OptimizerSpec") -> list[str]:
-    """The hyperparameters of an optimizer, and how those by role are written."""
+    """The hyperparameters of an optimizer, and how to set them by role."""
     from bench.options import all_optimizer_options, optimizer_options
     from optimizers.groups import REST, ROLES
 
@@ -117,7 +117,7 @@ def hyperparameter_rows(spec: "OptimizerSpec") -> list[str]:
 
 
 def rows(prefix: str, options: Mapping[str, "Hyperparameter"]) -> list[str]:
-    """Options of a task or an optimizer, each with meaning, type and default."""
+    """Options of a task or an optimizer, each with its meaning, type and default."""
     return [
         line
         for o in options.values()
@@ -126,7 +126,7 @@ def rows(prefix: str, options: Mapping[str, "Hyperparameter"]) -> list[str]:
 
 
 def row(flag: str, text: str, extra: str = "") -> list[str]:
-    """A name and what it means, over as many lines as it takes."""
+    """A name and its meaning, wrapped."""
     full = f"{text} ({extra})" if text and extra else text or extra
     lines = textwrap.wrap(full, 80) or [""]
     first = f"  {flag:<28} {lines[0]}" if len(flag) < 28 else f"  {flag}\n{'':31}{lines[0]}"

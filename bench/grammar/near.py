@@ -1,14 +1,14 @@
-"""The word that was meant: Damerau-Levenshtein distance, with ties broken towards swapped letters."""
+"""Corrections of misspelt words: Damerau-Levenshtein distance, with ties broken towards swapped letters."""
 
 import re
 from collections.abc import Iterable
 
 _SWAP = 0.9
-"""Cost of two letters that changed places; any other edit costs 1."""
+"""Cost of swapping two adjacent letters; any other edit costs 1."""
 
 
 def distance(a: str, b: str) -> float:
-    """Edits that make one word of the other: a letter more, less or another, or two neighbours swapped."""
+    """Edit distance: insertions, deletions, substitutions, and swaps of adjacent letters."""
     before: list[float] = []
     row = [float(j) for j in range(len(b) + 1)]
     for i, letter in enumerate(a, 1):
@@ -22,10 +22,10 @@ def distance(a: str, b: str) -> float:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known name that a word with a slip stands for; None if none is near.
+    """The known name closest to a misspelt word; None if none is close.
 
-    Dashes and underscores, and small and capital letters, are alike. Of `trainer.max_steps` and `deora2024/fig2` the
-    part behind the last dot or slash may stand alone.
+    Dashes equal underscores, and case is ignored. In `trainer.max_steps` and `deora2024/fig2` the part after the last
+    dot or slash is enough.
     """
     best, least = None, float("inf")
     typed = _plain(word)
@@ -44,7 +44,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def _cost(typed: str, name: str) -> float:
-    """The distance, infinite if it is too far for so few letters; a beginning that is long enough counts as near."""
+    """The distance, infinite if it is too large for the number of letters; a long enough prefix counts as close."""
     n = len(typed)
     if typed != name and (len(name) == 1 or (n == 1 and typed not in name)):
         return float("inf")

@@ -1,4 +1,4 @@
-"""Words of the command line, read by a command's declaration: its options, and settings in dotted form."""
+"""Parse the command line by a command's declaration: its options, and settings in dotted form."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,24 +14,24 @@ HELP = ("-h", "--help")
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a command, or a word that stands for itself.
+    """An option of a command, or a positional argument.
 
     Attributes:
-        name: as it is typed; a dash and an underscore are alike.
-        help: what it says or does.
-        value: the form of its value; empty for a switch.
-        read: makes the value of its text; a ValueError says what is wrong with it.
+        name: as it is typed; a dash equals an underscore.
+        help: its meaning.
+        value: placeholder of its value; empty for a switch.
+        read: converts its text to the value; a ValueError says what is wrong with it.
         default: the value if it is not given; a function is called.
-        choices: all values that there are.
-        completes: what its values are, for the shell: `task`, `opt`, `run`, `experiment`, `study`, `optimizer` or
-            `file`.
-        short: one letter that stands for it.
-        also: older names of it.
-        many: whether it may be given several times, and is a list.
-        words: how many words its value has.
+        choices: all possible values.
+        completes: the kind of its values, for shell completion: `task`, `opt`, `run`, `experiment`, `study`,
+            `optimizer` or `file`.
+        short: its one-letter form.
+        also: its older names.
+        many: whether it may be given several times; its value is then a list.
+        words: number of words of its value.
         setting: whether it is a setting of the command's runs.
-        hidden: whether help and completion keep silent about it.
-        least, most: how many words of this kind there are, where it stands for itself; most 0 is any number.
+        hidden: whether help and completion omit it.
+        least, most: of a positional argument, the fewest and the most words; most 0 is any number.
     """
 
     name: str
@@ -57,14 +57,14 @@ class Option:
 
     @property
     def key(self) -> str:
-        """The name of its value among what was said."""
+        """The name of its value in the parsed arguments."""
         return self.name.replace("-", "_")
 
     def parsed(self, text: str, shown: str) -> Any:
         """The value of a text.
 
         Raises:
-            UserError: it is invalid.
+            UserError: the text is invalid.
         """
         if self.choices and text not in self.choices:
             raise unknown(shown, text, self.choices)
@@ -80,14 +80,14 @@ class Command:
 
     Attributes:
         name: as it is typed.
-        summary: what it does, in a line.
-        text: the same in its own help.
-        more: what else is to be said.
+        summary: what it does, in one line.
+        text: the same for its own help.
+        more: details, at the end of its help.
         options: its options.
-        positionals: words that stand for themselves.
+        positionals: its positional arguments.
         groups: the groups of settings in dotted form that it takes.
-        elsewhere: what to say of options that it cannot have, by their names.
-        form: the words behind its name, if they cannot be said by its options.
+        elsewhere: advice on options that it does not have, by name.
+        form: its usage after the name, where the options do not determine it.
     """
 
     name: str
@@ -107,18 +107,18 @@ class Command:
 
 
 class Args(SimpleNamespace):
-    """What was said: a value for each option, and settings of runs, in dotted form, as `of_runs`."""
+    """Parsed arguments: a value for each option, and settings of runs, in dotted form, as `of_runs`."""
 
     of_runs: dict[str, Any]
 
 
 def wants_help(words: Sequence[str]) -> bool:
-    """Whether help is asked for, anywhere."""
+    """Whether any word asks for help."""
     return any(word in HELP for word in words)
 
 
 def said(command: Command, words: Sequence[str], name: str) -> str | None:
-    """What is said of an option, whatever else is wrong with the words."""
+    """The value given for an option, even if other words are invalid."""
     found = None
     for i, word in enumerate(words):
         given, equals, value = word.partition("=")
@@ -128,10 +128,10 @@ def said(command: Command, words: Sequence[str], name: str) -> str | None:
 
 
 def parse(command: Command, words: Sequence[str]) -> Args:
-    """Read the words behind a command's name.
+    """Parse the words after a command's name.
 
     Raises:
-        UserError: one is misspelt, out of place, or lacks its value.
+        UserError: a word is misspelt, out of place, or lacks its value.
     """
     flags = {flag: option for option in command.options for flag in (option.key, *option.also)}
     shorts = {option.short: option for option in command.options if option.short}
@@ -155,7 +155,7 @@ def parse(command: Command, words: Sequence[str]) -> Args:
                 raise unknown_option(command, given, [*words], value or next(iter(rest), ""))
             if equals:
                 settings[name] = value
-            else:  # --task.flip; an option that is no boolean will miss its value
+            else:  # --task.flip; an option that is not boolean will lack its value
                 if not (rest and not rest[0].startswith("--")) and group == "trainer":
                     raise UserError(f"--{name} needs a value: --{name} VALUE")
                 settings[name] = rest.pop(0) if rest and not rest[0].startswith("--") else True
@@ -191,7 +191,7 @@ def _is_option(word: str) -> bool:
 
 
 def _place(command: Command, free: list[str], args: Args) -> None:
-    """Give the words that stand for themselves to the positionals."""
+    """Assign the free words to the positional arguments."""
     whole = len(free) >= sum(each.least for each in command.positionals)
     for i, each in enumerate(command.positionals):
         later = sum(other.least for other in command.positionals[i + 1 :]) if whole else 0
@@ -209,7 +209,7 @@ def _place(command: Command, free: list[str], args: Args) -> None:
 
 
 def unexpected(command: Command, free: Sequence[str], args: Args) -> UserError:
-    """The error for words that stand for themselves where a command has none, with the form that was meant."""
+    """The error for superfluous free words, with the probably intended form."""
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
@@ -235,12 +235,12 @@ def unexpected(command: Command, free: Sequence[str], args: Args) -> UserError:
 
 
 def known_options(command: Command, task: str | None = None, opts: Sequence[str] = ()) -> list[str]:
-    """All that a command takes, with dashes: its own options, and those of its runs' task and optimizers.
+    """All options of a command, with dashes: its own, and those of its runs' task and optimizers.
 
     Args:
-        command: whose.
-        task: of which the options are known; one of others is not imported for an error.
-        opts: the same.
+        command: the command.
+        task: adds its options if it is built in; a plug-in is not imported for an error message.
+        opts: the same for optimizers.
     """
     from bench.options import GLOSSARY, optimizer_options, task_options, trainer_options
     from optimizers import OPTIMIZERS
@@ -260,10 +260,10 @@ def known_options(command: Command, task: str | None = None, opts: Sequence[str]
 
 
 def refuse_several(settings: Mapping[str, Any]) -> None:
-    """Refuse several tasks, optimizers or values where one run is trained.
+    """Refuse several tasks, optimizers or values in a command that trains one run.
 
     Raises:
-        UserError: with the command that takes several.
+        UserError: there are several; the message names the command that takes them.
     """
     from bench.options import all_optimizer_options, task_options
     from optimizers import OPTIMIZERS
@@ -293,10 +293,10 @@ def refuse_several(settings: Mapping[str, Any]) -> None:
 
 
 def check_settings(args: Args) -> None:
-    """Refuse misspelt settings of a task and an optimizer of the suite's own, before anything slow is imported.
+    """Refuse misspelt settings of a built-in task and optimizer, before slow imports.
 
     Raises:
-        UserError: with the setting that was meant.
+        UserError: a setting does not exist; the message suggests the closest one.
     """
     from bench.grammar.commands import COMMANDS
     from bench.options import all_optimizer_options, no_such_option
@@ -316,14 +316,14 @@ def check_settings(args: Args) -> None:
 
 
 def unknown_setting(name: str, known: Sequence[str]) -> UserError:
-    """The error for a setting, in dotted form, that a run does not have."""
+    """The error for a setting, in dotted form, that does not exist."""
     option = meant(f"--{name}", known)
     end = f"did you mean {option!r}?" if option else "`bench fit --task TASK --opt OPTIMIZER -h` lists the settings"
     return UserError(f"unknown option '--{name}'; {end}")
 
 
 def unknown_option(command: Command, given: str, words: Sequence[str], value: str = "") -> UserError:
-    """The error for an option that a command does not have, with the one that was meant."""
+    """The error for an option that a command does not have, with the closest one."""
     name = given.lstrip("-").replace("-", "_")
     if name in command.elsewhere:
         return UserError(f"{given} {value}: ".replace(" :", ":") + command.elsewhere[name].format(value or "N"))
@@ -342,7 +342,7 @@ def unknown_option(command: Command, given: str, words: Sequence[str], value: st
 
 
 def unknown_command(name: str, known: Sequence[str]) -> UserError:
-    """The error for a command that there is not, with the one that was meant."""
+    """The error for a command that does not exist, with the closest one."""
     from bench.grammar.synonyms import COMMANDS
 
     if name.startswith("-"):

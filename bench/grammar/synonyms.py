@@ -1,4 +1,4 @@
-"""What people type who come from other programs, and what it is called here."""
+"""Names of commands and options in other programs, and their names here."""
 
 from collections.abc import Iterable
 
@@ -18,7 +18,7 @@ COMMANDS = {
     "info": "show", "describe": "show", "cat": "show", "download": "data", "dataset": "data", "datasets": "data",
     "fetch": "data", "env": "doctor", "status": "doctor", "version": "--version", "completions": "completion",
 }  # fmt: skip
-"""Commands elsewhere."""
+"""Commands of other programs, and ours."""
 
 _MEANT = {
     "opt.lr": "lr learningrate stepsize eta baselr initlr",
@@ -72,7 +72,7 @@ _MEANT = {
     "name": "name studyname runname experiment",
     "limit": "limit timeout",
 }
-"""Options here, the first that a command has, by what they are called elsewhere (without dashes and underscores)."""
+"""Our options, in order of preference, and their names in other programs (without dashes and underscores)."""
 
 _GROUPS = {
     "optimizer": "opt",
@@ -87,7 +87,7 @@ _GROUPS = {
 
 
 def meant(word: str, known: Iterable[str]) -> str | None:
-    """The option, with its dashes, that a word stands for: a synonym, else the nearest.
+    """The option, with its dashes, that a word means: a synonym, else the nearest.
 
     Args:
         word: as it was typed, with its dashes.

@@ -1,4 +1,4 @@
-"""How values are written, the same for all commands: numbers, lists, seeds, ranges, folders."""
+"""Parsing of values, the same for all commands: numbers, lists, seeds, ranges, folders."""
 
 import math
 import os
@@ -11,24 +11,24 @@ from typing import Any
 from bench.errors import UserError
 
 MOST_NAME, MOST_PATH = 255, 4095
-"""Bytes of the name of a file, and of a path to it, on the file systems of Linux and macOS."""
+"""Maximum bytes of a file name and of a path on the file systems of Linux and macOS."""
 MOST_SEED = 2**63 - 1
-"""The largest seed: what tables of runs, DuckDB and torch's generators hold in a signed integer of 64 bits."""
+"""The largest seed: tables of runs, DuckDB and torch's generators store it as a signed 64-bit integer."""
 SEED_RANGE = f"an integer from 0 to {MOST_SEED} (2^63 - 1)"
 MOST_RUNS = 100_000
-"""Runs of one command; whoever types more has slipped, and the list of them alone would fill the memory. Ours."""
+"""Most runs of one command; more are probably a typo, and their list alone would fill the memory. Ours."""
 DEFAULT_POINTS = 9
-"""Values of a range LOW:HIGH without a number of points, log-spaced. Ours."""
+"""Number of log-spaced values of a range LOW:HIGH that does not state it. Ours."""
 FOLDERS = {"data": "data", "store": "runs"}
-"""Where data and runs lie if neither `--data` and `--store` nor their variables say otherwise."""
+"""Default folders of data and runs, if neither `--data` and `--store` nor their variables are set."""
 
 
 def refuse_too_many(asked: str, runs: int) -> None:
-    """Refuse more runs than a command makes, by their number, before any of them is put together.
+    """Refuse more runs than a command may train, before their configurations are built.
 
     Args:
-        asked: what asks for them, in the user's words.
-        runs: how many there are at least.
+        asked: the option that requests them, as the user typed it.
+        runs: a lower bound of their number.
 
     Raises:
         UserError: there are too many.
@@ -50,11 +50,11 @@ def read_seeds(text: str, option: str = "--seeds", example: int = 32) -> list[in
 
     Args:
         text: the count, the list or the range.
-        option: what it was given to.
+        option: the option it was given for.
         example: a count, for the message.
 
     Raises:
-        UserError: it is neither, there are too many, or one is too great.
+        UserError: the text is none of these, there are too many seeds, or one is too large.
     """
     ranges: list[range] = []
     try:
@@ -77,12 +77,12 @@ def read_seeds(text: str, option: str = "--seeds", example: int = 32) -> list[in
 
 
 def counts_seeds(text: str) -> bool:
-    """Whether it says how many seeds, not which."""
+    """Whether the text states how many seeds, not which."""
     return "," not in text and ":" not in text
 
 
 def log_grid(low: float, high: float, points: int) -> list[float]:
-    """Values from low to high, log-spaced, as they can be typed again."""
+    """Log-spaced values from low to high, rounded to four digits."""
     return [typed(low * (high / low) ** (i / (points - 1))) for i in range(points)]
 
 
@@ -92,10 +92,10 @@ def typed(value: float) -> float:
 
 
 def ends_of_range(low: str, high: str) -> tuple[float, float]:
-    """The ends of a range that is searched in the logarithm.
+    """The ends of a range that is searched on a log scale.
 
     Raises:
-        ValueError: they are not numbers with 0 < low < high, or too far apart to be computed with.
+        ValueError: they are not numbers with 0 < low < high, or they are outside 1e-100 to 1e100.
     """
     ends = float(low), float(high)
     if not 1e-100 <= ends[0] < ends[1] <= 1e100:
@@ -107,7 +107,7 @@ def read_grid(key: str, raw: str) -> list[float]:
     """The values of `LOW:HIGH:POINTS`, or of `LOW:HIGH`, which has nine.
 
     Raises:
-        UserError: it is invalid.
+        UserError: the text is invalid.
     """
     try:
         low, high, *points = raw.split(":")
@@ -124,7 +124,7 @@ def read_grid(key: str, raw: str) -> list[float]:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a command may cost: a number of runs, or seconds."""
+    """The limit of a command: a number of runs, or seconds."""
 
     text: str
     runs: int | None = None
@@ -135,10 +135,10 @@ _UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
 
 def read_budget(text: str) -> Budget:
-    """What may be spent: `200runs`, or a time, `90min`, `6h`, `2d`.
+    """A number of runs (`200runs`) or a time (`90min`, `6h`, `2d`).
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text is neither.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(runs?|s|min|m|h|d)", text.strip())
     if match and match[2].startswith("run") and match[1].isdigit() and int(match[1]):
@@ -150,12 +150,12 @@ def read_budget(text: str) -> Budget:
 
 @dataclass(frozen=True)
 class Memory:
-    """What may be taken: a share of what is free, or a size.
+    """The memory that lanes may use: a share of the free memory, or a size.
 
     Attributes:
         text: as it was typed.
         share: from 0 to 1, or None.
-        size: bytes, where there is no share.
+        size: bytes, if share is None.
     """
 
     text: str = "80%"
@@ -167,10 +167,10 @@ _SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def read_memory(text: str) -> Memory:
-    """A share of what is free (`80%`) or a size (`8G`, `500M`).
+    """A share of the free memory (`80%`) or a size (`8G`, `500M`).
 
     Raises:
-        ValueError: it is neither, or nothing.
+        ValueError: the text is neither, or it is zero.
     """
     found = re.fullmatch(r"(\d+\.?\d*|\.\d+) *(?:(%)|([KMGT]?)I?B?)", text.strip().upper())
     if found:
@@ -183,10 +183,10 @@ def read_memory(text: str) -> Memory:
 
 
 def place(name: str, given: str | None = None) -> Path:
-    """The folder that `--data` or `--store` names, else its variable, else the usual one.
+    """The folder that `--data` or `--store` names, else its environment variable, else the default.
 
     Raises:
-        UserError: it is empty, which would be the folder that one happens to be in; or the store is a file.
+        UserError: the name is empty, which would mean the current folder; or the store is a file.
     """
     text, variable = given, f"BENCH_{name.upper()}"
     if text is None:
@@ -203,18 +203,18 @@ def place(name: str, given: str | None = None) -> Path:
 
 
 def is_no_folder(path: Path) -> bool:
-    """Whether something is there, and is no folder."""
+    """Whether the path exists and is not a folder."""
     try:
         return path.exists() and not path.is_dir()
-    except OSError:  # it lies where we may not look
+    except OSError:  # not permitted
         return False
 
 
 def folder(text: str) -> Path:
-    """A folder or file that must be named.
+    """The path of a folder or file.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the text is empty, too long, or not a valid name.
     """
     if not text.strip():
         raise ValueError("it must name a folder or file")
@@ -239,7 +239,7 @@ def names(text: str) -> list[str]:
 
 
 def whole(least: int | None = None) -> Callable[[str], int]:
-    """A reader of whole numbers, from the smallest that makes sense."""
+    """A parser of whole numbers that are at least `least`."""
 
     def read(text: str) -> int:
         try:
@@ -254,17 +254,17 @@ def whole(least: int | None = None) -> Callable[[str], int]:
 
 
 def workers(text: str) -> str:
-    """A number of processes from 1 on, or `auto`."""
+    """A number of processes, at least 1, or `auto`."""
     if text != "auto" and not (text.isdecimal() and int(text)):
         raise ValueError("write how many (--workers 2), or auto")
     return text
 
 
 def finite(text: str) -> float:
-    """A number that is finite.
+    """A finite number.
 
     Raises:
-        ValueError: it is invalid.
+        ValueError: the text is not one.
     """
     number = _number(text)
     if not math.isfinite(number):
@@ -276,7 +276,7 @@ def seconds(text: str) -> float:
     """A time in seconds, greater than 0.
 
     Raises:
-        ValueError: it is invalid.
+        ValueError: the text is not one.
     """
     number = _number(text)
     if not 0 < number < math.inf:
@@ -292,9 +292,9 @@ def _number(text: str) -> Any:
 
 
 def reference_folder() -> Path | None:
-    """The store of reference results that is shipped, in a checkout or in an installed wheel; None if there is none.
+    """The shipped store of reference results, in a checkout or in an installed wheel; None if there is none.
 
-    `BENCH_REFERENCE` names another one; where it is empty, none is read.
+    `BENCH_REFERENCE` names another one; if it is set but empty, none is read.
     """
     here = Path(__file__).parents[1]
     shipped = here / "reference" if (here / "reference").is_dir() else here.parent / "results" / "reference" / "runs"

@@ -24,9 +24,9 @@ class Trace:
         band: lower and upper end, shape (P,) each; NaN interrupts it; None for no band.
         marks: a marker at each point, at six of them, or none.
         joined: whether a line joins the points; if not, the band is a bar at each of them.
-        cross, ring: a point that is marked so.
+        cross, ring: a point marked with a cross or ring.
         x_band: left and right end of a bar at each point, shape (P,) each.
-        hollow: whether markers are.
+        hollow: whether markers are hollow.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Guide:
-    """A thin grey line to compare with: its name in the legend, and its points."""
+    """A thin grey line for comparison: its name in the legend, and its points."""
 
     name: str
     x: Array
@@ -56,17 +56,17 @@ class Panel:
 
     Attributes:
         key: a word for files and anchors, unique on a page.
-        title: what it shows, of which problem.
-        x, y: what the axes say, with unit.
+        title: quantity and problem.
+        x, y: labels of the axes, with units.
         log: which axes are logarithmic: "", "x", "y" or "xy".
-        traces: in the order of drawing; none where there is nothing to show, and the note says why.
+        traces: in the order of drawing; empty if there is nothing to show, and the note says why.
         note: meaning of bands, number of seeds, exclusions: a line for each.
-        limits, x_limits: of y and x; None for what the data need.
-        x_ticks, y_ticks: words at places, in lines; None for numbers.
-        guides: lines to compare with.
-        empty: what stands in the panel if no trace has a value.
-        share: of the height, where panels are stacked.
-        least: inches that it is high at least, title and x axis included.
+        limits, x_limits: of y and x; None for limits from the data.
+        x_ticks, y_ticks: labels by position, possibly of several lines; None for numbers.
+        guides: lines for comparison.
+        empty: text in the panel if no trace has a value.
+        share: share of the height of stacked panels.
+        least: minimum height in inches, title and x axis included.
     """
 
     key: str
@@ -92,15 +92,15 @@ class Chart:
 
     Attributes:
         panels: row by row.
-        series: in the legend's order, all names that have a style, drawn or not, and the group of each: those of a
-            group (an optimizer) share a colour, and differ in shade and dash. A name that is missing is its own group.
-        columns: panels a row, 1 to 3.
-        caption: stands below the panels; by default their notes.
-        ordered: the names are steps of one quantity: colours from a sequence.
-        stacked: the panels stand below each other over one x axis.
-        formulas: the words hold formulas between dollars, as their author meant it.
-        watermark: large and pale across the figure.
-        labelled: words at ticks name the series, so that markers are alike, and on paper no legend names them.
+        series: all names with a style, drawn or not, in the legend's order, and the group of each: names of a group (an
+            optimizer) share a colour and differ in shade and dash. A missing name is its own group.
+        columns: panels per row, 1 to 3.
+        caption: text below the panels; by default their notes.
+        ordered: the names are levels of one quantity: colours from a sequence.
+        stacked: the panels are below each other and share the x axis.
+        formulas: text between dollars is a formula.
+        watermark: large and pale text across the figure.
+        labelled: ticks name the series, so all markers are equal, and a figure for print has no legend.
     """
 
     panels: list[Panel]
@@ -115,17 +115,17 @@ class Chart:
 
     @property
     def shown(self) -> "Chart":
-        """The chart without panels that have nothing to show."""
+        """The chart without empty panels."""
         return replace(self, panels=[panel for panel in self.panels if panel.traces])
 
 
 def letter(k: int) -> str:
-    """What the k-th panel is called: a, b, ..., z, aa."""
+    """The letter of the k-th panel: a, b, ..., z, aa."""
     return chr(ord("a") + k) if k < 26 else f"{letter(k // 26 - 1)}{letter(k % 26)}"
 
 
 def caption(panels: Sequence[Panel]) -> str:
-    """The panels' notes as sentences: what holds for all once, and the rest after the letters of its panels."""
+    """The panels' notes as sentences: common notes once, others after the letters of their panels."""
     letters: dict[str, list[str]] = {}
     for k, panel in enumerate(panels):
         for line in panel.note.splitlines():
@@ -138,7 +138,7 @@ def caption(panels: Sequence[Panel]) -> str:
 
 
 def axis_limits(values: Iterable[Array], log: bool, margin: float, floor: float | None = None) -> tuple[float, float]:
-    """An axis's limits: a floor above the lowest value cuts it off, except where that would leave nothing."""
+    """An axis's limits: a floor above the lowest value cuts it off, unless that would leave nothing."""
     every = np.concatenate([np.ravel(each) for each in values] or [np.empty(0)])
     every = every[np.isfinite(every)]
     if not every.size:
@@ -154,7 +154,7 @@ def axis_limits(values: Iterable[Array], log: bool, margin: float, floor: float 
 
 
 def thinned(x: Array, log: bool, most: int) -> NDArray[np.intp]:
-    """Indices of at most `most` points, evenly over the axis, or in their order where x falls; both ends stay."""
+    """Indices of at most `most` points, even over the axis, or in their order if x is not ascending; both ends stay."""
     if len(x) <= most:
         return np.arange(len(x))
     if np.any(np.diff(x) < 0):

@@ -1,6 +1,6 @@
-"""How a chart looks: from its description to PNG, PDF and SVG that print well.
+"""Draws charts as PNG, PDF and SVG for print.
 
-Matplotlib is imported only when something is drawn, since its import takes most of a second.
+Matplotlib is imported only for drawing, since its import takes most of a second.
 """
 
 import re
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 DPI = 300
 ONE_COLUMN, TWO_COLUMNS = 3.3, 6.8
-"""Widths in inches of a figure with one panel a row and with more."""
+"""Widths in inches of a figure with one panel per row and with more."""
 _ROWS = {1: 2.25, 2: 2.2, 3: 1.85}
-"""Inches that a row of so many panels is high."""
+"""Height in inches of a row, by its number of panels."""
 _STACK = 2.9
-"""Inches that stacked panels are high together."""
+"""Total height in inches of stacked panels."""
 ENDINGS: dict[str, dict[str, Any]] = {
     ".png": {"Software": None},
     ".pdf": {"CreationDate": None},
     ".svg": {"Date": None},
 }
-"""The kinds of file, and what of their metadata would differ from one time to the next."""
+"""The file formats, and their metadata that would change between runs."""
 
 _RC = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so that figures are the same everywhere
+    "font.family": "DejaVu Sans",  # part of matplotlib, so figures are the same everywhere
     "mathtext.fontset": "dejavusans",
     "font.size": NORMAL,
     "axes.titlesize": NORMAL,
@@ -56,30 +56,30 @@ _RC = {
     "axes.formatter.limits": (-4, 5),
     "axes.formatter.useoffset": False,
     "pdf.fonttype": 42,  # fonts that journals accept
-    "svg.fonttype": "none",  # words that can be searched for
+    "svg.fonttype": "none",  # searchable text
     "svg.hashsalt": "bench",
 }
 
 
 def check_ending(path: Path) -> None:
-    """Refuse a file that cannot be drawn.
+    """Refuse an unknown file format.
 
     Raises:
-        UserError: its name ends in something else than .png, .pdf or .svg.
+        UserError: the name does not end in .png, .pdf or .svg.
     """
     if path.suffix.lower() not in ENDINGS:
         raise UserError(f"-o {path}: the name of a figure must end in .png, .pdf or .svg")
 
 
 def picture(chart: Chart, ending: str) -> bytes:
-    """What a file with this chart holds; the same chart gives the same bytes.
+    """The content of a file with this chart; the same chart gives the same bytes.
 
     Args:
-        chart: what to draw.
+        chart: the chart.
         ending: .png, .pdf or .svg.
 
     Raises:
-        UserError: a formula is not legal.
+        UserError: a formula is invalid.
     """
     image, kind = BytesIO(), ending.lower()
     with house_style():
@@ -88,10 +88,10 @@ def picture(chart: Chart, ending: str) -> bytes:
 
 
 def write_pictures(chart: Chart, stem: Path) -> list[Path]:
-    """Write `STEM.png` (300 dpi) and `STEM.pdf` into a folder that is made if it is not there.
+    """Write `STEM.png` (300 dpi) and `STEM.pdf` into a folder, which is created if needed.
 
     Raises:
-        UserError: a formula is not legal; then nothing is written.
+        UserError: a formula is invalid; then nothing is written.
     """
     images = {stem.with_suffix(ending): picture(chart, ending) for ending in (".png", ".pdf")}
     stem.parent.mkdir(parents=True, exist_ok=True)
@@ -106,15 +106,15 @@ def house_style() -> Iterator[None]:
     import matplotlib.style
 
     with matplotlib.style.context(["default", _RC]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # a name may hold anything
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # names may have any characters
         yield
 
 
 def make(chart: Chart) -> "Figure":
-    """The figure, not yet written, with title, legend and caption.
+    """The figure with title, legend and caption, not yet written.
 
     Raises:
-        UserError: a formula is not legal.
+        UserError: a formula is invalid.
     """
     columns = min(chart.columns, len(chart.panels))
     rows = [chart.panels[k : k + columns] for k in range(0, len(chart.panels), columns)]
@@ -150,7 +150,7 @@ def make(chart: Chart) -> "Figure":
 
 
 def empty_figure(width: float, height: float) -> "Figure":
-    """A figure without anything in it; call it within `house_style`."""
+    """An empty figure; call it within `house_style`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -160,16 +160,16 @@ def empty_figure(width: float, height: float) -> "Figure":
 
 
 def harmless(words: str) -> str:
-    """Words that any file can hold, XML among them."""
+    """Text that is valid in any file, including XML."""
     return re.sub("[\ufffe\uffff]", " ", clean(words))
 
 
 class Legend:
-    """The styles of a chart's names, and a line for each of those that are drawn.
+    """The styles of a chart's names, and a line for each drawn name.
 
     Attributes:
         styles: by name.
-        names: those that are drawn, in order.
+        names: the drawn names, in order.
         guides: lines of guides, by name.
         labelled: as the chart's.
     """
@@ -184,11 +184,11 @@ class Legend:
         self.labelled, self._formulas = chart.labelled, chart.formulas
 
     def text(self, words: str) -> str:
-        """Words as matplotlib must be told them: those that are no formulas must not be taken for one."""
+        """Text for matplotlib, escaped unless the chart has formulas."""
         return words if self._formulas else harmless(words).replace("$", r"\$")
 
     def looks(self, name: str) -> dict[str, Any]:
-        """How lines of this name are drawn."""
+        """Line properties for this name."""
         style = self.styles[name]
         looks: dict[str, Any] = dict(color=style.color, linestyle=style.linestyle if name in self._joined else "none")
         if name in self._marked:
@@ -197,7 +197,7 @@ class Legend:
 
     @property
     def handles(self) -> "list[Line2D]":
-        """The lines that the legend shows."""
+        """The lines of the legend."""
         from matplotlib.lines import Line2D
 
         names = [] if self.labelled else self.names
@@ -208,7 +208,7 @@ class Legend:
 def draw_panel(axes: "Axes", panel: Panel, legend: Legend) -> None:
     """Draw lines, bands, marks and guides; call it within `house_style`.
 
-    What belongs to a name has the gid `series-N`, with its place in the legend.
+    Artists of a name have the gid `series-N`, with N its index in the legend.
     """
     from matplotlib.lines import Line2D
 
@@ -250,10 +250,10 @@ def draw_panel(axes: "Axes", panel: Panel, legend: Legend) -> None:
 
 
 def label_axes(axes: "Axes", panel: Panel, legend: Legend, room: tuple[float, float]) -> float:
-    """The labels, in lines that fit a panel so many inches wide and high.
+    """Set the axis labels, wrapped for a panel of this width and height in inches.
 
     Returns:
-        how wide it is, beside words that name the series.
+        The remaining width, next to labels of series.
     """
     figure = axes.get_figure(root=True)
     assert figure is not None
@@ -266,7 +266,7 @@ def label_axes(axes: "Axes", panel: Panel, legend: Legend, room: tuple[float, fl
 
 
 def _draw_beside(axes: "Axes", trace: Trace, color: str, pale: float, gid: str) -> None:
-    """Draw what a trace has beside its line: a band or bars, a cross, a ring."""
+    """Draw a trace's band or bars, cross and ring."""
     beside: dict[str, Any] = dict(color=color, gid=gid)
     if trace.band is not None and trace.joined:
         axes.fill_between(trace.x, *trace.band, **beside, alpha=pale, linewidth=0, zorder=2)
@@ -281,7 +281,7 @@ def _draw_beside(axes: "Axes", trace: Trace, color: str, pale: float, gid: str) 
 
 
 def _marked(x: Array, log: bool, phase: float) -> list[int]:
-    """The points that carry a marker: six, evenly over the line, at another place for each arm."""
+    """Indices of points with a marker: six, even over the line, with a different offset for each arm."""
     if len(x) < 3:
         return list(range(len(x)))
     position = np.log(x) if log else x
@@ -290,7 +290,7 @@ def _marked(x: Array, log: bool, phase: float) -> list[int]:
 
 
 def _name_ticks(axes: "Axes", panel: Panel, legend: Legend) -> None:
-    """Words in place of numbers, where the panel has them."""
+    """Replace tick numbers by the panel's labels, if any."""
     if panel.y_ticks is not None:
         words = ["\n".join(map(legend.text, own.split("\n"))) for own in panel.y_ticks.values()]
         axes.set_yticks(list(panel.y_ticks), words, multialignment="right")

@@ -1,4 +1,4 @@
-"""A panel of a chart as SVG within a page: words stay words, colours follow the page, each series is a group."""
+"""A panel of a chart as SVG in a page: text stays text, colours follow the page, each series is a group."""
 
 import re
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from bench.results.draw import Legend, draw_panel, empty_figure, harmless, house
 from bench.results.styles import on_dark
 
 _WIDTH, _HEIGHT = 3.6, 2.5
-"""Inches: on a phone, letters are as large as in print, and two panels stand beside each other on a desk."""
+"""Inches: letters on a phone are as large as in print, and a desktop shows two panels next to each other."""
 _SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 _DROPPED = (f"{_SVG}metadata", f"{_SVG}style")
 _NUMBER, _COLOUR = re.compile(r"-?\d+\.\d{3,}"), re.compile(r"#([0-9a-f]{6})")
@@ -20,7 +20,7 @@ _NUMBER, _COLOUR = re.compile(r"-?\d+\.\d{3,}"), re.compile(r"#([0-9a-f]{6})")
 
 @dataclass(frozen=True)
 class Series:
-    """A line of the legend: its number in the SVG, its name, colour and dashes as CSS has them."""
+    """A line of the legend: its number in the SVG, its name, and colour and dashes in CSS."""
 
     number: int
     name: str
@@ -30,24 +30,24 @@ class Series:
 
 @dataclass(frozen=True)
 class Embedded:
-    """A panel for a page: the SVG, and what its legend shows."""
+    """A panel for a page: the SVG, and its legend."""
 
     svg: str
     legend: list[Series]
 
 
 def embed(chart: Chart, panel: Panel) -> Embedded:
-    """The panel without title, legend and caption, which are the page's; the same panel gives the same text.
+    """The panel without title, legend and caption, which the page adds; the same panel gives the same text.
 
-    What belongs to a series is in groups of the class `series`, with its number and name as `data-series` and
-    `data-name`. The root has what turns places into values: the box of the axes in its own units, their limits, and
-    which are logarithmic; and whether y has words, so that only x of markers is a value.
+    Elements of a series are in groups of the class `series`, with its number and name as `data-series` and
+    `data-name`. The root has the data to convert positions into values: the box of the axes in SVG units, their limits,
+    and which are logarithmic; and whether y has labels, so that only x is a value.
     """
     legend, image = Legend(replace(chart, panels=[panel])), BytesIO()
     with house_style():
         import matplotlib
 
-        matplotlib.rcParams["path.simplify"] = False  # a pointer is told of every point
+        matplotlib.rcParams["path.simplify"] = False  # the pointer needs every point
         matplotlib.rcParams["axes.formatter.use_mathtext"] = False
         matplotlib.rcParams["svg.hashsalt"] = panel.key
         height = max(_HEIGHT, panel.least)
@@ -57,7 +57,7 @@ def embed(chart: Chart, panel: Panel) -> Embedded:
         label_axes(axes, panel, legend, (_WIDTH - 0.7, height - 0.5))
         if engine := figure.get_layout_engine():
             engine.execute(figure)
-        figure.set_layout_engine("none")  # the layout stands: without it, saving need not draw twice
+        figure.set_layout_engine("none")  # the layout is final: without an engine, saving need not draw twice
         figure.savefig(image, format="svg", transparent=True, metadata={"Date": None})
         place, limits = axes.get_position(), (axes.get_xlim(), axes.get_ylim())
     root = ElementTree.fromstring(image.getvalue())
@@ -76,7 +76,7 @@ def embed(chart: Chart, panel: Panel) -> Embedded:
 
 
 def variables(text: str) -> tuple[dict[str, str], dict[str, str]]:
-    """The CSS variables for the colours of a page's SVG, on light and on dark."""
+    """The CSS variables for the colours of a page's SVG, for light and dark pages."""
     light = {f"--c{code}": f"#{code}" for code in sorted({*re.findall(r"var\(--c([0-9a-f]{6})\)", text)})}
     return light, {name: on_dark(colour) for name, colour in light.items()}
 
@@ -90,7 +90,7 @@ def _dash(linestyle: Any) -> str:
 
 
 def _clean(root: ElementTree.Element, key: str, names: list[str]) -> None:
-    """Make matplotlib's SVG a part of a page: ids that no other panel has, no style for all, nothing superfluous."""
+    """Prepare matplotlib's SVG for a page: unique ids, no global style, nothing superfluous."""
     used = {match for each in root.iter() for value in each.attrib.values() for match in _referred(value)}
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)
@@ -113,7 +113,7 @@ def _clean(root: ElementTree.Element, key: str, names: list[str]) -> None:
         if "style" in own:
             own["style"] = _variable(own["style"].replace("font-family: 'DejaVu Sans'", "").strip("; "))
         for name in own.keys() & {"d", "x", "y", "transform", "width", "height"}:
-            digits = 3 if name == "d" and "fill: none" in own.get("style", "") else 2  # lines tell values
+            digits = 3 if name == "d" and "fill: none" in own.get("style", "") else 2  # lines need more digits
             own[name] = _NUMBER.sub(partial(_rounded, digits), own[name].replace(" \n", " ").strip())
 
 

@@ -1,4 +1,4 @@
-"""What every figure needs beside its lines: ticks of axes, legends that fit, wrapped text, a watermark."""
+"""Common parts of figures: ticks of axes, legends that fit, wrapped text, a watermark."""
 
 import math
 import re
@@ -17,7 +17,7 @@ SMALL, NORMAL = 7.0, 8.0
 
 
 def set_ticks(axis: "Axis", log: bool) -> None:
-    """Ticks that a small panel has room for."""
+    """Ticks for a small panel."""
     from matplotlib import ticker
 
     def digits(value: float, _: object = None) -> str:
@@ -77,16 +77,16 @@ def add_legend(figure: "Figure", handles: "list[Line2D]") -> "Legend":
 
 def size_inches(figure: "Figure", artist: Any) -> tuple[float, float]:
     """Width and height of an artist."""
-    canvas: Any = figure.canvas  # Agg's, which has a renderer
+    canvas: Any = figure.canvas  # Agg's canvas has a renderer
     extent = artist.get_window_extent(canvas.get_renderer())
     return extent.width / figure.dpi, extent.height / figure.dpi
 
 
 def wrap_text(figure: "Figure", text: str, size: float, inches: float) -> str:
-    """The text in lines that are no longer; formulas and words are not broken.
+    """The text wrapped to this width; formulas and words are not broken.
 
     Raises:
-        UserError: it has a formula that is not legal.
+        UserError: it has an invalid formula.
     """
 
     def width(line: str) -> float:
@@ -114,7 +114,7 @@ def wrap_text(figure: "Figure", text: str, size: float, inches: float) -> str:
 
 
 def add_watermark(figure: "Figure", text: str) -> None:
-    """Write large and pale across the figure."""
+    """Write large and pale text across the figure."""
     width, height = figure.get_size_inches()
     mark = figure.text(0.5, 0.5, text, ha="center", va="center", rotation=25, fontsize=60, zorder=10)
     mark.set(color="0.5", alpha=0.3, in_layout=False)

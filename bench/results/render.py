@@ -1,7 +1,7 @@
 """Tables as text: for a terminal, as Markdown, CSV, JSON, TeX and HTML; names are untrusted.
 
-A format has one writer. Those for a terminal, Markdown, CSV and JSON take rows one by one, and all except the first
-keep none of them.
+Each format has one writer. Those for a terminal, Markdown, CSV and JSON read rows one by one; all except the first
+do not store them.
 """
 
 import csv
@@ -38,13 +38,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _sided(table: Table) -> list[Column]:
-    """The columns, each with its side."""
+    """The columns, each with its alignment."""
     numeric = {c.key: any(_is_number(row.get(c.key)) for row in table.rows) for c in table.columns}
     return [replace(c, side=c.side or ("right" if numeric[c.key] else "left")) for c in table.columns]
 
 
 def _telling(table: Table) -> Table:
-    """The table without columns that say nothing in any row, or no more than the number of runs."""
+    """The table without columns that are empty in all rows, or only repeat the number of runs."""
 
     def says(key: str, row: Row) -> bool:
         usual = {"completed": row.get("n")} if key == "runs" else None
@@ -58,19 +58,19 @@ def _telling(table: Table) -> Table:
 
 
 def shown(table: Table, indent: str = "") -> list[str]:
-    """A table's lines for standard output: in its width and with a bold head if it is a terminal."""
+    """A table's lines for standard output: of its width and with a bold head on a terminal."""
     wide = columns()
     wide = None if wide is None else max(NARROWEST, wide - len(indent))
     return [indent + line for line in text_lines(_sided(table), table.rows, wide, styled=is_styled())]
 
 
 def text_lines(own: Sequence[Column], rows: Iterable[Row], wide: int | None, *, styled: bool = False) -> Iterator[str]:
-    """A table's lines. Columns that do not fit follow on lines of their own, indented; nothing is cut.
+    """A table's lines. Columns that do not fit follow on separate indented lines; nothing is cut.
 
     Args:
-        own: columns, each with its side.
+        own: columns, each with its alignment.
         rows: their values.
-        wide: columns of the terminal; None for as many as are needed.
+        wide: columns of the terminal; None for unlimited.
         styled: show the head bold.
     """
     head, words = list(map(_head, own)), [[_word(c, row) for c in own] for row in rows]
@@ -94,7 +94,7 @@ def text_lines(own: Sequence[Column], rows: Iterable[Row], wide: int | None, *, 
 def _drawer(
     places: Sequence[tuple[int, bool]], wide: int | None, styled: bool
 ) -> Callable[[Sequence[str], bool], list[str]]:
-    """What draws a row into columns, each with its width and whether its words stand on the right."""
+    """A function that draws a row into columns, given their widths and whether they are right-aligned."""
     if wide is None:
         return lambda row, _: [
             "  ".join(padded(word, n, right=right) for word, (n, right) in zip(row, places, strict=True)).rstrip()
@@ -126,7 +126,7 @@ def _drawer(
 
 
 def text(boards: Sequence[Board], wide: int | None = None, *, styled: bool = False) -> str:
-    """For a terminal of so many columns."""
+    """Boards for a terminal of `wide` columns."""
 
     def said(words: str) -> list[str]:
         return wrapped(clean(words).split(" "), wide, "", " ")
@@ -172,7 +172,7 @@ def markdown_lines(own: Sequence[Column], rows: Iterable[Row]) -> Iterator[str]:
 
 
 def _code(word: str) -> str:
-    """Code in a cell of a Markdown table, between more backticks than it has in a row."""
+    """Code in a cell of a Markdown table, between more backticks than it has."""
     ticks = "`" * (1 + max(map(len, re.findall("`+", word)), default=0))
     between = " " * (len(ticks) > 1)
     return f"{ticks}{between}{word}{between}{ticks}".replace("|", "\\|")
@@ -225,13 +225,13 @@ def tex(boards: Sequence[Board]) -> str:
 
 
 def html_tables(boards: Sequence[Board]) -> str:
-    """As an HTML page of plain tables; `bench report` makes one with plots."""
+    """As an HTML page of plain tables; `bench report` writes one with plots."""
     parts = ['<!doctype html><html lang="en"><meta charset="utf-8"><title>Leaderboard</title>']
     return "\n".join([*parts, html_fragment(boards), "</html>", ""])
 
 
 def html_fragment(boards: Sequence[Board]) -> str:
-    """Plain tables for a page that is there already, such as a notebook."""
+    """Plain tables for an existing page, such as a notebook."""
 
     def said(words: str) -> str:
         return html.escape(clean(words))
@@ -257,7 +257,7 @@ def html_fragment(boards: Sequence[Board]) -> str:
 
 
 def as_json(boards: Sequence[Board]) -> list[dict[str, Any]]:
-    """As strict JSON can hold them: numbers are finite or null, intervals are mean, low, high and n."""
+    """As strict JSON: numbers are finite or null, intervals have mean, low, high and n."""
 
     def described(c: Column) -> dict[str, Any]:
         unit = {"unit": c.unit} if c.unit else {}
@@ -283,7 +283,7 @@ def _finite(ends: Any) -> dict[str, Any]:
 
 
 def other_json(value: Any) -> Any:
-    """What JSON has no form for."""
+    """Convert a value that JSON cannot represent."""
     return float(value) if isinstance(value, Decimal) else str(value)
 
 
@@ -302,7 +302,7 @@ def json_lines(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def csv_lines(own: Sequence[Column], rows: Iterable[Row]) -> Iterator[str]:
-    """Rows as CSV; what is not there, or no number, is an empty field."""
+    """Rows as CSV; missing values and NaN are empty fields."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
 
@@ -362,18 +362,18 @@ FORMATS: dict[str, Callable[[Sequence[Board]], str]] = {
 
 
 def written(boards: Sequence[Board], kind: str, out: Path | None) -> str:
-    """Boards in a format for a file, or for standard output, in whose width a table is shown."""
+    """Boards in a format for a file or for standard output; there a table has the terminal's width."""
     if kind == "table" and out is None:
         return text(boards, columns(), styled=is_styled())
     return FORMATS[kind](boards)
 
 
 STREAMS = ("table", "md", "csv", "json")
-"""Formats whose rows may come one by one."""
+"""Formats that are written row by row."""
 
 
 def stream(own: Sequence[Column], rows: Iterable[Row], kind: str, out: Path | None) -> Iterator[str]:
-    """A table in one of `STREAMS`, piece by piece; each column has its side."""
+    """A table in one of `STREAMS`, piece by piece; each column has its alignment."""
     if kind in ("csv", "json"):
         yield from csv_lines(own, rows) if kind == "csv" else json_lines(rows)
         return

@@ -1,8 +1,8 @@
 """The noise of tuning: intervals for an optimizer together with the tuning that chose its settings.
 
-A mean over fresh seeds holds for the settings that one study happened to choose. Had it had other seeds it might have
-chosen others. Where a study was repeated its repetitions show that; else its tuning seeds are drawn once more, with
-replacement (bootstrap), and the winner is chosen again from each draw. What such intervals cover is simulated in
+A mean over fresh seeds is conditional on the settings that one study happened to choose; with other seeds it might have
+chosen others. Repeated studies show that variation. Without them, the tuning seeds are resampled with replacement
+(bootstrap), and the winner is chosen again from each draw. The coverage of these intervals is simulated in
 `results/statistics`.
 """
 
@@ -20,11 +20,11 @@ from bench.results.selection import CONVERGED, End, Mode
 from bench.results.stats import Interval
 
 EXACT = 5
-"""Tuning seeds up to which all draws are looked at: 3125. Ours."""
+"""Tuning seeds up to which all draws are enumerated: 3125. Ours."""
 DRAWS = 1000
-"""Draws that are looked at where there are more. Ours."""
+"""Number of random draws for more seeds. Ours."""
 REPEATS = 3
-"""Studies from which on their own scatter is the noise of tuning. Ours."""
+"""Number of studies from which their scatter estimates the noise of tuning. Ours."""
 
 Ends = Sequence[Sequence[End]]
 """Values by trial and tuning seed, shape (T, S); None for a run without a value."""
@@ -32,13 +32,13 @@ Ends = Sequence[Sequence[End]]
 
 @lru_cache(maxsize=32)
 def draws(seeds: int) -> tuple[NDArray[np.int_], NDArray[np.float64]]:
-    """Seeds drawn with replacement, whatever their order; always the same.
+    """Seeds drawn with replacement, regardless of order; deterministic.
 
     Args:
-        seeds: how many there are, and are drawn.
+        seeds: number of seeds, and of seeds per draw.
 
     Returns:
-        indices of the seeds, sorted, shape (D, S), and the probability of each draw, shape (D,).
+        Indices of the seeds, sorted, shape (D, S), and the probability of each draw, shape (D,).
     """
     if seeds <= EXACT:
         every = np.array(list(product(range(seeds), repeat=seeds)))
@@ -49,7 +49,7 @@ def draws(seeds: int) -> tuple[NDArray[np.int_], NDArray[np.float64]]:
 
 
 def winners(scores: Ends, mode: Mode, metric: str) -> NDArray[np.int_]:
-    """Which trial wins on each of `draws`, by the rule of studies (`seed_median`, `equal_below`, `best_index`).
+    """The winning trial of each of `draws`, by the rule of studies (`seed_median`, `equal_below`, `best_index`).
 
     Args:
         scores: on the selection split, by trial in the order of the setting.
@@ -57,7 +57,7 @@ def winners(scores: Ends, mode: Mode, metric: str) -> NDArray[np.int_]:
         metric: its name.
 
     Returns:
-        indices of trials, shape (D,); -1 where none has a score.
+        Indices of trials, shape (D,); -1 if none has a score.
     """
     worst = math.inf if mode == "min" else -math.inf
     array = np.array([[worst if value is None else value for value in row] for row in scores], dtype=np.float64)
@@ -74,21 +74,21 @@ def winners(scores: Ends, mode: Mode, metric: str) -> NDArray[np.int_]:
 
 
 def tuning_variance(scores: Ends, finals: Ends, chosen: int, mode: Mode, metric: str) -> float | None:
-    """Variance of what the choice of the winner does to the value that is reported.
+    """Variance of the reported value due to the choice of the winner.
 
-    Of each draw of the tuning seeds it takes the difference between its winner and the actual one, paired by seed over
-    all tuning seeds. Seeds that a draw left out would not favour its winner, but there are one or two of them, and
-    their own noise makes intervals two to four times as wide: simulated, they cover up to 99.9 %.
+    For each draw of the tuning seeds it uses the difference between its winner and the actual one, paired by seed over
+    all tuning seeds. Only the seeds left out of a draw would be unbiased, but these are one or two, and their noise
+    makes intervals two to four times as wide: in simulations they cover up to 99.9 %.
 
     Args:
         scores: on the selection split, by trial in the order of the setting.
-        finals: on the reporting split, by trial; logarithms where differences are to be those of ratios.
+        finals: on the reporting split, by trial; logarithms for ratios.
         chosen: index of the actual winner.
         mode: of the metric.
         metric: its name.
 
     Returns:
-        the variance; None if a draw has no winner, or one of which a run has no value: that has no bound.
+        The variance; None (unbounded) if a draw has no winner, or a winner with a run without a value.
     """
     indices = winners(scores, mode, metric)
     values = np.array([[math.nan if value is None else value for value in row] for row in finals], dtype=np.float64)
@@ -101,9 +101,9 @@ def tuning_variance(scores: Ends, finals: Ends, chosen: int, mode: Mode, metric:
 def retuned_interval(
     scores: Ends, finals: Ends, chosen: int, fresh: Sequence[float], mode: Mode, metric: str, *, log: bool = False
 ) -> Interval | None:
-    """Mean over fresh seeds with an interval that has the noise of tuning in it, from one study.
+    """Mean over fresh seeds with an interval that includes the noise of tuning, from one study.
 
-    The variance of the choice is known with as many degrees of freedom as a variance over the tuning seeds.
+    The variance of the choice has the degrees of freedom of a variance over the tuning seeds.
 
     Args:
         scores: on the selection split, by trial in the order of the setting; two tuning seeds or more.
@@ -115,7 +115,7 @@ def retuned_interval(
         log: of the geometric mean.
 
     Returns:
-        the interval; None if the study does not bound it (`tuning_variance`).
+        The interval; None if the study does not bound it (`tuning_variance`).
     """
     told = [[math.log(x) if log and x is not None else x for x in row] for row in finals]
     found = tuning_variance(scores, told, chosen, mode, metric)
@@ -123,18 +123,18 @@ def retuned_interval(
 
 
 def repeated_interval(studies: Sequence[Mapping[Any, float]], *, log: bool = False) -> Interval:
-    """Mean over repeated studies, of which each has the same weight, with an interval over studies and fresh seeds.
+    """Mean over repeated studies with equal weights, with an interval over studies and fresh seeds.
 
-    The scatter of the studies' means shows their choices, and no effect of a fresh seed that is the same for all. So
-    the variance over seeds is added, of clusters that are a seed's runs in all studies (with the smallest study's
-    degrees of freedom); it also has the noise of runs that studies share which chose the same settings.
+    The scatter of the studies' means shows the variation of their choices, but not the effect of a fresh seed common to
+    all studies. So the variance over seeds is added, with a seed's runs in all studies as a cluster (and the smallest
+    study's degrees of freedom); it includes the noise of runs shared by studies with the same choice.
 
     Args:
-        studies: of each the values of its winner by fresh seed; positive, if log. Two or more.
+        studies: for each, the values of its winner by fresh seed; positive, if log. Two or more.
         log: of the geometric mean.
 
     Returns:
-        the interval; one fresh seed bounds nothing.
+        The interval; unbounded with one fresh seed.
     """
     told = [{seed: math.log(value) if log else value for seed, value in own.items()} for own in studies]
     means = [math.fsum(own.values()) / len(own) for own in told]

@@ -1,8 +1,8 @@
 """Selection of the best of several settings, from the runs of each.
 
 A seed that diverged counts as worse than all others, and a setting at which half of the seeds or more diverged is never
-the best: its score holds only for the lucky half. Nor is one at which a step cap bound nearly always: its runs
-are those of SGD with a fixed step, whatever the method is called.
+the best: its score holds only for the lucky half. Nor is a setting whose step cap is active on nearly all steps: its
+runs are SGD with a fixed step, whatever the method's name.
 """
 
 import math
@@ -16,13 +16,13 @@ End = float | None
 """A number, or None for `diverged`."""
 
 CONVERGED = 1e-16
-"""Losses with suboptimality gaps below this, or below this itself, count as equal. Ours."""
+"""Suboptimality gaps, or losses without one, below this count as equal. Ours."""
 GAP = " (suboptimality gap)"
-"""Behind the name of a metric: the loss minus its infimum is shown."""
+"""Suffix of a metric's name if the loss minus its infimum is shown."""
 USABLE_FACTOR = 2
-"""How many times the best a loss may be in the usable range: about twice the steps, where it falls as 1/t. Ours."""
+"""Largest ratio of a loss to the best in the usable range: about twice the steps if it falls as 1/t. Ours."""
 USABLE_SHARE = 0.05
-"""How far a metric that is maximised may be below the best there, as a share of the best. Ours."""
+"""The same for a maximised metric: largest shortfall as a share of the best. Ours."""
 
 
 def final_value(run: RunResult, above: bool, at: Literal["final", "best"] = "final") -> End:
@@ -39,18 +39,18 @@ def final_value(run: RunResult, above: bool, at: Literal["final", "best"] = "fin
 
 
 def above_infimum(runs: Sequence[RunResult]) -> bool:
-    """Whether losses are compared above their infimum: all of these ended runs know it, where they have a value.
+    """Whether suboptimality gaps are compared: all these ended runs with a value have a known infimum.
 
-    Not where their task says that its scale is linear.
+    It is False if their task declares a linear scale.
     """
     there = [run for run in runs if run.final is not None]
     return all(run.metric == "loss" and run.excess() is not None and run.scale != "linear" for run in there)
 
 
 def selected(run: RunResult, above: bool) -> End:
-    """The selection value of a run: of its last evaluation during training, on the selection split.
+    """The selection value of a run: its last evaluation during training, on the selection split.
 
-    So the test set has no part in the choice. A run without evaluations of that value has only its final one.
+    So the choice does not use the test set. A run without such evaluations uses its final value.
 
     Args:
         run: a run that has ended.
@@ -63,22 +63,22 @@ def selected(run: RunResult, above: bool) -> End:
 
 
 def seed_median(values: Sequence[End], mode: Mode) -> End:
-    """The median over seeds, of which those that diverged count as worse than all; None if half of them did or more."""
+    """The median over seeds; diverged ones count as worse than all others; None if half of them or more diverged."""
     there = [value for value in values if value is not None]
     lost = len(values) - len(there)
     if 2 * lost >= len(values):
         return None
     median = statistics.median([*there, *[math.inf if mode == "min" else -math.inf] * lost])
-    return median if math.isfinite(median) else None  # the mean of two values may be too great for a number
+    return median if math.isfinite(median) else None  # the mean of two values may overflow
 
 
 def is_capped(runs: Iterable[RunResult]) -> bool:
-    """Whether a step cap bound on nearly all steps, in the mean over the runs of a setting."""
+    """Whether a step cap was active on nearly all steps, on average over the runs of a setting."""
     return (cap_share(runs) or 0) > CAP_BINDS
 
 
 def cap_share(runs: Iterable[RunResult]) -> float | None:
-    """The share of steps on which a cap bound, in [0, 1], in the mean over the runs that know it; None without any."""
+    """Mean share of steps with an active cap, in [0, 1], over the runs that record it; None without any."""
     shares = [run.cap_share for run in runs if run.cap_share is not None]
     return sum(shares) / len(shares) if shares else None
 
@@ -95,17 +95,17 @@ def score_of(runs: Sequence[RunResult], above: bool, mode: Mode) -> End:
 
 
 def equal_below(scores: Iterable[End], metric: str) -> float:
-    """Below which scores count as equal: `CONVERGED` for losses, if none is negative, else minus infinity."""
+    """Threshold below which scores are equal: `CONVERGED` for losses, if none is negative, else minus infinity."""
     return CONVERGED if metric == "loss" and all(score is None or score >= 0 for score in scores) else -math.inf
 
 
 def best_index(scores: Sequence[End], mode: Mode, least: float) -> int | None:
-    """Where the best score is: the middle one of equals, in the order given; None if there is none.
+    """Index of the best score, the middle one of ties in the given order; None if there is none.
 
     Args:
-        scores: of settings, with None if one cannot be the best.
+        scores: of settings; None for one that cannot be the best.
         mode: of the metric.
-        least: scores below it count as equal; minus infinity if every difference tells.
+        least: scores below it count as equal; minus infinity if every difference counts.
     """
     clipped = [None if score is None else max(score, least) for score in scores]
     there = [score for score in clipped if score is not None]
@@ -117,12 +117,12 @@ def best_index(scores: Sequence[End], mode: Mode, least: float) -> int | None:
 
 
 def good_range(scores: Sequence[End], mode: Mode, best: int) -> tuple[int, int]:
-    """The ends of the stretch around the best in which scores are nearly as good.
+    """The ends of the range around the best in which scores are nearly as good.
 
     Args:
         scores: in the order of the setting; None for one that cannot be the best.
         mode: of the metric.
-        best: index of the best, which has a score.
+        best: index of the best, which must have a score.
     """
     top = scores[best]
     assert top is not None

@@ -1,16 +1,16 @@
-"""Which of two optimizers is better, decided so that it holds however often somebody looks and whatever the noise.
+"""Which of two optimizers is better: a sequential test, valid under optional stopping and for any distribution.
 
-The claim is about seeds: *better* says that an optimizer gives the better value on more than half of all seeds. No test
-of a mean holds for every shape of noise (Bahadur and Savage 1956); the sign test of this claim does. A run without a
-value, since it diverged, is worse than every number, so it needs no test of its own; equal values count for neither.
+The claim is about seeds: *better* means that an optimizer has the better value on more than half of all seeds. No test
+of a mean is valid for every distribution (Bahadur and Savage 1956); the sign test of this claim is. A diverged run has
+no value and counts as worse than every number, so it needs no separate treatment; ties count for neither.
 
-The test is sequential: at n seeds it asks for so many wins that the probability of ever getting them, at any n, is at
-most the level if neither is better (alpha spending, Lan and DeMets 1983, with a look after every seed). So seeds may be
-added until something is decided, and looking costs nothing. Seeds count in their order, and what the first n have
-decided stands: which seeds there are must not depend on their results.
+At each n, the test requires enough wins that the probability of ever reaching them, at any n, is at most the level if
+neither is better (alpha spending, Lan and DeMets 1983, with a look after every seed). So seeds may be added until a
+verdict is decided, at no cost of level. Seeds count in their order, and a decision by the first n is final: the choice
+of seeds must not depend on their results.
 
-A second, smaller test asks who diverges more often, among the seeds on which one of the two diverged and the other did
-not. So no survivors can veto what the diverged runs say. `SHARES` splits the level of 5 % between the two tests.
+A second, smaller test compares how often the two diverge, on the seeds on which exactly one of them diverged. So the
+surviving runs cannot veto the evidence of diverged ones. `SHARES` splits the level of 5 % between the two tests.
 """
 
 import math
@@ -28,41 +28,42 @@ from bench.results.stats import Interval, Values
 Verdict = Literal["better", "worse", "no difference found", "too few seeds", "selected on these seeds"]
 
 LEVEL = 0.05
-"""Probability of a verdict on two of which neither is better, over all numbers of seeds together."""
+"""Probability of a verdict if neither of two is better, over all numbers of seeds together."""
 SHARES = (0.04, 0.01)
-"""How the level is split: wins of all seeds, and who diverges more often. Both tests are two-sided. Ours."""
+"""The split of the level: wins over all seeds, and who diverges more often. Both tests are two-sided. Ours."""
 RESERVE = 1.5
-"""The level that may be spent by n seeds is the share 1 - `RESERVE` / n of it, so the rest stays for later. Ours."""
+"""At n seeds the share 1 - `RESERVE` / n of the level may be spent; the rest is left for later. Ours."""
 LEAST_SEEDS = 7
-"""Fewest seeds that can decide anything: six in a row come by chance in 2 / 2^6 = 3 % of cases, and 4 % is not spent at
-once (`RESERVE`)."""
+"""Fewest seeds that can decide a verdict: six wins in a row have probability 2 / 2^6 = 3 % by chance, and the 4 % are
+not spent at once (`RESERVE`)."""
 MOST_SEEDS = 200
-"""Seeds beyond which nobody asks how many would do."""
+"""Largest number of seeds that is estimated in advice."""
 ROUNDING = 2.0**-21
-"""Relative error of a model's values in float32, of which a difference may consist: four units in the last place."""
+"""Relative difference up to which values count as equal: four units in the last place of float32."""
 
 
 # -- the boundary -----------------------------------------------------------------------------------------------------
 
 
 class _Boundaries:
-    """Fewest wins at each number of seeds, by the exact distribution of the wins of those that go on.
+    """Fewest deciding wins at each number of seeds, by the exact distribution of wins of undecided pairs.
 
-    One for each level: what a smaller level decides every greater one does, as Holm's procedure needs.
+    There is one boundary per level: a verdict at a smaller level also holds at every larger one, as Holm's procedure
+    requires.
 
     Args:
-        share: two-sided.
+        share: of the level, two-sided.
         tests: the levels are the share divided by 1, 2, ... tests.
     """
 
     def __init__(self, share: float, tests: int) -> None:
         self._levels = share / 2 / np.arange(1, tests + 1)
         self._spent = np.zeros(tests)
-        self._open = np.ones((tests, 1))  # probability of k wins so far, never at the boundary, for two that are equal
+        self._open = np.ones((tests, 1))  # probability of k wins so far without reaching the boundary, under the null
         self._least = [np.ones(tests, dtype=int)]
 
     def least(self, tests: int, n: int) -> NDArray[np.int_]:
-        """Fewest wins that decide, by the number of seeds, shape (n + 1,); one more than the seeds if none do."""
+        """Fewest deciding wins by number of seeds, shape (n + 1,); one more than the seeds if none decide."""
         while len(self._least) <= n:
             self._extend()
         return np.array([of[tests - 1] for of in self._least[: n + 1]])
@@ -74,7 +75,7 @@ class _Boundaries:
         reached[:, 1:] += self._open / 2
         tail = reached[:, ::-1].cumsum(axis=1)[:, ::-1]
         allowed = self._levels * (1 - RESERVE / n) - self._spent
-        k = (tail > allowed[:, None]).sum(axis=1)  # the first whose tail is no more than what may be spent
+        k = (tail > allowed[:, None]).sum(axis=1)  # the first with a tail within the allowed level
         k = np.maximum.accumulate(k)
         there = k <= n
         self._spent[there] += tail[there, k[there]]
@@ -91,12 +92,12 @@ def _least_wins(n: int, share: float, tests: int) -> NDArray[np.int_]:
 
 
 def least_wins(n: int, share: float = SHARES[0], tests: int = 1) -> int:
-    """Fewest wins of n seeds that decide; n + 1 if n seeds can decide nothing.
+    """Fewest wins out of n seeds that decide; n + 1 if n seeds cannot decide.
 
     Args:
         n: seeds, at least 0.
         share: of the level, two-sided, in (0, 1).
-        tests: by how many the share is divided (Bonferroni), at least 1.
+        tests: divisor of the share (Bonferroni), at least 1.
     """
     return int(_least_wins(n, share, tests)[n])
 
@@ -106,18 +107,18 @@ def least_wins(n: int, share: float = SHARES[0], tests: int = 1) -> int:
 
 @dataclass(frozen=True)
 class Comparison:
-    """An optimizer against another, on the seeds that both have.
+    """An optimizer against another on common seeds.
 
     Attributes:
         n: common seeds.
-        wins, losses: seeds on which it gives the better, or the worse value; the others are ties.
-        lost: how many runs of each have no value.
+        wins, losses: seeds on which it has the better, or the worse value; the others are ties.
+        lost: number of runs of each without a value.
         verdict: see the module.
-        told: after how many seeds; None if nothing is decided.
+        told: number of seeds at which it was decided; None if undecided.
         effect: median over seeds of the paired difference, oriented so that positive is better, or of the ratio of the
-            values on a logarithmic scale. Its ends exclude no effect where the wins decide, and hold the true median
-            with at least 96 %, at all numbers of seeds together; they are infinite where the seeds do not bound it.
-            None if the median is not a number.
+            values on a logarithmic scale. Its interval excludes zero effect if the wins decide, and covers the true
+            median with probability 96 % or more, simultaneously for all numbers of seeds; it is unbounded if the seeds
+            do not bound it. None if the median is not finite.
     """
 
     n: int
@@ -135,7 +136,7 @@ class Comparison:
 
     @property
     def selected(self) -> "Comparison":
-        """Without a verdict and an interval, which promise nothing of settings that were chosen on these seeds."""
+        """Without verdict and interval, which are invalid for settings chosen on these seeds."""
         effect = self.effect and replace(self.effect, low=-math.inf, high=math.inf)
         return replace(self, verdict="selected on these seeds", told=None, effect=effect)
 
@@ -144,11 +145,11 @@ def compare(first: Values, second: Values, mode: str, *, log: bool = False, test
     """Compare two optimizers on common seeds (same initialisation, same order of the batches).
 
     Args:
-        first: by common seed in their order, shape (N,); None for a run without a value.
+        first: by common seed in order, shape (N,); None for a run without a value.
         second: likewise.
-        mode: whether values are better when smaller ("min") or greater ("max").
+        mode: whether values are better when smaller ("min") or larger ("max").
         log: whether the effect is a ratio, first over second; values must then be positive.
-        tests: by how many the level is divided; verdicts of several comparisons then hold together.
+        tests: divisor of the level; verdicts of several comparisons then hold simultaneously.
 
     Raises:
         ValueError: the lengths differ, a value is not finite, or not positive on a logarithmic scale.
@@ -158,7 +159,7 @@ def compare(first: Values, second: Values, mode: str, *, log: bool = False, test
     n, lost = len(first), (sum(x is None for x in first), sum(x is None for x in second))
     d = _gains(first, second, mode, log)
     sign, told = _first_told(d > 0, d < 0, SHARES[0], tests)
-    if not sign:  # who diverges more often, among the seeds on which one of the two did
+    if not sign:  # who diverges more often, on seeds on which exactly one did
         only = np.flatnonzero(np.isinf(d))
         sign, told = _first_told(d[only] > 0, d[only] < 0, SHARES[1], tests)
         told = told and int(only[told - 1]) + 1
@@ -168,7 +169,7 @@ def compare(first: Values, second: Values, mode: str, *, log: bool = False, test
 
 
 def _first_told(won: NDArray[np.bool_], lost: NDArray[np.bool_], share: float, tests: int) -> tuple[int, int | None]:
-    """The sign that the first n seeds decide, for the smallest such n, and that n; 0 and None if none do."""
+    """The decided sign and the smallest deciding number of seeds; 0 and None if undecided."""
     least = _least_wins(len(won), share, tests)[1:]
     reached = [(np.flatnonzero(of.cumsum() >= least), sign) for of, sign in ((won, 1), (lost, -1))]
     told = [(int(there[0]) + 1, sign) for there, sign in reached if there.size]
@@ -177,12 +178,12 @@ def _first_told(won: NDArray[np.bool_], lost: NDArray[np.bool_], share: float, t
 
 
 def differences(first: ArrayLike, second: ArrayLike, mode: str) -> NDArray[np.float64]:
-    """Paired differences, positive where the first is better, and 0 where rounding may have made them.
+    """Paired differences, positive where the first is better, and 0 within rounding.
 
     Args:
         first: by common seed, shape (N,).
         second: likewise.
-        mode: whether values are better when smaller ("min") or greater ("max").
+        mode: whether values are better when smaller ("min") or larger ("max").
     """
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     d = a - b if mode == "max" else b - a
@@ -190,7 +191,7 @@ def differences(first: ArrayLike, second: ArrayLike, mode: str) -> NDArray[np.fl
 
 
 def _gains(first: Values, second: Values, mode: str, log: bool) -> NDArray[np.float64]:
-    """By seed, how much better the first is; infinite where only one of the two has a value, 0 where none has."""
+    """Gain of the first by seed; infinite where only one of the two has a value, 0 where neither has."""
     both = [a is not None and b is not None for a, b in zip(first, second, strict=True)]
     a = np.array([x for x, there in zip(first, both, strict=True) if there], dtype=np.float64)
     b = np.array([x for x, there in zip(second, both, strict=True) if there], dtype=np.float64)
@@ -213,7 +214,7 @@ def _gains(first: Values, second: Values, mode: str, log: bool) -> NDArray[np.fl
 
 
 def _effect(d: NDArray[np.float64], mode: str, log: bool) -> Interval | None:
-    """The median gain, with the ends that the sign test does not reject."""
+    """The median gain, with the interval of values that the sign test does not reject."""
     n = len(d)
     if not n:
         return None
@@ -235,7 +236,7 @@ def _exp(x: float) -> float:
 
 
 def _bounds(d: NDArray[np.float64]) -> tuple[float, float]:
-    """Ends of the values that the sign test has rejected after no number of seeds: a confidence sequence."""
+    """Ends of the values that the sign test never rejected, at any number of seeds: a confidence sequence."""
     low, high = -math.inf, math.inf
     least = _least_wins(len(d), SHARES[0], 1)
     for n in range(LEAST_SEEDS, len(d) + 1):
@@ -243,7 +244,7 @@ def _bounds(d: NDArray[np.float64]) -> tuple[float, float]:
         if k <= n:
             ordered = np.sort(d[:n])
             ends = max(low, float(ordered[n - k])), min(high, float(ordered[k - 1]))
-            if ends[0] > ends[1]:  # less than 4 % of all sequences; the first verdict stands
+            if ends[0] > ends[1]:  # in less than 4 % of all sequences; the first verdict stands
                 break
             low, high = ends
     return low, high
@@ -254,17 +255,17 @@ def _bounds(d: NDArray[np.float64]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Place:
-    """What the decided pairs leave open of a row's rank: the first place and the last."""
+    """A row's rank interval: the ranks compatible with the decided pairs."""
 
     low: int
     high: int
 
 
 def grid(values: Sequence[Sequence[Values]], mode: str) -> dict[tuple[int, int], Comparison]:
-    """All pairs, with Holm's correction over them (1979): any false verdict at all has a probability of 5 % at most.
+    """All pairs with Holm's correction (1979): the family-wise error rate is at most 5 %.
 
     Args:
-        values: values[i][j] are those of row i on the seeds that it shares with row j.
+        values: values[i][j] are those of row i on the common seeds with row j.
         mode: of the values.
     """
     rows = range(len(values))
@@ -281,11 +282,11 @@ def _of(values: Sequence[Sequence[Values]], pair: tuple[int, int]) -> tuple[Valu
 
 
 def places(pairs: Mapping[tuple[int, int], Comparison], n: int) -> list[Place]:
-    """Rank intervals of n rows: how many are decided to be better, and how many worse.
+    """Rank intervals of n rows, from the numbers of rows decided to be better and worse.
 
     Args:
         pairs: for all i < j, row i against row j.
-        n: rows.
+        n: number of rows.
     """
     better = {pair if found.sign > 0 else pair[::-1] for pair, found in pairs.items() if found.sign}
     return [
@@ -298,12 +299,12 @@ def places(pairs: Mapping[tuple[int, int], Comparison], n: int) -> list[Place]:
 
 
 def next_look(n: int, wins: int, losses: int) -> int:
-    """The smallest number of seeds at which a pair could be decided, if the leading one won all that remain.
+    """The smallest number of seeds at which a pair could be decided if the leader won all further seeds.
 
     Args:
-        n: seeds that are there.
-        wins: of one.
-        losses: of it.
+        n: seeds so far.
+        wins: of one of them.
+        losses: of the same one.
     """
     lead, later = max(wins, losses), n + 1
     while lead + later - n < least_wins(later):
@@ -312,24 +313,23 @@ def next_look(n: int, wins: int, losses: int) -> int:
 
 
 def decided_at(n: int, wins: int, losses: int, most: int) -> NDArray[np.float64]:
-    """Probability that the wins are first decided at each number of seeds up to the most, given what is seen.
+    """Posterior probability that the wins are first decided at each number of seeds up to `most`.
 
-    The probability that the leading one wins has the prior Beta(1/2, 1/2) (Jeffreys); equal values count as losses of
-    it.
+    The probability that the leader wins a seed has the prior Beta(1/2, 1/2) (Jeffreys); ties count as its losses.
 
     Args:
-        n: seeds that are there.
-        wins: of one.
-        losses: of it.
-        most: seeds.
+        n: seeds so far.
+        wins: of one of them.
+        losses: of the same one.
+        most: largest number of seeds.
 
     Returns:
-        shape (most + 1,), by number of seeds; the sum is the probability of a decision.
+        Shape (most + 1,), by number of seeds; the sum is the probability of a decision.
     """
     lead, other = max(wins, losses), min(wins, losses)
     a, b = lead + 0.5, n - lead + 0.5
     least = _least_wins(most, SHARES[0], 1)
-    ways, found = np.ones(1), np.zeros(most + 1)  # in how many orders the further wins of the leading one come
+    ways, found = np.ones(1), np.zeros(most + 1)  # number of undecided orders by further wins of the leader
     for m in range(1, most - n + 1):
         grown = np.zeros(m + 1)
         grown[:-1] += ways
@@ -345,12 +345,12 @@ def decided_at(n: int, wins: int, losses: int, most: int) -> NDArray[np.float64]
 
 @lru_cache(maxsize=10_000)
 def advice(n: int, wins: int, losses: int) -> tuple[int, int] | None:
-    """Between how many seeds in all the wins would be decided, with a probability of 80 %; None if nobody can say.
+    """The range of total seeds in which the wins will be decided with probability 80 %; None if unknown.
 
     Args:
-        n: seeds that are there.
-        wins: of one.
-        losses: of it.
+        n: seeds so far.
+        wins: of one of them.
+        losses: of the same one.
     """
     reached = decided_at(n, wins, losses, MOST_SEEDS).cumsum()
     if n < 2 or 2 * (wins + losses) < n or reached[-1] < 0.9:
@@ -360,17 +360,17 @@ def advice(n: int, wins: int, losses: int) -> tuple[int, int] | None:
 
 
 GIVE_UP = 0.2
-"""Probability of a decision below which a race adds no seeds to a pair. Ours: it spends least for its power."""
+"""Probability of a decision below which a race adds no seeds to a pair. Ours: the cheapest for its power."""
 
 
 def next_seeds(n: int, wins: int, losses: int, most: int) -> int | None:
-    """How many seeds a race gives to an open pair next, so that it can be decided at once; None for no more.
+    """Total seeds of an open pair in the next round of a race, the fewest that can decide it; None for no more.
 
     Args:
-        n: seeds that are there.
-        wins: of one.
-        losses: of it.
-        most: seeds that a pair may have.
+        n: seeds so far.
+        wins: of one of them.
+        losses: of the same one.
+        most: maximum number of seeds of a pair.
     """
     if n >= most or 2 * (wins + losses) < n or decided_at(n, wins, losses, most).sum() < GIVE_UP:
         return None

@@ -1,7 +1,7 @@
 """Intervals over seeds, fits, shares, times and budgets: pure functions over arrays.
 
-Intervals over seeds are Student's t and no bootstrap: a percentile bootstrap over 3 seeds covers 75 % instead of 95 %.
-What they cover, and what the tests find, is simulated in `results/statistics`.
+Intervals over seeds are Student's t, not bootstrap: a percentile bootstrap over 3 seeds covers 75 % instead of 95 %.
+Coverage of intervals and power of tests are simulated in `results/statistics`.
 """
 
 import math
@@ -13,11 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtr, betaincinv, chdtri, stdtrit
 
 SPACING = 0.05
-"""Least distance in decades between the points of a fit against log x: at most twenty points a decade. Ours."""
+"""Least distance in decades between the points of a fit against log x: at most twenty points per decade. Ours."""
 WINDOW = 0.25
 """Decades over which a local exponent is fitted. Ours."""
 LEAST_POINTS = 3
-"""Fewest points that a line is fitted to: two always lie on one. Ours."""
+"""Fewest points for a fitted line: two points always fit exactly. Ours."""
 
 
 Values = Sequence[float | None]
@@ -31,7 +31,7 @@ class Interval:
     Attributes:
         mean: of the values, in their unit.
         low, high: ends of the interval; infinite where the values do not bound it.
-        n: how many values.
+        n: number of values.
     """
 
     mean: float
@@ -46,7 +46,7 @@ class Interval:
 
     @property
     def ends(self) -> tuple[float | None, float | None]:
-        """Low and high as JSON can hold them: None for an infinite one."""
+        """Low and high for JSON: None for an infinite one."""
         low, high = (end if math.isfinite(end) else None for end in (self.low, self.high))
         return low, high
 
@@ -54,11 +54,11 @@ class Interval:
 def t_interval(values: ArrayLike, level: float = 0.95) -> Interval:
     """Student's t-interval of the mean of normal values (Student 1908).
 
-    One value has the interval (-inf, inf), so that nothing can be decided by it; equal values have width 0.
+    One value has the interval (-inf, inf), so it decides nothing; equal values have width 0.
 
     Args:
         values: one for each seed, shape (N,) with N >= 1, finite.
-        level: share of such intervals that hold the true mean, in (0, 1).
+        level: coverage of the true mean, in (0, 1).
 
     Raises:
         ValueError: there is no value, one is not finite, or the level is out of range.
@@ -78,7 +78,7 @@ def t_interval(values: ArrayLike, level: float = 0.95) -> Interval:
 
 
 def geometric_interval(values: ArrayLike) -> Interval:
-    """The geometric mean with the 95 % t-interval of the logarithms, which never holds a number below 0.
+    """The geometric mean with the 95 % t-interval of the logarithms, which never reaches below 0.
 
     Args:
         values: one for each seed, shape (N,) with N >= 1, positive.
@@ -100,16 +100,16 @@ def _of_logarithms(found: Interval) -> Interval:
 
 
 def noisier_interval(values: ArrayLike, more: Iterable[tuple[float, int]], *, log: bool = False) -> Interval:
-    """The 95 % t-interval of a mean that has noise beyond what its values show.
+    """The 95 % t-interval of a mean with noise that its values do not show.
 
-    Variances add up, and the degrees of freedom are those of their sum (Satterthwaite 1946). As these may be more than
-    those of the values, the interval is at least as wide as `t_interval`, or `geometric_interval`, which it is without
-    further noise.
+    Variances add up, with Satterthwaite's degrees of freedom of the sum (1946). These may exceed those of the values,
+    so the interval is kept at least as wide as `t_interval`, or `geometric_interval`; without further noise it
+    equals them.
 
     Args:
         values: one for each seed, shape (N,) with N >= 1, finite; positive, if log.
-        more: further variances of the mean, or of its logarithm, each with its degrees of freedom; infinite for one
-            that is not known.
+        more: further variances of the mean, or of its logarithm, each with its degrees of freedom; infinite for an
+            unknown one.
         log: of the geometric mean.
     """
     plain = geometric_interval(values) if log else t_interval(values)
@@ -122,19 +122,19 @@ def noisier_interval(values: ArrayLike, more: Iterable[tuple[float, int]], *, lo
     total, half = math.fsum([own**2, *(of for of, _ in parts)]), math.inf
     if math.isfinite(total):
         parts.append((own**2, known.n - 1))
-        df = 1 / math.fsum((of / total) ** 2 / df for of, df in parts)  # of shares: squares of small numbers vanish
+        df = 1 / math.fsum((of / total) ** 2 / df for of, df in parts)  # of shares: squares of small numbers underflow
         half = max(known.high - known.mean, float(stdtrit(df, 0.975)) * math.sqrt(total))
     found = Interval(known.mean, known.mean - half, known.mean + half, known.n)
     return _of_logarithms(found) if log else found
 
 
 def are_equal(values: NDArray[np.float64]) -> bool:
-    """Whether values differ by no more than the rounding of a sum or two: their deviation would be that error."""
+    """Whether values differ only by the rounding of a sum or two; their deviation would be that error."""
     return bool(np.ptp(values) <= 8 * np.finfo(np.float64).eps * np.abs(values).max())
 
 
 def variance(values: NDArray[np.float64]) -> float:
-    """Of a sample; of equal values it is 0 and not a rounding error."""
+    """Variance of a sample; exactly 0 for equal values, not a rounding error."""
     return 0.0 if are_equal(values) else float(values.var(ddof=1))
 
 
@@ -146,8 +146,8 @@ def slope(x: ArrayLike, y: ArrayLike) -> tuple[float, float, float]:
         y: shape (N,), finite.
 
     Returns:
-        slope, in units of y per x; intercept, in units of y; R^2, the share of the variance of y that the line
-        explains, in [0, 1], and 1 for a constant y.
+        Slope, in units of y per x; intercept, in units of y; R^2, the share of explained variance of y, in [0, 1], and
+        1 for a constant y.
 
     Raises:
         ValueError: the shapes differ, a value is not finite, or all of x is equal.
@@ -159,7 +159,7 @@ def slope(x: ArrayLike, y: ArrayLike) -> tuple[float, float, float]:
         raise ValueError("x must have two different values")
     if np.ptp(v) == 0:
         return 0.0, float(v[0]), 1.0
-    scale_u, scale_v = np.ptp(u), np.ptp(v)  # squares of small numbers would vanish
+    scale_u, scale_v = np.ptp(u), np.ptp(v)  # squares of small numbers would underflow
     du, dv = (u - u.mean()) / scale_u, (v - v.mean()) / scale_v
     product, square = du @ dv, du @ du
     gradient = product / square * (scale_v / scale_u)
@@ -168,15 +168,15 @@ def slope(x: ArrayLike, y: ArrayLike) -> tuple[float, float, float]:
 
 
 def thin(x: NDArray[np.float64]) -> list[int]:
-    """Which points to keep so that they spread evenly over log x.
+    """Indices of points that are spread evenly over log x.
 
-    Of points at every step, most lie at the right end.
+    Without thinning, most steps are at the right end.
 
     Args:
         x: shape (N,), positive, not decreasing.
 
     Returns:
-        indices: the first, each that is `SPACING` decades beyond the one before, and the last.
+        Indices of the first point, each point `SPACING` decades beyond the previous one, and the last.
     """
     log_x, gap, kept = np.log10(x), SPACING * (1 - 1e-9), []
     while (i := int(np.searchsorted(log_x, log_x[kept[-1]] + gap)) if kept else 0) < x.size:
@@ -185,20 +185,20 @@ def thin(x: NDArray[np.float64]) -> list[int]:
 
 
 def power_law_decades(x: NDArray[np.float64], y: NDArray[np.float64], low: float, high: float) -> float:
-    """Length of the longest stretch of x in which y goes as a power of x with a local exponent in [low, high].
+    """Length of the longest range of x over which y is a power law in x with a local exponent in [low, high].
 
-    The local exponent at a point is the least-squares slope of log y on log x over the points `WINDOW` / 2 decades
-    to either side, or over the nearest `LEAST_POINTS` if fewer lie there. It is taken at thinned points; a stretch goes
-    from the first to the last in a row whose exponents are in the range.
+    The local exponent at a point is the least-squares slope of log y on log x over the points within `WINDOW` / 2
+    decades, or over the nearest `LEAST_POINTS` if there are fewer. It is computed at thinned points; a range extends
+    from the first to the last of consecutive points with exponents in [low, high].
 
     Args:
         x: shape (N,), positive, not decreasing, with at least `LEAST_POINTS` different values.
         y: shape (N,), positive.
-        low: least exponent.
-        high: greatest exponent.
+        low: smallest exponent.
+        high: largest exponent.
 
     Returns:
-        decades, in [0, inf), to 9 digits after the point.
+        Decades, in [0, inf), rounded to 9 decimals.
     """
     x, index = np.unique(x, return_index=True)
     log_x, log_y, longest, start = np.log10(x), np.log10(y)[index], 0.0, None
@@ -223,7 +223,7 @@ def share_interval(count: int, n: int, level: float = 0.95) -> Interval:
 
     Args:
         count: in [0, n].
-        n: of how many, at least 1.
+        n: total number, at least 1.
         level: of the interval, in (0, 1).
     """
     tail = (1 - level) / 2
@@ -251,9 +251,8 @@ class MedianTime:
 
     Attributes:
         median: infinite if more than half of the runs miss it.
-        low, high: ends of the interval, infinite where it reaches runs that miss it; None if there are too few runs for
-            one.
-        last: until when the runs were seen.
+        low, high: ends of the interval, infinite if it reaches runs that miss it; None for too few runs.
+        last: end of the observation of the runs.
     """
 
     median: float
@@ -265,19 +264,19 @@ class MedianTime:
 def median_time(reached: Sequence[float | None], ended: Sequence[float]) -> MedianTime:
     """Median time to an event, by Kaplan and Meier's estimate, with an interval by order statistics.
 
-    The interval holds the median with at least 95 % whatever the distribution, from 6 runs on. For its lower end a run
-    that was cut off early counts as if it had reached the event then, for its upper end as if it never did.
+    The interval covers the median with probability 95 % or more for any distribution, from 6 runs on. For its lower end
+    a run that was censored early counts as if it had reached the event then, for its upper end as if it never did.
 
     Args:
-        reached: when the event came, positive; None if it has not.
-        ended: until when it could have been seen; infinite for a run that diverged and can reach nothing any more.
+        reached: time of the event, positive; None if it has not occurred.
+        ended: end of observation; infinite for a diverged run, which can never reach the event.
     """
     seen = [time for time in (*reached, *ended) if time is not None and math.isfinite(time)]
     last, n = max(seen, default=math.inf), len(reached)
     cut = [end if math.isfinite(end) and end < last else math.inf for end in ended]
     early = sorted(end if time is None else time for time, end in zip(reached, cut, strict=True))
     late = sorted(math.inf if time is None else time for time in reached)
-    # The median is outside k-th smallest and greatest only if fewer than k of n fair coins show heads, or tails.
+    # The median is outside the k-th smallest and largest only if fewer than k of n fair coins show heads, or tails.
     k = int((bdtr(np.arange(n), n, 0.5) <= 0.025).sum())
     bounds = (early[k - 1], late[n - k]) if k else (None, None)
     if early == late:
@@ -291,16 +290,16 @@ def median_time(reached: Sequence[float | None], ended: Sequence[float]) -> Medi
 
 
 def expected_best(scores: Values, mode: str) -> list[float | None]:
-    """Expected score of the best of k settings that are drawn from these without replacement, for k = 1..N (exact).
+    """Expected score of the best of k settings drawn without replacement, for k = 1..N (exact).
 
     After Dodge et al. (2019, "Show your work"), who draw with replacement.
 
     Args:
-        scores: of all settings, None for one that diverged.
+        scores: of all settings, None for a diverged one.
         mode: of the score.
 
     Returns:
-        by k; None while all k may be settings that diverged, since that is not a number.
+        Scores by k; None while all k may be diverged settings.
     """
     good = sorted((score for score in scores if score is not None), reverse=mode == "max")
     n, lost, expected = len(scores), len(scores) - len(good), []

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#882255")
-"""Okabe and Ito's colours, which everybody can distinguish, but Tol's wine for their yellow, too faint on white."""
+"""Okabe and Ito's colour-blind safe palette, with Tol's wine instead of their yellow, which is too faint on white."""
 _DASHES: tuple[Any, ...] = (
     "solid",
     (0, (5, 1.5)),
@@ -44,7 +44,7 @@ def styles(series: Mapping[str, str], names: Iterable[str] = (), ordered: bool =
         import matplotlib
         from matplotlib.colors import to_hex
 
-        # Without the end that white paper swallows.
+        # Without the end that is invisible on white paper.
         steps = (0.87 * i / max(1, len(series) - 1) for i in range(len(series)))
         colours = {name: to_hex(matplotlib.colormaps["viridis"](at)) for name, at in zip(series, steps, strict=True)}
     n = len(_DASHES)
@@ -63,14 +63,14 @@ def _shades(colour: str, n: int) -> list[str]:
 
 
 def mixed(colour: str, other: str | int, share: float) -> str:
-    """A colour with so much of another, or of a grey, in it."""
+    """A colour mixed with a share of another one, or of a grey."""
     parts = [int(colour[k : k + 2], 16) for k in (1, 3, 5)]
     more = [other] * 3 if isinstance(other, int) else [int(other[k : k + 2], 16) for k in (1, 3, 5)]
     return "#" + "".join(f"{round((1 - share) * a + share * b):02x}" for a, b in zip(parts, more, strict=True))
 
 
 def on_dark(colour: str) -> str:
-    """What takes a colour's place on a dark page: greys are turned round, what is too dark becomes lighter."""
+    """The counterpart of a colour on a dark page: greys are inverted, dark colours become lighter."""
     parts = [int(colour[k : k + 2], 16) for k in (1, 3, 5)]
     if max(parts) - min(parts) < 12:
         grey = round(242 - 0.8 * parts[0])

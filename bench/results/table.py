@@ -10,16 +10,16 @@ class Column:
     """A column of a table.
 
     Attributes:
-        key: of the rows' values; CSV has it as its head.
-        title: what its head says; a table without any titles has no head.
-        help: what it means, with unit.
-        digits: that numbers are shown with.
-        unit: of the values, which the head says behind the title.
-        form: makes of a value, if there is one, another that can be shown.
-        side: where its words stand; by default on the right if one of its values is a number.
-        markup: how Markdown sets its words.
-        wraps: its words may go over several lines where a terminal is narrow; only of the last column.
-        least: columns of a terminal that it takes at least, so that what is printed piece by piece is one table.
+        key: of the rows' values; CSV uses it as heading.
+        title: its heading; a table without any titles has none.
+        help: its meaning, with unit.
+        digits: significant digits of numbers.
+        unit: of the values, shown after the title.
+        form: converts a value, if there is one, for display.
+        side: alignment; by default right if one of its values is a number.
+        markup: style of its text in Markdown.
+        wraps: whether its text may wrap on a narrow terminal; only for the last column.
+        least: minimum width on a terminal, so that output printed piece by piece forms one table.
     """
 
     key: str
@@ -40,7 +40,7 @@ class Table:
 
     Attributes:
         title: its subject.
-        columns: in order; where a terminal is narrow, the last ones follow on lines of their own.
+        columns: in order; on a narrow terminal the last ones follow on separate lines.
         rows: values by column key: numbers, intervals, words, lists of words or None. Further keys are for programs.
         notes: for the reader.
     """
@@ -52,13 +52,13 @@ class Table:
 
     @classmethod
     def of(cls, columns: Sequence[Column | str], rows: Iterable[Sequence[Any]]) -> "Table":
-        """A table of rows whose values stand in the order of the columns, which titles may stand for."""
+        """A table from rows with values in the order of the columns; a title may replace a column."""
         own = [each if isinstance(each, Column) else Column(str(i), each) for i, each in enumerate(columns)]
         return cls("", own, [{c.key: value for c, value in zip(own, row, strict=True)} for row in rows])
 
     @classmethod
     def facts(cls, rows: Iterable[Sequence[Any]], least: int = 0) -> "Table":
-        """Names, which take so many columns of a terminal at least, and behind each what is said of it."""
+        """A table of names, at least `least` columns wide, each followed by its text."""
         return cls.of([Column("name", least=least), Column("said", wraps=True)], rows)
 
 
@@ -67,9 +67,9 @@ class Board:
     """Tables under one title.
 
     Attributes:
-        name: in one word; a board of `bench leaderboard` is called so on the command line.
+        name: one word; the name of a board of `bench leaderboard` on the command line.
         title: one line.
-        tables: one for each problem, and one over all of them where there is such a thing.
+        tables: one for each problem, and possibly one over all of them.
         notes: on all tables.
     """
 

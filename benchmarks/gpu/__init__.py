@@ -1,1 +1,1 @@
-"""What a machine with a GPU can show, in parts that fit into a few minutes each."""
+"""Measurements on a machine with a GPU, in parts of a few minutes each."""

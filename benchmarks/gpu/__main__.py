@@ -1,12 +1,12 @@
 """`make gpu OUT=DIR`: tests, speed and reference runs on the GPU of this machine, in parts that fit into minutes.
 
-    DIR/gpu.jsonl      a line for each part that is done: what it found, on which machine
+    DIR/gpu.jsonl      a line for each finished part: results and machine
     DIR/gpu.md         the same as tables
     DIR/runs-TASK.zip  a bundle of the runs of a task of the reference suite; `bench merge` copies it
     DIR/studies.db     their studies
 
-Each part is a separate process and writes its line when it is done. The same command goes on with the parts that are
-not there, in a later session too, if DIR holds what the last one left.
+Each part is a separate process and writes its line when it is done. The same command continues with the missing parts,
+also in a later session if DIR still has the results so far.
 """
 
 import argparse
@@ -37,17 +37,17 @@ optimizers: [gd, ngd]
 tune: {trials: 2, seeds: 1, sampler: qmc}
 seeds: 2
 """
-"""In place of a task of the reference suite; each task has another number of steps, and so other studies."""
+"""Replaces a task of the reference suite; each task has a different number of steps, hence different studies."""
 GRACE = 45
-"""Seconds that a part has to end after it was asked to: the suite writes a checkpoint, and a bundle is written."""
+"""Seconds between a part's SIGTERM and SIGKILL: the suite writes a checkpoint, and its runs are bundled."""
 EVERY = 60
-"""Seconds between two bundles of a task's runs, so that no more is lost."""
+"""Seconds between two bundles of a task's runs, so that an interruption loses no more."""
 POINTS = 200
 """Rows that each curve of a bundle keeps, as in results/reference."""
 
 
 def main() -> int:
-    """Do what is not done yet, until the time is over; 0 all done, 1 a part failed, 3 the time was too short."""
+    """Do the missing parts within the time limit; returns 0: all done, 1: a part failed, 3: the time was too short."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=str(__doc__).partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for all results; its contents are kept")
     parser.add_argument("--minutes", type=float, default=8, help="start no part after this many minutes (default: 8)")
@@ -55,7 +55,7 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="small models and few steps, as a smoke test")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"A,B of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--again", action="store_true", help="repeat parts that are done")
-    parser.add_argument("--only", help=argparse.SUPPRESS)  # this part, in this process
+    parser.add_argument("--only", help=argparse.SUPPRESS)  # for child processes: this part
     words = parser.parse_args()
     wanted = [part for part in words.parts.split(",") if part]
     for part in wanted:
@@ -93,7 +93,7 @@ def main() -> int:
 
 
 def begin(part: str, seconds: float, words: argparse.Namespace) -> str:
-    """Let a process do a part within so many seconds: `done`, `stopped` or `failed`."""
+    """Run a part in a process for at most `seconds`; returns `done`, `stopped` or `failed`."""
     command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(words.out.absolute()), "--only", part]
     command += [*(["--device", words.device] if words.device else []), *(["--tiny"] if words.tiny else [])]
     process = subprocess.Popen(command, cwd=ROOT, env=environment(), start_new_session=True)
@@ -104,20 +104,20 @@ def begin(part: str, seconds: float, words: argparse.Namespace) -> str:
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE)
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+            os.killpg(process.pid, signal.SIGKILL)  # with all its children
         process.wait()
         return "stopped"
     return "failed" if code else "done"
 
 
 def environment() -> dict[str, str]:
-    """For processes of the suite, which need not be installed."""
+    """Environment for processes of the suite, which need not be installed."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return os.environ | {"PYTHONPATH": path, "BENCH_REFERENCE": ""}
 
 
 def facts(device: str | None) -> dict[str, Any]:
-    """The machine, as each line names it."""
+    """The description of the machine, as in each line."""
     import torch
 
     from bench.runner import cpu_name
@@ -128,12 +128,12 @@ def facts(device: str | None) -> dict[str, Any]:
 
 
 def same(line: Mapping[str, Any], machine: Mapping[str, Any], tiny: bool) -> bool:
-    """Whether a line is of this machine, and of the same size."""
+    """Whether a line is a success on this machine, at the same size."""
     return line.get("tiny") == tiny and line.get("ok") is True and line.get("machine") == machine
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
-    """What was written; a line that was cut off is left out."""
+    """The lines written so far, except truncated ones."""
     found = []
     with suppress(FileNotFoundError):
         for text in (out / "gpu.jsonl").read_text("utf-8").splitlines():
@@ -148,7 +148,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 
 def one(part: str, words: argparse.Namespace) -> int:
-    """Do a part in this process and write its line."""
+    """Run a part in this process and write its line."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     machine, begun = facts(words.device), time.monotonic()
     found: dict[str, Any]
@@ -187,17 +187,17 @@ def one(part: str, words: argparse.Namespace) -> int:
 
 
 def suite_command(*words: object) -> list[str]:
-    """`bench` with these words."""
+    """The command line of `bench` with these words."""
     return [sys.executable, "-P", "-m", "bench", *map(str, words)]
 
 
 def tests(tiny: bool) -> dict[str, Any]:
-    """The tests marked `gpu`: how many passed, and the names and first lines of those that did not."""
+    """Run the tests marked `gpu`: the number that passed, and names and messages of failures."""
     chosen = ["-k", "scaler or memory or alike"] if tiny else []
     with TemporaryDirectory() as folder:
         report = Path(folder) / "tests.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "gpu", "tests/test_gpu.py", *chosen]
-        # Another version of torch or Lightning warns of other things.
+        # Other versions of torch or Lightning have other warnings.
         command += [f"--junitxml={report}", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]
         done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
         if not report.is_file():
@@ -213,7 +213,7 @@ def tests(tiny: bool) -> dict[str, Any]:
 
 
 def reference(task: str, device: str, words: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
-    """Runs of the reference suite on a task, bundled every minute; whether all are there, and how many there are."""
+    """Train the reference suite on a task and bundle its runs every minute; returns success and the number of runs."""
     bundle, studies = words.out / f"runs-{task}.zip", words.out / "studies.db"
     with TemporaryDirectory() as folder:
         store, database = Path(folder) / "runs", Path(folder) / "studies.db"
@@ -254,9 +254,9 @@ def reference(task: str, device: str, words: argparse.Namespace) -> tuple[bool, 
 
 
 def keep(store: Path, bundle: Path, database: Path, studies: Path) -> int:
-    """Bundle what is finished and keep the database; how many runs that is.
+    """Bundle the finished runs and copy the database; returns the number of runs.
 
-    The database first: so the bundle has every run that the kept studies know, wherever a command is cut off.
+    The database is copied first, so that the bundle has every run of the copied studies wherever a command is killed.
     """
     if database.is_file():
         copy(database, database.with_suffix(".kept"))
@@ -275,7 +275,7 @@ def keep(store: Path, bundle: Path, database: Path, studies: Path) -> int:
 
 
 def copy(database: Path, to: Path) -> None:
-    """Copy a SQLite database that others may be writing to."""
+    """Copy a SQLite database that other processes may be writing to."""
     temporary = to.with_name(f".{to.name}")
     temporary.unlink(missing_ok=True)
     with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(temporary)) as target:
@@ -287,7 +287,7 @@ def copy(database: Path, to: Path) -> None:
 
 
 def page(found: Sequence[Mapping[str, Any]]) -> str:
-    """All lines as Markdown, the latest of each part and machine."""
+    """The latest line of each part and machine as Markdown."""
     from benchmarks.timing import Row, table
 
     latest = {(json.dumps(line["machine"]), line["part"], line["tiny"]): line for line in found}
@@ -305,7 +305,7 @@ def page(found: Sequence[Mapping[str, Any]]) -> str:
                 f"{line['passed']} passed, {line['skipped']} skipped, {len(line['failures'])} failed\n{failures}"
             )
         else:
-            blocks.append(f"{line['runs']} runs are stored{'' if line['ok'] else ', and not all could be made'}\n")
+            blocks.append(f"{line['runs']} runs are stored{'' if line['ok'] else ', and not all could be trained'}\n")
     return "\n".join(blocks)
 
 

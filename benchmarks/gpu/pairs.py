@@ -1,6 +1,6 @@
-"""BERT-base on pairs of sentences of the shape of MNLI, by the suite and by a plain Lightning loop.
+"""BERT-base on synthetic sentence pairs with the lengths of MNLI, by the suite and by a plain Lightning loop.
 
-The words are made up and the weights random, so nothing is downloaded.
+Words and weights are random, so nothing is downloaded.
 """
 
 import time
@@ -26,15 +26,15 @@ from tasks.language.labelled_text import TextBatch, TextData
 
 ROWS = {"train": 9_000, "validation_matched": 100, "validation_mismatched": 100}
 WORDS = {"premise": 20, "hypothesis": 10}
-"""Words of a sentence in the mean, about those of MNLI (Williams, Nangia, Bowman 2018, table 3)."""
+"""Mean number of words, about that of MNLI (Williams, Nangia, Bowman 2018, table 3)."""
 VOCABULARY = 30_522
 """Of bert-base-uncased."""
 
 
 def configure(folder: Path, steps: int, device: str, tiny: bool) -> RunConfig:
-    """A run of so many steps on made-up pairs that this writes into the folder.
+    """A run of `steps` steps on synthetic pairs, which this writes into the folder.
 
-    Twelve layers of width 768 and that vocabulary are BERT-base, but for the words that the tokens stand for.
+    With 12 layers of width 768 and this vocabulary size, the model is BERT-base with other words.
     """
     draw, size = np.random.default_rng(0), 200 if tiny else VOCABULARY
     words = [f"w{i}" for i in range(size - 5)]
@@ -67,7 +67,7 @@ def batches_of(config: RunConfig) -> list[TextBatch]:
 
 
 class Plain(pl.LightningModule):
-    """What one would write: transformers' model and attention, torch's dropout, automatic optimization."""
+    """A typical module: transformers' model and attention, torch's dropout, automatic optimization."""
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Plain(pl.LightningModule):
         return nn.functional.cross_entropy(logits, batch.labels)
 
     def configure_optimizers(self) -> Any:
-        """The run's own class and hyperparameters."""
+        """The run's optimizer and hyperparameters."""
         return self.plan.make_optimizer(self.parameters())
 
 
@@ -98,7 +98,7 @@ class _Clock(pl.Callback):
 
 
 def by_lightning(config: RunConfig, batches: list[TextBatch]) -> Timed:
-    """A Trainer as Lightning makes it, without its logger and checkpoints, over batches that are there already."""
+    """Lightning's default Trainer, without its logger and checkpoints, on precomputed batches."""
 
     def train() -> float:
         clock = _Clock()

@@ -25,9 +25,9 @@ from tasks import TASKS
 SMALL_VIT: Mapping[str, Any] = {"task.embed_dim": 16, "task.depth": 1, "task.num_heads": 2, "task.mlp_width": 16}
 SMALL_LM: Mapping[str, Any] = {"task.width": 16, "task.layers": 1, "task.num_heads": 2, "task.mlp_width": 16}
 WIDTHS = {"synthetic": 16_384, "mnist": 256, "cifar10": 256, "lm": 64}
-"""Lanes at most, by task; the widths are powers of 4 up to there."""
+"""Most lanes, by task; the widths are powers of 4 up to it."""
 SPEED_UPS = {("synthetic", 16_384): 1000, ("mnist", 64): 30, ("cifar10", 64): 30, ("lm", 64): 15}
-"""What a step of one lane should gain over a bare loop."""
+"""Required speed-up of a step of one lane over a bare loop, by task and number of lanes."""
 
 
 def steps(device: str, tiny: bool) -> list[Row]:
@@ -72,7 +72,7 @@ def runs(device: str, tiny: bool) -> list[Row]:
 
 
 def bert(device: str, tiny: bool) -> list[Row]:
-    """Tokens per second of BERT-base in bf16 on pairs of the shape of MNLI, against a plain Lightning loop."""
+    """Tokens per second of BERT-base in bf16 on pairs with the lengths of MNLI, against a plain Lightning loop."""
     count, rounds = (3, 1) if tiny else (60, 5)
     with TemporaryDirectory() as folder:
         config = pairs.configure(Path(folder), count, device, tiny)
@@ -89,7 +89,7 @@ def bert(device: str, tiny: bool) -> list[Row]:
 
 
 def lanes_of(task: str) -> Callable[[str, bool], list[Row]]:
-    """Measures the speed-up of a step of one lane, by the number of lanes."""
+    """A measurement of the speed-up of a step of one lane, by the number of lanes."""
 
     def measure(device: str, tiny: bool) -> list[Row]:
         rows, most = [], 4 if tiny else WIDTHS[task]
@@ -99,7 +99,7 @@ def lanes_of(task: str) -> Callable[[str, bool], list[Row]]:
             for width in widths:
                 try:
                     trial = make_lanes(_configs(task, width, device, tiny, Path(folder)))
-                    timed(trial.step, 4)()  # which may record what later steps replay
+                    timed(trial.step, 4)()  # may record the step, which later steps replay
                     calls = 2 if tiny else 20
                     found = alternate(timed(alone, calls), {"lanes": timed(trial.step, calls)}, 1 if tiny else 3)
                 except RuntimeError as error:
@@ -144,4 +144,4 @@ SPEED: Mapping[str, Callable[[str, bool], list[Row]]] = {
     "bert": bert,
     **{f"lanes-{task}": lanes_of(task) for task in WIDTHS},
 }
-"""What is measured, by the name of its part: (device, tiny) to rows."""
+"""Measurements by the name of their part: (device, tiny) to rows."""

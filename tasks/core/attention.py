@@ -33,22 +33,21 @@ class Maps(NamedTuple):
 class MultiHeadAttention(nn.Module):
     """Self-attention of one layer.
 
-    Queries, keys and values are heads of size K, made of the input by `qkv`; logits are divided by sqrt(K); `proj` maps
-    the heads, of size H K together, back to the width.
+    `qkv` projects the input to queries, keys and values with heads of size K; logits are divided by sqrt(K); `proj`
+    maps the concatenated heads, of size H K, back to the width.
 
     Args:
-        width: D, of a token.
+        width: D, the size of a token.
         num_heads: H, at least 1.
-        head_dim: K, at least 1. None for width / num_heads, which `fixed_head` has no default for: see `head_size`.
+        head_dim: K, at least 1. None for width / num_heads; `fixed_head` needs a number.
         kind: `standard`, `fixed_head` or `dcmha`.
-        bias: whether the linear maps to and from the heads have one.
-        causal: tokens see none that come later.
-        window: tokens see no more than so many to each side, and themselves; None for all.
-        rotary: queries and keys are turned by their position (`rotated`); K must be even.
+        bias: whether `qkv` and `proj` have a bias.
+        causal: tokens do not attend to later tokens.
+        window: tokens attend to at most this many tokens on each side, and to themselves; None for all.
+        rotary: queries and keys are rotated by their position (`rotated`); K must be even.
         dropout: rate in [0, 1) on attention weights.
         proj_dropout: rate in [0, 1) on the output.
-        query_chunk: `dcmha` composes the heads of so many queries at a time, which changes memory and time but no
-            result.
+        query_chunk: number of queries whose heads `dcmha` composes at a time; it changes memory and time, not results.
 
     Raises:
         ValueError: a number is out of range, or heads and width do not fit.
@@ -81,7 +80,7 @@ class MultiHeadAttention(nn.Module):
             )
         self.num_heads, self.head_dim = num_heads, head_dim
         self.causal, self.window, self.rotary, self.query_chunk = causal, window, rotary, query_chunk
-        # Names and order are those of timm's attention, and so are initial values and checkpoints.
+        # Names and order follow timm's attention, so initial values and checkpoints do too.
         self.qkv = nn.Linear(width, 3 * num_heads * head_dim, bias=bias)
         self.attn_drop = nn.Dropout(dropout)
         self.proj = nn.Linear(num_heads * head_dim, width, bias=bias)
@@ -102,7 +101,7 @@ class MultiHeadAttention(nn.Module):
         """Let every token attend.
 
         Args:
-            x_BTD: the layer's input, normed.
+            x_BTD: the layer's input, normalised.
             mask: bool, broadcastable to (B, 1, T, S), True where a query may see a key; None for everywhere.
 
         Returns:
@@ -114,7 +113,7 @@ class MultiHeadAttention(nn.Module):
         if self.rotary:
             q_BHTK, k_BHTK = rotated(q_BHTK), rotated(k_BHTK)
         if self.composition is None:
-            fused = self.causal and mask is None and self.window is None  # torch has a faster way for these
+            fused = self.causal and mask is None and self.window is None  # torch has a faster kernel for these
             seen = None if fused else visible(T, self.causal, self.window, mask, x_BTD.device)
             out_BHTK = plain_attention(q_BHTK, k_BHTK, v_BHTK, seen, causal=fused, dropout=self.attn_drop)
         else:
@@ -131,15 +130,15 @@ def head_size(
 ) -> int:
     """The size of a head.
 
-    By default it is width / num_heads, but for `fixed_head` the length of the sequences, from which on every pattern of
-    attention can be reached (Theorem 1 of paper C).
+    The default is width / num_heads; for `fixed_head` it is the sequence length, at which a head can represent every
+    attention pattern (Theorem 1 of paper C).
 
     Args:
         kind: of attention.
         width: of a token.
         num_heads: at least 1.
-        head_dim: what the user asks for; None for the default.
-        length: greatest number of tokens; None if it is not known, and then `fixed_head` has no default.
+        head_dim: the requested size; None for the default.
+        length: largest number of tokens; None if unknown, and then `fixed_head` has no default.
         shown: the width with its name, for error messages.
 
     Raises:
@@ -181,10 +180,10 @@ def plain_attention(
         k_BHSK: keys.
         v_BHSK: values.
         mask: bool, broadcastable to (B, 1, T, S), True where a query may see a key; not with `causal`.
-        causal: tokens see none that come later.
+        causal: tokens do not attend to later tokens.
         scale: factor of the logits; 1 / sqrt(K) by default.
         dropout: dropout of the attention weights, with its rate as `p`. It is a module of the model, since torch's
-            fused attention draws from a global stream.
+            fused attention draws from the global generator.
 
     Returns:
         Shape (B, H, T, K).
@@ -205,7 +204,7 @@ def plain_attention(
 
 
 class Watched(NamedTuple):
-    """Logits of a layer, shape (B, H, T, S), minus infinity where a query sees no key; what it sees, (B, T, S)."""
+    """A layer's logits, shape (B, H, T, S), minus infinity at masked keys; and the mask, shape (B, T, S)."""
 
     logits: Tensor
     seen: Tensor
@@ -216,7 +215,7 @@ _watched: list[Watched] | None = None
 
 @contextmanager
 def watched_attention() -> Iterator[list[Watched]]:
-    """Collect what `plain_attention` computes inside, by plain operations, which can be differentiated twice."""
+    """Collect the logits of `plain_attention` within; its operations can then be differentiated twice."""
     global _watched
     before, _watched = _watched, []
     try:
@@ -226,11 +225,11 @@ def watched_attention() -> Iterator[list[Watched]]:
 
 
 def visible(length: int, causal: bool, window: int | None, mask: Tensor | None, device: torch.device) -> Tensor | None:
-    """Which keys each query sees: bool, (length, length) or what that broadcasts to with the mask; None for all."""
+    """The keys that each query sees: bool, (length, length) or its broadcast with the mask; None for all."""
     if not causal and window is None:
         return mask
     ahead = torch.arange(length, device=device)
-    behind_TS = ahead[:, None] - ahead  # how far the key lies behind the query
+    behind_TS = ahead[:, None] - ahead  # distance from the query back to the key
     seen_TS = behind_TS >= (0 if causal else -(window or 0))
     if window is not None:
         seen_TS &= behind_TS <= window
@@ -238,7 +237,7 @@ def visible(length: int, causal: bool, window: int | None, mask: Tensor | None, 
 
 
 def query_blocks(length: int, size: int, causal: bool, window: int | None) -> list[Block]:
-    """Queries, so many at a time, with the keys that they see at most."""
+    """Blocks of `size` queries, each with the range of keys that they can see."""
     blocks = []
     for start in range(0, length, size):
         stop = min(start + size, length)
@@ -249,11 +248,11 @@ def query_blocks(length: int, size: int, causal: bool, window: int | None) -> li
 
 
 def rotated(x_BHTK: Tensor) -> Tensor:
-    """Turn queries or keys by their position, so that their product depends on the distance only.
+    """Rotate queries or keys by their position, so that their product depends only on the distance.
 
     This is RoPE (Su et al., Neurocomputing 2024).
 
-    Features i and i + K/2 make a pair, which token t turns by t / 10000^(2i/K).
+    Features i and i + K/2 form a pair, rotated by t / 10000^(2i/K) for token t.
 
     Args:
         x_BHTK: K must be even.

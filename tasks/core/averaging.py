@@ -19,8 +19,8 @@ class Averaging:
 
      - `ema`: a <- a + (1 - d) / (1 - d^t) (w - a) after the t-th step, so that after the first one a = w (Kingma and
        Ba, arXiv 1412.6980, section 7.2);
-     - `lawa`: the mean of the latest k of the snapshots that are taken every n steps, and before the first one w
-       (Kaddour, arXiv 2209.14981; Sanyal et al., arXiv 2306.03241).
+     - `lawa`: the mean of the latest k snapshots, taken every n steps, and w before the first one (Kaddour, arXiv
+       2209.14981; Sanyal et al., arXiv 2306.03241).
 
     Attributes:
         kind: the formula.
@@ -36,10 +36,10 @@ class Averaging:
 
 
 class Average:
-    """A running average of lists of tensors, element by element, so for the weights of one run and of many at once.
+    """A running elementwise average of lists of tensors, for the weights of one run or of many at once.
 
     It keeps one copy of the weights for `ema`, in float32 at least, and up to k for `lawa`, in the weights' own type;
-    their mean is taken in float32 at least. Buffers of a model are no weights: they are evaluated as they are.
+    their mean is taken in float32 at least. A model's buffers are not averaged.
 
     Args:
         how: which average.
@@ -47,15 +47,14 @@ class Average:
 
     def __init__(self, how: Averaging) -> None:
         self.how = how
-        self._count = 0  # weights in the average of `ema`; snapshots of `lawa` that were due so far
+        self._count = 0  # averaged weights of `ema`; due snapshots of `lawa`
         self._kept: list[list[Tensor]] = []  # the average of `ema`; the snapshots of `lawa`, the latest last
 
     @torch.no_grad()
     def take(self, step: int, weights: Sequence[Tensor]) -> None:
         """Add the weights after a step.
 
-        A step that a gradient scaler skips is none: `ema` does not count it, and a snapshot that was due is taken after
-        the next one.
+        `ema` does not count a step that a gradient scaler skips; a snapshot due then is taken after the next step.
 
         Args:
             step: number of the run's step, from 1.
@@ -75,7 +74,7 @@ class Average:
 
     @torch.no_grad()
     def of(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        """The average in the type of these weights, to be read only; themselves where nothing was taken yet."""
+        """The average in the dtype of these weights, read-only; the weights themselves before the first `take`."""
         if not self._kept:
             return list(weights)
         mean = self._kept[0]
@@ -88,7 +87,7 @@ class Average:
 
     @contextmanager
     def in_place_of(self, weights: Sequence[Tensor]) -> Iterator[None]:
-        """The average in place of these weights, which come back bit for bit."""
+        """Put the average in place of these weights, which are restored bit for bit."""
         with torch.no_grad():
             trained = [w.detach().clone() for w in weights]
             _put(weights, self.of(weights))
@@ -97,14 +96,14 @@ class Average:
             _put(weights, trained)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run continues from: whole tensors, on all ranks."""
+        """The state for a checkpoint: unsharded tensors, on all ranks."""
         return {"count": self._count, "kept": [[whole(w) for w in each] for each in self._kept]}
 
     def load_state_dict(self, state: Mapping[str, Any], like: Sequence[Tensor]) -> None:
-        """Go on from a state, on the device of these weights and cut as they are.
+        """Restore a state, on the device of these weights and sharded as they are.
 
         Raises:
-            ValueError: it is of other weights.
+            ValueError: the state belongs to other weights.
         """
         for each in state["kept"]:
             if [w.shape for w in each] != [w.shape for w in like]:
@@ -115,7 +114,7 @@ class Average:
         ]
 
     def to(self, device: torch.device) -> None:
-        """Follow the weights to a device."""
+        """Move the average to a device."""
         self._kept = [[w.to(device) for w in each] for each in self._kept]
 
 

@@ -31,7 +31,7 @@ def cache_folder() -> Path:
 def cached_tokens(digest: str) -> list[dict[str, Any]]:
     """The cached entries of a file.
 
-    For each tokenizer and length that is its record, with `vocabulary`, and its size as `bytes`.
+    There is one for each tokenizer and length: its record, with `vocabulary`, and its size as `bytes`.
 
     Args:
         digest: SHA-256 of the file.
@@ -52,14 +52,14 @@ def cached_arrays(
     names: Sequence[str],
     make: Callable[[], tuple[Mapping[str, NDArray[Any]], Mapping[str, Any]]],
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """The preprocessed text of a file, from the cache or newly made. Several processes may request it at once.
+    """The preprocessed text of a file, from the cache or newly computed. Several processes may request it at once.
 
     Args:
         path: the file.
         digest: its SHA-256.
-        meaning: plain values on which the arrays depend beside the file.
+        meaning: plain values that the arrays depend on besides the file.
         names: of the arrays.
-        make: makes the arrays, and a record of plain values, among them `vocabulary`, the number of tokens.
+        make: computes the arrays and a record of plain values, among them `vocabulary`, the number of tokens.
 
     Returns:
         The arrays, memory-mapped, private to the process; and the record.
@@ -79,12 +79,12 @@ def cached_arrays(
 
 
 def cached(meaning: Any, read: Callable[[str], _T], make: Callable[[], str]) -> _T:
-    """What `read` makes of a text in the cache; where there is none that it can read, `make` makes one.
+    """`read` applied to a cached text; `make` creates the text if the cache has none that `read` accepts.
 
     Args:
         meaning: plain values on which the text depends.
         read: may raise anything.
-        make: makes the text.
+        make: creates the text.
 
     Raises:
         DataError: the cache cannot be written.
@@ -101,7 +101,7 @@ def cached(meaning: Any, read: Callable[[str], _T], make: Callable[[], str]) -> 
 
 
 def _load(folder: Path, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
-    """What `_save` has written; None if it is not there or damaged."""
+    """The arrays and record that `_save` wrote; None if missing or damaged."""
     try:
         record = json.loads((folder / "record.json").read_text("utf-8"))
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in names}
@@ -114,13 +114,13 @@ def _load(folder: Path, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], 
 def _save(folder: Path, path: Path, arrays: Mapping[str, NDArray[Any]], record: Mapping[str, Any]) -> None:
     """Write the arrays atomically."""
     temporary = folder.with_name(f"{folder.name}.tmp")
-    for old in (temporary, folder):  # of a process that was killed; damaged
+    for old in (temporary, folder):  # left by a killed process; damaged
         shutil.rmtree(old, ignore_errors=True)
     temporary.mkdir()
     for name, array in arrays.items():
         try:
             np.save(temporary / f"{name}.npy", array)
-        except OSError as error:  # numpy says how much of it was written, and no more
+        except OSError as error:  # numpy reports only how much it wrote
             raise OSError(
                 error.errno or errno.ENOSPC, error.strerror or os.strerror(errno.ENOSPC), str(temporary)
             ) from None
@@ -152,7 +152,7 @@ def _alone(path: Path) -> Iterator[None]:
             yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise  # whoever called us says so
+            raise  # the caller reports a full disk
         raise DataError(
             f"cannot write the cache {path.parent} ({error.strerror}); name another folder with BENCH_CACHE"
         ) from None

@@ -1,7 +1,7 @@
 """`--trainer.compile`: loss and gradient through `torch.compile`, where that pays.
 
-The optimizer's update stays as it is: its kernels move all parameters at once already, and it is about a hundredth of a
-step of the suite's own models. So what is compiled is one program for all optimizers.
+The optimizer's update is not compiled: its kernels already update all parameters at once, and it takes about 1 % of a
+step of the suite's own models. So one compiled program serves all optimizers.
 """
 
 import logging
@@ -22,27 +22,27 @@ Compile = Literal["off", "auto", "step"]
 Evaluated = tuple[Tensor, dict[str, Tensor], list[Tensor]]
 
 WORTH_SECONDS = 300
-"""`auto` compiles where the steps that are left take longer than this: compiling takes a minute or two. Ours."""
+"""`auto` compiles only if the remaining steps take longer than this: compiling takes a minute or two. Ours."""
 _WARM, _COMPILING, _PAIRS = 3, 2, 5
-"""Evaluations at first; those in which programs are made, the second as the first one's strides may differ; pairs."""
+"""Eager evaluations at first; compiling ones (two, since strides of the first may differ); pairs that are timed."""
 
 
 def through_compiler(function: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
-    """The function through `torch.compile`, which makes its program when it is first called.
+    """The function through `torch.compile`, which compiles it at its first call.
 
     Args:
-        function: what it draws from torch's generators stays the same.
-        dynamic: whether sizes of tensors may vary; None for those that were seen to.
+        function: it draws the same numbers from torch's generators as without compiling.
+        dynamic: whether tensor sizes may vary; None for only those that have varied.
     """
     import torch._dynamo
 
-    torch._dynamo.config.recompile_limit = 256  # of all runs together: beyond it nothing is compiled, silently
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # where the CUDA toolkit is, without a GPU
+    torch._dynamo.config.recompile_limit = 256  # for all runs together: beyond it torch silently stops compiling
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # warns of a CUDA toolkit without a GPU
     return torch.compile(function, dynamic=dynamic, options={"fallback_random": True})
 
 
 def compiled_loss(loss: Callable[[Any], Any], where: BatchRandomness, device: torch.device) -> Callable[[Any], Any]:
-    """A task's loss through `torch.compile`, of whatever step and rows `where` says."""
+    """A task's loss through `torch.compile`, for any step and rows set in `where`."""
     program = through_compiler(loss)
 
     def compiled(batch: Any) -> Any:
@@ -53,17 +53,18 @@ def compiled_loss(loss: Callable[[Any], Any], where: BatchRandomness, device: to
 
 
 class CompileError(RuntimeError):
-    """`torch.compile` cannot make a program of the task's loss, on this machine or at all."""
+    """`torch.compile` cannot compile the task's loss, on this machine or at all."""
 
 
 class Trial:
-    """The first evaluations of a run, which decide whether it goes on compiled: equal to rounding, they all count.
+    """The first evaluations of a run, which decide whether it continues compiled.
 
-    With `step` only whether that works at all. With `auto` it has to be faster, in the median over pairs of
-    evaluations, one of either kind; it is not tried where the run is short.
+    Eager and compiled evaluations agree to rounding, so all of them count. `step` only tests that compiling works.
+    `auto` requires it to be faster, in the median over pairs of one eager and one compiled evaluation; short runs are
+    not compiled.
 
     Args:
-        loop: whose `loss` is compiled, or not.
+        loop: the training loop; its `loss` may be compiled.
         mode: `auto` or `step`.
     """
 
@@ -77,10 +78,10 @@ class Trial:
         self.seconds: list[float] = []
 
     def evaluate(self, step: int) -> Evaluated:
-        """`Loop.evaluate`, in the way that is tried next.
+        """`Loop.evaluate`, eager or compiled, whichever is next.
 
         Raises:
-            CompileError: `step` was asked for, and does not work.
+            CompileError: the mode is `step`, and compiling fails.
         """
         loop, done = self.loop, len(self.seconds)
         loop.loss = self.ways[done]
@@ -92,11 +93,11 @@ class Trial:
             if loop.loss is self.eager:
                 raise
             loop.loss = self.eager
-            found = loop.evaluate(step)  # if the task is at fault, it says so here
+            found = loop.evaluate(step)  # an error of the task itself is raised here
             why = (str(error).strip().splitlines() or [type(error).__name__])[0]
             if self.mode == "step":
                 raise CompileError(why) from error
-            self._end(f"torch.compile does not work here ({why}); going on without it")
+            self._end(f"torch.compile does not work here ({why}); continuing without it")
             return found
         self._settle()
         self.seconds.append(time.perf_counter() - begun)
@@ -108,7 +109,7 @@ class Trial:
         return found
 
     def _decide(self) -> None:
-        """Go on in the faster way; `loop.loss` is the compiled one."""
+        """Continue with the faster of the two; `loop.loss` is the compiled one."""
         if self.mode == "step":
             self._end()
             return

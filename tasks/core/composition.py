@@ -1,8 +1,8 @@
 """Dynamically composable heads (Xiao et al., ICML 2024, "paper D"): heads that mix differently for each pair of tokens.
 
-What query t gives to key s in each of the M heads is a vector A_ts. Once as logits and once as attention weights, it
-becomes A_ts (I + C(t) + C'(s)), where C(t) = w1(t)^T w2(t) + diag gate(t) is made of token t, and C'(s) likewise of
-token s.
+A_ts is the vector of query t's logits at key s over the M heads. Composition replaces it by A_ts (I + C(t) + C'(s)),
+where C(t) = w1(t)^T w2(t) + diag gate(t) is computed from token t, and C'(s) likewise from token s. The attention
+weights are composed in the same way.
 
 Dimensions: B rows, T queries, S keys, D width, M heads, K head size, R rank.
 """
@@ -18,16 +18,16 @@ from torch.nn.functional import gelu
 RANK = 2
 _EPSILON = 1e-6
 _IN_CACHE = 2**18
-"""Pairs of tokens, times heads, whose composition a CPU's cache holds."""
+"""Number of token pairs, times heads, whose composition fits in a CPU's cache."""
 
 
 class Composers(NamedTuple):
-    """What the tokens of a layer say: the composition of logits (`pre`) and of weights (`post`), by query and by key.
+    """The compositions of a layer's logits (`pre`) and attention weights (`post`), by query and by key.
 
-    A query's is a matrix; the layout of pairs of tokens has no product for a key's, which keeps its factors.
+    A query's is a matrix. A key's stays in factors, since the layout of token pairs allows no matrix product for it.
 
     Attributes:
-        pre_q: C, shape (B, T, M, M); I is left out, since I + C in half precision would lose what of C is small.
+        pre_q: C, shape (B, T, M, M); without I, since I + C in half precision would lose the small entries of C.
         pre_k: the rows of w1, of w2, and the gate, shape (B, 2R + 1, M, T).
         post_q: as `pre_q`.
         post_k: as `pre_k`.
@@ -40,10 +40,10 @@ class Composers(NamedTuple):
 
 
 class HeadComposition(nn.Module):
-    """Makes the compositions of the layer's input.
+    """Computes the compositions from the layer's input.
 
-    It has 4 D J + 8 R J M + 4 D M parameters, where J = 4 M is the width of its hidden layer. They begin so small that
-    the heads begin as nearly plain ones.
+    It has 4 D J + 8 R J M + 4 D M parameters, where J = 4 M is the width of its hidden layer. Their initial
+    values are so small that the heads start nearly uncomposed.
 
     Args:
         width: D, of a token.
@@ -61,7 +61,7 @@ class HeadComposition(nn.Module):
         nn.init.normal_(self.dd, std=0.005 * sqrt(2 / (width + M)))
 
     def forward(self, x_BTD: Tensor) -> Composers:
-        """What the tokens say."""
+        """The compositions for these tokens."""
         M = self.dd.shape[-1]
         hidden_CNJ = gelu(x_BTD.flatten(0, 1) @ self.dw1.flatten(1)).unflatten(-1, (4, -1)).transpose(0, 1)
         w_CBTIM = (hidden_CNJ @ self.qkw.flatten(2)).unflatten(-1, (-1, M)).unflatten(1, x_BTD.shape[:2])
@@ -92,14 +92,14 @@ def _parts(k_BIMS: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tens
 
 
 class Block(NamedTuple):
-    """Queries that are taken together, and the keys that they see at most."""
+    """Queries that are processed together, and the range of keys that they can see."""
 
     queries: slice
     keys: slice
 
 
 class Inputs(NamedTuple):
-    """What attention with composed heads is a function of.
+    """The inputs of attention with composed heads.
 
     Attributes:
         q: queries / sqrt(K), shape (B, M, T, K).
@@ -124,7 +124,7 @@ class Inputs(NamedTuple):
     keep: Tensor | None = None
 
     def part(self, rows: slice, block: Block) -> "Inputs":
-        """What some rows and queries need of it, as views."""
+        """The inputs for some rows and queries, as views."""
         t, s = block
         seen = None if self.mask is None else self.mask[rows if len(self.mask) > 1 else slice(None), t, :, s]
         keep = None if self.keep is None else self.keep[rows, t, :, s]
@@ -171,11 +171,11 @@ def composed_attention(
         shape = torch.broadcast_shapes(mask.shape, (1, 1, q_BMTK.shape[2], k_BMSK.shape[2]))
         mask = mask.expand(shape).transpose(1, 2)
     keep = None if keep_BMTS is None else keep_BMTS.transpose(1, 2)
-    with torch.autocast(q_BMTK.device.type, enabled=False):  # which has chosen the dtype of what is given
+    with torch.autocast(q_BMTK.device.type, enabled=False):  # it has already chosen the inputs' dtype
         parts = [part.to(q_BMTK.dtype) for part in composers]
         scaled = q_BMTK * q_BMTK.shape[-1] ** -0.5
         inputs = Inputs(scaled, k_BMSK, v_BMSK, *parts, mask=mask, keep=keep)
-        if torch.compiler.is_compiling():  # which makes its own loops
+        if torch.compiler.is_compiling():  # the compiler generates its own loops
             return _plain(inputs, blocks)
         return _Composed.apply(*inputs, blocks)
 
@@ -189,7 +189,7 @@ def _plain(inputs: Inputs, blocks: list[Block]) -> Tensor:
         if part.mask is not None:
             A_BTMS = A_BTMS + _bias(part.mask, A_BTMS)
         A_BTMS = A_BTMS.softmax(-1, dtype=_exact(A_BTMS)).to(A_BTMS.dtype)
-        if part.mask is not None:  # composition leaves zeros alone, so this is as good as after it
+        if part.mask is not None:  # composition keeps zeros, so one mask is enough
             A_BTMS = A_BTMS * part.mask
         A_BTMS = composed(A_BTMS, part.post_q, part.post_k)
         if part.keep is not None:
@@ -203,17 +203,17 @@ def _exact(x: Tensor) -> torch.dtype:
 
 
 def _bias(mask: Tensor, like: Tensor) -> Tensor:
-    """What makes logits vanish where the mask is False.
+    """A bias that masks logits where the mask is False.
 
-    It is added, which is far faster than to fill, and is small enough not to overflow.
+    Adding it is far faster than filling, and it is small enough not to overflow.
     """
     return (~mask).to(like.dtype) * (torch.finfo(like.dtype).min / 2)
 
 
 class _Composed(torch.autograd.Function):
-    """What `_plain` computes, in place, some rows at a time, so that all stays in the cache.
+    """`_plain`, computed in place and some rows at a time, so that the data stay in the cache.
 
-    Nothing but the inputs is kept for the gradient; the rest is computed again.
+    Only the inputs are kept for the gradient; the rest is recomputed.
     """
 
     @staticmethod
@@ -238,7 +238,7 @@ class _Composed(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients with respect to the inputs."""
         (grad,), inputs = grad_outputs, Inputs(*ctx.saved_tensors)
-        if torch.is_grad_enabled():  # the gradient is to be differentiated
+        if torch.is_grad_enabled():  # the gradient will be differentiated
             wanted = [x for x, needed in zip(inputs[:7], ctx.needs_input_grad, strict=False) if needed]
             found = iter(torch.autograd.grad(_plain(inputs, ctx.blocks), wanted, grad, create_graph=True))
             return *(next(found) if needed else None for needed in ctx.needs_input_grad[:7]), None, None, None
@@ -250,7 +250,7 @@ class _Composed(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensor, int]:
-        """More rows."""
+        """Fold the new dimension into the rows."""
         *tensors, blocks = arguments
         n, q, mask = info.batch_size, tensors[0], tensors[7]
         rows, folded = q.shape[1 if in_dims[0] == 0 else 0], []
@@ -264,7 +264,7 @@ class _Composed(torch.autograd.Function):
 
 
 def _pieces(q_BMTK: Tensor, blocks: list[Block]) -> Iterator[tuple[slice, Block]]:
-    """Rows and blocks that are worked on together."""
+    """Rows and blocks that are processed together."""
     B, M, T, _ = q_BMTK.shape
     for block in blocks:
         pairs = M * len(range(T)[block.queries]) * len(range(T)[block.keys])
@@ -274,12 +274,12 @@ def _pieces(q_BMTK: Tensor, blocks: list[Block]) -> Iterator[tuple[slice, Block]
 
 
 def _times(pairs: Tensor, x: Tensor) -> Tensor:
-    """The product of two tensors of shape (B, M, ...), by rows, since all rows of `pairs` together would be copied."""
+    """The product of two tensors of shape (B, M, ...), row by row: one product of all rows would copy `pairs`."""
     return torch.stack([torch.bmm(*row) for row in zip(pairs, x, strict=True)])
 
 
 class _Weights(NamedTuple):
-    """What the gradient needs of the way to the attention weights: all of shape (B, T, M, S), `taken` (B, T, 1, S)."""
+    """Attention weights and the steps to them, for the gradient: shape (B, T, M, S), but `taken` (B, T, 1, S)."""
 
     logits: Tensor
     logits_taken: list[Tensor]
@@ -291,10 +291,10 @@ class _Weights(NamedTuple):
 class _Pairs:
     """The arithmetic on pairs of queries and keys, with its memory.
 
-    The memory is taken once: fresh memory costs more than the arithmetic.
+    Buffers are allocated once: new memory costs more than the arithmetic.
 
     Args:
-        like: what the pairs are made of.
+        like: tensor with the dtype and device of the pairs.
     """
 
     def __init__(self, like: Tensor) -> None:
@@ -302,7 +302,7 @@ class _Pairs:
         self.memory: dict[str, Tensor] = {}
 
     def space(self, name: str, *shape: int) -> Tensor:
-        """A tensor with any values, at the place of this name."""
+        """An uninitialised tensor in the buffer of this name."""
         count = prod(shape)
         if name not in self.memory or len(self.memory[name]) < count:
             self.memory[name] = self.like.new_empty(count)
@@ -311,7 +311,7 @@ class _Pairs:
     def products(self, a_BMTK: Tensor, b_BMSK: Tensor, name: str) -> Tensor:
         """The products a b^T of each head, as shape (B, T, M, S)."""
         (B, M, T, K), S = a_BMTK.shape, b_BMSK.shape[2]
-        # Heads outside, so that the (heads x keys) of a query are a matrix whose lines lie evenly.
+        # Heads first, so that the (heads x keys) of a query are a matrix with equally spaced rows.
         a, b = (x.transpose(0, 1).reshape(M * B, -1, K) for x in (a_BMTK, b_BMSK))
         return torch.bmm(a, b.mT, out=self.space(name, M * B, T, S)).view(M, B, T, S).permute(1, 2, 0, 3)
 
@@ -333,7 +333,7 @@ class _Pairs:
         return _Weights(logits, logits_taken, softmax, softmax_taken, attention)
 
     def compose(self, A: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """`composed`, and what each row of w1 takes of the heads."""
+        """`composed`, and the product of each row of w1 with the heads."""
         w1, w2, gate = _parts(k)
         flat = A.flatten(0, 1)
         out = torch.baddbmm(flat, q.flatten(0, 1).mT, flat, out=self.space("composed", *flat.shape)).view(A.shape)
@@ -344,7 +344,7 @@ class _Pairs:
         return out.addcmul_(A, gate), taken
 
     def add_gradients(self, totals: Inputs, part: Inputs, grad: Tensor) -> None:
-        """Add the gradients of some rows and queries, whose output has this gradient."""
+        """Add the gradients of some rows and queries, given that of their output."""
         logits, logits_taken, softmax, softmax_taken, attention = self.weigh(part)
         totals.v.add_(_times(attention.permute(0, 2, 3, 1), grad))
         G = self.products(grad, part.v, "gradient")

@@ -15,7 +15,7 @@ class TaskData(ABC):
     """Samples that live on the training device.
 
     Attributes:
-        sizes: number of samples by split; "train" is always there.
+        sizes: number of samples by split; it always has "train".
         select: the split for selection of settings in tuning and of a run's best step. Held-out samples other than
             those of `report`; "train" if the task has none, or ranks the training loss (`TaskSpec.ranks_training`).
         report: the split of the run's result, ranked by boards.

@@ -1,13 +1,13 @@
-"""What is said of a package that only some commands need, and that is not installed."""
+"""The message about an optional package that is not installed."""
 
 SUITE = "attention-optimizer-bench"
 
 
 def not_installed(package: str, extra: str) -> str:
-    """The sentence, with the extra that brings the package.
+    """The message, with the extra that installs the package.
 
     Args:
-        package: as the index calls it.
+        package: its name on the package index.
         extra: of the suite, as `pyproject.toml` lists it.
     """
     return f"the package {package} is not installed: pip install '{SUITE}[{extra}]'"

@@ -22,7 +22,7 @@ _reading = ContextVar("reading", default=False)
 
 @contextmanager
 def only_reading() -> Iterator[None]:
-    """Nothing is downloaded or written within: whoever wants to gets a DataError, as if it could not be done."""
+    """Forbid downloads and writes within: they raise a DataError, as if they had failed."""
     token = _reading.set(True)
     try:
         yield
@@ -55,7 +55,7 @@ def require_present(folder: Path, names: Iterable[str], download: Callable[[], o
     """Make sure that a folder holds files of these names.
 
     Args:
-        folder: where they belong.
+        folder: the files' folder.
         names: of the files.
         download: fetches them into the folder; called when one is missing.
 
@@ -96,7 +96,7 @@ def require_files(folder: Path, expected: Mapping[str, str]) -> None:
 
 
 def asked(name: str, samples: Callable[[Path], Any], root: Path) -> Mapping[str, Any]:
-    """What a user's function gives of the data folder: something for each of "train" and "test".
+    """The result of a user's function of the data folder: something for each of "train" and "test".
 
     Args:
         name: of the task, for messages.
@@ -104,7 +104,7 @@ def asked(name: str, samples: Callable[[Path], Any], root: Path) -> Mapping[str,
         root: the data folder.
 
     Raises:
-        DataError: it raises, or gives something else.
+        DataError: the function raises, or returns something else.
     """
     try:
         found = samples(root)
@@ -124,10 +124,10 @@ def asked(name: str, samples: Callable[[Path], Any], root: Path) -> Mapping[str,
 
 @contextmanager
 def filled(folder: Path) -> Iterator[None]:
-    """Make a folder to write into; of what was made for it, what is empty in the end is removed.
+    """Create a folder to write into; of the folders created for it, remove those that end up empty.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
@@ -144,11 +144,11 @@ def fetch(url: str, folder: Path, names: Iterable[str]) -> None:
 
     Args:
         url: of a tar archive that holds a folder of this name, or of the files' folder, if it ends with a slash.
-        folder: where they belong; made if needed.
+        folder: the files' folder; created if needed.
         names: of the files.
 
     Raises:
-        OSError: the network or the disk says no.
+        OSError: the network or the disk fails.
     """
     with filled(folder), TemporaryDirectory(dir=folder) as temporary:
 

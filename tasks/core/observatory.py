@@ -16,28 +16,28 @@ from tasks.core.attention import Maps, Watched, watched_attention
 PROBE = 32
 """Rows of the probe batch. Ours."""
 CURVED = 4
-"""The Hessian is that of so much of a batch: of a fourth of it, so that it costs a few steps. Ours."""
+"""The Hessian uses 1 / CURVED of a batch, so that it costs only a few steps. Ours."""
 CHUNKS = 4
-"""Parts of the probe batch whose gradients tell the gradient's noise. Ours."""
+"""Parts of the probe batch whose gradients estimate the gradient noise. Ours."""
 LANCZOS = 12
-"""Products with the Hessian for its greatest eigenvalue. Ours."""
+"""Products with the Hessian for its largest eigenvalue. Ours."""
 RANKED = 4
-"""Rows whose attention matrices are ranked, since that takes long. Ours."""
+"""Rows whose attention rank is computed; few, since it is slow. Ours."""
 SATURATED = 0.99
 """Largest attention weight from which a query counts as saturated. Ours."""
 ENERGY = 0.99
-"""Share of the sum of squares of singular values that makes the attention rank. Ours."""
+"""Share of the sum of squared singular values that defines the attention rank. Ours."""
 MOST_KEPT = 256 << 20
-"""Bytes of W_Q and W_K that are kept to compare directions; in a larger model those of fewer layers. Ours."""
+"""Bytes of W_Q and W_K kept to compare directions, at most; a larger model keeps fewer layers. Ours."""
 
 
 class Observer:
-    """Follows one run.
+    """Measures attention during one run.
 
     Args:
         task: its model, with its data on the device.
-        steps: after which is measured, ascending (`observed_steps`). The Hessian is looked at after every second of
-            them, counted from the last, since it takes most of the time.
+        steps: after which to measure, ascending (`observed_steps`). The Hessian is measured at every second one,
+            counted from the last, since it takes most of the time.
     """
 
     def __init__(self, task: Any, steps: Sequence[int]) -> None:
@@ -56,7 +56,7 @@ class Observer:
         return {"recent": self.recent, "kept": self.kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore that state."""
         self.recent, self.kept = dict(state["recent"]), dict(state["kept"])
 
     def note(self, done: int, weights: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor] | None:
@@ -64,7 +64,7 @@ class Observer:
 
         Args:
             done: optimizer steps; each is noted once, in order.
-            weights: gives those that are trained, by name, without gradients, unsharded; they are copied.
+            weights: returns the trained weights by name, without gradients, unsharded; they are copied.
 
         Returns:
             Values by name, 0-dim float64; the names are always the same. None if nothing is measured.
@@ -101,7 +101,7 @@ class Observer:
         return {name: value.double() for name, value in found.items()}
 
     def _directions(self, done: int, layers: Sequence[Maps]) -> dict[str, Tensor]:
-        """Cosines of W_QK with what it was at each step that is measured; NaN at those to come."""
+        """Cosines of W_QK with its value at each measured step; NaN for later steps."""
         size = sum(m.q.numel() + m.k.numel() for m in layers) * layers[0].q.element_size() * len(self.steps)
         every = -(-size // MOST_KEPT)
         self.kept[done] = [(m.q.clone(), m.k.clone()) for m in layers[::every]]
@@ -114,7 +114,7 @@ class Observer:
         return found
 
     def _updates(self, done: int) -> dict[str, Tensor]:
-        """Cosine of the last two updates, and the last one against the weights; NaN before they were made."""
+        """Cosine of the last two updates, and the last one relative to the weights; NaN before there are any."""
         now, roles = self.recent[done], {parameter.role for parameter in self.parameters}
         found = dict.fromkeys(("update_cosine", *(f"update_ratio_{role}" for role in sorted(roles))), _absent(now))
         last, before = self._update(done), self._update(done - 1)
@@ -149,9 +149,9 @@ class Observer:
     def _gradient(
         self, now: Mapping[str, Tensor], batch: Any, *, create_graph: bool = False
     ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-        """The trained parameters as leaves, and the gradient of the loss by them."""
+        """The trained parameters as leaves, and the gradient of the loss with respect to them."""
         leaves = {name: now[name].detach().requires_grad_() for name in self.names}
-        with torch.enable_grad(), watched_attention():  # whose operations can be differentiated twice
+        with torch.enable_grad(), watched_attention():  # its operations can be differentiated twice
             loss = functional_call(self.task, {**now, **leaves}, (batch,)).loss
             grads = torch.autograd.grad(loss, list(leaves.values()), create_graph=create_graph)
         return list(leaves.values()), grads
@@ -227,7 +227,7 @@ def cosine_of_products(now: tuple[Tensor, Tensor], then: tuple[Tensor, Tensor]) 
     """Cosine of W_Q^T W_K with its earlier value, for each head: shape (H,); W_Q and W_K of shape (H, K, D)."""
 
     def inner(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tensor:
-        # <A_Q^T A_K, B_Q^T B_K> = <B_Q A_Q^T, B_K A_K^T>, of which both are K x K.
+        # <A_Q^T A_K, B_Q^T B_K> = <B_Q A_Q^T, B_K A_K^T>, both K x K.
         return ((b[0] @ a[0].mT) * (b[1] @ a[1].mT)).sum((-2, -1))
 
     return inner(now, then) / (inner(now, now) * inner(then, then)).sqrt()
@@ -250,7 +250,7 @@ def greatest_eigenvalue(times: Callable[[Tensor], Tensor], start: Tensor, steps:
     for _ in range(min(steps, len(start))):
         columns.append(times(basis[-1]))
         rest = columns[-1]
-        for _ in range(2):  # once more, for what rounding left
+        for _ in range(2):  # again, to remove rounding errors
             for v in basis:
                 rest = rest - (v @ rest) * v
         norm = rest.norm()
@@ -269,6 +269,6 @@ def _absent(weights: Mapping[str, Tensor]) -> Tensor:
 
 
 def _finite(matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """Matrices that a decomposition takes, and 0 or NaN to be added to what it gives: NaN where one was not finite."""
+    """Finite matrices to decompose, and a term to add to the result: NaN where a matrix was not finite, else 0."""
     bad = ~matrices.isfinite().flatten(-2).all(-1)
     return torch.where(bad[..., None, None], 0, matrices), torch.where(bad, nan, matrices.new_zeros(()))

@@ -19,13 +19,13 @@ def micro_batches_per_rank(batch_size: int, ranks: int, micro_batch_size: int) -
 class BatchOrder:
     """Rows of each batch: every epoch is a new permutation, and a last incomplete batch is dropped.
 
-    Rows that have lengths are put into batches with rows of like length: the permutation is cut into pools of 64
+    Rows with lengths are batched with rows of similar length: the permutation is cut into pools of 64
     batches, each pool is sorted by length and cut into batches, and the epoch's batches are shuffled.
 
     Args:
         n: number of training samples, at least 1.
         batch_size: samples of one optimizer step, in [1, n].
-        seed: data seed; with the epoch it decides the permutation.
+        seed: data seed; with the epoch it determines the permutation.
         device: where the row numbers live.
         lengths: of the samples, int64 of shape (n,) on the CPU, or None.
     """
@@ -45,7 +45,7 @@ class BatchOrder:
 
     def width(self, step: int) -> int | None:
         """The largest length in the batch of this step; None without lengths."""
-        place = self._place(step)  # first: it may renew the widths
+        place = self._place(step)  # first: it may update the widths
         return self._widths[place] if self._lengths is not None else None
 
     def _place(self, step: int) -> int:
@@ -63,7 +63,7 @@ class BatchOrder:
         return batch
 
     def _alike(self, permutation: Tensor, lengths: Tensor, generator: torch.Generator) -> Tensor:
-        """The permutation, less a last incomplete batch, with rows of like length in a batch; notes the widths."""
+        """The permutation without a last incomplete batch, with rows of similar length in a batch; sets the widths."""
         permutation = permutation[: self.batches_per_epoch * self.batch_size]
         pools = torch.arange(len(permutation)) // (_POOL * self.batch_size)
         by_length = (pools * (int(lengths.max()) + 1) + lengths[permutation]).argsort(stable=True)

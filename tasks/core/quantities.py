@@ -2,7 +2,7 @@
 
 All measurements use a probe batch, the first 32 training samples, without dropout or augmentation, at the trained
 weights. A head has maps W_Q, W_K, W_V of shape (K, D) and W_O of shape (D, K); W_QK = W_Q^T W_K. Norms and cosines
-are Frobenius's.
+are those of Frobenius.
 """
 
 HEADS = {
@@ -26,7 +26,7 @@ HEADS = {
 """Of each head, as `NAME_lLAYER_hHEAD`, counted from 0."""
 MODEL = {
     "sharpness": "largest eigenvalue of the Hessian H of the loss on a quarter of a batch, at most 32 samples, by 12"
-    " Lanczos steps (from below); 2 by the step size is the edge of stability of gradient descent (Cohen et al., arXiv"
+    " Lanczos steps (from below); 2 / step size is the edge of stability of gradient descent (Cohen et al., arXiv"
     " 2103.00065)",
     "curvature": "u^T H u / ||u||^2 along the last update u",
     "edge": "u^T H u / (u^T H u - g^T u) along the last update u, with g the gradient after it: step size times"
@@ -37,11 +37,11 @@ MODEL = {
     "update_cosine": "cosine of the last two updates, in [-1, 1]",
     "update_ratio_ROLE": "norm of the last update divided by that of the weights, for the parameters of a role",
 }
-"""Of the model. Sharpness, curvature and edge are measured after every second one of the steps."""
+"""Of the model. Sharpness, curvature and edge are measured at every second one of the steps."""
 
 
 OBSERVED = ("vision", "text", "lm")
-"""The families of tasks whose models have such heads."""
+"""Task families whose models have such heads."""
 
 
 def observed_steps(total: int, per_decade: int) -> list[int]:

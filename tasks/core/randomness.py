@@ -1,7 +1,7 @@
-"""Random numbers of a batch, as a function of (seed, step, use, row, element): however it is cut, whenever it resumes.
+"""Random numbers of a batch: a function of (seed, step, use, row, element), whatever the micro-batches and restarts.
 
 They come from a hash of counters (SplitMix64: Steele, Lea, Flood, OOPSLA 2014), as operations on integer tensors: the
-same bits on every device, any rows without the others, and no generator whose state would have to be kept.
+same bits on every device, any rows without the others, and no generator state to keep.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _PIECES = 1 << 16
 
 
 def _signed(word: int) -> int:
-    """A word in [0, 2^64) as int64 holds it."""
+    """The int64 with the bits of a word in [0, 2^64)."""
     return word - ((word >> 63) << 64)
 
 
@@ -43,18 +43,18 @@ def _mix(words: Tensor) -> Tensor:
 
 
 class BatchRandomness:
-    """Where in the run a micro-batch stands; shared by everything random in one model.
+    """The position of a micro-batch in the run; shared by all random parts of a model.
 
     Each method takes a `stream`, one number for each use in the model, and a tensor `like`, of shape (rows of the
     micro-batch, ...), for shape, dtype and device; its values do not matter.
 
     Attributes:
-        seed: of the whole run's randomness beyond initialisation and order.
+        seed: of the run's randomness except initialisation and order.
         step: the optimizer step, from 0.
         rows: the micro-batch's rows within the batch.
         batch_size: rows of the whole batch, over micro-batches and ranks.
         width: tokens that all rows of the batch are padded to; None if rows have no lengths.
-        drawn: whether anything random was ever asked for.
+        drawn: whether any random numbers have been drawn.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -68,8 +68,8 @@ class BatchRandomness:
 
     @contextmanager
     def as_tensors(self, device: torch.device) -> Iterator[None]:
-        """Within this, what changes from step to step is read from tensors: a compiled program holds for all steps."""
-        # Not `torch.tensor`, which waits for a GPU.
+        """Keep step and rows in tensors within, so that one compiled program serves all steps."""
+        # Not `torch.tensor`, which synchronises with a GPU.
         parts = _signed(_key(self.seed, self.step)), self.rows.start
         before, first = (torch.full((), part, dtype=torch.int64, device=device) for part in parts)
         self._held = self.rows.stop - self.rows.start, before, first
@@ -94,7 +94,7 @@ class BatchRandomness:
     def keep(self, stream: int, like: Tensor, rate: float) -> Tensor:
         """1 where a dropout of this rate, in [0, 1), keeps an element, 0 where it drops it: shape and dtype of `like`.
 
-        Each is 0 with the probability `exact_rate(rate)`, by 16 bits of its own.
+        Each is 0 with probability `exact_rate(rate)`, decided by 16 separate bits.
         """
         elements = like.shape[1:].numel()
         pieces = self.words(stream, -(-elements // 4), like.device).view(torch.int16)[:, :elements]

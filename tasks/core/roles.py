@@ -8,9 +8,9 @@ from torch import nn
 from optimizers.groups import ROLES, Parameter, Role
 
 _EMBEDDINGS = nn.Embedding, nn.EmbeddingBag, nn.Conv1d, nn.Conv2d, nn.Conv3d
-"""Modules whose weights make vectors of tokens and patches."""
+"""Modules whose weights map tokens and patches to vectors."""
 COMPOSITION: Mapping[str, Role] = {"*.composition.*": "vector"}
-"""Small weights that mix heads; no matrices of a hidden layer. Ours."""
+"""Small weights that mix heads; not matrices of a hidden layer. Ours."""
 
 
 def described(model: nn.Module, roles: Mapping[str, Role], pieces: Mapping[str, int]) -> list[Parameter]:
@@ -20,12 +20,12 @@ def described(model: nn.Module, roles: Mapping[str, Role], pieces: Mapping[str, 
     `embedding`, and all others a `matrix`; modules do not identify a `head`.
 
     Args:
-        model: whose.
-        roles: what is said of parameters, by patterns of their names (`*` stands for anything); the first that fits.
-        pieces: how many matrices of one shape are stacked by rows, by patterns.
+        model: the model.
+        roles: declared roles, by patterns of parameter names (`*` matches anything); the first match counts.
+        pieces: number of matrices of one shape stacked by rows, by patterns.
 
     Raises:
-        ValueError: the rows cannot be cut into the pieces, there is no such role, or a name without `*` is that of no
+        ValueError: the rows do not divide into the pieces, a role is unknown, or a name without `*` matches no
             parameter.
     """
     every = {name for name, _ in model.named_parameters(remove_duplicate=False)}

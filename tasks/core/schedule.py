@@ -1,4 +1,4 @@
-"""Schedules: the learning rate over a run, as a pure function of the step, so that nothing is kept or resumed."""
+"""Schedules: the learning rate over a run, as a pure function of the step, so that there is no state to resume."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Kind = Literal["constant", "cosine", "linear", "inverse_sqrt", "wsd"]
 class Schedule:
     """A factor on `lr` for each step: a linear warm-up, then constant, or a decay.
 
-    After w steps of warm-up, in which step t (from 0) has the factor (t + 1) / w, of n steps in all:
+    Of n steps, the first w are the warm-up, in which step t (from 0) has the factor (t + 1) / w. After it:
 
      - `constant`: 1;
      - `cosine`: floor + (1 - floor) (1 + cos(pi (t - w) / (n - w))) / 2 (Loshchilov and Hutter, arXiv 1608.03983,
@@ -27,7 +27,7 @@ class Schedule:
         kind: what comes after the warm-up.
         steps: n, at least 1.
         warmup: share of the steps, in [0, 1); w is the nearest whole number.
-        floor: least factor of a decay, in [0, 1].
+        floor: smallest factor of a decay, in [0, 1].
         decay: share of the steps, in (0, 1 - warmup], over which `wsd` decays; d is the nearest whole number.
     """
 
@@ -55,7 +55,7 @@ class Schedule:
     def apply(self, optimizer: Optimizer, step: int) -> None:
         """Set `lr` of all groups for a step; `initial_lr` keeps the first one, as in torch's own schedulers.
 
-        A group of a method that finds its own step size says `unscheduled`.
+        Groups marked `unscheduled`, of methods that choose their own step size, are left alone.
         """
         factor = self.factor(step)
         for group in optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""FSDP2 with checkpoints that hold everything whole, in one file, for every optimizer."""
+"""FSDP2 with unsharded checkpoints, in one file, for every optimizer."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,10 +12,11 @@ from torch.optim import Optimizer
 
 
 class ShardedStrategy(ModelParallelStrategy):
-    """Lightning's FSDP2 strategy, less its checkpoints.
+    """Lightning's FSDP2 strategy, except for its checkpoints.
 
-    Lightning restores optimizers by torch's distributed checkpoints, which make an optimizer's state by a step without
-    a loss and fail for methods that keep no state. Here each tensor is gathered when saved and cut again when loaded.
+    Lightning restores optimizers by torch's distributed checkpoints, which initialise an optimizer's state by a step
+    without a loss, and fail for methods without state. Here each tensor is gathered when saved and sharded again when
+    loaded.
 
     Args:
         ranks: number of processes that share parameters and batch.
@@ -26,16 +27,16 @@ class ShardedStrategy(ModelParallelStrategy):
 
     @property
     def lightning_restore_optimizer(self) -> bool:
-        """Lightning is to call `load_optimizer_state_dict`."""
+        """Make Lightning call `load_optimizer_state_dict`."""
         return True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The module's tensors, whole, on every rank."""
+        """The module's tensors, unsharded, on every rank."""
         assert self.lightning_module is not None
         return {name: whole(value) for name, value in self.lightning_module.state_dict().items()}
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The optimizer's state, whole, on every rank."""
+        """The optimizer's state, unsharded, on every rank."""
         state = optimizer.state_dict()
         gathered = {i: {name: whole(value) for name, value in values.items()} for i, values in state["state"].items()}
         return {**state, "state": gathered}

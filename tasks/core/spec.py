@@ -23,13 +23,13 @@ class TaskSpec:
 
     Attributes:
         name: what the user types after `--task`.
-        title: one line for people.
+        title: a one-line description.
         module: the `tasks.Task`, as `module:Class`, which is imported when it is needed, or the class itself.
         data: the `tasks.TaskData`, likewise.
         metric: the compared metric, one of the task's metrics.
-        mode: whether the metric is better when greater ("max") or smaller ("min").
-        scale: how values are compared: by differences ("linear"), or by ratios of how far a loss is above its infimum
-            ("log"), which `TaskData.loss_offset` tells for each split that is evaluated.
+        mode: whether the metric is better when larger ("max") or smaller ("min").
+        scale: how values are compared: by differences ("linear"), or by ratios of a loss's suboptimality gaps
+            ("log"), for which `TaskData.loss_offset` has the infimum on each evaluated split.
         ranks_training: the ranking intentionally uses training samples: its source's claim is about optimization.
             Its data then select and report on "train". All other tasks rank held-out samples.
         target: value of the metric on the selection split for time-to-target, or None.

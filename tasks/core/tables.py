@@ -22,7 +22,7 @@ class Hub(NamedTuple):
 
 
 def or_part(path: Path) -> Path:
-    """The file, or where only a part of it is there, NAME_part."""
+    """The file, or NAME_part if only a part of it exists."""
     part = path.with_name(f"{path.stem}_part{path.suffix}")
     return part if part.is_file() and not path.is_file() else path
 
@@ -32,7 +32,7 @@ def require_tables(paths: Mapping[str, Path], columns: Sequence[str], hub: Hub |
 
     Args:
         paths: the files by split.
-        columns: what they must have, for the message.
+        columns: which they must have, for the message.
         hub: where they can be fetched; None if nowhere.
 
     Raises:
@@ -53,7 +53,7 @@ def require_tables(paths: Mapping[str, Path], columns: Sequence[str], hub: Hub |
 
 
 def _fetch(hub: Hub | None, split: str, path: Path) -> None:
-    """Write a split's file with what the Hub has."""
+    """Write a split's file from the Hub."""
     if hub is None:
         raise LookupError("it does not exist")
     try:
@@ -62,7 +62,7 @@ def _fetch(hub: Hub | None, split: str, path: Path) -> None:
         raise LookupError(not_installed("datasets", "hub")) from None
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
-    get_hf_file_metadata(hf_hub_url(hub.name, "README.md", repo_type="dataset"), timeout=10)  # as for the tokenizer
+    get_hf_file_metadata(hf_hub_url(hub.name, "README.md", repo_type="dataset"), timeout=10)  # fails fast
     more = {} if hub.revision is None else {"revision": hub.revision}
     rows = load_dataset(hub.name, hub.configuration, split=hub.splits[split], **more)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,10 +81,10 @@ def columns_of(path: Path) -> list[str]:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Say which file it is that cannot be read.
+    """Name the file in the error if it cannot be read.
 
     Raises:
-        DataError: it cannot.
+        DataError: it cannot be read.
     """
     import pyarrow as pa
 
@@ -97,7 +97,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def amount(path: Path) -> int:
-    """Rows of a Parquet file, bytes of another one.
+    """Rows of a Parquet file, bytes of any other file.
 
     Raises:
         DataError: it cannot be read.

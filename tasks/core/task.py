@@ -39,7 +39,7 @@ class Task(pl.LightningModule, ABC):
 
     plan: Plan
     part: str | None = None
-    """Description of the model if it is smaller than the task's namesake."""
+    """Description of the model if it is smaller than the one that the task is named after."""
     roles: Mapping[str, Role] = {}
     """Roles that do not follow from the modules (`tasks.core.roles`), by patterns of parameters' names."""
     pieces: Mapping[str, int] = {}
@@ -80,7 +80,7 @@ class Task(pl.LightningModule, ABC):
 
     @final
     def forward(self, batch: Any) -> Outcome:
-        """`loss`, as a call of the module: what `torch.func.functional_call` needs."""
+        """`loss` as a call of the module, as `torch.func.functional_call` needs."""
         return self.loss(batch)
 
     def loss_at(self, weights: Mapping[str, Tensor], batch: Any) -> Outcome:
@@ -99,13 +99,13 @@ class Task(pl.LightningModule, ABC):
         def at(point: Mapping[str, Tensor]) -> Outcome:
             return functional_call(self, dict(point), (batch,))
 
-        # Dropout belongs to the batch, so it is the same at all points.
+        # Dropout depends on the batch, so it is the same at all points.
         return vmap(at, randomness="same")(weights)
 
     def measure_at(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Measurements of the weights during training: a pure function of weights and data.
 
-        It makes no host synchronisation. Many points of the run are measured together, which is cheap for small models.
+        It never synchronises with the host. Many points of the run are measured together: cheap for small models.
 
         Args:
             weights: parameters by name, each with a leading dimension of K points; without gradients, unsharded.
@@ -118,7 +118,7 @@ class Task(pl.LightningModule, ABC):
     def maps(self, weights: Mapping[str, Tensor]) -> list[Maps]:
         """The linear maps of all heads, layer by layer, for `--trainer.observe`.
 
-        Heads that are composed for each pair of tokens have no attention of their own and are excluded.
+        Heads that are composed for each pair of tokens have no separate attention and are excluded.
 
         Args:
             weights: parameters by name.
@@ -132,7 +132,7 @@ class Task(pl.LightningModule, ABC):
     @final
     @torch.no_grad()
     def measure(self) -> dict[str, Tensor]:
-        """`measure_at` the present weights: 0-dim tensors."""
+        """`measure_at` the current weights: 0-dim tensors."""
         weights = {name: whole(p.detach())[None] for name, p in self.named_parameters()}
         return {name: value[0] for name, value in self.measure_at(weights).items()}
 
@@ -150,7 +150,7 @@ class Task(pl.LightningModule, ABC):
 
     @final
     def configure_model(self) -> None:
-        """Replace dropout by a version that does not depend on micro-batches, and shard under FSDP2."""
+        """Replace dropout by a version independent of micro-batches, and shard under FSDP2."""
         use_batch_dropout(self, self.randomness)
         mesh = self.device_mesh
         if mesh is None or self._shards:
@@ -189,13 +189,13 @@ class Task(pl.LightningModule, ABC):
 
     @final
     def training_step(self, steps: tuple[int, int]) -> None:
-        """Make the optimizer steps from steps[0] up to, but without, steps[1]."""
+        """Take the optimizer steps from steps[0] to steps[1], exclusive."""
         optimizer = self.optimizers(use_pl_optimizer=False)
         assert isinstance(optimizer, Optimizer)
         if self._loop is None:
             self._loop = Loop(self, optimizer)
         loop = self._loop
-        # The precision plugin has turned autocast on for all of this method; only forward passes want it.
+        # The precision plugin turned autocast on for the whole method; only forward passes need it.
         with torch.autocast(self.device.type, enabled=False) if loop.mixed else nullcontext():
             if steps[0] == 0:
                 loop.note_weights(0)
@@ -216,10 +216,10 @@ class Task(pl.LightningModule, ABC):
 
         Returns:
             Values by name, "loss" among them, and "excess", the suboptimality gap, where `data.loss_offset` has
-            that of the split. They may be infinite or NaN for such weights.
+            the split. Infinite or NaN weights may give infinite or NaN values.
         """
         metrics = MetricCollection(dict(self.metrics())).to(self.device)
-        # In float64, where the device has it. Without its check for NaN torchmetrics' mean forgets the weights.
+        # In float64, where the device has it. torchmetrics' mean ignores its weights without its NaN check.
         total = torch.zeros((), dtype=torch.float32 if self.device.type == "mps" else torch.float64, device=self.device)
         for metric in metrics.values():
             metric.sync_on_compute = False
@@ -239,9 +239,9 @@ class Task(pl.LightningModule, ABC):
     @final
     @contextmanager
     def in_eval_mode(self, *, switch: bool = True) -> Iterator[None]:
-        """The model in eval mode; with `switch` at the weights that are evaluated, in place of those that are trained.
+        """Put the model in eval mode; with `switch`, with the evaluation weights in place of the trained ones.
 
-        FSDP2 leaves whole what a forward pass has gathered, and the next one would take it for the present weights.
+        FSDP2 keeps parameters gathered after a forward pass, and the next one would use them although they are stale.
         """
         self.eval()
         with self._evaluation_weights() if switch else nullcontext():
@@ -263,7 +263,7 @@ class Task(pl.LightningModule, ABC):
     @final
     @torch.no_grad()
     def load_best_weights(self) -> None:
-        """Go back to the best weights; only for evaluation after training."""
+        """Restore the best weights; only for evaluation after training."""
         assert self.best_weights is not None
         for name, value in self.state_dict().items():
             value.copy_(cut_like(self.best_weights[name], value))

@@ -38,8 +38,8 @@ class Plan:
     """The training plan of a task, filled in by the runner.
 
     Attributes:
-        make_optimizer: the trained parameters, in order, to an optimizer.
-        parts: the methods that it is made of, with their hyperparameters and parameters.
+        make_optimizer: builds the optimizer from the trained parameters, in order.
+        parts: its methods, with their hyperparameters and parameters.
         total_steps: number of optimizer steps.
         batch_size: samples of one optimizer step, over micro-batches and ranks.
         micro_batch_size: samples of one forward pass on one device, at most.
@@ -75,7 +75,7 @@ class Plan:
 
     @property
     def step_of(self) -> str:
-        """Method and roles of the largest group of parameters, whose step size the curve has; empty if all are one."""
+        """Method and roles of the largest parameter group, whose step size the curve records; empty for one group."""
         first = self.parts[0]
         if len(self.parts) == len(first.groups) == 1:
             return ""
@@ -83,7 +83,7 @@ class Plan:
 
     @property
     def averaged(self) -> list[int]:
-        """Places of the trained parameters that are averaged: all but those of methods that average by themselves."""
+        """Indices of the averaged parameters: all trained ones, except for methods with their own average."""
         if self.average is None:
             return []
         parts = [part for part in self.parts if not part.spec.traits.averages]
@@ -101,12 +101,12 @@ class CurveRow(NamedTuple):
 
 @dataclass
 class Record:
-    """What the training step leaves for whoever watches.
+    """What callbacks read from the training step.
 
-    These are steps and measurements since the last look, the last micro-batch, whether the loss is compiled, and what a
-    person should know of that.
+    It has the steps and measurements since the last read, the last micro-batch, whether the loss is compiled, and
+    messages about that.
 
-    Measurements are the numbers of optimizer steps done, and the values by name at these points, shape (K,).
+    A measurement has the optimizer steps done at each of K points, and the values by name there, shape (K,).
     """
 
     curve: list[CurveRow] = field(default_factory=list)
@@ -117,7 +117,7 @@ class Record:
 
 
 class Trained(Protocol):
-    """What the loop asks of a `Task`."""
+    """What the loop needs of a `Task`."""
 
     plan: Plan
     data: TaskData
@@ -133,7 +133,7 @@ class Trained(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Of the parameters."""
+        """The parameters' device."""
         ...
 
     def loss(self, batch: Any) -> Outcome:
@@ -141,7 +141,7 @@ class Trained(Protocol):
         ...
 
     def measure_at(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Measurements of weights that are stacked over K points, shape (K,) each."""
+        """Measurements at weights stacked over K points, shape (K,) each."""
         ...
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -149,16 +149,16 @@ class Trained(Protocol):
         ...
 
     def averaged(self) -> list[nn.Parameter]:
-        """Those of which `average` is."""
+        """The averaged parameters."""
         ...
 
 
 @contextmanager
 def evaluation_weights(optimizer: Any, average: Average | None, averaged: Sequence[Tensor]) -> Iterator[None]:
-    """The weights that are evaluated, in place of those that are trained.
+    """Put the evaluation weights in place of the trained ones.
 
-    An optimizer that keeps other weights for evaluation (schedule-free methods) is in eval mode, and where there is an
-    average it stands in place of the averaged weights.
+    An optimizer with other weights for evaluation (schedule-free methods) is put in eval mode; an average, if any,
+    replaces the averaged weights.
     """
     evaluate, train = (getattr(optimizer, mode, None) for mode in ("eval", "train"))
     if evaluate:
@@ -170,13 +170,13 @@ def evaluation_weights(optimizer: Any, average: Average | None, averaged: Sequen
 
 
 class Loop:
-    """The inner loop of `Task.training_step`, with what it needs looked up once: attributes of modules are slow."""
+    """The inner loop of `Task.training_step`, with attributes looked up once, since those of modules are slow."""
 
     def __init__(self, task: Trained, optimizer: Optimizer) -> None:
         trainer = task.trainer
         assert task.order is not None
         self.task, self.plan = task, task.plan
-        self.optimizer: Any = optimizer  # torch's type knows neither a closure that returns a tensor nor our keywords
+        self.optimizer: Any = optimizer  # torch's type lacks closures that return tensors, and our keywords
         self.data, self.record, self.where, self.order = task.data, task.record, task.randomness, task.order
         self.strategy = trainer.strategy
         self.world: int = trainer.world_size
@@ -194,9 +194,9 @@ class Loop:
         self.device = task.device
         self.loss: Callable[[Any], Outcome] = task.loss
         self.trial = Trial(self, self.plan.compile) if self.plan.compile != "off" else None
-        # Leaves averaging over ranks to a batch's last micro-batch, where the strategy can.
+        # Averages over ranks only in a batch's last micro-batch, if the strategy can.
         self.without_sync = getattr(self.strategy, "block_backward_sync", nullcontext)
-        if self.plan.create_graph:  # torch warns of a cycle of references, which ends where gradients are set to None
+        if self.plan.create_graph:  # torch warns of a reference cycle; gradients set to None break it
             warnings.filterwarnings("ignore", r"Using backward\(\) with create_graph=True")
 
     def _was_taken(self, *_: Any) -> None:
@@ -213,7 +213,7 @@ class Loop:
         if self.scaler is None:
             self.optimizer.step(closure, **keywords)
         else:
-            self.taken = False  # the optimizer's own step says otherwise; it is skipped where a gradient overflowed
+            self.taken = False  # set by the hook of a step; a step is skipped if a gradient overflowed
             self.scaler.step(self.optimizer, closure, **keywords)  # takes a closure by position only
             self.scaler.update()
         if self.average is not None and self.taken:
@@ -223,7 +223,7 @@ class Loop:
         self.record.curve.append(CurveRow(loss, norms["loss_grad_norm"], raw, applied))
 
     def note_weights(self, done: int) -> None:
-        """Keep the weights after so many steps for `measure`, if they are to be measured; observe them."""
+        """Store the weights after `done` steps for `measure`, if due; and observe them."""
         if self.observer is not None:
             found = self.observer.note(done, lambda: {name: whole(p) for name, p in self.named_parameters})
             if found is not None:
@@ -237,7 +237,7 @@ class Loop:
 
     @torch.no_grad()
     def measure(self) -> None:
-        """Measure the weights that were noted, all at once."""
+        """Measure all stored weights at once."""
         if self.noted:
             points, weights = zip(*self.noted, strict=True)
             self.noted.clear()
@@ -266,7 +266,7 @@ class Loop:
         batch_rows = self.order.rows(step)
         size = len(batch_rows)
         start, stop = size * self.rank // self.world, size * (self.rank + 1) // self.world
-        # As many micro-batches on every rank: FSDP2 communicates in each.
+        # Every rank has the same number of micro-batches: FSDP2 communicates in each.
         cuts = micro_batches_per_rank(size, self.world, self.plan.micro_batch_size)
         where = self.where
         where.step, where.batch_size, where.width = step, size, self.order.width(step)
@@ -281,7 +281,7 @@ class Loop:
                 outcome = self.loss(self.data.batch("train", rows, where))
                 loss = outcome.loss if weight == 1 else outcome.loss * weight
             with self.without_sync() if last < stop else nullcontext():
-                # What `manual_backward` does, less the hooks, which cost more than a small model's step.
+                # As `manual_backward`, without the hooks, which cost more than a small model's step.
                 scaled = loss if self.scaler is None else self.scaler.scale(loss)
                 self.strategy.pre_backward(scaled)
                 scaled.backward(create_graph=self.plan.create_graph)

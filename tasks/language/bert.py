@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 _FAMILY = ("bert", "roberta")
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 _SMALL = "a small BERT with random weights"
-_HEAD_SIZE = 64  # of all BERTs that were published
+_HEAD_SIZE = 64  # of all published BERTs
 
 
 # -- model ----------------------------------------------------------------------------------------------------------
 
 
 class Encoder(Task):
-    """An encoder of the BERT family with a head; the subclass says which.
+    """An encoder of the BERT family with a head, which the subclass defines.
 
-    What a checkpoint lacks of the head is drawn from the seed.
+    Weights of the head that a checkpoint lacks are drawn from the seed.
 
     Args:
         data: the texts; its vocabulary must be the model's.
@@ -59,8 +59,8 @@ class Encoder(Task):
 
     Attributes:
         AUTO: transformers' class of such models.
-        DRAWN: how the names of the head's weights begin.
-        PRETRAINED: whether the task is named for pretrained weights, so that a model from scratch is a part of it.
+        DRAWN: prefix of the names of the head's weights.
+        PRETRAINED: whether the task is named after pretrained weights; then `part` notes a model from scratch.
     """
 
     roles: Mapping[str, Role] = {"*classifier*.weight": "head", "*qa_outputs.weight": "head", **COMPOSITION}
@@ -111,7 +111,7 @@ class Encoder(Task):
         count: int = num_heads or config.num_attention_heads
         shown = f"{width=}" if scratch else f"the model's width of {config.hidden_size}"
         size = head_size(attention, config.hidden_size, count, head_dim, length=longest or None, shown=shown)
-        config.num_attention_heads = count if attention == "standard" else 1  # what is replaced need not fit
+        config.num_attention_heads = count if attention == "standard" else 1  # other kinds are replaced: any will do
         if dropout is not None:
             config.hidden_dropout_prob = config.attention_probs_dropout_prob = config.classifier_dropout = dropout
         config.num_labels, config.use_cache = data.num_classes, False
@@ -126,11 +126,11 @@ class Encoder(Task):
             self._facts["weights"] = sha256(folder / _WEIGHTS)
         self.model.train()
         if gradient_checkpointing:
-            # `activation_checkpointing_enable` came with transformers 5.23, which warns of the name that it had before.
+            # transformers 5.23 renamed it to `activation_checkpointing_enable`, and warns of the old name.
             enable = (
                 getattr(self.model, "activation_checkpointing_enable", None) or self.model.gradient_checkpointing_enable
             )
-            # Its random numbers follow from step and sample, so there is no generator to set back.
+            # Random numbers follow from step and sample, so there is no generator state to restore.
             enable({"use_reentrant": False, "preserve_rng_state": False})
         self._types = config.type_vocab_size
         self._before_first = config.pad_token_id if config.model_type == "roberta" else None
@@ -139,7 +139,7 @@ class Encoder(Task):
             raise ValueError(f"max_length={longest} is more than the {positions} positions of the model")
 
     def maps(self, weights: Mapping[str, Tensor]) -> list[Maps]:
-        """Those of `Task`, or of the model's own attention."""
+        """`Task.maps`, or the maps of transformers' own attention."""
         if found := super().maps(weights):
             return found
         heads: int = self.model.config.num_attention_heads
@@ -154,15 +154,15 @@ class Encoder(Task):
         return self._facts
 
     def encode(self, batch: "TextBatch") -> Any:
-        """What transformers' model makes of the texts."""
+        """The output of transformers' model for the texts."""
         if self._before_first is None:
             positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)[None]
-        else:  # RoBERTa counts from there; padding has the position that is never learned
+        else:  # RoBERTa counts from there; padding has a position that is never trained
             positions = batch.mask.cumsum(1) * batch.mask + self._before_first
         return self.model(
             input_ids=batch.ids,
             attention_mask=batch.mask[:, None, None],
-            token_type_ids=batch.types.clamp(max=self._types - 1),  # RoBERTa knows one type only
+            token_type_ids=batch.types.clamp(max=self._types - 1),  # RoBERTa has only one type
             position_ids=positions,
         )
 
@@ -197,7 +197,7 @@ class TextClassifier(Encoder):
 
 
 class RowClassifier(TextClassifier):
-    """The same on rows of one's own: its task is named for the texts, not for a model."""
+    """`TextClassifier` for the user's own rows: the task is named after the texts, not after a model."""
 
     PRETRAINED = False
 
@@ -229,9 +229,9 @@ def _attention(
     dropout: float,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it, with dropout by the module's own layer.
+    """Attention with transformers' signature and the module's own dropout layer.
 
-    The dropout of transformers draws from a global stream.
+    transformers' dropout draws from the global generator.
 
     Args:
         module: the attention layer.
@@ -255,7 +255,7 @@ AttentionInterface.register(_ATTENTION, _attention)
 
 
 class _SelfAttention(nn.Module):
-    """Our attention where transformers has its own: a block of BERT calls it so, and maps the heads back later."""
+    """Our attention with the signature of BERT's self-attention, whose output projection becomes the identity."""
 
     def __init__(self, heads: MultiHeadAttention) -> None:
         super().__init__()
@@ -266,7 +266,7 @@ class _SelfAttention(nn.Module):
 
 
 def _replace_attention(model: Any, num_heads: int, head_dim: int, kind: Literal["fixed_head", "dcmha"]) -> None:
-    """Give all blocks attention of this kind, drawn as the model's own linear maps are."""
+    """Give all blocks attention of this kind, initialised as the model's own linear maps."""
     config = model.config
     for layer in model.base_model.encoder.layer:
         heads = MultiHeadAttention(
@@ -308,7 +308,7 @@ def model_folder(model: str, *, weights: bool = True) -> Path:
             pass
         try:
             refuse_if_reading()
-            # Asked first, once: a download tries for half a minute before it says that there is no network.
+            # Checked first: without a network a download fails only after half a minute.
             found = {file.rfilename for file in HfApi().model_info(model, timeout=10).siblings or ()}
             if found.issuperset(needed):
                 disable_progress_bars()
@@ -340,7 +340,7 @@ def _from_hub(model: str, names: list[str], **how: Any) -> Path:
 
 
 def _config_of(kind: type[Encoder], model: str, folder: Path, data: "TextData") -> Any:
-    """The configuration of a model, which must fit to the data."""
+    """The configuration of a model, which must fit the data."""
     try:
         config: Any = AutoConfig.from_pretrained(folder)
     except (OSError, ValueError) as error:
@@ -373,11 +373,11 @@ def _pretrained(kind: type[Encoder], model: str, folder: Path, config: Any, how:
         loaded, info = kind.AUTO.from_pretrained(
             folder, config=config, use_safetensors=True, output_loading_info=True, **how
         )
-    except Exception as error:  # safetensors has its own; a shape that does not fit is a RuntimeError
+    except Exception as error:  # safetensors has its own errors; a wrong shape is a RuntimeError
         raise DataError(f"{folder / _WEIGHTS} cannot be read: {one_line(error)}") from error
     finally:
         logging.set_verbosity(verbosity)
-    # Loading would draw whatever is missing, and train a model that is half random.
+    # Loading draws missing weights at random, so a half-random model would be trained.
     lacking = sorted(name for name in info["missing_keys"] if not name.startswith(kind.DRAWN) and "pooler" not in name)
     if lacking:
         raise DataError(
@@ -398,10 +398,10 @@ class _Accuracy(MulticlassAccuracy):
 
 
 class WorstGroupAccuracy(Metric):
-    """Least accuracy over the groups (identity x label) that have samples.
+    """Smallest accuracy over the groups (identity x label) that have samples.
 
-    As WILDS defines it for Civil Comments (Koh et al., ICML 2021): groups overlap, for a text may mention several
-    identities; texts that mention none count nowhere. Where no group has samples it is NaN.
+    As WILDS defines it for Civil Comments (Koh et al., ICML 2021): groups overlap, since a text may mention several
+    identities; texts that mention none are not counted. It is NaN if no group has samples.
 
     Args:
         num_classes: labels are in [0, num_classes).

@@ -1,9 +1,9 @@
 """Corpora for language models: a text as one stream of tokens, packed once, cached, cut into windows of equal length.
 
 A split of N tokens has N - 1 predictions: every token but the first, from those before it. With windows of T
-predictions there are ceil((N - 1) / T) rows. Row i predicts the tokens iT + 1 to iT + T; the last row begins earlier,
-so that it is full, and counts only what no row before it has predicted. So every token is predicted once, in training
-as in evaluation.
+predictions there are ceil((N - 1) / T) rows. Row i predicts the tokens iT + 1 to iT + T; the last row starts earlier,
+so that it is full, and counts only tokens that no earlier row predicts. So every token is predicted once, in training
+and in evaluation.
 """
 
 import hashlib
@@ -35,11 +35,11 @@ from tasks.language.vocabulary import (
 )
 
 IGNORED = -100
-"""The target where none is to be predicted, as torch's cross-entropy has it."""
+"""The target that torch's cross-entropy ignores."""
 
-_CHUNK = 2**16  # characters that are tokenised as one text, at least; a chunk ends with a line or a row
-_CHUNKS = 16  # tokenised at once: what the tokenizer returns takes a hundred times the room of its tokens
-_TRAINING_CHUNKS = 800  # of which a vocabulary of byte pairs is trained, at most
+_CHUNK = 2**16  # characters tokenised as one text, at least; a chunk ends at the end of a line or row
+_CHUNKS = 16  # tokenised at once: the tokenizer's output takes a hundred times the memory of its tokens
+_TRAINING_CHUNKS = 800  # for training a vocabulary of byte pairs, at most
 
 
 class TokenBatch(NamedTuple):
@@ -47,9 +47,9 @@ class TokenBatch(NamedTuple):
 
     Attributes:
         ids: tokens, int64 of shape (rows, T).
-        targets: what follows each of them, int64 of shape (rows, T); `IGNORED` where another row predicts it.
-        sizes: predictions of each row, and the bytes that they stand for, int64 of shape (rows, 2).
-        per_row: predictions that a row of the split has in the mean, shape ().
+        targets: the next tokens, int64 of shape (rows, T); `IGNORED` where another row predicts it.
+        sizes: number of predictions of each row, and their bytes, int64 of shape (rows, 2).
+        per_row: mean number of predictions per row of the split, shape ().
     """
 
     ids: Tensor
@@ -75,8 +75,8 @@ class CorpusData(TaskData):
         n_val: use only this many rows of the validation split, the first; all by default.
 
     Attributes:
-        vocabulary: what the tokens are.
-        vocab_size: number of tokens that there are.
+        vocabulary: the tokens.
+        vocab_size: number of distinct tokens.
         length: T.
         first: the training text's first token.
 
@@ -162,7 +162,7 @@ class CorpusData(TaskData):
         return [name for name, corpus in CORPORA.items() if (root / corpus.folder).is_dir()]
 
     def facts(self) -> dict[str, Any]:
-        """What tells whether two runs had the same stream: digests of files and of the validation text, tokens."""
+        """Facts that identify the stream: digests of files, validation text and tokenizer; tokens and bytes."""
         return {
             "files": {name: value[:16] for name, value in self._digests.items()},
             "validation": self._packed["val"]["sha256"][:16],
@@ -186,9 +186,9 @@ class CorpusData(TaskData):
         last = len(stream) - 1 - T
         wanted = rows * T
         starts = wanted.clamp(max=last)
-        # Window i of this view begins at token i, so that nothing is copied but what the batch holds.
+        # Window i of this view begins at token i, so that only the batch's tokens are copied.
         windows = stream.as_strided((last + 1, T + 1), (1, 1)).index_select(0, starts)
-        windows = windows.long() & 0xFFFF  # kept as 16 bits without a sign, which torch can hardly compute with
+        windows = windows.long() & 0xFFFF  # stored as unsigned 16 bits, for which torch has few operations
         ids, targets = windows[:, :-1], windows[:, 1:]
         counted = self._columns >= (wanted - starts)[:, None]
         bytes_ = (self._bytes[targets] * counted).sum(1)
@@ -265,7 +265,7 @@ def _chunks(path: Path, separator: str) -> Iterator[str]:
 
 
 def _parts(source: Corpus, paths: Mapping[str, Path]) -> Iterator[str]:
-    """What of the corpus is not there."""
+    """Descriptions of files that are smaller than the official ones."""
     for split, path in paths.items():
         official, table = source.files[split][1], path.suffix == ".parquet"
         found = amount(path)
@@ -277,7 +277,7 @@ def _parts(source: Corpus, paths: Mapping[str, Path]) -> Iterator[str]:
 
 
 def _vocabulary(texts: Mapping[str, _Text], kind: str, size: int, key: Any) -> Vocabulary:
-    """Tokens of a corpus: a function of its text, equal on every machine; made once, then read from the cache."""
+    """Tokens of a corpus: a function of its text, equal on every machine; computed once, then cached."""
     if kind == "byte":
         return Bytes()
 
@@ -294,7 +294,7 @@ def _vocabulary(texts: Mapping[str, _Text], kind: str, size: int, key: Any) -> V
 def _packed(
     path: Path, digest: str, texts: Mapping[str, _Text], vocabulary: Vocabulary
 ) -> tuple[dict[str, NDArray[np.uint16]], dict[str, Any]]:
-    """Streams of a file's splits and, by split, `bytes` and `sha256` of its text; made once, then cached."""
+    """Streams of a file's splits and, by split, `bytes` and `sha256` of its text; computed once, then cached."""
     parts = {split: [text.separator, text.start, text.stop] for split, text in texts.items()}
 
     def make() -> tuple[dict[str, NDArray[np.uint16]], dict[str, Any]]:

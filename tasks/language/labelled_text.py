@@ -33,8 +33,8 @@ from tasks.language.tokenizer import (
     train_word_pieces,
 )
 
-_CHUNK = 20_000  # rows that are tokenised at once: what the tokenizer returns takes a hundred times the room of its ids
-_TRAINING_ROWS = 200_000  # of which a vocabulary is trained, at most
+_CHUNK = 20_000  # rows tokenised at once: the tokenizer's output takes a hundred times the memory of its ids
+_TRAINING_ROWS = 200_000  # for training a vocabulary, at most
 
 
 class TextBatch(NamedTuple):
@@ -43,7 +43,7 @@ class TextBatch(NamedTuple):
     Attributes:
         ids: tokens, int64 of shape (rows, width), padded with the tokenizer's pad id.
         mask: True at tokens, shape (rows, width).
-        types: 0 at the first text and 1 at the second, where the tokenizer tells them apart, int64 of shape
+        types: 0 at the first text and 1 at the second, where the tokenizer distinguishes them, int64 of shape
             (rows, width).
         labels: int64 of shape (rows,).
         groups: which identities a text mentions, bool of shape (rows, G); None if the data have none.
@@ -78,8 +78,7 @@ class TextData(TaskData):
         num_classes: labels are in [0, num_classes).
         vocab_size: tokens that the tokenizer knows: one more than the largest id.
         pad_id: the token of padding.
-        group_names: identities that `TextBatch.groups` tells of; () where there are none, or none in a split that is
-            evaluated.
+        group_names: identities of `TextBatch.groups`; () if the data, or an evaluated split, have none.
         tokenizer: a `tokenizers.Tokenizer`.
         lengths: tokens of each row of "train", int64 on the CPU.
 
@@ -151,7 +150,7 @@ class TextData(TaskData):
         return here(cls.SOURCES, root)
 
     def _truncate(self, max_length: int) -> None:
-        """Set what the tokenizer does with texts that are too long."""
+        """Set how the tokenizer truncates long texts."""
         self.tokenizer.enable_truncation(max_length)
 
     def _encoded(self, path: Path, digest: str) -> "Encoded":
@@ -169,7 +168,7 @@ class TextData(TaskData):
         return Encoded(**arrays)
 
     def _carved(self, n: int, what: str = "rows") -> tuple[Tensor, Tensor]:
-        """Which of the n training rows, or other indivisible units, are held out, and the others, by their hashes."""
+        """Held-out and remaining ones of the n training rows, or other indivisible units, by their hashes."""
         source, self._n = self.source, n
         if n < 10:
             raise DataError(
@@ -178,17 +177,17 @@ class TextData(TaskData):
         return validation_rows(n, source.held_out(n), source.salt)
 
     def _carved_rows(self, n: int) -> tuple[Tensor, Tensor]:
-        """Which of the training file's n rows are held out; and the others, of which a prefix is a fair sample."""
+        """Held-out and remaining ones of the training file's n rows; a prefix of the latter is a fair sample."""
         return self._carved(n)
 
     def _places(self, rows: Tensor) -> Tensor:
-        """Where the training file's rows are in what `_encoded` gives, one by one."""
+        """Indices of these rows of the training file in the result of `_encoded`."""
         return rows
 
     def _place(
         self, files: "Mapping[str, Encoded]", amounts: Mapping[str, int], n_train: int | None, max_length: int
     ) -> None:
-        """Make the splits from the rows of the files, of which there are so many."""
+        """Build the splits from the files' rows and row counts."""
         source = self.source
         held_out, rest = self._carved_rows(amounts["train"])
         notes = [source.stand_in] if source.stand_in else []
@@ -215,13 +214,13 @@ class TextData(TaskData):
             self.group_names = ()
             notes.append(f"no worst group, since no text of {' and '.join(without)} mentions an identity")
         self.part = "; ".join(notes) or None
-        # A row is read at the width of its batch, so something must be behind the last one.
+        # A row is read at the width of its batch, so the last one needs padding after it.
         flat = np.concatenate([*(file.ids for file in files.values()), np.zeros(max_length, np.uint8)], dtype=np.int32)
         self._flat = torch.from_numpy(flat)
         self._columns, self._bits = torch.arange(max_length), torch.arange(len(self.group_names))
 
     def facts(self) -> dict[str, Any]:
-        """What tells whether two runs had the same rows and tokens: digests of files, held-out rows, tokenizer."""
+        """Facts that identify rows and tokens: digests of files, held-out rows and tokenizer; vocabulary size."""
         return {
             "files": {self.source.files[split][0]: value[:16] for split, value in self.digests.items()},
             "validation": split_hash(self._n, self.source.held_out(self._n), self.source.salt),
@@ -237,7 +236,7 @@ class TextData(TaskData):
     def batch(self, split: str, rows: Tensor | slice, randomness: BatchRandomness | None = None) -> TextBatch:
         """The texts of these rows, as wide as `randomness.width`, or else as the longest of them.
 
-        Without that width, rows in a tensor on another device than the CPU cost a synchronisation.
+        Without that width, rows in a tensor that is not on the CPU cost a synchronisation.
         """
         width = None if randomness is None else randomness.width
         if width is None:
@@ -246,7 +245,7 @@ class TextData(TaskData):
         columns = self._columns[:width]
         mask = columns < lengths[:, None]
         places = starts[:, None] + columns
-        # `take` gives the same, ten times slower with more than one thread.
+        # `take` is ten times slower with more than one thread.
         ids = self._flat.index_select(0, places.view(-1)).view_as(places).long().masked_fill_(~mask, self.pad_id)
         types = (mask & (columns >= (lengths - second)[:, None])).long()
         groups = (bits[:, None] >> self._bits & 1).bool() if self.group_names else None
@@ -288,7 +287,7 @@ class Encoded(NamedTuple):
         """Start, length, tokens of the second text, label and groups of each row, int64 of shape (n, 5).
 
         Args:
-            first: where the file's tokens begin in those of all files.
+            first: index of the file's first token among those of all files.
         """
         lengths = np.diff(self.ends, prepend=0)
         columns = [first + self.ends - lengths, lengths, self.second, self.labels, self.groups]
@@ -303,15 +302,15 @@ def tokenised(
     tokenizer: Tokenizer,
     encode: Callable[[], Mapping[str, NDArray[Any]]],
 ) -> Mapping[str, NDArray[Any]]:
-    """What is made of a file's texts: from the cache, or made and put there. Several processes may ask for it at once.
+    """The arrays computed from a file's texts, through the cache. Several processes may request them at once.
 
     Args:
         names: of the arrays.
         path: the file.
         digest: its SHA-256.
-        meaning: plain values on which the arrays depend beside file and tokenizer.
+        meaning: plain values that the arrays depend on besides file and tokenizer.
         tokenizer: with its truncation.
-        encode: makes them.
+        encode: computes them.
     """
 
     def make() -> tuple[Mapping[str, NDArray[Any]], dict[str, Any]]:

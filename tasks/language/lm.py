@@ -27,10 +27,10 @@ _TEMPERATURE = 0.8
 class MLP(nn.Module):
     """Two linear maps with a nonlinearity between them.
 
-    That is GELU, or SiLU of one half times the other (SwiGLU; Shazeer 2020).
+    It is GELU, or SiLU of one half times the other (SwiGLU; Shazeer 2020).
 
     Args:
-        width: D, of a token.
+        width: D, the size of a token.
         hidden: width between the maps.
         kind: `gelu` or `swiglu`.
     """
@@ -54,10 +54,10 @@ class Block(nn.Module):
     """A pre-norm transformer block: x + attention(norm(x)), then x + MLP(norm(x)).
 
     Args:
-        attention: the block's own.
-        mlp: the block's own.
-        width: D, of a token.
-        dropout: rate in [0, 1) after either.
+        attention: the block's attention.
+        mlp: the block's MLP.
+        width: D, the size of a token.
+        dropout: rate in [0, 1) after each of them.
     """
 
     def __init__(self, attention: MultiHeadAttention, mlp: MLP, width: int, dropout: float) -> None:
@@ -75,15 +75,15 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """Tokens to logits of the next token: embedding, blocks, norm, linear head.
 
-    Linear maps begin with standard deviation 0.2 / sqrt(D), about that of paper D (0.006) at its width, 1024.
-    Embeddings begin with 1 / D and are multiplied by sqrt(D) (Vaswani et al. 2017, section 3.4). So logits begin small,
-    tied or not, and the loss begins at log V.
+    Linear maps start with standard deviation 0.2 / sqrt(D), about that of paper D (0.006) at its width, 1024.
+    Embeddings start with 1 / D and are multiplied by sqrt(D) (Vaswani et al. 2017, section 3.4). So logits start small,
+    tied or not, and the loss starts near log V.
 
     Args:
         vocab_size: V.
-        width: D, of a token.
+        width: D, the size of a token.
         blocks: in their order.
-        tied: whether the head's weights are those of the embedding.
+        tied: whether head and embedding share their weights.
         dropout: rate in [0, 1) on the embedding.
     """
 
@@ -112,9 +112,9 @@ class Decoder(nn.Module):
 class LanguageModel(Task):
     """A decoder-only transformer (pre-norm with RMSNorm, RoPE, no biases); the loss is nats per token.
 
-    The loss of a batch is the sum over its predictions, divided by its rows and by the predictions that a row of the
-    split has in the mean. That is their mean, but for the batch with the split's last row, which may have fewer; over a
-    split it is the mean of all.
+    The loss of a batch is the sum over its predictions, divided by its rows and by the split's mean number of
+    predictions per row. It is the mean over predictions, except in the batch with the split's last row, which may have
+    fewer; over a whole split it is the mean.
 
     Args:
         data: the corpus.
@@ -124,7 +124,7 @@ class LanguageModel(Task):
         head_dim: size of a head, even; by default width / num_heads, and with fixed_head the length of a row.
         attention: `standard`; `fixed_head`, heads of any size (Bhojanapalli et al. 2020); or `dcmha`, heads that are
             composed for each pair of tokens (Xiao et al. 2024).
-        window: the first block, the third and so on see no more than so many tokens before each; by default all see
+        window: the first block, the third and so on attend to at most this many tokens before each; by default, to
             all.
         mlp: nonlinearity of the MLPs: `gelu` or `swiglu`.
         mlp_width: width between the two maps of an MLP, at least 1.
@@ -157,7 +157,7 @@ class LanguageModel(Task):
             raise ValueError(f"dropout={dropout} is out of range: it must be in [0, 1)")
         if mlp not in ("gelu", "swiglu"):
             raise ValueError(f"mlp={mlp} is not known: it must be gelu or swiglu")
-        # Queries, keys and values, each of all heads; the gate and what it multiplies.
+        # Queries, keys and values, each of all heads; the gate and the values that it multiplies.
         self.pieces = {"*.qkv.weight": 3} | ({"*.mlp.up.weight": 2} if mlp == "swiglu" else {})
         head_dim = head_size(attention, width, num_heads, head_dim, length=data.length)
         blocks = [
@@ -192,7 +192,7 @@ class LanguageModel(Task):
         return Outcome(rows.mean() / batch.per_row, rows.detach(), batch.sizes)
 
     def metrics(self) -> dict[str, Metric]:
-        """Perplexity, e to the nats per token, and bits per byte, which does not depend on the tokens' kind."""
+        """Perplexity, e to the nats per token, and bits per byte, which is comparable across kinds of tokens."""
         exact = torch.float32 if self.device.type == "mps" else torch.float64
         return {"perplexity": Perplexity(exact), "bits_per_byte": BitsPerByte(exact)}
 
@@ -237,7 +237,7 @@ class _PerPrediction(Metric):
 
 
 class Perplexity(_PerPrediction):
-    """e to the mean nats of a prediction."""
+    """e to the mean nats per prediction."""
 
     def compute(self) -> Tensor:
         """Shape ()."""
@@ -245,7 +245,7 @@ class Perplexity(_PerPrediction):
 
 
 class BitsPerByte(_PerPrediction):
-    """Bits by which the predictions describe a byte of the text."""
+    """Mean bits of the predictions per byte of text."""
 
     def compute(self) -> Tensor:
         """Shape ()."""

@@ -1,4 +1,4 @@
-"""Labelled texts of one's own, given as rows."""
+"""Labelled texts of the user, given as rows."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ _TEXTS, _LABEL = ("text", "second"), "label"
 
 
 class RowTexts(TextData):
-    """Labelled texts, or pairs of them, that `samples` gives as rows; validation is carved from the training rows.
+    """Labelled texts, or pairs of them, from the rows of `samples`; validation is carved from the training rows.
 
     Args:
         root: the data folder.
@@ -28,7 +28,7 @@ class RowTexts(TextData):
         n_train: use only this many of the training rows, the first in the order of their hashes; all by default.
 
     Attributes:
-        name: decides the validation rows, and stands in messages.
+        name: determines the validation rows, and appears in messages.
         classes: labels are in [0, classes).
         n_val: training rows kept for validation; a tenth of the rows where that is less.
 
@@ -38,7 +38,7 @@ class RowTexts(TextData):
     """
 
     report = "test"
-    SOURCES = ()  # in the data folder there are no files that the suite knows
+    SOURCES = ()  # the suite knows no files for them in the data folder
     name: ClassVar[str]
     classes: ClassVar[int]
     n_val: ClassVar[int] = 5_000
@@ -64,7 +64,7 @@ class RowTexts(TextData):
         rows = {split: list(given[split]) for split in ("train", "test")}
         columns = self._columns_of(rows)
         self._texts = columns[:-1]
-        with TemporaryDirectory() as folder:  # what is made of the files is kept by their content
+        with TemporaryDirectory() as folder:  # the cache is keyed by the files' content
             for split, own in rows.items():
                 values = dict(zip(columns, zip(*own, strict=True), strict=True))
                 pq.write_table(pa.table(values), self._file(split, Path(folder)))
@@ -78,7 +78,7 @@ class RowTexts(TextData):
         """Rows of "train" and of "test": (text, label), or (text, second text, label), with whole numbers as labels."""
 
     def _source(self, root: Path, dataset: str | None) -> TextSource:
-        """The files that hold the rows meanwhile."""
+        """The temporary files with the rows."""
         files = {split: (self._file(split).name, None) for split in ("train", "test")}
         return TextSource(".", files, self._texts, _LABEL, self.classes, self.n_val, self.name)
 
@@ -90,7 +90,7 @@ class RowTexts(TextData):
         """The columns that all rows have.
 
         Raises:
-            DataError: they do not, or a row is not what it should be.
+            DataError: rows differ in their columns, or a row is invalid.
         """
         if self.n_val < 1:
             raise DataError(f"{self.name}: n_val={self.n_val}; at least one row is needed for validation")

@@ -1,6 +1,6 @@
-"""Where the data of these tasks lie, and where they are fetched from. Importing this file imports no torch.
+"""Locations and sources of the data of these tasks. Importing this file imports no torch.
 
-`TaskSpec.files` names a function for each task that reads files: it makes sure that they are there.
+`TaskSpec.files` names a function for each task that reads files: it makes sure that they exist.
 """
 
 from collections.abc import Mapping, Sequence
@@ -82,7 +82,7 @@ JIGSAW = _comments(
 
 
 def here(sources: Sequence[TextSource], root: Path) -> list[str]:
-    """Those of the data sets that are in this data folder."""
+    """The data sets that are in this data folder."""
     return [source.folder for source in sources if (root / source.folder).is_dir()]
 
 
@@ -105,16 +105,15 @@ def find(sources: Sequence[TextSource], root: Path, dataset: str | None = None) 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Where a text lies, and what it is.
+    """A text and its location.
 
     Attributes:
-        folder: below the data folder; absolute for a file of one's own.
-        files: by split, the name of a file and its official rows (a text's bytes), None if nothing is known of that.
-            "train" is always there; a file NAME_part stands for one that is missing. Parquet files have a column
-            `text`.
-        separator: what is put behind every row of a Parquet file.
+        folder: below the data folder; absolute for a user's file.
+        files: by split, the name of a file and its official rows (a text's bytes), None if unknown. "train" is always
+            present; a file NAME_part replaces a missing one. Parquet files have a column `text`.
+        separator: text added after every row of a Parquet file.
         hub: where to fetch it.
-        stand_in: what is to be said if this is not the data that it is used for.
+        stand_in: note in results if it stands in for other data.
     """
 
     folder: str
@@ -152,19 +151,19 @@ CORPORA = {
             "val": ("validation.parquet", 3_760),
             "test": ("test.parquet", 4_358),
         },
-        separator="",  # its rows are lines with their ends
+        separator="",  # its rows are lines, with their line ends
         hub=Hub("Salesforce/wikitext", "wikitext-103-v1", {"train": "train", "val": "validation", "test": "test"}),
     ),
     "wiki_quac": Corpus("wiki_quac", {"train": ("train.parquet", 6_843), "val": ("validation.parquet", 1_000)}),
     "lm1b": Corpus(
         "lm1b",
         {"train": ("train.parquet", 30_301_028), "test": ("test.parquet", 306_688)},
-        # Its own form there is a script, which `datasets` runs no more; the Hub keeps Parquet files beside it.
+        # It is a script there, which `datasets` no longer runs; the Hub also has Parquet files.
         hub=Hub(
             "billion-word-benchmark/lm1b", "plain_text", {"train": "train", "test": "test"}, "refs/convert/parquet"
         ),
     ),
-    # The whole of it is 825 GiB; what is fetched is its first 10,000 documents.
+    # All of it is 825 GiB; only the first 10,000 documents are fetched.
     "pile": Corpus(
         "pile", {"train": ("train.parquet", 210_607_728)}, hub=Hub("NeelNanda/pile-10k", None, {"train": "train"})
     ),
@@ -189,7 +188,7 @@ def find_corpus(corpus: str) -> Corpus:
     raise ValueError(f"corpus={corpus} is not known: it must be one of {', '.join(CORPORA)}, or a file with text")
 
 
-# -- of several, those that a task's options name ---------------------------------------------------------------------
+# -- `TaskSpec.files` of tasks whose options choose the files ---------------------------------------------------------
 
 
 def civil_comments(root: Path, dataset: str | None = None) -> None:

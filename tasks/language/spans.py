@@ -27,8 +27,8 @@ LONGEST = 30
 class SpanExtractor(Encoder):
     """An encoder of the BERT family with two logits for each token; the loss is the mean of two cross-entropies.
 
-    They are those of the answer's first token and of its last one, over the tokens of a window; both are the window's
-    first token where it does not hold the answer. The model is transformers' own for question answering: a linear layer
+    They are of the answer's first and last token, over the tokens of a window; both are the window's first token if the
+    window does not have the answer. The model is transformers' own for question answering: a linear layer
     on the last hidden states.
 
     Token numbers of shape (rows, width), with their mask, give logits of shape (rows, width, 2).
@@ -58,8 +58,8 @@ class SpanScore(Metric):
 
     It is the mean over questions of the best over a question's answers.
 
-    The answer that is given to a question is the span of greatest sum of logits, begin and end, in all windows of its
-    paragraph: within the paragraph, of at most 30 tokens. All such spans are looked at.
+    The predicted answer is the span with the largest sum of first and last logit, over all spans of at most 30 tokens
+    in all windows of the paragraph.
 
     Args:
         data: where the windows come from.
@@ -119,5 +119,5 @@ def f1(text: str, answer: str) -> float:
 
 
 def over_answers(score: Any, text: str, answers: Iterable[str]) -> float:
-    """The best score of a text over the answers that are right."""
+    """The best score of a text over the correct answers."""
     return max(score(text, answer) for answer in answers)

@@ -18,9 +18,9 @@ from tasks.language.sources import SQUAD
 from tasks.language.text_source import TextSource, read_table, texts_of, values_of
 
 SPLIT_HASHES = {442: "397b1e88605a7799", 800: "9cb3917f086d0152"}
-"""What `tasks.core.split.split_hash` gives, by articles of the training file.
+"""`tasks.core.split.split_hash` by articles of the training file.
 
-These are of the whole one, and by paragraphs of the part that the suite was tested with, which names no articles."""
+The second is by paragraphs, of the part used in tests, which names no articles."""
 
 
 class Windows(NamedTuple):
@@ -29,14 +29,13 @@ class Windows(NamedTuple):
     Attributes:
         ids: tokens of all windows, one by one.
         ends: where each window ends in them, int64 of shape (n,).
-        second: how many of a window's tokens, at its end, have type 1, uint16 of shape (n,).
-        spans: the answer's first and last token, both 0 where the window does not hold it whole; the paragraph's first
-            token in the window, and the one behind its last; int32 of shape (n, 4).
+        second: number of tokens at the end of a window with type 1, uint16 of shape (n,).
+        spans: the answer's first and last token, both 0 if the window does not hold all of it; the paragraph's first
+            token in the window, and the one after its last; int32 of shape (n, 4).
         question: row of the file, int32 of shape (n,).
-        at: which token of all paragraphs a window's token 0 would be, int64 of shape (n,).
-        offsets: where each token of all paragraphs begins and ends in its paragraph, in characters, int32 of shape
-            (P, 2).
-        articles: each question's, counted from 0 in the file's order, int32 of shape (questions,).
+        at: index that a window's token 0 would have among the tokens of all paragraphs, int64 of shape (n,).
+        offsets: begin and end of each token of all paragraphs in its paragraph, in characters, int32 of shape (P, 2).
+        articles: article of each question, counted from 0 in the file's order, int32 of shape (questions,).
     """
 
     ids: NDArray[Any]
@@ -56,7 +55,7 @@ class SquadData(TextData):
     test set is hidden, so results are reported on the validation set. A tenth of the training file's articles is held
     out for selection, with all their questions; where a title is empty the paragraph counts as the article.
 
-    `TextBatch.labels` is of shape (rows, 5): `Windows.spans` and the window's number, by which `answered` knows it.
+    `TextBatch.labels` has shape (rows, 5): `Windows.spans` and the window's number, for `answered`.
 
     Args:
         root: the data folder.
@@ -148,15 +147,14 @@ class SquadData(TextData):
     def answered(
         self, windows_N: NDArray[Any], scores_N: NDArray[Any], first_N: NDArray[Any], last_N: NDArray[Any]
     ) -> Iterator[tuple[str, list[str]]]:
-        """The answer to each question that these windows are of, and those that are right, in the files' order.
+        """The predicted answer and the correct answers to each question of these windows, in the files' order.
 
         Args:
             windows_N: windows by number.
-            scores_N: how good the best span of a window is; of a question's windows the best counts, of equal ones the
-                first.
+            scores_N: score of a window's best span; a question's best window counts, the first one in case of a tie.
             first_N: the span's first token.
-            last_N: its last token; the answer is the paragraph's text from the one to the other, and empty if the
-                score is not finite.
+            last_N: its last token; the answer is the paragraph's text between them, and empty if the score is not
+                finite.
         """
         question_N = self._question[windows_N]
         order_N = np.lexsort((windows_N, -scores_N, question_N))
@@ -171,7 +169,7 @@ class SquadData(TextData):
 
 
 def _joined(numbers: list[NDArray[Any]], sizes: list[int]) -> NDArray[np.int64]:
-    """Numbers within each file as numbers within all, one file after the other."""
+    """Indices within each file as indices within all files in order."""
     before = np.cumsum([0, *sizes[:-1]])
     return np.concatenate([first + each for first, each in zip(before, numbers, strict=True)])
 
@@ -196,11 +194,11 @@ def _windows(source: TextSource, path: Path, tokenizer: Tokenizer) -> Windows:
             tokens += len(offsets[-1])
             passage = whole.encode(context, add_special_tokens=False)
             offsets.append(np.array(passage.offsets, np.int32).reshape(-1, 2))
-        # Tokens that hold any of the answer; where a token holds more, the answer cannot be cut exactly.
+        # Tokens with any part of the answer; they may have more, since tokens cannot be cut.
         first = int(np.searchsorted(offsets[-1][:, 1], begin, "right"))
         last = int(np.searchsorted(offsets[-1][:, 0], end)) - 1
         asked = whole.encode(question, add_special_tokens=False)
-        while len(asked.ids) > longest:  # what the tokenizer cuts off itself comes as windows of its own
+        while len(asked.ids) > longest:  # the tokenizer would return the excess as further windows
             question = question[: min(asked.offsets[longest][0], len(question) - 1)]
             asked = whole.encode(question, add_special_tokens=False)
         encoding = tokenizer.encode(question, context)
@@ -233,7 +231,7 @@ def _windows(source: TextSource, path: Path, tokenizer: Tokenizer) -> Windows:
 
 
 def _answers(path: Path, table: Any, contexts: list[str]) -> list[tuple[int, int]]:
-    """Where each row's first answer begins and ends in its paragraph, in characters; all answers must be texts."""
+    """Begin and end of each row's first answer in its paragraph, in characters; all answers must be texts."""
     spans = []
     for row, (found, context) in enumerate(zip(values_of(path, table, "answers"), contexts, strict=True)):
         match found:

@@ -1,4 +1,4 @@
-"""Where labelled texts lie, and the texts, labels and identities that their Parquet files hold."""
+"""Locations of labelled texts, and the texts, labels and identities in their Parquet files."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,23 +14,24 @@ from tasks.core.tables import Hub, columns_of, or_part, readable, require_tables
 
 @dataclass(frozen=True)
 class TextSource:
-    """Where a data set of labelled texts lies, and what its columns mean.
+    """Location of a data set of labelled texts, and the meaning of its columns.
 
     Attributes:
         folder: below the data folder.
         files: by split, the name of its Parquet file and the rows of the official one, None if there is none;
-            "train" is always there; a file NAME_part stands for one that is missing.
+            "train" is always present; a file NAME_part replaces a missing one.
         texts: columns with the texts, one or two.
         label: column with the label.
         num_classes: labels are in [0, num_classes).
         n_val: training rows kept for validation; a tenth of the rows where that is less.
-        salt: name that decides which ones (`tasks.core.split.validation_rows`).
-        threshold: the label column is a share in [0, 1], and the label 1 from this share on; None: it is the label.
-        groups: columns with the share of raters who saw an identity mentioned, at most 8; a half and more counts. Those
-            that all files have are used.
+        salt: name that determines them (`tasks.core.split.validation_rows`).
+        threshold: the label column is a share in [0, 1], and the label is 1 from this share on; None if the column is
+            the label.
+        groups: columns with the share of raters who saw an identity mentioned, at most 8; half or more counts. Only
+            columns that all files have are used.
         hub: data set on the Hugging Face Hub, its configuration or None, and the names of our splits there.
-        stand_in: what is to be said if these are not the data that they are used for.
-        more: other columns that must be there.
+        stand_in: note in results if these stand in for other data.
+        more: other required columns.
     """
 
     folder: str
@@ -48,7 +49,7 @@ class TextSource:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns that must be there."""
+        """The required columns."""
         return (*self.texts, self.label, *self.more)
 
     def paths(self, root: Path) -> dict[str, Path]:
@@ -64,18 +65,18 @@ class TextSource:
         require_tables(self.paths(root), self.columns, self.hub and Hub(*self.hub))
 
     def held_out(self, n: int) -> int:
-        """How many of n training rows are kept for validation."""
+        """Number of the n training rows kept for validation."""
         return min(self.n_val, n // 10)
 
 
 def groups_of(source: TextSource, paths: Iterable[Path]) -> tuple[str, ...]:
-    """Those of the source's group columns that all files have."""
+    """The source's group columns that all files have."""
     there = [set(columns_of(path)) for path in paths] if source.groups else []
     return tuple(name for name in source.groups if all(name in names for names in there))
 
 
 def read_table(source: TextSource, path: Path, names: Iterable[str]) -> Any:
-    """Columns of a file, as a table of pyarrow's."""
+    """Columns of a file, as a pyarrow table."""
     import pyarrow.parquet as pq
 
     there, names = columns_of(path), list(names)
@@ -110,13 +111,13 @@ def texts_of(path: Path, table: Any, name: str, rows: slice = slice(None)) -> li
 
 
 def labels_of(source: TextSource, path: Path, table: Any) -> NDArray[np.uint8]:
-    """Labels of all rows. Rows whose label is hidden (-1 on the Hub) are not dropped quietly, but refused."""
+    """Labels of all rows. Rows with a hidden label (-1 on the Hub) are refused, not silently dropped."""
     values, high = table[source.label].to_numpy(), source.num_classes - 1 if source.threshold is None else 1
     if values.dtype.kind not in "buif":
         raise DataError(
             f"{path}: column {source.label!r} holds {table[source.label].type}; it must hold numbers in [0, {high}]"
         )
-    legal = (values >= 0) & (values <= high)  # NaN, which stands for a missing one too, is not
+    legal = (values >= 0) & (values <= high)  # NaN, also for a missing one, is not
     if source.threshold is None:
         legal &= values == np.floor(values)
     if not legal.all():
@@ -130,7 +131,7 @@ def labels_of(source: TextSource, path: Path, table: Any) -> NDArray[np.uint8]:
 
 
 def mentions_of(path: Path, table: Any, names: Sequence[str]) -> NDArray[np.uint8]:
-    """The groups of each row as bits; a missing share is none."""
+    """The groups of each row as bits; a missing share counts as 0."""
     bits = np.zeros(len(table), np.uint8)
     for i, name in enumerate(names):
         values = table[name].to_numpy()

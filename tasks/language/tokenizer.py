@@ -1,4 +1,4 @@
-"""Tokenizers of the BERT family: of a pretrained model, or word pieces trained on the texts at hand."""
+"""Tokenizers of the BERT family: of a pretrained model, or word pieces trained on the task's texts."""
 
 import json
 from collections import Counter
@@ -15,7 +15,7 @@ from tasks.core.files import DataError, refuse_if_reading
 from tasks.core.tables import one_line
 
 LEAST_VOCABULARY = 100
-"""A tokenizer that knows fewer tokens is one whose vocabulary was not found."""
+"""A tokenizer with fewer tokens is one whose vocabulary was not found."""
 
 _FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -24,8 +24,8 @@ _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 def load_tokenizer(model: str) -> Tokenizer:
     """The tokenizer of a pretrained model.
 
-    Its `tokenizer.json` is read as it is; else its `vocab.txt` as BERT's word pieces; other kinds are left to
-    `transformers`. Those constructors that quietly make an empty vocabulary of a file that is not there are not used.
+    Its `tokenizer.json` is read directly, else its `vocab.txt` as BERT's word pieces; other kinds are left to
+    `transformers`. Constructors that silently create an empty vocabulary from a missing file are not used.
 
     Args:
         model: a local folder, `python:PACKAGE/FOLDER`, or a name on the Hugging Face Hub.
@@ -43,7 +43,7 @@ def load_tokenizer(model: str) -> Tokenizer:
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
-    except Exception as error:  # `tokenizers` raises nothing more special
+    except Exception as error:  # `tokenizers` raises nothing more specific
         raise DataError(
             f"the tokenizer in {folder} cannot be read ({one_line(error)}); copy the model's files there again"
         ) from None
@@ -56,9 +56,9 @@ def load_tokenizer(model: str) -> Tokenizer:
 
 
 def named_folder(model: str) -> Path:
-    """The folder that a model's name means, which need not be there: `python:PACKAGE/FOLDER` is in that package.
+    """The folder that a model's name means, which need not exist: `python:PACKAGE/FOLDER` is in that package.
 
-    The package is not imported. So weights that an index holds have a name that is the same on every machine.
+    The package is not imported. So weights in a package have the same name on every machine.
 
     Raises:
         DataError: the package is not installed.
@@ -94,7 +94,7 @@ def _tokenizer_folder(model: str) -> Path:
         try:
             if not here:
                 refuse_if_reading()
-                # Asked first: without a network the download would try again for a minute.
+                # Checked first: without a network the download would retry for a minute.
                 get_hf_file_metadata(hf_hub_url(model, "config.json"), timeout=10)
             wanted = [*_FILES, "tokenizer_config.json", "merges.txt"]
             folder = Path(snapshot_download(model, allow_patterns=wanted, local_files_only=here))
@@ -111,7 +111,7 @@ def _tokenizer_folder(model: str) -> Path:
 
 
 def _lowercase(folder: Path) -> bool:
-    """Whether a BERT lowercases its texts; models of the time of `vocab.txt` did, unless they say no."""
+    """Whether a BERT lowercases its texts: models with a `vocab.txt` do, unless their configuration says no."""
     with suppress(OSError, ValueError):
         return bool(json.loads((folder / "tokenizer_config.json").read_text("utf-8")).get("do_lower_case", True))
     return True
@@ -123,18 +123,18 @@ def word_pieces(vocabulary: Mapping[str, int], lowercase: bool = True) -> Tokeni
 
 
 def pad_id_of(tokenizer: Tokenizer) -> int:
-    """The number of the token that fills up batches."""
+    """The id of the padding token."""
     if tokenizer.padding is not None:
         return tokenizer.padding["pad_id"]
     found = [tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>")]
-    return next((each for each in found if each is not None), 0)  # what is padded is masked, so any token will do
+    return next((each for each in found if each is not None), 0)  # padding is masked, so any token will do
 
 
 def train_word_pieces(texts: Sequence[str], size: int) -> Tokenizer:
     """BERT's tokenizer, in lower case, with a vocabulary of these texts: a function of them and of the size alone.
 
-    `tokenizers` numbers characters within words in the order of a hash table that is another one in every process. So
-    they are given to it in order, as if they were special tokens; of the characters only the most frequent are kept.
+    `tokenizers` numbers characters within words in the order of a hash table, which differs between processes. So they
+    are passed in order, as if they were special tokens; only the most frequent characters are kept.
 
     Args:
         texts: to train on.

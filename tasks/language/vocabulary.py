@@ -1,4 +1,4 @@
-"""Tokens of a text without loss: bytes, characters, or pairs of bytes that were merged by how often they occur."""
+"""Lossless tokens of a text: bytes, characters, or byte pairs merged by their frequency."""
 
 import json
 from abc import ABC, abstractmethod
@@ -13,11 +13,11 @@ from tasks.core.files import DataError
 LEAST_PAIRS = 256
 """Tokens of a vocabulary of byte pairs at least: the bytes themselves."""
 MOST = 2**16
-"""Tokens of a vocabulary at most: they are kept in two bytes each."""
+"""Tokens of a vocabulary at most: each is stored in two bytes."""
 
 
 class Vocabulary(ABC):
-    """Tokens 0, 1, ... and how a text is written with them; no text is unknown that it was made of.
+    """Tokens 0, 1, ... and how they encode a text; the text that it was built from has no unknown token.
 
     Attributes:
         sizes: bytes of each token in UTF-8, int64 of shape (V,).
@@ -34,11 +34,11 @@ class Vocabulary(ABC):
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens; bytes that make no character become a replacement character."""
+        """The text of tokens; bytes that form no character become a replacement character."""
 
     @abstractmethod
     def to_str(self) -> str:
-        """All there is to know of it; `read_vocabulary` makes it of that again."""
+        """Everything that `read_vocabulary` needs to restore it."""
 
 
 class Bytes(Vocabulary):
@@ -55,7 +55,7 @@ class Bytes(Vocabulary):
         return bytes(ids).decode(errors="replace")
 
     def to_str(self) -> str:
-        """Its kind alone."""
+        """Only the name of this tokenizer."""
         return "byte"
 
 
@@ -80,11 +80,11 @@ class Characters(Vocabulary):
         self.sizes = np.array([len(c.encode()) for c in characters], np.int64)
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.uint16]:
-        """The places of the texts' characters."""
+        """The indices of the texts' characters."""
         return np.searchsorted(self._points, _code_points("".join(texts))).astype(np.uint16)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The characters at these places."""
+        """The characters at these indices."""
         return "".join(self._characters[i] for i in ids)
 
     def to_str(self) -> str:
@@ -97,7 +97,7 @@ def _code_points(text: str) -> NDArray[np.uint32]:
 
 
 class BytePairs(Vocabulary):
-    """Byte-pair encoding of bytes, as of GPT-2: no text is unknown, and none is changed.
+    """Byte-pair encoding of bytes, as in GPT-2: it encodes any text without loss.
 
     Args:
         tokenizer: made by `train_byte_pairs`.
@@ -109,7 +109,7 @@ class BytePairs(Vocabulary):
         self.sizes = np.array([len(name) for name, _ in names], np.int64)  # a byte is one character there
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.uint16]:
-        """The tokens of the texts; what is merged never reaches over the end of one."""
+        """The tokens of the texts; none crosses the end of a text."""
         found = [np.array(each.ids, np.uint16) for each in self._tokenizer.encode_batch_fast(list(texts))]
         return np.concatenate([np.zeros(0, np.uint16), *found])
 
@@ -118,15 +118,15 @@ class BytePairs(Vocabulary):
         return self._tokenizer.decode(list(ids))
 
     def to_str(self) -> str:
-        """The tokenizer's own form."""
+        """The tokenizer's JSON."""
         return self._tokenizer.to_str()
 
 
 def train_byte_pairs(texts: Iterable[str], size: int) -> BytePairs:
     """A vocabulary of these texts: a function of them and of the size alone.
 
-    `tokenizers` breaks ties between pairs that occur as often by their numbers, which follow from the alphabet; that is
-    given to it in order, since what it finds itself comes from a hash table.
+    `tokenizers` breaks ties between equally frequent pairs by their numbers, which follow from the alphabet. The
+    alphabet is passed in order, since `tokenizers` would collect it from a hash table.
 
     Args:
         texts: to train on.
@@ -154,5 +154,5 @@ def read_vocabulary(text: str) -> Vocabulary:
         return Characters(content)
     try:
         return BytePairs(Tokenizer.from_str(text))
-    except Exception as error:  # `tokenizers` raises nothing more special
+    except Exception as error:  # `tokenizers` raises nothing more specific
         raise ValueError("not a tokenizer") from error

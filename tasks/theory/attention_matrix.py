@@ -1,4 +1,4 @@
-"""One head's attention weights, fitted to given ones: what a head of a given size can make (paper C, theorem 1)."""
+"""One head fitted to given attention weights: what a head of a given size can represent (paper C, theorem 1)."""
 
 import math
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class Columns(NamedTuple):
 
 
 class AttentionMatrixData(TaskData):
-    """A sequence X (d, n) and a positive column-stochastic matrix P (n, n): what each token should attend to.
+    """A sequence X (d, n) and a positive column-stochastic matrix P (n, n): the target attention of each token.
 
     A column of P is the softmax of a column of logits, which may be shifted by any constant without changing P. So what
     matters is the rank of log P after its column means are removed, at most n - 1: weights W_k, W_q of shape
@@ -47,7 +47,7 @@ class AttentionMatrixData(TaskData):
             and d = 1, where every W gives the second column the weights 1/2, 1/2.
     """
 
-    select = report = "train"  # the columns of P are all there is: nothing to generalise to
+    select = report = "train"  # the columns of P are all the data: nothing to generalise to
 
     def __init__(
         self,
@@ -83,12 +83,12 @@ class AttentionMatrixData(TaskData):
         self.logits_nn = logits_nn
         self.log_target_nn = logits_nn.log_softmax(0)
         self.sizes = {"train": n}
-        # The loss is the divergence from P, which is 0 where P is reached; the cross-entropy has that much more.
+        # The loss is the divergence from P, 0 at P; the cross-entropy is larger by this entropy.
         self.loss_offset = {"train": -float((self.log_target_nn.exp() * self.log_target_nn).sum(0).mean())}
-        self.f_star = self.loss_offset["train"]  # reached by heads that are large enough, and for all a lower bound
+        self.f_star = self.loss_offset["train"]  # reached by heads that are large enough; a lower bound for all
 
     def facts(self) -> dict[str, Any]:
-        """The singular values of log P less its column means: as many are not zero as a head must have dimensions."""
+        """The singular values of log P less its column means: a head needs as many dimensions as are not zero."""
         return {"singular_values": torch.linalg.svdvals(self.logits_nn).tolist()}
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
@@ -110,12 +110,12 @@ class AttentionMatrixData(TaskData):
 class AttentionMatrix(Task):
     """W_k and W_q of one head; the loss is the mean over queries of the divergence KL(P || softmax(logits)).
 
-    Measured: `error`, the largest |weight - P|; `divergence`; and of the construction from a truncated singular value
-    decomposition of log P less its column means, which needs no training and can be reached by every head of this size,
-    `construction_error` and `construction_divergence`.
+    Measured: `error`, the largest |weight - P|; `divergence`; `construction_error` and `construction_divergence`, the
+    same for a construction without training that every head of this size can represent: a truncated singular value
+    decomposition of log P less its column means.
 
     Args:
-        data: what is to be reached.
+        data: sequence and target.
         head_dim: rows of W_k and W_q, at least 1; logits are divided by its root.
     """
 
@@ -130,7 +130,7 @@ class AttentionMatrix(Task):
             nn.init.normal_(linear.weight, std=1 / math.sqrt(d))
 
     def loss(self, batch: Columns) -> Outcome:
-        """Divergence, the weights of shape (B, n), and those wanted."""
+        """Divergence, the weights of shape (B, n), and their targets."""
         keys_Kn, queries_KB = self.key(batch.tokens.T).T, self.query(batch.queries.T).T
         log_weights_nB = (keys_Kn.T @ queries_KB / math.sqrt(self.head_dim)).log_softmax(0)
         target_nB = batch.log_target.exp()
@@ -155,11 +155,9 @@ class AttentionMatrix(Task):
         return values
 
     def _construction(self) -> Tensor:
-        """Logits (n, n) that weights of this head give.
+        """Logits (n, n) of weights with W_k^T W_q = sqrt(head_dim) (X^+)^T M X^+ and M of rank at most head_dim.
 
-        These have W_k^T W_q = sqrt(head_dim) (X^+)^T M X^+ with M of rank head_dim at most.
-
-        With X of full column rank X^+ X = 1, so that they are M.
+        With X of full column rank, X^+ X = 1, so the logits are M.
         """
         tokens_dn = self.wanted.tokens_dn
         inverse_nd = torch.linalg.pinv(tokens_dn)
@@ -170,8 +168,8 @@ class AttentionMatrix(Task):
 def _divergence(log_weights: Tensor, log_target: Tensor) -> Tensor:
     """KL(target || weights), the mean over the columns of (..., n, B); shape (...).
 
-    The weights sum to 1 as the target does, so e^x - 1 of x = log(weight / target) may be added: each term then is near
-    its zero as small as it should be, and none is negative.
+    Weights and targets both sum to 1, so e^x - 1 of x = log(weight / target) can be added: then no term is negative,
+    and each stays exact near 0.
     """
     x = log_weights - log_target
     return (log_target.exp() * (x.expm1() - x)).sum(-2).mean(-1)

@@ -13,27 +13,27 @@ from torch import Tensor
 
 from tasks.core.extras import not_installed
 
-# Largest violation and relative duality gap of an answer that is handed out.
+# Largest violation and relative duality gap of a returned answer.
 ACCURACY = 1e-8
 # Largest margin, relative to the constraints' norms, that an infeasible problem may still have. Squared it must stay
 # above the rounding of a Gram matrix, 1e-16.
 NO_MARGIN = 1e-7
-# The interior-point method's own tolerances, on the scaled problem; what it leaves is polished away.
+# The interior-point method's tolerances, on the scaled problem; `_polish` removes the remaining error.
 _TOLERANCE = 1e-12
 # Least-squares systems count singular values below this share of the largest as 0.
 _RANK = 1e-13
-# Most constraints that `or_reason` has solved: 2970 take 7 s, and the Gram matrix much memory. Ours.
+# Most constraints that `or_reason` solves: 2970 take 7 s, and the Gram matrix much memory. Ours.
 MOST_CONSTRAINTS = 3000
 # Most rounds of the active set. Two are usual; more only where constraints are active with weight 0.
 _ROUNDS = 20
 _INFEASIBLE = ("DualInfeasible", "AlmostDualInfeasible")
 NO_SOLVER = not_installed("clarabel", "papers")
-"""Why max-margin problems are not solved where the solver is not there."""
+"""The reason if the solver is not installed."""
 
 
 @dataclass(frozen=True)
 class MaxMargin:
-    """The solution w = sum_k weights_k c_k of min ||w||^2 subject to <c_k, w> >= 1, with what proves it.
+    """The solution w = sum_k weights_k c_k of min ||w||^2 subject to <c_k, w> >= 1, with its certificate.
 
     Args:
         weights: dual solution, float64, shape (m,), at least 0. Not unique where active constraints are dependent;
@@ -52,11 +52,11 @@ class MaxMargin:
 
 
 Optimum = tuple[Tensor, MaxMargin]
-"""The vector or matrix of greatest margin, float64, and the solution that it is made of."""
+"""The vector or matrix of largest margin, float64, and its dual solution."""
 
 
 class AttentionSVM(NamedTuple):
-    """The matrix W, float64, shape (d, d), of greatest margin, and the solution it is made of.
+    """The matrix W, float64, shape (d, d), of largest margin, and its dual solution.
 
     Attributes:
         W: argmin ||W||_F subject to (x_{i,opt_i} - x_{i,t})^T W x_{i,1} >= 1.
@@ -79,13 +79,13 @@ def solve(gram: ArrayLike) -> MaxMargin | None:
 
     Returns:
         The solution, or None if there is none: a constraint is 0, or Clarabel found a certificate, checked here:
-        weights z >= 0 of sum 1 with ||sum_k z_k c_k / ||c_k|| || at most `NO_MARGIN`. No w has a greater margin.
+        weights z >= 0 of sum 1 with ||sum_k z_k c_k / ||c_k|| || at most `NO_MARGIN`. No w has a larger margin.
 
     Raises:
         ValueError: K is not a Gram matrix.
-        ArithmeticError: neither a certificate nor an answer within `ACCURACY` was found. That is so for margins
-            below about 1e-4 of the constraints' norms, which the rounding of K drowns, and sooner where these norms
-            spread over several powers of ten.
+        ArithmeticError: neither a certificate nor an answer within `ACCURACY` was found. This happens for
+            margins below about 1e-4 of the constraints' norms, which drown in the rounding of K, and for larger ones
+            if these norms spread over several powers of ten.
         ImportError: clarabel is not installed.
     """
     K = np.asarray(gram, dtype=np.float64)
@@ -108,7 +108,7 @@ def solve(gram: ArrayLike) -> MaxMargin | None:
     if violation <= ACCURACY and abs(gap) <= ACCURACY:
         support = int(np.count_nonzero(scaled))
         return MaxMargin(scaled / (shortest * lengths), float(np.sqrt(norm2)) / shortest, violation, gap, support)
-    # Clarabel may stop short of a certificate. The point of the hull nearest to 0 always exists, and tells as well.
+    # Clarabel may stop short of a certificate. The point of the hull nearest to 0 always exists and is one too.
     bound = _least_margin(G, *_interior_point(G)[:2])
     if bound <= NO_MARGIN:
         return None
@@ -120,7 +120,7 @@ def solve(gram: ArrayLike) -> MaxMargin | None:
 
 
 def _interior_point(G: NDArray, b: NDArray | None = None) -> tuple[NDArray, NDArray, Any]:
-    """Weights, which of them outweigh their slacks, both of shape (m,), and the status.
+    """Weights, a mask of those larger than their slacks, both of shape (m,), and the status.
 
     The program is min 1/2 a^T G a - b^T a over a >= 0, whose weights are a ray of descent where it is unbounded;
     without b it is min 1/2 a^T G a over a >= 0 of sum 1.
@@ -143,7 +143,7 @@ def _interior_point(G: NDArray, b: NDArray | None = None) -> tuple[NDArray, NDAr
 
 
 def _least_margin(G: NDArray, ray: NDArray, active: NDArray) -> float:
-    """Upper bound of the margin: ||sum_k z_k c_k|| for weights z >= 0 of sum 1, moved from the ray to make it least."""
+    """Upper bound of the margin: ||sum_k z_k c_k|| for weights z >= 0 of sum 1, minimised from the ray."""
     bound, size = np.inf, 0
     z = np.where(active, ray, 0.0)
     for _ in range(_ROUNDS):
@@ -163,10 +163,10 @@ def _least_margin(G: NDArray, ray: NDArray, active: NDArray) -> float:
 
 
 def _polish(G: NDArray, b: NDArray, start: NDArray, active: NDArray) -> NDArray:
-    """Weights, shape (m,), at least 0, with G a = b on the active set, begun from weights that nearly have it.
+    """Weights, shape (m,), at least 0, with G a = b on the active set, starting from nearly optimal weights.
 
     Constraints whose weight becomes negative leave the set, violated ones enter. Corrections have least norm, so
-    dependent constraints keep the positive weights they have.
+    dependent constraints keep their positive weights.
     """
     best, least = start, np.inf
     a = np.where(active, start, 0.0)
@@ -238,7 +238,7 @@ def attention_svm(tokens: Tensor, optimal: Tensor) -> AttentionSVM | None:
 
 
 def separator(tokens: Tensor, labels: Tensor) -> Optimum | None:
-    """Solve min ||v||^2 subject to y_i <x_i, v> >= 1: the separator through the origin of greatest margin.
+    """Solve min ||v||^2 subject to y_i <x_i, v> >= 1: the separator through the origin of largest margin.
 
     Args:
         tokens: x, one per sequence, shape (n, d), n at least 1.
@@ -263,7 +263,7 @@ Solved = TypeVar("Solved", bound=Optimum)
 
 
 def or_reason(constraints: int, solve: Callable[[], Solved | None]) -> Solved | str:
-    """What a max-margin problem of so many constraints gives, or in words why it gives nothing."""
+    """The solution of a max-margin problem with this many constraints, or the reason in words if there is none."""
     if constraints > MOST_CONSTRAINTS:
         return f"not solved: {constraints} constraints, more than the limit of {MOST_CONSTRAINTS}"
     try:
@@ -277,7 +277,7 @@ def or_reason(constraints: int, solve: Callable[[], Solved | None]) -> Solved | 
 
 
 def fact(found: Optimum | str) -> dict[str, Any]:
-    """What `or_reason` gave, as a run's record keeps it."""
+    """The result of `or_reason` for a run's record."""
     if isinstance(found, str):
         return {"solved": False, "reason": found}
     solution = found[1]

@@ -23,13 +23,13 @@ Samples = tuple[Tensor, Tensor, Tensor]
 """Tokens (N, T, d), signs +1 or -1 (N,), labels 1 or 0 (N,)."""
 
 _CPU_LOGITS, _LOGITS = 2**17, 2**24
-"""Attention logits in one piece of work.
+"""Attention logits computed at a time.
 
 On a CPU they stay in its cache (up to twice as fast); elsewhere memory is bounded.
 """
 
 _MOST_DRAWS = 100
-"""A margin that fewer than one sample in so many has is refused."""
+"""A margin that fewer than one in this many samples has is refused."""
 
 
 # -- data -----------------------------------------------------------------------------------------------------------
@@ -38,16 +38,16 @@ _MOST_DRAWS = 100
 class SequenceData(TaskData):
     """Sequences of tokens with binary labels, in the splits "train", "val" and "test".
 
-    The paper asks which heads generalise, so test sequences are ranked, and settings are chosen on a split of its own:
-    as many sequences as the test split has (ours), each split from a stream of random numbers of its own.
+    The paper studies generalisation, so the test loss is ranked, and settings are chosen on a separate split with as
+    many sequences as the test split (ours). Each split has its own stream of random numbers.
 
     Args:
         splits: samples by split.
-        relevant_NT: 1 at the training tokens that carry the label and 0 at the others, where this is known.
-        planted: the head that made the labels, W* of shape (d, d) and U* of shape (T, d), where there is one.
+        relevant_NT: 1 at training tokens that carry the label and 0 at others, if known.
+        planted: the head that defines the labels, W* of shape (d, d) and U* of shape (T, d), if any.
 
     Attributes:
-        coarse_NTd: the test tokens, in float32 where they are float64, for what is measured along the curve.
+        coarse_NTd: the test tokens, in float32 if they are float64, for measurements during training.
     """
 
     f_star = 0.0
@@ -219,17 +219,17 @@ def _generator(seed: int, purpose: str) -> torch.Generator:
 
 
 def side_by_side(W_Hdd: Tensor) -> Tensor:
-    """All W_h as one matrix, shape (d, H d)."""
+    """All W_h in one matrix, shape (d, H d)."""
     return W_Hdd.transpose(0, 1).flatten(1)
 
 
 def by_row(U_HTd: Tensor) -> Tensor:
-    """All U_h as one matrix, shape (Q, d)."""
+    """All U_h in one matrix, shape (Q, d)."""
     return U_HTd.transpose(0, 1).flatten(0, 1)
 
 
 def attention_logits(tokens_BTd: Tensor, W_dHd: Tensor) -> Tensor:
-    """X W_h X^T of all heads, one product for all X W_h, shape (B, S, Q): a softmax over S makes them attention."""
+    """X W_h X^T of all heads, one product for all X W_h, shape (B, S, Q): softmax over S gives the attention."""
     B, _, d = tokens_BTd.shape
     return torch.bmm(tokens_BTd, (tokens_BTd.flatten(0, 1) @ W_dHd).view(B, -1, d).transpose(1, 2))
 
@@ -262,7 +262,7 @@ class Heads(nn.Module):
 
 
 def model_outputs(tokens_BTd: Tensor, W_KHdd: Tensor, U_KHTd: Tensor) -> Tensor:
-    """Phi(X) at K points, shape (B, K): the heads of all points as those of one model.
+    """Phi(X) at K points, shape (B, K): the heads of all points are computed as one model.
 
     The textbook gradient of sum_s w_s v_s with respect to the logits, w_s (v_s - mean), cancels once one weight is
     within rounding of 1. As in `tasks.theory.saturated.attended_mean`, the sum is therefore taken of differences to a
@@ -283,7 +283,7 @@ def model_outputs(tokens_BTd: Tensor, W_KHdd: Tensor, U_KHTd: Tensor) -> Tensor:
 class MultiHeadClassifier(Task):
     """Phi(X) = (1/sqrt(H)) sum_h <U_h, softmax(X W_h X^T) X>, W_h of shape (d, d) and U_h of shape (T, d) trained.
 
-    The softmax runs over the rows, the loss is the logistic one of the margin y Phi(X). Model of Deora, Ghaderi,
+    The softmax is over rows; the loss is the logistic loss of the margin y Phi(X). Model of Deora, Ghaderi,
     Taheri, Thrampoulidis: On the Optimization and Generalization of Multi-head Attention (TMLR 2024).
 
     Args:
@@ -292,7 +292,7 @@ class MultiHeadClassifier(Task):
         init_std: standard deviation of all parameters at the start, in [0, inf); the paper starts at 0.
     """
 
-    roles: Mapping[str, Role] = {"heads.U": "head"}  # W is a stack of matrices, one a head
+    roles: Mapping[str, Role] = {"heads.U": "head"}  # W is a stack of matrices, one per head
 
     data: SequenceData
 
@@ -323,26 +323,26 @@ class MultiHeadClassifier(Task):
     def measure_at(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The paper's measurements, over all samples.
 
-        Test sequences that are float64, most of the work, go through the model in float32: test_loss has a relative
-        error of about 1e-6, test_error counts a sequence wrongly where an output is that near to 0. All else has the
-        precision of the weights, also where attention is saturated.
+        Test sequences in float64, most of the work, are evaluated in float32: test_loss has a relative error of about
+        1e-6, and test_error may miscount a sequence whose output is that close to 0. The rest has the precision of the
+        weights, even if attention is saturated.
 
         Keys:
             avg_norm_W: (1/H) sum_h ||W_h||_F.
             avg_norm_U: (1/sqrt(H)) sum_h ||U_h||_F.
             entropy: of the attention in nats, in [0, log T], mean over training samples, heads and query tokens.
-            attn_score: attention on the relevant tokens, in [0, 1], mean over the same, where the data know them.
-            off_relevant: 1 - attn_score, summed up from the other tokens, so that it does not round to 0.
+            attn_score: attention on the relevant tokens, in [0, 1], mean over the same, if the data have them.
+            off_relevant: 1 - attn_score, as a sum over the other tokens, so that it does not round to 0.
             train_error, test_error: share of sequences on the wrong side of 0.
             test_loss: mean logistic loss.
-            align_W, align_U: cosine between all W_h (U_h) as one vector and W* (U*) repeated H times, where the data
-                are planted; 0 at zero weights.
+            align_W, align_U: cosine between all W_h (U_h) as one vector and W* (U*) repeated H times, for planted
+                data; 0 at zero weights.
         """
         W_KHdd, U_KHTd = weights["heads.W"], weights["heads.U"]
         data, (K, H, T, _) = self.data, U_KHTd.shape
-        # The heads of all points as those of one model; its rows, apart: query token, point, head.
+        # The heads of all points as one model; `apart` splits its rows into query token, point and head.
         W_dHd, U_Qd, apart = side_by_side(W_KHdd.flatten(0, 1)), by_row(U_KHTd.flatten(0, 1)), (-1, T, T, K, H)
-        base2_dHd = W_dHd / log(2)  # logits to base 2, as `exp2` takes a third of the time of `exp`
+        base2_dHd = W_dHd / log(2)  # logits in base 2, since `exp2` takes a third of the time of `exp`
         outputs, masses, entropies = [], [], []
         for tokens in pieces(data.splits["train"][0], K * H):
             logits_BSQ = attention_logits(tokens, base2_dHd)
@@ -383,7 +383,7 @@ class MultiHeadClassifier(Task):
 
 def log_sum_(powers_BSQ: Tensor, sum_B1Q: Tensor) -> Tensor:
     """Log of sums over S, shape (B, 1, Q), exact near 0, of powers in [0, 1] with a 1 among them; overwrites both."""
-    rest_B1Q = powers_BSQ.frac_().sum(1, keepdim=True)  # without the ones, beside which it would lose its digits
+    rest_B1Q = powers_BSQ.frac_().sum(1, keepdim=True)  # without the ones, next to which it would lose digits
     ones_B1Q = sum_B1Q.sub_(rest_B1Q).round_()
     return ones_B1Q.sub_(1).add_(rest_B1Q).log1p_()
 

@@ -8,13 +8,13 @@ def attended_mean(logits: Tensor, values: Tensor, dim: int = -1) -> Tensor:
     """sum_t softmax(logits)_t values_t over a dimension, the last by default, with a gradient that survives saturation.
 
     The textbook gradient with respect to the logits, p_t (v_t - mean), cancels once one weight is within rounding of 1.
-    The sum is therefore taken of differences to a constant, which changes neither sum nor gradient: to the mean itself,
-    correctly rounded. It is then the value under the largest weight, without a search for that.
+    The sum is therefore taken over differences from a constant, which changes neither sum nor gradient: the mean
+    itself, correctly rounded. At saturation this is the value under the largest weight, without a search for it.
 
     Args:
         logits: shape (..., T) if `dim` is the last.
         values: the same.
-        dim: what the sum runs over.
+        dim: dimension of the sum.
 
     Returns:
         The shape of the logits without that dimension.
@@ -22,10 +22,10 @@ def attended_mean(logits: Tensor, values: Tensor, dim: int = -1) -> Tensor:
     weights = logits.softmax(dim)
     fixed, known = weights.detach(), values.detach()
     mean = (fixed * known).sum(dim, keepdim=True)
-    mean = mean + (fixed * (known - mean)).sum(dim, keepdim=True)  # alone, the first is off by some last places
+    mean = mean + (fixed * (known - mean)).sum(dim, keepdim=True)  # corrects the rounding of the first
     return mean.squeeze(dim) + (weights * (values - mean)).sum(dim)
 
 
 def logistic_loss(margins: Tensor) -> Tensor:
-    """log(1 + exp(-margin)) of each, exact to rounding for all margins (torch's `softplus` is so to 1e-9 only)."""
+    """log(1 + exp(-margin)) of each, exact to rounding for all margins (torch's `softplus` only to 1e-9)."""
     return -logsigmoid(margins)

@@ -18,7 +18,7 @@ class ScoredSequences(NamedTuple):
 
     Attributes:
         tokens: shape (n, T, d).
-        gaps: how far each token's score is below the optimal one's, exactly 0 there, shape (n, T).
+        gaps: the optimal token's score minus each token's, exactly 0 at the optimal one, shape (n, T).
         sigmoid: sigmoid(-best), shape (n,).
         best: the optimal token's score, shape (n,).
         labels: 0 or 1, shape (n,).
@@ -99,7 +99,7 @@ class FixedDecoderData(TokenData):
         return scored(sequences, best - scores, best.squeeze(1))
 
     def facts(self) -> dict[str, Any]:
-        """The infimum of the loss beside what all tasks of paper A tell."""
+        """The infimum of the loss, and the facts of all tasks of paper A."""
         return super().facts() | {"f_star": self.f_star}
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
@@ -140,10 +140,10 @@ class AttentionClassifier(TokenClassifier):
     def judge(
         self, batch: ScoredSequences, weights: Mapping[str, Tensor], mean: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Loss above the infimum and margin y Phi(X) of each sequence at K points, shape (K, B) each."""
+        """Suboptimality gap and margin y Phi(X) of each sequence at K points, shape (K, B) each."""
         return excess(batch, mean(batch.gaps[:, :, None].expand(-1, -1, len(weights["head.W"]))).T)
 
 
 def excess(batch: ScoredSequences, below: Tensor) -> tuple[Tensor, Tensor]:
-    """How far losses are above the smallest, and margins, at scores so far below the optimal; shape (..., B)."""
+    """Suboptimality gaps and margins at scores this far below the optimal one; shape (..., B) each."""
     return torch.log1p(batch.sigmoid * torch.expm1(below)), batch.best - below.detach()

@@ -80,7 +80,7 @@ class MixtureTokenData(TokenData):
         return or_reason(len(optimal), lambda: separator(chosen, train.signs))
 
     def directions(self) -> dict[str, Optimum | str]:
-        """The Att-SVM's, and the separator of the optimal tokens."""
+        """The Att-SVM's direction, and the separator of the optimal tokens."""
         return super().directions() | {"separator": self.separator}
 
 
@@ -129,10 +129,10 @@ class JointClassifier(TokenClassifier):
         return logistic_loss(margin_KB), margin_KB
 
     def measure_at(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What all tasks of paper A measure, and the direction of u.
+        """The measurements of all tasks of paper A, and the direction of u.
 
         Keys:
             norm_u: ||u||.
-            alignment_u, distance_u: of u and the max-margin separator of the optimal tokens, as for W.
+            alignment_u, distance_u: between u and the max-margin separator of the optimal tokens, as for W.
         """
         return super().measure_at(weights) | towards(self._goals["separator"], weights["decoder.u"], "u")

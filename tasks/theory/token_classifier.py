@@ -1,8 +1,7 @@
-"""What paper A's synthetic attention classifiers share: labelled sequences of tokens, the head, the measurements.
+"""Common parts of paper A's synthetic attention classifiers: labelled token sequences, the head, the measurements.
 
 Paper A is Vasudeva, Deora, Thrampoulidis (TMLR 2025). One head attends from the first token of a sequence, and a linear
-decoder u reads what it attends to: Phi(X) = u^T X^T softmax(X W x_1). All is computed in forms that stay exact when
-attention saturates.
+decoder u reads its output: Phi(X) = u^T X^T softmax(X W x_1). All formulas stay exact when attention saturates.
 """
 
 from abc import abstractmethod
@@ -44,13 +43,13 @@ class Sequences(NamedTuple):
 
 
 class TokenData(TaskData):
-    """Sequences of random tokens, each with one optimal token: what the tasks of paper A share.
+    """Sequences of random tokens, each with one optimal token, for the tasks of paper A.
 
-    Subclasses make the splits "train" and "test", and `samples`, what batches are made of, if that is something else.
-    The training loss is ranked, and settings are chosen by it (`TaskSpec.ranks_training`): the theory is on
-    optimization. Test sequences are measured along the curve and rank nothing. Held-out ones could not choose what the
-    theory is about: 20 sequences do not teach `synthetic` which tokens of others are optimal, and on `synthetic_joint`
-    the held-out loss of normalised methods grows while the training loss goes to 0.
+    Subclasses define the splits "train" and "test", and `samples` if batches have another form. The training loss is
+    ranked, and settings are chosen by it (`TaskSpec.ranks_training`), since the theory is about optimization. Test
+    sequences are only measured during training. Held-out ones cannot select settings here: 20 sequences do not teach
+    `synthetic` which tokens of other sequences are optimal, and on `synthetic_joint` the held-out loss of normalised
+    methods grows while the training loss goes to 0.
     """
 
     select = report = "train"
@@ -64,18 +63,18 @@ class TokenData(TaskData):
     def att_svm(self) -> AttentionSVM | str:
         """W_mm = argmin ||W||_F subject to (x_{i,opt_i} - x_{i,t})^T W x_{i,1} >= 1 on the training samples.
 
-        Tarzanagh et al., Transformers as Support Vector Machines. Or, in words, why there is none.
+        See Tarzanagh et al., Transformers as Support Vector Machines. If there is none, the reason in words.
         """
         train = self.splits["train"]
         constraints = train.tokens[..., 0].numel() - len(train.labels)
         return or_reason(constraints, lambda: attention_svm(train.tokens, train.optimal))
 
     def directions(self) -> dict[str, Optimum | str]:
-        """The max-margin directions that training is compared with, by name, or in words why there is none."""
+        """The max-margin directions that training is compared with, by name; if there is none, the reason in words."""
         return {"att_svm": self.att_svm}
 
     def facts(self) -> dict[str, Any]:
-        """Whether the max-margin problems were solved, the solutions' norms, and how exactly."""
+        """Whether the max-margin problems were solved, and the solutions' norms and accuracy."""
         return {name: fact(direction) for name, direction in self.directions().items()}
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
@@ -118,9 +117,9 @@ class AttentionHead(nn.Module):
 
 
 class _StackedLogits(torch.autograd.Function):
-    """`stacked_logits` with a gradient for W with W's memory layout; tokens, which are data, get none.
+    """`stacked_logits` with a gradient of W in W's memory layout; tokens, which are data, get none.
 
-    Torch's own gradients of W and of the queries are transposed: optimizers pay for the one, and the other is copied.
+    Torch's own gradients of W and of the queries are transposed: one slows down optimizers, and the other is copied.
     """
 
     @staticmethod
@@ -140,7 +139,7 @@ class _StackedLogits(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, int | None], *args: Tensor) -> tuple[Tensor, int]:
-        """The same with one dimension more in front; the rule that torch would make takes 0.3 ms longer."""
+        """The same with one more leading dimension; torch's generated rule takes 0.3 ms longer."""
         stacked = (
             x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
             for x, dim in zip(args, in_dims, strict=True)
@@ -149,12 +148,12 @@ class _StackedLogits(torch.autograd.Function):
 
 
 def stacked_logits(tokens_BTd: Tensor, W_Kdd: Tensor) -> Tensor:
-    """Attention logits X W x_1 of K heads, shape (B, T, K): as few and as great products as there can be."""
+    """Attention logits X W x_1 of K heads, shape (B, T, K), with as few and as large products as possible."""
     return _StackedLogits.apply(tokens_BTd, W_Kdd)
 
 
 class TokenClassifier(Task):
-    """One attention head and a linear decoder: what the tasks of paper A share, with their measurements."""
+    """One attention head and a linear decoder, with the measurements of the tasks of paper A."""
 
     data: TokenData
     head: AttentionHead
@@ -167,9 +166,9 @@ class TokenClassifier(Task):
     def judge(
         self, batch: Any, weights: Mapping[str, Tensor], mean: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Loss (less what `loss` leaves out) and margin y Phi(X) of each sequence at K points, shape (K, B) each.
+        """Loss (less `data.loss_offset`) and margin y Phi(X) of each sequence at K points, shape (K, B) each.
 
-        `mean` takes the attention's mean of values of tokens, shape (B, T, K) to (B, K).
+        `mean` maps values of tokens to their mean under the attention, shape (B, T, K) to (B, K).
         """
 
     def loss_at(self, weights: Mapping[str, Tensor], batch: Any) -> Outcome:
@@ -188,7 +187,7 @@ class TokenClassifier(Task):
             distance: ||W / ||W|| - W_mm / ||W_mm|| || = sqrt(2 - 2 alignment), computed from the difference.
             min_margin, mean_margin: smallest and mean (x_{i,opt_i} - x_{i,t})^T W x_{i,1} over i and t != opt_i.
             on_optimal: softmax weight on the optimal token, mean over samples.
-            off_optimal: its complement, as the sum of the other weights: never rounded to 0.
+            off_optimal: its complement, as the sum of the other weights, so that it does not round to 0.
             entropy: of the softmax weights, in nats, mean over samples.
             train_error, test_error: share of sequences whose margin is not positive.
             test_loss: mean logistic loss.
@@ -218,7 +217,7 @@ class TokenClassifier(Task):
 
     @cached_property
     def _measured(self) -> tuple[Any, Tensor]:
-        """All training, then all test sequences as one batch; the training tokens' order, optimal one first."""
+        """All training, then all test sequences as one batch; the order of the training tokens, optimal one first."""
         train, test = (self.data.batch(split, slice(None)) for split in ("train", "test"))
         optimal = self.data.splits["train"].optimal[:, None, None]
         others = torch.arange(train.tokens.shape[1], device=optimal.device)[:, None] != optimal
@@ -226,7 +225,7 @@ class TokenClassifier(Task):
 
     @cached_property
     def _goals(self) -> dict[str, Tensor | None]:
-        """The directions that training is compared with, as unit vectors, where there are any."""
+        """The directions that training is compared with, as unit vectors; None for those that do not exist."""
         return {
             name: None if isinstance(found, str) else unit(found[0].flatten()).to(self.head.W.device, self.head.W.dtype)
             for name, found in self.data.directions().items()

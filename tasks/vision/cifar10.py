@@ -9,9 +9,9 @@ SPLIT_HASH = "536c203a1db0c437"
 
 
 class CIFAR10Data(ArrayImages):
-    """CIFAR-10 from the Python pickles in `<root>/cifar-10-batches-py`, the place where torchvision puts them.
+    """CIFAR-10 from the Python pickles in `<root>/cifar-10-batches-py`, torchvision's folder.
 
-    The pickles are read only after their MD5 has been found to be the official one. Of the 50,000 training images
+    The pickles are read only if their MD5 is the official one. Of the 50,000 training images
     5,000 are kept for validation.
     """
 
@@ -19,7 +19,7 @@ class CIFAR10Data(ArrayImages):
 
     @staticmethod
     def samples(root: Path) -> dict[str, Labelled]:
-        """What the pickles hold."""
+        """The content of the pickles."""
         from torchvision import datasets
 
         CIFAR10.require_whole(root)
@@ -28,5 +28,5 @@ class CIFAR10Data(ArrayImages):
 
     @staticmethod
     def files(root: Path) -> tuple[Path, dict[str, str]]:
-        """The folder where the files belong, and MD5 by file name."""
+        """The files' folder, and MD5 by file name."""
         return root / CIFAR10.folder, dict(CIFAR10.md5)

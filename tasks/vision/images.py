@@ -81,7 +81,7 @@ class ImageData(TaskData):
     ) -> tuple[Tensor, Tensor]:
         """Images of shape (rows, C, H, W), scaled to [-1, 1], and labels of shape (rows,)."""
         images, labels = self._splits[split]
-        # `images[rows]` gives the same, ten times slower on a CPU.
+        # `images[rows]` is ten times slower on a CPU.
         x = images.index_select(0, rows) if isinstance(rows, Tensor) else images[rows]
         if randomness is not None and (self.flip or self.crop):
             x = self._augmented(x, randomness)
@@ -98,7 +98,7 @@ class ImageData(TaskData):
             x = nn.functional.pad(x, [self.crop] * 4)
             channels, height, width = self.image_shape
             image, channel, line, _ = x.stride()
-            # windows[i] is the window that begins at element i; each image takes one of them.
+            # windows[i] begins at element i; each image takes one of them.
             last = x.numel() - (channel * (channels - 1) + line * (height - 1) + width)
             windows = x.as_strided((last + 1, channels, height, width), (1, channel, line, 1))
             x = windows.index_select(0, torch.arange(len(x), device=device) * image + draw[0] * line + draw[1])
@@ -106,7 +106,7 @@ class ImageData(TaskData):
 
 
 class ArrayImages(ImageData):
-    """Images and labels that `samples` gives; validation is carved from the training set.
+    """Images and labels from `samples`; validation is carved from the training set.
 
     Args:
         root: the data folder.
@@ -116,7 +116,7 @@ class ArrayImages(ImageData):
         crop: shift training images by up to this many pixels each way; 0 for none.
 
     Attributes:
-        name: decides the validation rows, and stands in messages.
+        name: determines the validation rows, and appears in messages.
         classes: labels are in [0, classes).
         n_val: training images kept for validation; None for a tenth of them, but at most 5,000.
 
@@ -157,12 +157,12 @@ class ArrayImages(ImageData):
     def samples(root: Path) -> Mapping[str, Labelled]:
         """Images and labels of "train" and of "test".
 
-        Images are uint8 of shape (N, H, W) or (N, H, W, C) with C in [1, 4], labels whole numbers of shape (N,):
-        arrays, or paths of IDX files, packed (.gz) or not.
+        Images are uint8 of shape (N, H, W) or (N, H, W, C) with C in [1, 4], labels integers of shape (N,): arrays, or
+        paths of IDX files, compressed (.gz) or not.
         """
 
     def facts(self) -> dict[str, Any]:
-        """What tells whether two runs had the same images: digests of all of them, and of the held-out rows."""
+        """Facts that identify the images: digests of all of them, and of the held-out rows."""
         return self._facts
 
     def _checked(self, split: str, pair: Any) -> tuple[Tensor, Tensor]:
@@ -195,7 +195,7 @@ def read_idx(path: Path | str) -> NDArray[np.uint8]:
     """An array in the IDX format: two zero bytes, type (8: uint8), number of dimensions, their sizes, the values.
 
     Args:
-        path: the file; the same name with or without .gz will do.
+        path: the file; it may also exist with .gz, or without it.
 
     Raises:
         DataError: it is missing, damaged, or of another type than uint8.

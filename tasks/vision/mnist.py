@@ -9,7 +9,7 @@ SPLIT_HASH = "7770a2f1e873fbce"
 
 
 class MNISTData(ArrayImages):
-    """MNIST from the four original archives in `<root>/MNIST/raw`, the place where torchvision puts them.
+    """MNIST from the four original archives in `<root>/MNIST/raw`, torchvision's folder.
 
     Of the 60,000 training images 5,000 are kept for validation.
     """
@@ -18,7 +18,7 @@ class MNISTData(ArrayImages):
 
     @staticmethod
     def samples(root: Path) -> dict[str, Labelled]:
-        """The files, unharmed."""
+        """The files, after a check of their MD5."""
         MNIST.require_whole(root)
         folder = root / MNIST.folder
         return {
@@ -28,5 +28,5 @@ class MNISTData(ArrayImages):
 
     @staticmethod
     def files(root: Path) -> tuple[Path, dict[str, str]]:
-        """The folder where the files belong, and MD5 by file name."""
+        """The files' folder, and MD5 by file name."""
         return root / MNIST.folder, dict(MNIST.md5)

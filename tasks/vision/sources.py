@@ -1,6 +1,6 @@
-"""Where the data of these tasks lie, and where they are fetched from. Importing this file imports no torch.
+"""Locations and sources of the data of these tasks. Importing this file imports no torch.
 
-`TaskSpec.files` names a function for each task that reads files: it makes sure that they are there.
+`TaskSpec.files` names a function for each task that reads files: it makes sure that they exist.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from tasks.core.files import fetch, require_files, require_present
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Where images lie, in the place where torchvision puts them.
+    """Image files in torchvision's folders.
 
     Attributes:
         folder: below the data folder.
@@ -24,7 +24,7 @@ class ImageSource:
     url: str
 
     def require(self, root: Path) -> None:
-        """Make sure that the files are there, from the network if they are not.
+        """Make sure that the files exist; download them if not.
 
         Raises:
             DataError: one is missing and cannot be downloaded.
@@ -32,7 +32,7 @@ class ImageSource:
         require_present(root / self.folder, self.md5, lambda: fetch(self.url, root / self.folder, self.md5))
 
     def require_whole(self, root: Path) -> None:
-        """Make sure that the files are there and unharmed.
+        """Make sure that the files exist and are undamaged.
 
         Raises:
             DataError: one is missing and cannot be downloaded, or is damaged.

@@ -1,4 +1,4 @@
-"""The ViT-small of paper A, which tells classes of images apart."""
+"""The ViT-small of paper A, an image classifier."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -91,18 +91,18 @@ class ViTClassifier(Task):
         return Outcome(nn.functional.cross_entropy(logits, labels), logits, labels)
 
     def metrics(self) -> dict[str, Metric]:
-        """Share of images whose greatest logit is the label's."""
+        """Share of images whose largest logit is the label's."""
         return {"accuracy": MulticlassAccuracy(self.num_classes, average="micro", validate_args=False)}
 
 
 def _attention_layer(kind: Kind, head_dim: int) -> type[nn.Module]:
-    """Attention as timm builds and calls it."""
+    """Attention with timm's constructor and call."""
 
     class Attention(MultiHeadAttention):
         def __init__(self, dim: int, num_heads: int, *, attn_drop: float, proj_drop: float, **_: Any) -> None:
             super().__init__(dim, num_heads, head_dim, kind=kind, dropout=attn_drop, proj_dropout=proj_drop)
 
         def forward(self, x_BTD: Tensor, mask: Tensor | None = None, **_: Any) -> Tensor:
-            return super().forward(x_BTD, mask)  # timm has no mask for images
+            return super().forward(x_BTD, mask)  # timm passes no mask for images
 
     return Attention
