@@ -42,7 +42,7 @@ def daemon(
     user: str | None = None,
     stop: signal.Signals = signal.SIGTERM,
 ) -> Iterator[None]:
-    """Run a server in the foreground of its own session: yields when it is `ready`, and stops it at the end of the block.
+    """Run a server in the foreground of its own session: yield when it is `ready`, stop it at the end of the block.
 
     The kernel sends it `stop` if this process dies before.
     """

@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def selected(request: pytest.FixtureRequest, parameter: str) -> set[Any]:
-    """The values of a parameter with which tests of this file use the requesting fixture, so that it prepares only those."""
+    """The values of a parameter with which tests of this file use the requesting fixture, which prepares only those."""
     items = [item for item in request.session.items if item.path == request.path]
     cells = [getattr(item, "callspec", None) for item in items if request.fixturename in fixtures_of(item)]
     return {cell.params[parameter] for cell in cells if cell is not None and parameter in cell.params}

@@ -103,7 +103,7 @@ def study(
         store: its folder.
         scores: by lr.
         runs: of the trials, by lr.
-        winner: a run with the settings that won.
+        winner: a run with the winning settings.
         changes: other fields.
     """
     trials: list[dict[str, Any]] = [

@@ -1,4 +1,4 @@
-"""Three training problems, trained by the suite in many ways and by a plain PyTorch loop; also the program of the ranks.
+"""Three training problems, trained by the suite in many ways and by a plain PyTorch loop; and the program of the ranks.
 
 Run as a program under torchrun it trains every case with every strategy and saves each rank's weights.
 """

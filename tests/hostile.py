@@ -185,8 +185,8 @@ class Mutation:
     Attributes:
         value: the text of a JSON value, possibly invalid.
         name: any name.
-        place: where: a share of the whole, of a million.
-        bits: what bytes are changed with.
+        place: position, in millionths of the whole.
+        bits: the mask with which bytes are changed.
     """
 
     value: str
@@ -739,7 +739,7 @@ class Guard:
 
 
 def tree(folder: Path) -> dict[str, tuple[Any, ...]]:
-    """Everything below a folder: kind, mode, size, times and contents; for a link its target, not the contents there."""
+    """Everything below a folder: kind, mode, size, times and contents; for a link only its target."""
     found: dict[str, tuple[Any, ...]] = {}
     for here, folders, files in os.walk(os.fsencode(folder)):
         for name in [*folders, *files]:

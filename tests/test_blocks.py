@@ -312,7 +312,7 @@ def test_a_process_of_another_machine_lives_as_long_as_it_gives_signs_of_life(ke
 def test_clocks_that_differ_do_no_harm(kept, monkeypatch):
     attempt = kept.begin(begun())
     elsewhere(attempt, 0)
-    monkeypatch.setattr(bench.store.claims.time, "time", lambda: 1e10)  # our clock; file times come from the file system
+    monkeypatch.setattr(bench.store.claims.time, "time", lambda: 1e10)  # our clock, not that of the file system
     with pytest.raises(RunBusy):
         kept.begin(begun())
     attempt.close()

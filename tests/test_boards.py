@@ -529,9 +529,7 @@ def test_of_a_run_with_different_results_one_is_taken_whatever_the_order(store, 
     keep(tmp_path / "other", made("adam", 0, 0.1), replace(made("adam", 1, None), status="failed"))
     stores = [Stores(folders) for folders in ((store, tmp_path / "other"), (tmp_path / "other", store))]
     assert [run.final for run in stores[0].runs] == [run.final for run in stores[1].runs]
-    assert all(
-        each.conflicts == [made("adam", 0).run_id] for each in stores
-    )  # an unfinished run is no conflict
+    assert all(each.conflicts == [made("adam", 0).run_id] for each in stores)  # an unfinished run is no conflict
     assert everything(store, tmp_path / "other") == everything(tmp_path / "other", store)
 
 

@@ -423,7 +423,7 @@ def test_long_names_are_broken_and_rows_are_as_high_as_their_words(store):
 def profiles(
     reference: Sequence[End], entrants: Mapping[str, Sequence[Sequence[End] | None]], shown: Iterable[str] = ()
 ) -> Panel:
-    """The chart of problems with these steps to the target: for each one run of the reference, and those of entrants."""
+    """The chart of problems with these steps to the target: for each one run of the reference, any of entrants."""
     runs = []
     for k, base in enumerate(reference):
         ends = {"adamw": [base], **{opt: own[k] or [] for opt, own in entrants.items()}}
