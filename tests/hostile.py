@@ -144,7 +144,7 @@ def check(store: Path, n: int) -> Path:
     return path
 
 
-# -- what is put into them ------------------------------------------------------------------------------------------
+# -- their contents -------------------------------------------------------------------------------------------------
 
 NAMES = (
     "", ".", "..", "../outside/good", "/etc/passwd", "a\nbench: error: b", "<script>alert(1)</script>", "\x1b[31mred",
@@ -335,7 +335,7 @@ def _sparse(path: Path) -> None:
         file.truncate(1 << 40)
 
 
-# -- tables that have ended -----------------------------------------------------------------------------------------
+# -- finished tables ------------------------------------------------------------------------------------------------
 
 
 def _parquet(name: str, change: Callable[[pa.Table, Mutation], pa.Table], **options: Any) -> Spoil:
@@ -679,7 +679,7 @@ def database_mutation(path: Path, m: Mutation) -> str:
     return f"{table}.{column}"
 
 
-# -- who runs and writes what ---------------------------------------------------------------------------------------
+# -- guards of code and files ---------------------------------------------------------------------------------------
 
 _STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty")
 _WRITES = (

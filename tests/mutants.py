@@ -42,7 +42,7 @@ def mutant(*faults: str, update: str | None = None, **traits: bool) -> Callable[
     return noted
 
 
-# ---- Sound ones, of which the others derive --------------------------------------------------------------------------
+# ---- Sound optimizers, the base classes of the others ----------------------------------------------------------------
 
 
 @mutant(update="heavy_ball")

@@ -166,7 +166,7 @@ def test_code_that_came_with_a_run_is_not_run_on_resuming(cli: Cli, tmp_path: Pa
         assert "evil.py" in error
 
 
-# -- a store that changes under the training ------------------------------------------------------------------------
+# -- a store that changes during training ---------------------------------------------------------------------------
 
 
 def lost(path: Path) -> None:
@@ -538,7 +538,7 @@ def test_an_attempt_with_a_damaged_record_is_not_merged_in_part(cli: Cli, tmp_pa
     assert cli("list", "runs", "--store", tmp_path / "new").code == 0
 
 
-# -- records that are none ------------------------------------------------------------------------------------------
+# -- invalid records ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["merged", "copied"])
@@ -640,7 +640,7 @@ def test_a_configuration_that_is_none_is_one_line(
     assert not list(sees.iterdir())
 
 
-# -- found by an attacker ---------------------------------------------------------------------------------------------
+# -- found by attacks -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -297,9 +297,9 @@ def test_composition_begins_with_the_papers_standard_deviations() -> None:
 
 
 def test_heads_begin_as_far_from_plain_ones_as_the_first_values_predict() -> None:
-    # For input of variance 1, an element of h = x dw1 has variance 2 D / (D + J), and GELU leaves a share of it: w2,
-    # and so each entry of w1^T w2, gets sqrt(J E[gelu^2]) times the deviation of qkw; of R such terms, of two sides.
-    # Gates add theirs.
+    # For input of variance 1, an element of h = x dw1 has variance 2 D / (D + J) before GELU. So w2, and each entry of
+    # w1^T w2, has sqrt(J E[gelu^2]) times the standard deviation of qkw; there are R such terms on each of two sides.
+    # Gates add their own.
     width, M = 256, 8
     J, R = 4 * M, 2
     composition, x = HeadComposition(width, M), torch.randn(8, 32, width)
@@ -310,10 +310,10 @@ def test_heads_begin_as_far_from_plain_ones_as_the_first_values_predict() -> Non
         composers = composition(x)
         C = composers.pre_q
     diagonal = torch.eye(M, dtype=torch.bool)
-    w2_size = w2 * sqrt(R)  # rows of w1 are of size 1
+    w2_size = w2 * sqrt(R)  # rows of w1 have norm 1
     assert float(C[..., ~diagonal].std()) == pytest.approx(w2_size, rel=0.15)
     assert float(C[..., diagonal].std()) == pytest.approx(sqrt(w2_size**2 + gate**2), rel=0.15)
-    # A head's logits move by both sides' matrices, of M entries each: about 2 % here.
+    # Both sides' matrices, with M entries per row, change a head's logits: by about 2 % here.
     A = torch.randn(8, 32, M, 32)
     moved = tasks.core.composition.composed(A, composers.pre_q, composers.pre_k) - A
     predicted = sqrt(2 * (M * w2_size**2 + gate**2))

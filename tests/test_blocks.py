@@ -850,7 +850,7 @@ def test_a_kill_at_any_step_of_the_start_loses_nothing(kept, monkeypatch, number
     assert no_leftovers(old.folder.parent)
 
 
-# -- a store that changes under a run -------------------------------------------------------------------------------
+# -- a store that changes during a run ------------------------------------------------------------------------------
 
 
 def deleted(attempt: Attempt) -> None:

@@ -239,7 +239,7 @@ def test_a_spec_is_checked_as_it_is_given(reports: dict[str, Report]) -> None:
     assert (report.about["version"], report.about["arguments"]) == (4, {"lr": 0.3})
 
 
-# ---- What cannot get out ---------------------------------------------------------------------------------------------
+# ---- Isolation of misbehaviour ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.deep

@@ -316,7 +316,7 @@ def test_every_flag_in_the_help_parses(cli, tmp_path, monkeypatch, task, opt):
         assert answer.code == 0, (words, answer.err)
 
 
-# -- how settings are written ---------------------------------------------------------------------------------------
+# -- notation of settings -------------------------------------------------------------------------------------------
 
 
 def resolved(cli, *words: str) -> dict:

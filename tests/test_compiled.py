@@ -128,7 +128,7 @@ def test_one_program_holds_for_all_steps_and_micro_batches() -> None:
     assert programs == 1
 
 
-# -- a run that is cut off --------------------------------------------------------------------------------------------
+# -- interrupted runs -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.matrix(keep=1)

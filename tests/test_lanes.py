@@ -139,7 +139,7 @@ def the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(TASKS, spec.name, spec)
 
 
-# -- what runs are, and how they are compared -------------------------------------------------------------------------
+# -- results of runs, and how they are compared -----------------------------------------------------------------------
 
 CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory", "engine", "begun", "plan")
 OF_ONE_RUN = ("specimen",)  # nobody would read the sample texts of all lanes
@@ -676,7 +676,7 @@ def test_in_single_precision_the_facts_are_those_of_fit_and_the_rest_agrees_to_t
         assert gap(lane, alone) < 1e-3
 
 
-# -- lanes that end, and those that go on ------------------------------------------------------------------------------
+# -- lanes that end early, and lanes that continue ---------------------------------------------------------------------
 
 
 def numbers(told: Any) -> list[float]:
@@ -866,7 +866,7 @@ def test_a_split_that_is_evaluated_in_uneven_pieces_is_all_there(task: str, size
                     assert found[name][g, r] == pytest.approx(expected, rel=1e-6)
 
 
-# -- blocks that are interrupted ---------------------------------------------------------------------------------------
+# -- interrupted blocks ------------------------------------------------------------------------------------------------
 
 
 def elsewhere(grid: Grid) -> Grid:

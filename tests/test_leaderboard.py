@@ -175,7 +175,7 @@ def test_boards_are_asked_for_by_name(cli, filled):
     assert (refused.code, refused.err) == (2, "bench: error: unknown board 'qualty'; did you mean 'quality'?\n")
 
 
-# -- names that mean harm ---------------------------------------------------------------------------------------------
+# -- malicious names --------------------------------------------------------------------------------------------------
 
 
 class Elements(HTMLParser):
@@ -339,7 +339,7 @@ def test_a_reader_that_goes_away_is_no_error(filled):
     assert (done.returncode, done.stdout, done.stderr) == (0, "[", "")
 
 
-# -- what is wrong with a store ---------------------------------------------------------------------------------------
+# -- damaged stores ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("make", "says"), [(False, "there is no store"), (True, "there are no runs in")])

@@ -46,7 +46,7 @@ TEXT = "The king shall live.\n\nWhat, \N{PILE OF POO}? naïve\r\nhe said; the ki
 SMALL = {"task.layers": 1, "task.width": 8, "task.num_heads": 2, "task.mlp_width": 8, "task.length": 16}
 
 
-# -- made data --------------------------------------------------------------------------------------------------------
+# -- generated data ---------------------------------------------------------------------------------------------------
 
 
 def write_text(path: Path, text: str = TEXT) -> Path:

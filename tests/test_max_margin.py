@@ -136,7 +136,7 @@ def test_whole_numbers_with_their_many_ties_are_solved_or_refused_as_in_the_prim
         assert_optimal(C, ours.weights @ C, ours.weights)
 
 
-# -- what the result says of itself ---------------------------------------------------------------------------------
+# -- notes of the result --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("n", "T", "d"), [(20, 6, 64), (100, 10, 64)])

@@ -163,7 +163,7 @@ def test_values_from_the_task_stay_words():
     assert resolve({"task": "mnist", "opt": "sps", "opt.f_star": "0.5"}).opt_options["f_star"] == 0.5
 
 
-# -- what makes a run the same --------------------------------------------------------------------------------------
+# -- identity of a run ----------------------------------------------------------------------------------------------
 
 
 def run_id(**settings: object) -> str:

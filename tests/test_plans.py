@@ -533,7 +533,7 @@ def test_plans_are_listed_with_what_is_stored_of_them(cli, here: Path) -> None:
     assert (refused.code, refused.out) == (2, "")
 
 
-# -- how runs are shared out ------------------------------------------------------------------------------------------
+# -- how runs are distributed -----------------------------------------------------------------------------------------
 
 
 def a_group(opt: str, seeds: int, lanes: int, steps: int) -> list[RunConfig]:

@@ -217,7 +217,7 @@ def test_what_an_installed_package_announces_needs_no_name(monkeypatch: pytest.M
         allowed({"task": "synthetic", "opt": "gone"}, {"opt_package": "gone 1"}, {}, "run x", [])
 
 
-# -- who reads changes nothing ----------------------------------------------------------------------------------------
+# -- readers change nothing -------------------------------------------------------------------------------------------
 
 
 def state(folder: Path) -> dict[str, str]:

@@ -71,7 +71,7 @@ def board(cli: Cli, *words: object) -> dict[str, dict]:
     return {row["opt"]: row for table in strict_json(answer.out)[0]["tables"] for row in table["rows"]}
 
 
-# -- read beside one's own --------------------------------------------------------------------------------------------
+# -- reference results beside the user's ------------------------------------------------------------------------------
 
 
 def test_reference_results_are_shown_without_a_store_and_say_what_they_are(cli: Cli, reference: Path) -> None:

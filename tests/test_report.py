@@ -77,7 +77,7 @@ def hostile(store: Path) -> str:
     return report(everything(store))
 
 
-# -- what stands in it ----------------------------------------------------------------------------------------------
+# -- contents of the page -------------------------------------------------------------------------------------------
 
 
 def test_the_page_is_whole_and_in_order(hostile):
@@ -225,7 +225,7 @@ def test_each_row_leads_to_its_command_versions_and_machine(store):
         assert word in text
 
 
-# -- harm -----------------------------------------------------------------------------------------------------------
+# -- malicious values -----------------------------------------------------------------------------------------------
 
 
 def test_names_are_words_and_nothing_else(hostile):

@@ -98,7 +98,7 @@ def test_the_suite_starts_from_its_own_folder_too(monkeypatch: pytest.MonkeyPatc
     assert started(sys.executable, "-m", "bench", "--version").stdout.strip()
 
 
-# -- what it does there -----------------------------------------------------------------------------------------------
+# -- behaviour --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.deep
@@ -178,7 +178,7 @@ def test_the_program_works_with_the_folder_in_pythonpath(here: Path, store: Path
     assert {run.status for run in Store(store).runs()} == {"completed"}
 
 
-# -- what a person is told --------------------------------------------------------------------------------------------
+# -- output for people ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["opt", "task"])

@@ -290,7 +290,7 @@ def test_wild_names_do_no_harm(cli, store, kind):
     assert rows("select count(*) from runs where task like '%[/bold] \"q\" ''a'' | ü 漢%'", store) == [(1,)]
 
 
-# -- queries that cannot be carried out --------------------------------------------------------------------------------
+# -- invalid queries ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_no_torch_is_needed(filled, words):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# -- nothing else of the machine --------------------------------------------------------------------------------------
+# -- no access to other files -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ from tests.stored import read_curve
 SMALL = {"scratch": True, "vocab": 150, "max_length": 32, "stride": 6}
 
 
-# -- made data --------------------------------------------------------------------------------------------------------
+# -- generated data ---------------------------------------------------------------------------------------------------
 
 
 def words_of(draw: np.random.Generator, least: int, most: int) -> list[str]:

@@ -295,7 +295,7 @@ def test_a_worker_that_was_taken_for_dead_comes_too_late(url: str, late: str) ->
     assert study.finished()
 
 
-# -- a trial's way ----------------------------------------------------------------------------------------------------
+# -- the states of a trial --------------------------------------------------------------------------------------------
 
 
 def test_a_study_from_its_first_trial_to_the_winner_on_fresh_seeds(url: str) -> None:
@@ -951,7 +951,7 @@ def test_a_study_of_which_nothing_was_asked_says_how_to_begin_it(sqlite_url: str
         study_result(study)
 
 
-# -- what is said of it -----------------------------------------------------------------------------------------------
+# -- messages ---------------------------------------------------------------------------------------------------------
 
 
 def test_what_was_pruned_is_in_the_table_and_no_edge_is_seen_where_it_was_tried(sqlite_url: str) -> None:
@@ -1007,7 +1007,7 @@ def test_settings_of_another_study_are_not_replaced_without_a_word(sqlite_url: s
         assert tuned.replaced(tmp_path, second) == f"{path} belonged to no study; it now belongs to study other"
 
 
-# -- what tuning asks for ---------------------------------------------------------------------------------------------
+# -- what tuning requests ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -423,7 +423,7 @@ def test_under_gd_the_direction_is_still_away_after_10000_steps() -> None:
     assert 1 - measured(torch.optim.SGD, [10_000], lr=0.5)[10_000]["alignment"] > 4e-3
 
 
-# -- whole runs -----------------------------------------------------------------------------------------------------
+# -- uninterrupted runs ---------------------------------------------------------------------------------------------
 
 
 def test_a_ps_run_ends_converged_when_the_gradient_underflows_without_any_nan(store: Any) -> None:
