@@ -310,7 +310,7 @@ def test_heads_begin_as_far_from_plain_ones_as_the_first_values_predict() -> Non
         composers = composition(x)
         C = composers.pre_q
     diagonal = torch.eye(M, dtype=torch.bool)
-    w2_size = w2 * sqrt(R)  # rows of w1 have norm 1
+    w2_size = w2 * sqrt(R)  # rows of w1 have RMS 1
     assert float(C[..., ~diagonal].std()) == pytest.approx(w2_size, rel=0.15)
     assert float(C[..., diagonal].std()) == pytest.approx(sqrt(w2_size**2 + gate**2), rel=0.15)
     # Both sides' matrices, with M entries per row, change a head's logits: by about 2 % here.
