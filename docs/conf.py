@@ -36,7 +36,7 @@ html_css_files = ["own.css"]
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 myst_enable_extensions = ["attrs_inline"]
-# Pages of results begin at the level that fits their place in a store.
+# Pages of results may begin below heading level 1.
 suppress_warnings = ["myst.header"]
 napoleon_google_docstring = True
 napoleon_use_ivar = True
@@ -44,11 +44,11 @@ napoleon_attr_annotations = False
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 pygments_style = "friendly"
-# Docstrings write `code` so, and options begin with two hyphens.
+# Docstrings use single backticks for code, and options begin with two hyphens.
 default_role = "code"
 smartquotes = False
 
-# The pages of results lie beside this folder, where GitHub finds them; the site has copies of them.
+# The pages of results are outside this folder, where GitHub shows them; the site has copies.
 RESULTS = HERE / "results"
 shutil.rmtree(RESULTS, ignore_errors=True)
 PAGES = {".md", ".png", ".svg", ".pdf", ".html", ".json"}
@@ -60,11 +60,11 @@ shutil.copytree(
 
 
 def as_on_the_site(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Turn what stands for GitHub and for the tests into what the site has."""
+    """Adapt code fences and links, which are written for GitHub and the tests, to the site."""
     text = re.sub(r"^```(sh|python) .*$", r"```\1", source[0], flags=re.MULTILINE)
     up = "../" * (docname.count("/") + 1)
     if docname.startswith("results/"):
-        # A page of results has links to files of the repository; the site names these files and has no link.
+        # Pages of results link to files of the repository, which the site does not have: show their names instead.
         text = re.sub(r"\[([^\]]*)\]\(((?:\.\./)+(?!.*\.(?:png|svg)\))[^)]*)\)", r"\1 (`\2`)", text)
         text = f"---\norphan: true\n---\n\n{text}"
     else:
@@ -73,7 +73,7 @@ def as_on_the_site(app: Sphinx, docname: str, source: list[str]) -> None:
 
 
 class Sections(SphinxDirective):
-    """A section for each of some things, with text as a terminal shows it."""
+    """Sections of preformatted text, as a terminal shows it."""
 
     def texts(self) -> Iterator[tuple[str, str]]:
         """Title and text of each section."""
@@ -108,7 +108,7 @@ class Trainer(Sections):
         lines = (
             row(f"--trainer.{n}", o.help, f"default {o.default}" if o.default is not None else "") for n, o in options
         )
-        yield "Options of the training", "\n".join(line for own in lines for line in own)
+        yield "Training options", "\n".join(line for own in lines for line in own)
 
 
 class Tasks(Sections):
@@ -131,7 +131,7 @@ class Optimizers(Sections):
 
 
 class Answers(Sections):
-    """What every command prints with `--json`."""
+    """The output of every command with `--json`."""
 
     def texts(self) -> Iterator[tuple[str, str]]:  # noqa: D102
         for form, kind in ANSWERS.items():
@@ -142,7 +142,7 @@ class Answers(Sections):
                 yield f"{kind.__name__}", self.text(kind)
 
     def text(self, kind: type[BaseModel]) -> str:
-        """A model's meaning and its keys."""
+        """A model's description and its keys."""
         meaning = (kind.__doc__ or "").strip()
         if issubclass(kind, RootModel):
             return f"{meaning}\n\n  {type_text(kind)}"
@@ -151,7 +151,7 @@ class Answers(Sections):
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """What Sphinx calls."""
+    """Entry point for Sphinx."""
     app.connect("source-read", as_on_the_site)
     for each in (Answers, Commands, Trainer, Tasks, Optimizers):
         app.add_directive(f"bench-{each.__name__.lower()}", each)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 # The models of the tests are too small for more threads, and processes that share cores would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# What a test stores is all that it sees; those of the reference results name them.
+# A test sees only what it stores itself; tests of the reference results name them.
 os.environ["BENCH_REFERENCE"] = ""
 
 import numpy as np
@@ -28,22 +28,22 @@ from tasks.vision.sources import MNIST
 
 pytest_plugins = ["tests.depth", "tests.services"]
 
-# A shell ignores Ctrl-C for what it starts in the background, and so would all that the tests start and interrupt.
+# A shell starts background jobs with Ctrl-C ignored, which all processes that the tests interrupt would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# No test is timed: a shared machine may take any time for an example.
+# No deadline: on a shared machine an example may take any time.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
-gc.disable()  # until all is imported, half a million objects that stay
+gc.disable()  # until everything is imported: half a million objects that stay
 
 
 LONGEST = (
     "tuning", "kills", "lanes", "plugins", "studies", "check", "sweep", "equivalence", "matrix", "runner", "real_data",
     "synthetic", "slurm",
 )  # fmt: skip
-"""Files that take a minute or more; they go first, so that no process is left alone with one of them at the end."""
+"""Files that take a minute or more. They run first, so that no process is left alone with one of them at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -59,7 +59,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def few_objects_to_collect() -> Iterator[None]:
-    """Freeze what a file has imported and cached, or each full collection of those after it visits that again."""
+    """Freeze what a file has imported and cached, or each full collection in later files visits it again."""
     yield
     gc.collect()
     gc.freeze()
@@ -71,7 +71,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 class Answer(NamedTuple):
-    """What a command gave: exit code, standard output, standard error."""
+    """The result of a command: exit code, standard output, standard error."""
 
     code: int
     out: str
@@ -83,30 +83,30 @@ Cli = Callable[..., Answer]
 
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The store that commands use when none is named: a fresh folder for each test."""
+    """The default store of commands: a fresh folder for each test."""
     folder = tmp_path / "runs"
-    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it, and tables would break
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it, and tables would wrap
     monkeypatch.setenv("BENCH_STORE", str(folder))
     return folder
 
 
 @pytest.fixture(autouse=True)
 def registries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is forgotten after it: which tests share a process is left to chance."""
+    """Undo what a test registers, since any tests may share a process."""
     for registry in (TASKS, OPTIMIZERS):
         monkeypatch.setattr(registry, "own", dict(registry.own))
 
 
 @pytest.fixture(autouse=True)
 def usual_numbers() -> Iterator[None]:
-    """No test leaves another default type of numbers behind, as two trainings in two threads would."""
+    """Restore the default dtype after each test; two trainings in two threads would leave another one."""
     yield
     assert torch.get_default_dtype() == torch.float32
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where texts are kept tokenised: a fresh folder for all tests."""
+    """The cache of tokenised texts: a fresh folder for all tests."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("BENCH_CACHE", str(folder))
@@ -129,7 +129,7 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
 
 @pytest.fixture
 def fake_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data folder with an MNIST of 60 training, 20 validation and 20 test images, made up on the spot."""
+    """A data folder with a generated MNIST of 60 training, 20 validation and 20 test images."""
     folder = tmp_path / "data" / "MNIST" / "raw"
     folder.mkdir(parents=True)
     draw = np.random.default_rng(0)
@@ -163,7 +163,7 @@ def real_text() -> Path:
 
 
 def folder_with(*names: str) -> Path:
-    """The folder of the data; a test that wants these files is skipped, with the reason, where one is not there."""
+    """The folder of the data; skips the test, with the reason, if a file is missing."""
     folder = Path(os.environ.get("BENCH_DATA", "data"))
     for name in names:
         if not (folder / name).is_file():

@@ -1,4 +1,4 @@
-"""Real servers of a test session: each a child process with a log, gone when the test process is gone."""
+"""Real servers of a test session: each a child process with a log, which ends when the test process ends."""
 
 import signal
 import socket
@@ -14,7 +14,7 @@ PATIENCE = 60.0  # seconds; start-up takes two, but the machines of a CI may be 
 
 
 def free_ports(n: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on."""
+    """Free ports of 127.0.0.1."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
@@ -23,7 +23,7 @@ def free_ports(n: int) -> list[int]:
 
 
 def until(done: Callable[[], T], what: str, seconds: float = PATIENCE) -> T:
-    """Wait until `done()` and return what it gave; raises if that takes too long."""
+    """Wait until `done()` is true and return its value; raises if that takes too long."""
     give_up = time.monotonic() + seconds
     while not (found := done()):
         if time.monotonic() > give_up:
@@ -42,9 +42,9 @@ def daemon(
     user: str | None = None,
     stop: signal.Signals = signal.SIGTERM,
 ) -> Iterator[None]:
-    """Run a server in the foreground of its own session from when it is `ready` to the end of the block.
+    """Run a server in the foreground of its own session: yield when it is `ready`, stop it at the end of the block.
 
-    The kernel sends it `stop` should this process die without getting there.
+    The kernel sends it `stop` if this process dies before.
     """
     become = [f"--reuid={user}", f"--regid={user}", "--init-groups"] if user else []
     command = ["setpriv", f"--pdeathsig={stop.name.removeprefix('SIG')}", *become, "--", *map(str, words)]

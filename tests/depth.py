@@ -1,4 +1,4 @@
-"""How much runs by default: every test but deep ones, and a few cells of each matrix (see CONTRIBUTING.md)."""
+"""Which tests run by default: all but the deep ones, and a few cells of each matrix (see CONTRIBUTING.md)."""
 
 import re
 import shlex
@@ -12,14 +12,14 @@ SERVICES = {"postgres_server", "slurm_cluster", "chromium"}
 """Fixtures with servers that take seconds to start."""
 
 APART = ("kill", "zoo", "minilm")
-"""Marks of tests that neither the quick suite nor the deep rest runs."""
+"""Marks of tests that run neither in the quick suite nor in the deep one."""
 
 NAMED = "not zoo and not minilm"
-"""What is selected of tests that are named one by one."""
+"""The `-m` expression for tests that are named one by one."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Run what is named by its node id, deep or not, unless `-m` says otherwise."""
+    """Run tests named by node id, deep or not, unless `-m` says otherwise."""
     words = config.getini("addopts")
     words = shlex.split(words) if isinstance(words, str) else words
     usual = words[words.index("-m") + 1]
@@ -29,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as deep what needs a server, and all cells of a matrix but those that are kept."""
+    """Mark as deep the tests that need a server, and all cells of a matrix except those that are kept."""
     matrices = defaultdict(list)
     for item in items:
         if SERVICES & {*getattr(item, "fixturenames", ())} or "postgres" in cell(item):
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def selected(request: pytest.FixtureRequest, parameter: str) -> set[Any]:
-    """The values of a parameter for which tests of this file use the requesting fixture, so that it makes no more."""
+    """The values of a parameter with which tests of this file use the requesting fixture, which prepares only those."""
     items = [item for item in request.session.items if item.path == request.path]
     cells = [getattr(item, "callspec", None) for item in items if request.fixturename in fixtures_of(item)]
     return {cell.params[parameter] for cell in cells if cell is not None and parameter in cell.params}
@@ -58,7 +58,7 @@ def fixtures_of(item: pytest.Item) -> list[str]:
 
 
 def cell(item: pytest.Item) -> str:
-    """What stands in brackets after the name of a test."""
+    """The part in brackets after the name of a test."""
     return item.nodeid.partition("[")[2].removesuffix("]")
 
 
@@ -68,11 +68,11 @@ def deepen(item: pytest.Item) -> None:
 
 
 def kept(cells: Sequence[str], keep: int | None = None) -> set[int]:
-    """Which cells show most of the words that stand in their names, so most levels of each parameter.
+    """The cells that cover most words in the names of all cells, so most levels of each parameter.
 
     Args:
         cells: names, as in `synthetic-sngd-4micro`.
-        keep: how many at most; without it as few as show all words.
+        keep: how many at most; by default the fewest that cover all words.
     """
     words = [set(re.findall(r"[\w.+]+", name)) for name in cells]
     chosen: set[int] = set()

@@ -1,4 +1,4 @@
-"""Runs and studies as a training would leave them, with any results, each in a block of its own or several in one."""
+"""Fabricated runs and studies with any results, stored as training would, each in its own block or several in one."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -44,8 +44,8 @@ def made(
     Args:
         opt, seed, task: of its configuration.
         final: at its last step, and at its best one.
-        name: of an optimizer that nobody knows, with the settings of `opt`.
-        on: name of a task that nobody knows, with the settings of `task`.
+        name: of an unknown optimizer with the settings of `opt`.
+        on: name of an unknown task with the settings of `task`.
         words: further settings in dotted form.
         changes: fields of the record.
     """
@@ -70,7 +70,7 @@ def made(
 
 
 def seeds(opt: str, finals: Sequence[End], first: int = 0, **changes: Any) -> list[RunResult]:
-    """A run for each value, of seeds in a row; None for one that diverged."""
+    """A run for each value, with consecutive seeds; None for a diverged run."""
     lost: dict[str, Any] = {"status": "diverged"}
     return [
         made(opt, seed, final, **((lost if final is None else {}) | changes))
@@ -79,7 +79,7 @@ def seeds(opt: str, finals: Sequence[End], first: int = 0, **changes: Any) -> li
 
 
 def keep(store: Path, *runs: RunResult, measured: Mapping[str, Any] | None = None) -> None:
-    """Write runs into blocks of their own; with these measurements, if any."""
+    """Write each run into its own block; with these measurements, if any."""
     for run in runs:
         put(store, run, tables={"measurements": {run.run_id: measured}} if measured else None)
 
@@ -103,7 +103,7 @@ def study(
         store: its folder.
         scores: by lr.
         runs: of the trials, by lr.
-        winner: a run with the settings that won.
+        winner: a run with the winning settings.
         changes: other fields.
     """
     trials: list[dict[str, Any]] = [
@@ -186,7 +186,7 @@ def tried(
 
 
 def excess_of(task: str, final: End) -> dict[str, Any]:
-    """The change that makes the final loss of a task with a known infimum, 0, one above it."""
+    """The change that sets the final suboptimality gap of a task whose infimum is 0."""
     return {"metrics": {"final": {"loss": final, "excess": final}}} if task == "synthetic" and final else {}
 
 

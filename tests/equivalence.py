@@ -1,4 +1,4 @@
-"""Three training problems, trained by the suite in many ways and by a plain PyTorch loop; and the worker of the ranks.
+"""Three training problems, trained by the suite in many ways and by a plain PyTorch loop; and the program of the ranks.
 
 Run as a program under torchrun it trains every case with every strategy and saves each rank's weights.
 """
@@ -27,7 +27,7 @@ TASKS = {"tiny": tiny.SIZES, "tiny_text": tiny_text.SIZES, "tiny_lm": tiny_lm.SI
 STRATEGIES = ("ddp", "fsdp")
 STEPS = 20
 CLIP = 0.02  # binds in every step
-# Hyperparameters that move the weights well within 20 steps; the step cap is off.
+# Hyperparameters that change the weights considerably within 20 steps; the step cap is off.
 HYPERPARAMETERS: dict[str, dict[str, Any]] = {
     "gd": {"lr": 0.3, "momentum": 0.5},
     "sgd": {"lr": 0.3, "weight_decay": 0.01},
@@ -46,18 +46,18 @@ BY_ROLE: dict[str, dict[str, Any]] = {
     "sgdm": {"vector.lr": 0.01, "embedding.weight_decay": 0.1},
     "muon": {"rest.lr": 0.003},
 }
-"""Further ones, for tasks with parameters of all roles."""
+"""Additional ones, for tasks with parameters of all roles."""
 GENTLER: dict[tuple[str, str], dict[str, Any]] = {
     ("tiny", "ngd"): {"lr": 0.01},
     ("tiny", "ps"): {"c": 16.0},
     ("tiny_text", "ps"): {"c": 40.0},
     ("tiny_text", "sps"): {"c": 40.0},
 }
-"""Where longer steps are chaotic: rounding grew a millionfold in 20, and what came of it was each processor's own."""
+"""Where longer steps are chaotic: rounding errors grew a millionfold in 20 steps and differed between processors."""
 
 
 class Case(NamedTuple):
-    """One cell of the matrix; `odd` takes a batch of 15, which two ranks share as 7 and 8."""
+    """One cell of the matrix; `odd` uses a batch of 15, which two ranks split into 7 and 8."""
 
     opt: str
     micro_batches: int = 1
@@ -68,25 +68,25 @@ class Case(NamedTuple):
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """Of its optimizer."""
+        """The hyperparameters of its optimizer."""
         own = HYPERPARAMETERS[self.opt] | BY_ROLE.get(self.opt, {})
         return own | GENTLER.get((self.task, self.opt), {})
 
     @property
     def name(self) -> str:
-        """As it is shown and saved."""
+        """Its name in test ids and files."""
         clip, odd = "clip" if self.clip else "noclip", "-odd" if self.odd else ""
         kind = "" if self.attention == "standard" else f"-{self.attention}"
         return f"{self.task}-{self.opt}-{self.micro_batches}micro-{clip}{odd}{kind}"
 
 
 def can_clip(opt: str) -> bool:
-    """Whether a method may see clipped gradients: not if it makes its step of loss and gradient and hears no norm."""
+    """Whether a method allows clipping: not if its step needs the loss and it does not receive the norm."""
     return may_clip(OPTIMIZERS[opt])
 
 
 def may_clip(spec: OptimizerSpec) -> bool:
-    """The same of an optimizer that need not be registered."""
+    """The same for an optimizer that need not be registered."""
     return not spec.traits.needs_loss or "loss_grad_norm" in spec.step_keywords
 
 
@@ -108,13 +108,13 @@ CASES += [Case("adam", 4, clip=True, attention=kind) for kind in ("fixed_head", 
 
 
 KEPT = Case("sngd", 4, task="tiny_text")
-"""What the ranks train with gradient checkpointing too."""
+"""The case that the ranks also train with gradient checkpointing."""
 
 
 class Trained(NamedTuple):
     """Weights by name, and the curve as rows of (loss, gradient norm, raw step, applied step).
 
-    `moves` is what each step of a plain loop added to the weights.
+    `moves` are the updates of each step of a plain loop.
     """
 
     weights: dict[str, Tensor]
@@ -188,7 +188,7 @@ def by_suite(
         trainer.precision_plugin.scaler = scaler
 
     def note(optimizer: Any, *_: Any) -> None:
-        if before is not None and optimizer is task.optimizers(use_pl_optimizer=False):  # and no part of it
+        if before is not None and optimizer is task.optimizers(use_pl_optimizer=False):  # a part of it does not count
             before.append(copies(task))
 
     with register_optimizer_step_pre_hook(note):
@@ -199,7 +199,7 @@ def by_suite(
 
 
 def plain_model(task: Any) -> tuple[nn.Module, Callable[[Any], Tensor]]:
-    """The task's model without the suite, in float64, and its loss of a batch; texts by transformers' attention."""
+    """The task's model without the suite, in float64, and its loss on a batch; texts use transformers' attention."""
     cross_entropy = nn.functional.cross_entropy
     if isinstance(task, LanguageModel):
         decoder = task.model.double()
@@ -223,9 +223,9 @@ def plain_model(task: Any) -> tuple[nn.Module, Callable[[Any], Tensor]]:
 def by_plain_loop(
     case: Case, precision: str = "64-true", steps: int = STEPS, *, before: Sequence[Mapping[str, Tensor]] = ()
 ) -> Trained:
-    """Train with nothing but PyTorch, the whole batch at once, in float64, from the start of this precision.
+    """Train with plain PyTorch, the whole batch at once, in float64, from the initial weights of this precision.
 
-    Before each step it takes over the weights of `before`, as many as there are, so that errors do not add up.
+    Before each step it takes the weights from `before`, if there are any left, so that errors do not accumulate.
     """
     task, plan = build(
         config_of(Case(case.opt, odd=case.odd, task=case.task, attention=case.attention), precision=precision)
@@ -250,7 +250,7 @@ def by_plain_loop(
         loss.backward()
         norm = torch.cat([p.grad.flatten() for p in params]).norm()
         if case.clip and needs_loss:
-            # Polyak's step belongs to the loss and its own gradient; clipping then shortens the vector.
+            # Polyak's step is computed from the loss and the unclipped gradient; clipping then shortens the vector.
             step_size = loss.detach() / (case.hyperparameters["c"] * norm**2)
             factor = min(1.0, CLIP / (float(norm) + 1e-6))
             with torch.no_grad():
@@ -267,9 +267,9 @@ def by_plain_loop(
 
 
 def scale_of_gradients(case: Case, precision: str) -> float:
-    """Root mean square of the gradients' norms of single samples at the start, the scale of what a batch sums up.
+    """Root mean square of the single samples' gradient norms at the start: the scale of the summands of a batch.
 
-    It stays where the sum comes near 0.
+    It does not shrink where the sum is close to 0.
     """
     task, _ = build(config_of(case, precision=precision))
     model, loss_of = plain_model(task)
@@ -282,9 +282,9 @@ def scale_of_gradients(case: Case, precision: str) -> float:
 
 
 def ignored_by_loss(task: nn.Module, loss_of: Callable[[nn.Module], Tensor]) -> set[str]:
-    """Names of the parameters that move the loss by nothing but rounding; one that is not used at all is an error.
+    """Names of the parameters whose gradient is rounding error only; an unused parameter is an error.
 
-    In float64, where such a gradient is 1e-16 of the largest, and others are far more than 1e-10 of it.
+    In float64 such a gradient is 1e-16 of the largest one, and the others are far more than 1e-10 of it.
     """
     params = dict(task.double().named_parameters())
     sizes = [float(g.abs().max()) for g in torch.autograd.grad(loss_of(task), list(params.values()))]
@@ -298,12 +298,12 @@ def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 
 def worker_cases(strategy: str) -> list[Case]:
-    """What the ranks train: all of the matrix under DDP; one cell per optimizer under FSDP2."""
+    """The cases of the ranks: the full matrix under DDP, one cell per optimizer under FSDP2."""
     return [*(CASES if strategy == "ddp" else [c for c in CASES if c.micro_batches == 4 and c.clip]), *ODD_CASES]
 
 
 def main(folder: Path, names: Collection[str]) -> None:
-    """Train the cases of these names on this rank and save what it has."""
+    """Train the cases of these names on this rank and save its results."""
     for strategy in STRATEGIES:
         saved = {}
         for case in (case for case in worker_cases(strategy) if case.name in names):

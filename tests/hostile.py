@@ -1,6 +1,6 @@
-"""Stores as somebody else may hand them over: sound blocks, and what may be wrong with one, all written in code.
+"""Stores from untrusted sources: sound blocks, and ways in which a block may be damaged, all defined in code.
 
-A mutation is how a victim is spoilt, and what it is spoilt with. Files with code are in the stores; a `Guard` sees
+A mutation is a way to damage a victim, with its random values. The stores contain files with code; a `Guard` notices
 whoever runs them.
 """
 
@@ -37,7 +37,7 @@ from optimizers.plugins import bare
 
 STEPS = 3
 EVIL = "evil"
-"""What stands in the name of all code that nobody may run."""
+"""Part of the name of all code that must not run."""
 CODE = f"raise SystemExit('{EVIL} code ran')\n"
 
 # -- sound blocks ---------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def _resolved(opt: str, seed: int) -> tuple[str, str]:
 
 
 def record(seed: int, opt: str = "ngd", **changes: Any) -> RunResult:
-    """The record of a run as a training leaves it."""
+    """The record of a run as training writes it."""
     run_id, own = _resolved(opt, seed)
     values: dict[str, Any] = {
         "status": "completed", "versions": {"torch": "2.15.0", "lightning": "2.6.6", "task": 2, "opt": 1},
@@ -73,7 +73,7 @@ def columns(steps: int = STEPS) -> dict[str, Any]:
 
 
 def finished(store: Path, *runs: RunResult) -> Path:
-    """A block that has ended; its folder."""
+    """A finished block; its folder."""
     folder = store / name_of([run.run_id for run in runs])
     done = folder / "done"
     done.mkdir(parents=True)
@@ -84,7 +84,7 @@ def finished(store: Path, *runs: RunResult) -> Path:
 
 
 def left(store: Path, *runs: RunResult) -> Path:
-    """A block whose process is gone; its folder."""
+    """A block whose process has ended; its folder."""
     folder = store / name_of([run.run_id for run in runs])
     attempt = folder / "attempt-1"
     attempt.mkdir(parents=True)
@@ -144,7 +144,7 @@ def check(store: Path, n: int) -> Path:
     return path
 
 
-# -- what is put into them ------------------------------------------------------------------------------------------
+# -- their contents -------------------------------------------------------------------------------------------------
 
 NAMES = (
     "", ".", "..", "../outside/good", "/etc/passwd", "a\nbench: error: b", "<script>alert(1)</script>", "\x1b[31mred",
@@ -160,7 +160,7 @@ _RAW = (
     "nul", '"', "", "{'a': 1}", "01", "1,", '{"loss": {"loss": {"loss": 1}}}', '[{"step": 1}]',
     '[{"step": "1", "train_s": null}]', '"completed"', '"running"', '"lanes"',
 )  # fmt: skip
-"""Texts that stand where a value of JSON should; some are none."""
+"""Texts in the place of a JSON value; some are not JSON."""
 
 _leaves = st.none() | st.booleans() | st.integers() | st.floats(width=64) | st.sampled_from(NAMES) | st.text(max_size=8)
 VALUES: st.SearchStrategy[str] = (
@@ -180,13 +180,13 @@ VALUES: st.SearchStrategy[str] = (
 
 @dataclass(frozen=True)
 class Mutation:
-    """What a victim is spoilt with.
+    """The random values of a mutation.
 
     Attributes:
-        value: the text of a value of JSON, which may be none.
+        value: the text of a JSON value, possibly invalid.
         name: any name.
-        place: where: a share of the whole, of a million.
-        bits: what bytes are changed with.
+        place: position, in millionths of the whole.
+        bits: the mask with which bytes are changed.
     """
 
     value: str
@@ -208,7 +208,7 @@ MUTATIONS = st.builds(
 )
 
 Spoil = Callable[[Path, Mutation], Any]
-"""Spoils a victim: its folder, or the file of a study or a check."""
+"""Damages a victim: its folder, or the file of a study or a check."""
 _HERE = "@@here@@"
 
 
@@ -241,7 +241,7 @@ def _lose(inner: Any, last: Any) -> None:
 
 
 def json_mutations(file: Callable[[Path], Path]) -> dict[str, Spoil]:
-    """What may be wrong with a line of JSON, or with a file that holds one or more.
+    """Damage to a line of JSON, or to a file with one or more lines.
 
     Args:
         file: of a victim.
@@ -335,7 +335,7 @@ def _sparse(path: Path) -> None:
         file.truncate(1 << 40)
 
 
-# -- tables that have ended -----------------------------------------------------------------------------------------
+# -- finished tables ------------------------------------------------------------------------------------------------
 
 
 def _parquet(name: str, change: Callable[[pa.Table, Mutation], pa.Table], **options: Any) -> Spoil:
@@ -366,14 +366,14 @@ def _ids(*words: str | None) -> Callable[[pa.Table, Mutation], pa.Table]:
 
 
 def _huge(table: pa.Table, m: Mutation) -> pa.Table:
-    """Two million rows that a few bytes hold."""
+    """Two million rows in a few bytes."""
     ids = pa.DictionaryArray.from_arrays(np.zeros(2_000_000, np.int32), table["run_id"].to_pylist()[:1])
     others = [pa.array(np.zeros(len(ids))) for _ in table.column_names[2:]]
     return pa.table([ids, np.arange(len(ids)), *others], table.column_names)
 
 
 def table_mutations(name: str) -> dict[str, Spoil]:
-    """What may be wrong with a table of Parquet."""
+    """Damage to a Parquet table."""
 
     def file(victim: Path) -> Path:
         return victim / "done" / f"{name}.parquet"
@@ -443,7 +443,7 @@ def table_mutations(name: str) -> dict[str, Spoil]:
 
 
 def raw_mutations(name: str) -> dict[str, Spoil]:
-    """What may be wrong with a table that grows."""
+    """Damage to a table that is being written."""
 
     def file(victim: Path) -> Path:
         return victim / "attempt-1" / f"{name}.raw"
@@ -513,7 +513,7 @@ def _claimed(**own: Any) -> Spoil:
 
 
 def claim_mutations() -> dict[str, Spoil]:
-    """What may stand in a claim."""
+    """Damage to a claim."""
     pids = (0, -1, 1, 2**31 - 1, 2**31, 2**64, 1.5, "1", None, True, os.getpid())
     file = json_mutations(lambda victim: victim / "attempt-1" / CLAIM)
     return {
@@ -532,7 +532,7 @@ def _moved(old: str, new: str) -> Spoil:
 
 
 def _linked(name: str) -> Spoil:
-    """What was there is outside the store, and a link leads to it."""
+    """Move a file or folder outside the store and link to it."""
 
     def spoil(victim: Path, m: Mutation) -> None:
         place = victim / name if name else victim
@@ -552,7 +552,7 @@ def _named(victim: Path, m: Mutation) -> None:
 
 
 def with_code(victim: Path, name: Callable[[Path], str]) -> str:
-    """Make a block of one run one whose optimizer is of this name, with the right hash: the run's id."""
+    """Rename the optimizer of a block of one run, with the right hash: the run's id."""
     (path,) = victim.glob("*/runs.jsonl")
     value = json.loads(path.read_text().splitlines()[0])
     value["identity"]["opt"] = bare(name(victim))
@@ -570,7 +570,7 @@ def _code(name: Callable[[Path], str]) -> Spoil:
 
 
 def folder_mutations() -> dict[str, Spoil]:
-    """What may be wrong with the folder of a block that has ended."""
+    """Damage to the folder of a finished block."""
     return {
         "the folder is a link": _linked(""),
         "the results are a link": _linked("done"),
@@ -598,7 +598,7 @@ def folder_mutations() -> dict[str, Spoil]:
 
 
 def attempt_mutations() -> dict[str, Spoil]:
-    """What may be wrong with the folder of an attempt."""
+    """Damage to the folder of an attempt."""
     return {
         "the attempt is a link": _linked("attempt-1"),
         "the attempt has ended": _moved("attempt-1", "done"),
@@ -631,14 +631,14 @@ MAKE: list[tuple[str, str, Spoil]] = [
     *((KINDS[0], what, spoil) for what, spoil in RECORDS.items()),
     *((KINDS[3], what, spoil) for what, spoil in RECORDS.items()),
 ]
-"""Kinds of victims, what happens to one, and how."""
+"""Kind of victim, name of the damage, and the function that does it."""
 
 SAFE = "synthetic-gd-"
-"""What the ids of the sound runs of all stores begin with."""
+"""How the ids of the sound runs of all stores begin."""
 
 
 def sound(store: Path) -> list[RunResult]:
-    """Two sound runs, which no mutation touches."""
+    """Add two sound runs, which no mutation changes."""
     runs = [record(seed, "gd") for seed in (1, 2)]
     for run in runs:
         finished(store, run)
@@ -658,7 +658,7 @@ def spoil(store: Path, n: int, kind: str, how: Spoil, m: Mutation) -> tuple[str,
 
 
 def database_mutation(path: Path, m: Mutation) -> str:
-    """Put something else into a cell of any table of a database; which."""
+    """Put another value into a cell of any table of a database; returns which."""
     with sqlite3.connect(path) as con:
         tables = [name for (name,) in con.execute("select name from sqlite_master where type = 'table' order by name")]
         cells = [
@@ -679,7 +679,7 @@ def database_mutation(path: Path, m: Mutation) -> str:
     return f"{table}.{column}"
 
 
-# -- who runs and writes what ---------------------------------------------------------------------------------------
+# -- guards of code and files ---------------------------------------------------------------------------------------
 
 _STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty")
 _WRITES = (
@@ -689,9 +689,9 @@ _WRITES = (
 
 
 class Guard:
-    """Sees imports and calls of code in a store or named by it, new processes, connections, writes below a folder.
+    """Notices imports and calls of code in a store or named by it, new processes, connections, writes below a folder.
 
-    A hook stays as long as the process, so there is one, which sees nothing but within `watching`.
+    An audit hook stays as long as the process, so there is only one, which is active only within `watching`.
     """
 
     def __init__(self) -> None:
@@ -702,7 +702,7 @@ class Guard:
 
     @contextmanager
     def watching(self, store: Path, *, processes: bool) -> Iterator[list[str]]:
-        """What is seen while the context lasts; `processes` that start are no harm where libraries are imported."""
+        """What the guard notices within the context; `processes` may start where libraries are imported."""
         self.seen, self._store, self._no_processes = [], str(store), not processes
         try:
             yield self.seen
@@ -739,7 +739,7 @@ class Guard:
 
 
 def tree(folder: Path) -> dict[str, tuple[Any, ...]]:
-    """All below a folder: kind, mode, size, times and what it holds; where a link leads, not what is there."""
+    """Everything below a folder: kind, mode, size, times and contents; for a link only its target."""
     found: dict[str, tuple[Any, ...]] = {}
     for here, folders, files in os.walk(os.fsencode(folder)):
         for name in [*folders, *files]:

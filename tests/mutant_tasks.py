@@ -1,4 +1,4 @@
-"""Tasks with one fault each, and the checks that must find it, and no others; the sound one comes first."""
+"""Tasks with one fault each, and the checks that must find it, and no other checks; the sound task comes first."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ FAULTS: dict[str, set[str]] = {}
 
 
 class Points(TaskData):
-    """Points of two classes, other ones for each seed."""
+    """Points of two classes, different for each seed."""
 
     def __init__(self, root: Any = None, seed: int = 0) -> None:
         self.splits = {name: self.made(derive_seed(seed, name), n) for name, n in self.counts().items()}
@@ -102,7 +102,7 @@ class Unseeded(Net):
 
 
 class SamePoints(Points):
-    """As many as a batch, whatever the seed."""
+    """The same points for every seed."""
 
     def __init__(self, root: Any = None, seed: int = 0) -> None:
         super().__init__(root)
@@ -113,7 +113,7 @@ class SamePoints(Points):
 
 @spec("deterministic", data="SamePoints", lanes=False)
 class OneSeed(Net):
-    """Neither samples nor weights know the seed."""
+    """Neither samples nor weights depend on the seed."""
 
     def __init__(self, data: TaskData) -> None:
         torch.manual_seed(0)
@@ -122,7 +122,7 @@ class OneSeed(Net):
 
 @spec("micro_batches")
 class Summed(Net):
-    """Twice the batch is twice the loss."""
+    """Sums the loss: twice the batch gives twice the loss."""
 
     def loss_of(self, margins: Tensor) -> Tensor:
         return nn.functional.softplus(-margins).sum() / 10
@@ -130,7 +130,7 @@ class Summed(Net):
 
 @spec("micro_batches")
 class Standardised(Net):
-    """As batch normalisation in training."""
+    """Standardises over the batch, like batch normalisation in training."""
 
     def loss_of(self, margins: Tensor) -> Tensor:
         return super().loss_of(margins - margins.mean())
@@ -138,7 +138,7 @@ class Standardised(Net):
 
 @spec("resume", "micro_batches", lanes=False)
 class Remembers(Net):
-    """Keeps what no checkpoint has: a count of calls."""
+    """Keeps state that is not in checkpoints: a count of calls."""
 
     calls = 0
 
@@ -182,7 +182,7 @@ REFUSED = {
     "MISSPELT": "roles of Misspelt: it has no parameter readuot",
     "NOSUCHROLE": "roles of NoSuchRole: readout has 'output'; roles are matrix, embedding, head, vector",
 }
-"""Specs whose models the suite refuses to make, and why."""
+"""Specs whose models the suite refuses to build, and why."""
 
 
 @spec()

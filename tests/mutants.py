@@ -1,4 +1,4 @@
-"""Optimizers with one fault each, and the checks that must find it, and no others; sound ones come first."""
+"""Optimizers with one fault each, and the checks that must find it, and no other checks; sound ones come first."""
 
 import os
 import random
@@ -19,13 +19,13 @@ FAULTS: dict[str, set[str]] = {}
 """Names of mutants, and the checks that must fail on them."""
 
 SPECS: dict[str, OptimizerSpec] = {}
-"""What a mutant declares, where it does."""
+"""The specs of mutants that have one."""
 
 EVERYTHING = {name for name, check in CHECKS.items() if check.tolerance is not None}
 
 
 def mutant(*faults: str, update: str | None = None, **traits: bool) -> Callable[[type], type]:
-    """Note a class with the checks that it fails, and with what it declares."""
+    """Register a class with the checks that it fails, and with its declarations."""
 
     def noted(cls: type) -> type:
         FAULTS[cls.__name__] = set(faults)
@@ -42,7 +42,7 @@ def mutant(*faults: str, update: str | None = None, **traits: bool) -> Callable[
     return noted
 
 
-# ---- Sound ones, of which the others derive --------------------------------------------------------------------------
+# ---- Sound optimizers, the base classes of the others ----------------------------------------------------------------
 
 
 @mutant(update="heavy_ball")
@@ -129,7 +129,7 @@ class SoundPolyak(Optimizer):
 
 @mutant("rank_seeds", draws=True)
 class DrawsNoise(Sound):
-    """Langevin dynamics, almost; replicas stay equal only as long as their generators are."""
+    """Like Langevin dynamics; replicas stay equal only as long as their generators do."""
 
     def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
         super().move(group, params)
@@ -169,7 +169,7 @@ class Differentiates(Sound):
 
 @mutant(calls_closure_again=True)
 class LooksAhead(Sound):
-    """Steps by the gradient uphill of the weights, as sharpness-aware methods do."""
+    """Steps by the gradient at ascended weights, as sharpness-aware methods do."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -188,7 +188,7 @@ class LooksAhead(Sound):
 
 @mutant()
 class KeepsAverage(Sound):
-    """Evaluates the mean of its weights, in the manner of schedule-free methods."""
+    """Evaluates the mean of its weights, as schedule-free methods do."""
 
     def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
         assert group["training"]
@@ -227,7 +227,7 @@ class MatricesOnly(Sound):
 
 @mutant()
 class AsksForRoles(Sound):
-    """Wants groups that say which parameters are matrices."""
+    """Requires groups that say which parameters are matrices."""
 
     def __init__(self, params: Any, lr: float = 0.05) -> None:
         params = list(params)
@@ -312,7 +312,7 @@ class WideState(Sound):
 
 
 class Box:
-    """Something that `torch.load(weights_only=True)` does not know."""
+    """A class that `torch.load(weights_only=True)` refuses."""
 
 
 @mutant("resume", "resume_bf16")
@@ -349,7 +349,7 @@ NOISE = EVERYTHING - {
 
 @mutant(*NOISE)
 class Unseeded(Sound):
-    """Draws noise that bfloat16 shows from its own generator, which no seed reaches; forked ranks draw the same."""
+    """Draws noise, large enough for bfloat16, from its own unseeded generator; forked ranks draw the same."""
 
     own: ClassVar[torch.Generator] = torch.Generator().manual_seed(0)
 
@@ -411,7 +411,7 @@ class NoRate(Optimizer):
 
 @mutant("lr_changes")
 class KeepsFirstRate(Sound):
-    """Pauses where lr is 0, and else has the rate of its first step."""
+    """Does not step if lr is 0, and otherwise keeps the rate of its first step."""
 
     def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
         first = group.setdefault("first", group["lr"])
@@ -431,7 +431,7 @@ class SetsRateAsDeclared(SetsRate):
 
 
 class Decays(Sound):
-    """With weight decay; `decay` is where a fault may sit."""
+    """With weight decay; subclasses put their fault into `decay`."""
 
     def __init__(self, params: Any, lr: float = 0.05, momentum: float = 0.9, weight_decay: float = 0.0) -> None:
         Optimizer.__init__(self, params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay, foreach=False))
@@ -465,7 +465,7 @@ class MomentumFromDefaults(Sound):
 
 @mutant("group_values")
 class RateOfFirstGroup(SoundNorm):
-    """In a method whose groups share a norm."""
+    """Uses the rate of the first group, in a method whose groups share a norm."""
 
     def factor(self, group: dict[str, Any], norm: Tensor) -> Tensor:
         return super().factor(self.param_groups[0], norm)
@@ -473,7 +473,7 @@ class RateOfFirstGroup(SoundNorm):
 
 @mutant()
 class RefusesTwoValues(DecayOfFirstGroup):
-    """As the groups of some methods must agree."""
+    """Refuses groups with different values, as some methods do."""
 
     def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
         if len({each["weight_decay"] for each in self.param_groups}) > 1:
@@ -526,7 +526,7 @@ class DividesByNorm(SoundNorm):
 class FlatViews(Sound):
     def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
         for p in params:
-            if not hasattr(p, "to_local"):  # shards have no such view at all
+            if not hasattr(p, "to_local"):  # shards have no such view
                 p.grad.view(-1)
         super().move(group, params)
 
@@ -553,7 +553,7 @@ class ForgetsHalf(Sound):
                 "buffer", torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
             )
             wide.mul_(group["momentum"]).add_(p.grad)
-            target = p.to(wide.dtype)  # the parameter itself, where it is wide enough
+            target = p.to(wide.dtype)  # the parameter itself, if its dtype is wide enough
             target.sub_(wide, alpha=group["lr"])
 
 
@@ -624,7 +624,7 @@ class ClaimsToScale(Sound):
 
 @mutant("gradients")
 class UsesUpGradients(Sound):
-    """Uses up the gradients, as foreach code does that saves memory."""
+    """Overwrites the gradients, as memory-saving foreach code does."""
 
     def step(self, closure: Any = None) -> Any:
         loss = super().step(closure)
@@ -731,7 +731,7 @@ class Masks(SoundNorm):
 
 @mutant()
 class CountsOnTheHost(Sound):
-    """A counter that is read, but never left the host."""
+    """Reads a counter that is always on the host."""
 
     def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
         for p in params:
@@ -796,7 +796,7 @@ class Nonsense(Sound):
 
 @mutant("resume_bf16", "bf16")
 class Exits(Sound):
-    """Ends the process where it does not like a dtype."""
+    """Ends the process for some dtypes."""
 
     def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
         if any(p.dtype == torch.bfloat16 for p in params):
@@ -807,7 +807,7 @@ class Exits(Sound):
 
 @mutant("lr_zero")
 class Hangs(Sound):
-    """Comes to no end where lr is 0."""
+    """Never returns if lr is 0."""
 
     def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
         while group["lr"] == 0:
@@ -817,7 +817,7 @@ class Hangs(Sound):
 
 @mutant("ddp")
 class WaitsForOthers(Sound):
-    """One rank waits for the other, which does not come."""
+    """One rank waits for the other, which never arrives."""
 
     def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
         if dist.is_initialized() and dist.get_rank() == 0:

@@ -1,7 +1,7 @@
 """One entry or more for each registered optimizer: constructor arguments and its formula, transcribed to float64 numpy.
 
-A transcription gets all weights and all gradients as one flat vector each, so it knows nothing of shapes and groups. It
-is written from the papers and torch's documentation, not from `optimizers/`. Its keywords are the constructor's.
+A transcription gets all weights and all gradients as one flat vector each, so it does not see shapes or groups. It is
+written from the papers and torch's documentation, not from `optimizers/`. Its keywords are those of the constructor.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from optimizers import OPTIMIZERS
 
 Vector = NDArray[np.float64]
 Memory = dict[str, Any]
-"""What an optimizer remembers from step to step; empty before the first."""
+"""The state of an optimizer; empty before the first step."""
 
 
 # ---- The problem: binary classification with a small network whose four parameters differ in shape ------------------
@@ -37,11 +37,11 @@ def flat(arrays: list[Any]) -> Vector:
 
 
 MATRICES = 0, 2
-"""Which of the parameters a method for matrices moves; the others stay as they are at the start."""
+"""The parameters that a method for matrices updates; the others keep their initial values."""
 
 
 def loss_and_gradient(weights: Vector) -> tuple[float, Vector]:
-    """Mean logistic loss of s * tanh(X A + b) v and its gradient, by hand; of A and v alone where b and s are fixed."""
+    """Mean logistic loss of s * tanh(X A + b) v and its gradient, by hand; for A and v alone if b and s are fixed."""
     if len(weights) == 15:
         whole = flat([weights[:12], START[1], weights[12:], START[3]])
         loss, gradient = loss_and_gradient(whole)
@@ -61,7 +61,7 @@ def loss_and_gradient(weights: Vector) -> tuple[float, Vector]:
 
 
 def begin(name: str) -> list[Any]:
-    """Where an optimizer starts: at all parameters, or at the matrices."""
+    """The starting point of an optimizer: all parameters, or the matrices only."""
     return [START[i] for i in MATRICES] if OPTIMIZERS[name].traits.by_piece else START
 
 
@@ -252,7 +252,7 @@ class Case:
         name: the key in OPTIMIZERS.
         formula: the transcription.
         arguments: for the constructor and the transcription; `lr` is always among them.
-        cap_binds: whether, within 20 steps, the step's cap changes some steps and leaves others.
+        cap_binds: whether, within 20 steps, the step cap is active on some steps and inactive on others.
     """
 
     name: str
@@ -334,7 +334,7 @@ LEGAL_EDGES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 MORE_ARGUMENTS: list[tuple[str, dict[str, Any]]] = [
-    # Arguments that only change what torch's own classes do; the pure updates are held to those classes.
+    # Arguments that only affect torch's own classes; the pure updates are compared with those classes.
     ("gd", {"lr": 0.3, "maximize": True, "weight_decay": 0.1}),
     ("sgd", {"lr": 0.2, "momentum": 0.7, "dampening": 0.3}),
     ("sgd", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "maximize": True}),
@@ -363,7 +363,7 @@ _NGD_VALUES: dict[str, tuple[Any, ...]] = {
 }
 _PS_VALUES: dict[str, tuple[Any, ...]] = {"lr": (0.05, 0.4), "c": (0.5, 3.0), "f_star": (-0.2, 0.0, 0.2)}
 VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
-    # optimizer -> its float hyperparameters -> legal values, 0 among them where it is legal and turns something off
+    # optimizer -> its float hyperparameters -> legal values, including 0 if it is legal and turns something off
     "gd": _SGD_VALUES,
     "sgd": _SGD_VALUES,
     "ngd": _NGD_VALUES,
@@ -373,7 +373,7 @@ VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
     "adam": _ADAM_VALUES,
     "adamw": _ADAM_VALUES,
     "sfadamw": _ADAM_VALUES,
-    "sgdm": {**_SGD_VALUES, "momentum": (0.3, 0.9), "dampening": (0.0,)},  # Nesterov takes no other
+    "sgdm": {**_SGD_VALUES, "momentum": (0.3, 0.9), "dampening": (0.0,)},  # Nesterov allows no other
     "momo": {
         "lr": (0.3, 2.0),
         "beta": (0.0, 0.5, 0.9),

@@ -1,4 +1,4 @@
-"""What runs found out, without when, how long and for whom: equal bit for bit, however often they were stopped."""
+"""Results of runs without times and plans: equal bit for bit, however often the runs were interrupted."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +10,7 @@ CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory", "begun", "plan")
 
 
 def outcome(store: Path) -> dict[str, Any]:
-    """Records and tables of a store's runs, by id. Bytes stand for values, since NaN is not NaN."""
+    """Records and tables of a store's runs, by id. Values are given as bytes, since NaN is not equal to NaN."""
     found = {}
     for run in Store(store).runs():
         kept = {name: value for name, value in asdict(run).items() if name not in CLOCKS}
@@ -25,7 +25,7 @@ def outcome(store: Path) -> dict[str, Any]:
 def leftovers(store: Path) -> list[str]:
     """What a store holds besides finished blocks: attempts, hidden and temporary files, damaged folders.
 
-    What is left of an attempt in a block that has ended is none: who is killed just after its end cannot remove it.
+    The remains of an attempt in a finished block do not count: a process killed just after the end cannot remove them.
     """
     left = [path for path in store.glob("*/attempt-*") if (path.parent / "done").is_dir()]
     found = [path for path in store.rglob("*") if not any(path.is_relative_to(each) for each in left)]

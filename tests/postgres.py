@@ -29,14 +29,14 @@ class Server(NamedTuple):
         )
 
     def fresh(self) -> str:
-        """The URL of the database `bench`, made again: whoever is still connected to the old one is thrown out."""
+        """The URL of the database `bench`, created anew: connections to the old one are terminated."""
         with self.connect() as connection:
             connection.execute("DROP DATABASE IF EXISTS bench WITH (FORCE)")
             connection.execute("CREATE DATABASE bench")
         return f"postgresql+psycopg://bench:{self.password}@127.0.0.1:{self.port}/bench"
 
     def answers(self) -> bool:
-        """Whether it takes connections yet."""
+        """Whether it accepts connections yet."""
         try:
             self.connect().close()
         except psycopg.OperationalError:
@@ -73,7 +73,7 @@ def server(programs: Path) -> Iterator[Server]:
         if done.returncode:
             raise RuntimeError(f"initdb: ended with {done.returncode}:\n{done.stdout}")
         with ExitStack() as stack:
-            for again in (True, True, False):  # a connection of somebody else may take the port meanwhile
+            for again in (True, True, False):  # another process may take the port meanwhile
                 made = Server(free_ports(1)[0], secret)
                 settings = ["listen_addresses=127.0.0.1", f"port={made.port}", "unix_socket_directories=", "fsync=off"]
                 words = [programs / "postgres", "-D", data, *(word for each in settings for word in ("-c", each))]

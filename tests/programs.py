@@ -15,7 +15,7 @@ PATIENCE = 300
 
 
 class Program:
-    """A command in a process group of its own; a server that has imported everything forks it."""
+    """A command in its own process group, forked from a server that has imported everything."""
 
     def __init__(self, folder: Path, words: tuple[object, ...], prepare: Callable[..., None], *args: object) -> None:
         folder.mkdir()
@@ -49,7 +49,7 @@ class Program:
 
 
 def command(folder: Path, words: list[str], prepare: Callable[..., None], args: tuple[Any, ...]) -> None:
-    """What the process does."""
+    """The main function of the process."""
     os.setsid()
     os.chdir(folder)
     for number, name in ((1, "out"), (2, "err")):

@@ -1,4 +1,4 @@
-"""Fixtures with real servers and shells; a test that needs one is skipped, with the reason, where packages lack."""
+"""Fixtures with real servers and shells; a test is skipped, with the reason, if the packages are missing."""
 
 import base64
 import json
@@ -52,14 +52,14 @@ def slurm_cluster() -> Iterator[slurms.Slurm]:
 
 @pytest.fixture
 def slurm(slurm_cluster: slurms.Slurm) -> Iterator[slurms.Slurm]:
-    """A Slurm without jobs; those of the test are gone after it."""
+    """A Slurm without jobs; jobs of the test are cancelled after it."""
     yield slurm_cluster
     slurm_cluster.cancel_all()
 
 
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Chromium]":
-    """A browser without a window, for the whole session."""
+    """A headless browser for the whole session."""
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("no chromium: apt-get install chromium")
@@ -127,7 +127,7 @@ class Chromium:
         os.close(self._in)
 
     def call(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
-        """Carry out a command; events that come in between are kept."""
+        """Execute a command; events that arrive in between are kept."""
         self._calls += 1
         own = {"id": self._calls, "method": method, "params": parameters}
         message = json.dumps(own if session is None else own | {"sessionId": session}).encode() + b"\0"
@@ -160,7 +160,7 @@ class Chromium:
 
     @contextmanager
     def page(self, path: Path, *, dark: bool = False, width: int = 1200) -> "Iterator[Page]":
-        """Open a file in a tab of its own."""
+        """Open a file in its own tab."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         page = Page(self, self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -185,7 +185,7 @@ class Page:
         self.browser, self.session = browser, session
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Carry out a command in this tab."""
+        """Execute a command in this tab."""
         return self.browser.call(method, self.session, **parameters)
 
     def evaluate(self, script: str) -> Any:
@@ -202,12 +202,12 @@ class Page:
             self.call("Input.dispatchKeyEvent", type=kind, key=key, text=text, windowsVirtualKeyCode=codes[key])
 
     def screenshot(self, path: Path) -> None:
-        """A picture of what is seen."""
+        """A screenshot of the visible part."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     @property
     def complaints(self) -> list[str]:
-        """Errors and warnings of the console, and breaches of the page's own policy."""
+        """Errors and warnings of the console, and violations of the page's content security policy."""
         kinds = {
             "Runtime.exceptionThrown": lambda e: True,
             "Page.javascriptDialogOpening": lambda e: True,
@@ -220,11 +220,11 @@ class Page:
 
     @property
     def requests(self) -> list[str]:
-        """What was asked for, the page itself included; not what stands in the page."""
+        """All requests, including the page itself; not what is embedded in the page."""
         urls = [e["params"]["request"]["url"] for e in self._events if e["method"] == "Network.requestWillBeSent"]
         return [url for url in urls if not url.startswith(("data:", "blob:"))]
 
     @property
     def _events(self) -> list[dict[str, Any]]:
-        self.evaluate("1")  # what happened before has been told then
+        self.evaluate("1")  # then all earlier events have been reported
         return [e for e in self.browser.events if e.get("sessionId") == self.session]

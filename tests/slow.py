@@ -1,4 +1,4 @@
-"""Plug-ins whose steps take time but no processor: for runs that are to be caught in the middle."""
+"""Plug-ins whose steps take time but no CPU: for runs that a test has to interrupt midway."""
 
 import os
 import time
@@ -8,9 +8,9 @@ from typing import Any
 from torch.optim import SGD
 
 SLOW = f"{Path(__file__).resolve()}:Slow"
-"""What is typed after `--opt`."""
+"""The value of `--opt`."""
 HELD = f"{Path(__file__).resolve()}:Held"
-"""The same; tasks of a Slurm array say that they train, and wait until they may go on. See `Held`."""
+"""The same; tasks of a Slurm array report that they train, and wait until they may continue. See `Held`."""
 GATE = "TEST_GATE"
 """Environment variable with the folder that `Held` uses."""
 
@@ -34,14 +34,14 @@ class Slow(SGD):
 class Held(Slow):
     """`Slow` that makes a file `trains-TASK` in the folder `$TEST_GATE` and waits there for a file `open`.
 
-    It does so at the tenth step in a task of a Slurm array, so not where a command tries the optimizer.
+    It does so at the tenth step in a task of a Slurm array, so not where a command only tests the optimizer.
 
     Args:
         lr: step per unit of the gradient.
     """
 
     def step(self, closure: Any = None) -> Any:
-        """Say that this task trains, wait for leave, and take a step."""
+        """Report that this task trains, wait for permission, and take a step."""
         self.taken = getattr(self, "taken", 0) + 1
         if self.taken == 10 and (task := os.environ.get("SLURM_ARRAY_TASK_ID")):
             folder = Path(os.environ[GATE])

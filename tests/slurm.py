@@ -1,4 +1,4 @@
-"""A private Slurm from Debian's packages `slurm-wlm` and `munge`, for tests: one node with two make-believe GPUs."""
+"""A private Slurm from Debian's packages `slurm-wlm` and `munge`, for tests: one node with two fake GPUs."""
 
 import os
 import pwd
@@ -59,7 +59,7 @@ def missing() -> list[str]:
 
 
 class Slurm:
-    """A running Slurm. Called with the words of a command, it gives what the command prints.
+    """A running Slurm. Called with the words of a command, it returns what the command prints.
 
     Attributes:
         env: environment in which sbatch, scontrol, squeue, scancel and srun mean this Slurm.
@@ -67,7 +67,7 @@ class Slurm:
     """
 
     def __init__(self) -> None:
-        """Start it and wait until its node takes jobs."""
+        """Start it and wait until its node accepts jobs."""
         self._user = pwd.getpwuid(os.geteuid()).pw_name
         with ExitStack() as stack:
             temporary = TemporaryDirectory(prefix="bench-slurm-", dir="/tmp", ignore_cleanup_errors=True)
@@ -101,7 +101,7 @@ class Slurm:
         self("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def cancel_all(self) -> None:
-        """Cancel every job and wait until all are gone, also those whose script puts them back into the queue."""
+        """Cancel every job and wait until all are gone, including those whose script requeues them."""
         until(lambda: not self("scancel", "--user", self._user) and not self("squeue", "--noheader"), "an empty queue")
 
     def _try(self, *words: str | Path, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
@@ -109,7 +109,7 @@ class Slurm:
 
     def _configure(self) -> None:
         folder, host = self.folder, socket.gethostname().split(".")[0]
-        folder.chmod(0o755)  # munged wants its socket in everybody's reach
+        folder.chmod(0o755)  # munged requires that everybody can access its socket
         key = folder / "munge.key"
         key.touch(0o600)
         key.write_bytes(os.urandom(128))
@@ -123,7 +123,7 @@ class Slurm:
             node_port=node_port,
         )
         (folder / "slurm.conf").write_text(text, "utf-8")
-        # No use is made of it; but the plugin that Slurm would choose may fail, and old ones do not know `disabled`.
+        # Not used, but Slurm's default plugin may fail, and old versions do not know `disabled`.
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n", "utf-8")
         (folder / "gres.conf").write_text(f"NodeName=node Name=gpu File={folder}/gpu[0-1]\n", "utf-8")
         for gpu in ("gpu0", "gpu1"):
@@ -132,7 +132,7 @@ class Slurm:
             (folder / name).mkdir()
 
     def _kill_escaped(self) -> None:
-        """Kill what left its job's process group; jobs inherit our SLURM_CONF."""
+        """Kill processes that left their job's process group; jobs inherit our SLURM_CONF."""
         mark = f"SLURM_CONF={self.folder}/".encode()
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):

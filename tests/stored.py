@@ -1,4 +1,4 @@
-"""Runs, blocks and studies of a few steps, written into a store as a training would, and what of them tests look at."""
+"""Runs, blocks and studies of a few steps, written to a store as training would, and functions that read them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from bench.store.tables import CURVE_FIELDS, Columns, write_columns
 
 LOSSES = (0.5, None, 0.25)
 WILD = "<script>alert(1)</script> [/bold] \"q\" 'a' | ü 漢 \x1b[31m"
-"""A name that means harm to a terminal, a page, a table and a query."""
+"""A malicious name for a terminal, a page, a table and a query."""
 
 
 @cache
@@ -32,7 +32,7 @@ def _described(lr: float) -> str:
 
 
 def record(run_id: str, *, lr: float = 0.1, task: str = "synthetic", **changes: Any) -> RunResult:
-    """The record of a run that has ended after three steps, if the changes do not say otherwise; its id is no hash."""
+    """The record of a run that ended after three steps, unless the changes say otherwise; its id is not a hash."""
     own = json.loads(_described(lr)) | {"run_id": run_id, "identity": {}}
     own["config"] |= {"task": task, "task_options": {"H": 1}, "opt_options": {"lr": lr, "max_step": float("inf")}}
     values: dict[str, Any] = {
@@ -50,7 +50,7 @@ def record(run_id: str, *, lr: float = 0.1, task: str = "synthetic", **changes: 
 
 
 def begin(store: Path, result: RunResult, losses: Sequence[float | None] = LOSSES) -> Attempt:
-    """Begin a run: a row of its curve for each loss, and a measurement; `end` wants its result."""
+    """Begin a run: a row of its curve for each loss, and a measurement; `end` takes its result."""
     attempt = Store(store).begin([replace(result, status="running")], resume=False, again=True)
     rows = [[np.nan if loss is None else loss, 1.0, 0.1, 0.1] for loss in losses]
     attempt.append_curve(np.array(rows, float).reshape(-1, 1, 4))
@@ -59,19 +59,19 @@ def begin(store: Path, result: RunResult, losses: Sequence[float | None] = LOSSE
 
 
 def kill(attempt: Attempt) -> None:
-    """What is left of an attempt when its process ends without a word: the claim of a process that is no more."""
+    """Leave an attempt as if its process had been killed: with the claim of a process that no longer exists."""
     disown(attempt.path)
     attempt.close()
 
 
 def disown(folder: Path) -> None:
-    """Make the claim in a folder that of a process that is no more."""
+    """Replace the claim in a folder by that of a process that no longer exists."""
     claim = folder / CLAIM
     write_json(claim, {**json.loads(claim.read_bytes()), "started": "before all that lives"})
 
 
 def add_run(store: Path, run_id: str, losses: Sequence[float | None] = LOSSES, **changes: Any) -> Path:
-    """A run that has ended in any way, with as many steps as losses; its folder."""
+    """A run that ended in any way, with as many steps as losses; its folder."""
     changes = {"steps": len(losses), **changes}
     result = record(run_id, **changes)
     _finish(begin(store, result, losses), [result])
@@ -79,7 +79,7 @@ def add_run(store: Path, run_id: str, losses: Sequence[float | None] = LOSSES, *
 
 
 def put(store: Path, *runs: RunResult, tables: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
-    """A block as training leaves it, made at once: results of runs that have ended, or an attempt that nobody works on.
+    """Write a block as training leaves it: results of finished runs, or an attempt that no process works on.
 
     Args:
         store: its folder.
@@ -98,7 +98,7 @@ def put(store: Path, *runs: RunResult, tables: Mapping[str, Mapping[str, Any]] |
 def begin_block(
     store: Path, run_ids: Sequence[str], loss: float = 0.5, **changes: Any
 ) -> tuple[Attempt, list[RunResult]]:
-    """A block that is being trained from the beginning, and the results that its `end` wants."""
+    """A block whose training has begun, and the results that its `end` takes."""
     changes = {"engine": "lanes", **changes}
     results = [record(run_id, **changes) for run_id in run_ids]
     begun = [replace(result, status="running") for result in results]
@@ -109,19 +109,19 @@ def begin_block(
 
 
 def add_block(store: Path, run_ids: Sequence[str], loss: float = 0.5, **changes: Any) -> Path:
-    """A block that has ended; its folder."""
+    """A finished block; its folder."""
     attempt, results = begin_block(store, run_ids, loss, **changes)
     _finish(attempt, results)
     return attempt.folder
 
 
 def _finish(attempt: Attempt, results: list[RunResult]) -> None:
-    """End the attempt, or leave it if its runs have not finished."""
+    """End the attempt, or abandon it if its runs have not finished."""
     (attempt.end if results[0].finished else attempt.leave)(results)
 
 
 def add_study(store: Path, name: str, trials: int = 2, **changes: Any) -> Path:
-    """A study whose trials have the runs a, b, ...; the second has won."""
+    """A study whose trials have the runs a, b, ...; the second one won."""
     own = [
         {
             "point": {"lr": 0.1 * (i + 1)},
@@ -157,7 +157,7 @@ def read_tables(folder: Path) -> dict[str, Columns]:
 
 
 def read_curve(folder: Path) -> list[tuple[Any, ...]]:
-    """A run's curve as tuples of `CURVE_FIELDS`; None stands for a value that is not finite."""
+    """A run's curve as tuples of `CURVE_FIELDS`; None for a value that is not finite."""
     table = read_tables(folder).get("curve")
     if table is None:
         return []

@@ -1,4 +1,4 @@
-"""Optimizers with other habits: their steps, copies, traits and options."""
+"""Optimizers with other interfaces: their steps, copies, traits and options."""
 
 import copy
 import pickle
@@ -16,7 +16,7 @@ from optimizers.adapters import adapted, traits_of
 
 
 class OnLoss(Optimizer):
-    """Takes the loss, has no lr, remembers a buffer."""
+    """Takes the loss, has no lr, keeps a buffer."""
 
     def __init__(self, params: Any, scale: float = 0.1) -> None:
         super().__init__(params, {"scale": scale})
@@ -39,7 +39,7 @@ class Bare(OnLoss):
 
 
 class OwnWay(Bare):
-    """Pickled in its own way."""
+    """Has its own pickling."""
 
     def __reduce__(self) -> Any:
         return _own_way, ()
@@ -81,7 +81,7 @@ class Twice(Bare):
 
 
 class Abstract(SecondOrder):
-    """Passes all on."""
+    """Passes all arguments on."""
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
@@ -174,7 +174,7 @@ def test_a_default_that_has_no_form_on_the_command_line_is_no_option() -> None:
     assert parse_options("opt", options, {}) == {
         "lr": 0.1,
         "shard": None,
-    }  # None is taken though the annotation forgets it
+    }  # None is accepted although the annotation omits it
 
 
 @pytest.mark.matrix(keep=1)

@@ -1,4 +1,4 @@
-"""What `--json` prints is what `bench.answers` says, for every command that has it."""
+"""The output of `--json` matches the models of `bench.answers`, for every command that has it."""
 
 import json
 from pathlib import Path
@@ -50,7 +50,7 @@ CASES: dict[str, list[Any]] = {
     "data": ["data", "status", "--task", "mnist"],
     "doctor": ["doctor", "--store", "entered"],
 }
-"""Quick ones; RUN and OTHER stand for ids."""
+"""Quick commands; RUN and OTHER stand for ids."""
 DEEP: dict[str, list[Any]] = {
     "quickstart": ["quickstart"],
     "race": ["race", "synthetic", "--opt", "ngd,gd", "--seeds", 7, "--most", 7, *SHORT],
@@ -72,7 +72,7 @@ DEEP: dict[str, list[Any]] = {
     "reproduce": ["reproduce", "deora2024/fig5", "--quick", "--trainer.max_steps", 20, "--seeds", 3],
     "check --matrix": ["check", "--matrix", "ngd,gd", "--only", "builds"],
 }
-"""In this order, in one folder: later commands read what earlier ones made."""
+"""In this order, in one folder: later commands read what earlier ones wrote."""
 SUITE = """
 title: two
 tasks: [synthetic]

@@ -1,4 +1,4 @@
-"""The Python API: what it gives is what the commands give, and classes are passed as they are."""
+"""The Python API: it returns what the commands print, and accepts optimizer classes."""
 
 import importlib
 import json
@@ -314,7 +314,7 @@ def test_a_class_of_a_notebook_is_written_with_what_it_uses(notebook, store: Pat
     assert bench.fit("synthetic", f"{path}:Own", lr=0.1, **SHORT) == run
     assert [each.run_id for each in bench.load()] == [run.run_id]
     assert bench.board().rows[0]["opt"] == "Own.py:Own"
-    # Another text is another run.
+    # Another source is another run.
     names = notebook(CELLS["class"].replace("signs(p.grad)", "2 * signs(p.grad)"))
     other = bench.fit("synthetic", names["Own"], lr=0.1, **SHORT)
     assert other.run_id != run.run_id
@@ -658,7 +658,7 @@ def test_a_notebook_that_is_interrupted_lives_on(tmp_path: Path) -> None:
     manager, client = start_new_kernel(cwd=str(tmp_path))
 
     def ask(code: str, *, interrupt: bool = False) -> tuple[str, str]:
-        """Run a cell: how it ended, and what it wrote."""
+        """Run a cell: its status and its output."""
         asked = client.execute(code)
         written = ""
         while True:

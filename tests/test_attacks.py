@@ -1,4 +1,4 @@
-"""What once went wrong with stores: records overwritten, code run, results lost. Each case was found by a trial."""
+"""Past failures of stores: records overwritten, code run, results lost. Each case was found by an attack."""
 
 import json
 import os
@@ -38,7 +38,7 @@ NESTED = "[" * 10_000 + "]" * 10_000
 
 @pytest.fixture
 def sees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty current folder; a sweep writes no table and no plot."""
+    """An empty current folder; sweeps write no table and no plot."""
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -48,7 +48,7 @@ def sees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], object]], None]:
-    """Do something once, when the training has made so many steps."""
+    """Call a function once, when the training has taken so many steps."""
 
     def plan(step: int, do: Callable[[], object]) -> None:
         update, advance, done, made = Progress.update, SweepProgress.advance, [], [0]
@@ -78,7 +78,7 @@ def stop() -> None:
 
 
 def one_error(answer: Answer, code: int) -> str:
-    """The only line that a command ends with, which is an error."""
+    """The last and only line of a command's output, an error."""
     assert (answer.code, answer.out) == (code, ""), answer
     assert "Traceback" not in answer.err
     assert answer.err.count("bench: error: ") == 1, answer.err
@@ -157,7 +157,7 @@ def test_code_that_came_with_a_run_is_not_run_on_resuming(cli: Cli, tmp_path: Pa
     folder = hostile.left(tmp_path / "theirs", hostile.record(1))
     run_id = hostile.with_code(folder, lambda victim: f"mine/{victim.name}/evil.py:X")
     assert cli("merge", tmp_path / "theirs", into).code == 0
-    (into / run_id / "evil.py").write_text(hostile.CODE)  # as the merge of before, or `cp -r`, brought it along
+    (into / run_id / "evil.py").write_text(hostile.CODE)  # as an earlier version of merge, or `cp -r`, copied it
     guard = hostile.Guard()
     for words in (("--store", into), ("--store", into, "--dry-run"), ("--store", into, "--data", tmp_path)):
         with guard.watching(into, processes=False) as seen:
@@ -166,7 +166,7 @@ def test_code_that_came_with_a_run_is_not_run_on_resuming(cli: Cli, tmp_path: Pa
         assert "evil.py" in error
 
 
-# -- a store that changes under the training ------------------------------------------------------------------------
+# -- a store that changes during training ---------------------------------------------------------------------------
 
 
 def lost(path: Path) -> None:
@@ -180,7 +180,7 @@ def block_of(store: Path) -> Path:
 
 
 def exchanged(path: Path) -> None:
-    """The same names and bytes, as after a copy to and fro."""
+    """The same names and bytes, as after copying there and back."""
     copy = path.with_name(f"{path.name}.copy")
     (shutil.copytree if path.is_dir() else shutil.copy)(path, copy)
     lost(path)
@@ -217,7 +217,7 @@ def test_a_store_that_changes_under_the_training_is_missed(
     at_step(30, lambda: (CHANGES[change](store), after.append(names(store))))
     error = one_error(cli(*words), 1)
     assert any(word in error for word in ("deleted", "moved", "replaced", "took over"))
-    left = names(store)  # all that may be new says what went wrong
+    left = names(store)  # only the record of the failure may be new
     assert {name for name in left - after[0] if not name.endswith("traceback.txt")} == set()
     assert not any(run.status == "completed" for run in Store(store).runs())
     assert not list(store.glob("*/done"))
@@ -272,7 +272,7 @@ def no_steps(path: Path) -> None:
 
 
 def of_nothing(path: Path) -> None:
-    """A whole checkpoint that says how many steps it is of, and holds nothing else."""
+    """An intact checkpoint that states its number of steps and contains nothing else."""
     import torch
 
     torch.save({"callbacks": {"Recorder": {"steps_done": 30}}}, path)
@@ -289,7 +289,7 @@ def one_byte(path: Path) -> None:
 
 
 def packed(path: Path) -> None:
-    """The same archive, its parts deflated: few bytes may unpack to many."""
+    """The same archive with compressed parts: few bytes may unpack to many."""
     with zipfile.ZipFile(path) as file:
         parts = [(part.filename, file.read(part)) for part in file.infolist()]
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
@@ -316,7 +316,7 @@ HARMS: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], dict]:
-    """What uninterrupted commands find out."""
+    """Results of uninterrupted commands."""
     from bench.cli import main
 
     found = {}
@@ -422,7 +422,7 @@ def rewritten(table: pa.Table, path: Path, **options: Any) -> None:
 
 
 def unpacks(table: pa.Table, path: Path) -> None:
-    """Ten million rows in some kilobytes, as the record says that it made."""
+    """Ten million rows in some kilobytes, the number of steps in the record."""
     rows, schema = 1_000_000, table.schema
     ids = pa.DictionaryArray.from_arrays(np.zeros(rows, np.int32), table["run_id"].to_pylist()[:1])
     encoding = {"step": "DELTA_BINARY_PACKED"}
@@ -466,7 +466,7 @@ def test_a_growing_curve_that_is_none_is_left_out_and_not_merged(
 
 
 def refused_table(cli: Cli, store: Path, new: Path, path: Path) -> None:
-    """The run with a damaged curve is named, and others are read."""
+    """The run with a damaged curve is reported, and others are read."""
     with nothing_written(store):
         for words in (("sql", "select count(*) as n from curves"), ("merge", store, new)):
             answer = cli(*words)
@@ -539,7 +539,7 @@ def test_an_attempt_with_a_damaged_record_is_not_merged_in_part(cli: Cli, tmp_pa
     assert cli("list", "runs", "--store", tmp_path / "new").code == 0
 
 
-# -- records that are none ------------------------------------------------------------------------------------------
+# -- invalid records ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["merged", "copied"])
@@ -641,7 +641,7 @@ def test_a_configuration_that_is_none_is_one_line(
     assert not list(sees.iterdir())
 
 
-# -- found by an attacker ---------------------------------------------------------------------------------------------
+# -- found by attacks -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

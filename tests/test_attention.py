@@ -1,4 +1,4 @@
-"""Attention as a factor: what each kind computes, what its sizes mean, where it can be used, what is refused."""
+"""Attention as a factor: what each kind computes, the meaning of its sizes, where it can be used, what is refused."""
 
 from collections.abc import Callable
 from math import sqrt
@@ -47,7 +47,7 @@ def float64() -> Any:
 
 
 def make(kind: Kind = "dcmha", strength: float = 30, **options: Any) -> MultiHeadAttention:
-    """Attention of the sizes above; composition begins so many times as strong."""
+    """Attention of the sizes above; the initial composition is multiplied by this factor."""
     options = {"head_dim": WIDTHS[kind], **options}
     module = MultiHeadAttention(D, H, kind=kind, **options)
     with torch.no_grad():
@@ -74,11 +74,11 @@ def written_out(module: MultiHeadAttention, x: Tensor, mask: Tensor, *, compose:
     )
     if module.rotary:
         q, k = rotated(q), rotated(k)
-    logits = (q * K**-0.5).contiguous() @ k.contiguous().mT  # torch rounds otherwise where it has to copy
+    logits = (q * K**-0.5).contiguous() @ k.contiguous().mT  # torch rounds differently if it has to copy
     mixed = matrices(module.composition, x) if compose and module.composition else None
     if mixed is not None:
         logits = torch.einsum("bmts,btsmn->bnts", logits, mixed[0])
-    weights = logits.masked_fill(~mask, -torch.inf).softmax(-1).nan_to_num(0)  # who sees no key takes nothing
+    weights = logits.masked_fill(~mask, -torch.inf).softmax(-1).nan_to_num(0)  # a query that sees no key gets 0
     if mixed is not None:
         weights = torch.einsum("bmts,btsmn->bnts", weights, mixed[1]).masked_fill(~mask, 0)
     return module.proj((weights @ v.contiguous()).transpose(1, 2).flatten(2))
@@ -139,7 +139,7 @@ def test_results_do_not_depend_on_how_queries_and_rows_are_cut(
         monkeypatch.setattr(tasks.core.composition, "_IN_CACHE", cache)
         whole.query_chunk = chunk
         for a, b in zip(gradients(whole, x, mask, grad), expected, strict=True):
-            # Entries are sums of terms as large as the largest, 1500: each is off by that times a few roundings.
+            # Entries are sums of terms up to 1500: the error of each is that times a few rounding units.
             torch.testing.assert_close(a, b, rtol=0, atol=1e-14 * max(1.0, float(b.abs().max())))
 
 
@@ -222,7 +222,7 @@ def test_gradients_are_those_of_finite_differences_twice(options: dict[str, Any]
 
     assert gradcheck(function, (x, *weights))
     assert gradgradcheck(lambda x: function(x, *weights), (x,))
-    # The same by torch's own differentiation of plain operations, which is another program.
+    # The same by torch's autograd through plain operations, which is another implementation.
     grad = torch.randn(2, 4, 4)
     fast = torch.autograd.grad(function(x, *weights), [x, *weights], grad)
     slow = torch.autograd.grad(function(x, *weights), [x, *weights], grad, create_graph=True)
@@ -243,7 +243,7 @@ def test_half_precision_keeps_the_softmax_in_float32() -> None:
 
 @pytest.mark.parametrize("side", ["post_q", "post_k"])
 def test_half_precision_keeps_compositions_below_its_spacing_at_one(side: str) -> None:
-    gate, M, T = 0.003, 4, 64  # bfloat16 has nothing between 1 and 1.0078
+    gate, M, T = 0.003, 4, 64  # bfloat16 has no value between 1 and 1.0078
     nothing = Composers(*(torch.zeros(2, *shape) for shape in [(T, M, M), (5, M, T)] * 2))
     by_key = torch.zeros(2, 5, M, T)
     by_key[:, -1] = gate
@@ -297,9 +297,9 @@ def test_composition_begins_with_the_papers_standard_deviations() -> None:
 
 
 def test_heads_begin_as_far_from_plain_ones_as_the_first_values_predict() -> None:
-    # For input of variance 1, an element of h = x dw1 has variance 2 D / (D + J), and GELU leaves a share of it: w2,
-    # and so each entry of w1^T w2, gets sqrt(J E[gelu^2]) times the deviation of qkw; of R such terms, of two sides.
-    # Gates add theirs.
+    # For input of variance 1, an element of h = x dw1 has variance 2 D / (D + J) before GELU. So w2, and each entry of
+    # w1^T w2, has sqrt(J E[gelu^2]) times the standard deviation of qkw; there are R such terms on each of two sides.
+    # Gates add their own.
     width, M = 256, 8
     J, R = 4 * M, 2
     composition, x = HeadComposition(width, M), torch.randn(8, 32, width)
@@ -310,10 +310,10 @@ def test_heads_begin_as_far_from_plain_ones_as_the_first_values_predict() -> Non
         composers = composition(x)
         C = composers.pre_q
     diagonal = torch.eye(M, dtype=torch.bool)
-    w2_size = w2 * sqrt(R)  # rows of w1 are of size 1
+    w2_size = w2 * sqrt(R)  # rows of w1 have RMS 1
     assert float(C[..., ~diagonal].std()) == pytest.approx(w2_size, rel=0.15)
     assert float(C[..., diagonal].std()) == pytest.approx(sqrt(w2_size**2 + gate**2), rel=0.15)
-    # A head's logits move by both sides' matrices, of M entries each: about 2 % here.
+    # Both sides' matrices, with M entries per row, change a head's logits: by about 2 % here.
     A = torch.randn(8, 32, M, 32)
     moved = tasks.core.composition.composed(A, composers.pre_q, composers.pre_k) - A
     predicted = sqrt(2 * (M * w2_size**2 + gate**2))

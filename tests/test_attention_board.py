@@ -1,4 +1,4 @@
-"""What boards and charts make of observed runs: attention at equal loss and along the steps."""
+"""Boards and charts of observed runs: attention at equal loss and along the steps."""
 
 from dataclasses import replace
 from pathlib import Path

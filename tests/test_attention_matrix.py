@@ -1,4 +1,4 @@
-"""Which attention weights a head can make: data, loss and measurements against plain numpy, and theorem 1 itself."""
+"""The attention weights that a head can represent: data, loss and measurements against numpy, and theorem 1 itself."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def weights_of(task: AttentionMatrix) -> dict[str, torch.Tensor]:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Of each column, in long double."""
+    """Softmax of each column, in long double."""
     e = np.exp(logits.astype(np.longdouble) - logits.max(0))
     return e / e.sum(0)
 

@@ -1,4 +1,4 @@
-"""Averages of the weights: what they are, that they are what is evaluated, and that training knows nothing of them."""
+"""Averages of the weights: their definition, that they are evaluated, and that they do not affect training."""
 
 import os
 import signal
@@ -53,7 +53,7 @@ Points = NDArray[np.float64]
 
 
 def average_of(kind: str, points: Points) -> Points:
-    """The average of the points after each step, shape (steps, weights), by the sums that the formulas stand for."""
+    """The average of the points after each step, shape (steps, weights), by explicit sums."""
     if kind == "lawa":
         snapshots = points[LAWA.every - 1 :: LAWA.every][-LAWA.window :]
         return snapshots.mean(axis=0) if len(snapshots) else points[-1]
@@ -86,7 +86,7 @@ def test_an_average_is_that_of_its_formula(how: Averaging, dtype: torch.dtype, u
         average.take(step, [w.clone() for w in weights])
     precise = [w.to(torch.promote_types(dtype, torch.float32)) for w in points[-1]]
     expected = average_of(how.kind, np.stack([joined(weights) for weights in points]))
-    # Three roundings a step or snapshot, each of numbers as great as the largest point, and old ones are forgotten.
+    # Three roundings per step or snapshot, each of numbers up to the largest point; old errors decay.
     most = max(np.abs(joined(weights)).max() for weights in points)
     np.testing.assert_allclose(joined(average.of(precise)), expected, rtol=0, atol=3 * 5 * unit * most)
     assert {w.dtype for w in average.of(points[-1])} == {dtype}
@@ -234,7 +234,7 @@ def test_training_is_that_without_an_average_bit_for_bit(kind: str, words: dict[
 
 
 def test_only_what_no_method_averages_by_itself_is_averaged() -> None:
-    """Matrices are those of SGD here, and the rest has an average of its own."""
+    """Here SGD trains the matrices, and the method of the rest has its own average."""
     words = {"opt.rest": "sfadamw", "opt.lr": "0.1"}
     found = Fitted(config_of(Case("sgd", odd=False), **words, **WORDS["ema"]))
     own = Fitted(config_of(Case("sgd"), **words))
@@ -300,7 +300,7 @@ def test_the_curve_is_that_of_the_weights_and_what_is_measured_that_of_the_avera
     assert averaged.final == rare.final != plain.final
     assert [row["step"] for row in averaged.validations] == [row["step"] for row in plain.validations]
     measured = [tables(store, result)["measurements"] for result in (plain, averaged, rare)]
-    assert gap(measured[1], measured[2]) < 1e-12  # points that are measured together round by their number
+    assert gap(measured[1], measured[2]) < 1e-12  # the rounding of points measured together depends on their number
     assert measured[0]["test_loss"][-1] != measured[1]["test_loss"][-1]
 
 
@@ -485,7 +485,7 @@ def test_lanes_are_the_runs_that_fit_makes(kind: str, opt: str, words: dict[str,
 @each_average
 @pytest.mark.usefixtures("net")
 def test_lanes_of_two_methods_are_the_runs_that_fit_makes(kind: str, store: Path) -> None:
-    """One of them has an average of its own."""
+    """One of the methods has its own average."""
     words = {"opt.rest": "sfadamw", "trainer__measure_every": 10}
     grid = block(store, "net", "sgd", lrs(0.05, 0.2), **in_lanes(kind), **words)
     assert gap(lanes_of(grid), fits(grid)) < 1e-9
@@ -579,7 +579,7 @@ def test_two_processes_stop_and_go_on_with_their_average(strategy: str, kind: st
 
 
 def main(folder: Path) -> None:
-    """Train on this rank and save what it has."""
+    """Train on this rank and save its results."""
     for strategy in STRATEGIES:
         for opt, kind in RANKS:
             found = by_ranks(opt, kind, devices=2, strategy=strategy)

@@ -1,4 +1,4 @@
-"""Blocks: one process claims the runs of a block, which are stored together and read one by one."""
+"""Blocks: one process claims the runs of a block, which are stored together and read individually."""
 
 import errno
 import json
@@ -30,7 +30,7 @@ from bench.store.store import Store
 from bench.store.tables import CURVE_FIELDS
 from tests.stored import disown, kill, record
 
-IDS = ["b", "a", "c"]  # lanes need no order
+IDS = ["b", "a", "c"]  # lanes need not be sorted
 STEPS = {"b": 6, "a": 2, "c": 6}
 """Run a diverged early."""
 
@@ -60,7 +60,7 @@ def results(**changes) -> list[RunResult]:
 
 
 def train(attempt: Attempt, first: int = 0, last: int = 6) -> None:
-    """The steps after `first`, two at a time, as a training would hand them over."""
+    """Add the steps after `first`, two at a time, as training does."""
     for step in range(first, last, 2):
         attempt.append_curve(CURVE[step : step + 2])
         due = [i for i, point in enumerate(POINTS) if step < point <= step + 2 or point == step == 0]
@@ -75,7 +75,7 @@ def make_block(store: Store, **changes) -> Attempt:
 
 
 def interrupted(store: Store, last: int = 4) -> Attempt:
-    """A block whose process saved a checkpoint at step 2, trained on and ended without a word."""
+    """A block whose process saved a checkpoint at step 2, continued and was killed."""
     attempt = store.begin(begun())
     train(attempt, last=2)
     attempt.checkpoint.write_text("2")
@@ -85,7 +85,7 @@ def interrupted(store: Store, last: int = 4) -> Attempt:
 
 
 def same(one, other) -> bool:
-    np.testing.assert_equal(one, other)  # NaN is NaN
+    np.testing.assert_equal(one, other)  # treats NaN as equal to NaN
     return True
 
 
@@ -106,7 +106,7 @@ def all_there(store: Store) -> bool:
 
 
 def no_leftovers(folder: Path) -> bool:
-    """Whether a store holds results and nothing else."""
+    """Whether a store contains only results."""
     names = {path.relative_to(folder).parts[1] for path in folder.rglob("*") if path.parent != folder}
     return names == {"done"} and not list(folder.rglob("*.tmp"))
 
@@ -286,7 +286,7 @@ def test_a_block_is_trained_by_one_process(kept):
 
 
 def elsewhere(attempt: Attempt, silent: float) -> Path:
-    """Make an attempt that of a process of another machine, which has given no sign of life for so long."""
+    """Give an attempt to a process of another machine, whose last heartbeat is this old."""
     claim = attempt.path / CLAIM
     bench.store.claims._claimed.discard(attempt.path)
     bench.store.files.write_json(claim, {**json.loads(claim.read_bytes()), "host": "elsewhere"})
@@ -312,7 +312,7 @@ def test_a_process_of_another_machine_lives_as_long_as_it_gives_signs_of_life(ke
 def test_clocks_that_differ_do_no_harm(kept, monkeypatch):
     attempt = kept.begin(begun())
     elsewhere(attempt, 0)
-    monkeypatch.setattr(bench.store.claims.time, "time", lambda: 1e10)  # ours; the time of files is the file system's
+    monkeypatch.setattr(bench.store.claims.time, "time", lambda: 1e10)  # our clock, not that of the file system
     with pytest.raises(RunBusy):
         kept.begin(begun())
     attempt.close()
@@ -357,7 +357,7 @@ def test_of_two_processes_that_take_a_block_at_once_one_gets_it(kept, monkeypatc
     write = bench.store.attempt.write_records
     taken = []
 
-    def write_records(*args):  # the last thing before the attempt comes into its place
+    def write_records(*args):  # the last step before the attempt is renamed into place
         write(*args)
         if not taken:
             taken.append(None)
@@ -382,7 +382,7 @@ def test_a_block_that_ends_while_it_is_taken_is_not_trained_again(kept, monkeypa
         write(*args)
         calls.append(args)
         if len(calls) == 1:
-            make_block(kept)  # another process, from beginning to end
+            make_block(kept)  # another process, from start to end
 
     monkeypatch.setattr(bench.store.attempt, "write_records", write_records)
     with pytest.raises(RunBusy, match="was just trained by another process"):
@@ -410,7 +410,7 @@ def test_of_two_that_train_a_block_again_the_first_counts(kept):
 def test_results_that_came_meanwhile_stay(kept, tmp_path):
     attempt = kept.begin(begun())
     train(attempt)
-    make_block(Store(tmp_path / "more"), final=0.25)  # and somebody copies them here
+    make_block(Store(tmp_path / "more"), final=0.25)  # and they are copied here
     shutil.copytree(tmp_path / "more", kept.folder, dirs_exist_ok=True)
     with pytest.raises(RunBusy, match="was just trained by another process"):
         attempt.end(results())
@@ -729,7 +729,7 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 
 def at(name: str, method: str) -> Break:
-    """Break where a file or folder of this name is to get its place by `rename` or `replace`."""
+    """Fail when a file or folder of this name is moved into place by `rename` or `replace`."""
 
     def patch(full: pytest.MonkeyPatch) -> None:
         usual = getattr(Path, method)
@@ -767,11 +767,11 @@ def test_a_full_disk_at_the_end_keeps_what_there_is(kept, monkeypatch, stage):
 
 
 class Killed(BaseException):
-    """The end of the process: nothing is tidied up after it."""
+    """The end of the process: nothing is cleaned up after it."""
 
 
 def killed_after(number: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A wrapper of calls, of which so many work, and none after them."""
+    """A wrapper of functions: the first calls work, and none after them."""
     left = iter(range(number))
 
     def wrap(usual: Callable[..., Any]) -> Callable[..., Any]:
@@ -788,7 +788,7 @@ def killed_after(number: int) -> Callable[[Callable[..., Any]], Callable[..., An
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("number", range(20))
 def test_a_kill_at_any_step_of_the_end_loses_nothing(kept, monkeypatch, again, number):
-    """What the process does to the folder is stopped before its n-th step; nothing that comes after it happens."""
+    """The process is killed before its n-th operation on the folder."""
     if again:
         make_block(kept, final=0.25)
     attempt = kept.begin(begun(), again=again)
@@ -840,7 +840,7 @@ def test_a_kill_at_any_step_of_the_start_loses_nothing(kept, monkeypatch, number
     for path in old.folder.glob(".*"):
         if (path / CLAIM).exists():
             disown(path)
-        os.utime(path, (1, 1))  # whoever prepares an attempt has some time to claim it
+        os.utime(path, (1, 1))  # a process that prepares an attempt has some time to claim it
     attempt = kept.begin(begun())
     assert attempt.checkpoint.read_text() == "2"
     attempt.truncate(2)
@@ -850,7 +850,7 @@ def test_a_kill_at_any_step_of_the_start_loses_nothing(kept, monkeypatch, number
     assert no_leftovers(old.folder.parent)
 
 
-# -- a store that changes under a run -------------------------------------------------------------------------------
+# -- a store that changes during a run ------------------------------------------------------------------------------
 
 
 def deleted(attempt: Attempt) -> None:

@@ -36,7 +36,7 @@ from tests.entered import VERSIONS, board, found, keep, keep_block, made, rows, 
 from tests.stored import put
 
 A, B = [0.81, 0.84, 0.80, 0.86, 0.83], [0.70, 0.72, 0.69, 0.77, 0.71]
-HIGH, LOW = [*A, 0.82, 0.85], [*B, 0.70, 0.74]  # as many seeds as decide
+HIGH, LOW = [*A, 0.82, 0.85], [*B, 0.70, 0.74]  # enough seeds for a decision
 LOSS: dict[str, Any] = {"task": "synthetic"}
 slow = settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -310,7 +310,7 @@ def test_the_grid_of_pairs_has_holms_correction_and_rank_intervals(store):
     keep(store, *seeds("adam", HIGH), *seeds("sgd", LOW), *seeds("adamw", [x + 0.001 for x in HIGH]))
     (table,) = board("pairs", store).tables
     assert table.title == "mnist, max_steps 100: Holm over 3 pairs"
-    # Seven of seven decide one pair, and none of three.
+    # Seven wins of seven decide a single pair, but none of three pairs.
     assert {row["places"] for row in table.rows} == {"1 to 3"}
     keep(
         store,
@@ -337,7 +337,7 @@ def test_a_grid_of_too_many_rows_says_how_many_it_takes(store, monkeypatch):
 
 
 def widened(store: Path) -> tuple[Any, list[str]]:
-    """What the column says of the only row, and the notes of its table."""
+    """The column's value in the only row, and the notes of its table."""
     (table,) = board("quality", store).tables
     return table.rows[0]["final_tuned"], [note for note in table.notes if "noise of tuning" in note]
 
@@ -348,7 +348,7 @@ FRESH = [0.7, 0.8, 0.9]
 def test_the_noise_of_tuning_is_that_of_choosing_again_from_the_tuning_seeds(store):
     tried(store, CHOICE, {0.1: [0.8, 0.6], 1.0: [0.7, 0.3]}, FRESH, won=0.1)
     (own, notes), plain = widened(store), rows("quality", store)["adam"]["final"]
-    # One draw of four chooses the other setting, which reports 0.2 less on average over both seeds.
+    # One resample of four chooses the other setting, whose reported mean over both seeds is lower by 0.2.
     parts = [(0.01 / 3, 2), (0.2**2 * 0.25 * 0.75, 1)]
     total = sum(of for of, _ in parts)
     half = reference.t.ppf(0.975, total**2 / sum(of**2 / df for of, df in parts)) * math.sqrt(total)
@@ -361,7 +361,7 @@ def test_on_a_logarithmic_scale_the_noise_of_tuning_is_that_of_ratios(store):
     losses = {0.1: [1e-4, 1e-2], 1.0: [1e-3, 1e-3]}
     tried(store, losses, {0.1: [1e-3, 1e-3], 1.0: [1e-4, 1e-4]}, [1e-3, 1e-4], won=1.0, task="synthetic", mode="min")
     own, notes = widened(store)
-    # One draw of four has only the seed on which 0.1 is better.
+    # One resample of four has only the seed on which 0.1 is better.
     parts = [(math.log(10) ** 2 / 4, 1), (math.log(10) ** 2 * 0.25 * 0.75, 1)]
     total = sum(of for of, _ in parts)
     half = reference.t.ppf(0.975, total**2 / sum(of**2 / df for of, df in parts)) * math.sqrt(total)
@@ -398,7 +398,7 @@ def test_of_what_was_not_tuned_nothing_is_said_about_tuning(store):
 
 def test_a_choice_that_may_diverge_is_not_bounded(store):
     scores = {0.1: [0.9, 0.5], 1.0: [0.95, None]}
-    tried(store, scores, scores, FRESH, won=0.1)  # twice the first seed chooses 1
+    tried(store, scores, scores, FRESH, won=0.1)  # the first seed twice chooses 1
     assert widened(store) == ("unbounded: a possible choice has a run without a value", [])
 
 
@@ -417,7 +417,7 @@ def test_fresh_runs_that_diverged_are_said_here_too(store):
 
 
 def repeat(store: Path, won: float, fresh: list[End], i: int, **changes: Any) -> None:
-    """A study of 0.1, 1 and 10 that chose one of them, as one of several."""
+    """One of several repeated studies: it tried 0.1, 1 and 10 and chose one of them."""
     scores = {lr: [0.5 + 0.4 * (lr == won)] * 2 for lr in (0.1, 1.0, 10.0)}
     tried(store, scores, scores, fresh, **{"won": won, "first": 1000 + 10 * i, "name": f"study{i}"} | changes)
 
@@ -455,7 +455,7 @@ def test_a_repeated_study_whose_winner_diverged_leaves_no_mean(store):
 def test_studies_with_other_budgets_or_the_same_seeds_are_no_repetitions(store, change):
     for i, won in enumerate((0.1, 1.0, 10.0)):
         repeat(store, won, [*FRESH, 0.75], i, **change if i == 2 else {})
-    assert widened(store)[0].n == 4  # fresh seeds, and not studies
+    assert widened(store)[0].n == 4  # fresh seeds, not studies
     row = rows("quality", store)["adam"]
     assert row["final_tuned"] == row["final"]
 
@@ -463,7 +463,7 @@ def test_studies_with_other_budgets_or_the_same_seeds_are_no_repetitions(store, 
 # -- what must not matter ---------------------------------------------------------------------------------------------
 
 CHOICE = {0.1: [0.9, 0.5], 1.0: [0.6, 0.7]}
-"""Of two seeds both choose 0.1, as the first one does, and the second one 1."""
+"""Both seeds together and the first one choose 0.1, the second one 1."""
 finals = st.lists(st.none() | st.floats(0, 1).map(lambda x: round(x, 3)), min_size=1, max_size=5)
 
 
@@ -472,7 +472,7 @@ finals = st.lists(st.none() | st.floats(0, 1).map(lambda x: round(x, 3)), min_si
 def test_who_else_entered_changes_no_score_no_interval_and_no_order(tmp_path_factory, own):
     store = tmp_path_factory.mktemp("store")
     for opt, values in own.items():
-        words = {"opt.lr": 0.1}  # of a study that may have chosen otherwise, so that the noise of tuning is there
+        words = {"opt.lr": 0.1}  # from a study that may have chosen differently, so that there is noise of tuning
         keep(store, *seeds(opt, values, words=words, steps_to_target=50 if values[0] else None, seconds_to_target=5.0))
         tried(store, CHOICE, CHOICE, [], won=0.1, opt=opt, name=f"of-{opt}")
 
@@ -529,9 +529,7 @@ def test_of_a_run_with_different_results_one_is_taken_whatever_the_order(store, 
     keep(tmp_path / "other", made("adam", 0, 0.1), replace(made("adam", 1, None), status="failed"))
     stores = [Stores(folders) for folders in ((store, tmp_path / "other"), (tmp_path / "other", store))]
     assert [run.final for run in stores[0].runs] == [run.final for run in stores[1].runs]
-    assert all(
-        each.conflicts == [made("adam", 0).run_id] for each in stores
-    )  # one that is only unfinished is no conflict
+    assert all(each.conflicts == [made("adam", 0).run_id] for each in stores)  # an unfinished run is no conflict
     assert everything(store, tmp_path / "other") == everything(tmp_path / "other", store)
 
 
@@ -747,7 +745,7 @@ def test_budgets_parts_and_settings_of_the_task_are_problems_of_their_own(store)
 
 
 def sweep(store: Path, opt: str, finals: dict[float, list[float | None]], first: int = 0) -> None:
-    """Runs of an optimizer by learning rate, evaluated once on the selection split with the values of the report."""
+    """Runs of an optimizer by learning rate, evaluated once on the selection split, with the reported values."""
     for lr, own in finals.items():
         keep(store, *seeds(opt, own, first, words={"opt.lr": lr}))
 
@@ -847,7 +845,7 @@ from torch.optim import SGD as X
 Thing = X
 """
 seen: list[str] | None = None
-"""What the process imports and opens, while it is no None."""
+"""Records what the process imports and opens, unless it is None."""
 
 
 @sys.addaudithook
@@ -1090,7 +1088,7 @@ def test_the_expected_score_of_k_trials_is_the_mean_over_all_choices(store):
     for k in range(1, 5):
         assert row["expected"][k - 1] == pytest.approx(mean(max(c) for c in combinations(scores.values(), k)))
     assert (row["k1"], row["k4"]) == (pytest.approx(0.5125), 0.75)
-    # Within 5 % of the best, 0.7125, there is none but the best.
+    # Only the best itself is within 5 % of the best, 0.7125.
     assert row["basin_text"] == "the best alone"
 
 
@@ -1159,7 +1157,7 @@ def test_the_share_of_trials_that_diverged_counts_their_runs(store):
     killed = replace(made("adam", 1000, None, words={"opt.lr": 0.01}), status="killed")
     shutil.rmtree(store / killed.run_id)  # or its results would count
     keep(store, killed)
-    assert rows("robustness", store)["adam"]["diverged_trials"] == "2 of 5"  # the killed one might have
+    assert rows("robustness", store)["adam"]["diverged_trials"] == "2 of 5"  # the killed one might have diverged
 
 
 def test_a_worst_seed_of_zero_is_a_number(store):

@@ -1,4 +1,4 @@
-"""What a command may cost: as a time, or as a number of runs."""
+"""The budget of a command: a time, or a number of runs."""
 
 import json
 from contextlib import suppress

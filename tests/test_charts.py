@@ -1,4 +1,4 @@
-"""Charts as numbers and on paper: means, bands and step functions against other implementations; figures that print."""
+"""Charts as numbers and in print: means, bands and step functions against other implementations; printable figures."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ from tests.entered import keep, made, rows, seeds
 from tests.stored import put
 
 HOSTILE = "ev_il$x^$ <script>alert(1)</script> \"q\" 'a' [/bold] ü 漢 %{x} <b>"
-"""A name that means harm to a page, a formula and a terminal."""
+"""A malicious name for a page, a formula and a terminal."""
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -53,7 +53,7 @@ def add_run(
     words: dict[str, Any] | None = None,
     **changes: Any,
 ) -> str:
-    """Write a run as a training would; its curve has this loss at steps 1, 2, ...
+    """Write a run as training would; its curve has this loss at steps 1, 2, ...
 
     Args:
         store: its folder.
@@ -272,7 +272,7 @@ def test_a_search_that_no_logarithm_shows_is_named(store):
 def test_the_budget_begins_where_no_trial_can_be_without_a_score(store):
     (chart,) = budget(tuned(store, {1.0: 0.5, 0.1: 0.75, 10.0: None})).panels
     found = trace(chart, "sgd")
-    # Of three, one without a score: two draws are {0.5, 0.75}, {0.5, -}, {0.75, -}.
+    # One trial of three has no score: two draws are {0.5, 0.75}, {0.5, -}, {0.75, -}.
     assert found.x.tolist() == [2, 3]
     np.testing.assert_allclose(found.y, [(0.75 + 0.5 + 0.75) / 3, 0.75])
     assert "sgd begins at k = 2" in chart.note
@@ -336,7 +336,7 @@ def test_a_target_can_be_given_and_is_looked_for_in_the_evaluations(store):
 
 
 def row(chart: Panel, name: str) -> tuple[str, float]:
-    """What stands beside an optimizer's row, and its median."""
+    """The text beside an optimizer's row, and its median."""
     found = trace(chart, name)
     assert chart.y_ticks is not None
     return chart.y_ticks[found.y[0]].replace("\n", " "), float(found.x[0])
@@ -423,7 +423,7 @@ def test_long_names_are_broken_and_rows_are_as_high_as_their_words(store):
 def profiles(
     reference: Sequence[End], entrants: Mapping[str, Sequence[Sequence[End] | None]], shown: Iterable[str] = ()
 ) -> Panel:
-    """The chart of problems with these steps to the target: one run of the reference, any of entrants, by problem."""
+    """The chart of problems with these steps to the target: for each one run of the reference, any of entrants."""
     runs = []
     for k, base in enumerate(reference):
         ends = {"adamw": [base], **{opt: own[k] or [] for opt, own in entrants.items()}}
@@ -448,7 +448,7 @@ def profiles(
 
 
 def share(chart: Panel, name: str, tau: float) -> float:
-    """The height of a step function at a place."""
+    """The value of a step function at x."""
     found = trace(chart, name)
     return float(found.y[np.searchsorted(found.x, tau, side="right") - 1])
 
@@ -529,7 +529,7 @@ def test_no_such_method_is_said(store):
 
 
 def everything(store: Path) -> Asked:
-    """Two problems, hostile names, studies, a diverged run, and numbers at the ends of what there is."""
+    """Two problems, hostile names, studies, a diverged run, and extreme numbers."""
     draw = np.random.default_rng(0)
     for opt in ("sgd", "sps", HOSTILE):
         winner = add_run(store, "mnist", opt, seed=1000, words={"trainer.max_steps": 300})
@@ -565,7 +565,7 @@ def everything(store: Path) -> Asked:
 
 
 def eight(store: Path) -> Asked:
-    """Eight problems, in each of which a reference reaches the target."""
+    """Eight problems; in each the reference reaches the target."""
     for k in range(8):
         for opt in ("adamw", "sgd"):
             add_run(store, opt=opt, words={"trainer.max_steps": 100 + k}, steps_to_target=10)

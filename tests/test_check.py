@@ -1,4 +1,4 @@
-"""The conformance kit finds each fault and no other, passes the suite's optimizers, and survives what it is given."""
+"""The conformance checks find each fault and no other, pass the suite's optimizers, and survive any optimizer."""
 
 import inspect
 import json
@@ -32,7 +32,7 @@ SLOW = ("Exits", "Hangs", "WaitsForOthers")  # they cost a process or wait for a
 
 
 def examination(name: str) -> Examination:
-    """Of a mutant, one of the suite's own optimizers, or what tests look into by another name."""
+    """The report of a mutant, a built-in optimizer, or another subject of the tests."""
     if name in ("sound_reference", "wrong_reference"):
         formula = getattr(mutants, name)
         return examination_of(mutants.Sound, only="reference", reference=formula, options={"momentum": 0.5, "lr": 0.2})
@@ -41,19 +41,19 @@ def examination(name: str) -> Examination:
     if name == "spec":
         spec = OptimizerSpec("mine", "tests.mutants:Sound", "", "tests", defaults={"lr": 0.3}, version=4)
         return examination_of(spec, only=["quadratic"])
-    if name in OWN:  # a transcription of flat vectors knows no matrices
+    if name in OWN:  # a transcription on flat vectors has no matrices
         return examination_of(name, reference=None if OPTIMIZERS[name].traits.by_piece else FORMULAS[name])
     return examination_of(SPECS[name])
 
 
 def into(*names: str) -> pytest.MarkDecorator:
-    """What a test looks into beside its parameter `name`."""
+    """The subjects of a test in addition to its parameter `name`."""
     return pytest.mark.reports(*names)
 
 
 @pytest.fixture(scope="module")
 def reports(request: pytest.FixtureRequest) -> dict[str, Report]:
-    """All that tests look into, in one process: starting torch takes longer than the checks of one."""
+    """The reports of all subjects, in one process: starting torch takes longer than the checks of one."""
     own = [item for item in request.session.items if item.path == request.path]
     marked = {name for item in own for mark in item.iter_markers("reports") for name in mark.args}
     names = sorted(marked | selected(request, "name"))
@@ -153,7 +153,7 @@ def test_only_what_changes_results_or_blocks_a_set_up_is_a_fault() -> None:
 
 
 def line_of(cls: str, text: str) -> str:
-    """The place of the only line with this text in a mutant, as a verdict says it."""
+    """The location of the only line with this text in a mutant, in the notation of a verdict."""
     lines, start = inspect.getsourcelines(getattr(mutants, cls))
     (at,) = [start + i for i, line in enumerate(lines) if text in line]
     return f"tests/mutants.py, line {at}"
@@ -239,7 +239,7 @@ def test_a_spec_is_checked_as_it_is_given(reports: dict[str, Report]) -> None:
     assert (report.about["version"], report.about["arguments"]) == (4, {"lr": 0.3})
 
 
-# ---- What cannot get out ---------------------------------------------------------------------------------------------
+# ---- Isolation of misbehaviour ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.deep
@@ -371,7 +371,7 @@ def test_the_command_prints_strict_json(tmp_path: Path, capsys: pytest.CaptureFi
     verdicts = {verdict["check"]: verdict for verdict in found["verdicts"]}
     assert (verdicts["resume"]["measured"], verdicts["resume"]["tolerance"]) == ("inf", 0.0)
     assert "3/3 scale" in err
-    assert list(tmp_path.iterdir()) == []  # three checks are no verdict on the optimizer
+    assert list(tmp_path.iterdir()) == []  # three checks give no verdict on the optimizer
 
 
 @pytest.mark.deep

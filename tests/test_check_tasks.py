@@ -1,4 +1,4 @@
-"""The conformance kit for tasks finds each fault and no other, and passes the suite's tasks."""
+"""The conformance checks for tasks find each fault and no other, and pass the suite's tasks."""
 
 import json
 
@@ -19,7 +19,7 @@ TASKS = CATALOGUES["task"]
 
 @pytest.fixture(scope="module")
 def reports() -> dict[str, Report]:
-    """In one process."""
+    """The reports of all tasks, in one process."""
     names = [f"tests.mutant_tasks:{name}" for name in FAULTS]
     examinations = [*map(examination_of_task, names), examination_of_task("synthetic", options={"T": "4"})]
     return dict(zip([*FAULTS, "synthetic"], run(examinations), strict=True))

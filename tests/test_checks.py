@@ -1,4 +1,4 @@
-"""Runs that would not mean what they say are refused before anything is loaded."""
+"""Runs that would not do what their settings say are refused before anything is loaded."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ from optimizers import OPTIMIZERS, OptimizerSpec, Traits
 
 
 class Plain(torch.optim.SGD):
-    """Takes nothing but a closure."""
+    """Takes only a closure."""
 
     def __init__(self, params: Any, lr: float = 0.1) -> None:
         super().__init__(params, lr=lr)
 
 
 class Told(Plain):
-    """Takes a norm too."""
+    """Also takes a norm."""
 
     def step(self, closure: Any = None, *, grad_norm: Any = None) -> Any:
         return super().step(closure)
@@ -27,7 +27,7 @@ class Told(Plain):
 
 @pytest.fixture
 def refusal(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What is said to a run of an optimizer of this class and these traits."""
+    """The error for a run of an optimizer with this class and these traits."""
 
     def refuse(cls: str, traits: Traits, **words: Any) -> str:
         spec = OptimizerSpec("extra", f"tests.test_checks:{cls}", "formula", "source", traits=traits)

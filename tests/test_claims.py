@@ -1,4 +1,4 @@
-"""Claims: each test on arms whose truth is known, what missing data do to it, and every refusal."""
+"""Claims: each test on arms with known truth, its behaviour with missing data, and every refusal."""
 
 import math
 from dataclasses import replace
@@ -269,7 +269,7 @@ def test_an_arm_without_statuses_completed():
 
 
 def step_down(label, *at, length=1000, statuses=None):
-    """An arm whose loss falls from 1 to 0 at a step for each seed; never where that is None."""
+    """An arm whose loss falls from 1 to 0 at a given step for each seed; never if that is None."""
     runs = [run(np.where(np.arange(1, length + 1) >= (length + 1 if s is None else s), 0.0, 1.0)) for s in at]
     return arm(label, *runs, statuses=statuses)
 
@@ -348,13 +348,13 @@ def test_step_0_counts_as_step_1():
 
 
 def seen_every(label, every, reached):
-    """An arm that is measured every so many steps, and reached the level between two of them."""
+    """An arm that is measured at this interval, and reached the level between two measurements."""
     steps = np.arange(0, 201, every)
     return arm(label, *(run(np.where(steps >= at, 0.5, 2.0), step=steps) for at in reached))
 
 
 def test_a_step_between_two_measurements_is_not_known():
-    """Both were seen at the level at their first measurement after the start: the ratio may be 1/10 or 20."""
+    """Both are at the level at their first measurement after the start: the ratio may be 1/10 or 20."""
     found = finding(
         "sooner",
         seen_every("a", 10, [10] * 3),
@@ -445,7 +445,7 @@ def test_units_do_not_change_an_exponent(x_unit, y_unit, seed):
 
 
 def test_the_right_end_does_not_decide_alone():
-    curve = np.where(STEPS < 100, 1 / STEPS, 0.01)  # two decades of -1, one of 0, in which nine tenths of the steps lie
+    curve = np.where(STEPS < 100, 1 / STEPS, 0.01)  # slope -1 over two decades, then 0 in nine tenths of the steps
     assert slope(arm("GD", run(curve), run(curve)), at_most=-0.6).verdict == "holds"
 
 
@@ -515,7 +515,7 @@ def test_the_exponent_of_a_stretched_exponential_is_found(power):
     assert found.unit == "ln(-ln(loss)) per ln(step)"
     assert found.text.startswith(f"loss of a goes as exp(-c step^p) with p = {power:.4g} [")
     assert verdict("slope", decaying, **claim, at_least=power + 0.01) == "fails"
-    # Values of 1 and more have no such logarithm and are left out; with nothing left nothing is decided.
+    # Values of 1 and more have no such logarithm and are left out; without values nothing is decided.
     assert verdict("slope", flat("a", 1.0, 2.0), **claim, at_least=0) == "undecided"
 
 
@@ -588,7 +588,7 @@ def test_lower_at_the_end_of_runs_of_unequal_length():
         arm("a", *(run(np.linspace(1, 0.5 + k, 10)) for k in (0, 1))),
         arm("b", *(run(np.linspace(1, 0.6 + k, 30)) for k in (0, 1))),
     )
-    budget = [False, False]  # neither ended since it could go no further
+    budget = [False, False]  # neither ended because it had converged
     found = lower(replace(short, converged=budget), replace(long, converged=budget), last=None)
     assert (found.verdict, found.effect) == ("holds", pytest.approx(-0.1))
     assert found.text.startswith("loss of a minus that of b at the end of each run is -0.1 [")
@@ -751,7 +751,7 @@ def test_no_claim_holds_for_a_run_that_broke_off(test, status):
 
 @pytest.mark.parametrize("test", EVERY)
 def test_numbers_may_be_words(test):
-    """YAML reads 1e-3 as text."""
+    """YAML parses 1e-3 as a string."""
     words = {k: str(v) if isinstance(v, int | float) else v for k, v in EVERY[test].items()}
     assert finding(test, *PAIR.values(), **words) == finding(test, *PAIR.values(), **EVERY[test])
 
@@ -850,7 +850,7 @@ def test_arms_without_runs_or_common_seeds_are_refused():
 
 @pytest.mark.parametrize("bound", [0.5, 1.5])
 def test_p_is_the_level_at_which_the_interval_just_decides(bound):
-    """Against scipy's t-test: p is that of the two-sided test of the bound."""
+    """Against scipy's t-test: p is the two-sided p-value for the bound."""
     found = finding("reaches", flat("a", 0.9, 1.0, 1.2), arms=["a"], measure="loss", below=bound)
     expected = scipy.stats.ttest_1samp([0.9, 1.0, 1.2], bound).pvalue
     assert found.p == pytest.approx(expected, rel=1e-9)
@@ -858,7 +858,7 @@ def test_p_is_the_level_at_which_the_interval_just_decides(bound):
 
 
 def test_p_of_several_arms():
-    """That all hold is as sure as the least sure; that one fails is paid for by Bonferroni over the arms."""
+    """For "all hold", p is the largest one; for "one fails", p is corrected by Bonferroni over the arms."""
     arms = {"a": flat("a", 0.9, 1.0, 1.2), "b": flat("b", 1.9, 2.0, 2.1)}
     alone = {name: finding("reaches", arm, arms=[name], measure="loss", below=3).p for name, arm in arms.items()}
     both = finding("reaches", *arms.values(), arms=["a", "b"], measure="loss", below=3)
@@ -886,7 +886,7 @@ def found_at(p, verdict="holds"):
 def test_holms_correction():
     levels = {"a": 0.010, "b": 0.016, "c": 0.03, "d": None}
     after = corrected({name: found_at(p) for name, p in levels.items()})
-    # 0.05/4 = 0.0125, 0.05/3 = 0.0167, 0.05/2 = 0.025: the third does not stand.
+    # 0.05/4 = 0.0125, 0.05/3 = 0.0167, 0.05/2 = 0.025: the third is not significant.
     assert {name: found.verdict for name, found in after.items()} == {
         "a": "holds",
         "b": "holds",
@@ -899,7 +899,7 @@ def test_holms_correction():
 
 
 def holm_by_hand(levels, level=0.05):
-    """Holm 1979 in its own words: step down, stop at the first that is too large."""
+    """Holm 1979 as published: step down, stop at the first p that is too large."""
     rejected = set()
     for k, i in enumerate(sorted(range(len(levels)), key=levels.__getitem__)):
         if levels[i] > level / (len(levels) - k):
@@ -912,12 +912,12 @@ def holm_by_hand(levels, level=0.05):
 def test_holms_correction_is_the_step_down_procedure(levels):
     after = corrected({i: found_at(p) for i, p in enumerate(levels)})
     stand = {i for i, found in after.items() if found.verdict == "holds"}
-    # With equal levels the order of a sort is arbitrary; they stand or fall together here.
+    # The sort order of equal p is arbitrary, so they are decided together here.
     assert {levels[i] for i in stand} == {levels[i] for i in holm_by_hand(levels)}
 
 
 def test_false_verdicts_of_twelve_claims_are_rare_together():
-    """Where all twelve means are on the bound, the chance of any verdict is 5 % at most (uncorrected it is 46 %)."""
+    """If all twelve means are on the bound, the probability of any verdict is 5 % at most (46 % without correction)."""
     random = np.random.default_rng(0)
     false = [0, 0]
     for _ in range(400):

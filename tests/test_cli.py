@@ -1,4 +1,4 @@
-"""The command line: what it prints, how it fails, and what it needs no torch for."""
+"""The command line: its output, its errors, and what works without torch."""
 
 import errno
 import json
@@ -148,7 +148,7 @@ def test_show_tells_a_tasks_metric_budget_and_options(cli, name):
 
 
 def rows(text: str, section: str) -> dict[str, str]:
-    """A section's rows, each in one line, by what stands at their left."""
+    """A section's rows, each in one line, by their left column."""
     lines = re.search(rf"^{re.escape(section)}.*\n((?:  .*\n?)*)", text, re.MULTILINE)[1].splitlines()
     joined = re.sub(r"\n {31}", "  ", "\n".join(lines)).splitlines()
     return {left: " ".join(right.split()) for left, _, right in (line.strip().partition("  ") for line in joined)}
@@ -321,7 +321,7 @@ def test_every_flag_in_the_help_parses(cli, tmp_path, monkeypatch, task, opt):
         assert answer.code == 0, (words, answer.err)
 
 
-# -- how settings are written ---------------------------------------------------------------------------------------
+# -- notation of settings -------------------------------------------------------------------------------------------
 
 
 def resolved(cli, *words: str) -> dict:
@@ -432,7 +432,7 @@ def test_the_run_id_is_the_one_that_a_dry_run_names(cli):
 
 @pytest.fixture
 def trainings(monkeypatch):
-    """The configurations that were really trained."""
+    """The configurations that were actually trained."""
     import bench.runner
 
     seen, make = [], bench.runner.make_trainer
@@ -680,7 +680,7 @@ def test_a_wrong_setting_of_an_image_task(cli, fake_mnist, words, message):
 def test_a_wrong_config_file(cli, tmp_path, content, message):
     file = tmp_path / "run.yaml"
     file.write_bytes(content)
-    # What flags say wins, so they leave out what the file is to be wrong about.
+    # Flags override the file, so they leave out the settings that are wrong in the file.
     assert message in fails(cli, *FIT[:5], "--config", file)
 
 
@@ -714,7 +714,7 @@ def test_a_config_file_that_is_none(cli, tmp_path):
     assert f"there is no file {tmp_path}/run.yaml" in fails(cli, *FIT, "--config", tmp_path / "run.yaml")
     assert f"{tmp_path} is a folder; settings must be in a regular file" in fails(cli, *FIT, "--config", tmp_path)
     assert "/dev/zero is a device; settings must be in a regular file" in fails(cli, *FIT, "--config", "/dev/zero")
-    os.mkfifo(tmp_path / "pipe.yaml")  # which nobody writes into
+    os.mkfifo(tmp_path / "pipe.yaml")  # without a writer
     for words in ((*FIT, "--config"), ("suite",)):
         assert f"{tmp_path}/pipe.yaml is a pipe; settings must be in" in fails(cli, *words, tmp_path / "pipe.yaml")
 
@@ -772,7 +772,7 @@ def test_a_store_that_cannot_be_written(cli, tmp_path):
 def test_a_read_only_store_is_named_before_anything_is_trained(cli, tmp_path, monkeypatch):
     make = os.mkdir
 
-    def read_only(path, *mode, **more):  # permissions do not bind root, who may run this
+    def read_only(path, *mode, **more):  # root, who may run this, is not bound by permissions
         if str(path).startswith(str(tmp_path / "store")):
             raise OSError(errno.EROFS, "Read-only file system")
         make(path, *mode, **more)

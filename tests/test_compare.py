@@ -1,4 +1,4 @@
-"""`bench compare`: from a file to a table with verdicts, by check, suite and board."""
+"""`bench compare`: from a file to a table with verdicts, through check, suite and board."""
 
 import json
 import signal
@@ -97,7 +97,7 @@ def test_from_a_file_to_a_verdict_and_again_without_training(cli, store: Path, u
 
 @pytest.mark.deep
 def test_studies_of_others_are_shown_and_take_no_part_of_a_row(cli, unchecked: None) -> None:
-    """Another study of the reference has more trials, and an optimizer that nobody named is tuned."""
+    """Another study of the reference has more trials, and an optimizer outside the comparison is tuned."""
     for opt in ("gd", "ngd"):
         cli("tune", "--task", "synthetic", "--opt", opt, "--opt.lr", "0.1,1,2", *COMPARE[9:], "--report_seeds", "2")
     rows = {row["opt"]: row for row in json.loads(cli(*COMPARE, "--json").out)["boards"][0]["tables"][0]["rows"]}
@@ -259,7 +259,7 @@ def test_a_baseline_of_the_reference_results_is_not_tuned_again(
     }
     assert tried["mine"] >= tried["gd"]
     assert not any(run.config["opt"] == "gd" for run in Store(store).runs())
-    # Of other settings there is none, and that is said.
+    # There are none for other settings, which is reported.
     other = cli("compare", "--opt", "my.py:Signs", "--opt.lr", "0.0001:0.01", *words[:2], "--trainer.max_steps", "6",
                 "--device", "cpu", "--dry-run")  # fmt: skip
     assert "reference results exist for synthetic with --trainer.max_steps 5; gd is tuned again" in other.err

@@ -1,4 +1,4 @@
-"""`--trainer.compile`: what is compiled equals what is not to rounding, and what cannot be compiled is refused."""
+"""`--trainer.compile`: compiled runs equal eager ones up to rounding, and runs that cannot be compiled are refused."""
 
 import os
 import shutil
@@ -41,7 +41,7 @@ def tasks_are_known() -> None:
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs are traced and differentiated as ever, and then carried out as they are, which needs no C++."""
+    """Trace and differentiate programs as usual, but run them eagerly, which needs no C++ compiler."""
 
     def through(function: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
         return torch.compile(function, dynamic=dynamic, backend="aot_eager")
@@ -65,7 +65,7 @@ def fit(store: Path, compile: str, opt: str = "adamw", task: str = "tiny", **wor
 
 
 def assert_equal_curves(folder: Path, **words: Any) -> None:
-    """A run that is compiled and one that is not have one curve, but for the rounding of twenty steps in float64."""
+    """A compiled and an eager run have the same curve up to the rounding of twenty steps in float64."""
     eager, other = fit(folder / "eager", "off", **words), fit(folder / "compiled", "step", **words)
     assert (eager.run_id, eager.engine, other.engine) == (other.run_id, "lightning", "compiled")
     curves = [read_curve(folder / name / eager.run_id) for name in ("eager", "compiled")]
@@ -128,7 +128,7 @@ def test_one_program_holds_for_all_steps_and_micro_batches() -> None:
     assert programs == 1
 
 
-# -- a run that is cut off --------------------------------------------------------------------------------------------
+# -- interrupted runs -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.deep
@@ -153,7 +153,7 @@ def test_a_compiled_run_goes_on_where_it_was_stopped(
 
 
 class FakeLoop:
-    """As much of `Loop` as `Trial` sees; its clock is told how long an evaluation takes."""
+    """The part of `Loop` that `Trial` uses, with a given duration of an evaluation."""
 
     def __init__(self, steps: int, eager: float, compiled: float, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.taken = 0.0, {"eager": eager, "compiled": compiled}

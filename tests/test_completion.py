@@ -1,4 +1,4 @@
-"""Completion: what may stand next, in this process and in real shells."""
+"""Completion of the next word, in this process and in real shells."""
 
 import json
 import os

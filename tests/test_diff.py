@@ -1,4 +1,4 @@
-"""bench diff: what differs between two runs."""
+"""bench diff: the differences between two runs."""
 
 import json
 from pathlib import Path

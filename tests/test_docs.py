@@ -1,4 +1,4 @@
-"""The documents keep their word: their commands parse or run, their code runs, their links lead somewhere."""
+"""The documents are correct: their commands parse or run, their code runs, their links have targets."""
 
 import os
 import re
@@ -27,13 +27,13 @@ PAGES = [
     *sorted(path for path in (ROOT / "docs").glob("*/*.md") if path.parent.name in ("guides", "concepts", "reference")),
 ]
 OTHERS = ("pip install", "uv pip install", "export ", "python -m venv", "source ")
-"""How other commands of the documents begin."""
+"""Beginnings of other commands in the documents."""
 RUN_ELSEWHERE = {
     "docs/start.md": ".ci/run",
     "docs/guides/optimizer.md": "tests/test_plugins.py",
     "docs/guides/task.md": "tests/test_own_tasks.py",
 }
-"""Pages with blocks that are run, and what runs them."""
+"""Pages with blocks that are executed, and the file that executes them."""
 
 
 def name_of(page: Path) -> str:
@@ -122,7 +122,7 @@ def test_what_runs_the_blocks_that_are_to_be_run_names_their_page() -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors of a page's headings, as GitHub and the site make them."""
+    """The anchors of a page's headings, as on GitHub and the site."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     titles = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
@@ -192,7 +192,7 @@ def test_the_example_optimizer_runs_and_explains_its_options(tmp_path: Path, mon
 
 
 def test_lines_of_documents_are_short() -> None:
-    """Tables, code and generated results are excepted: their lines have the length that they need."""
+    """Tables, code and generated results may have longer lines."""
     pages = [*ROOT.glob("[A-Z]*.md"), *(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)]
     for page in pages:
         if page.is_relative_to(ROOT / "docs" / "results"):

@@ -1,4 +1,4 @@
-"""`bench doctor` says what works here, and how to mend the rest; it never ends in a traceback."""
+"""`bench doctor` reports what works here and how to fix the rest; it never ends in a traceback."""
 
 import tempfile
 from pathlib import Path
@@ -27,7 +27,7 @@ LANE_BYTES = doctor.lane_bytes
 
 @pytest.fixture(autouse=True)
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine that runs the tests may have a GPU, or one that is broken."""
+    """Hide the GPUs of the machine, which may be broken."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(devices, "visible_gpus", lambda: [])
     monkeypatch.setattr(doctor, "lane_bytes", lambda device: {"synthetic": 2**20})  # which takes seconds to measure
@@ -65,7 +65,7 @@ def test_healthy_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "32-true, bf16-mixed, 16-mixed, 64-true" in text
     assert str(tmp_path / "no-data" / "MNIST" / "raw") in text
     assert "as lanes: about synthetic" in text
-    assert list(tmp_path.iterdir()) == []  # looking changes nothing
+    assert list(tmp_path.iterdir()) == []  # the command writes nothing
 
 
 def test_damaged_data_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +127,7 @@ def test_broken_check_is_a_line(
     code, lines = report(capsys, tmp_path, tmp_path)
     assert code == 1
     assert any("driver gone" in text for text in fails(lines))
-    assert lines[-1][1] == "store"  # the other checks were made
+    assert lines[-1][1] == "store"  # the other checks still ran
 
 
 # -- software -----------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def test_torch_without_code_for_v100() -> None:
     [
         ((7, 0), ["sm_70", "sm_80"], "ok"),
         ((9, 0), WHEEL, "ok"),
-        ((8, 9), WHEEL, "ok"),  # machine code of 8.6
+        ((8, 9), WHEEL, "ok"),  # runs machine code of 8.6
         ((12, 1), ["sm_90", "compute_90"], "ok"),  # PTX of an older GPU
         ((12, 1), ["sm_90"], "FAIL"),
         ((8, 0), ["sm_75", "sm_86"], "FAIL"),

@@ -1,4 +1,4 @@
-"""However a batch is cut, clipped, sharded or rounded, every optimizer takes the steps of a plain PyTorch loop."""
+"""However a batch is split, clipped, sharded or rounded, every optimizer takes the steps of a plain PyTorch loop."""
 
 import subprocess
 import sys
@@ -41,7 +41,7 @@ each_case = pytest.mark.parametrize("case", [*CASES, *ODD_CASES], ids=lambda cas
 
 @lru_cache
 def reference(case: Case) -> Trained:
-    """By the plain loop, which knows no micro-batches."""
+    """Trained by the plain loop, which has no micro-batches."""
     return by_plain_loop(case)
 
 
@@ -53,7 +53,7 @@ def plain(case: Case) -> Trained:
 def ranks(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, "subprocess.CompletedProcess[str]"]:
-    """Two ranks that trained the selected cases with each strategy: the folder of their results, how they ended."""
+    """Two ranks trained the selected cases with each strategy: the folder of their results, and how they ended."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [
         sys.executable,
@@ -111,7 +111,7 @@ def test_the_matrix_moves_the_weights_and_clipping_matters(task: str) -> None:
         start = {f"model.{k}": p for k, p in build(config_of(case))[0].model.named_parameters()}
         assert distance(plain(case).weights, start) > 1e-3, opt
         norms = [norm for _, norm in plain(case._replace(clip=can_clip(opt))).curve]
-        assert (min if task == "tiny" else max)(norms) > CLIP, opt  # on text NGD comes near a stationary point
+        assert (min if task == "tiny" else max)(norms) > CLIP, opt  # on text NGD gets close to a stationary point
 
 
 @pytest.mark.matrix(keep=2)
@@ -156,18 +156,18 @@ def test_fp16_with_a_gradient_scaler_agrees_to_its_precision(opt: str, task: str
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     before: list[dict[str, torch.Tensor]] = []
     trained = by_suite(config, scaler=scaler, before=before)
-    # From the weights of the same step: NGD's zigzag and Polyak's long steps amplify rounding a thousandfold in 20.
-    # A method that keeps other weights has them in its state, which goes on by itself.
+    # Each step starts from the same weights: NGD's zigzag and Polyak's long steps amplify rounding a thousandfold in 20
+    # steps. A method with separate evaluation weights keeps the others in its state, which nobody replaces.
     taken = [] if hasattr(OPTIMIZERS[opt].cls, "eval") else before
     plain = by_plain_loop(case, "16-mixed", steps, before=taken)
     points = [torch.cat([w.double().flatten() for w in each.values()]) for each in (*before, trained.weights)]
     moves = [after - point for point, after in pairwise(points)]
     assert len(moves) == len(trained.curve) == steps
-    # A gradient sums up gradients of samples, and each of these is off by its own size times what some tens of
-    # roundings come to: 4 u, of which 1.5 u were seen. This stays where the sum comes near 0, so that no relative bound
-    # holds there. A loss, gradient or step left scaled would be off by a factor of 1000.
+    # The error of each sample's gradient is its size times some tens of rounding errors: 4 u, and 1.5 u were observed.
+    # This does not shrink where the sum is close to 0, so no relative bound holds there. A loss, gradient or step that
+    # is still scaled would be off by a factor of 1000.
     unit, scale = 2.0**-11, scale_of_gradients(case, "16-mixed")
-    # Five iterations make what is off in small singular values up to 3.4445^5 times as great.
+    # Five iterations amplify errors of small singular values up to 3.4445^5 times.
     magnified, shares = 485 if OPTIMIZERS[opt].traits.by_piece else 1, []
     for (loss, norm, *_), (true_loss, true_norm), move, true_move in zip(
         trained.curve, plain.curve, moves, plain.moves, strict=True
@@ -175,10 +175,10 @@ def test_fp16_with_a_gradient_scaler_agrees_to_its_precision(opt: str, task: str
         error = 4 * unit * (scale + true_norm)
         assert loss == pytest.approx(true_loss, rel=4 * unit)
         assert norm == pytest.approx(true_norm, abs=error)
-        # Polyak's clipped step has the gradient three times as a factor, the others less often.
+        # Polyak's clipped step has the gradient as a factor three times, the others less often.
         shares.append(3 * error / true_norm)
         assert (move - true_move).norm() <= min(1, magnified * shares[-1]) * true_move.norm()
-    assert sorted(shares)[steps // 2] < 0.3  # near a stationary point, where NGD comes, the direction is lost
+    assert sorted(shares)[steps // 2] < 0.3  # near a stationary point, as with NGD, the direction is lost
 
 
 def test_a_gradient_that_overflows_in_fp16_skips_the_step_and_lowers_the_scale() -> None:

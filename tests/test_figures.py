@@ -1,4 +1,4 @@
-"""Figures: what they show of the arms, that print can carry them, and that they are the same every time."""
+"""Figures: they show the arms, are printable, and are identical every time."""
 
 import math
 import subprocess
@@ -45,7 +45,7 @@ def arm(label: str, rate: float, seeds: int = 5, until: dict[int, float] | None 
 
 
 def column(values: np.ndarray, *more: np.ndarray, label: str = "a", steps: np.ndarray | None = None) -> Arm:
-    """An arm with one run for each array, which becomes the column v."""
+    """An arm with one run for each array, as its column v."""
     every = (values, *more)
     return Arm(
         label, range(len(every)), [[{"step": np.arange(len(v)) if steps is None else steps, "v": v}] for v in every]

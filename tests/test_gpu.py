@@ -1,4 +1,4 @@
-"""What may differ on a GPU: these tests train on CUDA where it is there, else on the processor (`make gpu`)."""
+"""Behaviour that may differ on a GPU: these tests train on CUDA if available, else on the CPU (`make gpu`)."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ def test_the_host_never_waits_for_the_device_in_a_step(task: str, opt: str, monk
     plain, watched = Loop.step, []
 
     def step(self: Loop, number: int) -> None:
-        if number not in (2, 3):  # before, state is made and kernels are chosen; step 4 orders the next epoch
+        if number not in (2, 3):  # before, state is allocated and kernels are chosen; step 4 orders the next epoch
             plain(self, number)
             return
         reads = Reads()
@@ -69,7 +69,7 @@ def test_mixed_precision_agrees_with_float32_to_its_rounding(task: str, opt: str
     mixed = by_suite(config_of(case, precision=precision, **words), scaler=scaler)
     exact = by_suite(config_of(case, precision="32-true", **words))
     (loss, norm, *_), (true_loss, true_norm, *_) = mixed.curve[0], exact.curve[0]
-    # As in test_equivalence: each sample's gradient is off by its own size times what some tens of roundings come to.
+    # As in test_equivalence: the error of each sample's gradient is its size times some tens of rounding units.
     scale = scale_of_gradients(case, "32-true")
     assert loss == pytest.approx(true_loss, rel=4 * UNIT[precision])
     assert norm == pytest.approx(true_norm, abs=4 * UNIT[precision] * (scale + true_norm))
@@ -96,7 +96,7 @@ def test_masks_are_the_same_bits_on_every_device(task: str) -> None:
     more: dict[str, Any] = {"trainer.max_steps": 1}
     config = config_of(Case("sgd", task=task), dropout=0.3, **more)
     here, there = by_suite(config), by_suite(config.model_copy(update={"device": DEVICE}))
-    # In float64: another mask would change the loss by far more than another order of sums.
+    # In float64 another mask would change the loss by far more than another order of summation.
     assert there.curve[0][:2] == pytest.approx(here.curve[0][:2], rel=1e-12)
 
 
@@ -163,7 +163,7 @@ def test_one_rank_of_a_strategy_is_the_run_without_it(opt: str, strategy: str, c
         assert answer.code == 0, answer.err
     (alone,), (ranked,) = (stored_curves(tmp_path / name).values() for name in ("auto", strategy))
     np.testing.assert_allclose(ranked["loss"], alone["loss"], rtol=1e-9)
-    # Else the next run of this process, or a child of it, would take this run's port, which is not free.
+    # Otherwise the next run of this process, or a child of it, would use this run's port, which is not free.
     assert (dict(os.environ), torch.distributed.is_initialized()) == (before, False)
 
 
@@ -173,7 +173,7 @@ def test_a_block_that_does_not_fit_into_memory_is_halved(
     plain = Lanes.step
 
     def step(self: Lanes) -> torch.Tensor:
-        if self.alive.size > 2:  # more than any device has, asked of the allocator itself
+        if self.alive.size > 2:  # more than any device has, requested from the real allocator
             torch.empty(2**62, dtype=torch.uint8, device=DEVICE)
         return plain(self)
 

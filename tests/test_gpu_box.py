@@ -1,4 +1,4 @@
-"""`make gpu`: parts that are done once, results that survive a cut-off, and one page of all (here on the processor)."""
+"""`make gpu`: each part runs once, results survive an interruption, and one page has all of them (here on the CPU)."""
 
 import json
 import subprocess

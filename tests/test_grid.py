@@ -1,4 +1,4 @@
-"""What a sweep is made of: words, seeds and blocks."""
+"""The parts of a sweep: words, seeds and blocks."""
 
 import json
 from pathlib import Path
@@ -132,7 +132,7 @@ TOO_MANY = "runs; a command makes from 1 to 100,000, so request fewer values, se
     ],
 )
 def test_more_runs_than_can_be_meant_are_counted_and_not_made(seeds, words, message, monkeypatch):
-    monkeypatch.setattr("bench.sweeps.grid.resolve", None)  # which makes a run
+    monkeypatch.setattr("bench.sweeps.grid.resolve", None)  # which builds a run
     assert message in refused(seeds, **words)
 
 
@@ -183,7 +183,7 @@ def test_an_option_may_be_for_one_optimizer_alone():
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_of_which_nothing_varies_is_searched_over_its_range(name):
     configs = grid(opt=name)
-    option, span = next(iter(OPTIMIZERS[name].search.items()))  # others are tuned, and a sweep goes over one
+    option, span = next(iter(OPTIMIZERS[name].search.items()))  # tuning has more ranges, a sweep only one
     assert [c.opt_options[option] for c in configs] == log_grid(span.low, span.high, DEFAULT_POINTS)
     assert (configs[0].opt_options[option], configs[-1].opt_options[option]) == (span.low, span.high)
     assert varied(opt=name) == [f"opt.{option}"]
@@ -318,7 +318,7 @@ BASE = resolve({"task": "synthetic", "opt": "sgd", "opt.lr": "1", "trainer.max_s
 
 @st.composite
 def runs(draw) -> list[RunConfig]:
-    """Problems with lanes of their own, in any order."""
+    """Problems, each with its own lanes, in any order."""
     lanes = draw(st.lists(st.integers(1, 40), min_size=1, max_size=9))
     configs = [
         BASE.model_copy(update={"seed": seed, "data_seed": seed // 2, "opt_options": {"lr": float(lane)}})

@@ -1,4 +1,4 @@
-"""Hostile stores: readers show what is sound in them, name what is not, run nothing and write nothing."""
+"""Hostile stores: readers show what is intact, report what is not, run nothing and write nothing."""
 
 import math
 import os
@@ -15,11 +15,11 @@ from tests import hostile
 from tests.hostile import MAKE, MUTATIONS, SAFE, Guard, Mutation, tree
 
 EACH = 25
-"""Victims in a store."""
+"""Number of victims in a store."""
 QUICK, DEEP = range(4), range(4, 40)
-"""Stores, by number: those of each run of the tests, and the rest."""
+"""Numbers of the stores: of the quick tests, and of the deep ones."""
 STRIDE = 101
-"""Mutations of a store are far from each other in their list, so that few stores have some of all."""
+"""Distance in the list between a store's mutations, so that a few stores have some of each kind."""
 PARTS = [*QUICK, *(pytest.param(n, marks=pytest.mark.deep) for n in DEEP)]
 
 
@@ -30,7 +30,7 @@ def guard() -> Guard:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current folder, in which code lies that a store may name."""
+    """A current folder that contains only code that a store may name."""
     folder = tmp_path / "here"
     (folder / "mine").mkdir(parents=True)
     (folder / "mine" / f"{hostile.EVIL}.py").write_text(hostile.CODE)
@@ -46,7 +46,7 @@ def test_all_mutations_are_made_in_forty_stores():
 
 
 def drawn(number: int) -> list[Mutation]:
-    """As many mutations as a store has victims; a number gives the same ones always."""
+    """A mutation for each victim of a store, determined by its number."""
     found: list[list[Mutation]] = []
 
     @seed(number)
@@ -62,7 +62,7 @@ def drawn(number: int) -> list[Mutation]:
 
 
 def hostile_store(folder: Path, number: int) -> tuple[Path, list[tuple[str, list[str], str]]]:
-    """A store with two sound runs and as many victims: name, ids of their runs, what happened to them."""
+    """A store with two sound runs and victims: for each its name, the ids of its runs, and its damage."""
     store = folder / "store"
     hostile.sound(store)
     first, victims = EACH * number, []
@@ -73,7 +73,7 @@ def hostile_store(folder: Path, number: int) -> tuple[Path, list[tuple[str, list
 
 
 class Readers:
-    """Commands that read a store; after each of them all is as it was."""
+    """Calls commands that read a store, and asserts after each that nothing has changed."""
 
     def __init__(self, cli, guard: Guard, store: Path, here: Path) -> None:
         self.cli, self.guard, self.store, self.here = cli, guard, store, here
@@ -81,7 +81,7 @@ class Readers:
         self.before = tree(store), tree(here)
 
     def __call__(self, *words: object, codes: tuple[int, ...] = (0, 1)):
-        """Call a command; `codes` are those that it may give."""
+        """Call a command; `codes` are the allowed exit codes."""
         with self.guard.watching(self.store, processes=words[0] in ("doctor", "fit")) as seen:
             answer = self.cli(*words)
         assert not seen, (words, seen)
@@ -91,7 +91,7 @@ class Readers:
         lines = answer.err.splitlines()
         assert all(line.startswith(("bench: ", "written to ")) for line in lines), (words, lines)
         errors = [line for line in lines if line.startswith("bench: error: ")]
-        # A database that breaks on the way is an error with exit code 1, and nothing is shown then.
+        # A database that fails midway is an error with exit code 1; then nothing is shown.
         assert len(errors) in ((1,) if answer.code == 2 else (0,) if answer.out or answer.code == 0 else (0, 1)), (
             words,
             lines,
@@ -117,7 +117,7 @@ def test_readers_show_what_is_sound_and_name_the_rest(readers, tmp_path, number)
     listed = read("list", "runs", "--all", "--store", store)
     assert listed.out.count(SAFE) == 2
     assert listed.code == ("is ignored" in listed.err)
-    for name, run_ids, what in victims:  # nothing is lost without a word, but a folder that holds nothing any more
+    for name, run_ids, what in victims:  # nothing is lost without a message, except a folder that is empty now
         nothing = not (store / name).is_dir() or not any(
             each for each in (store / name).iterdir() if not each.name.startswith((".", hostile.EVIL))
         )
@@ -139,7 +139,7 @@ def test_readers_show_what_is_sound_and_name_the_rest(readers, tmp_path, number)
     if number < 2:  # which imports everything
         assert read("doctor", "--store", store, "--data", tmp_path / "none").out.count("damaged: ") > 0
     merged = read("merge", store, tmp_path / "merged")
-    assert merged.code >= listed.code  # it looks at tables too
+    assert merged.code >= listed.code  # it also reads tables
     assert {one, other} <= {path.name for path in (tmp_path / "merged").iterdir()}
     links = [path for path in (tmp_path / "merged").rglob("*") if path.is_symlink() or path.name.startswith("evil")]
     assert not links
@@ -196,7 +196,7 @@ def test_readers_survive_any_study_and_check(readers, tmp_path, number):
     hows = list(hostile.FILES.items())
     for n, m in enumerate(drawn(1000 + number), EACH * number):
         path = hostile.study(store, f"study-{n}", runs) if n % 2 else hostile.check(store, n)
-        read_report(path, StudyRecord if n % 2 else CheckRecord)  # sound, before it is spoilt
+        read_report(path, StudyRecord if n % 2 else CheckRecord)  # sound before it is damaged
         hows[n // 2 % len(hows)][1](path, m)
     read = readers(store)
     listed = read("list", "runs", "--all", "--store", store)

@@ -1,6 +1,6 @@
-"""Processes that are killed, stopped, or in each other's way: nothing is lost or doubled, results agree bit for bit.
+"""Processes that are killed, stopped or compete: nothing is lost or duplicated, and results agree bit for bit.
 
-A seed says where a process is killed: before which of its changes to the disk, its additions to a table, or its signs
+A seed determines where a process is killed: before which of its disk writes, its additions to a table, or its signs
 of progress. Workers of `bench tune` are real programs and are killed by the clock.
 """
 
@@ -45,11 +45,11 @@ FULL = "No space left on device; free some space, then repeat the command"
 
 
 def nothing() -> None:
-    """Nothing is special."""
+    """No condition."""
 
 
 def count_moments(store: Path, moment: int | None, told: Path | None = None) -> None:
-    """Be killed, with the whole process group, at a moment of this number; or tell how many there were."""
+    """Kill this process group at the moment of this number, or report how many moments there were."""
     folder, seen = str(store), [0]
 
     def next_moment(tear: Callable[[], object] = lambda: None) -> None:
@@ -102,7 +102,7 @@ def count_moments(store: Path, moment: int | None, told: Path | None = None) -> 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
-    """Start a program; those that still run are killed after the test."""
+    """Start programs; kill those that still run after the test."""
     started: list[Program] = []
 
     def begin(*words: object, prepare: Callable[..., None] = nothing, args: tuple[object, ...] = ()) -> Program:
@@ -115,7 +115,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
 
 
 def one_error(end: tuple[int | None, str, str], code: int) -> str:
-    """The only line that a program ends with, which is an error; lines of progress stand before it."""
+    """The last line of a program's output, its only error; progress comes before it."""
     assert end[:2] == (code, ""), end
     assert "Traceback" not in end[2]
     assert end[2].count("bench: error: ") == 1, end
@@ -127,7 +127,7 @@ def one_error(end: tuple[int | None, str, str], code: int) -> str:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[dict[str, Any], int]]:
-    """What an uninterrupted command finds out, and how many moments it has."""
+    """The results of an uninterrupted command, and its number of moments."""
     known: dict[str, tuple[dict[str, Any], int]] = {}
 
     def of(kind: str) -> tuple[dict[str, Any], int]:
@@ -155,12 +155,12 @@ def test_kill_9_at_any_moment_changes_no_result(cli, start, store: Path, whole, 
         moment = draw.randint(1, moments)
         program = start(*words, prepare=count_moments, args=(store, moment))
         code, _, err = program.end()
-        assert code in (-signal.SIGKILL, 0), err  # what is left may have fewer moments
+        assert code in (-signal.SIGKILL, 0), err  # the remaining work may have fewer moments
         listed = cli("list", "runs", "--store", store)
         assert (listed.code, listed.err) == (0, ""), moment
         now = outcome(store)
         assert now.keys() <= result.keys()
-        assert {run_id: now[run_id] for run_id in finished} == finished  # what has ended stays
+        assert {run_id: now[run_id] for run_id in finished} == finished  # finished runs stay
         finished = {run_id: own for run_id, own in now.items() if own[0]["status"] == "completed"}
         if code == 0:
             break
@@ -188,7 +188,7 @@ SWEEP_SHARED = (
     "--engine", "lanes", "--width", "3", "--trainer.checkpoint_seconds", "1e-3",
 )  # fmt: skip
 LONG_SWEEP = (*SWEEP_SHARED, "--opt.lr", "0.005:0.05:6", "--trainer.max_steps", "6000")
-"""No run converges, so the command has blocks left when its worker has imported torch."""
+"""No run converges, so that blocks are left when the worker has imported torch."""
 REPRODUCE = (
     "reproduce", "vasudeva2025/fixed-decoder", "--trainer.max_steps", "3000", "--trainer.checkpoint_seconds", "1e-3",
     "--seeds", "4", "--device", "cpu", "--workers", "2", "--engine", "lanes", "--width", "4",
@@ -229,7 +229,7 @@ class Sharing:
         )
 
     def kill(self, process: "subprocess.Popen[str]") -> None:
-        """Kill the program and all that it has started."""
+        """Kill the program and all its descendants."""
         for pid in [*descendants(process.pid), process.pid]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -242,7 +242,7 @@ class Sharing:
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes that a process has started, and those that they have."""
+    """The descendants of a process."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -256,7 +256,7 @@ def descendants(pid: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[dict[str, Any], float]]:
-    """What an uninterrupted command finds out, and its seconds."""
+    """The results of an uninterrupted command, and its duration in seconds."""
 
     @cache
     def of(kind: str) -> tuple[dict[str, Any], float]:
@@ -296,7 +296,7 @@ def test_kill_9_with_postgresql_changes_no_result(
 
 
 def kill_and_repeat(cli, sharing: Sharing, seconds: float, result: dict[str, Any]) -> None:
-    """Kill a command after so many seconds, and give it again."""
+    """Kill a command after this many seconds, and repeat it."""
     process = sharing.start()
     with suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
@@ -362,7 +362,7 @@ def test_a_signal_reaches_workers_that_train_one_run_after_the_other(tmp_path: P
         assert process.poll() is None, "no worker has trained a run"
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=PATIENCE_SECONDS / 2)  # or a worker had not heard it, and would be killed
+    _, err = process.communicate(timeout=PATIENCE_SECONDS / 2)  # else a worker missed the signal, and is killed
     assert process.returncode == 130, err
     assert not any(map(is_alive, sharing.store.glob("*/attempt-*")))
 
@@ -432,7 +432,7 @@ def test_who_comes_back_too_late_ends_and_harms_nothing(cli, start, store: Path,
     (attempt,) = store.glob("*/attempt-1")
     claim = attempt / CLAIM
     owner = json.loads(claim.read_text())
-    with claim.open("r+") as file:  # in place: it stays the claim of this process, seen from another machine
+    with claim.open("r+") as file:  # in place: it remains this process's claim, as seen from another machine
         json.dump(owner | {"host": "elsewhere", "boot": "another"}, file)
         file.truncate()
     os.utime(claim, (0, 0))
@@ -458,7 +458,7 @@ def test_who_comes_back_too_late_ends_and_harms_nothing(cli, start, store: Path,
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """A file system of its own, where that is permitted."""
+    """A separate file system, if mounting is permitted."""
     made: list[Path] = []
 
     def mounted(*options: str) -> Path:
@@ -504,7 +504,7 @@ def test_a_disk_that_may_only_be_read_is_one_line(cli, start, mount, whole, kind
     words = (*COMMANDS[kind], "--store", store)
     assert start(*words).end()[0] == 0
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-    assert start(*words).end()[0] == 0  # what is there is shown
+    assert start(*words).end()[0] == 0  # existing results are shown
     listed = cli("list", "runs", "--store", store)
     assert (listed.code, listed.err) == (0, "")
     error = one_error(start(*words, "--seed" if kind == "fit" else "--data_seed", "7").end(), 2)

@@ -1,4 +1,4 @@
-"""`bench ladder`: rungs, budgets, predictions before their rungs, interruptions, and the page from what is stored."""
+"""`bench ladder`: rungs, budgets, predictions before their rungs, interruptions, and the page from stored rungs."""
 
 import json
 import os
@@ -40,7 +40,7 @@ class Here:
         self.places = places
 
     def work(self, study: Any, progress: Any) -> bool:
-        """Until nothing is left to do."""
+        """Work until no trial is left."""
         return Worker(self.places, lambda event: None, Effort("lanes", 16)).work(study)
 
 
@@ -60,7 +60,7 @@ def ladder_of(**changes: Any) -> Ladder:
 def climbed(
     folder: Path, rungs: int, ladder: Ladder | None = None, stop: Callable[[Suite], bool] = lambda suite: False
 ) -> LadderRecord:
-    """The record of a ladder that was climbed in this process."""
+    """The record of a ladder that this process trained."""
     ladder, places = ladder or ladder_of(), places_in(folder)
     places["store"].mkdir(parents=True, exist_ok=True)
     studies = Studies(f"sqlite:///{places['store']}/studies.db")
@@ -194,7 +194,7 @@ def test_ranges_lie_around_what_won_before(folder: Path, record: LadderRecord):
         assert axis.low == pytest.approx(best / 10**0.5, rel=1e-3)  # type: ignore[union-attr]
         assert axis.high == pytest.approx(best * 10**0.5, rel=1e-3)  # type: ignore[union-attr]
         points = [each.point["opt.lr"] for each in spec.design.wanted({}, "min", 0.0, suite.tune.trials or 0)]
-        assert points[0] == best  # so that it is known what the settings of the rung before give here
+        assert points[0] == best  # to measure the previous rung's settings at this rung
 
 
 def test_methods_with_lists_of_values_get_whole_combinations():
@@ -258,7 +258,7 @@ def test_scores_say_whether_the_measured_ratio_was_in_the_interval(folder: Path,
 
 
 def numbers(record: LadderRecord, store: Path) -> str:
-    """What a ladder says but for moments and times."""
+    """The record of a ladder without times."""
     found = findings(record, Stores([store]))
     shown = [
         (board.name, table.title, [{k: v for k, v in row.items() if k in KEPT} for row in table.rows])
@@ -283,7 +283,7 @@ def test_a_ladder_that_was_stopped_goes_on(tmp_path: Path, folder: Path):
     done = climbed(tmp_path, 2)
     assert [bool(rung["done"]) for rung in done.rungs] == [True, True]
     assert done.rungs[0] == stopped.rungs[0]
-    assert done.rungs[1]["predicted"] == said  # as it was before the stop
+    assert done.rungs[1]["predicted"] == said  # unchanged by the interruption
     whole = climbed(folder, 2)
     assert numbers(replace(whole, rungs=whole.rungs[:2]), folder / "store") == numbers(done, tmp_path / "store")
 

@@ -1,4 +1,4 @@
-"""The statistics of ladders: against independent formulas, and on simulated ladders whose truth is known."""
+"""The statistics of ladders: against independent formulas, and on simulated ladders with known truth."""
 
 import itertools
 import math
@@ -58,7 +58,7 @@ def test_against_each_other_the_ratio_turns_around():
 
 
 def test_the_interval_is_that_of_a_paired_t_test():
-    """With curves that differ by a constant for each seed, the test at each ratio can be written down."""
+    """If the curves of a seed differ by a constant, the test at each ratio has a closed form."""
     rng = np.random.default_rng(1)
     shifts = 0.02 * rng.normal(size=6)
     own, reference = falling(STEPS / 0.6) + shifts[:, None], np.tile(falling(STEPS), (6, 1))
@@ -113,7 +113,7 @@ def test_a_line_through_points_is_least_squares():
     assert found.slope.mean == pytest.approx(scipy_stats.linregress(x, y).slope)
     assert not found.widened
     error = 10 / math.sqrt(((x - x.mean()) ** 2).sum())
-    # Satterthwaite: (sum c^2)^2 / sum c^4 times the degrees of each.
+    # Satterthwaite: (sum c^2)^2 / sum c^4 times the degrees of freedom of each.
     c = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
     df = 4 * (c**2).sum() ** 2 / (c**4).sum()
     assert found.slope.high - found.slope.mean == pytest.approx(scipy_stats.t.ppf(0.975, df) * error)
@@ -199,7 +199,7 @@ def test_regret_is_the_paired_difference_to_the_best():
 
 
 def drawn(own: Array, reference: Array) -> Callable[[np.random.Generator, int], tuple[Array, Array]]:
-    """Noise of pairs of runs, drawn from the residuals of stored ones."""
+    """Noise of pairs of runs, drawn from the residuals of stored runs."""
     one, other = own - own.mean(0), reference - reference.mean(0)
 
     def draw(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
@@ -218,7 +218,7 @@ def simulated(
     ladders: int,
     seeds: int = 5,
 ) -> dict[str, float]:
-    """Shares of simulated ladders of four rungs of which intervals hold the truth, and of which a trend is called.
+    """Simulates ladders of four rungs; returns the coverage of intervals and the rate at which a trend is reported.
 
     Args:
         steps: of the evaluations.
@@ -251,7 +251,7 @@ def simulated(
 
 
 def stored_curves(folder: Path) -> tuple[Array, Array, Array]:
-    """Steps, and losses on the selection split by seed, of two optimizers of a language model: runs that are stored."""
+    """Steps, and losses on the selection split by seed, of stored runs of two optimizers on a language model."""
     from bench.config import resolve
     from bench.execute import Effort
     from bench.execute.execute import execute
@@ -285,13 +285,13 @@ def stored_curves(folder: Path) -> tuple[Array, Array, Array]:
 
 
 def within(share: float, low: float, high: float, n: int) -> bool:
-    """Whether a share of n simulations goes with a true share between these, up to chance (99.9 %)."""
+    """Whether an observed rate of n simulations is consistent with a true rate in this range (at 99.9 %)."""
     return scipy_stats.binom.ppf(0.001, n, low) / n <= share <= scipy_stats.binom.ppf(0.999, n, high) / n
 
 
 @pytest.mark.parametrize("first", [-0.35, 0.25])
 def test_intervals_cover_on_a_simulated_ladder(first: float):
-    """Normal noise of a run as a whole and of each evaluation, of which pairs share a part."""
+    """Normal noise per run and per evaluation, part of which is shared within a pair."""
 
     def noise(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
         shared = 0.02 * rng.normal(size=(n, 1))

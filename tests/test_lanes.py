@@ -1,4 +1,4 @@
-"""Lanes: vectorised runs equal the runs that `bench fit` makes."""
+"""Lanes: vectorised runs equal the runs that `bench fit` trains."""
 
 import inspect
 import operator
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.numeric
 
 
 class Blobs(TaskData):
-    """Points of two classes, other ones for each seed.
+    """Points of two classes, different for each seed.
 
     Args:
         root: unused.
@@ -74,7 +74,7 @@ class Blobs(TaskData):
 
 
 class Net(Task):
-    """Parameters of several shapes, a scalar among them, two with one gradient, one frozen, one that nothing uses.
+    """Parameters of several shapes, including a scalar, two with the same gradient, a frozen and an unused one.
 
     Args:
         data: points.
@@ -93,7 +93,7 @@ class Net(Task):
     def loss(self, batch: tuple[Tensor, Tensor]) -> Outcome:
         points, labels = batch
         hidden = self.dropout(torch.tanh(points @ self.A + (self.b + self.c)) * self.frozen)
-        output = torch.tensor(1.1) * self.scale * (hidden @ self.v)  # a number of the default precision
+        output = torch.tensor(1.1) * self.scale * (hidden @ self.v)  # a constant of the default precision
         return Outcome(self.loss_of((2 * labels - 1) * output).mean(), output.detach().sigmoid(), labels)
 
     def loss_of(self, margins: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class Net(Task):
 
 
 class Hinge(Net):
-    """Has a gradient of 0 once all margins are great."""
+    """Has a gradient of 0 once all margins are large."""
 
     def loss_of(self, margins: Tensor) -> Tensor:
         return torch.relu(0.5 - margins)
@@ -139,10 +139,10 @@ def the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(TASKS, spec.name, spec)
 
 
-# -- what runs are, and how they are compared -------------------------------------------------------------------------
+# -- results of runs, and how they are compared -----------------------------------------------------------------------
 
 CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory", "engine", "begun", "plan")
-OF_ONE_RUN = ("specimen",)  # lanes are too many for a person to read what each would write
+OF_ONE_RUN = ("specimen",)  # nobody would read the sample texts of all lanes
 SIZES = {"tiny": tiny.SIZES, "tiny_lm": tiny_lm.SIZES}
 Settings = dict[str, Any]
 
@@ -160,7 +160,7 @@ def block(
 
 
 def without(told: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """The same without these entries of its tables."""
+    """The same block without these entries of its tables."""
     return {table: {k: v for k, v in columns.items() if k not in names} for table, columns in told.items()}
 
 
@@ -169,7 +169,7 @@ def lrs(*values: float) -> list[Settings]:
 
 
 class Silent(SweepProgress):
-    """Shows nothing, and calls a function when the block has made so many calls of steps."""
+    """Shows nothing, and calls a function after this many calls of steps."""
 
     def __init__(self, at: int = 0, act: Callable[[], None] = lambda: None) -> None:
         super().__init__("", operator.gt, enabled=False)
@@ -189,7 +189,7 @@ def train(grid: Grid, stop: StopRequest | None = None, progress: SweepProgress |
 
 
 def told(store: Path, run_id: str) -> dict[str, Any]:
-    """All that a store knows of a run, but times."""
+    """Everything that a store has of a run, except times."""
     result = Store(store).get(run_id)
     assert result is not None
     record = {name: value for name, value in asdict(result).items() if name not in (*CLOCKS, *OF_ONE_RUN)}
@@ -198,13 +198,13 @@ def told(store: Path, run_id: str) -> dict[str, Any]:
 
 
 def lanes_of(grid: Grid, progress: SweepProgress | None = None) -> list[dict[str, Any]]:
-    """What is told of the lanes, after training."""
+    """The stored lanes, after training."""
     assert train(grid, progress=progress) is not None
     return [told(config.store, config.run_id) for row in grid for config in row]
 
 
 def fit(config: RunConfig) -> dict[str, Any]:
-    """What is told of the run that `bench fit` makes."""
+    """The stored run of `bench fit`."""
     alone = config.model_copy(update={"store": config.store.with_name("fit")})
     runner.run(alone, progress=False)
     return told(alone.store, alone.run_id)
@@ -215,7 +215,7 @@ def fits(grid: Grid) -> list[dict[str, Any]]:
 
 
 def gap(a: Any, b: Any) -> float:
-    """Largest difference of numbers, absolute up to 1 and relative above; infinite where anything else differs."""
+    """Largest difference of numbers, absolute up to 1 and relative above; infinite if anything else differs."""
     if isinstance(b, dict):
         return max((gap(a[k], b[k]) for k in b), default=0.0) if a.keys() == b.keys() else inf
     if isinstance(b, list | tuple):
@@ -248,7 +248,7 @@ def test_a_gap_is_seen_wherever_it_is() -> None:
 
 # -- a lane is the run that `bench fit` makes -------------------------------------------------------------------------
 
-STEPS = 50  # of four times as many, some machines make every lane of some optimizers chaotic
+STEPS = 50  # after four times as many, on some machines every lane of some optimizers is chaotic
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ class Problem:
         words: its options.
         factors: of the learning rates of `tests.equivalence`, at least one of which is stable for every optimizer.
         wild: others, where many runs are chaotic.
-        coarse: what it measures in float32.
+        coarse: quantities that it measures in float32.
     """
 
     task: str
@@ -299,10 +299,10 @@ each_optimizer = pytest.mark.parametrize("opt", OPTIMIZERS)
 
 
 class Twins(Lanes):
-    """The second half of each row is the first half's twin: it starts from the next number to each weight."""
+    """The second half of each row is a twin of the first half: it starts from the next float to each weight."""
 
     def step(self) -> Tensor:
-        if self.steps_done < 2:  # a weight of 0 has a next number that is no different to arithmetic
+        if self.steps_done < 2:  # for a weight of 0 the next float makes no difference in arithmetic
             for w in self.weights.values():
                 own, twin = w.chunk(2, dim=1)
                 twin.copy_(torch.nextafter(own, torch.full_like(own, inf)))
@@ -310,8 +310,8 @@ class Twins(Lanes):
 
 
 def with_twins(grid: Grid, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], list[bool]]:
-    """What is told of the lanes, and whether each is stable: whether it agrees with a twin of its own to 1e-11."""
-    twin = {"max_seconds": 1e9}  # another run to the store, the same to lanes
+    """The stored lanes, and whether each is stable: whether it agrees with its twin to 1e-11."""
+    twin = {"max_seconds": 1e9}  # another run id, but the same training
     doubled = [
         [*row, *(c.model_copy(update={"trainer": c.trainer.model_copy(update=twin)}) for c in row)] for row in grid
     ]
@@ -383,7 +383,7 @@ class PlainLoop:
         return loss.detach(), {"loss_grad_norm": norm, "grad_norm": clipped}
 
     def step(self, step: int) -> Tensor:
-        """Make a step; loss, gradient norm, raw and applied step size."""
+        """Take a step; returns loss, gradient norm, raw and applied step size."""
         loss, norms = self.evaluate(step)
         told = {name: norms[name] for name in self.plan.step_keywords}
         self.optimizer.step(lambda: loss, **told)
@@ -398,7 +398,7 @@ def flat(weights: Mapping[str, Tensor]) -> Tensor:
 
 
 def assert_the_same_steps(grid: Grid, steps: int = 30) -> None:
-    """Before each step every lane takes over the weights of its plain loop, so that only this step can differ."""
+    """Before each step every lane takes the weights of its plain loop, so that only this step can differ."""
     lanes, loops = make_lanes(grid), [[PlainLoop(config) for config in row] for row in grid]
 
     def of_loops() -> dict[str, Tensor]:
@@ -457,7 +457,7 @@ def moved(params: Sequence[Tensor], moves: Sequence[Tensor], by: float) -> None:
 
 
 class Base(torch.optim.Optimizer):
-    """Whatever needs no hyperparameter but lr."""
+    """An optimizer whose only hyperparameter is lr."""
 
     def __init__(self, params: Any, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
@@ -472,7 +472,7 @@ class Base(torch.optim.Optimizer):
 
 
 class Sam(Base):
-    """Moves the weights before it asks for the loss, and asks twice."""
+    """Changes the weights before it calls the closure, and calls it twice."""
 
     @torch.no_grad()
     def step(self, closure: Any) -> Any:  # type: ignore[override]
@@ -489,7 +489,7 @@ class Sam(Base):
 
 
 class SamByData(Base):
-    """Gives its parameters other memory, as many an implementation of SAM does."""
+    """Assigns `.data` of its parameters, as many implementations of SAM do."""
 
     @torch.no_grad()
     def step(self, closure: Any) -> Any:  # type: ignore[override]
@@ -517,7 +517,7 @@ class InPlace(Base):
 
 
 class Told(Base):
-    """Takes the norm that it is told, and remembers a number."""
+    """Uses the norm that it receives, and keeps a number as state."""
 
     @torch.no_grad()
     def step(self, closure: Any, *, grad_norm: Tensor) -> Any:  # type: ignore[override]
@@ -527,7 +527,7 @@ class Told(Base):
 
 
 class Averaged(Base):
-    """Evaluates at the average of all its points, as schedule-free methods do."""
+    """Evaluates at the average of all its iterates, as schedule-free methods do."""
 
     @torch.no_grad()
     def step(self, closure: Any) -> Any:  # type: ignore[override]
@@ -575,7 +575,7 @@ def way_of(spec: OptimizerSpec) -> str:
 
 @pytest.fixture
 def opt(spec: OptimizerSpec, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of the optimizer, which is registered as `spec` says."""
+    """The name of an optimizer registered with `spec`."""
     monkeypatch.setitem(OPTIMIZERS, spec.name, spec)
     return spec.name
 
@@ -677,7 +677,7 @@ def test_in_single_precision_the_facts_are_those_of_fit_and_the_rest_agrees_to_t
         assert gap(lane, alone) < 1e-3
 
 
-# -- lanes that end, and those that go on ------------------------------------------------------------------------------
+# -- lanes that end early, and lanes that continue ---------------------------------------------------------------------
 
 
 def numbers(told: Any) -> list[float]:
@@ -689,8 +689,7 @@ def numbers(told: Any) -> list[float]:
 @pytest.mark.parametrize(
     ("task", "wild", "reason"),
     [
-        # Beyond what a float64 can square, so that the second loss is not a number: of 1e6 the fourth may be one or
-        # not.
+        # The square overflows float64, so that the second loss is not finite. With 1e6 the fourth may be finite.
         ("tiny", 1e200, "loss or gradient is not finite"),
         ("net", 1e200, "loss or gradient is not finite"),
         ("square", 2.0, "the loss grew from"),
@@ -821,7 +820,7 @@ def drawn(rows: int, kind: str) -> tuple[Tensor, Tensor]:
     ("metric", "kind", "stacked"),
     [
         (BinaryAccuracy(validate_args=False), "classes", True),
-        (BinaryAccuracy(validate_args=False), "numbers", False),  # looks whether they are probabilities
+        (BinaryAccuracy(validate_args=False), "numbers", False),  # tests whether they are probabilities
         (BinaryF1Score(validate_args=False), "classes", True),
         (BinaryF1Score(), "classes", False),
         (BinaryAUROC(), "numbers", False),  # keeps lists
@@ -829,8 +828,8 @@ def drawn(rows: int, kind: str) -> tuple[Tensor, Tensor]:
         (MulticlassAccuracy(4, average="macro", validate_args=False), "logits", True),
         (MulticlassAUROC(4, thresholds=5), "logits", False),
         (MeanSquaredError(), "numbers", True),  # writes into its states
-        (R2Score(), "numbers", True),  # looks at its states in the end
-        (2 * MeanSquaredError(), "numbers", False),  # has its states in another metric
+        (R2Score(), "numbers", True),  # reads its states at the end
+        (2 * MeanSquaredError(), "numbers", False),  # keeps its states in another metric
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Metric) else str(value),
 )
@@ -869,7 +868,7 @@ def test_a_split_that_is_evaluated_in_uneven_pieces_is_all_there(task: str, size
                     assert found[name][g, r] == pytest.approx(expected, rel=1e-6)
 
 
-# -- blocks that are interrupted ---------------------------------------------------------------------------------------
+# -- interrupted blocks ------------------------------------------------------------------------------------------------
 
 
 def elsewhere(grid: Grid) -> Grid:
@@ -878,13 +877,13 @@ def elsewhere(grid: Grid) -> Grid:
 
 
 def interrupted_block(store: Path, opt: str, **words: Any) -> Grid:
-    """A block of which one lane diverges early."""
+    """A block with one lane that diverges early."""
     words |= {"trainer__max_steps": 24, "trainer__val_every": 8} | DRAWN
     return block(store, "net", opt, lrs(0.01, 1e200, 0.05), **words)
 
 
 def assert_goes_on(grid: Grid, whole: list[dict[str, Any]], steps: int) -> None:
-    """Train the rest of a block, so many steps at most, and compare it with the whole."""
+    """Train the rest of a block, at most this many steps, and compare it with the uninterrupted one."""
     progress = Silent()
     assert gap(lanes_of(grid, progress), whole) == 0
     assert 0 < progress.steps <= steps * len(whole)
@@ -906,7 +905,7 @@ def test_a_block_that_was_stopped_goes_on_as_if_it_had_not_been(spec: OptimizerS
 
 @pytest.mark.deep
 def test_a_stopped_block_that_is_observed_goes_on(store: Path) -> None:
-    words = {"trainer__max_steps": 24, "trainer__observe": 12}  # after 10 steps too, of which 8 are made before
+    words = {"trainer__max_steps": 24, "trainer__observe": 12}  # also after 10 steps, 8 of which come before
     grid, stop = block(store, "tiny_lm", "adamw", lrs(0.01, 0.05), **words), StopRequest()
     whole = lanes_of(elsewhere(grid))
     assert train(grid, stop, Silent(3, lambda: stop.note(signal.SIGINT))) is None

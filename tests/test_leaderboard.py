@@ -1,4 +1,4 @@
-"""`bench leaderboard`: what a person, a program and a page get; what is refused; a real study shown."""
+"""`bench leaderboard`: its output for people, programs and pages; refusals; a real study."""
 
 import csv
 import io
@@ -125,10 +125,10 @@ def check(store: Path, opt: str, word: Word, *, version: int = 1, of: str = "gro
 
 
 def test_verdicts_of_this_version_of_an_optimizer_are_shown(cli, filled, tmp_path):
-    check(filled, "adam", "fail", of="copies")  # which neither changes results nor blocks a set-up
+    check(filled, "adam", "fail", of="copies")  # a minor failure: it neither changes results nor blocks a set-up
     check(filled, "adam", "fail", version=2)
     check(filled, "sgd", "pass")
-    check(tmp_path / "other", "sgd", "error")  # of two machines' verdicts the worse one counts
+    check(tmp_path / "other", "sgd", "error")  # if the results of two machines differ, the worse one counts
     words = ["leaderboard", "--store", str(filled), "--store", str(tmp_path / "other"), "--format", "json"]
     rows = strict(cli(*words).out)[0]["tables"][0]["rows"]
     assert {row["opt"]: row["conformance"] for row in rows} == {"adam": "pass", "sgd": "fails groups"}
@@ -175,11 +175,11 @@ def test_boards_are_asked_for_by_name(cli, filled):
     assert (refused.code, refused.err) == (2, "bench: error: unknown board 'qualty'; did you mean 'quality'?\n")
 
 
-# -- names that mean harm ---------------------------------------------------------------------------------------------
+# -- malicious names --------------------------------------------------------------------------------------------------
 
 
 class Elements(HTMLParser):
-    """Counts what a browser would see."""
+    """Counts the elements of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -339,7 +339,7 @@ def test_a_reader_that_goes_away_is_no_error(filled):
     assert (done.returncode, done.stdout, done.stderr) == (0, "[", "")
 
 
-# -- what is wrong with a store ---------------------------------------------------------------------------------------
+# -- damaged stores ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("make", "says"), [(False, "there is no store"), (True, "there are no runs in")])

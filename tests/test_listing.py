@@ -182,7 +182,7 @@ def test_sweeps_on_other_problems_have_lines_of_their_own(cli, store):
 
 @pytest.fixture
 def studied(store):
-    """A study of two points with a run that has left no record of it yet, fresh seeds of the winner, and another."""
+    """A study of two points with a run that is not recorded in it yet, fresh seeds of the winner, and another run."""
     trials = {lr: [made("adam", seed, lr, words={"opt.lr": lr}) for seed in (1000, 1001)] for lr in (0.25, 0.5)}
     for runs in trials.values():
         keep(store, *runs)

@@ -1,4 +1,4 @@
-"""Language modelling: the stream and its rows, vocabularies, faulty files, the decoder, what it writes."""
+"""Language modelling: the stream and its rows, vocabularies, faulty files, the decoder, its sample text."""
 
 import json
 import subprocess
@@ -46,7 +46,7 @@ TEXT = "The king shall live.\n\nWhat, \N{PILE OF POO}? naïve\r\nhe said; the ki
 SMALL = {"task.layers": 1, "task.width": 8, "task.num_heads": 2, "task.mlp_width": 8, "task.length": 16}
 
 
-# -- made data --------------------------------------------------------------------------------------------------------
+# -- generated data ---------------------------------------------------------------------------------------------------
 
 
 def write_text(path: Path, text: str = TEXT) -> Path:
@@ -69,7 +69,7 @@ def lines(n: int, word: str) -> list[str]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A data folder with a tiny tiny_shakespeare and a tiny wikitext103, of whose training file there is a part."""
+    """A data folder with a tiny tiny_shakespeare and a tiny wikitext103 with only a part of its training file."""
     write_text(tmp_path / "data" / "tiny_shakespeare" / "input.txt")
     for name, n, word in (("train_part", 60, "apple"), ("validation", 30, "pear"), ("test", 31, "plum")):
         write_rows(tmp_path / "data" / "wikitext103" / f"{name}.parquet", lines(n, word))
@@ -94,7 +94,7 @@ def streams(data: CorpusData) -> dict[str, list[int]]:
 def test_packing_loses_and_repeats_no_token(n: int, T: int, size: int, pieces: int) -> None:
     T = min(T, n - 1)
     data = TinyCorpus()
-    stream = (torch.arange(n) * 7 % 12).numpy().astype("uint16")  # a token says where it stands, modulo 12
+    stream = (torch.arange(n) * 7 % 12).numpy().astype("uint16")  # a token encodes its position modulo 12
     data._place({"train": stream, "val": stream}, T)
     rows = data.sizes["train"]
     assert rows == -(-(n - 1) // T)
@@ -129,7 +129,7 @@ def test_the_streams_are_the_text(text: str, kind: Any, tmp_path_factory: pytest
         file = write_text(folder / "any.txt", text)
         try:
             data = CorpusData(folder, corpus=str(file), tokens=kind, length=1)
-        except DataError as error:  # a text that repeats itself: of one character, or one token of byte pairs
+        except DataError as error:  # a repetitive text: of one character, or one byte-pair token
             assume("are needed" not in str(error) and "one distinct character" not in str(error))
             raise
     found = {split: data.vocabulary.decode(ids) for split, ids in streams(data).items()}
@@ -256,7 +256,7 @@ def test_byte_pairs_shorten_and_never_fail() -> None:
 
 @pytest.fixture
 def packings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The lengths of the streams that were made, one by one."""
+    """The lengths of the streams that were built, in order."""
     made, stream = [], corpus._stream
 
     def noted(*args: Any) -> Any:
@@ -442,7 +442,7 @@ def test_one_batch_is_overfitted(options: dict[str, Any]) -> None:
         loss = model.loss(batch).loss
         loss.backward()
         optimizer.step()
-    first, rest = log(12) / 6, 0.05  # of the first token of a row nobody can know more than what it is in the batch
+    first, rest = log(12) / 6, 0.05  # the first token of a row cannot be predicted
     assert float(loss.detach()) < first + rest
 
 
@@ -511,7 +511,7 @@ def config(root: Path, store: Path, opt: str = "adamw", **words: Any) -> RunConf
 def test_perplexity_is_that_of_a_reference_computation(
     root: Path, store: Path, micro: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Token by token, each from the window that predicts it, in float64."""
+    """The reference goes token by token, each from the window that predicts it, in float64."""
     monkeypatch.setitem(TASKS, "lm", replace(TASKS["lm"], micro_batch_size=micro))
     told = config(root, store, **{"precision": "64-true", "opt.lr": 0.01, "trainer.val_every": 30})
     result = run(told, progress=False)
@@ -580,7 +580,7 @@ def test_a_specimen_does_nothing_to_a_terminal(root: Path, store: Path) -> None:
 def test_the_specimen_is_of_the_best_weights_and_there_is_none_without(root: Path, store: Path) -> None:
     lost = run(config(root, store, opt="sgd", **{"opt.lr": 1e30}), progress=False)
     assert (lost.status, lost.specimen) == ("diverged", None)
-    # So long that losses go up and down, on each machine in its way: one of the seeds is not at its best in the end.
+    # So long that losses are not monotone, differently on each machine: one of the seeds is not at its best at the end.
     settings: dict[str, Any] = {"trainer.val_every": 5, "opt.lr": 0.3}
     for settings["seed"] in range(9):
         whole = run(config(root, store, **settings, **{"trainer.max_steps": 60}), progress=False)

@@ -1,4 +1,4 @@
-"""`--logger` hands the curve and the evaluations on to Lightning's loggers."""
+"""`--logger` passes the curve and the evaluations to Lightning's loggers."""
 
 import csv
 import json
@@ -91,14 +91,14 @@ def test_trackio(tmp_path: Path) -> None:
             text=True,
             check=True,
         )
-        assert "rackio" not in done.stdout  # the result has standard output to itself
+        assert "rackio" not in done.stdout  # standard output has only the result
     database = sqlite3.connect(f"file:{tmp_path / 'trackio' / 'synthetic.db'}?mode=ro", uri=True)
     kept = database.execute("select run_id, step, metrics from metrics order by id").fetchall()
     curve = [(run, step, json.loads(values)["batch/loss"]) for run, step, values in kept if b"batch/loss" in values]
     first, second = curve[:STEPS], curve[STEPS:]
     assert [step for _, step, _ in first] == list(range(1, STEPS + 1))
     assert [loss for *_, loss in first] == [loss for *_, loss in second]
-    assert len({run for run, *_ in curve}) == 2  # each attempt is a run of its own
+    assert len({run for run, *_ in curve}) == 2  # each attempt is a separate run
     [settings] = database.execute("select config from configs limit 1").fetchone()
     assert json.loads(settings)["opt"] == "ngd"
     database.close()
@@ -138,7 +138,7 @@ def test_missing_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Failing:
-    """A logger whose server has gone by the time it is closed."""
+    """A logger whose server has stopped by the time it is closed."""
 
     def log_hyperparams(self, params: object) -> None: ...
 

@@ -1,4 +1,4 @@
-"""The matrix: whatever stands in a module ends in a row, and every name and note is harmless in every format."""
+"""The matrix: everything in a module ends in a row, and names and notes are escaped in every format."""
 
 import json
 import os
@@ -102,7 +102,7 @@ def test_a_module_stands_for_its_public_optimizers_once(found: list[Row], zoo: P
         "Rude",
         "Sleeps",
         "Wraps",
-    ]  # Good is Again; a file may be named by class as well
+    ]  # Good is the same as Again; a class of a file may be named too
     assert names(found, zoo) == [*own, "sgd", "torch.optim:NAdam", "Good"]
     packages = {name: row.package for name, row in zip(names(found, zoo), found, strict=True)}
     assert packages["Again"].startswith("file ")
@@ -151,7 +151,7 @@ def test_the_board_counts(found: list[Row]) -> None:
     assert {row["package"]: (row["optimizers"], row["built"], row["clean"], row["spotless"]) for row in packages.rows}[
         found[0].package
     ] == (10, 4, 2, 2)
-    # Those without faults first, then the others, then what is not built.
+    # Optimizers without faults first, then the others, then those that cannot be built.
     assert [row["faults"] for row in table.rows] == [0, 0, 0, 0, 1, 1, *["not built"] * 6]
     assert [row["opt"].rpartition(":")[2] for row in not_built.rows] == [
         "Abstract",
@@ -161,7 +161,7 @@ def test_the_board_counts(found: list[Row]) -> None:
         "Rude",
         "Wraps",
     ]
-    assert [row["check"] for row in checks.rows] == ["groups", "builds", "memory"]  # by what a failure does
+    assert [row["check"] for row in checks.rows] == ["groups", "builds", "memory"]  # by severity
     groups = next(row for row in checks.rows if row["check"] == "groups")
     assert [groups[word] for word in ("pass", "fail", "error", "not applicable")] == [4, 1, 1, 6]
     assert table.rows[0]["memory"] == "1"  # reported, so the number itself
@@ -374,7 +374,7 @@ def test_a_killed_matrix_goes_on_and_nothing_is_lost_or_made_twice(tmp_path: Pat
     verdicts = [json.loads(line)["verdict"] for line in kept]
     assert [v["seconds"] for v in verdicts] == [
         v["seconds"] for name in ("Counts", "Sleeps") for v in reports[name].verdicts
-    ][: len(kept)]  # those that were kept, not others
+    ][: len(kept)]  # exactly the kept ones
     assert len(log.read_text()) > made
     assert json.loads(page.read_text())[0]["title"] == "Conformance of 2 optimizers"
 

@@ -1,4 +1,4 @@
-"""Hard-margin problems: agreement with another solver in the primal variables, optimality, and what has no solution."""
+"""Hard-margin problems: agreement with another solver in the primal variables, optimality, infeasible problems."""
 
 import math
 
@@ -31,7 +31,7 @@ SHAPES = [
 
 
 def draw(kind: str, n: int, T: int, d: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Tokens and optimal tokens: of a decoder for odd seeds, any for even ones."""
+    """Tokens and optimal tokens: those of a decoder for odd seeds, arbitrary for even ones."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, T, d, generator=generator, dtype=torch.float64)
     if kind == "sphere":
@@ -47,7 +47,7 @@ def draw(kind: str, n: int, T: int, d: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def constraints(tokens: Tensor, optimal: Tensor) -> np.ndarray:
-    """vec((x_opt - x_t) x_1^T) of every sequence and other token, shape (m, d^2), one by one."""
+    """vec((x_opt - x_t) x_1^T) for every sequence and other token, shape (m, d^2), by a loop."""
     rows = [
         torch.outer(x[best] - x[t], x[0]).flatten()
         for x, best in zip(tokens, optimal.tolist(), strict=True)
@@ -69,7 +69,7 @@ def primal(C: np.ndarray) -> np.ndarray | None:
 
 
 def assert_optimal(C: np.ndarray, w: np.ndarray, weights: np.ndarray) -> None:
-    """The conditions of Karush, Kuhn and Tucker, which no other w meets."""
+    """The Karush-Kuhn-Tucker conditions, which only the optimal w meets."""
     slack = C @ w - 1
     assert slack.min() >= -1e-9
     assert weights.min() >= 0
@@ -137,7 +137,7 @@ def test_whole_numbers_with_their_many_ties_are_solved_or_refused_as_in_the_prim
         assert_optimal(C, ours.weights @ C, ours.weights)
 
 
-# -- what the result says of itself ---------------------------------------------------------------------------------
+# -- notes of the result --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("n", "T", "d"), [(20, 6, 64), (100, 10, 64)])
@@ -197,7 +197,7 @@ def test_a_thin_margin_is_found_none_is_told_and_what_lies_between_is_right_or_r
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def between(angle: float) -> np.ndarray:
-        """Gram matrix of two unit vectors that are `angle` short of opposite; their margin is sin(angle / 2)."""
+        """Gram matrix of two unit vectors at angle pi - `angle`; their margin is sin(angle / 2)."""
         return np.array([[1.0, -math.cos(angle)], [-math.cos(angle), 1.0]])
 
     thin = solve(between(2e-3))
@@ -205,7 +205,7 @@ def test_a_thin_margin_is_found_none_is_told_and_what_lies_between_is_right_or_r
     assert thin.norm == pytest.approx(1 / math.sin(1e-3), rel=1e-8)
     assert solve(between(0.0)) is None
     assert solve(between(0.1 * NO_MARGIN)) is None
-    # How far rounding lets the solver come there is the machine's affair: it may refuse, it must not be wrong.
+    # Whether the solver succeeds there depends on the machine's rounding: it may refuse, but must not be wrong.
     solved = []
     for angle in np.geomspace(3 * NO_MARGIN, 1e-2, 40):
         try:
@@ -275,7 +275,7 @@ def test_points_around_the_origin_have_no_separator() -> None:
     assert separator(points, torch.tensor([-1, 1, 1])) is not None
     line = torch.tensor([[0.0, 1.0], [0.0, 2.0]])
     assert separator(line, torch.tensor([1, -1])) is None
-    # The origin is on the hull's border, and inside of only a part of the points.
+    # The origin is on the boundary of the hull, in the interior of a face spanned by some of the points.
     border = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.3, 1.0], [-2.0, 2.0]])
     assert separator(border, torch.ones(4)) is None
 

@@ -1,4 +1,4 @@
-"""Memory: what is free, what a piece of work takes, and what it means to run out."""
+"""Memory: what is free, how much a computation needs, and running out of it."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ from bench.grammar.values import Memory, read_memory
 from bench.memory import bytes_of, free_memory, keep_freed_memory, ran_out, watch_peak
 
 MB = 2**20
-NO_LIMIT = 2**63 - 4096  # as version 1 of control groups writes it
+NO_LIMIT = 2**63 - 4096  # as cgroups v1 writes it
 
 
 # -- --memory -------------------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ def test_some_memory_of_this_machine_is_free():
 
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Control groups made of files: their limits by path, and how this process says where it is."""
+    """Fake control groups as files: their limits by path, and the file that names this process's group."""
 
     def make(says: str, limits: dict[str, tuple[object, int, int]], names: tuple[str, str, str]) -> None:
         for path, values in limits.items():
@@ -104,7 +104,7 @@ def test_groups_of_version_1(groups):
 def test_a_group_that_has_used_up_all_leaves_nothing(groups):
     groups("0::/\n", {"": (MB, 2 * MB, 0)}, V2)
     assert free_memory("cpu") == 0
-    assert bytes_of(Memory(), "cpu") == 1  # it is a guess: one lane may fit all the same
+    assert bytes_of(Memory(), "cpu") == 1  # it is an estimate: one lane may still fit
 
 
 @pytest.mark.parametrize("says", ["0::/elsewhere/in/the/host\n", "3:cpu:/\n", ""])
@@ -129,9 +129,9 @@ def work(megabytes: int) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can begin a peak anew in one process")
-@pytest.mark.parametrize("megabytes", [64, 128])  # above what malloc may keep in its heap
+@pytest.mark.parametrize("megabytes", [64, 128])  # above the size that malloc may keep in its heap
 def test_the_peak_is_what_was_in_use_at_once(megabytes):
-    for _ in range(2):  # the second time nothing is lazy any more, and the first time is forgotten
+    for _ in range(2):  # the second time nothing is initialised lazily, and the first time is discarded
         with watch_peak("cpu") as peak:
             work(megabytes)
             work(1)
@@ -155,7 +155,7 @@ def test_a_gpu_counts_what_torch_has_allocated(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
     forgotten = []
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: forgotten.append(True))
-    assert free_memory("cuda") == 120  # what torch holds and does not use is free for us
+    assert free_memory("cuda") == 120  # memory that torch reserves but does not use is free for us
     with watch_peak("cuda") as peak:
         pass
     assert (peak.bytes, forgotten) == (7, [True])

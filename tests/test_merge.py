@@ -1,4 +1,4 @@
-"""bench merge: what is finished stays, nothing is half there, and what is already there is not touched."""
+"""bench merge: finished results stay, nothing is copied by halves, and existing results are not touched."""
 
 import errno
 import hashlib
@@ -27,7 +27,7 @@ def no_space(*args: object, **kwargs: object) -> None:
 
 
 def digest(folder: Path) -> str:
-    """Of all that is in a folder: names, bytes, times."""
+    """Digest of all files of a folder: names, bytes, times."""
     found = hashlib.sha256()
     for path in [folder, *sorted(folder.rglob("*"))]:
         content = path.read_bytes() if path.is_file() else b""
@@ -36,7 +36,7 @@ def digest(folder: Path) -> str:
 
 
 def seen(store: Path) -> dict[str, tuple]:
-    """All that readers see of a store: records and losses by run."""
+    """Everything that readers see of a store: records and losses by run."""
     kept = Store(store)
     return {
         run.run_id: (run, {name: column.tolist() for name, column in kept.tables(run.run_id).get("curve", {}).items()})
@@ -45,7 +45,7 @@ def seen(store: Path) -> dict[str, tuple]:
 
 
 def same(one: Path, other: Path) -> bool:
-    assert repr(seen(one)) == repr(seen(other))  # NaN is NaN
+    assert repr(seen(one)) == repr(seen(other))  # treats NaN as equal to NaN
     assert len(seen(one)) > 0
     return True
 
@@ -56,7 +56,7 @@ def no_trace(store: Path) -> bool:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A store with a run `a`, blocks `bc` and `cd`, of which the first is read by its name, and a study."""
+    """A store with a run `a`, blocks `bc` and `cd`, and a study; of two blocks the first by name is read."""
     folder = tmp_path / "source"
     add_run(folder, "a", lr=0.5)
     for ids, loss in (("cd", 2.0), ("bc", 1.0)):
@@ -66,7 +66,7 @@ def source(tmp_path: Path) -> Path:
 
 
 FIRST = 2.0 if name_of(["c", "d"]) < name_of(["b", "c"]) else 1.0
-"""The losses of run `c` in the block that is read."""
+"""The loss of run `c` in the block that is read."""
 
 
 # -- what is copied ---------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def test_a_store_is_copied_whole(cli, source, tmp_path):
     answer = cli("merge", source, tmp_path / "new" / "dest")
     assert answer == (0, "4 runs copied, 1 already there, 0 skipped; 1 records of studies copied\n", "")
     assert same(source, tmp_path / "new" / "dest")
-    assert seen(tmp_path / "new" / "dest")["c"][1]["loss"] == [FIRST] * 3  # of the block that comes first
+    assert seen(tmp_path / "new" / "dest")["c"][1]["loss"] == [FIRST] * 3  # from the block that comes first
     stores = Stores([tmp_path / "new" / "dest"])
     assert [study.name for study in stores.studies] == ["s"]
     assert stores.damaged == []
@@ -442,7 +442,7 @@ def test_a_file_of_a_source_that_cannot_be_read(cli, source, tmp_path, monkeypat
 @pytest.mark.matrix(keep=6)
 @pytest.mark.parametrize("call", range(22))
 def test_a_merge_that_breaks_leaves_nothing_half_and_goes_on(cli, source, tmp_path, monkeypatch, call):
-    """Each copy of a file, each rename and each new folder is once the first that breaks."""
+    """Each file copy, rename and new folder in turn is the first that fails."""
     dest = tmp_path / "dest"
     unfinished(dest, "a")
     whole = {run_id: repr(each) for run_id, each in seen(source).items()}

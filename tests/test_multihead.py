@@ -35,7 +35,7 @@ def make_task(data: SequenceData, H: int, std: float = 0.0) -> MultiHeadClassifi
 
 
 def plain_output(tokens: Tensor, W: Tensor, U: Tensor) -> Tensor:
-    """The definition, one sequence and one head after the other."""
+    """The definition, by a loop over sequences and heads."""
     outputs = []
     for x in tokens:
         heads = [(u * (torch.softmax(x @ w @ x.T, dim=1) @ x)).sum() for w, u in zip(W, U, strict=True)]
@@ -51,7 +51,7 @@ def plain_output(tokens: Tensor, W: Tensor, U: Tensor) -> Tensor:
 def test_loss_and_gradients_are_those_of_a_loop_over_heads(
     H: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks.theory.multihead, "_CPU_LOGITS", at_once)  # one sequence at a time, or all of them
+    monkeypatch.setattr(tasks.theory.multihead, "_CPU_LOGITS", at_once)  # one sequence at a time, or all at once
     data = mixture()
     task = make_task(data, H, std=0.7)
     tokens, signs, labels = data.batch("train", ALL)
@@ -158,7 +158,7 @@ def test_from_zero_many_heads_are_one_head_with_a_slower_attention(H: int) -> No
 @pytest.mark.parametrize("H", HEADS)
 def test_with_a_constant_step_many_heads_slow_attention_by_their_number(H: int) -> None:
     data, eta = mixture(), 1.0
-    # The first step moves only U, since the gradient for W has U as a factor.
+    # The first step changes only U, since the gradient for W has U as a factor.
     for steps, slower in ((1, 0.0), (2, 1.0)):
         many, one = (gradient_descent(data, heads, eta, eta, steps) for heads in (H, 1))
         for h in range(H):
@@ -183,7 +183,7 @@ def test_the_mixture_has_the_papers_sizes_and_its_constants() -> None:
     scaled = MixtureData(S=3.0, nu_norm=0.5, M=4)
     means = torch.cat([scaled.mu, scaled.nu])
     norms = torch.tensor([9.0] * 2 + [0.25] * 4, dtype=torch.float64)
-    # 20 roundings of products as large as the squared length, 9: 2e-14.
+    # 20 rounding errors of products up to the squared norm, 9: 2e-14.
     torch.testing.assert_close(means @ means.T, norms.diag(), rtol=0, atol=9e-14)
 
 
@@ -340,7 +340,7 @@ def test_every_option_is_explained_and_says_whose_constant_it_is(name: str) -> N
 
 
 def recomputed(task: MultiHeadClassifier) -> dict[str, float]:
-    """The measurements from their definitions, in numpy, one sequence, head and query token after the other."""
+    """The measurements from their definitions, in numpy, by a loop over sequences, heads and query tokens."""
     W, U = (p.detach().numpy() for p in (task.heads.W, task.heads.U))
     H = len(W)
     values: dict[str, float] = {
@@ -457,7 +457,7 @@ def test_heads_along_the_planted_one_are_aligned() -> None:
 
 @pytest.mark.parametrize("lead", [5.0, 60.0, 600.0])
 def test_saturated_attention_is_measured_without_rounding_to_0(lead: float) -> None:
-    # Without noise every token's product with the sum of all means is 1: every query leads to the relevant token.
+    # Without noise every token's product with the sum of all means is 1: every query attends to the relevant token.
     data = MixtureData(n=20, n_test=5, T=10, d=8, M=3, sigma=0.0)
     task = make_task(data, 2)
     task.heads.W.data[:] = lead * torch.outer(torch.cat([data.mu, data.nu]).sum(0), data.mu.sum(0))

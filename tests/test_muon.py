@@ -1,4 +1,4 @@
-"""Muon: what it does to matrices, stacks and pieces, and that it is torch's own to that one's precision."""
+"""Muon: its updates of matrices, stacks and pieces, and agreement with torch's Muon to the latter's precision."""
 
 import re
 from math import inf, nan
@@ -24,7 +24,7 @@ def matrix(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Te
 
 
 def moved(grad: Tensor, **arguments: Any) -> Tensor:
-    """The move of the first step from 0 with lr 1."""
+    """The update of the first step from 0 with lr 1."""
     p = nn.Parameter(torch.zeros_like(grad))
     p.grad = grad
     groups = [{"params": [p], **{name: arguments.pop(name) for name in ("pieces",) if name in arguments}}]
@@ -42,7 +42,7 @@ def test_a_step_has_the_gradients_singular_vectors_and_values_of_about_one(shape
     inside = u.mT @ move @ vt.mT
     torch.testing.assert_close(move, u @ inside @ vt, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(inside, torch.diag(torch.diagonal(inside)), rtol=0, atol=1e-9)
-    large = s / s.square().sum().sqrt() > 0.02  # five iterations bring these up
+    large = s / s.square().sum().sqrt() > 0.02  # five iterations bring these close to 1
     assert ((torch.diagonal(inside)[large] > 0.5) & (torch.diagonal(inside)[large] < 1.3)).all()
 
 
@@ -95,7 +95,7 @@ def test_it_is_torchs_muon_to_the_precision_of_bfloat16(
         a.step()
         b.step()
     path = (other.detach() - start).norm()
-    assert (own.detach() - other.detach()).norm() < 0.05 * path  # bfloat16 has 8 bits; errors add up
+    assert (own.detach() - other.detach()).norm() < 0.05 * path  # bfloat16 has 8 bits; errors accumulate
     assert path > 0.1
 
 
@@ -136,7 +136,7 @@ def test_what_is_no_matrix_is_refused_with_what_to_do() -> None:
 
 
 def test_float32_agrees_with_float64_to_what_the_iterations_make_of_rounding() -> None:
-    """Five iterations magnify the rounding of small singular values by at most 3.4445^5 = 485."""
+    """Five iterations amplify the rounding errors of small singular values by at most 3.4445^5 = 485."""
     for seed in range(20):
         grad = matrix(32, 16, seed=seed)
         exact, rounded = orthogonalised(grad, 5), orthogonalised(grad.float(), 5).double()

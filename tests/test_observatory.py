@@ -1,4 +1,4 @@
-"""`--trainer.observe`: what is measured of attention, curvature and noise, against slow references in float64."""
+"""`--trainer.observe`: measurements of attention, curvature and noise, against slow references in float64."""
 
 import math
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def trained(name: str, store: Path, **more: Any) -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def follow(store: Path) -> Callable[[str], tuple[Any, list[dict[str, Tensor]], dict[str, Tensor]]]:
-    """A task in float64, weights after the steps 8, 9 and 10, and what is observed after the last."""
+    """A task in float64, weights after the steps 8, 9 and 10, and the observations after the last."""
 
     def make(name: str) -> tuple[Any, list[dict[str, Tensor]], dict[str, Tensor]]:
         torch.manual_seed(0)
@@ -93,7 +93,7 @@ def test_attention_is_what_its_definitions_say(name: str, follow) -> None:
             own: dict[str, list[float]] = {key: [] for key in ("entropy", "greatest", "saturated", "spread")}
             top, ranks = [], []
             for b in range(32):
-                queries = [t for t in range(logits.shape[2]) if seen[b, t, t]]  # padding sees and is not seen
+                queries = [t for t in range(logits.shape[2]) if seen[b, t, t]]  # padding attends but is not attended to
                 rows = []
                 for t in queries:
                     keys = seen[b, t].nonzero().flatten()
@@ -149,7 +149,7 @@ def test_norms_and_directions_are_those_of_the_whole_matrices(follow) -> None:
                 assert float(found[f"{key}_l{i}_h{h}"]) == pytest.approx(float(matrix.norm()), rel=1e-12)
             stable = float(s.square().sum() / s[0] ** 2)
             assert float(found[f"stable_rank_QK_l{i}_h{h}"]) == pytest.approx(stable, rel=1e-10)
-            assert math.isnan(found[f"direction_at_1_l{i}_h{h}"])  # it was not there
+            assert math.isnan(found[f"direction_at_1_l{i}_h{h}"])  # there was no such earlier point
             assert float(found[f"direction_at_10_l{i}_h{h}"]) == pytest.approx(1, abs=1e-12)
             old = maps[0][i].q[h].T @ maps[0][i].k[h]
             cosine = cosine_of_products((q, k), (maps[0][i].q, maps[0][i].k))[h]
@@ -158,7 +158,7 @@ def test_norms_and_directions_are_those_of_the_whole_matrices(follow) -> None:
 
 @each_task
 def test_the_maps_of_heads_are_those_that_attention_uses(name: str, follow) -> None:
-    """Scaling W_Q of one head scales the logits of that head alone; so does W_O what it adds."""
+    """Scaling W_Q of one head scales the logits of that head alone; scaling W_O scales its output alone."""
     task, points, _ = follow(name)
     batch = task.data.batch("train", slice(0, 8))
 
@@ -200,7 +200,7 @@ def test_curvature_is_that_of_the_whole_hessian(name: str, follow) -> None:
     hessian = torch.autograd.functional.hessian(loss, now, vectorize=True)
     start, u = torch.autograd.functional.jacobian(loss, now), now - before
     assert float(found["curvature"]) == pytest.approx(float(u @ hessian @ u / (u @ u)), rel=1e-8)
-    before_step = start @ u - u @ hessian @ u  # slope along the update where it began, to second order
+    before_step = start @ u - u @ hessian @ u  # slope along the update at its start, to second order
     assert float(found["edge"]) == pytest.approx(float(-(u @ hessian @ u) / before_step), rel=1e-8)
     exact = float(torch.linalg.eigvalsh(hessian)[-1])
     assert exact * 0.95 < float(found["sharpness"]) <= exact * (1 + 1e-9)
@@ -227,7 +227,7 @@ def test_gradient_noise_is_unbiased_by_its_own_samples(name: str, follow) -> Non
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(leaves.values()))])
 
     whole, parts = gradient(slice(0, 32)), [gradient(slice(8 * i, 8 * i + 8)) for i in range(4)]
-    deviations = torch.stack([part - whole for part in parts]).square().sum() / 3  # of the mean of 8
+    deviations = torch.stack([part - whole for part in parts]).square().sum() / 3  # variance of the mean of 8
     assert float(found["gradient_noise"]) == pytest.approx(8 * float(deviations), rel=1e-8)
     square = float(whole.square().sum() - deviations / 4)
     assert float(found["gradient_square"]) == pytest.approx(square, rel=1e-8)

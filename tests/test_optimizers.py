@@ -1,4 +1,4 @@
-"""The optimizers: their formulas, what they do with groups, state and odd tensors, and what they cost."""
+"""The optimizers: their formulas, groups, state, unusual tensors, and cost."""
 
 import ast
 import copy
@@ -41,7 +41,7 @@ from tests.optimizer_cases import (
 pytestmark = pytest.mark.numeric
 
 STEPS = 20
-# Our own classes; the others are torch's, which only their formulas and their use are tested for.
+# Our own classes; the others are torch's, for which only formulas and usage are tested.
 OWN = {name: spec.cls for name, spec in OPTIMIZERS.items() if issubclass(spec.cls, StepSizeOptimizer)}
 OWN_CASES = [case for case in CASES if case.name in OWN]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -68,7 +68,7 @@ def train(opt: Any, params: list[nn.Parameter], steps: int) -> None:
 
 
 def push(opt: Any, params: list[Any], seed: int, loss: float = 0.5) -> None:
-    """One step with random gradients in `.grad`; the closure only tells the loss."""
+    """One step with random gradients in `.grad`; the closure only returns the loss."""
     random = torch.Generator().manual_seed(seed)
     for p in params:
         p.grad = (torch.randn(p.shape, generator=random) * 0.3).to(p.dtype)
@@ -114,7 +114,7 @@ def test_steps_equal_the_formula_in_float64(case: Case) -> None:
         loss, gradient = loss_and_gradient(weights)
         weights = case.formula(weights, gradient, loss, k, memory, **case.arguments)
         train(opt, params, 1)
-        # Rounding, which is each machine's own, grows from step to step.
+        # Rounding errors, which differ between machines, grow from step to step.
         tolerance = 1e-13 * 1.3**k
         np.testing.assert_allclose(
             flat([p.detach() for p in params]), weights, rtol=10 * tolerance, atol=tolerance, err_msg=f"step {k}"
@@ -148,7 +148,7 @@ distances = st.floats(0.01, 100) | st.floats(-100, -0.01)
 
 
 def moved(cls: Any, gradients: list[list[float]], **arguments: Any) -> Tensor:
-    """The move of one step from the origin, where nothing is rounded away."""
+    """The update of one step from the origin, where nothing is lost to rounding."""
     params = [point(*[0.0] * len(g), grad=tuple(g)) for g in gradients]
     cls(params, **arguments).step()
     return torch.cat(values(params))
@@ -197,7 +197,7 @@ def test_momentum_averages_scaled_directions_so_an_old_large_gradient_does_not_d
 def test_a_step_is_computed_from_the_norm_before_clipping_and_follows_the_clipped_gradient(
     cls: Any, told: dict[str, float]
 ) -> None:
-    """So that raw step times norm of the loss's gradient is one thing for all: the length without cap and clipping."""
+    """So raw step size times gradient norm means the same for all: the step length without cap and clipping."""
     whole, clipped = point(1.0, 2.0, grad=(3.0, 4.0)), point(1.0, 2.0, grad=(0.3, 0.4))
     a, b = cls([whole], lr=0.1), cls([clipped], lr=0.1)
     a.step(**told)
@@ -309,7 +309,7 @@ def test_a_group_added_later_counts_too(case: Case) -> None:
     assert same(one, two)
 
 
-# MoMo's weight decay is that of a proximal step, which is not linear in lr.
+# MoMo's weight decay is a proximal step, which is not linear in lr.
 LINEAR = [
     c for c in CASES if not c.cap_binds and not (OPTIMIZERS[c.name].traits.coupled and "weight_decay" in c.arguments)
 ]
@@ -546,7 +546,7 @@ def test_fused_and_plain_updates_agree(case: Case, dtype: torch.dtype) -> None:
 
 
 class Watch(TorchDispatchMode):
-    """Notes every operation; fails on one that reads a device's value on the host or moves data between devices."""
+    """Records every operation; fails if one reads a device value on the host or moves data between devices."""
 
     def __init__(self, skip: tuple[str, ...] = ()) -> None:
         super().__init__()
@@ -600,7 +600,7 @@ def test_a_step_reads_nothing_on_the_host(case: Case) -> None:
 
 @every_own_case
 def test_a_step_on_a_gpu_moves_nothing_between_host_and_device(case: Case) -> None:
-    # Fake tensors have a device and no values; the fused kernel has no fake twin and is left out.
+    # Fake tensors have a device but no values; the fused kernel has no fake implementation and is left out.
     with FakeTensorMode():
         params = list(large("cuda"))
         opt = build(case, params)

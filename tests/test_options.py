@@ -1,4 +1,4 @@
-"""Settings: options as constructors declare them, sources in order of strength, and what makes a run the same."""
+"""Settings: options declared by constructors, precedence of sources, and the identity of a run."""
 
 import inspect
 import json
@@ -92,7 +92,7 @@ def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "configs"
     (folder / "tuned" / "synthetic").mkdir(parents=True)
     monkeypatch.setattr("bench.tuned.configs_folder", lambda: folder)
-    monkeypatch.chdir(tmp_path)  # where `bench tune` has written no `tuned`
+    monkeypatch.chdir(tmp_path)  # without a `tuned` of `bench tune`
     return folder
 
 
@@ -149,7 +149,7 @@ def test_a_limit_of_ones_own_replaces_the_budget(tmp_path):
     mnist = {"task": "mnist", "opt": "sps"}
     limits = resolve(mnist | {"trainer.max_steps": "9"}).trainer
     assert (limits.max_epochs, limits.max_steps) == (None, 9)
-    # Without any limit the budget stands.
+    # Without any limit the task's budget applies.
     assert resolve(mnist, config=yaml_file(tmp_path, "trainer: {max_steps: null}")).trainer.max_epochs == 5
 
 
@@ -163,7 +163,7 @@ def test_values_from_the_task_stay_words():
     assert resolve({"task": "mnist", "opt": "sps", "opt.f_star": "0.5"}).opt_options["f_star"] == 0.5
 
 
-# -- what makes a run the same --------------------------------------------------------------------------------------
+# -- identity of a run ----------------------------------------------------------------------------------------------
 
 
 def run_id(**settings: object) -> str:
@@ -251,7 +251,7 @@ def test_a_stored_configuration_gives_its_run_again(opt):
 
 @pytest.fixture
 def by_family(monkeypatch):
-    """Optimizers that have other defaults on images."""
+    """Optimizers with other defaults on images."""
     values = {"muon": {"lr": 0.7, "rest.lr": 0.07}, "adamw": {"lr": 0.5}, "sgdm": {"momentum": 0.6}}
     for name, own in values.items():
         monkeypatch.setitem(OPTIMIZERS, name, replace(OPTIMIZERS[name], by_family={"vision": own}))

@@ -1,4 +1,4 @@
-"""Tasks of one's own: from a file with a function that gives images or rows to a name on the boards."""
+"""User tasks: from a file with a function that returns images or rows to a name on the boards."""
 
 import gzip
 import json
@@ -33,7 +33,7 @@ def write_idx(path: Path, array: Any) -> None:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with the guide's file, and a data folder with a Fashion-MNIST that is made up."""
+    """A working folder with the guide's file, and a data folder with a fake Fashion-MNIST."""
     folder = tmp_path / "data/FashionMNIST/raw"
     folder.mkdir(parents=True)
     draw = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""What is built installs and runs outside the checkout, and what only some commands need is named where it lacks."""
+"""The built package installs and runs outside the checkout, and missing optional dependencies are named."""
 
 import os
 import re
@@ -38,7 +38,7 @@ def test_every_extra_is_in_all_and_every_extra_that_is_named_is_there() -> None:
     sources = [path.read_text("utf-8") for top in ("bench", "tasks") for path in (ROOT / top).rglob("*.py")]
     named = {extra for text in sources for extra in re.findall(r"not_installed\(['\"]\w+['\"], ['\"](\w+)", text)}
     assert {"papers", "hub", "postgresql"} <= named <= extras.keys()
-    assert {"tensorboard", "wandb", "mlflow", "trackio"} <= extras.keys()  # `--logger` names its own
+    assert {"tensorboard", "wandb", "mlflow", "trackio"} <= extras.keys()  # `--logger` names its own extras
 
 
 def test_the_readmes_commands_have_what_the_extras_bring() -> None:
@@ -84,7 +84,7 @@ def test_the_wheel_runs_in_an_empty_folder(built: Path, tmp_path: Path) -> None:
     subprocess.run(["uv", "pip", "install", "-q", "--python", python, "--no-deps", wheel], check=True)
     ask = "import site; print(site.getsitepackages()[0])"
     packages = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
-    # Its dependencies are those of this environment, which take minutes to install.
+    # It uses the dependencies of this environment, since installing them takes minutes.
     (Path(packages) / "others.pth").write_text("\n".join([*site.getsitepackages(), ""]))
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -1,4 +1,4 @@
-"""Plans: what others can join, on machines that see the store and as a Slurm array, and what becomes of broken runs."""
+"""Plans: other processes join them through the store or as a Slurm array; also failed runs."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def plan_of(answer: Any) -> tuple[str, list[str]]:
-    """The name of a plan, and the words that join it."""
+    """The name of a plan, and the command that joins it."""
     assert answer.code == 0, answer.err
     name = answer.out.split()[1]
     return name, shlex.split(answer.out.partition("that sees it: bench ")[2])
@@ -388,7 +388,7 @@ def test_a_sweep_as_an_array_survives_a_requeue(slurm, cli, here: Path) -> None:
     gate = here / "gate"
     gate.mkdir()
     own = {"OMP_NUM_THREADS": "1", "BENCH_STORE": str(here / "runs"), GATE: str(gate)}
-    env = os.environ | slurm.env | own  # Slurm's are those of its start
+    env = os.environ | slurm.env | own  # Slurm has the environment of its start
     words = ["sweep", "--task", "synthetic", "--opt", HELD, "--opt.lr", "0.1:1:6", "--seeds", "1", "--device", "cpu",
              "--trainer.max_steps", "300", "--trainer.val_every", "20", "--engine", "lightning"]  # fmt: skip
     command = [sys.executable, "-m", "bench", *words, "--slurm", "--workers", "2"]
@@ -533,7 +533,7 @@ def test_plans_are_listed_with_what_is_stored_of_them(cli, here: Path) -> None:
     assert (refused.code, refused.out) == (2, "")
 
 
-# -- how runs are shared out ------------------------------------------------------------------------------------------
+# -- how runs are distributed -----------------------------------------------------------------------------------------
 
 
 def a_group(opt: str, seeds: int, lanes: int, steps: int) -> list[RunConfig]:
@@ -562,7 +562,7 @@ def sizes_of(blocks: list[list[Any]]) -> list[list[int]]:
         ([("gd", 10, 1, 200, 10), ("ngd", 10, 1, 50, 10), ("ps", 10, 1, 10, 10)], 2, [[5, 5], [10], [10]]),
         ([("gd", 10, 1, 100, 10), ("ngd", 10, 1, 100, 10), ("ps", 10, 1, 100, 10)], 2, [[10], [10], [5, 5]]),
         ([("gd", 2, 1, 100, 10)], 8, [[1, 1]]),
-        ([("gd", 3, 1, 100, 1), ("ngd", 10, 1, 10, 10)], 2, [[1, 1, 1], [10]]),  # the longest cannot be cut
+        ([("gd", 3, 1, 100, 1), ("ngd", 10, 1, 10, 10)], 2, [[1, 1, 1], [10]]),  # the longest cannot be split
     ],
 )
 def test_each_process_gets_about_the_same_work(
@@ -624,7 +624,7 @@ MATRIX = Parameter("w", (2, 2), "matrix")
 
 
 class FakeLanes:
-    """Lanes whose update does nothing."""
+    """Lanes with an empty update."""
 
     def __init__(self, grid: Any, *, compiled: bool = False) -> None:
         self.compiled = compiled
@@ -640,8 +640,8 @@ class FakeLanes:
         ("adam", 1e6, 1.0, 0.25, "4 times as fast, and 0 s more of compiling; used for 400 s"),
         ("adam", 1e6, 1.0, 1.25, "0.8 times as fast, and 0 s more of compiling; not used for 400 s"),
         ("adam", 1e6, 0.01, 0.001, ""),  # 4 s of updates
-        ("adam", 9.0, 1.0, 0.25, ""),  # all of the training takes less than compiling would have to save
-        (SLOW, 1e6, 1.0, 0.25, ""),  # its update is no function
+        ("adam", 9.0, 1.0, 0.25, ""),  # the whole training takes less time than compiling would have to save
+        (SLOW, 1e6, 1.0, 0.25, ""),  # it has no pure update
     ],
 )
 def test_an_update_is_compiled_where_that_saves_time(

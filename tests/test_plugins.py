@@ -1,4 +1,4 @@
-"""Optimizers and tasks that others bring: files, modules, packages."""
+"""Plug-in optimizers and tasks: files, modules, packages."""
 
 import json
 import os
@@ -48,14 +48,14 @@ class Plain(torch.optim.Optimizer):
 
 
 def write(folder: Path, name: str, signature: str = "closure=None", before: str = "closure and closure()") -> str:
-    """A file with the optimizer `Plain`; what is typed after `--opt`."""
+    """Write a file with the optimizer `Plain`; returns the value of `--opt`."""
     (folder / name).write_text(PLAIN.replace("SIGNATURE", signature).replace("BEFORE", before))
     return f"{name}:Plain"
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder without anything of the suite."""
+    """A working folder that contains nothing of the suite."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -102,7 +102,7 @@ def test_options_come_from_the_signature(cli, here: Path) -> None:
     assert "--opt.lr" in shown.out
     assert "step per unit of the gradient (float, default 0.1)" in " ".join(shown.out.split())
     assert "--opt.betas" in shown.out
-    assert "hook" not in shown.out  # a function is nothing for the command line
+    assert "hook" not in shown.out  # a function is not a command-line option
     wrong = cli("fit", *RUN, "--opt", opt, "--opt.l", 1)
     assert (wrong.code, wrong.err) == (2, "bench: error: unknown option '--opt.l'; did you mean '--opt.lr'?\n")
     kind = cli("fit", *RUN, "--opt", opt, "--opt.nesterov", "perhaps")
@@ -203,7 +203,7 @@ def test_a_module_of_this_folder_and_of_torch(cli, here: Path, store: Path) -> N
         answer = cli("fit", *RUN, "--opt", opt, "--json")
         assert answer.code == 0, answer.err
     packages = {result.config["opt"]: result.versions.get("opt_package") for result in Store(store).runs()}
-    assert packages["torch.optim:NAdam"] is None  # as for the suite's own, torch's version is in the record anyway
+    assert packages["torch.optim:NAdam"] is None  # as for built-in ones, since torch's version is in the record anyway
     assert packages["own_pack.own_module:Plain"].startswith("files ")
 
 
@@ -288,7 +288,7 @@ def test_a_pure_update_of_a_plugin_is_used_in_lanes(cli, here: Path, store: Path
 
 @pytest.fixture
 def announce(monkeypatch: pytest.MonkeyPatch):
-    """Entry points (name, value, package) instead of those that are installed."""
+    """Replace the installed entry points by these (name, value, package)."""
 
     def announced(*points: tuple[str, str, str]) -> Registry:
         made = [EntryPoint(name, value, "test.group") for name, value, _ in points]
@@ -332,7 +332,7 @@ def test_a_name_that_is_taken_says_by_whom(announce) -> None:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh environment with the packages that `bench new` writes, unedited; its folder."""
+    """A fresh environment with the unedited packages of `bench new`; its folder."""
     folder = tmp_path_factory.mktemp("packages")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     for kind, name in (("optimizer", "my_opt"), ("task", "my_task")):
@@ -349,7 +349,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bench(installed: Path, *words: object, ok: bool = True, cwd: Path | None = None) -> str:
-    """Run `bench` in the environment, as on a machine with one processor; what it prints."""
+    """Run `bench` in the environment, as on a machine with one CPU; returns its output."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("BENCH_", "PYTHONPATH"))}
     environment |= {"OMP_NUM_THREADS": "1", "BENCH_REFERENCE": ""}
     answer = subprocess.run(

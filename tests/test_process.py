@@ -1,4 +1,4 @@
-"""The program ends quickly, yet with all that was to be done at its end."""
+"""The program ends quickly, but does everything that is due at its end."""
 
 import gc
 import json
@@ -74,14 +74,14 @@ def test_what_breaks_is_shown_and_no_success(tmp_path: Path) -> None:
 
 @pytest.mark.deep
 def test_with_a_plug_in_open_files_are_closed_and_garbage_is_collected_as_usual(tmp_path: Path) -> None:
-    (tmp_path / "optimizers.py").write_text(OPTIMIZER)  # as a package of the suite is called
+    (tmp_path / "optimizers.py").write_text(OPTIMIZER)  # with the name of a package of the suite
     words = ("fit", "--task", "synthetic", "--opt", "optimizers.py:Noted", "--trainer.max_steps", 5, "--json")
     done = bench(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "leaked" not in done.stderr
     assert json.loads(done.stdout)["steps"] == 5
     thresholds = (tmp_path / "log").read_text().splitlines()
-    assert thresholds[-5:] == [f"{gc.get_threshold()} True"] * 5  # of the run; before, a step is tried
+    assert thresholds[-5:] == [f"{gc.get_threshold()} True"] * 5  # during the run; before, a step is tested
 
 
 RUNS = """

@@ -1,4 +1,4 @@
-"""What plug-ins import has one public place, files lie where the map says, and where a file lies is in no identity."""
+"""Plug-ins import from one public place, files are where CONTRIBUTING.md says, and run ids do not depend on places."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Races: seeds are added where verdicts are open, and nowhere else."""
+"""Races: seeds are added only where verdicts are open."""
 
 import json
 from dataclasses import replace
@@ -104,5 +104,5 @@ def test_an_optimizers_own_settings_are_its_own(cli) -> None:
 
 
 def test_a_comparison_can_be_replaced() -> None:
-    """A verdict that is told is no reason for more seeds, whatever the wins say."""
+    """A decided verdict needs no more seeds, whatever the wins."""
     assert wanted([None, replace(standing(5, 5), verdict="better", told=5)], [5, 5], 50) == [5, 5]

@@ -1,4 +1,4 @@
-"""Random numbers of a batch: a published hash, the same however the batch is cut, uniform and independent."""
+"""Random numbers of a batch: a published hash, the same however the batch is split, uniform and independent."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tasks.core.dropout import BatchDropout
 from tasks.core.randomness import BatchRandomness, _key, exact_rate
 
 MANY = 1 << 25
-"""Bits of which five standard deviations of a correlation are less than 1e-3."""
+"""So many bits that five standard deviations of a correlation are less than 1e-3."""
 BIAS = 1e-3
 
 
@@ -107,7 +107,7 @@ def kept() -> Tensor:
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
-    """Of bits that are 1 half of the time."""
+    """Correlation of bits with mean 1/2."""
     return float((a == b).sum() / len(a) * 2 - 1)
 
 
@@ -146,6 +146,6 @@ def test_pieces_and_numbers_are_uniform() -> None:
         numbers = at(slice(0, MANY >> 10)).uniform(1, torch.empty(MANY >> 10, 1 << 6, dtype=dtype)).flatten()
         assert 0 <= float(numbers.min()) < float(numbers.max()) < 1
         assert torch.equal(numbers * 2.0**bits, (numbers * 2.0**bits).floor())
-        # Kolmogorov's distance; 1.95 is exceeded once in a thousand times.
+        # Kolmogorov-Smirnov statistic; it exceeds 1.95 once in a thousand times.
         place = torch.arange(1, len(numbers) + 1, dtype=torch.float64) / len(numbers)
         assert float((numbers.double().sort().values - place).abs().max()) * len(numbers) ** 0.5 < 1.95

@@ -1,4 +1,4 @@
-"""Other readings of paper A's methods: against their formulas in float64, as class and as pure update."""
+"""Other interpretations of paper A's methods: against their formulas in float64, as class and as pure update."""
 
 import math
 from typing import Any
@@ -28,7 +28,7 @@ def stepped(make: Any, steps: int) -> list[np.ndarray]:
 
 
 def purely(update: Any, hparams: dict[str, Any], steps: int) -> list[np.ndarray]:
-    """The same by a pure update."""
+    """The same with a pure update."""
     params = [torch.tensor(x, dtype=torch.float64) for x in START]
     state: dict[str, Any] = {}
     hparams = hparams | {"lr": torch.tensor(hparams["lr"], dtype=torch.float64)}

@@ -1,4 +1,4 @@
-"""On a slice of the real files optimizers learn; the full figures are in the README."""
+"""Optimizers learn on a slice of the real files; the full results are in docs/results.md."""
 
 import os
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_the_tiny_language_model_learns_real_text(store: Path) -> None:
     result = run(resolve(words), progress=False)
     assert result.status == "completed"
     assert result.part is None
-    assert result.facts["validation"] == "c54f3753a4e6e3c3"  # the last tenth, as everybody's
+    assert result.facts["validation"] == "c54f3753a4e6e3c3"  # the standard split: the last tenth
     assert (result.facts["vocabulary"], result.facts["tokens"]) == (65, {"train": 1_003_854, "val": 111_540})
     assert result.final is not None
     assert result.final < 2.8  # log 65 is 4.17

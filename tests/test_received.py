@@ -1,4 +1,4 @@
-"""Records and studies of others that name code: nothing of it is imported, changed or followed unasked."""
+"""Untrusted records and studies that name code: none of it is imported, changed or followed without a request."""
 
 import hashlib
 import sqlite3
@@ -157,7 +157,7 @@ def test_a_folder_named_as_ours_is_not_taken_for_ours_by_a_worker(here: Path) ->
 
 
 def killed(here: Path, opt: str, package: str | None = None) -> str:
-    """The name of a run in the store that stopped on its way."""
+    """The name of an interrupted run in the store."""
     run = RunResult(
         run_id="synthetic-evil-0123456789", status="killed", steps=1, metric="loss", split="train",
         config={
@@ -194,7 +194,7 @@ def test_who_resumes_a_run_names_its_code_and_it_must_be_what_it_was(
 def test_code_that_is_named_and_what_it_was_is_imported_wherever_it_lies(cli, here: Path) -> None:
     run_id = killed(here, "far/away/evil.py:X", provenance("evil.py:X"))
     answer = cli("fit", "--resume", run_id, "--opt", "evil.py:X")
-    said_once(answer, "cannot continue; train again")  # its id is none: it was made up
+    said_once(answer, "cannot continue; train again")  # its id is invalid: it was made up
     assert (here / "marker").exists()
 
 
@@ -217,7 +217,7 @@ def test_what_an_installed_package_announces_needs_no_name(monkeypatch: pytest.M
         allowed({"task": "synthetic", "opt": "gone"}, {"opt_package": "gone 1"}, {}, "run x", [])
 
 
-# -- who reads changes nothing ----------------------------------------------------------------------------------------
+# -- readers change nothing -------------------------------------------------------------------------------------------
 
 
 def state(folder: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Reference results beside one's own, bundles of results, and `bench verify`, which repeats runs of them."""
+"""Reference results beside the user's, bundles of results, and `bench verify`, which repeats runs of them."""
 
 import json
 import math
@@ -71,7 +71,7 @@ def board(cli: Cli, *words: object) -> dict[str, dict]:
     return {row["opt"]: row for table in strict_json(answer.out)[0]["tables"] for row in table["rows"]}
 
 
-# -- read beside one's own --------------------------------------------------------------------------------------------
+# -- reference results beside the user's ------------------------------------------------------------------------------
 
 
 def test_reference_results_are_shown_without_a_store_and_say_what_they_are(cli: Cli, reference: Path) -> None:
@@ -79,7 +79,7 @@ def test_reference_results_are_shown_without_a_store_and_say_what_they_are(cli: 
     assert rows["sgd"]["verdict"] == "worse"
     assert rows["adam"]["flags"][0] == "shipped (torch 2.15.0, abacus, 1 threads, lightning)"
     assert "there is no store" in cli("leaderboard", "--no-reference").err
-    assert "there is no store" in cli("leaderboard", "--store", "nowhere").err  # one that is named must be there
+    assert "there is no store" in cli("leaderboard", "--store", "nowhere").err  # a store that is named must exist
     counted = cli("sql", "select opt, shipped, count(*) as n from runs group by all order by opt", "--format", "csv")
     assert counted.out.split() == ["opt,shipped,n", "adam,True,7", "sgd,True,7"]
 
@@ -153,7 +153,7 @@ def test_a_row_is_explained_with_all_that_was_searched(cli: Cli, tmp_path: Path)
     assert said["their cost"].startswith("3 runs, 15 gradients of a batch")
     assert said["shown"] == "train loss of 3 runs, seeds 0 to 2: 3 completed"
     assert all(f"opt.lr {word_of(trial['point']['opt.lr'])} " in answer.out for trial in trials)
-    # Its commands make what is stored.
+    # Its commands reproduce the stored runs.
     again = next(line.split()[1:] for line in answer.out.splitlines() if "bench tune" in line)
     assert study.name in cli(*again, "--report_seeds", 3, "--workers", 1, "--json").out
     assert "did you mean 'gd'" in cli("leaderboard", "--explain", "dg").err
@@ -261,7 +261,7 @@ def test_what_is_no_bundle_is_said(cli: Cli, tmp_path: Path) -> None:
 
 
 def tampered(bundle: Path, change: float) -> None:
-    """Change the final loss of each run of a folder, in all places of its record."""
+    """Change the final loss of each run in a folder, everywhere in its record."""
     (path,) = bundle.glob("runs/*/done/runs.jsonl")
     lines = []
     for line in path.read_text().splitlines():
@@ -300,7 +300,7 @@ def test_a_plug_in_of_a_bundle_runs_only_if_one_says_so(
         text = b"".join(packed.read(name) for name in packed.namelist() if name.endswith(".jsonl")).decode()
         assert packed.read("sources/my.py").decode() == PLUGIN
     assert str(tmp_path) not in text
-    assert "mine/my.py" not in text  # folders are this machine's own
+    assert "mine/my.py" not in text  # folders differ between machines
     Path("imported").unlink()
     (row,) = strict_json(cli("verify", "b.zip", "--json").out)
     assert row["verdict"] == "undecided"
@@ -325,7 +325,7 @@ def runs_of(*finals: float) -> list[RunResult]:
 
 
 def other(run: RunResult, **changes: object) -> RunResult:
-    """The run again, on another processor unless the changes say otherwise."""
+    """The repeated run, on another CPU model unless the changes say otherwise."""
     again = replace(run, **{"environment": CPU | {"cpu": "slide rule"}, **changes})
     return replace(again, metrics={"final": {"accuracy": again.final or 0.0}})
 
@@ -338,7 +338,7 @@ def test_a_verdict_follows_from_rounding_and_the_noise_of_seeds() -> None:
     assert judge(claimed, other(claimed, final=0.93), others)[0] == "confirmed"
     assert judge(claimed, other(claimed, final=0.5), others)[0] == "refuted"
     assert judge(claimed, other(claimed, final=0.93), others[:1])[0] == "undecided"
-    # Where it should agree bit for bit, an equal name of processors is no proof.
+    # Even where bitwise agreement is expected, equal CPU names do not guarantee it.
     assert judge(claimed, other(claimed, final=0.93, environment=CPU), others)[0] == "undecided"
     assert judge(claimed, other(claimed, status="diverged", final=None), others)[0] == "refuted"
     lost = [replace(others[0], status="diverged", final=None), *others[1:]]

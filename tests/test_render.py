@@ -1,5 +1,5 @@
-"""The one Table in all formats: values that mean harm stay values, programs read back what was written, nothing is
-wider than its terminal, and who needs no terminal imports no rich."""
+"""The Table in all formats: malicious values stay values, programs can read the output, nothing is wider than the
+terminal, and rich is imported only for a terminal."""
 
 import csv
 import io
@@ -40,7 +40,7 @@ VALUES: dict[str, Any] = {
     "interval": Interval(0.5, 0.25, 0.75, 5), "open": Interval(0.5, -math.inf, math.inf, 1),
     "time": MedianTime(math.inf, 3.0, math.inf, 100.0), "list": ["a\n", "b|"], "counts": {"<b>": 2}, "empty": [],
 }  # fmt: skip
-"""What may stand in a cell, by what is wrong with it."""
+"""Problematic cell values, by the problem."""
 HARM = "\x1b[31m<script>alert(2)</script>|=1\n[red]"
 COLUMNS = [
     Column("opt", HARM, HARM),

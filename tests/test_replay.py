@@ -1,4 +1,4 @@
-"""Replay: recorded steps give the same numbers bit for bit, and what cannot be recorded is not."""
+"""Replay: recorded steps give the same numbers bit for bit, and steps that cannot be recorded are not."""
 
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ def any_call_is_brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Counted:
-    """A pure function, and how often Python has gone through it."""
+    """A pure function that counts its calls from Python."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -39,7 +39,7 @@ class Counted:
         self.calls += 1
         squares = (x * x.detach()).view(x.shape)
         squares.add_(y)
-        (x + 1).sum()  # nobody uses it
+        (x + 1).sum()  # an unused result
         return [squares.expand(2, *x.shape).sum(0), x.abs().log()], "rest"
 
 
@@ -57,7 +57,7 @@ def test_a_recording_gives_the_same_without_going_through_python() -> None:
         assert_equal(found, function(x, y)[0])
         assert_equal(kept, (x, y))
         function.calls = made
-    assert function.calls == 4  # twice plain, recorded, compared
+    assert function.calls == 4  # two plain calls, one recorded, one compared
 
 
 def test_other_shapes_layouts_and_precisions_are_recorded_apart() -> None:
@@ -135,7 +135,7 @@ def replays(lanes: Lanes) -> list[Replay]:
 
 
 def recorded(replay: Replay) -> bool:
-    """Whether it has a recording, and nothing else."""
+    """Whether a recording exists."""
     return any(program.run not in (None, replay._plain) for program in replay._programs.values())
 
 

@@ -1,4 +1,4 @@
-"""The report: whole, exact, the same every time, harmless whatever the names are, and at work in a real browser."""
+"""The report: complete, exact, reproducible, safe for any names, and working in a real browser."""
 
 import base64
 import hashlib
@@ -31,7 +31,7 @@ from tests.test_charts import HOSTILE, add_run, add_study, asked, everything
 
 
 class Reader(HTMLParser):
-    """What stands in a page: tags with their attributes, words by the tag around them, scripts apart."""
+    """The contents of a page: tags with their attributes, words by the tag around them, scripts separately."""
 
     VOID = ("meta", "br", "link", "img", "input")
 
@@ -73,11 +73,11 @@ def report(what: Asked, runs: int = 4) -> str:
 
 @pytest.fixture
 def hostile(store: Path) -> str:
-    """A page with everything in it, and with names that mean harm."""
+    """A page with everything in it, and with malicious names."""
     return report(everything(store))
 
 
-# -- what stands in it ----------------------------------------------------------------------------------------------
+# -- contents of the page -------------------------------------------------------------------------------------------
 
 
 def test_the_page_is_whole_and_in_order(hostile):
@@ -92,7 +92,7 @@ def test_the_page_is_whole_and_in_order(hostile):
     assert len(ids) == len(set(ids))
     links = [link["href"] for link in read.of("a")]
     assert all(link and link[0] == "#" and link[1:] in ids for link in links)
-    # One needs eight problems, the others observed runs.
+    # The first needs eight problems, the others observed runs.
     charts = [name for name in CHARTS if name not in ("performance_profile", "attention", "stability")]
     assert {f"#{name}" for name in ("quality", "speed", "tuning", *charts, "main", "made")} <= set(links)
     assert ids.index("forest") < ids.index("quality") < ids.index("curves")
@@ -225,7 +225,7 @@ def test_each_row_leads_to_its_command_versions_and_machine(store):
         assert word in text
 
 
-# -- harm -----------------------------------------------------------------------------------------------------------
+# -- malicious values -----------------------------------------------------------------------------------------------
 
 
 def test_names_are_words_and_nothing_else(hostile):
@@ -271,7 +271,7 @@ def test_each_series_is_a_group_with_its_name_and_a_line_of_the_legend(store):
 
 
 def figures_of(text: str) -> list[tuple[dict[str, str], str]]:
-    """The figures of a page: their ids, and what they hold."""
+    """The figures of a page: their ids and contents."""
     return [({"id": key}, body) for key, body in re.findall(r'<figure id="([^"]+)">(.*?)</figure>', text, re.S)]
 
 
@@ -337,7 +337,7 @@ def focus(tab: Page, table: int, name: str) -> None:
 
 
 def settle(tab: Page) -> None:
-    """Wait until what was asked for is painted."""
+    """Wait until the requested change is painted."""
     tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
@@ -439,7 +439,7 @@ def test_tables_sort_by_keyboard(chromium: Chromium, store, tmp_path, key):
         names, sorts = column(tab, 0, "optimizer")
         assert names == ["sngd", "sgd", "adamw", "adam"]
         assert "descending" in sorts
-        # Numbers by their value, and what has none stays last.
+        # Numbers by value; missing values stay last.
         focus(tab, 0, "test accuracy")
         tab.press(*key)
         assert column(tab, 0, "optimizer")[0] == ["sgd", "adam", "sngd", "adamw"]

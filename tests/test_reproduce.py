@@ -1,4 +1,4 @@
-"""`bench reproduce`: experiments as YAML, their runs through the store, what is written, and what is said."""
+"""`bench reproduce`: experiments as YAML, their runs in the store, the files and the output."""
 
 import json
 import math
@@ -51,7 +51,7 @@ TINY: dict[str, Any] = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the experiments' YAML lies; `nobody/tiny` is there."""
+    """The folder of the experiments' YAML, with `nobody/tiny`."""
     monkeypatch.setattr("bench.papers.experiments.configs_folder", lambda: tmp_path / "configs")
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "configs" / "papers" / "nobody"
@@ -128,7 +128,7 @@ def test_a_step_may_be_a_share_of_the_budget(folder: Path) -> None:
     def window(there: Experiment) -> list[int]:
         return there.arguments(there.claims[0])["window"]
 
-    assert window(full) == [2, 20]  # the shorter of its arms makes 20 steps
+    assert window(full) == [2, 20]  # the shorter of its arms takes 20 steps
     assert window(full.small()) == [1, 5]
     assert window(full.changed({"trainer.max_steps": "40"})) == [4, 40]
     assert window(full.at({"task.d": 3})) == [2, 20]
@@ -487,7 +487,7 @@ def test_what_all_does_not_go_with(cli: Any, folder: Path, words: tuple[str, ...
 @pytest.mark.deep
 @pytest.mark.parametrize("name", experiments())
 def test_every_experiment_comes_to_a_page(cli: Any, tmp_path: Path, name: str) -> None:
-    """`bench reproduce --all --quick`, one by one and with fewer steps, so that a failure names its experiment."""
+    """Like `bench reproduce --all --quick`, but one by one with fewer steps, so that a failure names its experiment."""
     answer = cli("reproduce", name, "--quick", "--seeds", "1", "--trainer.max_steps", "4", "--device", "cpu",
                  "--data", DATA, "--out", tmp_path / "out")  # fmt: skip
     if answer.code == 2 and TASKS[load(name).common["task"]].files and "--data" in answer.err:
@@ -688,7 +688,7 @@ def test_a_faulty_experiment_is_one_line(cli: Any, folder: Path, changes: dict[s
     assert (answer.code, answer.out) == (2, "")
     assert message in answer.err
     assert answer.err.startswith("bench: error: ")
-    assert answer.err.count("\n") == 1  # nothing was trained before
+    assert answer.err.count("\n") == 1  # nothing was trained before the error
 
 
 def test_a_change_that_leaves_nothing_to_judge_is_refused_before_anything_is_trained(

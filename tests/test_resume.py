@@ -1,4 +1,4 @@
-"""Interrupted runs: a signal or a crash leaves a run that goes on bit for bit."""
+"""Interrupted runs: after a signal or a crash, a run continues bit for bit."""
 
 import json
 import os
@@ -47,9 +47,9 @@ EARLIER = "2026-11-01T12:00:00Z"
 
 
 def outcome(store: Path) -> tuple[dict, dict]:
-    """All that the only run of a store found out, without clock times: its record, its curve and its measurements.
+    """The results of the only run of a store, without times: its record, its curve and its measurements.
 
-    Bytes stand for values, since NaN is not NaN.
+    Values are given as bytes, since NaN is not equal to NaN.
     """
     (run,) = Store(store).runs()
     record = {name: value for name, value in asdict(run).items() if name not in CLOCKS}
@@ -60,7 +60,7 @@ def outcome(store: Path) -> tuple[dict, dict]:
 
 @pytest.fixture
 def interrupt(monkeypatch):
-    """Send this process a signal when a run has made so many steps."""
+    """Send this process a signal when a run has taken this many steps."""
     update = Progress.update
 
     def at(step: int, number: int = signal.SIGINT) -> None:
@@ -91,7 +91,7 @@ CASES = {name: ("--opt", name) for name in OPTIMIZERS} | {
     "adamw-by-role": ("--opt", "adamw", "--opt.vector.weight_decay", "0", "--opt.embedding.lr", "1e-3"),
     "adamw-ema": ("--opt", "adamw", "--trainer.average", "ema", "--trainer.average_decay", "0.9"),
     "muon-lawa": ("--opt", "muon", "--trainer.average", "lawa", "--trainer.average_every", "4"),
-    "adamw-observed": ("--opt", "adamw", "--trainer.observe", "12"),  # after 22 steps too, and 20 are made in a call
+    "adamw-observed": ("--opt", "adamw", "--trainer.observe", "12"),  # also after 22 steps, where a call takes 20
     "muon-and-sps": ("--opt", "muon", "--opt.rest", "sps", "--opt.rest.gamma", "2", "--opt.rest.max_step", "5"),
     "sps-clipped-micro": ("--opt", "sps", "--trainer.gradient_clip_val", "0.1", "--trainer.micro_batch_size", "7"),
 }
@@ -166,7 +166,7 @@ def test_a_run_may_be_interrupted_more_than_once(cli, interrupt, store, tmp_path
     interrupt(250)
     assert cli("fit", "--resume", run_id).code == 130
     assert len(read_curve(store / run_id)) == only_run(store).steps == 250
-    # The same command goes on as well.
+    # The same command continues too.
     assert cli(*SYNTHETIC, *SPS).code == 0
     assert outcome(store) == outcome(tmp_path / "whole")
     assert only_run(store).begun == EARLIER
@@ -223,7 +223,7 @@ def test_one_request_may_come_as_several_signals(cli, interrupt, store, monkeypa
 def test_a_signal_that_comes_later_is_a_second_request(monkeypatch, heard):
     stop, now = StopRequest(), 1000.0
     monkeypatch.setattr("bench.stop.time", SimpleNamespace(monotonic=lambda: now))
-    heard(stop, signal.SIGINT)  # or another rank has heard it
+    heard(stop, signal.SIGINT)  # or another rank has received it
     stop.note(signal.SIGTERM)
     now += 0.4
     stop.note(signal.SIGINT)
@@ -358,10 +358,10 @@ def test_a_checkpoint_of_lanes_is_left_to_lanes(cli, killed, store, tmp_path):
 
 
 class Program:
-    """A real `bench fit` that waits for its reader: its progress goes into a pipe that holds few lines."""
+    """A real `bench fit` that waits for its reader: its progress goes to a pipe with room for a few lines."""
 
     def __init__(self, *words: object) -> None:
-        # As many threads as here: another number rounds differently.
+        # As many threads as in this process: another number rounds differently.
         environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
         command = [sys.executable, "-W", "error", "-m", "bench.cli", *map(str, words)]
         reading, writing = os.pipe()
@@ -374,14 +374,14 @@ class Program:
         self.lines = os.fdopen(reading, "rb", buffering=0)
 
     def until(self, reached: Callable[[], object]) -> None:
-        """Let the program go on until the condition holds."""
+        """Let the program continue until the condition holds."""
         read = []
         while not reached():
             read.append(self.lines.readline())
             assert read[-1], f"the program ended early: {read}"
 
     def end(self) -> tuple[int, str]:
-        """Let the program go on to its end: its exit code and standard output."""
+        """Let the program run to its end: its exit code and standard output."""
         self.lines.read()
         return self.process.wait(), self.process.stdout.read()
 
@@ -412,7 +412,7 @@ def programs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(programs, tmp_path_factory):
-    """What the uninterrupted run found out."""
+    """The results of the uninterrupted run."""
     store = tmp_path_factory.mktemp("whole")
     with pytest.raises(SystemExit, match="0"):
         main([*LONG, "--store", str(store)])
@@ -443,7 +443,7 @@ def test_a_signal_from_outside(cli, programs, whole, number):
 
 
 def check_kill_9(cli, program, store, whole):
-    """Kill the program; the same command makes of what it left the whole run."""
+    """Kill the program; the same command completes the run from what was left."""
     program.process.kill()
     assert program.end()[0] == -signal.SIGKILL
     killed = only_run(store)

@@ -36,7 +36,7 @@ def test_of_many_seeds_some_draws_are_looked_at_and_always_the_same() -> None:
     assert np.array_equal(again[0], indices)
     assert np.array_equal(again[1], chances)
     assert indices.shape[0] <= DRAWS
-    shares = [(indices == seed).sum(1) @ chances / 8 for seed in range(8)]  # each seed is drawn as often
+    shares = [(indices == seed).sum(1) @ chances / 8 for seed in range(8)]  # each seed is drawn equally often
     assert shares == pytest.approx([1 / 8] * 8, abs=4 * math.sqrt(1 / 8 * 7 / 8 / (8 * DRAWS)))
 
 
@@ -103,7 +103,7 @@ def test_more_noise_never_makes_an_interval_narrower(
 
 
 def test_variances_and_degrees_of_freedom_are_those_of_welch() -> None:
-    """Of two samples, whose difference of means has the interval of another implementation."""
+    """Two samples, whose difference of means is compared with another implementation."""
     first, second = [1.0, 2.0, 4.0, 3.5], [2.0, 2.5, 7.0]
     welch = reference.ttest_ind(first, second, equal_var=False).confidence_interval()
     more = stats.variance(np.array(second)) / 3
@@ -126,7 +126,7 @@ def test_over_repeated_studies_fresh_seeds_vary_too() -> None:
     assert (found.mean, found.high, found.n) == pytest.approx((0.75, 0.75 + half, 3))
     assert half == pytest.approx(stats.t_interval(fresh).high - 0.75, rel=1e-3)
     disjoint = [{(i, seed): value for seed, value in own.items()} for i, own in enumerate(studies)]
-    assert repeated_interval(disjoint).high < found.high  # 15 seeds know more than 5
+    assert repeated_interval(disjoint).high < found.high  # 15 seeds are more precise than 5
     logs = repeated_interval([{0: 1.0, 1: 100.0}, {0: 10.0, 1: 10.0}, {0: 1000.0, 1: 1000.0}], log=True)
     assert (logs.mean, logs.n) == (pytest.approx(10 ** (5 / 3)), 3)
     assert logs.low > 0

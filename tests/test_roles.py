@@ -653,7 +653,7 @@ CUT = {"trainer__max_steps": 12, "precision": "64-true", "task__dropout": 0.0, "
 
 
 class ByRole:
-    """Plain PyTorch for the roles of the tiny ViT: what names say, without the suite's roles and groups."""
+    """Plain PyTorch for the roles of the tiny ViT, by parameter names, without the suite's roles and groups."""
 
     def __init__(self, named: dict[str, Tensor]) -> None:
         self.named = named
@@ -671,7 +671,7 @@ class ByRole:
 
 
 def orthogonal(x: Tensor) -> Tensor:
-    """Five iterations of the odd polynomial on the singular values, by their decomposition."""
+    """Five iterations of the odd polynomial on the singular values, by an SVD."""
     u, s, vt = torch.linalg.svd(x, full_matrices=False)
     s = s / s.square().sum().sqrt()
     for _ in range(5):
@@ -680,7 +680,7 @@ def orthogonal(x: Tensor) -> Tensor:
 
 
 class PlainMuon:
-    """Muon on the matrices of the tiny ViT, with queries, keys and values apart."""
+    """Muon on the matrices of the tiny ViT, with queries, keys and values separately."""
 
     def __init__(self, params: list[Tensor], lr: float) -> None:
         self.params, self.lr = params, lr

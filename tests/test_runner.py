@@ -1,4 +1,4 @@
-"""What a run decides and records, beyond the weights."""
+"""Decisions and records of a run, apart from the weights."""
 
 import inspect
 import json
@@ -63,7 +63,7 @@ def test_the_data_seed_changes_the_order_and_not_the_start(store: Path) -> None:
 
 
 def test_the_best_step_reports_the_test_metric_that_a_run_ended_there_reports(store: Path) -> None:
-    long = fit(store, opt="adam", opt__lr=0.3, trainer__max_steps=40, trainer__val_every=5)  # which is too much
+    long = fit(store, opt="adam", opt__lr=0.3, trainer__max_steps=40, trainer__val_every=5)  # which is too large
     assert long.best_step is not None
     assert long.best_step < 40
     short = fit(store, opt="adam", opt__lr=0.3, trainer__max_steps=long.best_step, trainer__val_every=5)
@@ -112,7 +112,7 @@ def test_a_cap_that_binds_on_nearly_every_step_is_said(store: Path) -> None:
     free = fit(store, opt="sps", opt__c=10, trainer__max_steps=20)
     assert free.cap_share == 0
     assert not any("cap bound" in line for line in result_lines(free, store))
-    # Under such a cap SPS is SGD with that rate, step by step: what the note warns of.
+    # With such a cap SPS equals SGD with that rate, step by step, as the note warns.
     same = fit(store, opt="sgd", opt__lr=1e-4, trainer__max_steps=20)
     assert [row["loss"] for row in curve(store, bound)] == pytest.approx(
         [row["loss"] for row in curve(store, same)], rel=1e-6
@@ -301,7 +301,7 @@ def test_recording_the_curve_adds_no_host_synchronisation(opt: str, monkeypatch:
 
     def watched(step: Any) -> Any:
         def watched_step(self: Any, *args: Any, **keywords: Any) -> Any:
-            with own:  # what the optimizer itself reads is not the loop's doing
+            with own:  # do not count what the optimizer itself reads
                 return step(self, *args, **keywords)
 
         watched_step.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
@@ -354,7 +354,7 @@ def test_a_run_started_by_hand_on_several_machines_says_for_what_it_waits_and_fo
     ("words", "environment"),
     [
         ({"devices": 2}, {}),
-        ({"num_nodes": 5, "devices": 2}, {"LOCAL_RANK": "1"}),  # the first process of its machine has said it
+        ({"num_nodes": 5, "devices": 2}, {"LOCAL_RANK": "1"}),  # the first process of its machine has printed it
         ({"num_nodes": 5}, {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "5"}),  # torchrun
     ],
 )

@@ -1,4 +1,4 @@
-"""Schedules of the learning rate: what they are, who follows them, and what they leave alone."""
+"""Learning rate schedules: their formulas, which methods follow them, and what they do not change."""
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def test_factors_are_those_of_the_formulas(n: int, warmup: float, floor: float, 
     for kind, decay in decays.items():
         expected = np.where(t < w, rising, decay)
         found = [Schedule(kind, n, warmup, floor, share).factor(step) for step in range(n)]
-        # A cosine near -1 rounds at 1e-16, however small the factor is that it leaves.
+        # A cosine near -1 has a rounding error of 1e-16, however small the resulting factor.
         np.testing.assert_allclose(found, expected, rtol=1e-14, atol=1e-15)
 
 
@@ -88,7 +88,7 @@ def test_each_group_has_its_own_learning_rate_and_a_state_goes_on() -> None:
 
     schedule, first, second = Schedule("inverse_sqrt", 100, 0.1), made(), made()
     schedule.apply(first, 30)
-    second.load_state_dict(first.state_dict())  # as a run that is resumed: the lr in it is not the one it began with
+    second.load_state_dict(first.state_dict())  # as in a resumed run: its lr is not the initial one
     schedule.apply(second, 39)
     assert [group["lr"] for group in second.param_groups] == [0.5, 0.25]
 
@@ -172,7 +172,7 @@ def test_a_bad_schedule_is_refused(words: dict[str, str], said: str) -> None:
 
 
 def test_runs_from_before_an_option_was_there_are_of_the_same_problem(store) -> None:
-    """Records lack options that came later, which are at their defaults in new ones."""
+    """Old records lack newer options, which have their defaults in new records."""
     older, newer, scheduled = (
         seeds("adam", [0.5, 0.6]),
         seeds("sgd", [0.4, 0.5]),

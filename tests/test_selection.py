@@ -1,4 +1,4 @@
-"""Selection: which value a run is chosen by, medians in which divergence is worst, and the middle one of equals."""
+"""Selection: the value that ranks a run, medians with divergence as the worst value, the middle one of equals."""
 
 import math
 import statistics
@@ -43,7 +43,7 @@ def run(final=None, status="completed", metric="loss", excess=None, evaluations=
         (run(3.0, excess=1.0, evaluations=[{"loss": 4.0, "excess": 2.0}]), True, 1, 2),
         (run(3.0, excess=1.0, evaluations=[{"loss": 4.0, "excess": 2.0}]), False, 3, 4),
         (run(3.0, excess=0.0, evaluations=[{"loss": 4.0, "excess": 0.0}]), True, 0, 0),
-        (run(3.0, excess=1.0, evaluations=[{"loss": 4.0}]), True, 1, 1),  # the infimum of that split is not known
+        (run(3.0, excess=1.0, evaluations=[{"loss": 4.0}]), True, 1, 1),  # the infimum on that split is not known
         (run(None), False, None, None),
         (run(None, evaluations=[{"loss": 4.0}]), False, None, 4),
         (run(3.0, status="diverged", evaluations=[{"loss": 4.0}]), False, None, None),
@@ -60,7 +60,7 @@ def test_the_value_of_a_run(result, above, final, value):
     [
         ([run(3.0, excess=1.0), run(2.0, excess=0.0)], True),
         ([run(3.0, excess=1.0), run(2.0)], False),
-        ([run(3.0, excess=1.0), run(None)], True),  # one without a value says nothing
+        ([run(3.0, excess=1.0), run(None)], True),  # a run without a value does not matter
         ([run(3.0, excess=1.0, status="diverged")], True),
         ([run(0.5, metric="accuracy", excess=1.0)], False),
         ([run(3.0)], False),
@@ -131,7 +131,7 @@ def test_divergence_never_makes_a_median_better(values, mode, data):
         ([9.0, 1.0, 2.0], "max", -math.inf, 0),
         ([None, 3.0, None], "min", -math.inf, 1),
         ([1.0, 1.0, 1.0], "min", -math.inf, 1),
-        ([1.0, 1.0, 1.0, 1.0], "min", -math.inf, 1),  # of two in the middle the first
+        ([1.0, 1.0, 1.0, 1.0], "min", -math.inf, 1),  # the first of the two in the middle
         ([1.0, 5.0, 1.0, 5.0, 1.0], "max", -math.inf, 1),
         ([1e-17, 1e-30, 0.0, 1e-3], "min", CONVERGED, 1),
         ([1e-17, 1e-30, 0.0, 1e-3], "min", -math.inf, 2),

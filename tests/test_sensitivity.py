@@ -88,7 +88,7 @@ def point(*finals: float | None, mode="min") -> Point:
         ([4.0, 1.0, 3.0, 2.0], "min", 0, 2.5, (1.5, 3.5)),
         ([1.0], "min", 0, 1, (1, 1)),
         ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], "min", 0, 4.5, (2.5, 6.5)),
-        ([1.0, 2.0, 3.0, None], "min", 1, 2.5, (1.5, 3)),  # of the pair around the upper quartile one diverged
+        ([1.0, 2.0, 3.0, None], "min", 1, 2.5, (1.5, 3)),  # one of the pair around the upper quartile diverged
         ([1.0, 2.0, 3.0, None, None], "min", 2, 3, (2, None)),
         ([1.0, 2.0, None, None], "min", 2, 2, (1.5, None)),  # exactly half
         ([1.0, None, None], "min", 2, None, (1, None)),
@@ -140,7 +140,7 @@ def test_thousands_of_seeds_are_no_trouble():
     [
         ([9, 2, 1, 2, 9], "min", 2, (1, 3), False, False),
         ([9, 2.001, 1, 2, 9], "min", 2, (2, 3), False, False),
-        ([1.5, 9, 1, 1.5, 9], "min", 2, (2, 3), False, False),  # the stretch is contiguous
+        ([1.5, 9, 1, 1.5, 9], "min", 2, (2, 3), False, False),  # the range is contiguous
         ([3, 2, 1], "min", 2, (1, 2), True, True),
         ([1, 3, 9], "min", 0, (0, 0), True, True),
         ([9, 1, 1.5], "min", 1, (1, 2), False, True),
@@ -291,7 +291,7 @@ def test_runs_that_have_not_ended_are_left_out_and_named():
 
 
 def realistic(mode="min", seeds=SEEDS) -> Sensitivity:
-    """Losses that fall with the learning rate until runs diverge; accuracies made from them."""
+    """Losses that fall with the learning rate until runs diverge; accuracies computed from them."""
     draw, results = np.random.default_rng(0), []
     for opt, limit in (("ngd", 3.0), ("ps", 30.0), ("gd", 1.0), ("adam", 0.1)):
         for lr in np.geomspace(1e-3, 10, 9):
@@ -433,7 +433,7 @@ def test_a_loss_whose_infimum_is_known_is_shown_above_it():
         result.metrics["final"]["excess"] = excess
     (curve,) = analyse(results, ["opt.lr"], "min").curves
     assert (curve.best, curve.usable) == (0, (0, 1))  # equals: the middle one
-    del results[0].metrics["final"]["excess"]  # one that does not know it
+    del results[0].metrics["final"]["excess"]  # a record without it
     assert analyse(results, ["opt.lr"], "min").metric == "train loss"
 
 

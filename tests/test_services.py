@@ -1,4 +1,4 @@
-"""The real servers of the tests do what the tests of `bench tune` rely on."""
+"""The test servers behave as the tests of `bench tune` require."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from tests.slurm import Slurm
 if TYPE_CHECKING:
     from tests.postgres import Server
 
-# Python without its imports of site-packages starts at once. A process that says what happens to it in the file $1.
+# A process that reports its signals in the file $1. Python without site-packages starts at once.
 PROCESS = f"""{sys.executable} -I -c '
 import os, signal, sys, time
 from pathlib import Path
@@ -107,7 +107,7 @@ def test_tasks_of_an_array_run_at_once_with_a_gpu_each(slurm: Slurm, tmp_path: P
 
 
 def requeued(shell: str, slurm: Slurm, folder: Path) -> list[str]:
-    """The log of a task that is requeued while another task of its array runs on."""
+    """The log of a task that is requeued while another task of its array keeps running."""
     script, log, other = folder / "job.sh", folder / "log.1", folder / "log.0"
     script.write_text(f"#!/bin/bash\n{shell.format(PROCESS)}\n")
     words = ["sbatch", "--parsable", "--requeue", "--array=0-1", "--gres=gpu:1"]
@@ -141,7 +141,7 @@ def test_the_signal_before_the_time_limit_goes_to_the_batch_shell_only(slurm: Sl
         script = tmp_path / f"{name}.sh"
         script.write_text(f"#!/bin/bash\n{shell.format(PROCESS)}\n")
         jobs[name] = slurm(*words, script, tmp_path / name)
-    # Slurm looks every 30 s which jobs end soon.
+    # Slurm checks every 30 s which jobs end soon.
     until(lambda: slurm("squeue", "--noheader", "--format=%i") == jobs["trap"], "the end of one job", 90)
     assert lines(tmp_path / "exec.") == ["start 0", "SIGTERM", "end"]
     assert lines(tmp_path / "trap.") == ["start 0"]

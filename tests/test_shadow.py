@@ -1,4 +1,4 @@
-"""No module of the working folder, or of PYTHONPATH, takes the place of the suite, in no process that it starts."""
+"""No module of the working folder or of PYTHONPATH replaces the suite's, in any process that it starts."""
 
 import os
 import re
@@ -53,7 +53,7 @@ SHORT = ("--task", "synthetic", "--trainer.max_steps", "5", "--device", "cpu")
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of somebody's paper."""
+    """The folder of a user's project."""
     folder = tmp_path / "paper"
     (folder / "optimizers").mkdir(parents=True)
     for name in ("bench.py", "tasks.py", "optimizers/__init__.py"):
@@ -85,7 +85,7 @@ def test_the_program_starts_in_such_a_folder(here: Path) -> None:
     assert started(sys.executable, "-P", "-m", "bench", "list", "optimizers").stdout == listed
     assert started(*bench_command("list", "optimizers")).stdout == listed
     refused = started(sys.executable, "-m", "bench", "list", "optimizers", ok=False)
-    assert "a module of the working folder was imported" in refused.stderr  # bench.py, before the suite is asked
+    assert "a module of the working folder was imported" in refused.stderr  # bench.py, before the suite is imported
     (here / "bench.py").unlink()
     assert started(sys.executable, "-m", "bench", "list", "optimizers").stdout == listed
     for place in (".", str(here)):
@@ -98,7 +98,7 @@ def test_the_suite_starts_from_its_own_folder_too(monkeypatch: pytest.MonkeyPatc
     assert started(sys.executable, "-m", "bench", "--version").stdout.strip()
 
 
-# -- what it does there -----------------------------------------------------------------------------------------------
+# -- behaviour --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.deep
@@ -178,7 +178,7 @@ def test_the_program_works_with_the_folder_in_pythonpath(here: Path, store: Path
     assert {run.status for run in Store(store).runs()} == {"completed"}
 
 
-# -- what a person is told --------------------------------------------------------------------------------------------
+# -- output for people ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["opt", "task"])
@@ -231,7 +231,7 @@ def test_doctor_names_modules_that_come_first_on_the_path(here: Path, tmp_path: 
     (finding,) = (found for found in name_diagnoses(tmp_path, [str(here), str(ROOT)]) if found.subject == "tasks")
     assert finding.text.startswith(f"{here}/tasks.py has the same name as a package of the suite; ")
     assert len(name_diagnoses(here, [str(here), str(ROOT)])) == 3  # each once
-    (here / "optimizers" / "__init__.py").unlink()  # a folder without it is found as well, after all that is installed
+    (here / "optimizers" / "__init__.py").unlink()  # a folder without it is found too, after installed packages
     assert [found.subject for found in name_diagnoses(here, [str(ROOT)])] == list(PACKAGES)
 
 

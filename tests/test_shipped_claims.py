@@ -1,4 +1,4 @@
-"""`bench claims`: what became of the claims of all papers, from pages that are data, and the lines that quote it."""
+"""`bench claims`: the verdicts of all papers, from pages stored as data, and the documents that quote them."""
 
 import json
 from pathlib import Path
@@ -142,7 +142,7 @@ def test_names_in_pages_do_no_harm(cli: Any, tmp_path: Path) -> None:
 
 
 def test_shipped_pages_are_read_and_agree_with_the_lines_that_quote_them() -> None:
-    """Whatever the pages say, README and docs say the same; `bench claims --into` brings them up to date."""
+    """README and docs agree with the pages; `bench claims --into` updates them."""
     found = read(results_folder())
     assert not found.damaged
     assert f"<!-- leaderboard claims -->\n{summary(found)}<!-- /leaderboard -->" in (ROOT / "README.md").read_text()

@@ -1,4 +1,4 @@
-"""Signs of life: what is refused before torch is imported, what a terminal shows first, and what bars hold."""
+"""Early output: refusals before torch is imported, the first lines on a terminal, and progress bars."""
 
 import fcntl
 import hashlib
@@ -121,12 +121,12 @@ class Silent(http.server.SimpleHTTPRequestHandler):
     """Serves files and logs nothing."""
 
     def log_message(self, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """A server's address, and the folder whose files it has."""
+    """A server's address, and the folder that it serves."""
     folder = tmp_path / "served"
     folder.mkdir()
     handler = partial(Silent, directory=str(folder))
@@ -195,7 +195,7 @@ def test_nothing_is_shown_elsewhere(capsys: pytest.CaptureFixture[str], monkeypa
 
 
 def at_terminal(*words: object, cwd: Path, columns: int = 80) -> tuple[int, str]:
-    """The exit code of a command at a pseudo terminal, and what stands on it."""
+    """The exit code of a command at a pseudo terminal, and its output."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     command = [sys.executable, "-P", "-m", "bench", *map(str, words)]
@@ -208,7 +208,7 @@ def at_terminal(*words: object, cwd: Path, columns: int = 80) -> tuple[int, str]
         while True:
             try:
                 piece = os.read(ours, 65536)
-            except OSError:  # nobody has the terminal any more
+            except OSError:  # no process has the terminal open any more
                 break
             found += piece
             if not piece:
@@ -218,7 +218,7 @@ def at_terminal(*words: object, cwd: Path, columns: int = 80) -> tuple[int, str]
 
 
 def lines_of(text: str) -> list[str]:
-    """What stood on the terminal, line by line."""
+    """The output on the terminal, line by line."""
     pieces = re.split(r"[\r\n]+|\x1b\[2K", text)
     return [line.rstrip() for piece in pieces if (line := re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", piece)).strip()]
 
@@ -235,7 +235,7 @@ def test_a_run_says_what_it_does_from_the_first_moment(tmp_path: Path) -> None:
     assert max(map(len, bars)) <= 60
     assert all(re.search(r"step [\d,]+/400  ", line) for line in bars)
     assert re.search(r"step 400/400  .*ETA 0:00  step size 0\.5", bars[-1])
-    assert text.count("\x1b[?25l") == text.count("\x1b[?25h")  # the cursor is there again
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h")  # the cursor is visible again
     assert lines[-1].startswith("synthetic sgd: completed")
 
 

@@ -22,7 +22,7 @@ from tests.slow import GATE, HELD, SLOW
 
 WORDS = ["--task", "synthetic", "--opt", SLOW, "--opt.lr", "1e-2:1e0"]
 WORDS += ["--trials", "3", "--seeds", "1", "--report_seeds", "2"]
-# Three seconds of sleep, to be caught in the middle: each evaluation and measurement hears a signal.
+# Three seconds of sleep, to be interrupted midway: each evaluation and measurement notices a signal.
 WORDS += ["--trainer.max_steps", "300", "--trainer.val_every", "20", "--engine", "lightning"]
 
 
@@ -64,7 +64,7 @@ WORDS_OF_A_SCRIPT = ("tune", "--task", "synthetic", "--opt", "gd", "--slurm", "-
 
 
 NOWHERE = "postgresql+psycopg://me:secret@127.0.0.1:1/none"
-"""A database that is not there."""
+"""A database that does not exist."""
 PUT = "must be in the database with these settings: the same command with --create instead of --slurm --print"
 
 

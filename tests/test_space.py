@@ -1,4 +1,4 @@
-"""Search spaces and designs: words, which points are tried next, when a grid grows, and smaller budgets replayed."""
+"""Search spaces and designs: parsing, the points to try next, when a grid grows, and replay of smaller budgets."""
 
 import itertools
 import json
@@ -44,7 +44,7 @@ def message(call, *args, **kwargs) -> str:
         ("adamw", {"opt.lr": "1e-4:1e-1"},
          {"opt.lr": Range(1e-4, 1e-1), "opt.weight_decay": Range(1e-3, 1e-1)}, {}),  # lr stays the first
         ("muon", {"opt.lr": "0.1"}, {"opt.rest.lr": Range(1e-4, 1e-2)}, {"opt.lr": "0.1"}),
-        ("muon", {"opt.rest": "sgd"}, {"opt.lr": Range(1e-3, 1.0)}, {"opt.rest": "sgd"}),  # with lr of its own
+        ("muon", {"opt.rest": "sgd"}, {"opt.lr": Range(1e-3, 1.0)}, {"opt.rest": "sgd"}),  # with its own lr
         ("adam", {"opt.lr": "1e-4:1"}, {"opt.lr": Range(1e-4, 1.0)}, {}),
         ("sgd", {"opt.lr": "1e-2:1:3"}, {"opt.lr": (0.01, 0.1, 1.0)}, {}),
         ("sgd", {"opt.lr": "0.5, 1e-1,"}, {"opt.lr": (0.5, 0.1)}, {}),
@@ -82,7 +82,7 @@ def test_every_optimizer_can_be_tuned_without_a_word(name):
     space, fixed = read_space({}, name)
     assert list(space) == [f"opt.{key}" for key in OPTIMIZERS[name].search]
     assert fixed == {}
-    assert default_trials(Design(space, "grid")) == 9  # a method with more to tune has no more trials for it
+    assert default_trials(Design(space, "grid")) == 9  # a method with more hyperparameters gets no more trials
     assert len(Design(space, "grid").wanted({}, "min", ALL, 9)) == 9
 
 
@@ -183,12 +183,12 @@ def rates(design: Design, trials: int, known=None, total=0, mode="min", least=AL
 
 
 def simulate(design: Design, score, trials: int, total=0, mode="min", least=ALL, most=10_000):
-    """A tuning: points one by one, each in the order in which it is wanted then."""
+    """Tune: take points one by one, in the order in which the design wants them."""
     known: dict[str, float | None] = {}
     order: list[Wanted] = []
     for _ in range(most):
         wanted = design.wanted(known, mode, least, trials, total)
-        assert wanted[: len(order)] == order  # nothing that was tried is forgotten, or moves
+        assert wanted[: len(order)] == order  # tried points stay, in their order
         new = [each for each in wanted if each.key not in known]
         if not new:
             assert len(wanted) == len(order)
@@ -203,7 +203,7 @@ def kinds(order: list[Wanted]) -> dict[float, str]:
 
 
 def valley(best: float):
-    """Losses with a minimum there."""
+    """Losses with a minimum at this point."""
     return lambda point: abs(math.log10(point["opt.lr"] / best))
 
 
@@ -222,7 +222,7 @@ def test_a_grid_is_of_half_decades_from_the_middle_outwards():
         (1e-2, 1e1, 0.3162),
         (1e-3, 1e-1, 0.01),
         (0.02, 0.5, 0.1),
-        (1e-3, 10**-0.5, 0.01),  # half way between 0.01 and 0.03162, rounded down
+        (1e-3, 10**-0.5, 0.01),  # halfway between 0.01 and 0.03162, rounded down
         (1e-2, 10**0.5, 0.1),
         (1.0, 10**0.5, 1.0),
         (1e-100, 1e100, 1.0),
@@ -290,7 +290,7 @@ def test_where_all_diverged_smaller_steps_are_tried():
     order, _ = simulate(GRID1, lambda p: 1.0 if p["opt.lr"] < 0.005 else None, 3)
     assert kinds(order) == dict.fromkeys((0.1, 0.03162, 0.3162), "design") | dict.fromkeys(
         (0.01, 0.003162, 0.001, 0.0003162), "extension"
-    )  # of three equals the middle one is at no edge
+    )  # the middle one of three equals is not at an edge
 
 
 def test_equals_do_not_let_a_grid_grow():
@@ -309,7 +309,7 @@ def test_a_grid_grows_with_all_combinations_if_the_best_of_all_is_at_an_edge():
         (10.0, 0.9),
     ]
     order, _ = simulate(design, lambda p: valley(0.1)(p) - p["opt.momentum"], 10)
-    assert len(order) == 10  # whatever the other axes' best
+    assert len(order) == 10  # whatever the best on the other axes
 
 
 def test_a_top_up_goes_on_with_the_order_and_lets_the_grid_grow_again():
@@ -335,7 +335,7 @@ def test_a_top_up_goes_on_with_the_order_and_lets_the_grid_grow_again():
 def test_a_grown_grid_that_may_not_grow_is_topped_up():
     order, _ = simulate(GRID1, lambda p: None, 3, total=14)
     assert list(kinds(order).values()) == ["design"] * 3 + ["extension"] * 8 + ["top-up"] * 3
-    assert list(kinds(order))[11:] == [1.0, 3.162, 10.0]  # what is below is there
+    assert list(kinds(order))[11:] == [1.0, 3.162, 10.0]  # the points below have been tried
 
 
 TWO_RANGES = Design({"opt.lr": Range(1e-4, 1.0), "opt.c": Range(0.1, 100.0)}, "grid")
@@ -385,7 +385,7 @@ def test_where_all_is_capped_a_grid_does_not_grow_towards_smaller_steps():
     design, known = GRID1, {}
     for each in design.wanted({}, "min", ALL, 5):
         known[each.key] = None
-    assert len(design.wanted(known, "min", ALL, 5)) == 7  # as where all diverged
+    assert len(design.wanted(known, "min", ALL, 5)) == 7  # as if all had diverged
     assert len(design.wanted(known, "min", ALL, 5, capped=[each.key for each in design.wanted({}, "min", ALL, 5)])) == 5
 
 
@@ -529,7 +529,7 @@ decades = st.tuples(st.integers(-12, 6), st.integers(1, 12)).map(
 
 @st.composite
 def designs(draw) -> tuple[Design, int, int]:
-    """A design, how many trials make a step of it, and the largest number that is possible."""
+    """A design, the number of trials in one of its steps, and the largest possible number."""
     sampler = draw(st.sampled_from(["grid", "qmc"]))
     axes = draw(st.lists(values, max_size=2))
     at = draw(st.integers(0, len(axes)))
@@ -542,7 +542,7 @@ def designs(draw) -> tuple[Design, int, int]:
 
 
 def scores_of(design: Design, data) -> dict:
-    """A score for each point, drawn when it is first asked for: with equals, and None."""
+    """A score for each point, drawn when it is first needed, with ties and None."""
     found: dict[str, float | None] = {}
     some = st.none() | st.sampled_from([1e-20, 1e-18, 0.1, 0.2, 0.3]) | st.floats(-5, 5)
     weight = data.draw(st.sampled_from([-1.0, 0.0, 1.0]))  # a slope leads to an edge
@@ -597,7 +597,7 @@ def test_a_score_that_comes_to_be_known_only_appends_points(drawn, data, mode):
     trials = data.draw(st.integers(1, most // step)) * step
     total = data.draw(st.integers(0, most))
     order, known = simulate(design, scores_of(design, data), trials, total, mode)
-    order_of_ends = data.draw(st.permutations(list(known)))  # workers end in any order
+    order_of_ends = data.draw(st.permutations(list(known)))  # workers finish in any order
     told: dict[str, float | None] = {point_key({"opt.z": 1}): -1e9}  # a point of another design
     before = design.wanted(told, mode, ALL, trials, total)
     for key in order_of_ends:
@@ -619,7 +619,7 @@ def test_a_replay_is_what_a_tuning_of_that_budget_would_have_done(drawn, data, m
     for trials in range(step, most + 1, step):
         found = replay(design, known, mode, least, trials)
         real, scores = simulate(design, score, trials, 0, mode, least)
-        if found.missing:  # the smaller one grew beyond what the larger one tried
+        if found.missing:  # the smaller one grew beyond the points of the larger one
             keys = [point_key(point) for point in found.missing]
             assert not set(keys) & known.keys()
             assert [each for each in real if each.key in known][: len(found.scored)] == found.scored
@@ -699,7 +699,7 @@ def test_the_edge_is_of_what_was_tried():
     order, known = simulate(GRID1, valley(1e-4), 5)
     points = [each.point for each in order]
     assert not GRID1.at_boundary(points, {"opt.lr": 1e-4})
-    order, known = simulate(GRID1, lambda p: p["opt.lr"], 5)  # it grew as far as it may
+    order, known = simulate(GRID1, lambda p: p["opt.lr"], 5)  # it grew to its limit
     points = [each.point for each in order]
     best = GRID1.best(points, known, "min", ALL)
     assert best is not None

@@ -1,4 +1,4 @@
-"""bench sql: runs, curves, measurements and trials as views; a query changes nothing and breaks in one line."""
+"""bench sql: runs, curves, measurements and trials as views; a query changes nothing, and errors are one line."""
 
 import csv
 import io
@@ -45,7 +45,7 @@ def fails(cli, *words: object) -> str:
 
 @pytest.fixture
 def filled(store: Path) -> Path:
-    """A run `a` of its own and a block with `b` and `c`, all in a study but `c`."""
+    """A single run `a` and a block with `b` and `c`; all except `c` are in a study."""
     add_run(store, "a", lr=0.5)
     add_block(store, "cb", final=None, status="diverged")
     add_study(store, "s")
@@ -199,7 +199,7 @@ def test_stores_are_read_as_one(cli, filled, tmp_path):
 def test_stores_and_runs_of_any_name(tmp_path, name):
     store = tmp_path / name
     add_run(store, "a", task=name)
-    add_run(tmp_path / "a1", "a")  # which a pattern would find too
+    add_run(tmp_path / "a1", "a")  # which a pattern would match too
     assert rows("select run_id, task, count(*) from curves join runs using (run_id) group by all", store) == [
         ("a", name, 3)
     ]
@@ -290,7 +290,7 @@ def test_wild_names_do_no_harm(cli, store, kind):
     assert rows("select count(*) from runs where task like '%[/bold] \"q\" ''a'' | ü 漢%'", store) == [(1,)]
 
 
-# -- queries that cannot be carried out --------------------------------------------------------------------------------
+# -- invalid queries ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_no_torch_is_needed(filled, words):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# -- nothing else of the machine --------------------------------------------------------------------------------------
+# -- no access to other files -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -457,7 +457,7 @@ def _other_columns(path: Path) -> None:
 
 def _broken_within(path: Path) -> None:
     content = bytearray(path.read_bytes())
-    end = len(content) - 8 - int.from_bytes(content[-8:-4], "little")  # where what describes the data begins
+    end = len(content) - 8 - int.from_bytes(content[-8:-4], "little")  # the start of the metadata
     content[4:end] = b"\xff" * (end - 4)
     path.write_bytes(content)
 

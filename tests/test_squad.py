@@ -1,4 +1,4 @@
-"""SQuAD: its score, its windows, which rows are held out, the model that marks spans, and faulty files."""
+"""SQuAD: its score, its windows, held-out rows, the model that marks spans, and faulty files."""
 
 import itertools
 import sys
@@ -43,7 +43,7 @@ from tests.stored import read_curve
 SMALL = {"scratch": True, "vocab": 150, "max_length": 32, "stride": 6}
 
 
-# -- made data --------------------------------------------------------------------------------------------------------
+# -- generated data ---------------------------------------------------------------------------------------------------
 
 
 def words_of(draw: np.random.Generator, least: int, most: int) -> list[str]:
@@ -98,13 +98,13 @@ def whole(data: SquadData, split: str) -> TextBatch:
 
 
 def rows_in(data: SquadData, split: str) -> list[dict[str, Any]]:
-    """The rows of the files whose windows a split holds, in the files' order."""
+    """The rows of the files whose windows are in a split, in the order of the files."""
     windows = whole(data, split).labels[:, 4].numpy()
     return data._passages.take(np.unique(data._question[windows])).to_pylist()
 
 
 def cut(data: SquadData, labels: Tensor, first: Tensor, last: Tensor) -> list[tuple[str, list[str]]]:
-    """What `answered` cuts out of each window, whichever question it is of."""
+    """The answer that `answered` extracts from each window, for any question."""
     question, left, pairs = data._question[labels[:, 4].numpy()], np.arange(len(labels)), list[tuple[str, list[str]]]()
     while len(left):  # one window of each question
         _, at = np.unique(question[left], return_index=True)
@@ -119,13 +119,13 @@ def cut(data: SquadData, labels: Tensor, first: Tensor, last: Tensor) -> list[tu
 CASES: list[tuple[str, list[str], float, float]] = [
     ("the Norman conquest", ["Norman Conquest"], 1, 1),  # case, article
     ("a theatre", ["theatre"], 1, 1),
-    ("theatre", ["atre"], 0, 0),  # an article is a word
+    ("theatre", ["atre"], 0, 0),  # an article is removed only as a word
     ("theatre a an the", ["Theatre"], 1, 1),
     ("U.S.", ["US"], 1, 1),
-    ("rock-n-roll", ["rock n roll"], 0, 0),  # punctuation goes, words run together
-    ("the-end", ["end"], 0, 0),  # punctuation goes first, so there is no article
+    ("rock-n-roll", ["rock n roll"], 0, 0),  # punctuation is removed, words are joined
+    ("the-end", ["end"], 0, 0),  # punctuation is removed first, so there is no article
     ("$1,000!", ["1000"], 1, 1),
-    ("1990\N{EN DASH}95", ["1990-95"], 0, 0),  # only ASCII's punctuation
+    ("1990\N{EN DASH}95", ["1990-95"], 0, 0),  # only ASCII punctuation
     ("“yes”", ["yes"], 0, 0),
     (" New\N{NO-BREAK SPACE}York\n", ["new  york"], 1, 1),
     ("ÉCOLE", ["école"], 1, 1),
@@ -136,7 +136,7 @@ CASES: list[tuple[str, list[str], float, float]] = [
     ("1066", ["the year 1066 AD", "1066"], 1, 1),
     ("", ["something"], 0, 0),
     ("the", ["something"], 0, 0),
-    ("the", ["a"], 1, 0),  # no words: the same, and in v1.1 without any in common
+    ("the", ["a"], 1, 0),  # no words: an exact match, but v1.1 finds no common words
 ]
 
 
@@ -155,7 +155,7 @@ phrases = st.lists(st.sampled_from(PARTS), max_size=6).map(" ".join)
 @given(text=phrases, answers=st.lists(phrases.map(lambda phrase: f"{phrase} end"), min_size=1, max_size=4))
 @settings(max_examples=150, deadline=None)
 def test_scores_are_those_of_torchmetrics(text: str, answers: list[str]) -> None:
-    """Where there are words to compare: without any its F1 is 1, and the official one of v1.1 is 0."""
+    """Only for answers with words: without any, its F1 is 1 and the official one of v1.1 is 0."""
     theirs = by_torchmetrics(
         {"prediction_text": text, "id": "0"},
         {"answers": {"answer_start": [0] * len(answers), "text": answers}, "id": "0"},
@@ -165,7 +165,7 @@ def test_scores_are_those_of_torchmetrics(text: str, answers: list[str]) -> None
 
 
 class Seen(NamedTuple):
-    """A window as it should be: its batch row, question, tokens of the paragraph before it, and all their offsets."""
+    """An expected window: its batch row, question, tokens of the paragraph before it, and all their offsets."""
 
     row: int
     question: int
@@ -175,7 +175,7 @@ class Seen(NamedTuple):
 
 
 def seen(data: SquadData, batch: TextBatch, stride: int) -> Iterator[Seen]:
-    """The windows of whole questions, by the definition of the overlap."""
+    """The windows of complete questions, by the definition of the overlap."""
     tokenizer = Tokenizer.from_str(data.tokenizer.to_str())
     tokenizer.no_truncation()
     before: dict[int, int] = {}
@@ -207,7 +207,7 @@ def by_looking_at_all(data: SquadData, batch: TextBatch, logits: Tensor) -> dict
 def scored(
     data: SquadData, batch: TextBatch, logits: Tensor, sizes: int = 1000, order: Tensor | None = None
 ) -> dict[str, float]:
-    """Both scores, by the metrics, which get the windows in parts."""
+    """Both scores by the metrics, which receive the windows in parts."""
     rows = torch.arange(len(logits)) if order is None else order
     found: dict[str, float] = {}
     for name in ("f1", "exact_match"):
@@ -219,7 +219,7 @@ def scored(
 
 
 def hot(batch: TextBatch) -> Tensor:
-    """Logits that are 1 at the labels of those windows that hold the answer."""
+    """Logits that are 1 at the labels of the windows with the answer."""
     logits = torch.zeros(*batch.ids.shape, 2)
     held = batch.labels[:, 0] > 0
     for side in (0, 1):
@@ -250,7 +250,7 @@ def test_spans_lie_within_the_paragraph_and_are_not_longer_than_30_tokens(data: 
     logits = torch.zeros(*batch.ids.shape, 2)
     columns = torch.arange(batch.ids.shape[1])
     outside = (columns < batch.labels[:, 2:3]) | (columns >= batch.labels[:, 3:4])
-    logits[outside] = 9.0  # the question, what is special, padding
+    logits[outside] = 9.0  # the question, special tokens, padding
     metric = SpanScore(data, "f1")
     metric.update(logits, batch.labels)
     first, last = metric.places[0][:, 1], metric.places[0][:, 2]
@@ -272,7 +272,7 @@ def test_logits_that_are_no_numbers_answer_nothing(data: SquadData) -> None:
 
 
 def byte_pairs(texts: list[str], folder: Path) -> str:
-    """A folder with a tokenizer as RoBERTa's."""
+    """A folder with a tokenizer like RoBERTa's."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     special = ["<s>", "<pad>", "</s>"]
@@ -306,7 +306,7 @@ def test_windows_are_the_tokenizers_and_lose_no_token(
         text, used = by_number[question - 120], batch.ids[row][batch.mask[row]].tolist()
         asked = used[1 : first - (1 if kind == "bert" else 2)]
         full, most = tokenizer.encode(text, add_special_tokens=False).ids, (length - added - stride) // 2
-        if len(full) > most:  # as much of it as there is room for, but for a word that is cut
+        if len(full) > most:  # as much of it as fits, up to a truncated word
             assert most - 5 < len(asked) <= most
             assert asked in [tokenizer.encode(text[:k], add_special_tokens=False).ids for k in range(len(text))]
         else:
@@ -371,7 +371,7 @@ def test_what_is_held_out_shares_no_article_with_what_is_trained_on(titled: bool
     assert sorted(itertools.chain(*numbers.values())) == list(range(sum(data.sizes.values())))
     assert data.facts()["validation"] == split_hash(20 if titled else 40, 2 if titled else 4, SQUAD.salt)
     kept = [int(data._question[window]) for window in numbers["train"]]
-    assert len(list(itertools.groupby(kept))) == len(set(kept))  # the windows of a question come together
+    assert len(list(itertools.groupby(kept))) == len(set(kept))  # the windows of a question are consecutive
     assert kept != sorted(kept)
 
 
@@ -418,7 +418,7 @@ Folder = Callable[..., Path]
 
 @pytest.fixture
 def folder(tmp_path: Path, data: SquadData) -> Folder:
-    """Makes a folder with a small pretrained model, which has random weights everywhere, and the data's tokenizer."""
+    """Creates a folder with a small model with random weights, and the data's tokenizer."""
 
     def make(config: Any, cls: Any) -> Path:
         torch.manual_seed(5)
@@ -457,7 +457,7 @@ def test_logits_are_those_of_transformers_own_model_and_the_loss_is_over_tokens(
     ]
     torch.testing.assert_close(outcome.loss, torch.stack(losses).mean())
     assert torch.equal(outcome.labels, batch.labels)
-    (alone,) = (data.batch("train", torch.tensor([3])),)  # nothing is padded: their loss is ours
+    (alone,) = (data.batch("train", torch.tensor([3])),)  # without padding their loss equals ours
     (own,) = (
         theirs(
             alone.ids,
@@ -499,7 +499,7 @@ def test_one_batch_can_be_learned_by_heart(data: SquadData) -> None:
 def test_every_parameter_is_trained(data: SquadData) -> None:
     task = small(data)
     ignored = ignored_by_loss(task, lambda task: task.loss(data.batch("train", slice(0, 9))).loss)
-    # They change all keys of a query alike, or all tokens of a text, and no softmax changes: what they get is rounding.
+    # They shift all logits of a query, or of a text, alike, which changes no softmax: their gradient is rounding error.
     layer = "model.bert.encoder.layer.0"
     assert ignored == {f"{layer}.attention.self.key.bias", f"{layer}.output.LayerNorm.bias", "model.qa_outputs.bias"}
     assert [*task.metrics()] == ["f1", "exact_match"]
@@ -512,7 +512,7 @@ def test_a_head_is_drawn_from_the_seed_unless_the_checkpoint_has_one(data: Squad
 
     own = folder(*FAMILY["bert"])
     assert torch.equal(head(own, 0), head(own, 1))
-    classifier = folder(BertConfig(**SHAPE, num_labels=3), BertForSequenceClassification)  # whose own head is left
+    classifier = folder(BertConfig(**SHAPE, num_labels=3), BertForSequenceClassification)  # its head is dropped
     assert torch.equal(head(classifier, 0), head(classifier, 0))
     assert not torch.equal(head(classifier, 0), head(classifier, 1))
 
@@ -587,7 +587,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_the_same(
 
 
 def changed(**columns: Any) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
-    """The rows with other values in the eighth."""
+    """The rows with other values in the eighth row."""
     return lambda rows: [*rows[:7], rows[7] | columns, *rows[8:]]
 
 
@@ -662,7 +662,7 @@ def test_gold_answers_of_the_real_validation_set_score_100(real_squad: Path) -> 
     for score in (f1, exact_match):
         assert 100 * fmean(over_answers(score, texts[0], texts) for texts in answers) == 100
     assert all(over_answers(exact_match, text, texts) == 1 for texts in answers for text in texts)
-    # Three of them are a full stop, which has no word.
+    # Three answers are a full stop, without any word.
     assert {text for texts in answers for text in texts if over_answers(f1, text, texts) < 1} == {"."}
 
 
@@ -677,7 +677,7 @@ def test_windows_of_the_real_texts_hold_their_answers(real_squad: Path) -> None:
         assert set(data._question[labels[:, 4].numpy()]) == set(data._question[batch.labels[:, 4].numpy()])
         pairs = cut(data, labels, labels[:, 0], labels[:, 1])
         assert all(answers[0] in text for text, answers in pairs)
-        # The others are within a piece of a word: "German" in "Germany".
+        # The others are inside a word piece: "German" in "Germany".
         assert fmean(text == answers[0] for text, answers in pairs) > 0.98
         if split != "train":
             best = scored(data, batch, hot(batch))

@@ -92,14 +92,14 @@ gains = st.lists(st.sampled_from([-math.inf, -2.0, -1.0, 0.0, 1.0, 2.0, math.inf
 
 
 def values_of(d: list[float]) -> tuple[list[float | None], list[float | None]]:
-    """Values of two optimizers whose gains these are."""
+    """Values of two optimizers with these differences."""
     first = [None if x == -math.inf else 0.0 if x == math.inf else x for x in d]
     return first, [None if x == math.inf else 0.0 for x in d]
 
 
 @pytest.mark.parametrize(("share", "tests"), [(SHARES[0], 1), (SHARES[1], 1), (SHARES[0], 45)])
 def test_wins_by_chance_reach_the_boundary_with_less_than_the_share(share: float, tests: int) -> None:
-    """Against all sequences of 14 coins, and 2,000 coins by another recursion."""
+    """Against all sequences of 14 coin flips, and 2,000 flips by another recursion."""
     coins = np.array(list(product([0, 1], repeat=14))).cumsum(1)
     least = np.array([least_wins(n, share, tests) for n in range(1, 15)])
     wins, losses = coins >= least, np.arange(1, 15) - coins >= least
@@ -119,7 +119,7 @@ def test_wins_by_chance_reach_the_boundary_with_less_than_the_share(share: float
 
 def test_seven_of_seven_are_the_fewest_that_decide() -> None:
     assert [least_wins(n) > n for n in range(9)] == [n < LEAST_SEEDS for n in range(9)]
-    assert next(n for n in range(1, 12) if least_wins(n, SHARES[1]) <= n) == 8  # of those on which one diverged
+    assert next(n for n in range(1, 12) if least_wins(n, SHARES[1]) <= n) == 8  # seeds on which one of two diverged
 
 
 @given(st.integers(1, 120), st.integers(1, 60))
@@ -196,7 +196,7 @@ def test_what_is_no_pair_is_refused() -> None:
 @pytest.mark.parametrize("name", NULLS)
 def test_where_neither_is_better_a_verdict_is_rare_however_often_one_looks(name: str) -> None:
     found = false_verdicts(NULLS[name], most=40, repeats=3000)
-    assert found["any"] <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 3000)  # with the error of the simulation
+    assert found["any"] <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 3000)  # plus the simulation error
     assert found["3"] == found["5"] == 0
 
 
@@ -217,7 +217,7 @@ def test_two_deviations_are_told_by_ten_seeds() -> None:
 def test_a_grid_is_holms_procedure(rows: list[list[float]]) -> None:
     found = grid([[row] * len(rows) for row in rows], "max")
     left = dict.fromkeys(found)
-    while True:  # step by step, with the level divided by how many are left
+    while True:  # step down, with the level divided by the number of remaining pairs
         told = [pair for pair in left if compare(rows[pair[0]], rows[pair[1]], "max", tests=len(left)).sign]
         if not told:
             break
@@ -231,7 +231,7 @@ def test_a_grid_is_holms_procedure(rows: list[list[float]]) -> None:
 
 
 def test_a_grid_of_sixty_rows_is_decided_where_all_seeds_agree() -> None:
-    """1,770 pairs, of which each is tested at a level of its own."""
+    """1,770 pairs, each tested at its own level."""
     rows = [[float(i)] * 30 for i in range(60)]
     found = grid([[row] * 60 for row in rows], "min")
     assert {each.sign for each in found.values()} == {1}
@@ -280,13 +280,13 @@ def test_advice_on_seeds_is_right_in_80_percent_or_silent(n: int) -> None:
 
 def test_median_time_counts_misses_and_does_not_drop_them() -> None:
     assert stats.median_time([4, 1, 3, 2, 5], [9] * 5) == stats.MedianTime(3, None, None, 9)
-    assert stats.median_time([4, None, None, 2, 5], [9] * 5).median == 5  # and not the 4 of those that are there
+    assert stats.median_time([4, None, None, 2, 5], [9] * 5).median == 5  # not 4, the median of the finished ones
     assert stats.median_time([4, None, None, None, 5], [9] * 5).median == math.inf
     assert stats.median_time([None, None], [9, 9]).median == math.inf
-    # A run that was cut off at 1 says nothing of what comes then; one that diverged will never get there.
+    # A run that was censored at 1 says nothing about later times; a diverged run will never get there.
     assert stats.median_time([2, 3, 4, None, None], [9, 9, 9, 1, 1]).median == 3
     assert stats.median_time([2, 3, 4, None, None], [9, 9, 9, math.inf, math.inf]).median == 4
-    # Order statistics: the second of ten is below the median with 98.9 %.
+    # Order statistics: the second of ten is below the median with probability 98.9 %.
     assert stats.median_time(list(range(1, 11)), [30] * 10) == stats.MedianTime(5, 2, 9, 30)
     assert stats.median_time([20] * 10, [30] * 10) == stats.MedianTime(20, 20, 20, 30)
     assert stats.median_time([1, 2, 3, 4, 5, 6, 7, None, None, None], [30] * 10) == stats.MedianTime(5, 2, math.inf, 30)

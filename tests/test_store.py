@@ -1,4 +1,4 @@
-"""The store: records are written whole, readable by anybody, and read without trust."""
+"""The store: records are written atomically, readable by everybody, and read as untrusted data."""
 
 import errno
 import json
@@ -51,7 +51,7 @@ def as_json(result: RunResult, **changes: Any) -> dict[str, Any]:
 
 
 def snapshot(folder: Path) -> dict[Path, tuple[int, bytes]]:
-    """All that is in a folder, with times and contents."""
+    """All files of a folder, with times and contents."""
     return {path: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path in folder.rglob("*")}
 
 
@@ -67,7 +67,7 @@ def test_a_record_reads_as_it_was_written(kept):
 
 
 LATER: dict[str, Any] = {"scale": "", "saturated_at": None, "step_of": ""}
-"""Fields that records did not have from the first, with what those of before read as."""
+"""Fields added to records later, with the values read for older records."""
 
 
 def test_a_record_without_the_later_fields_reads_as_one_that_does_not_know(tmp_path):
@@ -177,7 +177,7 @@ def test_too_large_a_file_is_damaged_and_not_read(kept, monkeypatch):
 
 
 def hashed(**changes: Any) -> RunResult:
-    """A record with the id of its identity."""
+    """A record whose id is the hash of its identity."""
     config = record("a").config | {"opt_options": {"lr": 0.1}}
     identity = {
         name: config[name] for name in ("task", "opt", "opt_options", "seed", "data_seed", "precision", "device")
@@ -222,7 +222,7 @@ def test_a_run_with_a_damaged_record_is_trained_again(cli, store):
 
 
 def misplaced(done: Path) -> None:
-    """Another run's results in place of the block's own."""
+    """Put another run's results into the block."""
     other = add_run(done.parents[2] / "elsewhere", "another-run")
     shutil.rmtree(done)
     shutil.copytree(other / "done", done)
@@ -328,7 +328,7 @@ def test_a_folder_without_results_or_attempts_is_named(kept, name):
 
 
 def finals(store: Store) -> dict[str, float | None]:
-    """What is read of each run, in all ways in which it can be asked for."""
+    """The final value of each run, by all ways of reading."""
     found = {run.run_id: run for run in store.runs()}
     assert found == {run_id: store.get(run_id) for run_id in found}
     assert found == {run_id: block.runs[run_id] for run_id, block in store.find_all(found).items()}
@@ -412,7 +412,7 @@ def test_a_run_in_a_block_of_several_is_not_trained_again(kept, cli):
 
 
 def count(monkeypatch: pytest.MonkeyPatch, *places: tuple[Any, str]) -> list[str]:
-    """The calls of these functions from now on, by name."""
+    """Count the calls of these functions from now on, by name."""
     calls: list[str] = []
 
     def counted(usual: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -432,7 +432,7 @@ PARSES = ((bench.store.block, "parse_record"),)
 
 
 def many(store: Path, singles: int, wide: int) -> None:
-    """Thousands of runs, alone and in blocks of 50, whose folders have rested."""
+    """Thousands of runs, single and in blocks of 50, whose folders have not changed recently."""
     add_run(store, "s0")
     line = runs_file(store / "s0").read_text()
     for i in range(1, singles):
@@ -448,9 +448,9 @@ def many(store: Path, singles: int, wide: int) -> None:
 
 
 def test_a_run_is_found_without_a_look_at_the_others(kept, monkeypatch):
-    """Among 10,000 runs of which half train in blocks."""
+    """Among 10,000 runs, half of them in blocks."""
     many(kept.folder, 5_000, 100)
-    for first in ("s1", "w1-1", "nothing"):  # what is read of a block once is known
+    for first in ("s1", "w1-1", "nothing"):  # the contents of a block are cached
         kept.get(first)
     calls = count(monkeypatch, *LOOKS, *PARSES)
     for i in (2, 77, 4_999):
@@ -470,7 +470,7 @@ def test_a_run_is_found_without_a_look_at_the_others(kept, monkeypatch):
 
 def test_many_runs_are_found_with_one_look_through_the_store(kept, monkeypatch):
     many(kept.folder, 200, 8)
-    os.utime(kept.folder)  # somebody writes
+    os.utime(kept.folder)  # another process writes
     wanted = [f"w{i}-{j}" for i in range(8) for j in range(50)] + [f"s{i}" for i in range(100)] + ["nothing"] * 10
     calls = count(monkeypatch, *LOOKS, *PARSES)
     assert len(kept.find_all(wanted)) == 500
@@ -513,7 +513,7 @@ def test_readers_write_nothing(kept, cli):
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("place", ["attempts", "is_alive", "read_bytes"])
 def test_a_block_that_ends_while_it_is_read_reads_as_finished(kept, monkeypatch, place, late):
-    """Just before or after whatever a reader looks at first."""
+    """Just before or after the first access of a reader."""
     attempt = begin(kept.folder, record("a"))
     usual = getattr(bench.store.block, place)
 

@@ -1,4 +1,4 @@
-"""Studies without training: what many processes that take trials from a database may rely on."""
+"""Studies without training: guarantees for many processes that take trials from a database."""
 
 import itertools
 import math
@@ -47,17 +47,17 @@ processes.set_forkserver_preload(["bench.tuning.tune", "bench.tuning.studies", "
 
 
 def me() -> dict[str, Any]:
-    """A worker in this process, another one each time."""
+    """A worker in this process, a new one each time."""
     return this_process() | {"claim": next(_claims)}
 
 
 def valley(lr: float) -> float:
-    """A score that is best at 0.1."""
+    """A score with its optimum at 0.1."""
     return abs(math.log10(lr) + 1)
 
 
 def slope(lr: float) -> float:
-    """A score that is the better, the smaller the rate."""
+    """A score that improves as the rate decreases."""
     return 10 + math.log10(lr)
 
 
@@ -72,7 +72,7 @@ def spec(*, seeds: Iterable[int] = (1000, 1001), reports: Iterable[int] = (0, 1)
 
 
 def made(trial: Trial, score: Score, *, metric: str = "loss") -> list[RunResult]:
-    """Results as if the runs of a trial had been trained."""
+    """Results as if a trial's runs had been trained."""
     value = score(trial.point["opt.lr"])
     options = {name.removeprefix("opt."): each for name, each in spec().settings.items() if name.startswith("opt.")}
     options |= {name.removeprefix("opt."): setting for name, setting in trial.point.items()}
@@ -96,7 +96,7 @@ def made(trial: Trial, score: Score, *, metric: str = "loss") -> list[RunResult]
 
 
 def drain(study: Study, score: Score = valley) -> list[Trial]:
-    """Do all that is to be done, as one worker."""
+    """Do all remaining work, as one worker."""
     done = []
     while (claimed := study.claim(me())) is not None:
         for trial in claimed:
@@ -149,11 +149,11 @@ def _met(barrier: Barrier, say: Any, work: Callable[[], Any]) -> None:
     except BaseException as error:
         answer = error
     say.put(answer)
-    barrier.wait(60)  # one that has ended would be taken for dead by the others
+    barrier.wait(60)  # the others would consider a process that has ended dead
 
 
 def together(*work: Callable[[], Any]) -> list[Any]:
-    """What these calls return, each in a separate process, all at the same moment; the processes have ended."""
+    """Results of these calls, each in a separate process, all at the same moment; the processes have ended."""
     say, barrier = processes.SimpleQueue(), processes.Barrier(len(work))
     children = [processes.Process(target=_met, args=(barrier, say, each)) for each in work]
     for child in children:
@@ -168,7 +168,7 @@ def together(*work: Callable[[], Any]) -> list[Any]:
 
 
 def in_a_process(work: Callable[[], Any]) -> Any:
-    """What the call returns in a process, which has ended."""
+    """The result of the call in a process that has ended."""
     return together(work)[0]
 
 
@@ -295,7 +295,7 @@ def test_a_worker_that_was_taken_for_dead_comes_too_late(url: str, late: str) ->
     assert study.finished()
 
 
-# -- a trial's way ----------------------------------------------------------------------------------------------------
+# -- the states of a trial --------------------------------------------------------------------------------------------
 
 
 def test_a_study_from_its_first_trial_to_the_winner_on_fresh_seeds(url: str) -> None:
@@ -337,7 +337,7 @@ def test_a_setting_whose_cap_sets_the_steps_is_never_the_winner_and_counted(sqli
     study = begin(sqlite_url, 5, report=False)
     while claimed := study.claim(me()):
         for trial in claimed:
-            capped = 0.99 if trial.point["opt.lr"] == 0.1 else 0.5  # which would be the best
+            capped = 0.99 if trial.point["opt.lr"] == 0.1 else 0.5  # it would be the best
             assert study.complete(trial, [replace(run, cap_share=capped) for run in made(trial, valley)])
     found = study_result(study)
     assert found.best is not None
@@ -375,7 +375,7 @@ def test_a_trial_that_comes_to_nothing_is_tried_again_and_then_failed(url: str) 
     assert found.best.point != lost[0].point
     assert [trial.state for trial in found.scored].count("failed") == 1
     assert "note     opt.lr 0.1 failed: out of luck 2" in summary.lines(found, None)
-    # With more retries it gets another chance, and no more than that.
+    # With more retries it gets exactly one more attempt.
     study.ask(study.request.model_copy(update={"retries": 3}))
     (again,) = drain(study)[:1]
     assert again.point == lost[0].point
@@ -440,7 +440,7 @@ def test_a_trial_is_to_be_pruned_if_it_is_worse_than_the_median_of_four_others(u
             assert each.complete(trial, made(trial, valley))
     trial, unpruned = claim_one(study), claim_one(other)
     assert not study.report(trial, 10, 2.4)
-    assert study.report(trial, 20, 9.0) is False  # nobody else has come so far
+    assert study.report(trial, 20, 9.0) is False  # no other trial has got this far
     assert study.report(claim_one(study), 10, 2.6)
     assert not other.report(unpruned, 10, 99.0)
 
@@ -491,7 +491,7 @@ def test_whatever_is_to_be_done_next_is_added_once_whoever_looks(url: str) -> No
     study = begin(url, 4, refine=3)
 
     def settle(score: Score, count: int) -> None:
-        """Complete the trials that are there."""
+        """Complete the existing trials."""
         for _ in range(count):
             trial = claim_one(study)
             assert study.complete(trial, made(trial, score))
@@ -505,7 +505,7 @@ def test_whatever_is_to_be_done_next_is_added_once_whoever_looks(url: str) -> No
         return abs(math.log10(lr) + 2)
 
     assert looked_at() == {("design", "waiting"): 4}
-    settle(steep, 4)  # the best is the smallest, 0.01: one decade further
+    settle(steep, 4)  # the best is the smallest, 0.01: extend by one decade
     assert looked_at() == {("extension", "waiting"): 2}
     settle(steep, 2)
     assert looked_at() == {("refinement", "waiting"): 2}
@@ -582,7 +582,7 @@ def test_trials_that_somebody_added_with_another_tool_are_none_of_ours(url: str)
 
 
 def within(low: float, high: float) -> Score:
-    """A score that is best in the middle and diverges outside a range."""
+    """A score with its optimum in the middle that diverges outside a range."""
     return lambda lr: abs(math.log10(lr / math.sqrt(low * high))) if low <= lr <= high else None
 
 
@@ -593,7 +593,7 @@ def within(low: float, high: float) -> Score:
         (valley, {}),
         (lambda lr: abs(math.log10(lr) + 2.5), {}),
         (within(3e-3, 0.2), {}),
-        (lambda lr: round(valley(lr)), {}),  # many are equal
+        (lambda lr: round(valley(lr)), {}),  # many ties
         (lambda lr: math.sin(17 * math.log10(lr)), {"sampler": "qmc"}),
         (valley, {"sampler": "qmc", "opt__momentum": "0.1:0.9"}),
     ],
@@ -623,12 +623,12 @@ def test_a_budget_that_would_have_gone_where_nothing_was_tried_says_so(sqlite_ur
     small = begin(sqlite_url, 2, name="downwards")
     drain(small, slope)
     assert study_result(small).missing == 0
-    assert len(study_result(small).scored) == 10  # as far as it may grow
+    assert len(study_result(small).scored) == 10  # its limit of growth
     with pytest.raises(UserError, match="--budget 3: downwards has 2 trials in its design; write 1 to 2"):
         study_result(small, 3)
     large = begin(sqlite_url, 3, name="upwards")
     drain(large, lambda lr: abs(math.log10(lr) + 1) if lr > 0.05 else 0.25)
-    assert study_result(large, 2).missing == 1  # two alone would have gone up from their edge, by a decade
+    assert study_result(large, 2).missing == 1  # two trials alone would have grown from their edge by a decade
 
 
 def test_refinements_count_for_no_budget(sqlite_url: str) -> None:
@@ -831,7 +831,7 @@ def test_a_database_that_is_not_there_is_named(postgres_url: str) -> None:
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for place in (tmp_path / "file", Path("/proc/self")):  # root may write wherever it is possible
+    for place in (tmp_path / "file", Path("/proc/self")):  # even root cannot write there
         message = refused(f"sqlite:///{place}/studies.db")
         assert message.endswith(f"; do we have write access to {place}? If not, choose another --store or --storage")
 
@@ -891,7 +891,7 @@ def test_a_full_disk_under_the_database_is_said_at_once_and_the_study_goes_on_wi
     trial = claim_one(study)
 
     def no_more_pages(connection: Any, *_: object) -> None:
-        connection.execute("PRAGMA max_page_count = 1")  # which SQLite takes for as many as there are
+        connection.execute("PRAGMA max_page_count = 1")  # SQLite raises it to the current number of pages
 
     event.listen(study.studies.rdb.engine, "connect", no_more_pages)
     study.studies.rdb.engine.dispose()
@@ -951,7 +951,7 @@ def test_a_study_of_which_nothing_was_asked_says_how_to_begin_it(sqlite_url: str
         study_result(study)
 
 
-# -- what is said of it -----------------------------------------------------------------------------------------------
+# -- messages ---------------------------------------------------------------------------------------------------------
 
 
 def test_what_was_pruned_is_in_the_table_and_no_edge_is_seen_where_it_was_tried(sqlite_url: str) -> None:
@@ -1007,7 +1007,7 @@ def test_settings_of_another_study_are_not_replaced_without_a_word(sqlite_url: s
         assert tuned.replaced(tmp_path, second) == f"{path} belonged to no study; it now belongs to study other"
 
 
-# -- what tuning asks for ---------------------------------------------------------------------------------------------
+# -- what tuning requests ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

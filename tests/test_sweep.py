@@ -1,4 +1,4 @@
-"""`bench sweep`: what is stored and shown, what stops it, and how it goes on."""
+"""`bench sweep`: what is stored and shown, what stops it, and how it continues."""
 
 import csv
 import errno
@@ -55,7 +55,7 @@ FOUR = ("--opt", "ngd", "--opt.lr", "0.1,1", "--seeds", 2)
 SIXTEEN = ("--opt", "ngd", "--opt.lr", "0.01:1:8", "--seeds", 2)
 LANES = ("--engine", "lanes", "--width", 4)
 OUT = "swept/synthetic/ngd-4d5b6112"
-"""Where table and plot of the sweep FOUR go, on every machine and for good."""
+"""The folder of table and plot of the sweep FOUR, which must never change."""
 FILES = ["sensitivity.csv", "sensitivity.md", "sensitivity.pdf", "sensitivity.png"]
 CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory", "begun", "plan")
 
@@ -69,9 +69,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def sweep(cli, monkeypatch):
-    """`bench sweep` without the files, which take longer than such a training."""
+    """`bench sweep` without writing files, which takes longer than such a training."""
     monkeypatch.setattr("bench.sweeps.sensitivity.write", lambda folder, shown, command: [])
-    monkeypatch.setattr(SweepProgress, "LINE_SECONDS", inf)  # lines that come by the clock
+    monkeypatch.setattr(SweepProgress, "LINE_SECONDS", inf)  # no time-based lines
     return lambda *words: cli("sweep", *SMALL, *words)
 
 
@@ -82,7 +82,7 @@ def configs_of(store: Path, opt: str = "ngd", lr: str = "0.1,1", seeds: str = "2
 
 
 def outcome(store: Path) -> dict[str, tuple[dict, dict]]:
-    """All that the runs of a store found out, without clock times: records and tables."""
+    """The results of all runs of a store, without times: records and tables."""
     found = {}
     for run in Store(store).runs():
         record = {name: value for name, value in asdict(run).items() if name not in CLOCKS}
@@ -94,7 +94,7 @@ def outcome(store: Path) -> dict[str, tuple[dict, dict]]:
 
 
 def same(one: object, other: object) -> bool:
-    np.testing.assert_equal(one, other)  # NaN is NaN
+    np.testing.assert_equal(one, other)  # treats NaN as equal to NaN
     return True
 
 
@@ -103,18 +103,18 @@ def statuses(store: Path) -> Counter:
 
 
 def finished(store: Path) -> dict[str, int]:
-    """Finished blocks of several runs, by name, and how many those are."""
+    """Finished blocks of several runs, by name, with their number of runs."""
     paths = store.glob("block-*/done/runs.jsonl")
     return {path.parents[1].name: len(path.read_text().splitlines()) for path in paths}
 
 
 def begun(configs: Iterable[RunConfig]) -> list[RunResult]:
-    """The records of runs as lanes begin them."""
+    """The records of runs at the start of lanes."""
     return [RunResult(config.run_id, as_stored(config), engine="lanes") for config in configs]
 
 
 def snapshot(folder: Path) -> dict[Path, tuple[int, int]]:
-    """All that is in a folder, with times and sizes."""
+    """All files of a folder, with times and sizes."""
     return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")}
 
 
@@ -139,7 +139,7 @@ def no_space(*args: object, **kwargs: object) -> None:
 
 @pytest.fixture
 def trained(monkeypatch) -> list[list[str]]:
-    """The run ids of every block and of every run of its own that was really trained."""
+    """The run ids of every block and single run that was actually trained."""
     seen: list[list[str]] = []
     block, one = bench.execute.here.train_block, bench.execute.here.run
 
@@ -161,7 +161,7 @@ def tiny_task() -> None:
     tiny.register()
 
 
-# -- what there is afterwards ---------------------------------------------------------------------------------------
+# -- results --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.deep
@@ -196,7 +196,7 @@ def test_every_run_of_a_sweep_is_an_ordinary_run(cli, store, here):
         assert again.err == "bench: already stored; --rerun trains again\n"
         assert strict_json(again.out)["final"] == run.final
 
-    # What is shown, and the files.
+    # The output and the files.
     for word in ("ngd", "adam", "opt.lr", "median train loss", "0/2", "here/below"):
         assert word in answer.out
     folder = here / "here" / "below"
@@ -373,7 +373,7 @@ def test_both_engines_give_the_same_results(sweep, store, tmp_path):
 
 @pytest.fixture
 def seconds(monkeypatch) -> Callable[[float, float], None]:
-    """Set what a step seems to take: of a run alone, and of any number of lanes."""
+    """Set the apparent duration of a step: of a single run, and of any number of lanes."""
 
     def take(alone: float, lanes: float) -> None:
         monkeypatch.setattr(bench.execute.choice, "single_step", lambda *run: "alone")
@@ -384,7 +384,7 @@ def seconds(monkeypatch) -> Callable[[float, float], None]:
 
 @pytest.mark.parametrize(("ahead", "calls"), [(1, 8), (600, 35), (inf, 605)])
 def test_few_steps_are_timed_for_little_work(ahead, calls, monkeypatch):
-    made = []  # by each of which a clock goes on by 10 us
+    made = []  # each call advances a clock by 10 us
     monkeypatch.setattr(bench.execute.choice, "time", SimpleNamespace(perf_counter=lambda: 1e-5 * len(made)))
     assert bench.execute.choice.seconds_of(lambda: made.append(1), ahead) == pytest.approx(1e-5)
     assert len(made) == calls  # the first five, and three times a number
@@ -536,7 +536,7 @@ SHORT = [
 
 @pytest.fixture
 def breaks(monkeypatch) -> Callable[..., None]:
-    """Let the steps of more than so many lanes fail, from one step on, up to another one."""
+    """Let steps with more than this many lanes fail, from one step to another."""
     step = Lanes.step
 
     def set_up(error: Exception, more_than: int = 0, after: int = 0, before: float = inf) -> None:
@@ -608,7 +608,7 @@ def test_a_lane_that_does_not_fit_alone_is_one_line(sweep, store, breaks, error)
     assert line.startswith("run synthetic-ngd-")
     assert f" alone needs more memory than available: {type(error).__name__}: {str(error).splitlines()[0]}" in line
     assert list(Store(store).runs()) == []
-    assert [path.name for path in store.iterdir()] == ["plans"]  # how the runs are cut
+    assert [path.name for path in store.iterdir()] == ["plans"]  # the division into blocks
     breaks(SHORT[0], more_than=99)  # mended
     assert sweep(*FOUR, *LANES).code == 0
 
@@ -701,7 +701,7 @@ def test_runs_that_break_on_their_own(sweep, store, monkeypatch):
 
 @pytest.fixture
 def interrupt(monkeypatch):
-    """Send this process a signal when a sweep has made so many steps of single runs."""
+    """Send this process a signal when a sweep has taken this many steps of single runs."""
     advance = SweepProgress.advance
 
     def at(steps: int, number: int = signal.SIGINT) -> None:
@@ -722,7 +722,7 @@ OFTEN = ("--trainer.val_every", 4, "--trainer.checkpoint_seconds", 1e-9)
 
 @pytest.fixture
 def whole(sweep, tmp_path) -> dict[str, tuple[dict, dict]]:
-    """What an uninterrupted sweep finds out."""
+    """The results of an uninterrupted sweep."""
     assert sweep(*SIXTEEN, *LANES, *OFTEN, "--store", tmp_path / "whole").code == 0
     return outcome(tmp_path / "whole")
 
@@ -852,7 +852,7 @@ def test_a_signal_among_single_runs(sweep, store, monkeypatch, step, status):
 
 
 class Asleep:
-    """The module `time` for a sweep that waits: what is due happens when it sleeps."""
+    """A fake `time` module for a waiting sweep: scheduled events happen when it sleeps."""
 
     def __init__(self, *due: Callable[[], object]) -> None:
         self.due = list(due)
@@ -976,7 +976,7 @@ def test_a_run_that_bench_fit_trains_now_is_waited_for(sweep, store, monkeypatch
 
 
 def die_at(steps: int) -> None:
-    """Be killed when so many steps of single runs have been made."""
+    """Kill this process after this many steps of single runs."""
     advance = SweepProgress.advance
 
     def advance_and_die(self, *args, **options):
@@ -988,7 +988,7 @@ def die_at(steps: int) -> None:
 
 
 def meet(store: Path, journal: Path) -> None:
-    """Write down what is trained, and wait in the first block until somebody else is in one as well."""
+    """Log what is trained, and wait in the first block until another process is in a block too."""
     block, step = bench.execute.here.train_block, Lanes.step
 
     def train_block(grid, *args, **options):
@@ -1006,8 +1006,8 @@ def meet(store: Path, journal: Path) -> None:
 
 
 def have_little_memory(more: int, each: int) -> None:
-    """Have so many bytes more than when the first block begins, and need so many for each lane of a step."""
-    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # its own one may turn round for ever where it gets nothing
+    """Limit memory to this much more than at the start of the first block; each lane of a step needs a given amount."""
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # Arrow's own pool may loop forever if an allocation fails
     import_module("pyarrow.parquet")
     train, step = bench.execute.here.train_block, Lanes.step
 
@@ -1019,7 +1019,7 @@ def have_little_memory(more: int, each: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit(), resource.RLIM_INFINITY))
         try:
             return train(*words, **named)
-        finally:  # what is imported later to draw needs its own
+        finally:  # plotting libraries that are imported later need memory
             resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
     def greedy_step(self):
@@ -1030,7 +1030,7 @@ def have_little_memory(more: int, each: int) -> None:
 
 
 def lose_standard_error() -> None:
-    """Write into a pipe that nobody reads."""
+    """Redirect standard error to a pipe without a reader."""
     reading, writing = os.pipe()
     os.close(reading)
     os.dup2(writing, 2)
@@ -1160,7 +1160,7 @@ def test_a_full_disk_at_the_end_of_a_block_keeps_what_there_is(sweep, store, mon
 def test_a_store_that_may_only_be_read(sweep, store, monkeypatch):
     made = os.mkdir
 
-    def read_only(path, *mode, **more):  # permissions do not bind root, who may run this
+    def read_only(path, *mode, **more):  # root, who may run this, is not bound by permissions
         if str(path).startswith(str(store)):
             raise OSError(errno.EROFS, "Read-only file system")
         return made(path, *mode, **more)

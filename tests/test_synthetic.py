@@ -75,7 +75,7 @@ def test_the_joint_loss_keeps_its_digits_far_below_rounding_of_1() -> None:
     data = MixtureTokenData(seed=0)
     task = JointClassifier(data).double()
     u, _ = data.separator
-    task.decoder.u.data = 300 * 6 * u  # attention is uniform, so margins are a sixth, less the noise
+    task.decoder.u.data = 300 * 6 * u  # attention is uniform, so margins are a sixth, minus the noise
     margins = data.splits["train"].signs * (data.splits["train"].tokens.mean(dim=1) @ task.decoder.u.detach())
     loss = task.loss(data.batch("train", slice(None))).loss
     assert float(margins.min()) > 50
@@ -105,7 +105,7 @@ def test_saturation_on_another_token_keeps_the_gradient_too() -> None:
 
 @pytest.mark.parametrize("lead", [8, 14, 16, 17, 18, 25])
 def test_values_far_from_0_do_not_hide_the_gradient_between_them(lead: int) -> None:
-    # What they differ by is far below the rounding of the mean, where the largest weight is within rounding of 1.
+    # Their difference is far below the rounding error of the mean if the largest weight is 1 up to rounding.
     generator = torch.Generator().manual_seed(lead)
     values = 1 + 1e-3 * torch.rand(50, 6, generator=generator)
     logits = torch.randn(50, 6, generator=generator)
@@ -115,7 +115,7 @@ def test_values_far_from_0_do_not_hide_the_gradient_between_them(lead: int) -> N
     weights, known = logits.detach().double().softmax(1), values.double()
     apart = known - known[:, 2:3]
     expected = weights * (apart - (weights * apart).sum(1, keepdim=True))
-    # Each term is off by some roundings, two of them of a logit as large as `lead`, and terms may cancel.
+    # The error of each term is a few rounding errors, two of them of a logit of size `lead`, and terms may cancel.
     terms = weights * (apart.abs() + (weights * apart.abs()).sum(1, keepdim=True))
     assert ((logits.grad - expected).abs() <= 2.0**-24 * (16 + 2 * lead) * terms).all()
 
@@ -141,7 +141,7 @@ def test_stacked_logits_of_many_problems_and_their_gradient_are_those_of_the_def
     some = torch.randn(logits.shape, dtype=F64, generator=generator)
     (grad,), (wanted,) = (torch.autograd.grad((x * some).sum(), W) for x in (logits, expected))
     torch.testing.assert_close(grad, wanted, rtol=1e-13, atol=1e-13)
-    assert grad.is_contiguous() == W.is_contiguous()  # optimizers run through both together
+    assert grad.is_contiguous() == W.is_contiguous()  # optimizers traverse both together
 
 
 @pytest.mark.parametrize(("cls", "data_cls"), BOTH)
@@ -237,7 +237,7 @@ def softmax(z: np.ndarray) -> np.ndarray:
 
 
 def by_hand(task: TokenClassifier, data: TokenData) -> dict[str, float]:
-    """All measurements of paper A, sample by sample in numpy."""
+    """All measurements of the tasks of paper A, sample by sample in numpy."""
     W = task.head.W.detach().numpy()
     u = (task.decoder.u.detach() if isinstance(task, JointClassifier) else data.decoder).numpy()
     W_mm = data.att_svm.W.numpy()
@@ -261,7 +261,7 @@ def by_hand(task: TokenClassifier, data: TokenData) -> dict[str, float]:
         margins = signs * np.einsum("nt,ntd,d->n", weights, x, u)
         values[f"{split}_error"] = (margins <= 0).mean()
         values[f"{split}_loss"] = np.log1p(np.exp(-margins)).mean()
-    del values["train_loss"]  # the curve has it
+    del values["train_loss"]  # it is in the curve
     if isinstance(task, JointClassifier):
         goal = data.separator[0].numpy()
         values["norm_u"] = np.linalg.norm(u)
@@ -394,7 +394,7 @@ def test_two_implementations_of_ps_agree_until_the_loss_is_within_1e_60_of_its_i
 def measured(
     opt: Callable[..., torch.optim.Optimizer], steps: list[int], **options: float
 ) -> dict[int, dict[str, float]]:
-    """Means over seeds 0 to 4 of the measurements after so many steps."""
+    """Means over seeds 0 to 4 of the measurements after this many steps."""
     values: dict[int, list[dict[str, Tensor]]] = {t: [] for t in steps}
     for seed in range(5):
         task = AttentionClassifier(FixedDecoderData(seed=seed)).double()
@@ -424,7 +424,7 @@ def test_under_gd_the_direction_is_still_away_after_10000_steps() -> None:
     assert 1 - measured(torch.optim.SGD, [10_000], lr=0.5)[10_000]["alignment"] > 4e-3
 
 
-# -- whole runs -----------------------------------------------------------------------------------------------------
+# -- uninterrupted runs ---------------------------------------------------------------------------------------------
 
 
 def test_a_ps_run_ends_converged_when_the_gradient_underflows_without_any_nan(store: Any) -> None:

@@ -1,4 +1,4 @@
-"""Data, order, dropout and models: what a batch is, exactly."""
+"""Data, order, dropout and models: the exact contents of a batch."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_losses_with_a_known_infimum_are_on_a_logarithmic_scale(name: str) -> No
     spec = TASKS[name]
     theory = spec.module.startswith("tasks.theory")
     assert (spec.scale == "log") == theory
-    if theory:  # the others need files, and their losses have no infimum that is known
+    if theory:  # the others need files, and the infimum of their loss is not known
         data = spec.data_cls(seed=0)
         assert data.loss_offset.keys() == data.sizes.keys()
         assert data.loss_offset["train"] == data.f_star

@@ -1,4 +1,4 @@
-"""Texts: tokens, batches, their order, the cache, and files that are not what they should be."""
+"""Texts: tokens, batches, their order, the cache, and faulty files."""
 
 import errno
 import json
@@ -45,11 +45,11 @@ CPU = torch.device("cpu")
 SMALL = {"scratch": True, "vocab": 150, "max_length": 24}
 
 
-# -- made data --------------------------------------------------------------------------------------------------------
+# -- generated data ---------------------------------------------------------------------------------------------------
 
 
 def sentence(draw: np.random.Generator, most: int = 15) -> str:
-    """A few words, some of them made of the same pieces."""
+    """A few words, some of which share word pieces."""
     syllables = ["ba", "do", "kin", "mer", "sta", "lu", "ré"]
     words = ["".join(draw.choice(syllables, draw.integers(1, 4))) for _ in range(draw.integers(1, most))]
     return " ".join(words).capitalize() + "."
@@ -125,7 +125,7 @@ def test_a_batch_holds_what_the_tokenizer_makes_of_the_files_rows(data: MNLIData
     assert data.sizes == {split: len(rows) for split, rows in expected.items()}
     assert (data.num_classes, data.group_names, data.report, [*data.also]) == (3, (), "matched", ["mismatched"])
     for split, rows in expected.items():
-        if split != "train":  # in the order of their lengths
+        if split != "train":  # sorted by length
             rows.sort(key=lambda row: len(data.tokenizer.encode(row[0], row[1]).ids))
         batch = data.batch(split, slice(0, len(rows)))
         assert batch.groups is None
@@ -286,7 +286,7 @@ def test_facts_tell_runs_on_other_rows_or_tokens_apart(root: Path, data: MNLIDat
 
 
 def random_lengths(n: int, seed: int = 0) -> Tensor:
-    """Skewed as real ones are: most rows short, some as long as can be."""
+    """Skewed like real lengths: most rows short, some of maximal length."""
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(n, generator=generator) * 0.5 + 3.5).exp().long().clamp(4, 128)
 
@@ -313,7 +313,7 @@ def test_the_order_by_length_depends_on_seed_and_step_alone() -> None:
         assert order.width(step) == expected[step][1]
         assert torch.equal(order.rows(step), expected[step][0])
     epochs = [{tuple(sorted(rows.tolist())) for rows, _ in expected[i : i + 140]} for i in (0, 140)]
-    assert len(epochs[0] & epochs[1]) < 5  # batches are made again
+    assert len(epochs[0] & epochs[1]) < 5  # batches are formed anew
     assert not torch.equal(forward.rows(0), BatchOrder(700, 5, 2, CPU, lengths).rows(0))
 
 
@@ -430,7 +430,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def encodings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The files that were tokenised, one by one."""
+    """The files that were tokenised, in order."""
     seen, encode = [], labelled_text._encode
 
     def noted(source: Any, path: Path, *more: Any) -> Any:
@@ -455,7 +455,7 @@ def test_texts_are_tokenised_once(root: Path, own_cache: Path, encodings: list[P
     assert len(encodings) == 9
     write(root / "mnli" / "train.parquet", pairs(80, 5))
     MNLIData(root, **SMALL)
-    assert len(encodings) == 12  # another vocabulary, so all again
+    assert len(encodings) == 12  # another vocabulary, so all are tokenised again
     assert not list(own_cache.rglob("*.tmp"))
     (kept, *_) = cached_tokens(first.digests["matched"])
     assert (kept["vocabulary"], kept["max_length"]) == (130, 24)
@@ -512,7 +512,7 @@ def test_a_cache_on_a_full_disk_is_an_error_of_the_disk(
     root: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def short(*_: Any) -> None:
-        raise OSError("180 requested and 0 written")  # all that numpy says
+        raise OSError("180 requested and 0 written")  # numpy's whole message
 
     monkeypatch.setattr("tasks.core.cache.np.save", short)
     with pytest.raises(OSError, match="No space left on device") as caught:
@@ -763,7 +763,7 @@ def test_little_of_a_batch_of_real_pairs_is_padding(real_text: Path, tmp_path: P
         "validation_matched": "validation_matched",
         "validation_mismatched": "validation_matched",
     }
-    for name, real in names.items():  # not the training file: to tokenise it takes ten seconds
+    for name, real in names.items():  # not the training file: tokenising it takes ten seconds
         (tmp_path / "mnli" / f"{name}.parquet").symlink_to((real_text / "mnli" / f"{real}.parquet").resolve())
     data = MNLIData(tmp_path, scratch=True)
     assert data.vocab_size == 8000

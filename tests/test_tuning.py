@@ -1,4 +1,4 @@
-"""`bench tune`: real trainings with real workers, and what becomes of them when something is killed."""
+"""`bench tune`: real trainings with real workers, and their recovery when something is killed."""
 
 import errno
 import json
@@ -49,10 +49,10 @@ SMALL = ("--task", "synthetic", "--opt", "sgd", "--opt.lr", "1e1:1e4", "--traine
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Settings and plots go to a folder below the current one, unless told otherwise."""
     monkeypatch.chdir(tmp_path)
-    # As many threads as here: another number rounds differently.
+    # As many threads as in this process: another number rounds differently.
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
     monkeypatch.delenv("BENCH_STORAGE", raising=False)
-    # So that a worker has one thread, however many there are of them.
+    # So that each worker has one thread, however many workers there are.
     monkeypatch.setattr("bench.execute.slots._cpus", lambda: CPUS[:1])
     return tmp_path
 
@@ -93,7 +93,7 @@ def begin(url: str, trials: int, *, name: str | None = None, report: bool = True
 
 
 def values(study: Study) -> dict[tuple[str, tuple[int, ...]], list[float | None]]:
-    """The final values of the runs of all trials that were completed."""
+    """The final values of the runs of all completed trials."""
     return {trial.key: [run.final for run in trial.runs] for trial in study.trials() if trial.state == "completed"}
 
 
@@ -131,7 +131,7 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     assert f"use it: {use}\n" in answer.out
     assert answer.err.count("] opt.lr ") == 8
     counts = [int(done) for done in re.findall(r"^\[(\d)/[58]\] opt\.lr ", answer.err, re.MULTILINE)]
-    assert counts == sorted(counts)  # two may end between two looks
+    assert counts == sorted(counts)  # two may end between two polls
     assert counts[-1] == 8
     assert "[8/8] opt.lr " in answer.err
     assert answer.err.count("(fresh seed)") == 3
@@ -168,7 +168,7 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
         assert refused.code == 2
         assert last_line(refused) == f"--resume takes the study's own settings; remove {own[0]}"
 
-    # The settings are used by `bench fit`, which has that run already.
+    # `bench fit` uses the settings; that run is already stored.
     provenance = yaml.safe_load((folder / "sgd.yaml").read_text())["provenance"]
     assert provenance["study"] == name
     assert provenance["versions"] == {name: runs[0].versions[name] for name in ("task", "opt")}
@@ -184,7 +184,7 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     note = "bench: tuned for another budget (here --trainer.max_steps 41, not 40): other settings may be better\n"
     assert note in other.err
 
-    # More trials continue from there, and a smaller budget is still what it was.
+    # More trials continue from there, and the result at a smaller budget is unchanged.
     monkeypatch.setattr(Pool, "_start", start)
     more = cli("tune", *SMALL, "--trials", 7, "--report_seeds", 3, "--workers", 1, "--engine", "lanes", "--json")
     assert more.code == 0, more.err
@@ -209,7 +209,7 @@ def test_settings_are_chosen_on_the_selection_split(cli, sqlite_url: str, store:
     assert {(run.select_split, run.split) for run in trials.values()} == {("val", "test")}
     training = {lr: Store(store).tables(run.run_id)["curve"]["loss"][-1] for lr, run in trials.items()}
     chosen = {lr: run.validations[-1]["loss"] for lr, run in trials.items()}
-    assert min(training, key=training.__getitem__) == 1000  # which was crowned
+    assert min(training, key=training.__getitem__) == 1000  # the winner
     assert min(chosen, key=chosen.__getitem__) == 10
     found = study_result(study)
     assert (found.best and found.best.point, found.score, found.select_split) == ({"opt.lr": 10}, chosen[10], "val")
@@ -290,7 +290,7 @@ LONG_WORDS += ["--seeds", "1000,", "--report_seeds", "0,"]
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
-    """What the runs of the long study give if nobody kills anything."""
+    """The results of the long study without kills."""
     folder = tmp_path_factory.mktemp("undisturbed")
     study = begin(f"sqlite:///{folder}/studies.db", 4, **LONG)
     place = ("--storage", f"sqlite:///{folder}/studies.db", "--store", str(folder / "runs"))
@@ -302,12 +302,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
 
 
 class Tuning:
-    """A real `bench tune`, with what it says in a file; it leads a group of processes as a job of a shell does."""
+    """A real `bench tune` with its output in a file; it leads a process group, like a job of a shell."""
 
     def __init__(self, folder: Path, url: str, workers: int) -> None:
         self.said = folder / "said"
         environment = os.environ | {"BENCH_STORAGE": url, "BENCH_STORE": str(folder / "runs")}
-        command = ["taskset", "-c", ",".join(map(str, CPUS[:workers]))]  # a processor for each worker: one thread
+        command = ["taskset", "-c", ",".join(map(str, CPUS[:workers]))]  # one CPU, so one thread, for each worker
         command += [sys.executable, "-m", "bench.cli", "tune", *LONG_WORDS, "--engine", "lightning"]
         command += ["--workers", str(workers)]
         with self.said.open("w") as file:
@@ -363,17 +363,17 @@ def test_whatever_is_killed_nothing_is_lost_and_nothing_done_twice(
     study, store = begin(url, 4, **LONG), Store(tmp_path / "runs")
 
     def at_work() -> list[int]:
-        """Processes that are in the middle of a run."""
+        """Processes that are training a run."""
         running = [trial for trial in study.trials() if trial.state == "running" and lives(trial.worker)]
         configs = [on_device(study.spec.config(trial.point, trial.seeds[0], {})) for trial in running]
         ids = [trial.worker["pid"] for trial in running]
         return [pid for pid, config in zip(ids, configs, strict=True) if store.checkpoint(config.run_id)]
 
     def ended(*words: str) -> list[str | None]:
-        """Why trials that ended so, or wait again, did."""
+        """The reasons of trials that ended in this state, or wait again."""
         return [trial.reason for trial in study.trials() if trial.state in words and trial.reason is not None]
 
-    # kill -9 of a worker: the supervisor gives its trial to another.
+    # kill -9 of a worker: the supervisor passes its trial to another one.
     tuning = Tuning(tmp_path, url, 2)
     tunings.append(tuning)
     killed = until(at_work, "a worker at work", PATIENCE)[0]
@@ -381,13 +381,13 @@ def test_whatever_is_killed_nothing_is_lost_and_nothing_done_twice(
     until(lambda: "died (SIGKILL); starting another\n" in tuning.said.read_text(), "the supervisor's notice", PATIENCE)
     until(lambda: ended("failed"), "the end of the attempt", PATIENCE)
 
-    # SIGTERM of a worker: it gives its trial back.
+    # SIGTERM of a worker: it returns its trial.
     stopped = until(at_work, "a worker at work", PATIENCE)[0]
     os.kill(stopped, signal.SIGTERM)
     until(lambda: gone(stopped), "the end of a worker", PATIENCE)
     assert stopped not in at_work()
 
-    # kill -9 of the supervisor: its workers give their trials back and end, also one that has hardly begun.
+    # kill -9 of the supervisor: its workers return their trials and end, also one that has just started.
     until(at_work, "a worker at work", PATIENCE)
     workers = tuning.workers()
     assert not {killed, stopped} & {*workers}
@@ -396,12 +396,13 @@ def test_whatever_is_killed_nothing_is_lost_and_nothing_done_twice(
     until(lambda: all(map(gone, workers)), "the end of the workers", PATIENCE)
     assert {state for _, state in states(study)} <= {"waiting", "completed", "failed"}
     (reason,) = ended("failed")
-    assert reason in ("its worker died (SIGKILL)", "its worker died")  # the supervisor sees how, the other worker that
+    # The supervisor knows how it died, the other worker only that it did.
+    assert reason in ("its worker died (SIGKILL)", "its worker died")
     assert {*ended("waiting")} == {"the worker was stopped by SIGTERM"}
     said = [line for line in tuning.said.read_text().splitlines() if line.startswith("worker ")]
     assert [line.partition(" died ")[2] for line in said] == ["(SIGKILL); starting another"]
 
-    # A signal for the supervisor, or for all processes of the terminal.
+    # A signal to the supervisor, or to all processes of the terminal.
     tuning = Tuning(tmp_path, url, 1)
     tunings.append(tuning)
     until(at_work, "a worker at work", PATIENCE)
@@ -442,7 +443,7 @@ def test_a_worker_with_lanes_that_is_asked_to_stop_gives_all_its_trials_back(
         return step(self)
 
     words = ("worker", "--study", study.name, "--engine", "lanes", "--storage", sqlite_url)
-    # What a measurement finds depends on what else the machine does.
+    # The measurement depends on the load of the machine.
     monkeypatch.setattr(Choices, "_how_many", lambda *_: Choice(lanes=True, width=5))
     with monkeypatch.context() as patch:
         patch.setattr(Lanes, "step", stop_on_the_way)
@@ -470,7 +471,7 @@ def test_a_worker_keeps_to_the_width_that_it_is_told(cli, sqlite_url: str, store
 def test_a_study_remembers_its_engine(cli, here: Path, sqlite_url: str, store: Path) -> None:
     words = ("tune", *SMALL, "--sampler", "qmc", "--trials", 1, "--seeds", 1, "--report_seeds", 0)
     words = (*words, "--workers", 1, "--storage", sqlite_url)
-    study = Studies(sqlite_url).create(small_spec(reports=[]), "before")  # by a version that did not ask
+    study = Studies(sqlite_url).create(small_spec(reports=[]), "before")  # by a version without this option
     assert study.request.engine is None
 
     def engines() -> Counter[str]:
@@ -506,7 +507,7 @@ def test_four_workers_on_postgresql_make_each_of_thirty_trials_once(postgres_url
 
     workers: list[subprocess.Popen[str]] = []
     try:
-        # The lock of studies, held by somebody who is not thrown out when that takes long.
+        # The lock of studies, held by a connection without a timeout.
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as holder:
             holder.execute(text("SELECT pg_advisory_lock(726173)"))
             for _ in range(4):
@@ -535,7 +536,7 @@ def test_four_workers_on_postgresql_make_each_of_thirty_trials_once(postgres_url
 
 
 def break_at(lr: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every run with this learning rate breaks at its first step."""
+    """Every run with this learning rate fails at its first step."""
     step = torch.optim.SGD.step
 
     def broken(self: torch.optim.SGD, *args: Any, **kwargs: Any) -> Any:
@@ -678,16 +679,16 @@ def test_settings_that_are_not_ours_and_runs_that_are_gone_are_noted(cli, here: 
         "use it: bench fit --task synthetic --opt sgd --config there/synthetic/sgd.yaml --device cpu"
         " --trainer.max_steps 40"
     )
-    # Another study of the same runs: nothing is trained, and the file is of another.
+    # Another study of the same runs: nothing is trained, and the file belongs to another study.
     again = cli(*words, "--name", "two", "--out", "there")
     assert again.code == 0, again.err
     assert "bench: there/synthetic/sgd.yaml belonged to study one; it now belongs to study two\n" in again.err
-    # --resume writes where the study's settings went before, from anywhere.
+    # --resume writes to the study's earlier place, from any folder.
     resumed = cli("tune", "--resume", "one")
     assert resumed.err == f"bench: {path} belonged to study two; it now belongs to study one\n"
     assert f"written to {path.parent.parent}: synthetic/sgd.yaml" in resumed.out
     assert not (here / "tuned").exists()
-    # The study has its results without the runs.
+    # The study keeps its results without the runs.
     for folder in store.glob("*/"):
         if folder.name != "studies":
             shutil.rmtree(folder)
@@ -907,7 +908,7 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
 )
 @pytest.mark.parametrize("dry", [False, True])
 def test_words_that_make_no_study(cli, here: Path, words: str, message: str, *, dry: bool) -> None:
-    if dry and words == "--storage nonsense":  # no database is looked for
+    if dry and words == "--storage nonsense":  # the database is not contacted
         return
     answer = cli("tune", "--task", "synthetic", "--opt", "sgd", "--device", "cpu", *words.split(), *["--dry-run"] * dry)
     assert answer.code == 2

@@ -1,4 +1,4 @@
-"""The pure updates: what the classes do, for one run and for many stacked ones."""
+"""The pure updates agree with the classes, for one run and for many stacked ones."""
 
 import inspect
 import textwrap
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.numeric
 
 STEPS = 30
 RUNS = 6
-# They choose a kernel or its precision and do not change the method.
+# They choose a kernel or its precision but do not change the method.
 KERNELS = {"foreach", "fused", "capturable", "differentiable", "bf16"}
 
 Arguments = dict[str, Any]
@@ -33,7 +33,7 @@ properties = settings(max_examples=80, deadline=None, derandomize=True, database
 
 @pytest.fixture(autouse=True)
 def no_fallback() -> Iterator[None]:
-    """An operation that `vmap` would run once for each run is an error."""
+    """Make operations that `vmap` would run once per run an error."""
     torch._C._functorch._set_vmap_fallback_enabled(False)
     yield
     torch._C._functorch._set_vmap_fallback_enabled(True)
@@ -45,7 +45,7 @@ def signature(name: str) -> dict[str, inspect.Parameter]:
 
 
 def all_of(name: str, arguments: Arguments) -> Arguments:
-    """Every hyperparameter, by the constructor's defaults; `lr` is a tensor."""
+    """Every hyperparameter, with the constructor's defaults; `lr` is a tensor."""
     given_ = {key: parameter.default for key, parameter in signature(name).items()} | arguments
     return given_ | {"lr": torch.as_tensor(given_["lr"], dtype=torch.float64)}
 
@@ -61,7 +61,7 @@ def begin(name: str, dtype: torch.dtype = torch.float64) -> list[Tensor]:
 
 
 def walk(name: str, hparams: Arguments, steps: int) -> tuple[list[Tensor], dict[str, Any]]:
-    """Parameters and state of one run after so many pure steps."""
+    """Parameters and state of one run after this many pure steps."""
     params, state = begin(name), {}
     for _ in range(steps):
         loss, grads = loss_and_gradient(params)
@@ -83,15 +83,15 @@ def walk_stacked(name: str, hparams: Arguments, steps: int) -> tuple[list[Tensor
 
 
 def over_runs(update: Any, hparams: Arguments) -> Any:
-    """The pure update for stacked runs: every tensor, also a norm's or a hyperparameter's, has the runs first."""
+    """The pure update for stacked runs: runs are the first axis of all tensors, also of norms and hyperparameters."""
     axes = tree_map(lambda v: 0 if isinstance(v, Tensor) else None, hparams)
-    # By position: `vmap` would hand each run the whole of a keyword's tensor.
+    # By position: `vmap` would pass the whole tensor of a keyword to each run.
     stacked = torch.func.vmap(lambda *given_: update(*given_[:-1], **given_[-1]), in_dims=(0, 0, 0, 0, axes, 0))
     return lambda grads, state, params, loss, **norms: stacked(grads, state, params, loss, hparams, norms)
 
 
 def close(actual: Any, expected: Any, rtol: float = 1e-12) -> None:
-    # A weight that has come near 0 is off by the roundings of what it was: 1e-16 in each of up to 30 steps.
+    # A weight close to 0 has the rounding errors of its earlier values: 1e-16 in each of up to 30 steps.
     torch.testing.assert_close(actual, expected, rtol=rtol, atol=rtol / 100, equal_nan=False)
 
 
@@ -123,7 +123,7 @@ def test_a_fallback_would_be_seen() -> None:
 
 
 def assert_as_the_class(name: str, arguments: Arguments, hparams: Arguments, steps: int, factor: float = 1.0) -> None:
-    """The class and its pure form agree at every step; `factor` scales the norms both are told (1: none is told)."""
+    """The class and its pure form agree at every step; `factor` scales the norms passed to both (1: none is passed)."""
     spec = OPTIMIZERS[name]
     weights, params, state = start(name=name), begin(name), {}
     opt = spec.cls(weights, **arguments)
@@ -229,7 +229,7 @@ def test_the_first_moves_in_float32_are_those_in_float64(name: str, arguments: A
         for _ in range(2):
             params, state = OPTIMIZERS[name].pure_update(grads, state, params, loss, hparams)
         moves.append([p.double() for p in params])
-    # Each of five iterations makes the rounding of small singular values up to 3.4 times as great.
+    # Each of five iterations amplifies the rounding errors of small singular values up to 3.4 times.
     rtol = 3e-5 if OPTIMIZERS[name].traits.by_piece else 3e-6
     torch.testing.assert_close(moves[0], moves[1], rtol=rtol, atol=rtol / 100)
 
@@ -238,7 +238,7 @@ def test_the_first_moves_in_float32_are_those_in_float64(name: str, arguments: A
 
 
 def sweep(name: str, swept: list[str], seed: int = 0) -> list[Arguments]:
-    """For each run a value of every swept hyperparameter; the first two have the first and the last value of each."""
+    """For each run a value of every swept hyperparameter; the first two runs have the first and last value of each."""
     random = torch.Generator().manual_seed(seed)
 
     def choose(run: int, values: tuple[Any, ...]) -> Any:

@@ -1,4 +1,4 @@
-"""What is decided about a run from its numbers alone."""
+"""Decisions about a run from its numbers alone."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 def rows_of(**columns: Any) -> np.ndarray:
-    """Steps of one run, shape (steps, 1, 4); what is not given is 1."""
+    """Steps of one run, shape (steps, 1, 4); missing values are 1."""
     steps = len(next(iter(columns.values())))
     names = ("loss", "norm", "raw", "applied")
     return np.stack([np.array(columns.get(name, [1.0] * steps), dtype=float) for name in names], axis=1)[:, None]

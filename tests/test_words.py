@@ -1,4 +1,4 @@
-"""The grammar of all commands: every kind of bad word at every command, and what is answered."""
+"""The grammar of all commands: every kind of invalid word at every command, and the error."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ BASE = {
     "completion": ("bash",),
     "race": ("synthetic",),
 }
-"""Words without which a command says that they are missing."""
+"""Required words of commands."""
 
 
 def shown(command: Command) -> list[Option]:
@@ -34,7 +34,7 @@ def shown(command: Command) -> list[Option]:
 
 
 def bad_words() -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every command with every kind of bad word, and the hint."""
+    """Every command with every kind of invalid word, and the hint."""
     for name, command in COMMANDS.items():
         base, options = (name, *BASE.get(name, ())), shown(command)
         yield (*base, "--xyzzy", "1"), f"unknown option '--xyzzy'; `bench {name} -h` lists the options"

@@ -1,4 +1,4 @@
-"""Published optimizers: the kit finds their faults, and all train as they are. Needs their packages: `make zoo`."""
+"""Published optimizers: `bench check` finds their faults, and all train unchanged. Needs their packages: `make zoo`."""
 
 import shlex
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from bench.check import Report, conformance
 from bench.store.store import Store
 
-pytestmark = [pytest.mark.zoo, pytest.mark.filterwarnings("ignore")]  # what the packages warn of is not ours
+pytestmark = [pytest.mark.zoo, pytest.mark.filterwarnings("ignore")]  # warnings of the packages are not ours
 
 POLYAK = (
     "momo:Momo",
@@ -22,7 +22,7 @@ POLYAK = (
 )
 LOOKED_AT = ["builds", "resume", "schedule", "lr_zero", "frozen", "ddp", "own_loss"]
 CAPS = {"momo:Momo": {"lr": 1e3}, "momo:MomoAdam": {"lr": 1e3}, "momsps:MomSPS": {"gamma_max": 1e3}}
-"""A cap on the step that binds hides the loss."""
+"""An active step cap would hide the dependence on the loss."""
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from tasks.vision.images import ImageData
 
 
 class TinyImages(ImageData):
-    """64 training images of random pixels whose label is visible in their brightness.
+    """64 training images of random pixels whose brightness determines the label.
 
     Args:
         root: unused.
@@ -48,5 +48,5 @@ ROOT = Path(__file__).parent.parent
 
 
 def register(spec: TaskSpec = TINY) -> None:
-    """Make a task known to this process."""
+    """Register a task in this process."""
     TASKS[spec.name] = spec

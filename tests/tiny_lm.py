@@ -1,4 +1,4 @@
-"""A made-up stream of tokens and a tiny decoder on it: the task `tiny_lm`; and the decoder written once more."""
+"""A generated stream of tokens and a tiny decoder on it: the task `tiny_lm`; and the decoder implemented again."""
 
 from dataclasses import replace
 from typing import Any
@@ -59,7 +59,7 @@ SIZES = {"task.layers": 2, "task.width": 8, "task.num_heads": 2, "task.mlp_width
 
 
 def plain_logits(model: Decoder, ids: Tensor, heads: int = 2, window: int | None = None) -> Tensor:
-    """What a decoder with standard attention makes of tokens (B, T), with nothing of its own but the weights."""
+    """Logits of a decoder with standard attention for tokens (B, T), computed from the weights alone."""
     w = dict(model.named_parameters())
     B, T = ids.shape
     x = w["embedding.weight"][ids]
@@ -72,7 +72,7 @@ def plain_logits(model: Decoder, ids: Tensor, heads: int = 2, window: int | None
 
     def turned(x: Tensor) -> Tensor:
         K = x.shape[-1]
-        # In float64: a frequency that a processor rounds to float32 in its own way is seen after 20 steps.
+        # In float64: frequencies rounded to float32, differently on each CPU, would be visible after 20 steps.
         angles = torch.arange(T)[:, None, None] * 10_000.0 ** (-2 * torch.arange(K // 2, dtype=torch.float64) / K)
         z = torch.complex(x[..., : K // 2], x[..., K // 2 :]) * torch.exp(1j * angles)
         return torch.cat([z.real, z.imag], -1)

@@ -1,4 +1,4 @@
-"""Made-up texts, small enough for hundreds of runs, and a tiny BERT on them: the task `tiny_text`."""
+"""Generated texts, small enough for hundreds of runs, and a tiny BERT on them: the task `tiny_text`."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ GROUPS = ("cats", "dogs")
 class TinyText(TaskData):
     """Random tokens 3, 4, ..., in texts of 3 to 9 tokens, whose label is the second token modulo 3; token 0 is padding.
 
-    Batches of training are as wide as their longest text, others as theirs.
+    A batch is as wide as its longest text.
 
     Args:
         root: unused.

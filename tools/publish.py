@@ -27,7 +27,7 @@ from bench.store.stores import Stores
 from bench.text import cell
 from bench.tuning import suite
 
-PARTS = {"theory": "Tasks of the theory", "lm": "Language model", "vision": "Images", "sst2": "Fine-tuning"}
+PARTS = {"theory": "Theory tasks", "lm": "Language model", "vision": "Images", "sst2": "Fine-tuning"}
 """The parts of the reference suite, and their names in README.md."""
 FOLDER, README, FIGURE = Path("results/reference"), Path("README.md"), Path("docs/_static/reference.png")
 SENSITIVITY = Path("results/tuned")
@@ -128,10 +128,15 @@ def _sentence(task: str, table: Table) -> str:
     for row in table.rows:
         if row.get("verdict") not in (None, "reference"):
             groups.setdefault(row["verdict"], []).append(row["opt"])
-    order = ("better", "no difference found", "worse")
-    told = [f"{', '.join(groups[word])}: {word}" for word in sorted(groups, key=lambda w: (w not in order, w))]
+    words = {
+        "better": f"better than {reference}",
+        "no difference found": f"no difference from {reference} found",
+        "worse": f"worse than {reference}",
+    }
+    order = sorted(groups, key=lambda w: (w not in words, w))
+    told = [f"{words.get(word, word)}: {', '.join(groups[word])}" for word in order]
     floor = any("at the floor" in note for note in table.notes)
-    return f"On {task}, against {reference}: {'; '.join(told)}" + " (at the floor of the loss)" * floor + "."
+    return f"On {task}, {'; '.join(told)}" + " (losses at the floor)" * floor + "."
 
 
 def shown() -> tuple[Collected, Stores]:

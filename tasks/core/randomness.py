@@ -98,7 +98,7 @@ class BatchRandomness:
         """
         elements = like.shape[1:].numel()
         pieces = self.words(stream, -(-elements // 4), like.device).view(torch.int16)[:, :elements]
-        # In place, since torch vectorises neither a comparison of int16 into bool nor bool into float: 8 times the time.
+        # In place: torch vectorises neither int16 comparison into bool nor bool to float, which take 8 times as long.
         pieces.ge_(round(exact_rate(rate) * _PIECES) - _PIECES // 2)
         return pieces.to(like.dtype).reshape(like.shape)
 
