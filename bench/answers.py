@@ -569,6 +569,8 @@ class Merged(Answer):
     """Records of studies copied."""
     checks: int
     """Verdicts of `bench check` copied."""
+    ladders: int
+    """Records of ladders copied."""
     differing: list[str]
     """Ids of runs for which the destination keeps a different result."""
     damaged: list[str]

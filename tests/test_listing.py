@@ -445,7 +445,7 @@ def test_an_interrupted_run_says_how_it_goes_on(cli, store):
     attempt.leave([record("b", status="killed")])
     out = cli("show", "b").out
     assert "--resume" not in out
-    assert "it has no checkpoint, so it begins again" in out
+    assert "it has no checkpoint, so it starts from step 0" in out
 
 
 def test_a_run_says_which_study_it_is_of(cli, studied):

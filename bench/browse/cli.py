@@ -37,7 +37,9 @@ def _merge(words: list[str]) -> int:
     for note in merged.notes:
         remark("note", note)
     if args.json:
-        counts = {name: getattr(merged, name) for name in ("copied", "there", "skipped", "studies", "checks")}
+        counts = {
+            name: getattr(merged, name) for name in ("copied", "there", "skipped", "studies", "checks", "ladders")
+        }
         answer({"dest": args.dest, **counts, "differing": merged.differing, "damaged": [*map(str, merged.damaged)]})
         return int(bool(merged.damaged))
     counts = f"{merged.copied} runs copied, {merged.there} already there, {merged.skipped} skipped"

@@ -175,9 +175,11 @@ def _commands(run: RunResult, store: Store) -> dict[str, str]:
             again = ["bench", "fit", "--resume", run.run_id, *naming(run.config)]
             found["continue it"] = f"{shlex.join(again)} {place}"
         elif run.engine == "lanes":
-            found["continue the sweep with its command; alone it begins again"] = f"{fit_words(run)} {seeds} {place}"
+            found["continue the sweep with its command; alone it starts from step 0"] = (
+                f"{fit_words(run)} {seeds} {place}"
+            )
         else:
-            found["it has no checkpoint, so it begins again"] = f"{fit_words(run)} {seeds} {place}"
+            found["it has no checkpoint, so it starts from step 0"] = f"{fit_words(run)} {seeds} {place}"
     if _study(run, store) is not None:  # boards and curves exclude trials
         words = ["bench", "plot", "sensitivity", "--task", run.config["task"], "--opt", run.config["opt"]]
         found["plot its study"] = f"{shlex.join(words)} {place} -o study.png"

@@ -46,7 +46,7 @@ def boards(found: Findings) -> list[Board]:
         return [Board("rungs", "Rungs", [_rungs(found)], _notes(found))]
     return [
         Board("efficiency", "Steps at equal loss", [_efficiency(found), _trends(found)]),
-        Board("predictions", "Predictions, made before and scored after", [_predictions(found)]),
+        Board("predictions", "Predictions, made before their rung and scored after it", [_predictions(found)]),
         Board("ranking", "Ranking at each rung", [_ranking(found), _losses(found)]),
         Board("settings", "How settings change with size", [_settings(found)]),
         Board("rungs", "Rungs", [_rungs(found)], _notes(found)),
@@ -298,7 +298,7 @@ def _rungs(found: Findings) -> Table:
                 "trials": _span(trials),
                 "fresh": _span(fresh),
                 "time": duration(own.seconds) if own else None,
-                "state": rung["done"] or "cut",
+                "state": rung["done"] or "unfinished",
             }
         )
     return Table("sizes and budgets", columns, rows)
@@ -384,7 +384,7 @@ def _settings_chart(found: Findings) -> Chart:
             x, y = (np.array(each, dtype=np.float64) for each in zip(*there, strict=True))
             traces.append(Trace(opt, x, y, marks="all"))
     panel = Panel(
-        "settings", "what won", _x(found), "first searched setting", "xy", traces, "mostly lr; max_step for sps"
+        "settings", "selected setting", _x(found), "first searched setting", "xy", traces, "mostly lr; max_step for sps"
     )
     return Chart([panel], {opt: opt for opt in found.record.opts}, columns=1)
 
