@@ -129,7 +129,7 @@ class TrainerOptions(NoBooleans):
     compile: Literal["off", "auto", "step"] = Field(
         "off",
         description="loss and gradient through torch.compile: off, step, or auto (if a measurement in the run's"
-        " first steps shows that it pays); changes seconds and rounding, so it is no part of the run's id",
+        " first steps shows that it pays); changes seconds and rounding, so it is not part of the run's id",
     )
     checkpoint_seconds: float = Field(60, gt=0, description="seconds between checkpoints")
     devices: int = Field(1, ge=1, description="number of devices (processes) that share each batch")

@@ -18,11 +18,14 @@ sys.path.insert(0, str(ROOT))
 
 from bench import __version__  # noqa: E402
 from bench.answers import ANSWERS, QualityRow, fields, parts_of, type_text  # noqa: E402
+from bench.config import resolve  # noqa: E402
 from bench.grammar.commands import COMMANDS  # noqa: E402
 from bench.grammar.help import command_help, hyperparameter_rows, row, rows  # noqa: E402
 from bench.options import task_options, trainer_options  # noqa: E402
+from bench.runner import build  # noqa: E402
 from optimizers import OPTIMIZERS  # noqa: E402
-from tasks import TASKS  # noqa: E402
+from tasks import TASKS, TaskSpec  # noqa: E402
+from tasks.core.files import only_reading  # noqa: E402
 
 project = "Attention optimizer bench"
 version = release = __version__
@@ -47,6 +50,18 @@ pygments_style = "friendly"
 # Docstrings use single backticks for code, and options begin with two hyphens.
 default_role = "code"
 smartquotes = False
+
+# Parameters, samples and reported split of tasks that need files, counted by building each task with its complete data;
+# `bench show TASK` lists the shapes. Those of the encoders are for bert-base-uncased.
+COUNTED = {
+    "mnist": ("72,074", "55,000 / 5,000 / 10,000 images", "test"),
+    "cifar10": ("75,082", "45,000 / 5,000 / 10,000 images", "test"),
+    "mnli": ("109,484,547", "387,702 / 5,000 / 9,815 pairs", "matched validation"),
+    "civil_comments": ("109,483,778", "1,799,874 / 5,000 / 97,320 comments", "test"),
+    "sst2": ("109,483,778", "65,349 / 2,000 / 872 phrases", "GLUE's validation"),
+    "squad": ("108,893,186", "87,599 (a tenth of the articles for selection) / 10,570 questions", "validation"),
+    "lm": ("673,152", "15,686 / 1,743 (also reported) rows of 64 characters of tiny Shakespeare", "validation"),
+}
 
 # The pages of results are outside this folder, where GitHub shows them; the site has copies.
 RESULTS = HERE / "results"
@@ -119,6 +134,65 @@ class Tasks(Sections):
             yield f"task {name}", "\n".join([spec.title, "", *rows("task", task_options(spec))])
 
 
+class Overview(SphinxDirective):
+    """A table of all tasks: model, parameters, samples, metric, target and budget."""
+
+    HEADS = (
+        "task",
+        "model and data",
+        "parameters",
+        "samples: training / selection / reported",
+        "metric",
+        "infimum or target",
+        "default budget",
+    )
+
+    def run(self) -> list[nodes.Node]:
+        """The table."""
+        table, group = nodes.table(), nodes.tgroup(cols=len(self.HEADS))
+        head, body = nodes.thead(), nodes.tbody()
+        group += [nodes.colspec(colwidth=1) for _ in self.HEADS]
+        group += [head, body]
+        table += group
+        head += self.line([nodes.paragraph("", name) for name in self.HEADS])
+        for name, spec in TASKS.own.items():
+            first = nodes.paragraph("", "", nodes.literal(name, name))
+            body += self.line([first, *(nodes.paragraph("", text) for text in self.cells(name, spec))])
+        return [table]
+
+    def line(self, cells: list[nodes.paragraph]) -> nodes.row:
+        """A row of the table."""
+        found = nodes.row()
+        for cell in cells:
+            entry = nodes.entry()
+            entry += cell
+            found += entry
+        return found
+
+    def cells(self, name: str, spec: TaskSpec) -> list[str]:
+        """The cells after the task's name."""
+        if name in COUNTED:
+            parameters, samples, split = COUNTED[name]
+            bound = "none" if spec.target is None else f"target {spec.target:g}"
+        else:
+            with only_reading():
+                model, _ = build(resolve({"task": name, "opt": "sgd", "device": "cpu"}))
+            data, split = model.data, model.data.report
+            parameters = f"{sum(p.numel() for p in model.parameters()):,}"
+            held_out = data.sizes[data.select] if data.select != "train" else None
+            reported = data.sizes[split] if split != "train" else None
+            sizes = [f"{data.sizes['train']:,}", *(f"{n:,}" for n in (held_out, reported) if n is not None)]
+            samples = " / ".join(sizes) + " (all on training samples)" * (len(sizes) == 1)
+            bound = "0" if data.f_star == 0 else f"{data.f_star:.4g} with seed 0; it depends on the seed"
+            bound = f"infimum {bound}"
+        better = "higher" if spec.mode == "max" else "lower"
+        budget = " and ".join(f"{n:,} {limit.removeprefix('max_')}" for limit, n in spec.budget.items())
+        batch = "full batch" if spec.batch_size == "full" else f"batches of {spec.batch_size}"
+        precision = {"64-true": "float64", "32-true": "float32"}[spec.precision]
+        metric = f"{spec.metric} on {split}, {better} is better"
+        return [spec.title, parameters, samples, metric, bound, f"{budget}, {batch}, {precision}"]
+
+
 class Optimizers(Sections):
     """Every optimizer with its options."""
 
@@ -153,6 +227,6 @@ class Answers(Sections):
 def setup(app: Sphinx) -> dict[str, Any]:
     """Entry point for Sphinx."""
     app.connect("source-read", as_on_the_site)
-    for each in (Answers, Commands, Trainer, Tasks, Optimizers):
+    for each in (Answers, Commands, Overview, Trainer, Tasks, Optimizers):
         app.add_directive(f"bench-{each.__name__.lower()}", each)
     return {"parallel_read_safe": True}

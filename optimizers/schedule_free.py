@@ -27,8 +27,8 @@ class ScheduleFreeAdamW(CheckedOptimizer):
 
     Args:
         params: parameters or parameter groups.
-        lr: learning rate, in [0, inf); best ones are 1 to 10 times those of AdamW with a schedule.
-        betas: beta1, the place of y between z and x, and beta2, the decay of v, each in [0, 1).
+        lr: learning rate, in [0, inf); the best values are 1 to 10 times AdamW's with a schedule.
+        betas: beta1, the position of y between z and x, and beta2, the decay of v, each in [0, 1).
         eps: added to the denominator, in [0, inf).
         weight_decay: decoupled weight decay per unit of lr, in [0, inf).
         warmup_steps: steps over which lr rises linearly, at least 0.

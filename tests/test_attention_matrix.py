@@ -92,7 +92,7 @@ def test_the_construction_is_weights_that_a_head_can_have() -> None:
         measured = task.measure_at(weights_of(task))
         for name in ("error", "divergence"):
             assert measured[name].item() == pytest.approx(measured[f"construction_{name}"].item(), rel=1e-9, abs=1e-14)
-        assert (measured["error"].item() < 1e-12) == (head_dim >= 5)  # log P less its column means has rank n - 1
+        assert (measured["error"].item() < 1e-12) == (head_dim >= 5)  # log P minus its column means has rank n - 1
 
 
 def test_the_counterexample_leaves_the_second_column_alone() -> None:

@@ -9,6 +9,8 @@ import argparse
 import re
 import shutil
 import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
@@ -16,11 +18,14 @@ from textwrap import wrap
 from bench.boards import Asked
 from bench.boards.charts import curves
 from bench.boards.collect import Collected, collect
+from bench.boards.entries import Entry
 from bench.boards.quality import quality
 from bench.grammar.values import place
 from bench.output import write
+from bench.results.chart import Chart, Panel
 from bench.results.draw import picture
 from bench.results.render import markdown_table
+from bench.results.selection import GAP
 from bench.results.table import Column, Table
 from bench.store.bundle import STORE, TUNED, bundle
 from bench.store.stores import Stores
@@ -32,6 +37,8 @@ PARTS = {"theory": "Theory tasks", "lm": "Language model", "vision": "Images", "
 FOLDER, README, FIGURE = Path("results/reference"), Path("README.md"), Path("docs/_static/reference.png")
 SENSITIVITY = Path("results/tuned")
 BEGIN, END = "<!-- reference -->", "<!-- /reference -->"
+ALT = "Training loss against optimizer steps, all optimizers"
+AXES = {"xy": ", both axes logarithmic", "x": ", logarithmic steps", "y": ", logarithmic loss"}
 POINTS = 200
 """Rows kept of the curve of a fresh seed; a trial keeps a tenth."""
 
@@ -97,17 +104,24 @@ def ship(stores: Stores, tasks: list[str], tuned: Path) -> None:
     print(f"{made.runs} runs, {made.studies} studies, {made.tuned} files of settings, {size / 1e6:.1f} MB")
 
 
-def text(found: Collected) -> str:
-    """The reference results for README.md: a figure, and for each part a sentence for each task and a table."""
-    lines = [f"![Training loss against steps, all methods]({FIGURE})"]
+def text(found: Collected, panels: Sequence[Panel]) -> str:
+    """The reference results for README.md: the figure, and for each part its verdicts, its set-up and a table.
+
+    Args:
+        found: the published runs.
+        panels: those of the figure.
+    """
+    lines = [f"![{ALT}]({FIGURE})", "", *wrap(_caption(panels), 120)]
     tables = {table.title: table for table in quality(found).tables}
     for part, title in PARTS.items():
         tasks = {task for declared in suite.load(part) for task in declared.tasks}
+        entries = {problem.task: own for problem, own in found.problems.items() if problem.task in tasks}
         own = {problem.task: tables[problem.name] for problem in found.problems if problem.task in tasks}
         if not own:
             continue
-        said = " ".join(_sentence(task, table) for task, table in own.items())
-        lines += ["", *wrap(f"**{title}.** {said} Mean over fresh seeds with 95 % interval:", 120), ""]
+        said = " ".join([_summary(own), *(_sentence(task, table) for task, table in own.items())])
+        lines += ["", *wrap(f"**{title}.** {said}", 120), "", *wrap(_set_up(entries), 120)]
+        lines += ["", "Mean over fresh seeds with 95 % interval:", ""]
         cells: dict[str, dict[str, str]] = {}
         for task, table in own.items():
             for row in table.rows:
@@ -115,6 +129,74 @@ def text(found: Collected) -> str:
         columns = [Column("opt", "optimizer"), *(Column(task, f"{task}: {_metric(own[task])}") for task in own)]
         lines += markdown_table(Table("", columns, [{"opt": opt, **own} for opt, own in sorted(cells.items())]))
     return "\n".join([*lines, ""])
+
+
+def _caption(panels: Sequence[Panel]) -> str:
+    """Axes and bands of the figure."""
+    drawn = [panel for panel in panels if panel.traces]
+    quantities = " or ".join(dict.fromkeys(panel.y.removesuffix(GAP) for panel in drawn))
+    quantities += " (in some panels as suboptimality gap)" if any(panel.y.endswith(GAP) for panel in drawn) else ""
+    axes = AXES.get(drawn[0].log, "") if len({panel.log for panel in drawn}) == 1 else ""
+    bands = dict.fromkeys(panel.note.splitlines()[0] for panel in drawn)
+    return f"Figure: {'; '.join([f'{quantities} against optimizer steps{axes}', *bands])}."
+
+
+def _set_up(entries: Mapping[str, Sequence[Entry]]) -> str:
+    """Trials, seeds, budget, machine and versions of a part's runs by task, from their records."""
+    trials, tuning, fresh, budget, batch = {}, {}, {}, {}, {}
+    for task, own in entries.items():
+        trials[task] = _span(len(entry.study.trials) for entry in own if entry.study)
+        tuning[task] = _span(len(entry.study.seeds) for entry in own if entry.study)
+        fresh[task] = _span(len(entry.runs) for entry in own)
+        trainer = next(iter(own[0].runs.values())).config["trainer"]
+        name = "steps" if trainer["max_steps"] else "epochs"
+        batch[task] = "the full batch" if trainer["batch_size"] == "full" else f"batches of {trainer['batch_size']}"
+        budget[task] = f"{trainer[f'max_{name}']:,} {name}"
+    runs = [run for own in entries.values() for entry in own for run in entry.runs.values()]
+    machines = {(run.environment["gpu"] or run.environment["cpu"], run.environment["threads"]) for run in runs}
+    places = " and ".join(f"{name} with {n} thread{'s' * (n != 1)}" for name, n in sorted(machines))
+    versions = ", ".join(
+        f"{name} {' or '.join(sorted({run.versions[name] for run in runs}))}" for name in ("torch", "lightning")
+    )
+    days = " to ".join(sorted({min(run.begun for run in runs)[:10], max(run.begun for run in runs)[:10]}))
+    lines = [
+        f"Each optimizer was tuned with {_by_task(trials, ' trials')}, each on {_by_task(tuning, ' seeds')},"
+        f" and then run on {_by_task(fresh, ' fresh seeds')}.",
+        f"Budget of a run: {_by_task(budget)} on {_by_task(batch)}.",
+        f"Machine and versions: {places}, {versions}, {days}.",
+    ]
+    if any((run.reason or "").startswith("converged") for run in runs):
+        lines.append("A run ends early if its gradient underflows to 0.")
+    return " ".join(lines)
+
+
+def _span(numbers: Iterable[int]) -> str:
+    return " to ".join(str(n) for n in sorted({min(own), max(own)})) if (own := [*numbers]) else "no"
+
+
+def _by_task(values: Mapping[str, str], unit: str = "") -> str:
+    """The most frequent value with its unit, and tasks with another value in brackets."""
+    usual, _ = Counter(values.values()).most_common(1)[0]
+    others = ", ".join(f"{task}: {value}" for task, value in values.items() if value != usual)
+    return f"{usual}{unit} ({others})" if others else f"{usual}{unit}"
+
+
+def _summary(tables: Mapping[str, Table]) -> str:
+    """How often each optimizer is better or worse than the reference, in one sentence."""
+    counts: dict[str, Counter[str]] = {}
+    for table in tables.values():
+        for row in table.rows:
+            if row.get("verdict") in ("better", "worse"):
+                counts.setdefault(row["opt"], Counter())[row["verdict"]] += 1
+    references = dict.fromkeys(row["opt"] for table in tables.values() for row in table.rows if row["is_reference"])
+    groups: dict[str, list[str]] = {}
+    for opt, count in sorted(counts.items(), key=lambda item: (item[1]["worse"], -item[1]["better"], item[0])):
+        words = " and ".join(f"{word} on {count[word]}" for word in ("better", "worse") if count[word])
+        groups.setdefault(words, []).append(opt)
+    said = "; ".join(f"{' and '.join(opts)} {words}" for words, opts in groups.items())
+    n = len(tables)
+    where = f"{n} task{'s' * (n != 1)}"
+    return f"In short, against {' or '.join(references) or 'nobody'} on {where}: {said or 'no significant difference'}."
 
 
 def _metric(table: Table) -> str:
@@ -139,10 +221,11 @@ def _sentence(task: str, table: Table) -> str:
     return f"On {task}, {'; '.join(told)}" + " (losses at the floor)" * floor + "."
 
 
-def shown() -> tuple[Collected, Stores]:
-    """The published runs, as boards read them."""
+def shown() -> tuple[Collected, Chart]:
+    """The published runs, as boards read them, and the figure."""
     stores = Stores([FOLDER / STORE])
-    return collect(stores), stores
+    found = collect(stores)
+    return found, curves(Asked(found, stores.tables, None, None))
 
 
 def main() -> int:
@@ -152,8 +235,8 @@ def main() -> int:
     parser.add_argument("--tuned", type=Path, default=Path("tuned"), help="folder with tuned settings")
     args = parser.parse_args()
     if args.check:
-        found, _ = shown()
-        if text(found) in README.read_text("utf-8"):
+        found, chart = shown()
+        if text(found, chart.panels) in README.read_text("utf-8"):
             return 0
         print("README.md does not match results/reference: run make publish", file=sys.stderr)
         return 1
@@ -163,10 +246,10 @@ def main() -> int:
     if not tasks:
         return 1
     ship(stores, tasks, args.tuned)
-    found, published = shown()
-    write(FIGURE, picture(curves(Asked(found, published.tables, None, None)).shown, FIGURE.suffix))
+    found, chart = shown()
+    write(FIGURE, picture(chart.shown, FIGURE.suffix))
     before, _, rest = README.read_text("utf-8").partition(f"{BEGIN}\n")
-    README.write_text(f"{before}{BEGIN}\n{text(found)}{END}{rest.partition(END)[2]}", "utf-8")
+    README.write_text(f"{before}{BEGIN}\n{text(found, chart.panels)}{END}{rest.partition(END)[2]}", "utf-8")
     return 0
 
 

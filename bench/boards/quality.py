@@ -114,8 +114,8 @@ def judged(
 
     Args:
         found: entries.
-        problem: of theirs.
-        entries: those of the problem.
+        problem: of the entries.
+        entries: of the problem.
         reference: as for `quality`.
     """
     ref = find_reference(found, problem, reference)

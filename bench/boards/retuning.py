@@ -97,7 +97,7 @@ def _whole(measure: Measure, entry: Entry) -> dict[Seed, float] | None:
 
 
 def _trials(found: Collected, study: StudyRecord, measure: Measure) -> tuple[Ends, Ends, int] | None:
-    """Scores and reported values of a study's trials, by tuning seed, and the winner's index; None if runs lack."""
+    """Scores and reported values of the trials by tuning seed, and the winner's index; None if a run is missing."""
     runs: list[dict[int, RunResult]] = []
     ordered = sorted(study.trials, key=_position)
     for trial in ordered:

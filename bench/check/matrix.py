@@ -61,7 +61,7 @@ def kind_of(path: Path) -> str:
 
 
 def members(words: Sequence[str], limit: float = START) -> list[dict[str, str]]:
-    """The optimizers that words stand for, found in a separate process.
+    """The optimizers that the words name, found in a separate process.
 
     Args:
         words: modules or files (all their public optimizer classes), `module:Class`, names of the registry.
@@ -71,7 +71,7 @@ def members(words: Sequence[str], limit: float = START) -> list[dict[str, str]]:
         For each word, the packages of its optimizers by name; an optimizer is listed under its first word.
 
     Raises:
-        UserError: a word stands for no optimizer, or its import raises an exception, hangs or ends the process.
+        UserError: a word names no optimizer, or its import raises an exception, hangs or ends the process.
     """
     found: list[dict[str, str]] = []
     known: set[str] = set()
@@ -114,7 +114,7 @@ def rows(
     Optimizers that cannot be loaded or built get such verdicts.
 
     Args:
-        groups: packages by name, as those of `members`.
+        groups: packages by name, as in `members`.
         only: names of checks; all but `reference` if None.
         limit: seconds that one check may take.
         show: called with each verdict as it comes.
@@ -186,7 +186,7 @@ def _built(report: Report) -> bool:
 
 
 def _rank(row: Row) -> tuple[bool, int, int]:
-    """Order: optimizers without faults first, those that are not built last."""
+    """Order: optimizers without faults first, optimizers that cannot be built last."""
     return not _built(row.report), len(row.report.serious), len(row.report.failed)
 
 
@@ -308,7 +308,7 @@ def command(
     optimizer is added to the store once all of its checks are done.
 
     Args:
-        words: as those of `members`.
+        words: as in `members`.
         only: names of checks; all if None.
         limit: seconds that one check may take.
         outputs: files, in the formats of their suffixes; standard output if there is none.
@@ -316,7 +316,7 @@ def command(
         store: where verdicts are kept.
 
     Raises:
-        UserError: a word stands for no optimizer, a file cannot be written, or another process makes this matrix.
+        UserError: a word names no optimizer, a file cannot be written, or another process makes this matrix.
         KeyboardInterrupt: it was interrupted.
     """
     examination_of("sgd", only=only)  # report a misspelt check before importing anything

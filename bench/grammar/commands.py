@@ -111,7 +111,7 @@ WORKERS = Option(
     also=("jobs",),
 )
 SLURM = (
-    Option("slurm", "submit workers to Slurm as an array, one task a GPU, and stop"),
+    Option("slurm", "submit workers to Slurm as an array, one task per GPU, and stop"),
     Option("print", "with --slurm: print the script and stop; nothing is written"),
     Option("sbatch", "further options for sbatch: --sbatch='--partition=gpu --time=4:00:00'", "OPTIONS", default=""),
 )
@@ -144,8 +144,8 @@ _CHOICE = (
     STORES,
     Option(
         "settings",
-        "of each optimizer: best (default) takes the tuned ones, else the defaults, else those set by"
-        " hand if there is one such",
+        "of each optimizer: best (default) takes the tuned ones, else the defaults, else the one"
+        " set by hand, if there is exactly one",
         "WHICH",
         default="best",
         choices=("best", "tuned", "default", "all"),
@@ -289,12 +289,12 @@ _ALL = (
             Option("axis", "the quantity that grows (default size: parameters, by width and depth)",
                    "AXIS", default="size", choices=("size", "width", "depth", "epochs", "data")),
             Option("tokens", "tokens of training for each parameter (default 20 where samples are rows of tokens and"
-                   " --trainer.* sets no budget; elsewhere the budget is that of the task)", "X", finite),
+                   " --trainer.* sets no budget; otherwise the budget is the task's)", "X", finite),
             Option("start", "parameters of the first rung (default: 1/27 of the task's model)", "X", finite),
             Option("reference", "optimizer that the others are compared with (default adamw; gd where batches are"
                    " full)", "OPTIMIZER", completes="opt"),
-            Option("trials", "settings tried by each optimizer at the first rung (default: nine, or as many more as"
-                   " whole combinations of values need)", "N", whole(1)),
+            Option("trials", "settings tried by each optimizer at the first rung (default: nine, or more if"
+                   " combinations of values need more)", "N", whole(1)),
             Option("margin", "search range of later rungs: decades on either side of the previous rung's winner"
                    " (default 1); a grid extends beyond an edge if the best point is there", "X", finite, default=1.0),
             Option("sampler", "grid (default): half decades of the first range; qmc: quasi-random, never beyond a"
@@ -444,7 +444,7 @@ _ALL = (
     ),
     Command(
         "plot", "draw stored runs for a paper: effects, curves, sensitivity, profiles, step sizes, budgets",
-        text="Draw stored runs for a paper, a panel for each problem: PNG, PDF or SVG, as the file's name ends.",
+        text="Draw stored runs for a paper, a panel for each problem: PNG, PDF or SVG, by the file's suffix.",
         more="forest: effect of each optimizer against the reference, with interval and verdict; curves: training loss,"
         " or --y COLUMN, against optimizer steps; sensitivity: score of each trial against the searched settings;"
         " profile:"
@@ -500,7 +500,7 @@ _ALL = (
         more="Views: runs, curves, measurements, trials; `bench sql 'describe runs'` lists the columns of one."
         " settings->>'opt.lr' is a setting of a run. Example: bench sql \"select opt, avg(final) from runs where task ="
         " 'synthetic' and study is null group by opt\". Exit code 1: something could not be read and was left out.",
-        positionals=(Option("query", "one statement that only reads", "QUERY"),),
+        positionals=(Option("query", "one read-only statement", "QUERY"),),
         options=(
             STORES, NO_REFERENCE,
             Option("format", _FORMAT.help, "FORMAT", choices=("table", "md", "csv", "json")),
@@ -515,7 +515,7 @@ _ALL = (
         " something could not be read.",
         positionals=(
             Option("source", "a store or a bundle; it is only read", "SOURCE", folder, completes="folder", most=0),
-            Option("dest", "the store that takes them; it is made if it does not exist", "DEST", folder,
+            Option("dest", "the destination; it is created if it does not exist", "DEST", folder,
                    completes="folder"),
         ),
         options=(JSON,),
@@ -568,10 +568,10 @@ _ALL = (
         "new", "write a package with an optimizer or a task of your own",
         text="Write a small complete package with an optimizer or a task: class, spec, test, README.",
         positionals=(
-            Option("kind", "what it holds", "KIND", choices=("optimizer", "task")),
+            Option("kind", "what to create", "KIND", choices=("optimizer", "task")),
             Option("name", "of the package, and the name for --opt or --task: my_opt", "NAME"),
         ),
-        options=(_out("folder to make (default: ./NAME)"), JSON),
+        options=(_out("folder to create (default: ./NAME)"), JSON),
     ),
     Command(
         "check", "check that an optimizer does what training code expects, also of a plug-in",
@@ -623,7 +623,7 @@ _ALL = (
     Command(
         "show", "describe a task, an optimizer, a paper's experiment or a stored run",
         text="Describe a task, an optimizer, a paper's experiment or a stored run.",
-        more="Of a run: result, settings, curve, notes, and the commands that repeat, resume and plot it.",
+        more="For a run: result, settings, curve, notes, and the commands that repeat, resume and plot it.",
         positionals=(
             Option("name", "a task, an optimizer, an experiment, the id of a run, or the path of its folder", "NAME",
                    completes="task opt experiment run"),
@@ -647,7 +647,7 @@ _ALL = (
         text="Print a script that makes a shell complete commands, options, tasks, optimizers, experiments and ids"
              " of runs.",
         more="bash: add `source <(bench completion bash)` to ~/.bashrc. zsh: add `source <(bench completion zsh)` to"
-        " ~/.zshrc, behind compinit. fish: bench completion fish > ~/.config/fish/completions/bench.fish",
+        " ~/.zshrc, after compinit. fish: bench completion fish > ~/.config/fish/completions/bench.fish",
         positionals=(Option("shell", "which shell", "SHELL", choices=("bash", "zsh", "fish")),),
     ),
     Command(

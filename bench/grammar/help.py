@@ -26,7 +26,7 @@ def program_help() -> str:
             *(line for command in COMMANDS.values() for line in row(command.name, command.summary)),
             "",
             "options:",
-            *row("-h, --help", "of the program, or of a command, anywhere behind its name"),
+            *row("-h, --help", "of the program, or of a command, anywhere after its name"),
             *row("--version", "print the version"),
             "",
             "Start with: bench quickstart",

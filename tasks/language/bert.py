@@ -46,16 +46,16 @@ class Encoder(Task):
         width: width of a token from scratch, at least 1; the MLPs are four times as wide.
         attention: kind of attention: `standard`, `fixed_head` with heads of any size, or `dcmha` with dynamically
             composed ones; pretrained weights are for `standard` only.
-        num_heads: attention heads of a block, which must divide the width where that decides the heads' size; by
-            default the model's own, from scratch one for each 64 of the width, but at least one.
+        num_heads: attention heads per block; must divide the width for `standard`, and for `dcmha` without head_dim; by
+            default the model's own, from scratch width / 64, but at least one.
         head_dim: size of a head; by default width / num_heads, for `fixed_head` the data's max_length.
-        heads: what another number of heads means for a pretrained model: `regroup` keeps all weights and cuts the same
-            projections into other heads, of size width / num_heads, by whose root the logits are divided; `fresh`
-            takes the architecture with that many heads and random weights, also where the number is the model's own.
-            By default `regroup` where weights are loaded; from scratch there is nothing to regroup.
+        heads: effect of num_heads on a pretrained model: `regroup` keeps all weights and splits the same projections
+            into heads of size width / num_heads, whose square root divides the logits; `fresh` takes the architecture
+            with that many heads and random weights, even if the number is the model's own. By default `regroup`, if
+            weights are loaded; a model from scratch has nothing to regroup.
         dropout: rate in [0, 1) everywhere; by default the model's own rates.
-        gradient_checkpointing: keep each block's input only and compute the rest again for the gradient: less memory,
-            more time, the same gradient.
+        gradient_checkpointing: store only the input of each block and recompute the rest in the backward pass: less
+            memory, more time, the same gradient.
 
     Attributes:
         AUTO: transformers' class of such models.

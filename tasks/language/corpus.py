@@ -67,11 +67,11 @@ class CorpusData(TaskData):
     Args:
         root: the data folder.
         seed: unused; the text is the same for every seed.
-        corpus: `tiny_shakespeare`, `wikitext103`, `wiki_quac`, `lm1b`, `pile`, or a file of one's own: a text in UTF-8,
-            or a Parquet file with a column `text`.
-        tokens: `character`, those of all splits; `byte`; or `bpe`, byte pairs trained on the training text.
-        vocab: tokens of `bpe`, in [256, 65536]; there are fewer where the text has too few pairs.
-        length: tokens T that a row predicts, each from those before it in the row; at least 1.
+        corpus: `tiny_shakespeare`, `wikitext103`, `wiki_quac`, `lm1b`, `pile`, or your own file: UTF-8 text, or Parquet
+            with a column `text`.
+        tokens: `character`, the characters of all splits; `byte`; or `bpe`, byte pairs trained on the training text.
+        vocab: tokens of `bpe`, in [256, 65536]; fewer if the text has too few pairs.
+        length: tokens T predicted in each row, each from the preceding tokens of the row; at least 1.
         n_val: use only this many rows of the validation split, the first; all by default.
 
     Attributes:

@@ -124,11 +124,10 @@ class LanguageModel(Task):
         head_dim: size of a head, even; by default width / num_heads, and with fixed_head the length of a row.
         attention: `standard`; `fixed_head`, heads of any size (Bhojanapalli et al. 2020); or `dcmha`, heads that are
             composed for each pair of tokens (Xiao et al. 2024).
-        window: the first block, the third and so on attend to at most this many tokens before each; by default, to
-            all.
+        window: maximum number of preceding tokens to which the first, third, ... block attend; by default all.
         mlp: nonlinearity of the MLPs: `gelu` or `swiglu`.
-        mlp_width: width between the two maps of an MLP, at least 1.
-        tied: whether the head's weights are those of the embedding.
+        mlp_width: hidden width of an MLP, at least 1.
+        tied: whether the output head and the embedding share their weights.
         dropout: rate in [0, 1) on the embedding, on attention weights, and after attention and MLP.
     """
 

@@ -23,8 +23,8 @@ class RowTexts(TextData):
         seed: unused; the texts are the same for every seed.
         model: whose tokenizer is used: a local folder, or a name on the Hugging Face Hub.
         scratch: train a word-piece vocabulary on the training texts, unless `model` is a local folder with a tokenizer.
-        vocab: tokens of a vocabulary from scratch, in [100, 65536]; there are fewer where the texts have too few words.
-        max_length: tokens of a row, special ones included, in [8, 65536]; what is longer is cut.
+        vocab: tokens of a vocabulary from scratch, in [100, 65536]; fewer if the texts have too few words.
+        max_length: tokens of a row, special ones included, in [8, 65536]; longer rows are truncated.
         n_train: use only this many of the training rows, the first in the order of their hashes; all by default.
 
     Attributes:

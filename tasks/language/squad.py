@@ -62,9 +62,9 @@ class SquadData(TextData):
         seed: unused; the texts are the same for every seed.
         model: whose tokenizer is used: a local folder, or a name on the Hugging Face Hub.
         scratch: train a word-piece vocabulary on the training texts, unless `model` is a local folder with a tokenizer.
-        vocab: tokens of a vocabulary from scratch, in [100, 65536]; there are fewer where the texts have too few words.
-        max_length: tokens of a window, question and special ones included, in [8, 65536]. A question is cut to half of
-            what the overlap leaves.
+        vocab: tokens of a vocabulary from scratch, in [100, 65536]; fewer if the texts have too few words.
+        max_length: tokens of a window, question and special ones included, in [8, 65536]. A question is
+            truncated to half of the window without the overlap.
         stride: tokens of the paragraph that a window shares with the one before it, at least 0.
         n_train: use only this many of the training questions; all by default.
 

@@ -130,7 +130,7 @@ def train_byte_pairs(texts: Iterable[str], size: int) -> BytePairs:
 
     Args:
         texts: to train on.
-        size: tokens at most, in [256, 65536]; there are fewer where the texts have too few pairs.
+        size: tokens at most, in [256, 65536]; fewer if the texts have too few pairs.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -41,7 +41,7 @@ class AttentionMatrixData(TaskData):
         seed: decides X and P.
         n: tokens, in [2, 256].
         d: width of a token, at least n (ours).
-        rank: of log P less its column means, in [1, n - 1]; by default n - 1.
+        rank: of log P minus its column means, in [1, n - 1]; by default n - 1.
         spread: root mean square of these logits, in (0, inf) (ours).
         tokens: `gaussian`, independent standard normal entries, or `counterexample`, the paper's X = [1, 0] with n = 2
             and d = 1, where every W gives the second column the weights 1/2, 1/2.
@@ -88,7 +88,7 @@ class AttentionMatrixData(TaskData):
         self.f_star = self.loss_offset["train"]  # reached by heads that are large enough; a lower bound for all
 
     def facts(self) -> dict[str, Any]:
-        """The singular values of log P less its column means: a head needs as many dimensions as are not zero."""
+        """The singular values of log P minus its column means: a head needs as many dimensions as are not zero."""
         return {"singular_values": torch.linalg.svdvals(self.logits_nn).tolist()}
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
@@ -102,7 +102,7 @@ class AttentionMatrixData(TaskData):
         return Columns(self.tokens_dn, self.tokens_dn[:, rows], self.log_target_nn[:, rows])
 
     def best_logits(self, head_dim: int) -> Tensor:
-        """Logits (n, n) of rank at most head_dim nearest to P's less its column means, in the Frobenius norm."""
+        """Logits (n, n) of rank at most head_dim nearest to P's minus its column means, in the Frobenius norm."""
         left, values, right = torch.linalg.svd(self.logits_nn)
         return (left[:, :head_dim] * values[:head_dim]) @ right[:head_dim]
 
@@ -112,11 +112,11 @@ class AttentionMatrix(Task):
 
     Measured: `error`, the largest |weight - P|; `divergence`; `construction_error` and `construction_divergence`, the
     same for a construction without training that every head of this size can represent: a truncated singular value
-    decomposition of log P less its column means.
+    decomposition of log P minus its column means.
 
     Args:
         data: sequence and target.
-        head_dim: rows of W_k and W_q, at least 1; logits are divided by its root.
+        head_dim: rows of W_k and W_q, at least 1; logits are divided by its square root.
     """
 
     def __init__(self, data: AttentionMatrixData, *, head_dim: int = 8) -> None:

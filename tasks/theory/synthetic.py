@@ -48,8 +48,8 @@ class FixedDecoderData(TokenData):
         n_test: number of test sequences, at least 1 (ours).
         T: tokens per sequence, at least 2 (ours).
         d: width of a token, at least 2 (ours).
-        recipe: "equal_scores": Gaussian tokens orthogonal to u, and one optimal token at a random place moved by y
-            gap u (ours); "sphere": tokens uniform on the unit sphere (Tarzanagh et al.).
+        recipe: "equal_scores": Gaussian tokens orthogonal to u, and one optimal token at a random position, shifted
+            by y gap u (ours); "sphere": tokens uniform on the unit sphere (Tarzanagh et al.).
         sigma: standard deviation of a token's coordinates under "equal_scores", at least 0 (ours).
         gap: score of the optimal token under "equal_scores", at least 0 (ours).
     """

@@ -29,7 +29,7 @@ class ViTClassifier(Task):
         depth: number of transformer blocks.
         attention: kind of attention: `standard`, `fixed_head` with heads of any size, or `dcmha` with dynamically
             composed ones.
-        num_heads: attention heads per block; must divide embed_dim where that decides the heads' size.
+        num_heads: attention heads per block; must divide embed_dim for `standard`, and for `dcmha` without head_dim.
         head_dim: size of a head; by default embed_dim / num_heads, for `fixed_head` the number of tokens: patches and
             class token.
         mlp_width: hidden width of a block's MLP.
