@@ -11,29 +11,23 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import ConfigDict, Field, FiniteFloat, SkipValidation, ValidationError, validate_call
+from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, validate_call
 
 from bench.errors import UserError, unknown
 from bench.papers.arms import Arm
-from bench.papers.series import (
-    common_seeds,
-    common_series,
-    first_reached,
-    how_ended,
-    points_within,
-    statuses,
-    too_few,
-    values_at,
-)
+from bench.papers.series import common_series, first_reached, how_ended, paired, points_within, too_few, values_at
 from bench.papers.verdicts import Finding, Verdict, in_words, number, over_seeds, together, within, without_numbers
 from bench.results import stats
 from bench.results.stats import Interval
 from bench.text import why_wrong
 
-Results = Annotated[Mapping[str, Arm], SkipValidation]
+if TYPE_CHECKING:  # pydantic validates the other arguments
+    Results = Mapping[str, Arm]
+else:
+    Results = Any
 Names = Annotated[list[str], Field(min_length=1)]
 Number = FiniteFloat
 Positive = Annotated[FiniteFloat, Field(gt=0)]
@@ -140,9 +134,9 @@ def sooner(
     goal = f"{measure} was at most {below:g}" if below is not None else f"{measure} was at least {above:g}"
     (other,) = _arms(results, [slow])
     for arm in _arms(results, fast):
-        i, j = common_seeds([arm, other])
+        i, j = paired(arm, other)
         steps, earliest, _ = first_reached(results, arm, measure, level)
-        never = [status for status, step in zip(statuses(arm), steps, strict=True) if np.isnan(step)]
+        never = [run.status for run, step in zip(arm.runs.values(), steps, strict=True) if np.isnan(step)]
         if diverged := how_ended(arm, "diverged"):
             parts.append(without_numbers("fails", unit, diverged))
         elif never:
@@ -265,7 +259,7 @@ def lower(results: Results, /, *, measure: str, better: Names, worse: str, last:
     unit, parts = f"difference of {measure}", []
     (other,) = _arms(results, [worse])
     for arm in _arms(results, better):
-        i, j = common_seeds([arm, other])
+        i, j = paired(arm, other)
         end = math.inf if last is None else max(common_series(results, each, measure)[0][-1] for each in (arm, other))
         start = math.inf if last is None else end * (1 - last)
         x = over_seeds(
@@ -311,7 +305,7 @@ def trend(
     settings = np.array([_setting(arm, factor) for arm in chosen])
     if len(np.unique(settings)) < len(chosen):
         raise UserError(f"trend: arms={arms}: two have the same {factor}; name arms that differ in it")
-    step, pairs = _or(at, math.inf), zip(chosen, common_seeds(chosen), strict=True)
+    step, pairs = _or(at, math.inf), zip(chosen, paired(*chosen), strict=True)
     values = np.array([values_at(results, arm, measure, step, step)[seeds] for arm, seeds in pairs])
     what, unit = f"{measure} {_when(at)}", f"ln({measure}) per ln({factor})"
     if missing := "; ".join(filter(None, (how_ended(arm, "diverged") for arm in chosen))):
@@ -395,7 +389,7 @@ def _arms(results: Mapping[str, Arm], names: Sequence[str]) -> list[Arm]:
     for name in names:
         if name not in results:
             raise unknown("arm", name, results)
-        if not results[name].tables:
+        if not results[name].runs:
             raise UserError(f"arm {name!r} has no runs; train it first")
     return [results[name] for name in names]
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from bench.config import NoBooleans, RunConfig, Seed, resolve, settings_of
+from bench.config import NoBooleans, Seed, resolve
 from bench.errors import UserError, unknown
 from bench.grammar.values import configs_folder, refuse_too_many
 from bench.options import NO_BOOLEAN
@@ -18,6 +18,8 @@ from bench.papers.arms import Arm
 from bench.papers.claims import judge
 from bench.papers.figures import FigureSpec, lines
 from bench.papers.verdicts import Finding, over_readings
+from bench.settings import as_stored
+from bench.store.record import RunResult
 from bench.store.tables import CURVE_FIELDS
 from bench.strict_yaml import read_yaml
 from bench.text import why_wrong
@@ -261,7 +263,7 @@ class Experiment(NoBooleans, BaseModel):
         results = {}
         for label, own in self.arms.items():
             with _blaming(f"arm {label}"):
-                results[label] = _made_up(label, resolve(self.common | own))
+                results[label] = _made_up(label, self.common | own)
         for claim in self.claims:
             with _blaming(f"claim {claim.name}"):
                 _known("arm", claim.arms, self.arms)
@@ -300,7 +302,8 @@ class Experiment(NoBooleans, BaseModel):
             with _blaming(f"panel {panel.title or panel.y}"):
                 _known("arm", panel.arms or [], self.arms)
                 for label in panel.arms or self.arms:
-                    _known("column", [panel.x, panel.y], {name for table in results[label].tables[0] for name in table})
+                    columns = {name for table in results[label].every_table for name in table}
+                    _known("column", [panel.x, panel.y], columns)
                     lines(panel, results[label])
         with _blaming("quick"):
             _known("arm", self.quick.arms, self.arms)
@@ -313,15 +316,20 @@ class Experiment(NoBooleans, BaseModel):
                     self.at(point).rehearse()
 
 
-def _made_up(label: str, config: RunConfig) -> Arm:
-    """Results with all columns that the arm's runs will have."""
-    steps = np.arange(1, 10.0)
-    spec = config.task_spec
+def _made_up(label: str, settings: Settings) -> Arm:
+    """Two completed runs with all columns that the arm's runs will have."""
+    config, steps = resolve(settings), np.arange(1, 10.0)
+    spec, stored = config.task_spec, as_stored(config)
     measured = list(filter(None, spec.measures.split(", ")))
     measured += [name for name, of in DERIVED.items() if of in measured]
-    columns = (measured, CURVE_FIELDS, ("train_s", "val_loss", f"val_{spec.metric}"))
-    tables = [{**dict.fromkeys(names, 1 / steps), "step": steps} for names in columns]
-    return Arm(label, [0, 1], [tables] * 2, settings=settings_of(config.model_dump(mode="json")))
+    columns = {
+        "measurements": measured,
+        "curve": CURVE_FIELDS,
+        "validations": ("train_s", "val_loss", f"val_{spec.metric}"),
+    }
+    tables = {kind: {**dict.fromkeys(names, 1 / steps), "step": steps} for kind, names in columns.items()}
+    seeds = [{"seed": seed, "data_seed": settings.get("data_seed", seed)} for seed in (0, 1)]
+    return Arm.of_each(label, ((RunResult(label, stored | own, "completed", "converged"), tables) for own in seeds))
 
 
 def _in_words(reading: Settings) -> str:

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from bench.errors import UserError, unknown
-from bench.papers.arms import Arm, Array
+from bench.papers.arms import Arm
 from bench.papers.figures import FigureSpec, Guide, Line, Panel, lines
 from bench.papers.verdicts import Finding, Verdict
 from bench.results import chart
-from bench.results.chart import axis_limits, letter
+from bench.results.chart import Array, axis_limits, letter
 
 LABELS = {
     "step": "optimizer steps $t$",
@@ -186,7 +186,7 @@ class _Words:
 
     def add(self, k: int, arm: Arm, drawn: Sequence[Line], seeds: int) -> None:
         """Note the lines of an arm in a panel."""
-        of = "" if seeds == len(arm.tables) else f" of {len(arm.tables)}"
+        of = "" if seeds == len(arm.runs) else f" of {len(arm.runs)}"
         self.seeds.setdefault(arm.label, {}).setdefault(f"{seeds}{of}", []).append(k)
         self.bands |= any(line.band is not None for line in drawn)
         floor = self.spec.panels[k].floor

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bench.config import NoBooleans
 from bench.errors import UserError
-from bench.papers.arms import Arm, Array
-from bench.results.chart import thinned
+from bench.papers.arms import Arm
+from bench.results.chart import Array, thinned
 
 MOST_POINTS = 2000
 
@@ -117,7 +117,7 @@ def lines(panel: Panel, arm: Arm) -> tuple[list[Line], int]:
     Raises:
         UserError: the arm has no runs, or no such columns.
     """
-    if not arm.tables:
+    if not arm.runs:
         raise UserError(f"arm {arm.label!r} has no runs to draw {panel.y!r} of")
     try:
         steps, y, x = arm.series(panel.y, panel.x)  # one table has both

@@ -1,7 +1,7 @@
 """A paper's experiment: from its YAML to runs, a figure, and claims that are each tested."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import nan
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bench.checks import check_places
-from bench.config import RunConfig, decided, on_device, resolve, settings_of
+from bench.config import RunConfig, decided, on_device, resolve
 from bench.errors import UserError, unknown
 from bench.execute import Effort
 from bench.execute.blocks import check_all
@@ -27,7 +27,7 @@ from bench.progress import SweepProgress, doing
 from bench.results.draw import write_pictures
 from bench.store.record import RunResult
 from bench.store.store import Store
-from bench.store.tables import TABLES, write_parquet
+from bench.store.tables import TABLES, Columns, write_parquet
 from tasks.core.extras import not_installed
 
 
@@ -62,30 +62,20 @@ def jobs(experiment: Experiment, places: Settings) -> list[ArmRun]:
 # -- from the store to claims, figure and page ------------------------------------------------------------------------
 
 
-def collect(todo: Sequence[ArmRun]) -> tuple[dict[str, Arm], dict[str, list[RunResult]], dict[int, str]]:
-    """What the store has of the runs: arms by label, records by label, and seeds that were left out, with the reason.
+def collect(todo: Sequence[ArmRun]) -> tuple[dict[str, Arm], dict[int, str]]:
+    """The runs that the store has: arms by label, and the reason of each seed that is left out.
 
-    Seeds are left out of all arms where the instance of the problem has no solution to be compared with.
+    A seed is left out of all arms if the instance of the problem has no reference solution.
     """
     there = Store(todo[0].config.store).finished_all(job.config.run_id for job in todo)
     found = [(job, there[job.config.run_id]) for job in todo if job.config.run_id in there]
-    without = {job.seed: f"{n} is {why}" for job, result in found for n, why in result.unsolved.items()}
+    without = {job.seed: f"{n} is {why}" for job, run in found for n, why in run.unsolved.items()}
     arms: dict[str, Arm] = {}
-    records: dict[str, list[RunResult]] = {}
     for label in dict.fromkeys(job.label for job in todo):
-        mine = [(job, result) for job, result in found if job.label == label and job.seed not in without]
-        if not mine:
-            continue
-        arms[label] = Arm(
-            label,
-            [job.seed for job, _ in mine],
-            [list(_tables(job.config.store, result).values()) for job, result in mine],
-            [result.status for _, result in mine],
-            settings_of(mine[0][0].config.model_dump(mode="json")),
-            [(result.reason or "").startswith("converged") for _, result in mine],
-        )
-        records[label] = [result for _, result in mine]
-    return arms, records, without
+        mine = [(job, run) for job, run in found if job.label == label and job.seed not in without]
+        if mine:
+            arms[label] = Arm.of_each(label, ((run, _tables(job.config.store, run)) for job, run in mine))
+    return arms, without
 
 
 def _judge(experiment: Experiment, arms: Mapping[str, Arm]) -> dict[str, Finding]:
@@ -194,27 +184,27 @@ def reproduce(
     progress = SweepProgress("runs", wanted[0].task_spec.mode)
     if results_of(wanted, progress, effort or Effort(), plan=f"experiment {name}") is None:
         return None
-    arms, records, without = collect(todo)
+    arms, without = collect(todo)
     if not arms:
         seed, reason = next(iter(without.items()))
         raise UserError(f"{name}: no seed has a solution to compare with: with seed {seed}, {reason}")
     findings = corrected(_judge(experiment, arms))
     region = _map([(point, _judge(there, collect(own)[0])) for point, there, own in asked.points])
-    result = Reproduction(name, experiment, version, findings, records, without, region, asked.fewer)
+    result = Reproduction(name, experiment, version, findings, arms, without, region, asked.fewer)
     with doing("drawing"), writing(folder):
         write_pictures(describe(experiment.figure, arms, watermark="quick" if version.quick else ""), folder / "figure")
         if region:
             write_pictures(constants_map(region), folder / "map")
-        _write_data(records, Path(places["store"]), folder)
+        _write_data(arms.values(), folder)
         (folder / "claims.json").write_text(json.dumps(as_json(result), indent=1, allow_nan=False) + "\n", "utf-8")
         (folder / "report.md").write_text(page(result), "utf-8")
     return result
 
 
-def _tables(store: Path, run: RunResult) -> dict[str, Any]:
-    """A run's tables, and one of its evaluations on the selection split.
+def _tables(store: Path, run: RunResult) -> dict[str, Columns]:
+    """A run's tables with the columns of `DERIVED`, and `validations` from its evaluations on the selection split.
 
-    The latter has `val_loss` and the like at a step, and `train_s` until it. With them are the columns of `DERIVED`.
+    The latter has `val_loss` and the like by step, and `train_s`, the seconds of training until then.
     """
     names = dict.fromkeys(name for row in run.validations for name in row)
     validations = {
@@ -231,14 +221,10 @@ def _tables(store: Path, run: RunResult) -> dict[str, Any]:
     return tables | ({"validations": validations} if validations else {})
 
 
-def _write_data(records: Mapping[str, Sequence[RunResult]], store: Path, folder: Path) -> None:
-    """The runs' tables, one Parquet file for each kind, with the columns `arm` and `seed` in front."""
+def _write_data(arms: Iterable[Arm], folder: Path) -> None:
+    """Write the runs' tables, a Parquet file for each kind, with the columns `arm` and `seed` in front."""
     for kind in (*TABLES, "validations"):
-        parts = [
-            (label, run.config["seed"], _tables(store, run).get(kind, {}))
-            for label, runs in records.items()
-            for run in runs
-        ]
+        parts = [(arm.label, seed, own.get(kind, {})) for arm in arms for (seed, _), own in arm.tables.items()]
         names = dict.fromkeys(name for _, _, table in parts for name in table)
         columns: dict[str, list[Any]] = {name: [] for name in ("arm", "seed", *names)}
         for label, seed, table in parts:

@@ -9,6 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from bench.papers.arms import Arm
 from bench.papers.experiments import Claim, Experiment, Settings
 from bench.papers.verdicts import Finding, number, said
 from bench.results.render import markdown_table, shown
@@ -60,7 +61,7 @@ class Reproduction:
     Attributes:
         name, experiment, version: what was done.
         findings: by claim, with Holm's correction over the claims.
-        records: the runs' records by arm.
+        arms: the runs, by label.
         without: seeds that were left out, with the reason.
         region: by point of the search, the findings by claim, with Holm's correction over the points; empty if nothing
             was searched.
@@ -71,7 +72,7 @@ class Reproduction:
     experiment: Experiment
     version: Version
     findings: Mapping[str, Finding]
-    records: Mapping[str, Sequence[RunResult]]
+    arms: Mapping[str, Arm]
     without: Mapping[int, str]
     region: Sequence[tuple[Settings, Mapping[str, Finding]]]
     fewer: bool = False
@@ -96,14 +97,18 @@ class Reproduction:
         return said(found.verdict, readings, region, small=self.small)
 
     @property
+    def runs(self) -> list[RunResult]:
+        """The runs of all arms."""
+        return [run for arm in self.arms.values() for run in arm.runs.values()]
+
+    @property
     def parts(self) -> list[str]:
         """What the runs were on, where that is less than the task (`RunResult.part`)."""
-        return sorted({run.part for runs in self.records.values() for run in runs if run.part})
+        return sorted({run.part for run in self.runs if run.part})
 
 
 def as_json(result: Reproduction) -> dict[str, Any]:
     """Everything but the curves, as strict JSON can hold it."""
-    runs = [record for records in result.records.values() for record in records]
     return plain(
         {
             "experiment": result.name,
@@ -126,9 +131,9 @@ def as_json(result: Reproduction) -> dict[str, Any]:
             "search": [
                 {"at": point, **{name: asdict(f) for name, f in there.items()}} for point, there in result.region
             ],
-            "environments": _distinct(run.environment for run in runs),
-            "versions": _distinct(run.versions for run in runs),
-            "runs": {label: [run.run_id for run in records] for label, records in result.records.items()},
+            "environments": _distinct(run.environment for run in result.runs),
+            "versions": _distinct(run.versions for run in result.runs),
+            "runs": {label: [run.run_id for run in arm.runs.values()] for label, arm in result.arms.items()},
         }
     )
 
@@ -183,12 +188,13 @@ def page(result: Reproduction) -> str:
         (
             label,
             words(experiment.arms[label]),
-            len(records),
-            max(run.steps for run in records),
-            ", ".join(f"{status} {n}" for status, n in Counter(run.status for run in records).items()),
-            duration(sum(run.wall_s for run in records)),
+            len(runs),
+            max(run.steps for run in runs),
+            ", ".join(f"{status} {n}" for status, n in Counter(run.status for run in runs).items()),
+            duration(sum(run.wall_s for run in runs)),
         )
-        for label, records in result.records.items()
+        for label, arm in result.arms.items()
+        for runs in [arm.runs.values()]
     ]
     settings = Column("settings", "settings", markup="code")
     lines += markdown_table(Table.of(["arm", settings, "seeds", "steps", "ended", "time in all"], rows))
@@ -201,16 +207,15 @@ def page(result: Reproduction) -> str:
         [f"* {note}" for note in experiment.notes],
     ):
         lines += ["", *section] if section else []
-    runs = [run for records in result.records.values() for run in records]
     lines += [""]
-    for environment in _distinct(run.environment for run in runs):
+    for environment in _distinct(run.environment for run in result.runs):
         where = ", ".join(
             f"{value} {name[:-1] if value == 1 else name}" if name in ("cores", "threads") else str(value)
             for name, value in environment.items()
             if value
         )
         lines += [f"Machine: {where}."]
-    for versions in _distinct(run.versions for run in runs):
+    for versions in _distinct(run.versions for run in result.runs):
         lines += ["Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()) + "."]
     return "\n".join([*lines, ""])
 

@@ -1,26 +1,21 @@
 """Values of arms as claims compare them: at a step, over steps, when first reached, with what missing runs mean."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from bench.errors import UserError, unknown
-from bench.papers.arms import Arm, Array
+from bench.papers.arms import Arm
+from bench.results.chart import Array
 from bench.results.stats import LEAST_POINTS
-
-
-def statuses(arm: Arm) -> Sequence[str]:
-    """How the runs ended, by seed; completed, where nothing is said."""
-    return arm.statuses or ["completed"] * len(arm.tables)
 
 
 def how_ended(arm: Arm, *which: str) -> str:
     """In words, how many runs ended in one of these ways, or other than completed; empty if none did."""
-    counts = Counter(status for status in statuses(arm) if (status in which if which else status != "completed"))
-    how = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    return f"{counts.total()} of {len(arm.tables)} runs of {arm.label} did not complete ({how})" if counts else ""
+    counts = {s: n for s, n in arm.statuses.items() if (s in which if which else s != "completed")}
+    how = ", ".join(f"{count} {status}" for status, count in counts.items())
+    return f"{sum(counts.values())} of {len(arm.runs)} runs of {arm.label} did not complete ({how})" if counts else ""
 
 
 def too_few(arm: Arm, points: Sequence[tuple[Array, Array]]) -> str:
@@ -29,17 +24,21 @@ def too_few(arm: Arm, points: Sequence[tuple[Array, Array]]) -> str:
     return f"{runs} of {len(points)} runs of {arm.label} have fewer than {LEAST_POINTS} points" if runs else ""
 
 
-def common_seeds(arms: Sequence[Arm]) -> list[list[int]]:
-    """For each arm, where the seeds lie that all have, in one order."""
-    seeds = [seed for seed in arms[0].seeds if all(seed in arm.seeds for arm in arms)]
+def paired(*arms: Arm) -> list[list[int]]:
+    """For each arm, the indices of the runs whose seeds all arms have, in one order.
+
+    Raises:
+        UserError: there are none.
+    """
+    seeds = arms[0].common_seeds(*arms[1:])
     if not seeds:
         raise UserError(f"arms {', '.join(arm.label for arm in arms)} have no common seed; train the same seeds")
-    return [[list(arm.seeds).index(seed) for seed in seeds] for arm in arms]
+    return [[list(arm.runs).index(seed) for seed in seeds] for arm in arms]
 
 
 def common_series(results: Mapping[str, Arm], arm: Arm, *names: str) -> tuple[Array, ...]:
     """`Arm.series` of columns that some run of an experiment has, with NaN for a run that lacks them."""
-    tables = [table for other in results.values() for run in other.tables for table in run]
+    tables = [table for other in results.values() for table in other.every_table]
     for name in names:
         if not any(name in table for table in tables):
             raise unknown("column", name, sorted({known for table in tables for known in table}))
@@ -61,12 +60,11 @@ def values_at(results: Mapping[str, Arm], arm: Arm, measure: str, first: float, 
         chosen = steps == np.max(steps, where=steps <= last, initial=-1)
     if not chosen.any():
         return np.full(len(held), np.nan)
-    end = max(np.max(t["step"], initial=0) for other in results.values() for run in other.tables for t in run)
-    completed = np.array([status == "completed" for status in statuses(arm)]) & (last <= end or last == math.inf)
-    if arm.converged is not None and last < math.inf:
-        completed &= np.array(arm.converged)
+    at_end, runs = last == math.inf, arm.runs.values()
+    end = max(np.max(table["step"], initial=0) for other in results.values() for table in other.every_table)
+    stays = np.array([run.status == "completed" if at_end else run.converged and last <= end for run in runs])
     covered = np.max(own, axis=1, where=~np.isnan(own), initial=-1) >= last
-    return np.where(completed | covered, held[:, chosen].mean(axis=1), np.nan)
+    return np.where(stays | covered, held[:, chosen].mean(axis=1), np.nan)
 
 
 def first_reached(

@@ -15,8 +15,8 @@ from typing import Literal, TypeVar
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
-from bench.papers.arms import Array
 from bench.results import stats
+from bench.results.chart import Array
 from bench.results.stats import Interval
 
 Verdict = Literal["holds", "fails", "faster than claimed", "undecided"]

@@ -55,9 +55,9 @@ class Group:
         """Types of machine: only within one can seconds be compared."""
         return sorted({run.machine for run in self.runs.values()})
 
-    def common_seeds(self, other: "Group") -> list[Seed]:
-        """The seeds that both have."""
-        return sorted(self.runs.keys() & other.runs.keys())
+    def common_seeds(self, *others: "Group") -> list[Seed]:
+        """The seeds that it shares with all the others, sorted."""
+        return sorted(set(self.runs).intersection(*(other.runs for other in others)))
 
 
 def seed_of(run: RunResult) -> Seed:
