@@ -25,7 +25,7 @@ from bench.store.record import RunResult
 from bench.store.reports import CheckRecord, StudyRecord
 from bench.store.stores import HOW_TO_FILL, Stores
 from bench.store.tables import Columns
-from bench.text import word_of
+from bench.text import cell, word_of
 from optimizers import OPTIMIZERS
 from optimizers.groups import REST
 from optimizers.plugins import bare
@@ -244,7 +244,7 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
         own = [entry for entry in group if entry.runs]
         if not own:
             counts = sum((entry.others for entry in group), Counter[str]())
-            ends = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+            ends = cell(dict(sorted(counts.items())))
             notes.append(f"{group[0].problem.name}: no run of {group[0].opt} has ended ({ends})")
         if settings == "all":
             searched, _ = _search([entry for entry in own if entry.kind != "tuned"])

@@ -12,7 +12,7 @@ from bench.boards import Asked
 from bench.boards.entries import Entry, Problem
 from bench.boards.shared import FEW_SEEDS
 from bench.errors import unknown
-from bench.results.chart import Array, Chart, Panel, Trace, thinned
+from bench.results.chart import WORDS, Array, Chart, Panel, Trace, thinned
 from bench.results.selection import CONVERGED, GAP, cap_share
 from bench.store.tables import Columns
 
@@ -20,17 +20,7 @@ MOST_POINTS = 200
 """Maximum number of points of a line: more are not visible."""
 SPAN = 10
 """Ratio of largest to smallest value above which an axis is logarithmic. Ours."""
-WORDS = {
-    "loss": "training loss",
-    "grad_norm": "norm of the gradient",
-    "alignment": "alignment (cosine)",
-    "raw_step": "step size before its cap",
-    "applied_step": "step size",
-    "distance": "distance of directions",
-    "test_loss": "test loss",
-    "train_error": "training error (fraction)",
-    "test_error": "test error (fraction)",
-}
+LABELS = WORDS | {"alignment": "alignment (cosine)", "distance": "distance of directions"}
 """Axis labels of columns; others have their own name."""
 
 
@@ -60,7 +50,7 @@ def curves(asked: Asked, column: str = "loss") -> Chart:
     """
     panels, known = [], set()
     for i, (problem, entries) in enumerate(asked.found.problems.items()):
-        lines, words, facts = {}, WORDS.get(column, column), []
+        lines, words, facts = {}, LABELS.get(column, column), []
         above = column == "loss" and all(run.infimum is not None for e in entries for run in e.runs.values())
         for entry in entries:
             read, runs = asked.read(entry), entry.runs.values()

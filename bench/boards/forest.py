@@ -11,7 +11,7 @@ from bench.boards.curves import nothing, series
 from bench.boards.entries import Entry, Problem
 from bench.boards.quality import judged
 from bench.results.chart import Chart, Guide, Panel, Trace, axis_limits
-from bench.results.sequential import Comparison
+from bench.results.sequential import LEAST_SEEDS, Comparison
 from bench.results.stats import Interval
 from bench.text import clean
 
@@ -81,7 +81,7 @@ def _panel(key: str, asked: Asked, problem: Problem, entries: Sequence[Entry]) -
     notes = [
         "points: median over common seeds; filled if the verdict is decided, hollow if not",
         "bars: intervals of the median, coverage 96 % or more, also when seeds are added; unbounded ones reach the"
-        " edge; none below {LEAST_SEEDS} seeds or for settings chosen on these seeds",
+        f" edge; none below {LEAST_SEEDS} seeds or for settings chosen on these seeds",
         f"common seeds: {' to '.join(map(str, sorted({min(counts), max(counts)})))}",
         *([said] if said else []),
         *left_out,

@@ -20,12 +20,13 @@ from bench.boards.shared import (
 )
 from bench.boards.speed import steps_to
 from bench.results.group import Measure, final
+from bench.results.retuning import REPEATS
 from bench.results.selection import CONVERGED
 from bench.results.sequential import Comparison
 from bench.results.table import Board, Column, Table
 
 TUNING_NOISE = (
-    "mean over repetitions of the whole tuning with other seeds: from repeated studies if there are {REPEATS}, else"
+    f"mean over repetitions of the whole tuning with other seeds: from repeated studies if there are {REPEATS}, else"
     " from its one study. In simulations the interval covers 94 to 98 % over repeated"
     " studies and 87 to 98 % from one; the plain interval covers 78 to 96 %"
 )

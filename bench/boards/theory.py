@@ -200,14 +200,8 @@ def _exponent(step: Array, value: Array, least: float) -> float | None:
 
 
 def _mean(values: list[float | None]) -> Interval | str | None:
-    there = [value for value in values if value is not None]
-    if not there:
-        return None
-    return (
-        stats.t_interval(there)
-        if len(there) == len(values)
-        else f"{len(values) - len(there)} of {len(values)} runs have none"
-    )
+    missing = values.count(None)
+    return f"{missing} of {len(values)} runs have none" if 0 < missing < len(values) else mean_interval(values)
 
 
 def _solved(runs: list[RunResult]) -> str | None:

@@ -11,23 +11,16 @@ from bench.papers.arms import Arm
 from bench.papers.figures import FigureSpec, Guide, Line, Panel, lines
 from bench.papers.verdicts import Finding, Verdict
 from bench.results import chart
-from bench.results.chart import Array, axis_limits, letter
+from bench.results.chart import WORDS, Array, axis_limits, letter
 
-LABELS = {
+LABELS = WORDS | {
     "step": "optimizer steps $t$",
-    "loss": "training loss",
-    "grad_norm": "norm of the gradient",
-    "raw_step": "step size before its cap",
-    "applied_step": "step size",
     "distance": "distance of directions\n" + r"$\|\,W/\|W\| - W_\mathrm{mm}/\|W_\mathrm{mm}\|\,\|$",
     "alignment": r"alignment of $W$ with $W_\mathrm{mm}$ (cosine)",
     "norm_W": r"$\|W\|$",
     "relative_norm_W": r"$\|W\|\,/\,\|W_\mathrm{mm}\|$",
     "off_optimal": "1 \N{MINUS SIGN} softmax weight\non the optimal token",
     "on_optimal": "softmax weight\non the optimal token",
-    "test_loss": "test loss",
-    "train_error": "training error (fraction)",
-    "test_error": "test error (fraction)",
     "attn_score": "softmax mass on\nrelevant tokens",
     "off_relevant": "1 \N{MINUS SIGN} softmax mass on\nrelevant tokens",
     "avg_norm_W": r"$H^{-1}\,\sum_h\,\|W_h\|$",

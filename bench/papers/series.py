@@ -9,13 +9,14 @@ from bench.errors import UserError, unknown
 from bench.papers.arms import Arm
 from bench.results.chart import Array
 from bench.results.stats import LEAST_POINTS
+from bench.text import cell
 
 
 def how_ended(arm: Arm, *which: str) -> str:
     """In words, how many runs ended in one of these ways, or other than completed; empty if none did."""
     counts = {s: n for s, n in arm.statuses.items() if (s in which if which else s != "completed")}
-    how = ", ".join(f"{count} {status}" for status, count in counts.items())
-    return f"{sum(counts.values())} of {len(arm.runs)} runs of {arm.label} did not complete ({how})" if counts else ""
+    lost = f"{sum(counts.values())} of {len(arm.runs)} runs of {arm.label} did not complete"
+    return f"{lost} ({cell(counts)})" if counts else ""
 
 
 def too_few(arm: Arm, points: Sequence[tuple[Array, Array]]) -> str:
