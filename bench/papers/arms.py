@@ -16,7 +16,7 @@ from bench.store.tables import Columns
 
 @dataclass(kw_only=True, eq=False)
 class Arm(Group):
-    """One side of a comparison: runs of the same settings, with their tables.
+    """One side of a comparison: runs with the same settings, and their tables.
 
     Attributes:
         label: its name in figures and tables.

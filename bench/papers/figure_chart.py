@@ -1,4 +1,4 @@
-"""The chart of an experiment: its figure's description and its arms become lines, guides and a caption."""
+"""The chart of an experiment: lines, guides and a caption from the description of its figure and its arms."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -32,19 +32,19 @@ LABELS = WORDS | {
     "mean_margin": "mean margin",
     "entropy": "entropy of attention (nats)",
 }
-"""What the axes call the columns that are known; another column is called by its name."""
+"""Axis labels of columns; others have their own name."""
 
 
 def describe(spec: FigureSpec, arms: Mapping[str, Arm], *, watermark: str = "") -> chart.Chart:
-    """The chart. Arms with one label, in different panels, share a style and a line in the legend.
+    """The chart. Arms with the same label in different panels share a style and a legend entry.
 
     Args:
         spec: what to draw.
-        arms: by key, in the legend's order.
+        arms: by key, in the order of the legend.
         watermark: large and pale across the figure.
 
     Raises:
-        UserError: an arm is unknown, has no runs or lacks a column; labels do not tell arms apart.
+        UserError: an arm is unknown, has no runs or lacks a column; labels do not distinguish arms.
     """
     if not arms:
         raise UserError("there are no arms to draw")
@@ -64,7 +64,7 @@ def describe(spec: FigureSpec, arms: Mapping[str, Arm], *, watermark: str = "") 
 
 
 def _panel(k: int, panel: Panel, arms: Sequence[Arm], words: "_Words") -> chart.Panel:
-    """Lines, bands and guides, of which `words` is told."""
+    """Lines, bands and guides, noted in `words`."""
     drawn: list[tuple[str, Line]] = []
     traces: list[chart.Trace] = []
     for arm in arms:
@@ -97,7 +97,7 @@ def _chosen(panel: Panel, arms: Mapping[str, Arm]) -> list[Arm]:
 
 
 def _guide_points(guide: Guide, line: Line, panel: Panel, y_range: tuple[float, float]) -> tuple[Array, Array]:
-    """The guide's points inside of the panel."""
+    """The points of a guide inside the panel."""
     log_x = "x" in panel.log
     position = np.log(line.x) if log_x else line.x
     low, high = position.min(), position.max()
@@ -116,10 +116,10 @@ _MAP: tuple[Verdict, ...] = ("holds", "faster than claimed", "undecided", "fails
 def constants_map(region: Sequence[tuple[Mapping[str, object], Mapping[str, Finding]]]) -> chart.Chart:
     """The verdicts of a search: a mark for each claim at each combination of constants.
 
-    There is a panel for each value of the first constant that has several.
+    There is a panel for each value of the first constant with several values.
 
     Args:
-        region: points of the search with their findings by claim; at least one point.
+        region: points of the search with their findings by claim; at least one.
     """
     points = [at for at, _ in region]
     names = list(dict.fromkeys(name for _, there in region for name in there))
@@ -160,13 +160,13 @@ def constants_map(region: Sequence[tuple[Mapping[str, object], Mapping[str, Find
 
 
 def _short(constant: str) -> str:
-    """A constant of a search as an axis calls it."""
+    """The name of a searched constant on an axis."""
     name = constant.rpartition(".")[2]
     return f"factor of {name}" if constant.startswith("times.") else name
 
 
 class _Words:
-    """Collects what the caption must say of the lines."""
+    """Facts about the lines, for the caption."""
 
     def __init__(self, spec: FigureSpec) -> None:
         self.spec = spec

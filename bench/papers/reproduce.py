@@ -1,4 +1,4 @@
-"""A paper's experiment: from its YAML to runs, a figure, and claims that are each tested."""
+"""Experiments of papers: from YAML to runs, a figure and tested claims."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,11 +41,11 @@ class ArmRun:
 
 
 def jobs(experiment: Experiment, places: Settings) -> list[ArmRun]:
-    """All runs, seed by seed, so that what is there after an interruption compares all arms.
+    """All runs, seed by seed, so that the runs before an interruption compare all arms.
 
     Args:
         experiment: what to run.
-        places: where data and store are, and the device.
+        places: data, store and device.
 
     Raises:
         UserError: a setting is unknown or illegal.
@@ -79,12 +79,12 @@ def collect(todo: Sequence[ArmRun]) -> tuple[dict[str, Arm], dict[int, str]]:
 
 
 def _judge(experiment: Experiment, arms: Mapping[str, Arm]) -> dict[str, Finding]:
-    """The findings by claim; none where there are no results."""
+    """The findings by claim; none without results."""
     return {claim.name: experiment.judge(claim, arms) for claim in experiment.claims} if arms else {}
 
 
 def _map(points: Sequence[tuple[Settings, Mapping[str, Finding]]]) -> list[tuple[Settings, dict[str, Finding]]]:
-    """What each claim came to at the points of a search, with Holm's correction over the points."""
+    """The findings at the points of a search, with Holm's correction over the points."""
     found = {
         name: corrected({i: there[name] for i, (_, there) in enumerate(points) if name in there})
         for name in dict.fromkeys(name for _, there in points for name in there)
@@ -94,13 +94,13 @@ def _map(points: Sequence[tuple[Settings, Mapping[str, Finding]]]) -> list[tuple
 
 @dataclass(frozen=True)
 class Asked:
-    """What a command asks of an experiment.
+    """The runs of an experiment that a command wants.
 
     Attributes:
-        experiment: small or whole, and as it was changed.
+        experiment: small or whole, with all changes.
         jobs: its runs.
-        points: of the search: where, the experiment there, and its runs.
-        fewer: whether it has fewer seeds than the experiment's own.
+        points: of the search: the constants, the experiment there, and its runs.
+        fewer: whether it has fewer seeds than its YAML.
     """
 
     experiment: Experiment
@@ -110,7 +110,7 @@ class Asked:
 
     @property
     def all_jobs(self) -> list[ArmRun]:
-        """All runs, those of the search last."""
+        """All runs; the search comes last."""
         return [*self.jobs, *(job for _, _, own in self.points for job in own)]
 
 
@@ -119,8 +119,8 @@ def ask(name: str, places: Settings, version: Version) -> Asked:
 
     Args:
         name: of `experiments()`.
-        places: where data and store are, and the device.
-        version: small or whole, with or without search, and what is changed.
+        places: data, store and device.
+        version: small or whole, with or without search, and the changes.
 
     Raises:
         UserError: unknown experiment or setting.
@@ -161,13 +161,13 @@ def reproduce(
 
     Args:
         name: of `experiments()`.
-        folder: where the output goes; made if needed.
-        places: where data and store are, and the device.
-        version: small or whole, with or without search, and what is changed.
-        effort: how the runs are made.
+        folder: of the output; created if needed.
+        places: data, store and device.
+        version: small or whole, with or without search, and the changes.
+        effort: how the runs are trained.
 
     Raises:
-        UserError: unknown experiment or setting, missing data, or nowhere to write.
+        UserError: an experiment or a setting is unknown, data are missing, or the folder cannot be written.
     """
     with doing("reading the experiment"):
         asked = ask(name, places, version)

@@ -28,11 +28,11 @@ class Version:
     """The version of an experiment.
 
     Attributes:
-        quick: the small one.
+        quick: the small version.
         search: with the search over open constants.
         seeds: number of seeds, the experiment's own first; None: all of its own.
-        changes: settings that are changed in all arms.
-        arms: settings that are changed in one arm, by its label.
+        changes: settings changed in all arms.
+        arms: settings changed in one arm, by label.
     """
 
     quick: bool = False
@@ -48,7 +48,7 @@ class Version:
 
     @property
     def words(self) -> str:
-        """As the command line has it."""
+        """The words of the command line."""
         flags = {"--quick": self.quick, "--search": self.search, f"--seeds {self.seeds}": self.seeds}
         arms = [shlex.join(["--arm", arm, name, str(x)]) for arm, own in self.arms.items() for name, x in own.items()]
         return " ".join(filter(None, [*(flag for flag, on in flags.items() if on), words(self.changes), *arms]))
@@ -59,13 +59,13 @@ class Reproduction:
     """Results of an experiment.
 
     Attributes:
-        name, experiment, version: what was done.
+        name, experiment, version: what was run.
         findings: by claim, with Holm's correction over the claims.
         arms: the runs, by label.
-        without: seeds that were left out, with the reason.
+        without: seeds that are left out, with the reason.
         region: by point of the search, the findings by claim, with Holm's correction over the points; empty if nothing
             was searched.
-        fewer: whether there are fewer seeds than the experiment's own.
+        fewer: whether it has fewer seeds than its YAML.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Reproduction:
         return bool(altered or self.parts or self.experiment.undersized)
 
     def said(self, claim: Claim) -> str:
-        """A verdict in words: that of a small or altered run is no verdict on the paper."""
+        """A verdict in words; small or altered runs give no verdict on the paper."""
         found = self.findings[claim.name]
         readings = [each.verdict for each in found.readings.values()]
         region = [there[claim.name].verdict for _, there in self.region if claim.name in there]
@@ -103,12 +103,12 @@ class Reproduction:
 
     @property
     def parts(self) -> list[str]:
-        """What the runs were on, where that is less than the task (`RunResult.part`)."""
+        """The trained parts of the task, for runs that are not on all of it (`RunResult.part`)."""
         return sorted({run.part for run in self.runs if run.part})
 
 
 def as_json(result: Reproduction) -> dict[str, Any]:
-    """Everything but the curves, as strict JSON can hold it."""
+    """Everything except the curves, as strict JSON."""
     return plain(
         {
             "experiment": result.name,
@@ -143,7 +143,7 @@ def _distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def page(result: Reproduction) -> str:
-    """The report as Markdown: figure, claims beside the paper's words, and what they rest on."""
+    """The report as Markdown: figure, claims beside the paper's statements, and the runs behind them."""
     experiment = result.experiment
     again = f"bench reproduce {result.name} {result.version.words}".rstrip()
     lines = [f"# {experiment.title}", "", f"{experiment.paper}. Made by `{again}`.", ""]
@@ -233,12 +233,12 @@ def _verdict(findings: Mapping[str, Finding], name: str) -> str:
 
 
 def words(settings: Mapping[str, Any]) -> str:
-    """Settings as the command line takes them."""
+    """Settings as words of the command line."""
     return " ".join(f"--{name} {value}" for name, value in settings.items())
 
 
 def claim_lines(result: Reproduction, folder: Path) -> list[str]:
-    """The verdicts on an experiment's claims, and the place of the output."""
+    """The verdicts on an experiment's claims, and the folder of the output."""
     lines = [f"{result.name}: {result.experiment.title}"]
     pairs = [(result.said(claim), claim, finding.text) for claim, finding in result.claims]
     rows = [row for verdict, claim, text in pairs for row in ((verdict, f"{claim.name}: {claim.paper}"), ("", text))]
