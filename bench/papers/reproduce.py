@@ -36,7 +36,6 @@ class ArmRun:
     """One run of an experiment."""
 
     label: str
-    seed: int
     config: RunConfig
 
 
@@ -51,7 +50,7 @@ def jobs(experiment: Experiment, places: Settings) -> list[ArmRun]:
         UserError: a setting is unknown or illegal.
     """
     todo = [
-        ArmRun(label, seed, decided(resolve(experiment.common | own | {"seed": seed} | places)))
+        ArmRun(label, decided(resolve(experiment.common | own | {"seed": seed} | places)))
         for seed in experiment.seeds
         for label, own in experiment.arms.items()
     ]
@@ -69,10 +68,10 @@ def collect(todo: Sequence[ArmRun]) -> tuple[dict[str, Arm], dict[int, str]]:
     """
     there = Store(todo[0].config.store).finished_all(job.config.run_id for job in todo)
     found = [(job, there[job.config.run_id]) for job in todo if job.config.run_id in there]
-    without = {job.seed: f"{n} is {why}" for job, run in found for n, why in run.unsolved.items()}
+    without = {job.config.seed: f"{n} is {why}" for job, run in found for n, why in run.unsolved.items()}
     arms: dict[str, Arm] = {}
     for label in dict.fromkeys(job.label for job in todo):
-        mine = [(job, run) for job, run in found if job.label == label and job.seed not in without]
+        mine = [(job, run) for job, run in found if job.label == label and job.config.seed not in without]
         if mine:
             arms[label] = Arm.of_each(label, ((run, _tables(job.config.store, run)) for job, run in mine))
     return arms, without
