@@ -84,10 +84,10 @@ def fit_seeds(config: RunConfig, args: Args, tuned_by: TunedBy | None) -> int:
 
 def mean_of(results: Sequence[RunResult]) -> "Interval | None":
     """Mean of the final metric with a 95 % t-interval; None if a run has no value."""
-    from bench.results.stats import t_interval
+    from bench.results.group import mean_interval
+    from bench.results.selection import final_value
 
-    values = [run.final for run in results if run.final is not None and run.status != "diverged"]
-    return t_interval(values) if values and len(values) == len(results) else None
+    return mean_interval(final_value(run, above=False) for run in results)
 
 
 def lines(results: Sequence[RunResult], mean: "Interval | None") -> list[str]:

@@ -365,6 +365,7 @@ def test_effects_are_those_of_the_board_in_its_order_with_verdicts_in_words_and_
     assert [found.name for found in chart.traces if not found.hollow] == ["adam", "sgd"]
     assert "sps: worse; there is no median, since 7 of its and 0 of the reference's 7 runs have no value" in chart.note
     assert "late: no common seeds" in chart.note
+    assert "none below 7 seeds" in chart.note
     assert (chart.log, chart.guides[0].x.tolist()) == ("", [0, 0])
     assert chart.x == "test accuracy: gain over adamw (default); positive is better"
 

@@ -1,7 +1,6 @@
 """Claims: each test on arms with known truth, its behaviour with missing data, and every refusal."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,11 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bench.errors import UserError
-from bench.papers.arms import Arm
 from bench.papers.claims import CLAIMS, judge
 from bench.papers.verdicts import SAID, Finding, corrected, number, over_readings, said
 from bench.results import stats
 from bench.results.stats import Interval, t_interval
+from tests.arms import arm_of, changed
 
 STEPS = np.arange(1, 1001.0)
 SPREAD = (0.98, 1.0, 1.02)  # factor of each seed
@@ -29,7 +28,7 @@ def run(loss, step=None, **more):
 
 
 def arm(label, *runs, statuses=None, **options):
-    return Arm(label, range(len(runs)), runs, statuses or ["completed"] * len(runs), options)
+    return arm_of(label, runs, statuses=statuses, task=options)
 
 
 def flat(label, *values, statuses=None, **options):
@@ -252,17 +251,11 @@ def test_a_run_without_the_measurement_is_missing(tables):
     broken = arm("GD", run(np.full(1000, 0.1)), tables)
     assert verdict("reaches", broken, measure="loss", arms=["GD"], below=0.2) == "undecided"
     assert verdict("sooner", broken, measure="loss", fast=["GD"], slow="GD", below=0.2, factor=1) == "fails"
-    broken = replace(broken, statuses=["completed", "diverged"])
+    broken = changed(broken, statuses=["completed", "diverged"])
     assert verdict("reaches", broken, measure="loss", arms=["GD"], below=0.2) == "fails"
     both = arm("GD", tables, tables), flat("other", 0.1, 0.1)
     assert verdict("reaches", *both, measure="loss", arms=["GD"], below=0.2) == "undecided"
     assert verdict("slope", *both, arms=["GD"], x="step", y="loss", scale="loglog", at_most=1) == "undecided"
-
-
-def test_an_arm_without_statuses_completed():
-    assert (
-        verdict("reaches", replace(flat("GD", 0.1, 0.1), statuses=()), measure="loss", arms=["GD"], below=1) == "holds"
-    )
 
 
 # -- sooner ---------------------------------------------------------------------------------------------------------
@@ -305,10 +298,10 @@ def test_equal_ratios_have_an_interval_without_width(ratio):
 
 def test_pairing_goes_by_seed_and_not_by_place():
     fast, slow = step_down("fast", 10, 20, 30), step_down("slow", 300, 100, 200)
-    shuffled = replace(slow, seeds=[2, 0, 1])
+    shuffled = changed(slow, seeds=[2, 0, 1])
     assert sooner(fast, shuffled, 9.99).verdict == "holds"
     assert sooner(fast, slow, 9.99).verdict == "undecided"
-    assert "(2 seeds)" in sooner(fast, replace(slow, seeds=[1, 0, 7])).text
+    assert "(2 seeds)" in sooner(fast, changed(slow, seeds=[1, 0, 7])).text
 
 
 def test_a_slow_run_that_never_got_there_gives_a_lower_bound():
@@ -383,7 +376,7 @@ def test_a_step_between_two_measurements_is_not_known():
 
 def test_sooner_goes_upwards_and_for_all_fast_arms():
     rising = [
-        replace(a, tables=[[{"step": t["step"], "loss": 1 - t["loss"]}] for (t,) in a.tables])
+        changed(a, tables=[[{"step": t["step"], "loss": 1 - t["loss"]}] for t in a.every_table])
         for a in (step_down("fast", 10, 10), step_down("faster", 5, 5), step_down("slow", 60, 60))
     ]
     arguments = dict(measure="loss", fast=["faster", "fast"], slow="slow", above=0.5)
@@ -499,10 +492,10 @@ def test_a_smaller_budget_is_no_convergence():
     short = arm("short", *(run(np.full(100, 0.1 * k)) for k in SPREAD))
     long = arm("long", *(run(np.full(1000, k)) for k in SPREAD))
     claim = {"measure": "loss", "better": ["short"], "worse": "long"}
-    assert verdict("lower", replace(short, converged=[True] * 3), long, **claim) == "holds"
-    assert verdict("lower", replace(short, converged=[False] * 3), long, **claim) == "undecided"
+    assert verdict("lower", changed(short), long, **claim) == "holds"
+    assert verdict("lower", changed(short, reason=None), long, **claim) == "undecided"
     at_1000 = {"measure": "loss", "arms": ["short"], "below": 0.5, "at": 1000}
-    assert verdict("reaches", replace(short, converged=[False] * 3), long, **at_1000) == "undecided"
+    assert verdict("reaches", changed(short, reason=None), long, **at_1000) == "undecided"
 
 
 @pytest.mark.parametrize("power", [1 / 3, 1.0])
@@ -567,7 +560,7 @@ def test_lower_is_paired():
     assert (found.effect, found.low, found.high) == pytest.approx((expected.mean, expected.low, expected.high))
     assert found.text.startswith("loss of a minus that of b over steps 9 to 10 is -0.1 [")
     assert lower(a, b, better=["b"], worse="a").verdict == "fails"
-    assert lower(a, replace(b, seeds=[2, 0, 1])).verdict == "undecided"
+    assert lower(a, changed(b, seeds=[2, 0, 1])).verdict == "undecided"
     assert lower(flat("a", 0.1), flat("b", 0.2)).verdict == "undecided"
 
 
@@ -588,26 +581,25 @@ def test_lower_at_the_end_of_runs_of_unequal_length():
         arm("a", *(run(np.linspace(1, 0.5 + k, 10)) for k in (0, 1))),
         arm("b", *(run(np.linspace(1, 0.6 + k, 30)) for k in (0, 1))),
     )
-    budget = [False, False]  # neither ended because it had converged
-    found = lower(replace(short, converged=budget), replace(long, converged=budget), last=None)
+    found = lower(changed(short, reason=None), changed(long, reason=None), last=None)  # neither converged
     assert (found.verdict, found.effect) == ("holds", pytest.approx(-0.1))
     assert found.text.startswith("loss of a minus that of b at the end of each run is -0.1 [")
-    assert lower(replace(short, converged=budget), replace(long, converged=budget)).verdict == "undecided"
-    cut = replace(short, converged=budget, statuses=["completed", "killed"])
-    assert lower(cut, replace(long, converged=budget), last=None).verdict == "undecided"
+    assert lower(changed(short, reason=None), changed(long, reason=None)).verdict == "undecided"
+    cut = changed(short, reason=None, statuses=["completed", "killed"])
+    assert lower(cut, changed(long, reason=None), last=None).verdict == "undecided"
 
 
 def test_lower_where_a_run_converged_early():
     early, long = arm("a", run([1, 0.1]), run([1, 0.1])), arm("b", *(run(np.linspace(1, 0.2, 100)) for _ in range(2)))
     assert lower(early, long).effect == pytest.approx(0.1 - np.linspace(1, 0.2, 100)[89:].mean())
-    assert lower(replace(early, statuses=["completed", "killed"]), long).verdict == "undecided"
+    assert lower(changed(early, statuses=["completed", "killed"]), long).verdict == "undecided"
 
 
 def test_lower_where_a_run_diverged():
     a, b = flat("a", 0.1, 0.1), flat("b", 0.2, 0.2)
-    found = lower(replace(a, statuses=["completed", "diverged"]), b)
+    found = lower(changed(a, statuses=["completed", "diverged"]), b)
     assert (found.verdict, found.effect) == ("fails", None)
-    found = lower(a, replace(b, statuses=["completed", "diverged"]))
+    found = lower(a, changed(b, statuses=["completed", "diverged"]))
     assert (found.verdict, found.effect) == ("undecided", None)
     assert found.text.endswith("so a has no loss to compare with")
 
@@ -625,7 +617,7 @@ def test_lower_of_several_arms():
 
 def heads(*losses, direction="increases", names=None, **more):
     """Arms with 1, 2, 4, ... heads and a loss for each seed."""
-    arms = [flat(f"H{2**k}", *row, **{"task.H": 2**k}) for k, row in enumerate(losses)]
+    arms = [flat(f"H{2**k}", *row, H=2**k) for k, row in enumerate(losses)]
     return trend(arms, direction=direction, names=names, **more)
 
 
@@ -663,9 +655,9 @@ def test_a_trend_of_what_has_no_logarithm_is_undecided(bad):
 
 
 def test_a_trend_where_a_run_is_missing():
-    arms = [flat("a", 1, 1.1, **{"task.H": 1}), flat("b", 2, 2.2, **{"task.H": 2})]
+    arms = [flat("a", 1, 1.1, H=1), flat("b", 2, 2.2, H=2)]
     for status in ("diverged", "killed"):
-        arms[1] = replace(arms[1], statuses=["completed", status])
+        arms[1] = changed(arms[1], statuses=["completed", status])
         assert trend(arms).verdict == "undecided"
     assert trend(arms, at=5).verdict == "holds"
 
@@ -715,11 +707,11 @@ EVERY = {
     "trend": {"measure": "loss", "arms": ["a", "b"], "factor": "task.H", "direction": "increases"},
     "slope_region": {"arms": ["a"], "x": "step", "y": "loss", "between": [-2, 0], "decades": 1},
 }
-PAIR = {"a": power("a", -1, **{"task.H": 1}), "b": power("b", -1, 2, **{"task.H": 2})}
+PAIR = {"a": power("a", -1, H=1), "b": power("b", -1, 2, H=2)}
 
 
 def seeds(source, n):
-    return replace(source, seeds=range(n), tables=source.tables[:n], statuses=source.statuses[:n])
+    return changed(source, seeds=range(n), tables=[[table] for table in source.every_table][:n], statuses=None)
 
 
 def test_every_test_is_here():
@@ -743,9 +735,10 @@ def test_one_seed_decides_nothing(test):
 @pytest.mark.parametrize("status", ["diverged", "timeout", "failed", "killed", "running"])
 @pytest.mark.parametrize("test", EVERY)
 def test_no_claim_holds_for_a_run_that_broke_off(test, status):
-    cut = [{name: column[:1] for name, column in table.items()} for table in PAIR["a"].tables[2]]
-    cut[0]["loss"] = np.full(1, 99.0)
-    broken = replace(PAIR["a"], tables=[*PAIR["a"].tables[:2], cut], statuses=["completed", "completed", status])
+    *whole, last = PAIR["a"].every_table
+    cut = {name: column[:1] for name, column in last.items()} | {"loss": np.full(1, 99.0)}
+    tables = [[table] for table in (*whole, cut)]
+    broken = changed(PAIR["a"], tables=tables, statuses=["completed", "completed", status])
     assert finding(test, broken, PAIR["b"], **EVERY[test]).verdict != "holds"
 
 
@@ -828,7 +821,7 @@ def test_whole_steps_have_no_exponent(x, text):
 @pytest.mark.parametrize("value", ["many", None, 0, -2, math.inf])
 def test_a_factor_has_to_be_a_positive_number(value):
     with pytest.raises(UserError) as error:
-        judge("trend", PAIR | {"b": replace(PAIR["b"], settings={"task.H": value})}, **EVERY["trend"])
+        judge("trend", PAIR | {"b": changed(PAIR["b"], task={"H": value})}, **EVERY["trend"])
     assert str(error.value) == f"task.H={value!r} of b is not a positive number; name a setting that is"
 
 
@@ -840,9 +833,9 @@ def test_columns_of_different_tables_are_refused():
 
 def test_arms_without_runs_or_common_seeds_are_refused():
     with pytest.raises(UserError, match="arm 'b' has no runs; train it first"):
-        judge("lower", PAIR | {"b": Arm("b", [], [])}, **EVERY["lower"])
+        judge("lower", PAIR | {"b": arm_of("b", [])}, **EVERY["lower"])
     with pytest.raises(UserError, match="arms a, b have no common seed; train the same seeds"):
-        judge("lower", PAIR | {"b": replace(PAIR["b"], seeds=[7, 8, 9])}, **EVERY["lower"])
+        judge("lower", PAIR | {"b": changed(PAIR["b"], seeds=[7, 8, 9])}, **EVERY["lower"])
 
 
 # -- over claims, readings and constants ----------------------------------------------------------------------------

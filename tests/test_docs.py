@@ -1,5 +1,6 @@
 """The documents are correct: their commands parse or run, their code runs, their links have targets."""
 
+import ast
 import os
 import re
 import shlex
@@ -199,3 +200,13 @@ def test_lines_of_documents_are_short() -> None:
             continue
         text = re.sub(r"^( *)```.*?^\1```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
         assert [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")] == [], page
+
+
+def test_no_text_names_a_constant_in_braces() -> None:
+    """A string that lost its `f` shows the name instead of the number."""
+    for path in (ROOT / "bench").rglob("*.py"):
+        tree = ast.parse(path.read_text("utf-8"))
+        filled = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in filled:
+                assert not re.search(r"(?<!\$)\{[A-Z_]{4,}\}", node.value), f"{path.name}:{node.lineno}"

@@ -23,6 +23,7 @@ from bench.papers.figures import MOST_POINTS, FigureSpec, Guide, Panel, lines
 from bench.papers.verdicts import Finding
 from bench.results import draw as drawing
 from bench.results.draw import DPI, picture, write_pictures
+from tests.arms import arm_of
 
 STEPS = np.arange(0, 501, 10.0)
 
@@ -41,15 +42,13 @@ def arm(label: str, rate: float, seeds: int = 5, until: dict[int, float] | None 
             "wave": np.sin(speed * steps),
         }
         tables.append([measured, {"step": steps[1:], "loss": 0.7 * np.exp(-speed * steps[1:])}])
-    return Arm(label, range(seeds), tables)
+    return arm_of(label, tables)
 
 
 def column(values: np.ndarray, *more: np.ndarray, label: str = "a", steps: np.ndarray | None = None) -> Arm:
     """An arm with one run for each array, as its column v."""
     every = (values, *more)
-    return Arm(
-        label, range(len(every)), [[{"step": np.arange(len(v)) if steps is None else steps, "v": v}] for v in every]
-    )
+    return arm_of(label, [[{"step": np.arange(len(v)) if steps is None else steps, "v": v}] for v in every])
 
 
 METHODS = {"gd": arm("GD", 0.01), "ngd": arm("NGD", 0.1), "ps": arm("PS", 1.0, until={2: 350})}
@@ -239,16 +238,16 @@ def test_a_line_is_the_mean_and_a_band_all_seeds():
 def test_a_run_that_diverged_before_its_first_value_is_no_line_and_is_told():
     some, none = ({"step": STEPS, "v": np.ones(len(STEPS))},), ({"step": STEPS, "other": STEPS},)
     arms = {
-        "a fine": Arm("a fine", (0, 1), (some, some), ("completed", "completed")),
-        "a bad": Arm("a bad", (0, 1), (some, none), ("completed", "diverged")),
-        "b fine": Arm("b fine", (0, 1), (some, some), ("completed", "completed")),
-        "b bad": Arm("b bad", (0, 1), (none, none), ("diverged", "diverged")),
+        "a fine": arm_of("a fine", (some, some), statuses=("completed", "completed")),
+        "a bad": arm_of("a bad", (some, none), statuses=("completed", "diverged")),
+        "b fine": arm_of("b fine", (some, some), statuses=("completed", "completed")),
+        "b bad": arm_of("b bad", (none, none), statuses=("diverged", "diverged")),
     }
     panels = [Panel(y="v", strip=f"{name} ", arms=[f"{name} fine", f"{name} bad"]) for name in "ab"]
     text = caption(make(FigureSpec(panels=panels), arms))
     assert text.startswith("Lines: mean over 2 seeds (bad in (a): 1 of 2, bad in (b): 0 of 2)")
     assert lines(panels[1], arms["b bad"]) == ([], 0)
-    completed = Arm("b bad", (0,), (none,), ("completed",))
+    completed = arm_of("b bad", (none,))
     with pytest.raises(UserError, match="has no table with v"):
         lines(panels[1], completed)
 
@@ -269,7 +268,7 @@ def test_a_row_that_only_the_early_end_has_makes_no_spike():
     steps = np.arange(0, 101, 10.0)
     short = np.array([0, 10, 20, 27.0])
     runs = [[{"step": s, "v": np.exp(-s / 5)}] for s in (steps, short)]
-    ((line,), _) = lines(Panel(y="v", log="y"), Arm("a", (0, 1), runs))
+    ((line,), _) = lines(Panel(y="v", log="y"), arm_of("a", runs))
     np.testing.assert_allclose(line.y, np.exp(-line.x / 5))
     assert 27 in line.x
 
@@ -403,7 +402,7 @@ def test_the_caption_says_what_lines_and_bands_are(panels, arms, text):
         (FigureSpec(panels=[Panel(y="loss", x="norm_W")]), METHODS, "GD has no table with loss, norm_W"),
         (FigureSpec(panels=[Panel(y="loss", arms=["gd", "ngf"])]), METHODS, "unknown arm 'ngf'; did you mean 'ngd'"),
         (ONE, {}, "no arms"),
-        (ONE, {"a": Arm("A", [], [])}, "arm 'A' has no runs"),
+        (ONE, {"a": arm_of("A", [])}, "arm 'A' has no runs"),
         (ONE, {"a": METHODS["gd"], "b": METHODS["gd"]}, "2 arms .* have the label 'GD'"),
         (FigureSpec(panels=[Panel(y="loss", title="$x_$")]), METHODS, "formula"),
         (ONE, {"a": arm(r"$\nonsense$", 1.0)}, "formula"),

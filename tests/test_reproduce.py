@@ -604,6 +604,14 @@ def test_bad_requests_are_one_line(cli: Any, folder: Path, words: tuple[str, ...
     assert answer.err.count("\n") == 1
 
 
+def test_arms_that_a_claim_compares_need_common_seeds_of_both_kinds(cli: Any, folder: Path) -> None:
+    less = {"name": "less", "paper": "", "test": "lower", "measure": "loss", "better": ["NGD"], "worse": "GD"}
+    rewrite(folder, claims=[less], search=None)
+    answer = cli("reproduce", "nobody/tiny", "--arm", "NGD", "data_seed", "7")
+    assert (answer.code, answer.out) == (2, "")
+    assert "claim less: arms NGD, GD have no common seed; train the same seeds" in answer.err
+
+
 CLAIM = {"name": "x", "paper": "y", "test": "reaches", "arms": ["GD"], "measure": "loss", "below": 1}
 TREND = {
     "name": "x",

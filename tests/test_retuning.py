@@ -13,7 +13,7 @@ from scipy import stats as reference
 
 from bench.boards.quality import TUNING_NOISE
 from bench.results import stats
-from bench.results.retuning import DRAWS, draws, repeated_interval, retuned_interval, tuning_variance, winners
+from bench.results.retuning import DRAWS, REPEATS, draws, repeated_interval, retuned_interval, tuning_variance, winners
 from bench.results.selection import Mode, best_index, equal_below, seed_median
 from tools.statistics import repeated_coverage, retuned_coverage
 
@@ -150,3 +150,4 @@ def test_the_column_says_what_the_simulation_found() -> None:
     said = re.findall(r"(\d+)% to (\d+)%", page)[:3]
     ours, plain, repeated = [f"{low} to {high} %" for low, high in said]
     assert re.findall(r"\d+ to \d+ %", TUNING_NOISE) == [repeated, ours, plain]
+    assert f"if there are {REPEATS}," in TUNING_NOISE

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.boards.curves import WORDS
+from bench.boards.curves import LABELS
 from bench.errors import unknown
 from bench.results.chart import MOST, Chart, Panel, Trace
 from bench.results.draw import house_style, make
@@ -55,6 +55,6 @@ def curves_of(title: str, runs: Sequence[tuple[str, str, Mapping[str, Mapping[st
         raise unknown("column", column, known)
     values = np.concatenate([trace.y[np.isfinite(trace.y)] for trace in traces])
     log = bool(values.size and values.min() > 0 and values.max() > _SPAN * values.min())
-    words = WORDS.get(column, column)
+    words = LABELS.get(column, column)
     panel = Panel(column, title, "optimizer steps", words, "y" * log, traces)
     return Chart([panel], {name: opt for name, opt, _ in runs}, columns=1)

@@ -1,17 +1,19 @@
 """Boards: ranked tables with intervals and ties, pure functions of a store's entries; one board per file."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bench.boards.attention import attention_board
-from bench.boards.collect import Collected
+from bench.boards.collect import Collected, Tables
+from bench.boards.entries import Entry
 from bench.boards.pairs import pairs
 from bench.boards.quality import quality
 from bench.boards.robustness import robustness
 from bench.boards.speed import speed
-from bench.boards.theory import Tables, theory
+from bench.boards.theory import theory
 from bench.boards.tuning import tuning
 from bench.results.table import Board
+from bench.store.tables import Columns
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,11 @@ class Asked:
     tables: Tables
     reference: str | None = None
     target: float | None = None
+
+    def read(self, entry: Entry) -> list[Mapping[str, Columns]]:
+        """The tables of each of an entry's runs; none of a run whose tables are damaged, which is noted."""
+        found = self.found.read(entry, self.tables)
+        return [found.get(seed, {}) for seed in entry.runs]
 
 
 BOARDS: dict[str, Callable[[Asked], Board]] = {

@@ -1,21 +1,20 @@
 """Observations of attention (`--trainer.observe`), at equal training loss and at the end."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from bench.boards.collect import Collected
+from bench.boards.collect import Collected, Tables
 from bench.boards.entries import Entry
 from bench.boards.shared import EVERY, WHO, find_reference, who
-from bench.errors import UserError
-from bench.papers.arms import Array
-from bench.papers.arms import Table as Columns
 from bench.results import sequential, stats
+from bench.results.chart import Array
 from bench.results.group import Seed, mean_interval
 from bench.results.stats import Interval
 from bench.results.table import Board, Column, Table
+from bench.store.tables import Columns
 
 SHOWN = {
     "entropy": "entropy of attention (nats)",
@@ -29,8 +28,6 @@ SHOWN = {
 WINDOW = 0.1
 """A run's training loss after t steps is the mean of its batches' losses over this share of the t steps. Ours."""
 NONE = "no run has observations; train with `--trainer.observe 4`"
-
-Tables = Callable[[str], Mapping[str, Columns]]
 
 
 def over_heads(tables: Mapping[str, Columns], name: str) -> tuple[Array, Array] | None:
@@ -66,17 +63,15 @@ def at_loss(losses: Array, values: Array, level: float) -> float | None:
 class Observed:
     """Observations of an entry's runs, by seed; runs without observations are excluded."""
 
-    def __init__(self, entry: Entry, tables: Tables, damaged: list[str]) -> None:
+    def __init__(self, entry: Entry, read: Mapping[Seed, Mapping[str, Columns]]) -> None:
         self.entry = entry
-        self.runs: dict[Seed, Mapping[str, Columns]] = {}
-        for seed, run in entry.runs.items():
-            try:
-                own = tables(run.run_id)
-            except UserError as error:
-                damaged.append(str(error))
-                continue
-            if run.status == "completed" and over_heads(own, "entropy") is not None and "loss" in own.get("curve", {}):
-                self.runs[seed] = own
+        self.runs = {
+            seed: own
+            for seed, own in read.items()
+            if entry.runs[seed].status == "completed"
+            and over_heads(own, "entropy") is not None
+            and "loss" in own.get("curve", {})
+        }
 
     def losses(self, seed: Seed) -> Array:
         """Training losses at the observed steps."""
@@ -108,7 +103,7 @@ def attention_board(found: Collected, tables: Tables, reference: str | None = No
     """
     shown = []
     for problem, entries in found.problems.items():
-        all_observed = [Observed(entry, tables, found.damaged) for entry in entries]
+        all_observed = [Observed(entry, found.read(entry, tables)) for entry in entries]
         observed = [each for each in all_observed if each.runs]
         if not observed:
             continue

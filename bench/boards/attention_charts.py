@@ -6,10 +6,9 @@ import numpy as np
 
 from bench.boards import Asked
 from bench.boards.attention import NONE, SHOWN, over_heads
-from bench.boards.curves import nothing, over_steps, series, tables_of
-from bench.papers.arms import Array
-from bench.papers.arms import Table as Columns
-from bench.results.chart import Chart
+from bench.boards.curves import nothing, over_steps, series
+from bench.results.chart import Array, Chart
+from bench.store.tables import Columns
 
 CURVED = {
     "sharpness": "sharpness x step size (edge of gradient descent: 2)",
@@ -49,12 +48,12 @@ def _chart(
 ) -> Chart:
     panels = []
     for i, (problem, entries) in enumerate(asked.found.problems.items()):
-        tables = {entry.name: tables_of(asked, entry) for entry in entries}
+        tables = {entry.name: asked.read(entry) for entry in entries}
         for name, words in quantities.items():
             lines = {
-                own: [_finite(read(each, name)) for each in there.values()]
+                own: [_finite(read(each, name)) for each in there]
                 for own, there in tables.items()
-                if any(read(each, name) is not None for each in there.values())
+                if any(read(each, name) is not None for each in there)
             }
             if lines:
                 title = f"{words}: {problem.name}"

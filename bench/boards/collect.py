@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,16 +19,20 @@ from bench.boards.entries import (
 )
 from bench.config import settings_of
 from bench.errors import UserError, unknown
-from bench.results.group import Seed
+from bench.results.group import Group, Seed
 from bench.results.selection import above_infimum, best_index, equal_below, score_of
 from bench.store.record import RunResult
 from bench.store.reports import CheckRecord, StudyRecord
 from bench.store.stores import HOW_TO_FILL, Stores
-from bench.text import word_of
+from bench.store.tables import Columns
+from bench.text import cell, word_of
 from optimizers import OPTIMIZERS
 from optimizers.groups import REST
 from optimizers.plugins import bare
 from tasks import TASKS
+
+Tables = Callable[[str], Mapping[str, Columns]]
+"""A run's tables by its id, as `Store.tables` gives them."""
 
 
 @dataclass
@@ -55,6 +59,16 @@ class Collected:
     def problems(self) -> dict[Problem, list[Entry]]:
         """The entries by problem."""
         return _by_problem(self.entries)
+
+    def read(self, group: Group, tables: Tables) -> dict[Seed, Mapping[str, Columns]]:
+        """The tables of a group's runs by seed, without runs whose tables are damaged, which are noted."""
+        found: dict[Seed, Mapping[str, Columns]] = {}
+        for seed, run in group.runs.items():
+            try:
+                found[seed] = tables(run.run_id)
+            except UserError as error:
+                self.damaged.append(str(error))
+        return found
 
     def trial_runs(self, entry: Entry) -> list[RunResult]:
         """The stored runs of the trials of the entry's study; none if it was not tuned."""
@@ -230,7 +244,7 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
         own = [entry for entry in group if entry.runs]
         if not own:
             counts = sum((entry.others for entry in group), Counter[str]())
-            ends = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+            ends = cell(dict(sorted(counts.items())))
             notes.append(f"{group[0].problem.name}: no run of {group[0].opt} has ended ({ends})")
         if settings == "all":
             searched, _ = _search([entry for entry in own if entry.kind != "tuned"])

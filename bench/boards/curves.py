@@ -11,26 +11,16 @@ from scipy.special import stdtrit
 from bench.boards import Asked
 from bench.boards.entries import Entry, Problem
 from bench.boards.shared import FEW_SEEDS
-from bench.errors import UserError, unknown
-from bench.papers.arms import Table
-from bench.results.chart import Array, Chart, Panel, Trace, thinned
+from bench.errors import unknown
+from bench.results.chart import WORDS, Array, Chart, Panel, Trace, thinned
 from bench.results.selection import CONVERGED, GAP, cap_share
+from bench.store.tables import Columns
 
 MOST_POINTS = 200
 """Maximum number of points of a line: more are not visible."""
 SPAN = 10
 """Ratio of largest to smallest value above which an axis is logarithmic. Ours."""
-WORDS = {
-    "loss": "training loss",
-    "grad_norm": "norm of the gradient",
-    "alignment": "alignment (cosine)",
-    "raw_step": "step size before its cap",
-    "applied_step": "step size",
-    "distance": "distance of directions",
-    "test_loss": "test loss",
-    "train_error": "training error (fraction)",
-    "test_error": "test error (fraction)",
-}
+LABELS = WORDS | {"alignment": "alignment (cosine)", "distance": "distance of directions"}
 """Axis labels of columns; others have their own name."""
 
 
@@ -60,16 +50,15 @@ def curves(asked: Asked, column: str = "loss") -> Chart:
     """
     panels, known = [], set()
     for i, (problem, entries) in enumerate(asked.found.problems.items()):
-        lines, words, facts = {}, WORDS.get(column, column), []
-        infima = {run.run_id: run.infimum for entry in entries for run in entry.runs.values()}
-        above = column == "loss" and None not in infima.values()
+        lines, words, facts = {}, LABELS.get(column, column), []
+        above = column == "loss" and all(run.infimum is not None for e in entries for run in e.runs.values())
         for entry in entries:
-            read = tables_of(asked, entry)
-            known |= {name for tables in read.values() for table in tables.values() for name in table}
-            lines[entry.name] = _held(_columns(read, column), [run.status for run in entry.runs.values()])
+            read, runs = asked.read(entry), entry.runs.values()
+            known |= {name for tables in read for table in tables.values() for name in table}
+            lines[entry.name] = _held(_columns(read, column), [run.status for run in runs])
             if column == "loss":
-                own = zip(lines[entry.name], read, strict=True)
-                lines[entry.name] = [line and _clipped(line, infima[run_id] if above else None) for line, run_id in own]
+                own = zip(lines[entry.name], runs, strict=True)
+                lines[entry.name] = [line and _clipped(line, run.infimum if above else None) for line, run in own]
         every = [line for own in lines.values() for line in own if line is not None]
         if column == "loss" and any((values == CONVERGED).any() for _, values in every):
             facts.append(f"losses below {CONVERGED:g} are drawn at that value")
@@ -104,7 +93,7 @@ def steps(asked: Asked) -> Chart:
             continue
         lines, facts = {}, []
         for entry in shown:
-            read = tables_of(asked, entry)
+            read = asked.read(entry)
             lines[f"{entry.name} applied"] = _columns(read, "applied_step")
             lines[f"{entry.name} raw"] = _columns(read, "raw_step")
             if share := cap_share(entry.runs.values()):
@@ -122,22 +111,10 @@ Line = tuple[Array, Array]
 """Steps and values of a run, shape (P,) each, P > 0; only finite values."""
 
 
-def tables_of(asked: Asked, entry: Entry) -> dict[str, Mapping[str, Table]]:
-    """The tables of an entry's runs by id; damaged tables are noted and left out."""
-    read: dict[str, Mapping[str, Table]] = {}
-    for run in entry.runs.values():
-        try:
-            read[run.run_id] = asked.tables(run.run_id)
-        except UserError as error:
-            read[run.run_id] = {}
-            asked.found.damaged.append(str(error))
-    return read
-
-
-def _columns(read: Mapping[str, Mapping[str, Table]], column: str) -> list[Line | None]:
+def _columns(read: Iterable[Mapping[str, Columns]], column: str) -> list[Line | None]:
     """The column of each run; None for a run without values."""
     lines: list[Line | None] = []
-    for tables in read.values():
+    for tables in read:
         table = next((tables[name] for name in ("curve", "measurements") if column in tables.get(name, {})), None)
         there = np.isfinite(table[column]) if table is not None else np.zeros(0, bool)
         lines.append((table["step"][there], table[column][there]) if table is not None and there.any() else None)

@@ -42,7 +42,7 @@ def _explained(entry: Entry, found: Collected) -> dict[str, Any]:
         "settings": f"{entry.settings}: {_options(entry.options)}",
         **(_searched(study, found) if study else {"searched": "nothing: " + entry.settings}),
         "shown": f"{'/'.join(sorted({run.split for run in runs}))} {entry.problem.metric} of {len(runs)} runs,"
-        f" seeds {_seeds([run.config['seed'] for run in runs])}: {_counted(entry.statuses)}",
+        f" seeds {_seeds([run.config['seed'] for run in runs])}: {cell(entry.statuses)}",
         "their cost": _cost(runs),
         "cut": _cut(entry),
         "flags": ", ".join(flags(entry)) or "none",
@@ -95,7 +95,7 @@ def _searched(study: StudyRecord, found: Collected) -> dict[str, str]:
         ranges.append(f"{axis} ({ends})")
     how = SAMPLERS.get(study.sampler, study.sampler) + ", bad trials pruned" * study.prune
     return {
-        "searched": f"{' and '.join(ranges)} by {how}: {len(study.trials)} trials ({_counted(kinds)}), each on seeds"
+        "searched": f"{' and '.join(ranges)} by {how}: {len(study.trials)} trials ({cell(kinds)}), each on seeds"
         f" {_seeds(study.seeds)}",
         "chosen by": f"{study.metric or 'the metric'} on the split `{study.select_split or 'unknown'}`, median over"
         " the tuning seeds" + "; the best point is at the boundary" * study.lr_at_boundary,
@@ -116,10 +116,6 @@ def _cut(entry: Entry) -> str:
 def _cost(runs: Sequence[RunResult]) -> str:
     steps, seconds = sum(run.steps for run in runs), sum(run.wall_s for run in runs)
     return f"{len(runs)} runs, {steps:,} gradients of a batch, {duration(seconds)}"
-
-
-def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{n} {what}" for what, n in counts.items())
 
 
 def _options(options: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from bench.boards.entries import Entry
 from bench.boards.headline import headlines
 from bench.results.chart import Chart
 from bench.results.embed import embed, variables
+from bench.results.render import template
 from bench.results.stats import Interval, MedianTime
 from bench.results.table import Board, Column, Table
 from bench.run_summary import fit_words
@@ -109,19 +110,9 @@ def other_page(
 def _written(
     boards: Sequence[dict[str, Any]], kinds: Sequence[dict[str, Any]], said: Iterable[tuple[str, str]], **more: Any
 ) -> str:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     light, dark = variables("".join(panel["svg"] for kind in kinds for panel in kind["panels"]))
-    environment = Environment(
-        loader=PackageLoader("bench.boards", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"digest": _digest, "clean": cell}
     values = {"title": "Optimizers on attention models", "lead": None, "reading": None} | more
-    return environment.get_template("page.html.j2").render(
+    return template("bench.boards", "page.html.j2", digest=_digest, clean=cell).render(
         version=__version__,
         boards=[board for board in boards if board["tables"]],
         kinds=[kind for kind in kinds if kind["panels"]],

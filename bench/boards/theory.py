@@ -1,25 +1,24 @@
 """The theory board: on the synthetic tasks, steps to alignment and rates of the loss."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from bench.boards.collect import Collected
+from bench.boards.collect import Collected, Tables
 from bench.boards.entries import Entry
 from bench.boards.shared import EVERY, VERDICTS, WHO, Verdicts, find_reference, who
 from bench.boards.speed import median_steps
-from bench.errors import UserError
-from bench.papers.arms import Array
-from bench.papers.arms import Table as Columns
 from bench.results import stats
+from bench.results.chart import Array
 from bench.results.group import Measure, mean_interval
 from bench.results.selection import CONVERGED, End
 from bench.results.stats import LEAST_POINTS, Interval
 from bench.results.table import Board, Column, Table
 from bench.store.record import RunResult
+from bench.store.tables import Columns
 
 ALIGNED = 0.99
 """Cosine at which a direction counts as found. The papers give none; ours."""
@@ -27,9 +26,6 @@ ALIGNMENTS = ("alignment", "align_W")
 """Columns with the cosine to the theory's direction: W_mm, or the planted head."""
 
 EPS = float(np.finfo(np.float64).eps)
-
-Tables = Callable[[str], Mapping[str, Columns]]
-"""Reads a run's tables by its id, like `Store.tables`."""
 
 
 def theory(found: Collected, tables: Tables, reference: str | None = None) -> Board:
@@ -45,13 +41,8 @@ def theory(found: Collected, tables: Tables, reference: str | None = None) -> Bo
         if not problem.measures:
             continue
         of = find_reference(found, problem, reference)  # possibly not shown
-        read: dict[str, Columns] = {}
         every_entry = [*all_entries, *([of] if of is not None and all(of is not e for e in all_entries) else [])]
-        for run in (run for entry in every_entry for run in entry.runs.values()):
-            try:
-                read[run.run_id] = _join(tables(run.run_id))
-            except UserError as error:
-                found.damaged.append(str(error))
+        read = {e.runs[seed].run_id: _join(own) for e in every_entry for seed, own in found.read(e, tables).items()}
         column = next((name for name in ALIGNMENTS if any(name in own for own in read.values())), None)
         if column is None:
             missing.append(f"{problem.name} has no alignment measurements, so the board shows only its rate")
@@ -209,14 +200,8 @@ def _exponent(step: Array, value: Array, least: float) -> float | None:
 
 
 def _mean(values: list[float | None]) -> Interval | str | None:
-    there = [value for value in values if value is not None]
-    if not there:
-        return None
-    return (
-        stats.t_interval(there)
-        if len(there) == len(values)
-        else f"{len(values) - len(there)} of {len(values)} runs have none"
-    )
+    missing = values.count(None)
+    return f"{missing} of {len(values)} runs have none" if 0 < missing < len(values) else mean_interval(values)
 
 
 def _solved(runs: list[RunResult]) -> str | None:

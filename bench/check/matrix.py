@@ -20,7 +20,7 @@ from bench.errors import UserError
 from bench.grammar.near import nearest
 from bench.output import write
 from bench.progress import StatusLine, say
-from bench.results.render import FORMATS
+from bench.results.render import FORMATS, template
 from bench.results.table import Board, Column, Table
 from bench.text import cell
 from optimizers import OPTIMIZERS
@@ -283,17 +283,8 @@ def as_text(found: Sequence[Row], kind: str, notes: Sequence[str] = ()) -> str:
 
 def _page(found: Sequence[Row], whole: Board) -> str:
     """The matrix as a page; each cell has its measurement as a tooltip."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("bench", "check"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     verdicts = {row.report.name: {v.check: v for v in row.report.verdicts} for row in found}
-    return environment.get_template("matrix.html.j2").render(board=whole, verdicts=verdicts, said=said, cell=cell)
+    return template("bench.check", "matrix.html.j2").render(board=whole, verdicts=verdicts, said=said, cell=cell)
 
 
 # ---- The command -----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import numpy as np
 from bench.errors import RunFailed
 from bench.ladder import statistics
 from bench.ladder.statistics import Array, Estimate, Trend
-from bench.results.group import Group, Measure, final
+from bench.results.group import Group, Measure, Seed, final
 from bench.results.selection import CONVERGED, End, above_infimum
 from bench.results.stats import Interval
 from bench.store.load import Damaged
@@ -112,10 +112,10 @@ class Rung:
         return final(words, run.mode, self.above)
 
     @cached_property
-    def seeds(self) -> list[tuple[int, int]]:
-        """The (seed, data seed) pairs that all methods with fresh runs have."""
+    def seeds(self) -> list[Seed]:
+        """The seeds that all methods with fresh runs have."""
         groups = [Group.of(method.runs) for method in self.methods.values() if method.runs]
-        return sorted(set[tuple[int, int]].intersection(*(set(group.runs) for group in groups))) if groups else []
+        return groups[0].common_seeds(*groups[1:]) if groups else []
 
     @cached_property
     def losses(self) -> dict[str, Array]:

@@ -1,56 +1,67 @@
-"""The results of an experiment as arrays: one `Arm` for each side of a comparison, one row for each seed."""
+"""An arm of an experiment: a group of runs with its curves."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Table = Mapping[str, Array]
-"""Columns by name, all as long as the column `step`; NaN stands for a value that does not exist."""
+from bench.config import settings_of
+from bench.results.chart import Array
+from bench.results.group import Group, Seed, seed_of
+from bench.store.record import RunResult
+from bench.store.tables import Columns
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One side of a comparison: the same settings with several seeds.
+@dataclass(kw_only=True, eq=False)
+class Arm(Group):
+    """One side of a comparison: runs with the same settings, and their tables.
 
     Attributes:
         label: its name in figures and tables.
-        seeds: one for each run; arms with the same seeds are paired.
-        tables: by seed, the run's tables: measurements and the curve of its optimizer steps.
-        statuses: by seed, how the run ended.
-        converged: by seed, whether the run ended since it could go no further, so that its last value stands for all
-            later steps; None: every completed run did.
-        settings: in dotted form, what was set (`task.H`, `opt.lr`).
+        tables: by seed, the tables of the run by kind: `curve`, `measurements` and `validations`. Columns are as long
+            as the column `step`; NaN stands for a missing value.
     """
 
     label: str
-    seeds: Sequence[int]
-    tables: Sequence[Sequence[Table]]
-    statuses: Sequence[str] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    converged: Sequence[bool] | None = None
+    tables: Mapping[Seed, Mapping[str, Columns]]
+
+    @classmethod
+    def of_each(cls, label: str, found: Iterable[tuple[RunResult, Mapping[str, Columns]]]) -> "Arm":
+        """The arm of these runs with their tables."""
+        pairs = list(found)
+        return cls(Group.of(run for run, _ in pairs).runs, label=label, tables={seed_of(run): t for run, t in pairs})
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The settings of its first run, in dotted form (`task.H`, `opt.lr`); empty without runs."""
+        return next((settings_of(run.config) for run in self.runs.values()), {})
+
+    @property
+    def every_table(self) -> Iterator[Columns]:
+        """The tables of all runs."""
+        return (table for own in self.tables.values() for table in own.values())
 
     def series(self, *names: str, lenient: bool = False) -> tuple[Array, ...]:
         """Step numbers, shape (P,), and for each name its values, shape (S, P), all from one table.
 
-        A run that ended early has NaN from there on, and everywhere if it ended before it had such a table; there is
-        always a step.
+        Rows are in the order of `runs`. A run that ended early has NaN after its end, and everywhere if it ended before
+        its first row. P is at least 1.
 
         Args:
-            names: columns that some one table has.
-            lenient: whether a run that completed without such a table has NaN too.
+            names: columns of one table.
+            lenient: give a completed run without such a table NaN too.
 
         Raises:
-            KeyError: a run that completed has no table with all of them, and `lenient` is False.
+            KeyError: a completed run has no table with all of them, and `lenient` is False.
         """
-        chosen = list[Table]()
+        chosen = list[Columns]()
         none = {name: np.full(1, np.nan) for name in names} | {"step": np.zeros(1)}
-        for tables, status in zip(self.tables, self.statuses or ["completed"] * len(self.tables), strict=True):
+        for seed, run in self.runs.items():
+            tables = self.tables[seed].values()
             having = [t for t in tables if all(name in t for name in names)]
-            if not having and status == "completed" and not lenient:
+            if not having and run.status == "completed" and not lenient:
                 known = sorted({name for t in tables for name in t})
                 raise KeyError(f"{self.label} has no table with {', '.join(names)}; it has {', '.join(known)}")
             chosen.append(next((t for t in having if len(t["step"])), none))

@@ -1,39 +1,32 @@
-"""Claims of papers, tested on results; each test gives holds, fails or undecided, with effect and interval.
+"""Tests of papers' claims: each returns holds, fails or undecided, with an effect and its interval.
 
-Intervals are 95 % over seeds; `verdicts.corrected` has the correction for all claims of an experiment. Rules of all
-tests: an interval that contains the bound is undecided; a claim whose data are missing (a run diverged, was cut off,
-or never reached it; there is one seed) never holds; comparisons are paired by the seeds that the arms have in common;
-numbers are finite or None. Of several arms all must hold, and one that fails is enough to fail; the effect is then that
-of the worst one.
+Intervals are 95 % over seeds; `verdicts.corrected` corrects for the number of claims. Rules of all tests: an interval
+that contains the bound is undecided; a claim with missing data (a run diverged, was cut off or never reached the level;
+there is only one seed) never holds; comparisons are paired by common seeds; numbers are finite or None. A claim on
+several arms holds if it holds for all and fails if it fails for one; the effect is that of the worst arm.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import ConfigDict, Field, FiniteFloat, SkipValidation, ValidationError, validate_call
+from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, validate_call
 
 from bench.errors import UserError, unknown
 from bench.papers.arms import Arm
-from bench.papers.series import (
-    common_seeds,
-    common_series,
-    first_reached,
-    how_ended,
-    points_within,
-    statuses,
-    too_few,
-    values_at,
-)
+from bench.papers.series import common_series, first_reached, how_ended, paired, points_within, too_few, values_at
 from bench.papers.verdicts import Finding, Verdict, in_words, number, over_seeds, together, within, without_numbers
 from bench.results import stats
 from bench.results.stats import Interval
 from bench.text import why_wrong
 
-Results = Annotated[Mapping[str, Arm], SkipValidation]
+if TYPE_CHECKING:  # pydantic validates the other arguments
+    Results = Mapping[str, Arm]
+else:
+    Results = Any
 Names = Annotated[list[str], Field(min_length=1)]
 Number = FiniteFloat
 Positive = Annotated[FiniteFloat, Field(gt=0)]
@@ -47,7 +40,7 @@ def judge(test: str, arms: Mapping[str, Arm], /, **arguments: Any) -> Finding:
     Args:
         test: one of `CLAIMS`.
         arms: the results, by the names that the arguments use.
-        arguments: of the test, as YAML gives them.
+        arguments: of the test, as in YAML.
 
     Raises:
         UserError: the test, an arm, a column or an argument is unknown, missing or illegal.
@@ -82,8 +75,9 @@ def reaches(
 ) -> Finding:
     """Every arm's measure is at or below (above) a level at a step, or at the end.
 
-    Holds if the interval of every arm is on that side. Fails if that of an arm lies wholly on the other, or one of
-    its runs diverged. Else undecided; so is an arm with a run that was cut off before the step, or with one seed.
+    Holds if the interval of every arm is on that side. Fails if the interval of one arm is entirely on the other side,
+    or one of its runs diverged. Otherwise undecided, as are arms with one seed or with a run that was cut off before
+    the step.
 
     Args:
         results: arms by name.
@@ -91,8 +85,8 @@ def reaches(
         arms: names.
         below: the level, in units of the measure; this or `above`.
         above: the level, in units of the measure; this or `below`.
-        at: the step; the latest measurement up to it counts. A run that completed earlier, since it had converged,
-            keeps its last value. None: the last value of each run, which has to have completed.
+        at: the step; the latest measurement up to it counts, and a run that converged earlier keeps its last value.
+            None: the last value of each run, which must have completed.
     """
     low, high = _level(below, above)
     parts = []
@@ -118,21 +112,21 @@ def sooner(
 ) -> Finding:
     """The slow arm needs `factor` times as many steps as every fast one until a measure first reaches a level.
 
-    The interval is that of the mean logarithm of the ratio slow / fast of the same seed. Between two measurements the
-    step is not known, so the low end is that of the smallest ratio there may have been, and the high end that of the
-    largest. A slow run that never reached the level counts with its last step: the ratio is then a lower bound ("at
-    least") and has no upper end.
+    The interval is that of the mean logarithm of the ratio slow / fast, paired by seed. Steps between two measurements
+    are unknown, so the low end comes from the smallest possible ratio and the high end from the largest. A slow run
+    that never reached the level counts with its last step: the ratio is then a lower bound ("at least") without an
+    upper end.
 
-    Holds if the low end is at least the factor for every fast arm. Fails if the high end is below it for one, or one of
-    its runs diverged, or completed without reaching the level that the slow arm did reach. Else undecided; so is one
-    with a run that was cut off before it.
+    Holds if the low end is at least `factor` for every fast arm. Fails if the high end is below it for one, or if one
+    of its runs diverged, or completed without reaching a level that the slow arm reached. Otherwise undecided, as are
+    arms with a run that was cut off before the level.
 
     Args:
         results: arms by name.
         measure: a column.
-        fast: names of the claimed faster arms.
-        slow: name of the other.
-        factor: least ratio, in (0, inf).
+        fast: names of the arms claimed to be faster.
+        slow: name of the slow arm.
+        factor: smallest ratio, in (0, inf).
         below: the level, in units of the measure; this or `above`.
         above: the level, in units of the measure; this or `below`.
     """
@@ -140,9 +134,9 @@ def sooner(
     goal = f"{measure} was at most {below:g}" if below is not None else f"{measure} was at least {above:g}"
     (other,) = _arms(results, [slow])
     for arm in _arms(results, fast):
-        i, j = common_seeds([arm, other])
+        i, j = paired(arm, other)
         steps, earliest, _ = first_reached(results, arm, measure, level)
-        never = [status for status, step in zip(statuses(arm), steps, strict=True) if np.isnan(step)]
+        never = [run.status for run, step in zip(arm.runs.values(), steps, strict=True) if np.isnan(step)]
         if diverged := how_ended(arm, "diverged"):
             parts.append(without_numbers("fails", unit, diverged))
         elif never:
@@ -184,12 +178,12 @@ def slope(
 ) -> Finding:
     """The least-squares slope of y on x, one for each seed, is in a range.
 
-    Logarithms are natural. Against log x the points are first thinned (`stats.thin`), since with points at every step
-    the right end would decide alone. Points without a logarithm are left out.
+    Logarithms are natural. For fits against log x the points are thinned first (`stats.thin`), since points at every
+    step would give nearly all weight to the right end. Points without a logarithm are excluded.
 
     Holds if the interval of the slopes is in [at_least, at_most] for every arm, and R^2 is at least min_r2 for every
-    seed. Fails if the interval of an arm lies wholly outside, or R^2 is less for every seed; a rate that lies wholly on
-    the side that `faster` names is faster than claimed instead. Else undecided; so is an arm with fewer than 3 points
+    seed. Fails if the interval of one arm is entirely outside, or R^2 is smaller for every seed; a slope entirely on
+    the side named by `faster` is faster than claimed instead. Otherwise undecided, as are arms with fewer than 3 points
     for a seed (after thinning), with a run that did not complete, or with one seed.
 
     Args:
@@ -197,13 +191,13 @@ def slope(
         arms: names.
         x: a column, or `step`.
         y: a column of the same table.
-        scale: whether logarithms are taken: of neither, of both, of x, of y; "stretched": ln(-ln y) over ln x, whose
+        scale: which logarithms are taken: none, of both, of x, of y; "stretched": ln(-ln y) over ln x, whose
             slope is the exponent p of a stretched exponential y = exp(-c x^p); "logarithmic": ln y over ln ln x, whose
             slope is the exponent q of y = c (ln x)^q.
-        window: ends of the range of x that is fitted, both included; None: all.
-        at_least: least slope; None: any.
-        at_most: greatest slope; None: any.
-        min_r2: least R^2, in (0, 1]; None: any.
+        window: the fitted range of x, ends included; None: all.
+        at_least: smallest slope; None: any.
+        at_most: largest slope; None: any.
+        min_r2: smallest R^2, in (0, 1]; None: any.
         faster: which slopes outside the range are faster than claimed: those `above` or `below` it; None: neither.
     """
     if at_least is None and at_most is None and min_r2 is None:
@@ -249,23 +243,22 @@ def slope(
 def lower(results: Results, /, *, measure: str, better: Names, worse: str, last: Share | None = 0.1) -> Finding:
     """A measure is lower in every `better` arm than in `worse`, seed by seed.
 
-    Holds if the interval of the difference better - worse is below 0 for every better arm. Fails if it is above 0
-    for one, or one of its runs diverged. Else undecided; so is a pair whose worse arm has a run that diverged, or in
-    which a run was cut off before the steps that count. A run that completed earlier, since it had converged, keeps its
-    value.
+    Holds if the interval of the difference better - worse is below 0 for every better arm. Fails if it is above 0 for
+    one, or if one of its runs diverged. Otherwise undecided, as are pairs with a diverged run in the worse arm or with
+    a run that was cut off before the steps that count. A run that converged earlier keeps its last value.
 
     Args:
         results: arms by name.
         measure: a column.
-        better: names of the claimed lower arms.
-        worse: name of the other.
-        last: share of the steps, counted back from the end of the longer arm, that is averaged over, in (0, 1]. None:
-            the last value of each run, however many steps it made.
+        better: names of the arms claimed to be lower.
+        worse: name of the other arm.
+        last: fraction of the steps that is averaged over, back from the end of the longer arm, in (0, 1]. None: the
+            last value of each run, regardless of its number of steps.
     """
     unit, parts = f"difference of {measure}", []
     (other,) = _arms(results, [worse])
     for arm in _arms(results, better):
-        i, j = common_seeds([arm, other])
+        i, j = paired(arm, other)
         end = math.inf if last is None else max(common_series(results, each, measure)[0][-1] for each in (arm, other))
         start = math.inf if last is None else end * (1 - last)
         x = over_seeds(
@@ -295,9 +288,9 @@ def trend(
 ) -> Finding:
     """A positive measure increases (decreases) with a setting, by the slope of its log on the setting's log.
 
-    Holds if the interval of the slopes, one for each seed, is on the direction's side of 0 and the means of the
-    logarithms go that way from each arm to the next. Fails if the interval lies wholly on the other side. Else
-    undecided; so it is if a value is not positive, or a run diverged or was cut off before the step.
+    Holds if the interval of the slopes, one per seed, is on the claimed side of 0 and the means of the logarithms
+    change in that direction from each arm to the next. Fails if the interval is entirely on the other side. Otherwise
+    undecided, also if a value is not positive, or a run diverged or was cut off before the step.
 
     Args:
         results: arms by name.
@@ -311,7 +304,7 @@ def trend(
     settings = np.array([_setting(arm, factor) for arm in chosen])
     if len(np.unique(settings)) < len(chosen):
         raise UserError(f"trend: arms={arms}: two have the same {factor}; name arms that differ in it")
-    step, pairs = _or(at, math.inf), zip(chosen, common_seeds(chosen), strict=True)
+    step, pairs = _or(at, math.inf), zip(chosen, paired(*chosen), strict=True)
     values = np.array([values_at(results, arm, measure, step, step)[seeds] for arm, seeds in pairs])
     what, unit = f"{measure} {_when(at)}", f"ln({measure}) per ln({factor})"
     if missing := "; ".join(filter(None, (how_ended(arm, "diverged") for arm in chosen))):
@@ -332,11 +325,11 @@ def trend(
 def slope_region(results: Results, /, *, arms: Names, x: str, y: str, between: Range, decades: Positive) -> Finding:
     """Over so many decades of x without a break, the local exponent of y in x is in a range.
 
-    `stats.power_law_decades` says how the local exponent is taken. Points without a logarithm are left out.
+    `stats.power_law_decades` defines the local exponent. Points without a logarithm are excluded.
 
-    Holds if the interval of the longest length of each seed lies at or above `decades` for every arm; fails if it lies
-    wholly below for one; else undecided. So is an arm with fewer than 3 points for a seed, with a run that did not
-    complete, or with one seed.
+    Holds if the interval of the longest stretches, one per seed, is at or above `decades` for every arm. Fails if it is
+    entirely below for one. Otherwise undecided, as are arms with fewer than 3 points for a seed, with a run that did
+    not complete, or with one seed.
 
     Args:
         results: arms by name.
@@ -344,7 +337,7 @@ def slope_region(results: Results, /, *, arms: Names, x: str, y: str, between: R
         x: a column, or `step`.
         y: a column of the same table.
         between: range of the exponent, ends included.
-        decades: least length, in powers of ten of x.
+        decades: smallest length, in powers of ten of x.
     """
     low, high = _ordered("between", *between)
     parts = []
@@ -379,7 +372,7 @@ def _or(value: float | None, default: float) -> float:
 
 
 def _level(below: float | None, above: float | None) -> tuple[float, float]:
-    """The range that a level stands for."""
+    """The values at or beyond a level, as a range."""
     if (below is None) == (above is None):
         raise UserError(f"below={below} and above={above}: give exactly one")
     return _or(above, -math.inf), _or(below, math.inf)
@@ -395,7 +388,7 @@ def _arms(results: Mapping[str, Arm], names: Sequence[str]) -> list[Arm]:
     for name in names:
         if name not in results:
             raise unknown("arm", name, results)
-        if not results[name].tables:
+        if not results[name].runs:
             raise UserError(f"arm {name!r} has no runs; train it first")
     return [results[name] for name in names]
 

@@ -41,7 +41,7 @@ def _claims(words: list[str]) -> int:
         try:
             there = args.into.read_text("utf-8", errors="replace") if args.into.is_file() else ""
         except OSError:
-            there = ""  # what is wrong is said where it is written
+            there = ""  # writing reports the error
         wanted = [name for name in texts if f"<!-- leaderboard {name} -->" in there] or ["claims"]
         write_into(args.into, {name: texts[name]() for name in wanted})
         print(f"written into {args.into}", file=sys.stderr)
@@ -55,7 +55,7 @@ def results_folder() -> Path:
     """The shipped pages of papers.
 
     Raises:
-        UserError: they are not there, as in an installed wheel.
+        UserError: they are missing, as in an installed wheel.
     """
     folder = Path(__file__).parents[2] / "results"
     if not any(folder.glob("*/*/claims.json")):
@@ -64,7 +64,7 @@ def results_folder() -> Path:
 
 
 def _reproduce(words: list[str]) -> int:
-    """`bench reproduce` with these words: 0 done, 1 one of several could not be carried out, 130 stopped.
+    """`bench reproduce` with these words: 0 done, 1 one of several failed, 130 stopped.
 
     Raises:
         UserError: the request is invalid.

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from bench.config import NoBooleans, RunConfig, Seed, resolve, settings_of
+from bench.config import NoBooleans, Seed, resolve
 from bench.errors import UserError, unknown
 from bench.grammar.values import configs_folder, refuse_too_many
 from bench.options import NO_BOOLEAN
@@ -18,6 +18,8 @@ from bench.papers.arms import Arm
 from bench.papers.claims import judge
 from bench.papers.figures import FigureSpec, lines
 from bench.papers.verdicts import Finding, over_readings
+from bench.settings import as_stored
+from bench.store.record import RunResult
 from bench.store.tables import CURVE_FIELDS
 from bench.strict_yaml import read_yaml
 from bench.text import why_wrong
@@ -26,11 +28,11 @@ Settings = dict[str, Any]
 ARM_ARGUMENTS = ("arms", "fast", "slow", "better", "worse")
 """Arguments of claims that name arms."""
 DERIVED = {"relative_norm_W": "norm_W"}
-"""Columns that are made of a measured one: `relative_norm_W` is ||W|| / ||W_mm||."""
+"""Columns computed from a measured one: `relative_norm_W` is ||W|| / ||W_mm||."""
 
 
 def combinations(grid: Mapping[str, Sequence[Any]]) -> list[Settings]:
-    """Every combination of values by name; one, which is empty, of no names."""
+    """All combinations of values by name; a single empty one without names."""
     return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
 
@@ -40,10 +42,10 @@ class Claim(NoBooleans):
     Attributes:
         name: short name, unique in the experiment.
         paper: the paper's statement, in short.
-        test: a name in `bench.papers.claims.CLAIMS`; its arguments are the other keys. A step may be a share of the
-            steps that its arms make (`at: 0.1 budget`), so that the small version has it too.
-        readings: values by argument, every combination of which is a reading of the paper's words: where the text, or
-            a threshold that is ours, leaves several open.
+        test: a name in `bench.papers.claims.CLAIMS`; its arguments are the other keys. A step may be a fraction of its
+            arms' budget (`at: 0.1 budget`), so that it is valid in the small version too.
+        readings: values by argument where the text, or a threshold of ours, allows several; each combination is a
+            reading of the statement.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -62,12 +64,12 @@ class Claim(NoBooleans):
 
 
 class Quick(NoBooleans, BaseModel):
-    """Differences of a small version.
+    """The small version, by its differences from the whole experiment.
 
     Attributes:
-        seeds: these instead.
-        settings: settings that win over those of every arm.
-        arms: settings that win over those of one arm.
+        seeds: its seeds.
+        settings: settings that override those of every arm.
+        arms: settings that override those of one arm, by label.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -80,15 +82,15 @@ class Quick(NoBooleans, BaseModel):
 class Search(NoBooleans, BaseModel):
     """A search for open constants at which claims hold: a full grid, chosen in advance.
 
-    A share of the budget stays the step that it is in the full version, whatever the steps are here.
+    Fractions of the budget keep their steps of the full version, whatever the budget is here.
 
     Attributes:
         why: which constants are open, and how the grid was chosen.
         grid: values by setting; every combination is tried. `times.<setting>` multiplies the arm's own value.
         seeds: of each point.
-        settings: settings that win over those of every arm (fewer steps, say).
-        arms: labels of the arms that are run; all by default.
-        claims: names of the claims that are judged; all by default.
+        settings: settings that override those of every arm (fewer steps, say).
+        arms: labels of the arms to run; all by default.
+        claims: names of the claims to judge; all by default.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -102,7 +104,7 @@ class Search(NoBooleans, BaseModel):
 
     @property
     def size(self) -> int:
-        """How many combinations the grid has."""
+        """Number of combinations of the grid."""
         return math.prod(map(len, self.grid.values()))
 
     @property
@@ -117,15 +119,15 @@ class Experiment(NoBooleans, BaseModel):
     Attributes:
         title: one line for people.
         paper: the paper, and which of its figures or statements.
-        notes: our choices and notes for readers; plain sentences.
-        undersized: how its runs are smaller than the paper's; None if they are not. Then no claim is settled.
+        notes: our choices and remarks for readers, in plain sentences.
+        undersized: how its runs are smaller than the paper's, so that no claim is settled; None if they are not.
         common: settings of all arms.
-        seeds: one run for each arm and seed.
+        seeds: of every arm, one run each.
         arms: settings by label.
         figure: description of the figure.
         claims: the tested claims.
         quick: the small version of `--quick`.
-        search: over constants that the paper leaves open, for `--search`; None if there is nothing to search.
+        search: over constants that the paper leaves open, for `--search`; None without any.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -176,8 +178,8 @@ class Experiment(NoBooleans, BaseModel):
     ) -> "Experiment":
         """The version with these settings in all arms, and these seeds; see `Search.grid` for `times.`.
 
-        A number of seeds are the experiment's own first, and then the numbers after the largest. Settings of single
-        arms win.
+        A number of seeds takes the experiment's own first, then the numbers after the largest. Settings of single arms
+        override those of all.
 
         Raises:
             UserError: `times.` has nothing to multiply.
@@ -198,17 +200,17 @@ class Experiment(NoBooleans, BaseModel):
         return self.model_copy(update={"arms": changed, "seeds": list(seeds or self.seeds)})
 
     def arguments(self, claim: Claim) -> Settings:
-        """The arguments of a claim's test that all readings share, with shares of the budget as steps.
+        """The arguments of a claim's test that all readings share, with fractions of the budget as steps.
 
-        The budget is the fewest steps that one of the claim's arms makes.
+        The budget is the smallest number of steps of the claim's arms.
 
         Raises:
-            UserError: a share is not one, or an arm has no number of steps.
+            UserError: a fraction is out of range, or an arm has no number of steps.
         """
         return self._in_steps(claim, claim.model_extra or {})
 
     def readings(self, claim: Claim) -> dict[str, Settings]:
-        """The arguments of a claim's test by reading, of which there is at least one."""
+        """The arguments of a claim's test by reading; at least one."""
         shared, own = self.arguments(claim), self._in_steps(claim, claim.readings)
         return {_in_words(reading): shared | reading for reading in combinations(own)}
 
@@ -223,7 +225,7 @@ class Experiment(NoBooleans, BaseModel):
         )
 
     def _in_steps(self, claim: Claim, arguments: Mapping[str, Any]) -> Settings:
-        """The arguments with shares of the budget as steps."""
+        """The arguments with fractions of the budget as steps."""
 
         def steps(value: Any) -> Any:
             if isinstance(value, dict):
@@ -261,7 +263,7 @@ class Experiment(NoBooleans, BaseModel):
         results = {}
         for label, own in self.arms.items():
             with _blaming(f"arm {label}"):
-                results[label] = _made_up(label, resolve(self.common | own))
+                results[label] = _made_up(label, self.common | own)
         for claim in self.claims:
             with _blaming(f"claim {claim.name}"):
                 _known("arm", claim.arms, self.arms)
@@ -269,11 +271,11 @@ class Experiment(NoBooleans, BaseModel):
         return results
 
     def refuse_too_many(self, seeds: int | None = None, *, search: bool = True) -> None:
-        """Refuse more runs than a command makes.
+        """Refuse more runs than one command may make.
 
         Args:
-            seeds: so many instead of the experiment's own.
-            search: with the points of the search.
+            seeds: number of seeds; None for the experiment's own.
+            search: include the points of the search.
 
         Raises:
             UserError: there are too many.
@@ -300,7 +302,8 @@ class Experiment(NoBooleans, BaseModel):
             with _blaming(f"panel {panel.title or panel.y}"):
                 _known("arm", panel.arms or [], self.arms)
                 for label in panel.arms or self.arms:
-                    _known("column", [panel.x, panel.y], {name for table in results[label].tables[0] for name in table})
+                    columns = {name for table in results[label].every_table for name in table}
+                    _known("column", [panel.x, panel.y], columns)
                     lines(panel, results[label])
         with _blaming("quick"):
             _known("arm", self.quick.arms, self.arms)
@@ -313,19 +316,24 @@ class Experiment(NoBooleans, BaseModel):
                     self.at(point).rehearse()
 
 
-def _made_up(label: str, config: RunConfig) -> Arm:
-    """Results with all columns that the arm's runs will have."""
-    steps = np.arange(1, 10.0)
-    spec = config.task_spec
+def _made_up(label: str, settings: Settings) -> Arm:
+    """Two completed runs with all columns that the arm's runs will have."""
+    config, steps = resolve(settings), np.arange(1, 10.0)
+    spec, stored = config.task_spec, as_stored(config)
     measured = list(filter(None, spec.measures.split(", ")))
     measured += [name for name, of in DERIVED.items() if of in measured]
-    columns = (measured, CURVE_FIELDS, ("train_s", "val_loss", f"val_{spec.metric}"))
-    tables = [{**dict.fromkeys(names, 1 / steps), "step": steps} for names in columns]
-    return Arm(label, [0, 1], [tables] * 2, settings=settings_of(config.model_dump(mode="json")))
+    columns = {
+        "measurements": measured,
+        "curve": CURVE_FIELDS,
+        "validations": ("train_s", "val_loss", f"val_{spec.metric}"),
+    }
+    tables = {kind: {**dict.fromkeys(names, 1 / steps), "step": steps} for kind, names in columns.items()}
+    seeds = [{"seed": seed, "data_seed": settings.get("data_seed", seed)} for seed in (0, 1)]
+    return Arm.of_each(label, ((RunResult(label, stored | own, "completed", "converged"), tables) for own in seeds))
 
 
 def _in_words(reading: Settings) -> str:
-    """A reading as a page calls it."""
+    """A reading in the words of a page."""
     return ", ".join(f"{name} {', '.join(map(str, x)) if isinstance(x, list) else x}" for name, x in reading.items())
 
 
@@ -337,7 +345,7 @@ def _known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
 
 @contextmanager
 def _blaming(part: str) -> Iterator[None]:
-    """Errors say which part of the YAML is at fault."""
+    """Name the part of the YAML at fault in errors."""
     try:
         yield
     except UserError as error:
@@ -352,7 +360,7 @@ def experiments() -> dict[str, Path]:
 
 
 def title(name: str) -> str:
-    """The experiment's title, or what is wrong with its YAML; its settings are not looked at."""
+    """The experiment's title, or the error in its YAML; its settings are not checked."""
     try:
         return _read(name).title
     except UserError as error:
@@ -363,7 +371,7 @@ def load(name: str) -> Experiment:
     """The experiment of this name.
 
     Raises:
-        UserError: there is none, or its YAML is not right.
+        UserError: there is none, or its YAML is invalid.
     """
     experiment = _read(name)
     with _blaming(str(experiments()[name])):
@@ -385,7 +393,7 @@ def _read(name: str) -> Experiment:
 
 
 def _place(loc: Sequence[int | str], content: Any) -> str:
-    """Where pydantic found an error, with claims and panels by their names."""
+    """The place of an error of pydantic, with claims and panels by name."""
     parts: list[str] = []
     for key in loc:
         try:

@@ -1,4 +1,4 @@
-"""The chart of an experiment: its figure's description and its arms become lines, guides and a caption."""
+"""The chart of an experiment: lines, guides and a caption from the description of its figure and its arms."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,27 +7,20 @@ from dataclasses import replace
 import numpy as np
 
 from bench.errors import UserError, unknown
-from bench.papers.arms import Arm, Array
+from bench.papers.arms import Arm
 from bench.papers.figures import FigureSpec, Guide, Line, Panel, lines
 from bench.papers.verdicts import Finding, Verdict
 from bench.results import chart
-from bench.results.chart import axis_limits, letter
+from bench.results.chart import WORDS, Array, axis_limits, letter
 
-LABELS = {
+LABELS = WORDS | {
     "step": "optimizer steps $t$",
-    "loss": "training loss",
-    "grad_norm": "norm of the gradient",
-    "raw_step": "step size before its cap",
-    "applied_step": "step size",
     "distance": "distance of directions\n" + r"$\|\,W/\|W\| - W_\mathrm{mm}/\|W_\mathrm{mm}\|\,\|$",
     "alignment": r"alignment of $W$ with $W_\mathrm{mm}$ (cosine)",
     "norm_W": r"$\|W\|$",
     "relative_norm_W": r"$\|W\|\,/\,\|W_\mathrm{mm}\|$",
     "off_optimal": "1 \N{MINUS SIGN} softmax weight\non the optimal token",
     "on_optimal": "softmax weight\non the optimal token",
-    "test_loss": "test loss",
-    "train_error": "training error (fraction)",
-    "test_error": "test error (fraction)",
     "attn_score": "softmax mass on\nrelevant tokens",
     "off_relevant": "1 \N{MINUS SIGN} softmax mass on\nrelevant tokens",
     "avg_norm_W": r"$H^{-1}\,\sum_h\,\|W_h\|$",
@@ -39,19 +32,19 @@ LABELS = {
     "mean_margin": "mean margin",
     "entropy": "entropy of attention (nats)",
 }
-"""What the axes call the columns that are known; another column is called by its name."""
+"""Axis labels of columns; others have their own name."""
 
 
 def describe(spec: FigureSpec, arms: Mapping[str, Arm], *, watermark: str = "") -> chart.Chart:
-    """The chart. Arms with one label, in different panels, share a style and a line in the legend.
+    """The chart. Arms with the same label in different panels share a style and a legend entry.
 
     Args:
         spec: what to draw.
-        arms: by key, in the legend's order.
+        arms: by key, in the order of the legend.
         watermark: large and pale across the figure.
 
     Raises:
-        UserError: an arm is unknown, has no runs or lacks a column; labels do not tell arms apart.
+        UserError: an arm is unknown, has no runs or lacks a column; labels do not distinguish arms.
     """
     if not arms:
         raise UserError("there are no arms to draw")
@@ -71,7 +64,7 @@ def describe(spec: FigureSpec, arms: Mapping[str, Arm], *, watermark: str = "") 
 
 
 def _panel(k: int, panel: Panel, arms: Sequence[Arm], words: "_Words") -> chart.Panel:
-    """Lines, bands and guides, of which `words` is told."""
+    """Lines, bands and guides, noted in `words`."""
     drawn: list[tuple[str, Line]] = []
     traces: list[chart.Trace] = []
     for arm in arms:
@@ -104,7 +97,7 @@ def _chosen(panel: Panel, arms: Mapping[str, Arm]) -> list[Arm]:
 
 
 def _guide_points(guide: Guide, line: Line, panel: Panel, y_range: tuple[float, float]) -> tuple[Array, Array]:
-    """The guide's points inside of the panel."""
+    """The points of a guide inside the panel."""
     log_x = "x" in panel.log
     position = np.log(line.x) if log_x else line.x
     low, high = position.min(), position.max()
@@ -123,10 +116,10 @@ _MAP: tuple[Verdict, ...] = ("holds", "faster than claimed", "undecided", "fails
 def constants_map(region: Sequence[tuple[Mapping[str, object], Mapping[str, Finding]]]) -> chart.Chart:
     """The verdicts of a search: a mark for each claim at each combination of constants.
 
-    There is a panel for each value of the first constant that has several.
+    There is a panel for each value of the first constant with several values.
 
     Args:
-        region: points of the search with their findings by claim; at least one point.
+        region: points of the search with their findings by claim; at least one.
     """
     points = [at for at, _ in region]
     names = list(dict.fromkeys(name for _, there in region for name in there))
@@ -167,13 +160,13 @@ def constants_map(region: Sequence[tuple[Mapping[str, object], Mapping[str, Find
 
 
 def _short(constant: str) -> str:
-    """A constant of a search as an axis calls it."""
+    """The name of a searched constant on an axis."""
     name = constant.rpartition(".")[2]
     return f"factor of {name}" if constant.startswith("times.") else name
 
 
 class _Words:
-    """Collects what the caption must say of the lines."""
+    """Facts about the lines, for the caption."""
 
     def __init__(self, spec: FigureSpec) -> None:
         self.spec = spec
@@ -186,7 +179,7 @@ class _Words:
 
     def add(self, k: int, arm: Arm, drawn: Sequence[Line], seeds: int) -> None:
         """Note the lines of an arm in a panel."""
-        of = "" if seeds == len(arm.tables) else f" of {len(arm.tables)}"
+        of = "" if seeds == len(arm.runs) else f" of {len(arm.runs)}"
         self.seeds.setdefault(arm.label, {}).setdefault(f"{seeds}{of}", []).append(k)
         self.bands |= any(line.band is not None for line in drawn)
         floor = self.spec.panels[k].floor

@@ -1,6 +1,6 @@
-"""What a figure shows: its description, as it is read from YAML, and the lines that it makes of arms.
+"""Figures of experiments: their description in YAML, and the lines of arms.
 
-`figure_chart.py` makes a chart of them.
+`figure_chart.py` makes charts from them.
 """
 
 import math
@@ -12,21 +12,21 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bench.config import NoBooleans
 from bench.errors import UserError
-from bench.papers.arms import Arm, Array
-from bench.results.chart import thinned
+from bench.papers.arms import Arm
+from bench.results.chart import Array, thinned
 
 MOST_POINTS = 2000
 
 
 class Guide(NoBooleans):
-    """A thin line that shows a rate to compare with; it is no fit.
+    """A thin line with a reference rate; not a fit.
 
-    It is `x**slope`, times what takes it through the panel's first arm, drawn over the later half of that arm's line as
-    the axis shows it.
+    It is proportional to `x**slope`, meets the line of the panel's first arm, and covers the later half of that line on
+    the axis.
 
     Attributes:
-        slope: the exponent; a straight line where both axes are logarithmic.
-        label: what the legend calls it.
+        slope: the exponent; the line is straight if both axes are logarithmic.
+        label: its legend entry.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -41,14 +41,14 @@ class Panel(NoBooleans, BaseModel):
     Attributes:
         y, x: columns.
         log: the axes that are logarithmic.
-        title: stands above the panel.
-        arms: the arms shown, by their keys; all by default.
-        strip: how the labels of this panel's arms begin, left out of the legend: panels of two methods at the same
-            numbers of heads then share lines in it.
-        smooth: rows that a running mean goes over before anything else is done, for noisy losses of batches.
-        x_max: the last x shown.
-        floor: the lowest y shown.
-        guides: rates to compare with.
+        title: shown above the panel.
+        arms: keys of the shown arms; all by default.
+        strip: prefix that the legend omits from this panel's labels, so that panels of two methods with the same
+            numbers of heads share legend entries.
+        smooth: rows of a running mean, which is taken first, for noisy losses of batches.
+        x_max: the largest shown x.
+        floor: the smallest shown y.
+        guides: reference rates.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -77,8 +77,8 @@ class FigureSpec(NoBooleans):
 
     Attributes:
         panels: row by row.
-        columns: panels a row, 1 to 3.
-        ordered: the arms' labels are steps of one quantity (numbers of heads): colours from a sequence.
+        columns: panels per row, 1 to 3.
+        ordered: the arms' labels are values of one quantity (numbers of heads), so their colours are a sequence.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -93,12 +93,13 @@ class FigureSpec(NoBooleans):
 
 @dataclass(frozen=True)
 class Line:
-    """What is drawn of an arm: the mean over seeds.
+    """A line of an arm: the mean over seeds.
 
     Attributes:
         x, y: shape (P,), finite, and positive on logarithmic axes.
         band: lowest and highest value over seeds, shape (P,) each; None for one seed.
-        ended: the point where the first of the seeds ends before the others; the line goes on without it.
+        ended: the point at which the first seed ends before the others; the line continues without it. None if all end
+            together.
     """
 
     x: Array
@@ -110,14 +111,13 @@ class Line:
 def lines(panel: Panel, arm: Arm) -> tuple[list[Line], int]:
     """An arm's lines in a panel, and the number of seeds that have values there.
 
-    It is one line, over seeds at equal x. Where seeds differ in x, each is interpolated if x never falls; if x does,
-    there is nothing to average, and every seed has a line. A row that a seed lacks between two that it has is
-    interpolated.
+    Seeds are averaged into one line. If they differ in x, each is interpolated, unless x ever decreases: then every
+    seed has its own line. Rows that a seed lacks between two others are interpolated.
 
     Raises:
         UserError: the arm has no runs, or no such columns.
     """
-    if not arm.tables:
+    if not arm.runs:
         raise UserError(f"arm {arm.label!r} has no runs to draw {panel.y!r} of")
     try:
         steps, y, x = arm.series(panel.y, panel.x)  # one table has both
@@ -155,7 +155,7 @@ def _drawable(values: Array, log: bool) -> np.ndarray:
 
 
 def _between(at: Array, x: Array, y: Array, *, log: bool) -> Array:
-    """The values at `at` of the line through the points that can be drawn; NaN outside their range."""
+    """Values at `at`, interpolated between the drawable points; NaN outside their range."""
     ok = _drawable(y, log) & np.isfinite(x)
     if not ok.any():
         return np.full(len(at), np.nan)
@@ -168,7 +168,7 @@ def _mean_line(x: Array, y: Array, panel: Panel) -> Line:
 
     Args:
         x: shape (P,).
-        y: shape (S, P); NaN is left out.
+        y: shape (S, P); NaN is skipped.
         panel: decides the kind of mean.
     """
     there = np.isfinite(y)

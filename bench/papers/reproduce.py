@@ -1,7 +1,7 @@
-"""A paper's experiment: from its YAML to runs, a figure, and claims that are each tested."""
+"""Experiments of papers: from YAML to runs, a figure and tested claims."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import nan
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bench.checks import check_places
-from bench.config import RunConfig, decided, on_device, resolve, settings_of
+from bench.config import RunConfig, decided, on_device, resolve
 from bench.errors import UserError, unknown
 from bench.execute import Effort
 from bench.execute.blocks import check_all
@@ -27,7 +27,7 @@ from bench.progress import SweepProgress, doing
 from bench.results.draw import write_pictures
 from bench.store.record import RunResult
 from bench.store.store import Store
-from bench.store.tables import TABLES, write_parquet
+from bench.store.tables import TABLES, Columns, write_parquet
 from tasks.core.extras import not_installed
 
 
@@ -36,22 +36,21 @@ class ArmRun:
     """One run of an experiment."""
 
     label: str
-    seed: int
     config: RunConfig
 
 
 def jobs(experiment: Experiment, places: Settings) -> list[ArmRun]:
-    """All runs, seed by seed, so that what is there after an interruption compares all arms.
+    """All runs, seed by seed, so that the runs before an interruption compare all arms.
 
     Args:
         experiment: what to run.
-        places: where data and store are, and the device.
+        places: data, store and device.
 
     Raises:
         UserError: a setting is unknown or illegal.
     """
     todo = [
-        ArmRun(label, seed, decided(resolve(experiment.common | own | {"seed": seed} | places)))
+        ArmRun(label, decided(resolve(experiment.common | own | {"seed": seed} | places)))
         for seed in experiment.seeds
         for label, own in experiment.arms.items()
     ]
@@ -62,39 +61,29 @@ def jobs(experiment: Experiment, places: Settings) -> list[ArmRun]:
 # -- from the store to claims, figure and page ------------------------------------------------------------------------
 
 
-def collect(todo: Sequence[ArmRun]) -> tuple[dict[str, Arm], dict[str, list[RunResult]], dict[int, str]]:
-    """What the store has of the runs: arms by label, records by label, and seeds that were left out, with the reason.
+def collect(todo: Sequence[ArmRun]) -> tuple[dict[str, Arm], dict[int, str]]:
+    """The runs that the store has: arms by label, and the reason of each seed that is left out.
 
-    Seeds are left out of all arms where the instance of the problem has no solution to be compared with.
+    A seed is left out of all arms if the instance of the problem has no reference solution.
     """
     there = Store(todo[0].config.store).finished_all(job.config.run_id for job in todo)
     found = [(job, there[job.config.run_id]) for job in todo if job.config.run_id in there]
-    without = {job.seed: f"{n} is {why}" for job, result in found for n, why in result.unsolved.items()}
+    without = {job.config.seed: f"{n} is {why}" for job, run in found for n, why in run.unsolved.items()}
     arms: dict[str, Arm] = {}
-    records: dict[str, list[RunResult]] = {}
     for label in dict.fromkeys(job.label for job in todo):
-        mine = [(job, result) for job, result in found if job.label == label and job.seed not in without]
-        if not mine:
-            continue
-        arms[label] = Arm(
-            label,
-            [job.seed for job, _ in mine],
-            [list(_tables(job.config.store, result).values()) for job, result in mine],
-            [result.status for _, result in mine],
-            settings_of(mine[0][0].config.model_dump(mode="json")),
-            [(result.reason or "").startswith("converged") for _, result in mine],
-        )
-        records[label] = [result for _, result in mine]
-    return arms, records, without
+        mine = [(job, run) for job, run in found if job.label == label and job.config.seed not in without]
+        if mine:
+            arms[label] = Arm.of_each(label, ((run, _tables(job.config.store, run)) for job, run in mine))
+    return arms, without
 
 
 def _judge(experiment: Experiment, arms: Mapping[str, Arm]) -> dict[str, Finding]:
-    """The findings by claim; none where there are no results."""
+    """The findings by claim; none without results."""
     return {claim.name: experiment.judge(claim, arms) for claim in experiment.claims} if arms else {}
 
 
 def _map(points: Sequence[tuple[Settings, Mapping[str, Finding]]]) -> list[tuple[Settings, dict[str, Finding]]]:
-    """What each claim came to at the points of a search, with Holm's correction over the points."""
+    """The findings at the points of a search, with Holm's correction over the points."""
     found = {
         name: corrected({i: there[name] for i, (_, there) in enumerate(points) if name in there})
         for name in dict.fromkeys(name for _, there in points for name in there)
@@ -104,13 +93,13 @@ def _map(points: Sequence[tuple[Settings, Mapping[str, Finding]]]) -> list[tuple
 
 @dataclass(frozen=True)
 class Asked:
-    """What a command asks of an experiment.
+    """The runs of an experiment that a command wants.
 
     Attributes:
-        experiment: small or whole, and as it was changed.
+        experiment: small or whole, with all changes.
         jobs: its runs.
-        points: of the search: where, the experiment there, and its runs.
-        fewer: whether it has fewer seeds than the experiment's own.
+        points: of the search: the constants, the experiment there, and its runs.
+        fewer: whether it has fewer seeds than its YAML.
     """
 
     experiment: Experiment
@@ -120,7 +109,7 @@ class Asked:
 
     @property
     def all_jobs(self) -> list[ArmRun]:
-        """All runs, those of the search last."""
+        """All runs; the search comes last."""
         return [*self.jobs, *(job for _, _, own in self.points for job in own)]
 
 
@@ -129,8 +118,8 @@ def ask(name: str, places: Settings, version: Version) -> Asked:
 
     Args:
         name: of `experiments()`.
-        places: where data and store are, and the device.
-        version: small or whole, with or without search, and what is changed.
+        places: data, store and device.
+        version: small or whole, with or without search, and the changes.
 
     Raises:
         UserError: unknown experiment or setting.
@@ -171,13 +160,13 @@ def reproduce(
 
     Args:
         name: of `experiments()`.
-        folder: where the output goes; made if needed.
-        places: where data and store are, and the device.
-        version: small or whole, with or without search, and what is changed.
-        effort: how the runs are made.
+        folder: of the output; created if needed.
+        places: data, store and device.
+        version: small or whole, with or without search, and the changes.
+        effort: how the runs are trained.
 
     Raises:
-        UserError: unknown experiment or setting, missing data, or nowhere to write.
+        UserError: an experiment or a setting is unknown, data are missing, or the folder cannot be written.
     """
     with doing("reading the experiment"):
         asked = ask(name, places, version)
@@ -194,27 +183,27 @@ def reproduce(
     progress = SweepProgress("runs", wanted[0].task_spec.mode)
     if results_of(wanted, progress, effort or Effort(), plan=f"experiment {name}") is None:
         return None
-    arms, records, without = collect(todo)
+    arms, without = collect(todo)
     if not arms:
         seed, reason = next(iter(without.items()))
         raise UserError(f"{name}: no seed has a solution to compare with: with seed {seed}, {reason}")
     findings = corrected(_judge(experiment, arms))
     region = _map([(point, _judge(there, collect(own)[0])) for point, there, own in asked.points])
-    result = Reproduction(name, experiment, version, findings, records, without, region, asked.fewer)
+    result = Reproduction(name, experiment, version, findings, arms, without, region, asked.fewer)
     with doing("drawing"), writing(folder):
         write_pictures(describe(experiment.figure, arms, watermark="quick" if version.quick else ""), folder / "figure")
         if region:
             write_pictures(constants_map(region), folder / "map")
-        _write_data(records, Path(places["store"]), folder)
+        _write_data(arms.values(), folder)
         (folder / "claims.json").write_text(json.dumps(as_json(result), indent=1, allow_nan=False) + "\n", "utf-8")
         (folder / "report.md").write_text(page(result), "utf-8")
     return result
 
 
-def _tables(store: Path, run: RunResult) -> dict[str, Any]:
-    """A run's tables, and one of its evaluations on the selection split.
+def _tables(store: Path, run: RunResult) -> dict[str, Columns]:
+    """A run's tables with the columns of `DERIVED`, and `validations` from its evaluations on the selection split.
 
-    The latter has `val_loss` and the like at a step, and `train_s` until it. With them are the columns of `DERIVED`.
+    The latter has `val_loss` and the like by step, and `train_s`, the seconds of training until then.
     """
     names = dict.fromkeys(name for row in run.validations for name in row)
     validations = {
@@ -231,14 +220,10 @@ def _tables(store: Path, run: RunResult) -> dict[str, Any]:
     return tables | ({"validations": validations} if validations else {})
 
 
-def _write_data(records: Mapping[str, Sequence[RunResult]], store: Path, folder: Path) -> None:
-    """The runs' tables, one Parquet file for each kind, with the columns `arm` and `seed` in front."""
+def _write_data(arms: Iterable[Arm], folder: Path) -> None:
+    """Write the runs' tables, a Parquet file for each kind, with the columns `arm` and `seed` in front."""
     for kind in (*TABLES, "validations"):
-        parts = [
-            (label, run.config["seed"], _tables(store, run).get(kind, {}))
-            for label, runs in records.items()
-            for run in runs
-        ]
+        parts = [(arm.label, seed, own.get(kind, {})) for arm in arms for (seed, _), own in arm.tables.items()]
         names = dict.fromkeys(name for _, _, table in parts for name in table)
         columns: dict[str, list[Any]] = {name: [] for name in ("arm", "seed", *names)}
         for label, seed, table in parts:

@@ -9,6 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from bench.papers.arms import Arm
 from bench.papers.experiments import Claim, Experiment, Settings
 from bench.papers.verdicts import Finding, number, said
 from bench.results.render import markdown_table, shown
@@ -27,11 +28,11 @@ class Version:
     """The version of an experiment.
 
     Attributes:
-        quick: the small one.
+        quick: the small version.
         search: with the search over open constants.
         seeds: number of seeds, the experiment's own first; None: all of its own.
-        changes: settings that are changed in all arms.
-        arms: settings that are changed in one arm, by its label.
+        changes: settings changed in all arms.
+        arms: settings changed in one arm, by label.
     """
 
     quick: bool = False
@@ -47,7 +48,7 @@ class Version:
 
     @property
     def words(self) -> str:
-        """As the command line has it."""
+        """The words of the command line."""
         flags = {"--quick": self.quick, "--search": self.search, f"--seeds {self.seeds}": self.seeds}
         arms = [shlex.join(["--arm", arm, name, str(x)]) for arm, own in self.arms.items() for name, x in own.items()]
         return " ".join(filter(None, [*(flag for flag, on in flags.items() if on), words(self.changes), *arms]))
@@ -58,20 +59,20 @@ class Reproduction:
     """Results of an experiment.
 
     Attributes:
-        name, experiment, version: what was done.
+        name, experiment, version: what was run.
         findings: by claim, with Holm's correction over the claims.
-        records: the runs' records by arm.
-        without: seeds that were left out, with the reason.
+        arms: the runs, by label.
+        without: seeds that are left out, with the reason.
         region: by point of the search, the findings by claim, with Holm's correction over the points; empty if nothing
             was searched.
-        fewer: whether there are fewer seeds than the experiment's own.
+        fewer: whether it has fewer seeds than its YAML.
     """
 
     name: str
     experiment: Experiment
     version: Version
     findings: Mapping[str, Finding]
-    records: Mapping[str, Sequence[RunResult]]
+    arms: Mapping[str, Arm]
     without: Mapping[int, str]
     region: Sequence[tuple[Settings, Mapping[str, Finding]]]
     fewer: bool = False
@@ -89,21 +90,25 @@ class Reproduction:
         return bool(altered or self.parts or self.experiment.undersized)
 
     def said(self, claim: Claim) -> str:
-        """A verdict in words: that of a small or altered run is no verdict on the paper."""
+        """A verdict in words; small or altered runs give no verdict on the paper."""
         found = self.findings[claim.name]
         readings = [each.verdict for each in found.readings.values()]
         region = [there[claim.name].verdict for _, there in self.region if claim.name in there]
         return said(found.verdict, readings, region, small=self.small)
 
     @property
+    def runs(self) -> list[RunResult]:
+        """The runs of all arms."""
+        return [run for arm in self.arms.values() for run in arm.runs.values()]
+
+    @property
     def parts(self) -> list[str]:
-        """What the runs were on, where that is less than the task (`RunResult.part`)."""
-        return sorted({run.part for runs in self.records.values() for run in runs if run.part})
+        """The trained parts of the task, for runs that are not on all of it (`RunResult.part`)."""
+        return sorted({run.part for run in self.runs if run.part})
 
 
 def as_json(result: Reproduction) -> dict[str, Any]:
-    """Everything but the curves, as strict JSON can hold it."""
-    runs = [record for records in result.records.values() for record in records]
+    """Everything except the curves, as strict JSON."""
     return plain(
         {
             "experiment": result.name,
@@ -126,9 +131,9 @@ def as_json(result: Reproduction) -> dict[str, Any]:
             "search": [
                 {"at": point, **{name: asdict(f) for name, f in there.items()}} for point, there in result.region
             ],
-            "environments": _distinct(run.environment for run in runs),
-            "versions": _distinct(run.versions for run in runs),
-            "runs": {label: [run.run_id for run in records] for label, records in result.records.items()},
+            "environments": _distinct(run.environment for run in result.runs),
+            "versions": _distinct(run.versions for run in result.runs),
+            "runs": {label: [run.run_id for run in arm.runs.values()] for label, arm in result.arms.items()},
         }
     )
 
@@ -138,7 +143,7 @@ def _distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def page(result: Reproduction) -> str:
-    """The report as Markdown: figure, claims beside the paper's words, and what they rest on."""
+    """The report as Markdown: figure, claims beside the paper's statements, and the runs behind them."""
     experiment = result.experiment
     again = f"bench reproduce {result.name} {result.version.words}".rstrip()
     lines = [f"# {experiment.title}", "", f"{experiment.paper}. Made by `{again}`.", ""]
@@ -183,12 +188,13 @@ def page(result: Reproduction) -> str:
         (
             label,
             words(experiment.arms[label]),
-            len(records),
-            max(run.steps for run in records),
-            ", ".join(f"{status} {n}" for status, n in Counter(run.status for run in records).items()),
-            duration(sum(run.wall_s for run in records)),
+            len(runs),
+            max(run.steps for run in runs),
+            ", ".join(f"{status} {n}" for status, n in Counter(run.status for run in runs).items()),
+            duration(sum(run.wall_s for run in runs)),
         )
-        for label, records in result.records.items()
+        for label, arm in result.arms.items()
+        for runs in [arm.runs.values()]
     ]
     settings = Column("settings", "settings", markup="code")
     lines += markdown_table(Table.of(["arm", settings, "seeds", "steps", "ended", "time in all"], rows))
@@ -201,16 +207,15 @@ def page(result: Reproduction) -> str:
         [f"* {note}" for note in experiment.notes],
     ):
         lines += ["", *section] if section else []
-    runs = [run for records in result.records.values() for run in records]
     lines += [""]
-    for environment in _distinct(run.environment for run in runs):
+    for environment in _distinct(run.environment for run in result.runs):
         where = ", ".join(
             f"{value} {name[:-1] if value == 1 else name}" if name in ("cores", "threads") else str(value)
             for name, value in environment.items()
             if value
         )
         lines += [f"Machine: {where}."]
-    for versions in _distinct(run.versions for run in runs):
+    for versions in _distinct(run.versions for run in result.runs):
         lines += ["Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()) + "."]
     return "\n".join([*lines, ""])
 
@@ -228,12 +233,12 @@ def _verdict(findings: Mapping[str, Finding], name: str) -> str:
 
 
 def words(settings: Mapping[str, Any]) -> str:
-    """Settings as the command line takes them."""
+    """Settings as words of the command line."""
     return " ".join(f"--{name} {value}" for name, value in settings.items())
 
 
 def claim_lines(result: Reproduction, folder: Path) -> list[str]:
-    """The verdicts on an experiment's claims, and the place of the output."""
+    """The verdicts on an experiment's claims, and the folder of the output."""
     lines = [f"{result.name}: {result.experiment.title}"]
     pairs = [(result.said(claim), claim, finding.text) for claim, finding in result.claims]
     rows = [row for verdict, claim, text in pairs for row in ((verdict, f"{claim.name}: {claim.paper}"), ("", text))]

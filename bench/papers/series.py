@@ -1,45 +1,49 @@
-"""Values of arms as claims compare them: at a step, over steps, when first reached, with what missing runs mean."""
+"""Values of arms that claims compare: at a step, over steps, and when a level is first reached."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from bench.errors import UserError, unknown
-from bench.papers.arms import Arm, Array
+from bench.papers.arms import Arm
+from bench.results.chart import Array
 from bench.results.stats import LEAST_POINTS
-
-
-def statuses(arm: Arm) -> Sequence[str]:
-    """How the runs ended, by seed; completed, where nothing is said."""
-    return arm.statuses or ["completed"] * len(arm.tables)
+from bench.text import cell
 
 
 def how_ended(arm: Arm, *which: str) -> str:
-    """In words, how many runs ended in one of these ways, or other than completed; empty if none did."""
-    counts = Counter(status for status in statuses(arm) if (status in which if which else status != "completed"))
-    how = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    return f"{counts.total()} of {len(arm.tables)} runs of {arm.label} did not complete ({how})" if counts else ""
+    """How many runs ended with one of these statuses, or did not complete, in words; empty if none did."""
+    counts = {s: n for s, n in arm.statuses.items() if (s in which if which else s != "completed")}
+    lost = f"{sum(counts.values())} of {len(arm.runs)} runs of {arm.label} did not complete"
+    return f"{lost} ({cell(counts)})" if counts else ""
 
 
 def too_few(arm: Arm, points: Sequence[tuple[Array, Array]]) -> str:
-    """In words, how many runs have too few points for a line; empty if none has."""
+    """How many runs have too few points for a line, in words; empty if none has."""
     runs = sum(len(np.unique(x)) < LEAST_POINTS for x, _ in points)
     return f"{runs} of {len(points)} runs of {arm.label} have fewer than {LEAST_POINTS} points" if runs else ""
 
 
-def common_seeds(arms: Sequence[Arm]) -> list[list[int]]:
-    """For each arm, where the seeds lie that all have, in one order."""
-    seeds = [seed for seed in arms[0].seeds if all(seed in arm.seeds for arm in arms)]
+def paired(*arms: Arm) -> list[list[int]]:
+    """For each arm, the indices of its runs on the common seeds, in the order of the seeds.
+
+    Raises:
+        UserError: there are no common seeds.
+    """
+    seeds = arms[0].common_seeds(*arms[1:])
     if not seeds:
         raise UserError(f"arms {', '.join(arm.label for arm in arms)} have no common seed; train the same seeds")
-    return [[list(arm.seeds).index(seed) for seed in seeds] for arm in arms]
+    return [[list(arm.runs).index(seed) for seed in seeds] for arm in arms]
 
 
 def common_series(results: Mapping[str, Arm], arm: Arm, *names: str) -> tuple[Array, ...]:
-    """`Arm.series` of columns that some run of an experiment has, with NaN for a run that lacks them."""
-    tables = [table for other in results.values() for run in other.tables for table in run]
+    """`Arm.series` with NaN for runs without the columns.
+
+    Raises:
+        UserError: no run of the experiment has such a column, or no table has all of them.
+    """
+    tables = [table for other in results.values() for table in other.every_table]
     for name in names:
         if not any(name in table for table in tables):
             raise unknown("column", name, sorted({known for table in tables for known in table}))
@@ -49,9 +53,11 @@ def common_series(results: Mapping[str, Arm], arm: Arm, *names: str) -> tuple[Ar
 
 
 def values_at(results: Mapping[str, Arm], arm: Arm, measure: str, first: float, last: float) -> Array:
-    """The mean of a measure over the steps from first to last, shape (S,); the latest up to them if none lie there.
+    """The mean of a measure over the steps from first to last, shape (S,).
 
-    A run that completed keeps its last value, up to the last step of any arm; one cut off has NaN after its end.
+    Without a measurement in this range, the latest one before it counts. A run that converged keeps its last value up
+    to the last step of any arm; other runs have NaN if they ended before the range does. If the last step is infinite,
+    the last value of every completed run counts.
     """
     steps, values, own = common_series(results, arm, measure, "step")
     latest = np.maximum.accumulate(np.where(np.isnan(own), 0, np.arange(steps.size)), axis=1)
@@ -61,20 +67,21 @@ def values_at(results: Mapping[str, Arm], arm: Arm, measure: str, first: float, 
         chosen = steps == np.max(steps, where=steps <= last, initial=-1)
     if not chosen.any():
         return np.full(len(held), np.nan)
-    end = max(np.max(t["step"], initial=0) for other in results.values() for run in other.tables for t in run)
-    completed = np.array([status == "completed" for status in statuses(arm)]) & (last <= end or last == math.inf)
-    if arm.converged is not None and last < math.inf:
-        completed &= np.array(arm.converged)
+    at_end, runs = last == math.inf, arm.runs.values()
+    end = max(np.max(table["step"], initial=0) for other in results.values() for table in other.every_table)
+    stays = np.array([run.status == "completed" if at_end else run.converged and last <= end for run in runs])
     covered = np.max(own, axis=1, where=~np.isnan(own), initial=-1) >= last
-    return np.where(completed | covered, held[:, chosen].mean(axis=1), np.nan)
+    return np.where(stays | covered, held[:, chosen].mean(axis=1), np.nan)
 
 
 def first_reached(
     results: Mapping[str, Arm], arm: Arm, measure: str, level: tuple[float, float]
 ) -> tuple[Array, Array, Array]:
-    """By seed, the step at which a measure is first seen in a range (NaN: never), and its last step; 0 counts as 1.
+    """When a measure is first in a range: three arrays of steps, shape (S,) each. Step 0 counts as 1.
 
-    Between the two is the earliest step at which it may have been there: the one after the measurement before.
+    Returns:
+        the step of the first measurement in the range, or NaN; the earliest step at which it may have been there, one
+        after the measurement before; the last step of the measure.
     """
     steps, values = common_series(results, arm, measure)
     there = np.asarray((values >= level[0]) & (values <= level[1]))
@@ -94,7 +101,7 @@ def points_within(
     first: float = -math.inf,
     last: float = math.inf,
 ) -> list[tuple[Array, Array]]:
-    """By seed, the points with x from first to last that exist, and whose logarithms do, in the order of x."""
+    """By seed, the finite points with x from first to last, sorted by x; positive where a logarithm is taken."""
     runs = []
     _, xs, ys = common_series(results, arm, x, y)
     for u, v in zip(xs, ys, strict=True):

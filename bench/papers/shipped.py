@@ -1,4 +1,4 @@
-"""`bench claims`: what became of the claims of all papers, from the pages' `claims.json`, which are data."""
+"""`bench claims`: the verdicts on the claims of all papers, read from `claims.json` of their pages."""
 
 import json
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from bench.store.load import Damaged, read_bytes
 from bench.text import clean, in_markdown, why_wrong
 
 MOST = 16 << 20
-"""Bytes that a page's claims may have: a search of 100 points with 8 claims has 0.4 million. Ours."""
+"""Largest size of a `claims.json` in bytes; a search of 100 points with 8 claims has 0.4 million. Ours."""
 
 
 class ClaimRecord(BaseModel):
-    """A claim as `claims.json` has it; what else stands there is not read."""
+    """A claim in `claims.json`; other keys are ignored."""
 
     name: str
     paper: str
@@ -41,7 +41,7 @@ class ClaimRecord(BaseModel):
 
 
 class Page(BaseModel):
-    """An experiment with its claims, as `claims.json` has them."""
+    """An experiment with its claims, in `claims.json`."""
 
     experiment: str = Field(pattern=r"^[^/]+/[^/]+$")
     title: str
@@ -56,18 +56,18 @@ class Page(BaseModel):
 
 @dataclass(frozen=True)
 class Shipped:
-    """The claims that were found.
+    """The claims of a folder.
 
     Attributes:
-        pages: in the order of the experiments' names.
-        damaged: what could not be read, and why.
+        pages: sorted by experiment.
+        damaged: pages that cannot be read, with the reason.
     """
 
     pages: Sequence[Page]
     damaged: Sequence[str]
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """How many claims of a paper what is said of, in the order of `SAID`."""
+        """Number of claims by paper and verdict, in the order of `SAID`."""
         found: dict[str, dict[str, int]] = {}
         for page in self.pages:
             own = found.setdefault(page.paper, dict.fromkeys(SAID, 0))
@@ -80,11 +80,11 @@ def read(folder: Path, papers: Sequence[str] = ()) -> Shipped:
     """The claims of all pages `PAPER/EXPERIMENT/claims.json` of a folder. Nothing is imported and nothing written.
 
     Args:
-        folder: what `bench reproduce` wrote into, or the shipped `results`.
-        papers: only these; all by default.
+        folder: an output folder of `bench reproduce`, or the shipped `results`.
+        papers: papers to keep; all by default.
 
     Raises:
-        UserError: there are none, or not of a paper.
+        UserError: there are no claims, or a paper has none.
     """
     pages, damaged = [], []
     for path in sorted(folder.glob("*/*/claims.json")):
@@ -108,7 +108,7 @@ def read(folder: Path, papers: Sequence[str] = ()) -> Shipped:
 
 
 def board(found: Shipped) -> Board:
-    """How many claims of each paper what is said of, and every claim with its effect."""
+    """Number of claims by paper and verdict, and every claim with its effect."""
     words = [said for said in SAID if any(said in own for own in found.counts().values())]
     rows: list[dict[str, Any]] = [{"paper": paper, **own} for paper, own in found.counts().items()]
     counts = Table("claims by paper", [Column("paper", "paper"), *(Column(said, said) for said in words)], rows)
@@ -132,7 +132,7 @@ def board(found: Shipped) -> Board:
 
 
 def summary(found: Shipped) -> str:
-    """A paragraph of Markdown for each paper: how many claims what is said of."""
+    """A paragraph of Markdown for each paper: its number of claims by verdict."""
     lines = [
         f"* {in_markdown(paper)}: {', '.join(f'{said} ({n})' for said, n in own.items())}"
         for paper, own in found.counts().items()
@@ -145,7 +145,7 @@ def by_experiment(found: Shipped, link: str) -> str:
 
     Args:
         found: the claims.
-        link: from where the table stands to the folder of the pages, as `../results`.
+        link: path from the table to the folder of the pages, as `../results`.
     """
     rows = [
         f"| [{in_markdown(page.experiment)}]({link}/{page.experiment}/report.md) | {said} | {in_markdown(names)} |"

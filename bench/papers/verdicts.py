@@ -1,9 +1,9 @@
-"""From intervals and claims about them to a verdict, with a sentence.
+"""Verdicts on claims from intervals, each with a sentence.
 
-An interval that straddles a bound is undecided, and so is one seed. Of several parts all must hold, and one that fails
-is enough to fail; the numbers are those of the worst part. Numbers are finite or None.
+An interval that contains a bound is undecided, and so is a single seed. A claim in several parts holds if all hold and
+fails if one fails; its numbers are those of the worst part. Numbers are finite or None.
 
-`corrected` decides over all claims of an experiment together, and `said` puts a verdict into the words of a page.
+`corrected` corrects for the number of claims of an experiment; `said` words a verdict for a page.
 """
 
 import math
@@ -15,14 +15,14 @@ from typing import Literal, TypeVar
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
-from bench.papers.arms import Array
 from bench.results import stats
+from bench.results.chart import Array
 from bench.results.stats import Interval
 
 Verdict = Literal["holds", "fails", "faster than claimed", "undecided"]
 _WORST_FIRST: tuple[Verdict, ...] = ("fails", "faster than claimed", "undecided", "holds")
 LEVEL = 0.05
-"""Probability of any false verdict among the claims of an experiment, at most."""
+"""Upper bound on the probability of any false verdict among the claims of an experiment."""
 READING = "decided by our reading"
 CONSTANTS = "depends on unpublished constants"
 _WORDS = ("holds", "fails", "faster than claimed", "undecided", READING, CONSTANTS)
@@ -33,7 +33,7 @@ def _of_small_run(word: str) -> str:
 
 
 SAID = (*_WORDS, *map(_of_small_run, _WORDS))
-"""What is said of a claim, and of one that small runs cannot settle."""
+"""Verdicts on a page, and those of small runs, which settle no claim."""
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -42,14 +42,13 @@ class Finding:
     """The finding on a claim.
 
     Attributes:
-        verdict: `holds`, `fails`, `faster than claimed` (a rate that is outside its range, on the better side) or
-            `undecided`.
-        effect: the mean over seeds in `unit`, or None if there is no such number.
-        low, high: its 95 % confidence interval; None for an end that the data do not bound.
-        unit: what the effect is ("times as many steps").
+        verdict: `holds`, `fails`, `faster than claimed` (a rate outside its range, on the better side) or `undecided`.
+        effect: the mean over seeds in `unit`; None if it does not exist.
+        low, high: its 95 % confidence interval; None for an unbounded end.
+        unit: of the effect ("times as many steps").
         text: one sentence with our numbers.
-        p: least level, in [0, 1], at which the intervals decide so; None if nothing is decided.
-        readings: where the claim is read in several ways, what each came to.
+        p: smallest level, in [0, 1], at which the intervals decide so; None if nothing is decided.
+        readings: findings by reading, if there are several.
     """
 
     verdict: Verdict
@@ -67,9 +66,9 @@ Part = tuple[float, Finding]
 
 
 def together(parts: Iterable[Part]) -> Finding:
-    """All of them: holds if all hold, fails if one fails; numbers of the worst, by verdict, then by how far inside.
+    """Combine parts: holds if all hold, fails if one fails; numbers of the worst, by verdict, then by how far inside.
 
-    That one part fails is as sure as Bonferroni's bound over the parts says; that all hold needs no correction.
+    The failure of one part is subject to Bonferroni's correction over the parts; that all hold needs no correction.
     """
     parts = list(parts)
     _, worst = min(parts, key=lambda part: (_WORST_FIRST.index(part[1].verdict), part[0]))
@@ -101,16 +100,16 @@ def within(
 
     Args:
         x: interval of the mean; None if a run has no value.
-        low: least value of what is claimed.
-        high: greatest value.
+        low: smallest claimed value.
+        high: largest claimed value.
         unit: of the effect.
         text: the sentence, without the number of seeds.
-        shown: the interval in the unit of the effect, if that is not x's.
-        ties: whether an end of the interval that is exactly 0 is inside if 0 is a bound.
-        limit: the best verdict there can be.
+        shown: the interval in the unit of the effect, if x has another unit.
+        ties: whether an interval that ends exactly at the bound 0 is inside.
+        limit: the best possible verdict.
         faster: on which side of the range a rate is faster than claimed.
-        least: interval of the smallest value that there may have been, which x has its low end from; by default x.
-        most: interval of the largest, which x has its high end from.
+        least: interval of the smallest possible value, from which x has its low end; x by default.
+        most: interval of the largest possible value, from which x has its high end; x by default.
     """
     if x is None:
         return without_numbers("undecided", unit, text)
@@ -137,7 +136,7 @@ def within(
 
 
 def _level(x: Interval, distance: float) -> float:
-    """The smallest level whose t-interval reaches no farther than so far from its mean; x is the one of 95 %."""
+    """The smallest level whose t-interval extends no farther than `distance` from the mean; x is that of 95 %."""
     half = x.mean - x.low
     if half == 0:
         return 0.0
@@ -145,16 +144,16 @@ def _level(x: Interval, distance: float) -> float:
 
 
 def without_numbers(verdict: Verdict, unit: str, text: str) -> Part:
-    """A part whose numbers do not exist. Runs that diverged are no chance, so a failure by them is sure."""
+    """A part without numbers. Divergence is not a chance event, so a failure caused by it has p = 0."""
     return -math.inf, Finding(verdict, None, None, None, unit, text, None if verdict == "undecided" else 0.0)
 
 
 def corrected(findings: Mapping[Key, Finding], level: float = LEVEL) -> dict[Key, Finding]:
-    """The findings with Holm's correction (1979) over all of them: those that it does not let stand are undecided.
+    """The findings with Holm's correction (1979) over all of them; those that do not survive it become undecided.
 
     Args:
         findings: by claim.
-        level: probability of any false verdict at all, at most; in (0, 1).
+        level: upper bound on the probability of any false verdict, in (0, 1).
     """
     count = len(findings)
     levels = sorted(1.0 if found.p is None else found.p for found in findings.values())
@@ -171,12 +170,12 @@ def corrected(findings: Mapping[Key, Finding], level: float = LEVEL) -> dict[Key
 
 
 def over_readings(findings: Mapping[str, Finding]) -> Finding:
-    """What several readings of a claim come to: a verdict if all agree, which needs no correction, else undecided.
+    """Combine the readings of a claim: their verdict if all agree, which needs no correction, else undecided.
 
-    Where they do not agree, Holm's correction over the readings says which of them stand.
+    If they disagree, each finding gets Holm's correction over the readings.
 
     Args:
-        findings: by reading, of which there is at least one. One alone is the finding.
+        findings: by reading; at least one. A single one is returned unchanged.
     """
     first = next(iter(findings.values()))
     if len(findings) == 1:
@@ -192,7 +191,7 @@ def over_readings(findings: Mapping[str, Finding]) -> Finding:
 
 
 def _contradict(verdicts: Iterable[str]) -> bool:
-    """Whether a claim fails somewhere and stands elsewhere."""
+    """Whether some verdicts are failures and others are not; undecided ones do not count."""
     found = set(verdicts) - {"undecided"}
     return "fails" in found and len(found) > 1
 
@@ -202,9 +201,9 @@ def said(verdict: str, readings: Iterable[str] = (), region: Iterable[str] = (),
 
     Args:
         verdict: of the claim.
-        readings: verdicts of the readings of the text, if there are several.
+        readings: verdicts of its readings, if there are several.
         region: verdicts at the points of a search over constants that the paper leaves open.
-        small: whether data, steps, model or seeds were cut, so that the paper's claim is not settled.
+        small: whether data, steps, model or seeds were reduced, so that the paper's claim is not settled.
     """
     word = verdict
     if _contradict(region):
@@ -215,7 +214,7 @@ def said(verdict: str, readings: Iterable[str] = (), region: Iterable[str] = (),
 
 
 def over_seeds(values: Array) -> Interval | None:
-    """The mean over seeds with its interval, or None if one has no value."""
+    """The mean over seeds with its interval; None if a value is missing."""
     return stats.t_interval(values) if np.isfinite(values).all() else None
 
 

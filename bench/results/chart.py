@@ -12,6 +12,16 @@ Array = NDArray[np.float64]
 
 MOST = 1e150
 """Largest drawn number; 1 / `MOST` is the smallest on a logarithmic axis: matplotlib puts ticks around them."""
+WORDS = {
+    "loss": "training loss",
+    "grad_norm": "norm of the gradient",
+    "raw_step": "step size before its cap",
+    "applied_step": "step size",
+    "test_loss": "test loss",
+    "train_error": "training error (fraction)",
+    "test_error": "test error (fraction)",
+}
+"""Axis labels of columns; others have their own name."""
 
 
 @dataclass(frozen=True)

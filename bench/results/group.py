@@ -1,7 +1,7 @@
 """Groups: runs that differ only in their seeds, and the measures that compare them.
 
-The rows of boards, the points of sweeps and the fresh runs of studies are groups; an arm of a paper is one with its
-curves. A run that diverged has no value, which is worse than every number, and runs of equal seeds are paired.
+The rows of boards, the points of sweeps, the fresh runs of studies and the arms of papers are groups. A run that
+diverged has no value, which is worse than every number. Runs of equal seeds are paired.
 """
 
 import math
@@ -17,10 +17,10 @@ from bench.results.stats import Interval
 from bench.store.record import RunResult
 
 Seed = tuple[int, int]
-"""Of initialisation and of the order of the samples: runs that share both are paired."""
+"""Seeds of the initialisation and of the order of the samples; runs that share both are paired."""
 
 HUGE = 1e100
-"""Greater values have no squares that are numbers, so they count as none. Ours."""
+"""Larger values count as missing, since their squares overflow. Ours."""
 
 
 @dataclass(eq=False)
@@ -28,8 +28,8 @@ class Group:
     """Runs that differ only in their seeds.
 
     Attributes:
-        runs: those that ended, by seed.
-        others: how many did not end, by status.
+        runs: finished runs, by seed.
+        others: number of unfinished runs, by status.
     """
 
     runs: dict[Seed, RunResult] = field(default_factory=dict)
@@ -37,27 +37,27 @@ class Group:
 
     @classmethod
     def of(cls, runs: Iterable[RunResult]) -> "Group":
-        """The group of these runs, which have ended; of several with one seed the last."""
+        """The group of these finished runs; of several with the same seeds, the last."""
         return cls({seed_of(run): run for run in runs})
 
     @cached_property
     def statuses(self) -> dict[str, int]:
-        """How many runs there are, by status."""
+        """Number of runs by status, finished or not."""
         return dict(sorted((Counter(run.status for run in self.runs.values()) + self.others).items()))
 
     @cached_property
     def diverged(self) -> int:
-        """Runs that diverged."""
+        """Number of runs that diverged."""
         return sum(run.status == "diverged" for run in self.runs.values())
 
     @cached_property
     def machines(self) -> list[str]:
-        """Types of machine: only within one can seconds be compared."""
+        """Types of machine; seconds are comparable only within one."""
         return sorted({run.machine for run in self.runs.values()})
 
-    def common_seeds(self, other: "Group") -> list[Seed]:
-        """The seeds that both have."""
-        return sorted(self.runs.keys() & other.runs.keys())
+    def common_seeds(self, *others: "Group") -> list[Seed]:
+        """The seeds that it shares with all others, sorted."""
+        return sorted(set(self.runs).intersection(*(other.runs for other in others)))
 
 
 def seed_of(run: RunResult) -> Seed:
@@ -70,10 +70,10 @@ class Measure:
     """A number of a run, by which groups are compared.
 
     Attributes:
-        words: what it is, with its split.
-        mode: whether it is better when smaller ("min") or greater ("max").
-        log: whether it is shown and compared on a logarithmic scale; it is positive then.
-        of: the number; None if a run has none, which is worse than every number.
+        words: its description, with the split.
+        mode: whether smaller ("min") or larger ("max") values are better.
+        log: whether it is positive, and shown and compared on a logarithmic scale.
+        of: the value of a run; None if it has none, which is worse than every number.
     """
 
     words: str
@@ -82,15 +82,15 @@ class Measure:
     of: Callable[[RunResult], End]
 
     def values(self, group: Group, seeds: Iterable[Seed] | None = None) -> list[End]:
-        """Those of a group's runs, in the order of their seeds, or of these seeds."""
+        """The values of a group's runs, in the order of all its seeds or of these."""
         return [self.of(group.runs[seed]) for seed in (sorted(group.runs) if seeds is None else seeds)]
 
     def mean(self, group: Group) -> Interval | None:
-        """Mean with its t-interval, geometric on a logarithmic scale; None if a value is missing, or there is none."""
+        """The mean over a group's runs (`mean_interval`)."""
         return mean_interval(self.values(group), self.log)
 
     def compare(self, first: Group, second: Group, tests: int = 1) -> Comparison | None:
-        """A group against another on the seeds that both have (`sequential.compare`); None if they have none."""
+        """Compare two groups on their common seeds (`sequential.compare`); None if there are none."""
         seeds = first.common_seeds(second)
         if not seeds:
             return None
@@ -107,13 +107,13 @@ class Measure:
 def final(words: str, mode: Mode, above: bool, *, best: bool = False) -> Measure:
     """The final metric on the reporting split.
 
-    Losses below `CONVERGED` count as equal to it, those below a presumed infimum too, and values beyond `HUGE` as none.
+    Losses below `CONVERGED`, and below a presumed infimum, count as equal to it; values beyond `HUGE` as missing.
 
     Args:
-        words: what the metric is called.
+        words: name of the metric.
         mode: of the metric.
-        above: take a suboptimality gap, on a logarithmic scale.
-        best: at the best step on the selection split instead of the last.
+        above: take the suboptimality gap, on a logarithmic scale.
+        best: at the best step on the selection split, not at the last.
     """
 
     def value(run: RunResult) -> End:
@@ -126,7 +126,7 @@ def final(words: str, mode: Mode, above: bool, *, best: bool = False) -> Measure
 
 
 def mean_interval(values: Iterable[End], log: bool = False) -> Interval | None:
-    """Mean with its t-interval, geometric on a logarithmic scale; None if a value is missing, or there is none."""
+    """Mean with its t-interval, geometric on a logarithmic scale; None if a value is missing or there are none."""
     every = list(values)
     there = [value for value in every if value is not None]
     if not there or len(there) < len(every):

@@ -230,6 +230,21 @@ def html_tables(boards: Sequence[Board]) -> str:
     return "\n".join([*parts, html_fragment(boards), "</html>", ""])
 
 
+def template(package: str, name: str, **filters: Callable[..., Any]) -> Any:
+    """A template of a page beside the modules of a package; values are escaped, and a missing one is an error."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader(package, "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= filters
+    return environment.get_template(name)
+
+
 def html_fragment(boards: Sequence[Board]) -> str:
     """Plain tables for an existing page, such as a notebook."""
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaln
 
-from bench.results.stats import Interval, Values
+from bench.results.stats import Interval, Values, exp
 
 Verdict = Literal["better", "worse", "no difference found", "too few seeds", "selected on these seeds"]
 
@@ -226,13 +226,9 @@ def _effect(d: NDArray[np.float64], mode: str, log: bool) -> Interval | None:
     if not log:
         return Interval(middle, low, high, n)
     if low == -math.inf and high == math.inf:
-        return Interval(_exp(middle if mode == "max" else -middle), low, high, n)
+        return Interval(exp(middle if mode == "max" else -middle), low, high, n)
     ends = (low, middle, high) if mode == "max" else (-high, -middle, -low)
-    return Interval(_exp(ends[1]), _exp(ends[0]), _exp(ends[2]), n)
-
-
-def _exp(x: float) -> float:
-    return math.exp(x) if x < 709 else math.inf
+    return Interval(exp(ends[1]), exp(ends[0]), exp(ends[2]), n)
 
 
 def _bounds(d: NDArray[np.float64]) -> tuple[float, float]:

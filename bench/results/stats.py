@@ -95,8 +95,13 @@ def geometric_interval(values: ArrayLike) -> Interval:
 
 
 def _of_logarithms(found: Interval) -> Interval:
-    low, mean, high = (math.exp(x) if x < 709 else math.inf for x in (found.low, found.mean, found.high))
-    return Interval(mean, low if math.isfinite(found.low) else -math.inf, high, found.n)
+    low = exp(found.low) if math.isfinite(found.low) else -math.inf
+    return Interval(exp(found.mean), low, exp(found.high), found.n)
+
+
+def exp(x: float) -> float:
+    """E to the power x; infinite where float64 cannot hold it."""
+    return math.exp(x) if x < 709 else math.inf
 
 
 def noisier_interval(values: ArrayLike, more: Iterable[tuple[float, int]], *, log: bool = False) -> Interval:
@@ -276,8 +281,7 @@ def median_time(reached: Sequence[float | None], ended: Sequence[float]) -> Medi
     cut = [end if math.isfinite(end) and end < last else math.inf for end in ended]
     early = sorted(end if time is None else time for time, end in zip(reached, cut, strict=True))
     late = sorted(math.inf if time is None else time for time in reached)
-    # The median is outside the k-th smallest and largest only if fewer than k of n fair coins show heads, or tails.
-    k = int((bdtr(np.arange(n), n, 0.5) <= 0.025).sum())
+    k = median_rank(n)
     bounds = (early[k - 1], late[n - k]) if k else (None, None)
     if early == late:
         return MedianTime(late[(n - 1) // 2], *bounds, last)
@@ -287,6 +291,14 @@ def median_time(reached: Sequence[float | None], ended: Sequence[float]) -> Medi
     survival = ecdf(CensoredData(uncensored=[time for time in reached if time is not None], right=censored)).sf
     there = np.flatnonzero(survival.probabilities <= 0.5 + 1e-12)
     return MedianTime(float(survival.quantiles[there[0]]) if there.size else math.inf, *bounds, last)
+
+
+def median_rank(n: int) -> int:
+    """The largest k for which the k-th smallest and the k-th greatest of n values bound the median with 95 %.
+
+    The median is outside only if fewer than k of n fair coins show heads, or tails. 0 for fewer than 6 values.
+    """
+    return int((bdtr(np.arange(n), n, 0.5) <= 0.025).sum())
 
 
 def expected_best(scores: Values, mode: str) -> list[float | None]:

@@ -232,6 +232,11 @@ class RunResult:
         return self.status in FINISHED
 
     @property
+    def converged(self) -> bool:
+        """Whether it ended before its budget because its gradient was 0: its last value holds at all later steps."""
+        return self.status == "completed" and (self.reason or "").startswith("converged")
+
+    @property
     def outcome(self) -> tuple[Any, ...]:
         """The fields in which two records of a run should agree."""
         return self.status, self.steps, self.final, self.best, self.best_step, self.metrics

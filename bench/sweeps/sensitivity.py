@@ -13,9 +13,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from scipy.special import bdtr
-
 from bench.config import settings_of
 from bench.errors import UserError
 from bench.papers.reproduction import words
@@ -38,6 +35,7 @@ from bench.results.selection import (
     seed_median,
     selected,
 )
+from bench.results.stats import median_rank
 from bench.results.table import Board, Column, Table
 from bench.store.record import CAP_BINDS, FINISHED, RunResult
 from bench.sweeps.sensitivity_plot import describe
@@ -244,8 +242,7 @@ def _point(x: Any, group: Group, final: Measure, chosen_by: Measure) -> tuple[Po
         pair = badness[math.ceil(q * n) - 1], badness[math.floor(q * n)]
         return end(sum(pair) / 2 if pair[1] < math.inf else pair[0])
 
-    # The true median is outside the k-th best and worst only if fewer than k of n fair coins show heads, or tails.
-    k = int((bdtr(np.arange(n), n, 0.5) <= 0.025).sum())
+    k = median_rank(n)
     interval = ends(end(badness[k - 1]), end(badness[n - k])) if k else None
     quartiles, median = ends(quantile(0.25), quantile(0.75)), quantile(0.5)
     capped, score = is_capped(group.runs.values()), seed_median(chosen, mode)

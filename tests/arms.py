@@ -1,0 +1,48 @@
+"""Arms of experiments from tables, without training: their records have only what arms read."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bench.papers.arms import Arm
+from bench.store.record import RunResult
+from bench.store.tables import Columns
+
+
+def arm_of(
+    label: str,
+    tables: Iterable[Sequence[Columns]],
+    *,
+    statuses: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    task: Mapping[str, Any] | None = None,
+    reason: str | None = "converged",
+) -> Arm:
+    """An arm with a run for each list of tables.
+
+    Args:
+        label: of the arm.
+        tables: by run.
+        statuses: by run; completed by default.
+        seeds: by run; 0, 1, ... by default.
+        task: options of the task.
+        reason: of all runs; None if they used up their budget.
+    """
+    own = [{str(k): table for k, table in enumerate(of)} for of in tables]
+    config = {"task_options": dict(task or {}), "opt_options": {}, "trainer": {}}
+    runs = [
+        RunResult(label, config | {"seed": seed, "data_seed": seed}, status, reason)  # pyright: ignore[reportArgumentType]
+        for seed, status in zip(seeds or range(len(own)), statuses or ["completed"] * len(own), strict=True)
+    ]
+    return Arm.of_each(label, zip(runs, own, strict=True))
+
+
+def changed(source: Arm, **changes: Any) -> Arm:
+    """The arm with other arguments of `arm_of`; all its runs get one reason."""
+    runs = list(source.runs.values())
+    same: dict[str, Any] = {
+        "tables": [list(own.values()) for own in source.tables.values()],
+        "statuses": [run.status for run in runs],
+        "seeds": [run.config["seed"] for run in runs],
+        "task": runs[0].config["task_options"],
+    }
+    return arm_of(source.label, **(same | changes))
