@@ -81,10 +81,30 @@ def as_on_the_site(app: Sphinx, docname: str, source: list[str]) -> None:
     if docname.startswith("results/"):
         # Pages of results link to files of the repository, which the site does not have: show their names instead.
         text = re.sub(r"\[([^\]]*)\]\(((?:\.\./)+(?!.*\.(?:png|svg)\))[^)]*)\)", r"\1 (`\2`)", text)
+        if docname.startswith("results/tuned/"):
+            # These pages name their task only below the tables.
+            text = text.replace("# ", f"# `{docname.split('/')[2]}`: ", 1)
         text = f"---\norphan: true\n---\n\n{text}"
     else:
         text = text.replace(f"]({up}results/", f"]({up.removesuffix('../')}results/")
     source[0] = text
+
+
+def for_narrow_screens(app: Sphinx, doctree: nodes.document) -> None:
+    """Mark long cells and wide figures for `own.css`; no line breaks before a percent sign or inside two hyphens."""
+    for image in doctree.findall(nodes.image):
+        # The header of a PNG has its width. Figures with one panel have less than 1,200 pixels.
+        if image["uri"].endswith(".png") and int.from_bytes((HERE / image["uri"]).read_bytes()[16:20]) > 1200:
+            image["classes"].append("wide")
+    for cell in doctree.findall(nodes.entry):
+        if len(cell.astext()) > 60:
+            cell["classes"].append("long")
+    for text in list(doctree.findall(nodes.Text)):
+        if not isinstance(text.parent, nodes.literal | nodes.literal_block):
+            # Between a parameter and its meaning, Sphinx writes two hyphens.
+            shown = ": " if text == " -- " else re.sub(r"(?<=\d) %", "\u00a0%", text)
+            if shown != text:
+                text.parent.replace(text, nodes.Text(shown))
 
 
 class Sections(SphinxDirective):
@@ -227,6 +247,7 @@ class Answers(Sections):
 def setup(app: Sphinx) -> dict[str, Any]:
     """Entry point for Sphinx."""
     app.connect("source-read", as_on_the_site)
+    app.connect("doctree-read", for_narrow_screens)
     for each in (Answers, Commands, Overview, Trainer, Tasks, Optimizers):
         app.add_directive(f"bench-{each.__name__.lower()}", each)
     return {"parallel_read_safe": True}

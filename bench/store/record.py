@@ -135,13 +135,15 @@ class RunResult:
         measures: whether the task has measurements.
         formula: the optimizer's update rule in one line; empty if it has none.
         traits: the optimizer's traits (`optimizers.registry.Traits`).
-        final, best: that metric at the last step and at the best step on the selection split.
+        final: that metric at the last step.
+        best: that metric at the best step on the selection split.
         best_step: that step.
         metrics: all values, by "final" and "best", then name; those on other splits (`TaskData.also`) by split, then
             name.
         validations: by evaluation: step, seconds of training, values on the selection split.
         steps: number of optimizer steps; `skipped` of them changed nothing (gradient overflow under a GradScaler).
-        steps_to_target, seconds_to_target: when the target was first reached, or None.
+        steps_to_target: when the target was first reached, or None.
+        seconds_to_target: the same in seconds.
         wall_s: seconds from first step to end, evaluation included; train_s: without evaluation.
         cap_share: share of steps whose applied step was below the raw one.
         saturated_at: the step that alone made the gradient 0 (`bench.watch.SATURATING`), or None.
