@@ -30,7 +30,7 @@ def measure(quick: bool, device: str = "cpu") -> list[Row]:
     sgd, adamw = torch.optim.SGD(params, lr, foreach=True), torch.optim.AdamW(params, lr, fused=True)
     ours: dict[str, Callable[[], Any]] = {"sngd": sngd.step, "sps": lambda: sps.step(loss=loss)}
     # In training, the suite has already computed the norm for the curve.
-    known = {"sngd, norm given": lambda: sngd.step(grad_norm=norm)}
+    known = {"sngd, norm given": lambda: sngd.step(loss_grad_norm=norm)}
 
     def two_passes() -> None:
         """The least work if the step depends on all gradients: read them all, then update."""
