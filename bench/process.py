@@ -8,11 +8,13 @@ Code that starts a process of the suite uses `bench_command` or `python_command`
 import atexit
 import gc
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 PACKAGES = ("bench", "tasks", "optimizers")
@@ -65,10 +67,41 @@ def begin() -> None:
     """Collect garbage rarely until `ready` is called: importing torch and Lightning takes a seventh less time."""
     global _usual
     shield()
+    handle_signals()
     _keep_priority()
     _usual = gc.get_threshold()
     gc.set_threshold(_SELDOM, *_usual[1:])
     atexit.register(_leave)  # the first one registered is called last
+
+
+def handle_signals() -> None:
+    """Let SIGTERM interrupt as Ctrl-C does, and let both end this process during imports; keep other handlers."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        if signal.getsignal(number) == usual:
+            signal.signal(number, interrupt)
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """The signal handler outside of training, where `bench.stop` has its own.
+
+    An interrupted import leaves half a module, and libraries catch whatever it raises; so it ends the process.
+
+    Raises:
+        KeyboardInterrupt: this is not during an import.
+    """
+    if importing(frame):
+        os.write(2, b"bench: interrupted\n")
+        os._exit(130)
+    raise KeyboardInterrupt
+
+
+def importing(frame: FrameType | None) -> bool:
+    """Whether this frame is within an import."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _keep_priority() -> None:

@@ -34,6 +34,7 @@ from bench.stop import StopRequest
 from bench.store.attempt import Attempt
 from bench.store.record import RunResult, now
 from bench.store.store import Store
+from bench.threads import limit_threads
 from bench.training_plan import make_plan, val_every
 from bench.tuned import TunedBy
 from optimizers.plugins import bare, slug
@@ -195,6 +196,7 @@ def build(config: RunConfig, data: TaskData | None = None) -> tuple[Task, Plan]:
         raise option_error("task", error, config.task_options) from None
     except DataError as error:
         raise UserError(str(error)) from None
+    limit_threads(task.parameters())
     plan = task.plan = make_plan(config, task)
     return task, plan
 

@@ -148,6 +148,28 @@ def test_ctrl_c_while_the_program_imports_is_one_line(start: list[object], modul
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "bench: interrupted\n")
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_during_imports_ends_the_program_even_if_a_library_catches_it(name: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Interrupts:\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        "        if name == 'numpy.linalg':\n"
+        "            try:\n"
+        f"                signal.raise_signal(signal.{name})\n"
+        "            except BaseException:\n"
+        "                raise ImportError('as a library may say')\n"
+        "sys.meta_path.insert(0, Interrupts)\n"
+    )
+    words = [str(SCRIPT), "fit", "--task", "synthetic", "--opt", "sgd", "--store", str(tmp_path / "runs")]
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr.splitlines()[-1] == "bench: interrupted"
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux schedules sessions as groups")
 @pytest.mark.parametrize("own_session", [True, False])
 def test_a_worker_keeps_the_priority_that_nice_gave(own_session: bool, tmp_path: Path) -> None:

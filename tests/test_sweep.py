@@ -384,8 +384,12 @@ def seconds(monkeypatch) -> Callable[[float, float], None]:
 
 @pytest.mark.parametrize(("ahead", "calls"), [(1, 8), (600, 35), (inf, 605)])
 def test_few_steps_are_timed_for_little_work(ahead, calls, monkeypatch):
-    made = []  # each call advances a clock by 10 us
-    monkeypatch.setattr(bench.execute.choice, "time", SimpleNamespace(perf_counter=lambda: 1e-5 * len(made)))
+    made = []  # each call advances both clocks by 10 us
+
+    def clock() -> float:
+        return 1e-5 * len(made)
+
+    monkeypatch.setattr(bench.execute.choice, "time", SimpleNamespace(perf_counter=clock, thread_time=clock))
     assert bench.execute.choice.seconds_of(lambda: made.append(1), ahead) == pytest.approx(1e-5)
     assert len(made) == calls  # the first five, and three times a number
 

@@ -20,6 +20,7 @@ from bench.lanes.runs import Grid, make_lanes
 from bench.memory import Peak, bytes_of, ran_out, watch_peak
 from bench.progress import doing
 from bench.runner import build
+from bench.stop import StopRequest
 from tasks.core.order import micro_batches_per_rank
 from tasks.core.task import Task
 from tasks.core.training_step import Plan
@@ -60,6 +61,7 @@ class Choices:
         memory: limit for all blocks on a device together; by default 80 % of the free memory.
         say: shows a line.
         processes: number of processes of this machine that share the memory of a device.
+        stop: ends measurements; the choices are then arbitrary.
     """
 
     def __init__(
@@ -69,9 +71,10 @@ class Choices:
         memory: Memory | None,
         say: Callable[[str], None],
         processes: int = 1,
+        stop: StopRequest | None = None,
     ) -> None:
         self.engine, self.width, self.memory, self.say = engine, width, memory or Memory(), say
-        self.processes = processes
+        self.processes, self._stop = processes, stop or StopRequest()
         self._measured: dict[object, Choice] = {}
         self._said: set[str] = set()
 
@@ -81,7 +84,7 @@ class Choices:
         if obstacle and self.engine == "auto" and obstacle not in self._said:
             self._said.add(obstacle)
             self.say(f"{group[0].task}: runs one by one, since {obstacle}")
-        if self.engine == "lightning" or obstacle or (self.engine == "auto" and len(group) == 1):
+        if self.engine == "lightning" or obstacle or self._stop.signal is not None or (self.engine == "auto" and len(group) == 1):
             return Choice(lanes=False, width=1)
         return self._how_many(group) if self.width is None else Choice(lanes=True, width=self.width)
 
@@ -131,6 +134,8 @@ class Choices:
                 self.say(f"{first.task}: runs one by one, since lanes break here ({first_line(error)})")
                 return Choice(lanes=False, width=1)
             gc.collect()  # lanes and their optimizers form reference cycles
+            if self._stop.signal is not None:
+                return Choice(lanes=False, width=1)
             # Long steps are bound by arithmetic, so more lanes will not make them cheaper.
             enough = lanes > 16 or costs[count] * count > _MEASURE_SECONDS
             if enough and costs[count] > 0.95 * min((cost for w, cost in costs.items() if w != count), default=inf):
@@ -166,7 +171,7 @@ class Choices:
             blocks: of lanes; all runs have one `block_key`.
             most: total training time in seconds, an upper bound on that of the updates; infinite if not measured.
         """
-        if most < COMPILE_SECONDS:
+        if most < COMPILE_SECONDS or self._stop.signal is not None:
             return False
         name = " and ".join(spec.name for spec in blocks[0][0][0].methods)
         grid, sizes = max(blocks, key=_lanes), {_lanes(block) for block in blocks}
@@ -321,21 +326,27 @@ def single_step(config: RunConfig, task: Task | None = None, plan: Plan | None =
 def seconds_of(step: Callable[[], object], ahead: float = inf) -> float:
     """Seconds of a step: the minimum of three timings, each over enough calls to be precise.
 
+    It is the time of this thread if there is no other, so that the load of the machine does not count.
+
     Args:
         step: takes one step.
         ahead: number of steps to come; if there are few, few are timed and the result is rough.
     """
+    gpu = torch.cuda.is_available()
+    clock = time.perf_counter if gpu or torch.get_num_threads() > 1 else time.thread_time
 
     def timed(calls: int) -> float:
-        begun = time.perf_counter()
+        begun = clock()
         for _ in range(calls):
             step()
-        if torch.cuda.is_available():
+        if gpu:
             torch.cuda.synchronize()
-        return (time.perf_counter() - begun) / calls
+        return (clock() - begun) / calls
 
     if timed(1) < _MEASURE_SECONDS:
         timed(3)  # these may record a CUDA graph that later ones replay (`bench.lanes.replay`)
     once = timed(1)
-    calls = max(1, int(min(200, _MEASURE_SECONDS / 3 / once, _MEASURE_SHARE / 3 * ahead)))
-    return min(timed(calls) for _ in range(3 if once < _MEASURE_SECONDS else 1))
+    if once >= _MEASURE_SECONDS:
+        return min(once, timed(1))
+    calls = max(1, int(min(200, _MEASURE_SECONDS / 3 / max(once, 1e-9), _MEASURE_SHARE / 3 * ahead)))
+    return min(timed(calls) for _ in range(3))

@@ -98,7 +98,7 @@ def cut(
     if recorded is not None:
         plan.keep()
         return recorded
-    choices = Choices(plan.engine, plan.width, memory, progress.say, processes)
+    choices = Choices(plan.engine, plan.width, memory, progress.say, processes, stop)
     groups = sorted(alike.values(), key=len, reverse=True)  # the largest is measured, the others reuse its result
     chosen = [(group, choices.of(group)) for group in groups]
     unit = next((sum(choice.seconds) / _steps(group[0]) for group, choice in chosen if choice.seconds is not None), 1.0)

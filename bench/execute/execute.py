@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from threading import Event
 from typing import Any
 
-import torch
-
 from bench.config import RunConfig, on_device
 from bench.errors import UserError
 from bench.execute import Effort
@@ -21,6 +19,7 @@ from bench.execute.slots import Slot, sharing, slots
 from bench.grammar.values import Memory
 from bench.progress import Advance, SweepProgress
 from bench.stop import StopRequest
+from bench.threads import set_threads
 from bench.tuned import TunedBy
 
 STOPPED = "bench: stopped; finished runs are stored, and the same command continues"
@@ -88,7 +87,7 @@ def work(
     with stop.listening(), pool, own.taken():
         if others and plan.missing():
             pool.start()  # they import torch while this process measures
-            torch.set_num_threads(own.threads)
+            set_threads(own.threads)
         cuts = cut(plan, progress, stop, memory=memory, processes=sharing(own_slots))
         runs = sum(len(each.runs) for each in cuts)
         with progress.showing(runs, len(own_slots)), _helped(pool, job, progress, stop):

@@ -264,12 +264,11 @@ def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], f
         threads: of a worker.
     """
     with doing("importing torch"):
-        import torch
-
         from bench.execute.choice import seconds_of, single_step
         from bench.runner import build
+        from bench.threads import set_threads
 
-    torch.set_num_threads(threads)
+    set_threads(threads)
     known: dict[str, float] = {}
 
     def measure(spec: StudySpec) -> float:

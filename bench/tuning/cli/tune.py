@@ -5,8 +5,10 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bench import process
 from bench.errors import UserError, was_interrupted
 from bench.execute import Effort
 from bench.grammar.commands import parse
@@ -105,6 +107,8 @@ def main(words: list[str]) -> int:
     return show(study, None, as_json=args.json, out=out, command=command, store=args.store)
 
 
+IMPORT_SECONDS = 0.2
+"""Seconds until an interrupt during an import is repeated. Ours."""
 AGAIN = 5.0
 """Seconds after which an interrupt without a handler is repeated: Python loses one that is raised during garbage
 collection. Ours."""
@@ -118,9 +122,12 @@ def deadline(seconds: float | None) -> Iterator[Callable[[], bool]]:
     """
     over: list[int] = []
 
-    def interrupt(number: int, frame: object) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         over.append(number)
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        if process.importing(frame):  # an interrupt would end the process
+            signal.setitimer(signal.ITIMER_REAL, IMPORT_SECONDS)
+            return
+        if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, process.interrupt):
             signal.setitimer(signal.ITIMER_REAL, AGAIN)
         signal.raise_signal(signal.SIGINT)
 

@@ -1,0 +1,42 @@
+"""Threads of torch: one for small models, as before for others."""
+
+import pytest
+import torch
+
+from bench.config import resolve
+from bench.runner import build
+from bench.threads import SMALL, limit_threads, set_threads
+
+
+@pytest.fixture(autouse=True)
+def three():
+    before = torch.get_num_threads()
+    set_threads(3)
+    yield
+    set_threads(before)
+
+
+SMALLEST, LARGEST = [torch.empty(SMALL - 1)], [torch.empty(SMALL // 2), torch.empty(SMALL // 2)]
+
+
+def test_a_small_model_trains_on_one_thread_and_the_next_large_one_on_all():
+    counts = []
+    for model in (LARGEST, SMALLEST, SMALLEST, LARGEST, LARGEST):
+        limit_threads(model)
+        counts.append(torch.get_num_threads())
+    assert counts == [3, 1, 1, 3, 3]
+
+
+def test_a_number_that_was_set_after_a_small_model_holds():
+    limit_threads(SMALLEST)
+    set_threads(1)
+    limit_threads(LARGEST)
+    assert torch.get_num_threads() == 1
+    torch.set_num_threads(2)  # as a user of the Python API may
+    limit_threads(LARGEST)
+    assert torch.get_num_threads() == 2
+
+
+def test_a_run_on_synthetic_data_has_one_thread():
+    build(resolve({"task": "synthetic", "opt": "sgd", "device": "cpu"}))
+    assert torch.get_num_threads() == 1
