@@ -111,7 +111,7 @@ def _run(
     resume = usable(checkpoint, put_aside=main)
     if resume and stored is not None:
         result.begun, result.plan = stored.begun or result.begun, stored.plan
-    attempt = store.begin([result], resume=resume, again=rerun) if main else None
+    attempt = store.begin([result], resume=resume, again=rerun, steps=training.total_steps) if main else None
     checkpoint = attempt.checkpoint if attempt is not None else checkpoint
     stop = stop or StopRequest()
     awaited: AwaitedMachines | None = None

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -258,9 +259,18 @@ def test_a_block_in_progress_is_seen_and_not_damaged(kept):
     assert kept.get("a").status == "killed"
 
 
+def test_a_disk_without_room_for_the_curves_is_found_before_training(kept, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=64 * 3 * 1_000_000 - 1))
+    with pytest.raises(RunFailed, match=r"192.0 MB free, and the block of runs block-\w+ needs 192.0 MB; free"):
+        kept.begin(begun(), steps=1_000_000)
+    assert not list(kept.folder.iterdir())
+    kept.begin(begun(), steps=999_999).drop()
+
+
 BEGIN = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from tests.test_blocks import Store, begun
 
 Store(Path(sys.argv[1])).begin(begun())
@@ -505,6 +515,7 @@ def test_lanes_in_another_order_begin_afresh(kept):
 TRAINER = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from tests.test_blocks import Store, begun, train
 
 attempt = Store(Path(sys.argv[1])).begin(begun())

@@ -428,5 +428,5 @@ def test_verdicts_are_stored_by_version_and_damaged_ones_named(tmp_path: Path) -
 
 def test_a_store_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "checks").write_text("a file")
-    with pytest.raises(UserError, match="choose another folder with --store"):
+    with pytest.raises(UserError, match="choose another with --store DIR"):
         write_verdict(tmp_path, Report("adam"))

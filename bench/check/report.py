@@ -140,15 +140,13 @@ def write_verdict(store: Path, report: Report) -> Path:
 
     Raises:
         UserError: it cannot be written.
+        RunFailed: the disk is full.
     """
-    from bench.errors import UserError
-    from bench.store.files import write_json
+    from bench.store.files import making, write_json
     from bench.store.reports import check_path
 
     path = check_path(store, report.name, report.about.get("version"), report.about.get("package"))
-    try:
+    with making(store):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, report.as_json(), indent=1)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; choose another folder with --store") from None
     return path

@@ -84,7 +84,8 @@ class Choices:
         if obstacle and self.engine == "auto" and obstacle not in self._said:
             self._said.add(obstacle)
             self.say(f"{group[0].task}: runs one by one, since {obstacle}")
-        if self.engine == "lightning" or obstacle or self._stop.signal is not None or (self.engine == "auto" and len(group) == 1):
+        one = self.engine == "auto" and len(group) == 1
+        if self.engine == "lightning" or obstacle or one or self._stop.signal is not None:
             return Choice(lanes=False, width=1)
         return self._how_many(group) if self.width is None else Choice(lanes=True, width=self.width)
 

@@ -123,7 +123,7 @@ def _train_block(
             if (block := before.get(result.run_id)) is not None:
                 earlier = block.runs[result.run_id]
                 result.begun, result.plan = earlier.begun or result.begun, earlier.plan
-        attempt = store.begin(results, resume=resume)
+        attempt = store.begin(results, resume=resume, steps=lanes.plan.total_steps)
         _refuse_if_taken(store, configs, attempt)  # meanwhile, in another process with other blocks
         due = val_every(first, lanes.plan, lanes.tasks[0])
         recorder = LanesRecorder(results, lanes, configs, attempt, stop, progress, val_every=due)

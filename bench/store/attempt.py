@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import sys
 import time
 import traceback
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from bench.errors import RunBusy, RunFailed, UserError
+from bench.errors import MAKE_ROOM, RunBusy, RunFailed, UserError
 from bench.store.block import (
     CHECKPOINT,
     DONE,
@@ -37,12 +38,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again: bool = False) -> "Attempt":
+BYTES_OF_STEP = 64
+"""Bytes that a step of a run takes until its block is finished: four numbers in the raw curve, and again in its table.
+Ours."""
+
+
+def begin(
+    store: Path, runs: Sequence[RunResult], *, resume: bool = True, again: bool = False, steps: int = 0
+) -> "Attempt":
     """Take the block of these runs for this process.
 
     Args:
         store: its folder; created if needed.
         runs: initial records, in the order in which the block holds them.
+        steps: of each run; the disk must have room for their curves.
         resume: continue from the checkpoint of the previous attempt, if it left one.
         again: train although the block has results; these stay, even if damaged, until new ones replace them. By
             default, unreadable results are renamed, with a warning.
@@ -50,6 +59,7 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
     Raises:
         RunBusy: another process is training the block, or just finished it.
         UserError: the store cannot be written.
+        RunFailed: the disk is full, or too full for the curves.
     """
     folder = store / name_of([run.run_id for run in runs])
     what = f"run {runs[0].run_id}" if len(runs) == 1 else f"the block of runs {folder.name}"
@@ -69,6 +79,7 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
                 for name in (CHECKPOINT, *(f"{table}.raw" for table in TABLES)):
                     if is_there(last / name):  # tables grow in place, so copy them; the checkpoint is replaced
                         (link if name == CHECKPOINT else copy)(last / name, prepared / name)
+            _refuse_if_full(store, BYTES_OF_STEP * steps * len(runs), what)
             write_records(prepared / RUNS, runs)
             path = folder / f"attempt-{number + 1}"
             try:
@@ -81,9 +92,11 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
                 raise RunBusy(f"{what} is in training by another process")
     except BaseException as error:
         remove(prepared)
+        with suppress(OSError):
+            folder.rmdir()  # fails unless empty
         gone = isinstance(error, RunFailed) and isinstance(error.__context__, FileNotFoundError)
         if gone and store.exists():  # another process finished the block and cleaned up just then
-            return begin(store, runs, resume=resume, again=again)
+            return begin(store, runs, resume=resume, again=again, steps=steps)
         if isinstance(error, RunFailed) and ended(folder) != before:  # the process that finishes cleans up
             raise RunBusy(f"{what} was just trained by another process") from None
         raise
@@ -103,6 +116,16 @@ def begin(store: Path, runs: Sequence[RunResult], *, resume: bool = True, again:
             remove(old)
     _clear_up(folder)
     return attempt
+
+
+def _refuse_if_full(store: Path, needed: int, what: str) -> None:
+    """Raise before hours of training if the disk lacks room for the results."""
+    free = shutil.disk_usage(store).free
+    if free < needed:
+        raise RunFailed(
+            f"the disk of the store {store} has {free / 1e6:.1f} MB free, and {what} needs {needed / 1e6:.1f} MB"
+            f"{MAKE_ROOM}"
+        )
 
 
 def prepare(folder: Path) -> tuple[Path, Owner]:

@@ -200,9 +200,11 @@ class Store:
         with making(self.folder), TemporaryFile(dir=there):
             pass
 
-    def begin(self, runs: Sequence[RunResult], *, resume: bool = True, again: bool = False) -> attempt.Attempt:
+    def begin(
+        self, runs: Sequence[RunResult], *, resume: bool = True, again: bool = False, steps: int = 0
+    ) -> attempt.Attempt:
         """Take the block of these runs for this process; see `bench.store.attempt.begin`."""
-        return attempt.begin(self.folder, runs, resume=resume, again=again)
+        return attempt.begin(self.folder, runs, resume=resume, again=again, steps=steps)
 
     def _read(self, folder: Path, run_id: str) -> Block | None:
         try:

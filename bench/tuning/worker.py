@@ -60,7 +60,9 @@ class Worker:
         self.stop = StopRequest()
         self.me = this_process() | {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
         self._failures = set[str]()
-        self._choices = Choices(effort.engine, effort.width, effort.memory, lambda line: tell({"say": line}), processes)
+        self._choices = Choices(
+            effort.engine, effort.width, effort.memory, lambda line: tell({"say": line}), processes, self.stop
+        )
 
     def work(self, study: Study) -> bool:
         """Take trials of a study until none is left; False if a signal asked to stop.
