@@ -417,9 +417,16 @@ def test_one_run_after_the_other_where_that_is_faster(sweep, store, seconds):
     seconds(1e-4, 1e-3)
     answer = sweep(*FOUR)
     assert answer.err == (
-        "synthetic: runs one by one, since a step in lanes (at best 4 at once) takes 2.50 times as long"
+        "synthetic: runs one by one, since a step in lanes takes at best 2.50 times as long"
         " (--engine lanes uses lanes anyway)\n"
     )
+    assert statuses(store) == {("completed", "lightning"): 4}
+
+
+def test_a_block_of_one_lane_saves_nothing(sweep, store, seconds, monkeypatch):
+    seconds(1e-3, 1e-4)
+    monkeypatch.setattr(bench.execute.choice, "_WIDTHS", (1,))
+    assert "runs one by one, since a step in lanes takes at best 0.10 times as long" in sweep(*FOUR).err
     assert statuses(store) == {("completed", "lightning"): 4}
 
 

@@ -146,14 +146,14 @@ class Choices:
         width = next((w for w in sorted(costs) if costs[w] <= 1.15 * best), 1)
         if each:
             width = max(1, min(width, int(limit / each)))
-        pays = best < LANES_GAIN * alone
+        pays = width > 1 and best < LANES_GAIN * alone
         if (pays or self.engine == "lanes") and first.task_spec.measure_every is not None:
             width = _fitting_measurements(group, width, limit)
         if not costs:
             self.say(f"{first.task}: runs one by one, since memory is short")
         elif self.engine == "auto" and not pays:
             self.say(
-                f"{first.task}: runs one by one, since a step in lanes (at best {width} at once) takes"
+                f"{first.task}: runs one by one, since a step in lanes takes at best"
                 f" {best / alone:.2f} times as long (--engine lanes uses lanes anyway)"
             )
         else:
