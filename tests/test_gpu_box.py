@@ -1,5 +1,6 @@
 """`make gpu`: each part runs once, results survive an interruption, and one page has all of them (here on the CPU)."""
 
+import errno
 import json
 import os
 import random
@@ -182,6 +183,24 @@ def test_a_full_disk_is_one_line(tmp_path: Path, main: Main, capsys: Capture) ->
     (tmp_path / "gpu.md").symlink_to("/dev/full")
     assert main(tmp_path, "--parts", "doctor") == 1
     error = f"{tmp_path}: No space left on device; free some space, then repeat the command"
+    assert capsys.readouterr().err == f"bench: error: {error}\n"
+
+
+def test_a_full_disk_is_named_where_a_copy_goes(
+    tmp_path: Path, main: Main, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    (tmp_path / "kept.zip").write_text("runs")
+
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def part(name: str) -> int:
+        monkeypatch.setattr(os, "sendfile", full)
+        gpu.publish(tmp_path / "kept.zip", tmp_path / "runs-lm.zip")
+        return 0
+
+    assert main(tmp_path, "--parts", "lm", parts=part) == 1
+    error = f"{tmp_path}/.runs-lm.zip: No space left on device; free some space, then repeat the command"
     assert capsys.readouterr().err == f"bench: error: {error}\n"
 
 

@@ -92,7 +92,8 @@ def main() -> int:
         if not isinstance(error, OSError):
             raise
         todo = MAKE_ROOM if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        remark("error", f"{error.filename or words.out}: {error.strerror or error}{todo}")
+        place = error.filename2 or error.filename or words.out  # of a copy, where it goes
+        remark("error", f"{place}: {error.strerror or error}{todo}")
         return RunFailed.exit_code
 
 
