@@ -14,13 +14,16 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from bench.callbacks import Recorder
 from bench.errors import UserError
 from bench.store.bundle import opened, store_in
 from bench.store.store import Store
+from benchmarks import training
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu.__main__ import PARTS, add, copy, environment, excess, keep, lines, locked, page, same, unpack
 from benchmarks.gpu.speed import SPEED, lanes_of
@@ -438,6 +441,19 @@ def test_the_speed_of_lanes_is_measured_at_growing_widths(task: str) -> None:
     rows = lanes_of(task)("cpu", True)
     assert [row.what for row in rows] == [f"{task}, {width} lanes: a step of one" for width in (1, 4)]
     assert all(value > 0 for row in rows for value in row.values)
+
+
+def test_an_interrupted_run_is_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Recorder.on_train_start
+
+    def interrupted(*args: Any) -> None:
+        start(*args)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Recorder, "on_train_start", interrupted)
+    config = training.configure("synthetic", "ngd", 500, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        training.by_bench(config)()
 
 
 def test_every_speed_part_is_a_part() -> None:
