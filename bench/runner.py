@@ -5,6 +5,7 @@ import logging
 import os
 import platform
 import resource
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,7 +27,7 @@ from bench.callbacks import Recorder
 from bench.checkpoints import DoesNotFit, is_misfit, or_afresh, set_aside, usable
 from bench.checks import check, option_error, why_not_compiled
 from bench.config import RunConfig, on_device, say_once
-from bench.errors import RunBroke, RunBusy, RunFailed, UserError
+from bench.errors import RunBroke, RunBusy, RunFailed, UserError, was_interrupted
 from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.progress import Progress, doing
 from bench.settings import described
@@ -138,6 +139,7 @@ def _run(
         with quiet(), stop.listening(), rendezvous_of_its_own(config):
             trainer = make_trainer(config, [recorder])
             steps = StepRanges(task, recorder.val_every, config.task_spec.steps_per_call)
+            refuse_unusable_port(trainer)
             awaited = awaited_machines(trainer)
             if awaited is not None:
                 print(f"bench: {awaited.said}", file=sys.stderr, flush=True)
@@ -148,7 +150,7 @@ def _run(
     except BaseException as error:
         if isinstance(error, CompileError):
             error = UserError(f"--trainer.compile step: torch.compile does not work here ({error}); leave it out")
-        if isinstance(error, SystemExit) and stop.signal is not None:
+        if isinstance(error, SystemExit) and (stop.signal is not None or was_interrupted(error)):
             error = KeyboardInterrupt()  # Lightning turns it into an exit with code 1
         alone = config.trainer.ranks == 1  # else other ranks would wait for this process
         restoring = resume and alone and recorder is not None and recorder.restoring
@@ -306,6 +308,24 @@ def rendezvous_of_its_own(config: RunConfig) -> Iterator[None]:
                 os.environ[name] = value
         if config.trainer.ranks == 1 and not there and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+
+
+def refuse_unusable_port(trainer: pl.Trainer) -> None:
+    """Check the MASTER_PORT that this process will serve; torch would fail without naming it, and other ranks wait.
+
+    Raises:
+        UserError: it is not a port, or it is taken.
+    """
+    environment, text = getattr(trainer.strategy, "cluster_environment", None), os.environ.get("MASTER_PORT")
+    if text is None or type(environment) is not LightningEnvironment or not is_main_process():
+        return
+    try:
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch does
+            server.bind(("", int(text)))
+    except (ValueError, OverflowError, OSError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it must be a whole number from 0 to 65535"
+        raise UserError(f"MASTER_PORT {text!r}: {why}; unset it, or name a free port") from None
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,8 @@ def by_bench(config: RunConfig) -> Timed:
 
     def train() -> float:
         result = run(config, rerun=True, progress=False)
+        if result.status == "killed":
+            raise KeyboardInterrupt
         if result.steps != config.trainer.max_steps:
             raise RuntimeError(f"{result.run_id} made {result.steps} steps: {result.status}, {result.reason}")
         return result.validations[-1]["train_s"]

@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from bench.config import resolve
 from bench.errors import RunFailed, UserError
 from bench.run_summary import result_lines
 from bench.store.record import RunResult
+from bench.store.store import Store
 from bench.watch import Watch
 from optimizers import OPTIMIZERS
 from tasks import TASKS
@@ -364,6 +366,47 @@ def test_what_is_not_started_by_hand_on_several_machines_says_nothing(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert awaited(**words) is None
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    ("port", "why"),
+    [
+        ("taken", "Address already in use"),
+        *((text, "it must be a whole number from 0 to 65535") for text in ("abc", "", "99999", "-1")),
+    ],
+)
+def test_a_port_that_cannot_be_served_is_refused(
+    port: str, why: str, strategy: str, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1]) if port == "taken" else port
+        monkeypatch.setenv("MASTER_PORT", port)
+        with pytest.raises(UserError, match=rf"^MASTER_PORT '{port}': {why}; unset it, or name a free port$"):
+            fit(store, trainer__strategy=strategy, trainer__max_steps=2)
+
+
+@pytest.mark.parametrize(("name", "value"), [("LOCAL_RANK", "1"), ("TORCHELASTIC_RUN_ID", "x"), ("NODE_RANK", "1")])
+def test_a_port_that_another_process_serves_may_be_taken(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for variable, text in {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", name: value}.items():
+            monkeypatch.setenv(variable, text)
+        monkeypatch.setenv("MASTER_PORT", str(server.getsockname()[1]))
+        config = resolve({"task": "tiny", "opt": "sgd", "device": "cpu", "trainer.devices": 2})
+        runner.refuse_unusable_port(runner.make_trainer(config, []))
+
+
+def test_an_interruption_that_no_signal_caused_is_stored_as_one(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner.Recorder, "on_train_batch_end", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fit(store, trainer__max_steps=4)
+    (stored,) = Store(store).runs()
+    assert (stored.status, stored.reason) == ("killed", "interrupted at once")
 
 
 IMPATIENT = """

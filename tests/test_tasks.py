@@ -184,6 +184,33 @@ def test_every_dropout_of_a_model_is_replaced_once_and_silent_in_eval_mode() -> 
     assert torch.equal(task.model(images), task.model(images))
 
 
+def test_a_dropout_is_replaced_under_every_name_and_as_the_whole_model() -> None:
+    shared = torch.nn.Dropout(0.5)
+    model = torch.nn.Sequential(shared, torch.nn.Linear(2, 2), shared, torch.nn.Sequential(shared))
+    assert use_batch_dropout(model, randomness(1, slice(0, 8), 8)) is model
+    layers = [m for m in model.modules() if isinstance(m, BatchDropout)]
+    assert sorted(layer.stream for layer in layers) == [1, 2, 3]
+    assert not [m for m in model.modules() if isinstance(m, torch.nn.Dropout)]
+    alone = use_batch_dropout(torch.nn.Dropout(0.25), BatchRandomness())
+    assert isinstance(alone, BatchDropout)
+    assert alone.p == 0.25
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_dropout_of_channels_drops_them_whole_whatever_the_micro_batches(d: int) -> None:
+    kind = getattr(torch.nn, f"Dropout{d}d")
+    x = torch.ones(8, 50, *[3] * d)
+
+    def dropped(rows: slice) -> Tensor:
+        return use_batch_dropout(torch.nn.Sequential(kind(0.5)), randomness(1, rows, 8))(x[rows])
+
+    whole = dropped(slice(0, 8))
+    assert torch.equal(whole, torch.cat([dropped(slice(0, 3)), dropped(slice(3, 8))]))
+    assert torch.equal(whole, whole[:, :, *[slice(1)] * d].expand_as(whole))
+    assert set(whole.unique().tolist()) == {0, 2}
+    assert 0.35 < whole.eq(0).float().mean() < 0.65
+
+
 # -- files ----------------------------------------------------------------------------------------------------------
 
 

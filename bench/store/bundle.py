@@ -9,6 +9,7 @@ A bundle is a folder, or a zip file with these names in it. It is data: its code
 
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -144,7 +145,7 @@ def opened(path: Path) -> Iterator[Path]:
         try:
             with zipfile.ZipFile(path) as packed:
                 _unpack(packed, Path(temporary), path)
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
             raise UserError(f"{path} is not a bundle: {error}") from None
         yield Path(temporary)
 

@@ -6,24 +6,31 @@
     DIR/studies.db     their studies
 
 Each part is a separate process and writes its line when it is done. The same command continues with the missing parts,
-also in a later session if DIR still has the results so far.
+also in a later session if DIR still has the results so far. Only one command at a time writes to DIR.
 """
 
 import argparse
+import errno
+import fcntl
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import IO, Any, NoReturn
+
+from bench.errors import MAKE_ROOM, RunFailed, UserError, was_interrupted
+from bench.output import remark
 
 ROOT = Path(__file__).parents[2]
 CELLS = {"cifar10": "vision", "mnist": "vision", "lm": "lm", "sst2": "sst2"}
@@ -46,68 +53,187 @@ POINTS = 200
 """Rows that each curve of a bundle keeps, as in results/reference."""
 
 
+MOST_FILES, MOST_MB = 8, 16
+"""A machine with a GPU is often borrowed and hands back only a few small files."""
+AGAIN = "the same command continues with the missing parts"
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports errors on one line, as the suite does."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2."""
+        remark("error", f"{message}; --help lists the options")
+        sys.exit(UserError.exit_code)
+
+
 def main() -> int:
-    """Do the missing parts within the time limit; returns 0: all done, 1: a part failed, 3: the time was too short."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=str(__doc__).partition("\n")[0])
+    """Do the missing parts within the time limit.
+
+    Returns:
+        0: all done; 1: a part failed, or DIR is too large; 2: the request or a file of DIR is invalid; 3: the time was
+        too short; 130: interrupted.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    words = parsed()
+    try:
+        if words.only:
+            with ending_with_parent():
+                return one(words.only, words)
+        return work(words)
+    except UserError as error:
+        remark("error", error)
+        return error.exit_code
+    except (Exception, KeyboardInterrupt) as error:
+        if was_interrupted(error):
+            if not words.only:
+                print(f"bench: interrupted; {AGAIN}", file=sys.stderr)
+            return 130
+        if not isinstance(error, OSError):
+            raise
+        todo = MAKE_ROOM if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        place = error.filename2 or error.filename or words.out  # of a copy, where it goes
+        remark("error", f"{place}: {error.strerror or error}{todo}")
+        return RunFailed.exit_code
+
+
+def parsed() -> argparse.Namespace:
+    """The words of the command line."""
+    parser = Parser(prog="python -m benchmarks.gpu", description=str(__doc__).partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for all results; its contents are kept")
     parser.add_argument("--minutes", type=float, default=8, help="start no part after this many minutes (default: 8)")
-    parser.add_argument("--device", help="cuda or cpu (default: cuda if there is one)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is one")
     parser.add_argument("--tiny", action="store_true", help="small models and few steps, as a smoke test")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"A,B of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--again", action="store_true", help="repeat parts that are done")
     parser.add_argument("--only", help=argparse.SUPPRESS)  # for child processes: this part
     words = parser.parse_args()
-    wanted = [part for part in words.parts.split(",") if part]
-    for part in wanted:
+    words.parts = words.parts.split(",")
+    for part in words.parts:
         if part not in PARTS:
             parser.error(f"there is no part {part!r}; there are {', '.join(PARTS)}")
     if not words.minutes > 0:
         parser.error(f"--minutes {words.minutes:g}: it must be above 0")
-    try:
-        words.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        parser.error(f"--out {words.out}: {error.strerror}")
-    if words.only:
-        return one(words.only, words)
-    deadline = time.monotonic() + 60 * words.minutes
-    machine = facts(words.device)
-    print(", ".join(f"{name} {value}" for name, value in machine.items()), flush=True)
-    done = [] if words.again else [line["part"] for line in lines(words.out) if same(line, machine, words.tiny)]
-    code, short = 0, False
-    for part in wanted:
-        left = deadline - time.monotonic()
-        if part in done:
-            print(f"{part}: done earlier", flush=True)
-        elif left < 5:
-            short = True
-            print(f"{part}: no time is left", flush=True)
-        else:
-            begun = time.monotonic()
-            how = begin(part, left, words)
-            print(f"{part}: {how} in {time.monotonic() - begun:.0f} s", flush=True)
-            short, code = short or how == "stopped", code or int(how == "failed")
-    (words.out / "gpu.md").write_text(page(lines(words.out)), "utf-8")
+    return words
+
+
+def work(words: argparse.Namespace) -> int:
+    """Do the missing parts; returns the exit code."""
+    with locked(words.out) as lock:
+        deadline = time.monotonic() + 60 * words.minutes
+        machine = facts(words.device)
+        print(", ".join(f"{name} {value}" for name, value in machine.items()), flush=True)
+        done = [] if words.again else [line["part"] for line in lines(words.out) if same(line, machine, words.tiny)]
+        code, short = 0, False
+        try:
+            for part in words.parts:
+                left = deadline - time.monotonic()
+                if part in done:
+                    print(f"{part}: done earlier", flush=True)
+                elif left < 5:
+                    short = True
+                    print(f"{part}: no time is left", flush=True)
+                else:
+                    begun = time.monotonic()
+                    own = begin(part, left, words, lock)
+                    how = "stopped" if own is None else "failed" if own else "done"
+                    print(f"{part}: {how} in {time.monotonic() - begun:.0f} s", flush=True)
+                    short, code = short or own is None, code or own or 0
+        finally:
+            (words.out / "gpu.md").write_text(page(lines(words.out)), "utf-8")
     if short:
-        print("the same command continues with the missing parts")
+        print(AGAIN)
+    for what in excess(words.out):
+        remark("warning", what)
+        code = code or RunFailed.exit_code
     return code or 3 * short
 
 
-def begin(part: str, seconds: float, words: argparse.Namespace) -> str:
-    """Run a part in a process for at most `seconds`; returns `done`, `stopped` or `failed`."""
+@contextmanager
+def locked(out: Path) -> Iterator[IO[bytes]]:
+    """The lock of the folder, which ends with the processes that have it; removes what killed ones left behind.
+
+    Raises:
+        UserError: another command has it, or the folder cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file = (out / "gpu.jsonl").open("ab")
+    except OSError as error:
+        raise UserError(f"--out {out}: {error.strerror}; name another folder") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"--out {out}: another `make gpu` writes there; wait for it, or end it") from None
+        for task in CELLS:
+            unfinished(out / f"runs-{task}.zip").unlink(missing_ok=True)
+        unfinished(out / "studies.db").unlink(missing_ok=True)
+        yield file
+
+
+def begin(part: str, seconds: float, words: argparse.Namespace, lock: IO[bytes]) -> int | None:
+    """Run a part in a process for at most `seconds`; returns its exit code (0, 1 or 2), or None if it was stopped.
+
+    It holds the lock too, and ends when this process has ended, which it sees from its standard input.
+    """
     command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(words.out.absolute()), "--only", part]
     command += [*(["--device", words.device] if words.device else []), *(["--tiny"] if words.tiny else [])]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment(), start_new_session=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, start_new_session=True, pass_fds=[lock.fileno()]
+    )
     try:
         code = process.wait(seconds)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        process.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with all its children
-        process.wait()
-        return "stopped"
-    return "failed" if code else "done"
+        return code if code in (0, UserError.exit_code) else RunFailed.exit_code
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        try:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE)
+        finally:  # also at a second Ctrl-C
+            kill_group(process.pid)
+            process.wait()
+
+
+def kill_group(pid: int) -> None:
+    """Kill the processes of a part, which this process leads, if there are any."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+@contextmanager
+def ending_with_parent() -> Iterator[None]:
+    """Within, stop as the parent would stop this part if the parent ends first: then standard input ends."""
+    alone = threading.Event()
+
+    def watch() -> None:
+        os.read(0, 1)
+        alone.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE)
+        kill_group(os.getpid())
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        if alone.is_set():
+            kill_group(os.getpid())
+
+
+def excess(out: Path) -> list[str]:
+    """What exceeds the size of a result that a borrowed machine hands back."""
+    sizes = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
+    found = [
+        f"{out / name} has {size / 1e6:.1f} MB, more than {MOST_MB}: copy it from this machine by other means"
+        for name, size in sizes.items()
+        if size > MOST_MB * 1e6
+    ]
+    if len(sizes) > MOST_FILES:
+        found.append(f"--out {out} has {len(sizes)} files, more than {MOST_FILES}: move those that are not results")
+    return found
 
 
 def environment() -> dict[str, str]:
@@ -117,12 +243,19 @@ def environment() -> dict[str, str]:
 
 
 def facts(device: str | None) -> dict[str, Any]:
-    """The description of the machine, as in each line."""
+    """The description of the machine, as in each line.
+
+    Raises:
+        UserError: it has no such device.
+    """
     import torch
 
     from bench.runner import cpu_name
 
-    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    there = torch.cuda.is_available()
+    if device == "cuda" and not there:
+        raise UserError("--device cuda: torch finds no such device on this machine; see `bench doctor`")
+    kind = device or ("cuda" if there else "cpu")
     name = torch.cuda.get_device_name() if kind == "cuda" else cpu_name()
     return {"device": kind, "name": name, "torch": torch.__version__}
 
@@ -136,7 +269,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
     """The lines written so far, except truncated ones."""
     found = []
     with suppress(FileNotFoundError):
-        for text in (out / "gpu.jsonl").read_text("utf-8").splitlines():
+        for text in (out / "gpu.jsonl").read_text("utf-8", "replace").splitlines():
             with suppress(ValueError):
                 line = json.loads(text)
                 if isinstance(line, dict) and line.get("part") in PARTS:
@@ -148,27 +281,25 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 
 def one(part: str, words: argparse.Namespace) -> int:
-    """Run a part in this process and write its line."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    """Run a part in this process and write its line; returns 0, or 1 if it failed.
+
+    Raises:
+        UserError: a file of the folder is damaged, or data are missing.
+    """
     machine, begun = facts(words.device), time.monotonic()
     found: dict[str, Any]
     if part == "doctor":
         done = subprocess.run(
             suite_command("doctor"), cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
         )
-        ok, found = True, {"text": done.stdout}
+        ok, found = not done.returncode, {"text": done.stdout + done.stderr}
     elif part == "tests":
         found = tests(words.tiny)
         ok = not found["failures"] and found["passed"] > 0
     elif part in SPEED:
-        from bench.errors import UserError
         from benchmarks.gpu import speed
 
-        try:
-            rows = speed.SPEED[part](machine["device"], words.tiny)
-        except UserError as error:  # data are missing
-            print(f"{part}: {error}", file=sys.stderr)
-            return 1
+        rows = speed.SPEED[part](machine["device"], words.tiny)
         ok, found = True, {"rows": [vars(row) for row in rows]}
     else:
         ok, found = reference(part, machine["device"], words)
@@ -181,9 +312,15 @@ def one(part: str, words: argparse.Namespace) -> int:
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         **found,
     }
-    with (words.out / "gpu.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    add(words.out, line)
     return 0 if ok else 1
+
+
+def add(out: Path, line: Mapping[str, Any]) -> None:
+    """Add a line; one that was cut off before it ends here."""
+    with (out / "gpu.jsonl").open("ab+") as file:
+        file.seek(-min(1, file.seek(0, os.SEEK_END)), os.SEEK_END)
+        file.write(b"\n" * (file.read(1) not in (b"", b"\n")) + json.dumps(line).encode() + b"\n")
 
 
 def suite_command(*words: object) -> list[str]:
@@ -215,25 +352,25 @@ def tests(tiny: bool) -> dict[str, Any]:
 def reference(task: str, device: str, words: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
     """Train the reference suite on a task and bundle its runs every minute; returns success and the number of runs."""
     bundle, studies = words.out / f"runs-{task}.zip", words.out / "studies.db"
-    with TemporaryDirectory() as folder:
-        store, database = Path(folder) / "runs", Path(folder) / "studies.db"
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         chosen: list[object] = [CELLS[task], "--task", task]
         if words.tiny:
-            (Path(folder) / "tiny.yaml").write_text(TINY_SUITE % (20 + [*CELLS].index(task)))
-            chosen = [Path(folder) / "tiny.yaml"]
+            (folder / "tiny.yaml").write_text(TINY_SUITE % (20 + [*CELLS].index(task)))
+            chosen = [folder / "tiny.yaml"]
         if bundle.is_file():
-            subprocess.run(suite_command("merge", bundle, store), cwd=ROOT, env=environment(), check=True)
+            unpack(bundle, folder / "runs")
         if studies.is_file():
-            copy(studies, database)
+            copy(studies, folder / "studies.db")
         command = suite_command(
             "suite",
             *chosen,
             "--store",
-            store,
+            folder / "runs",
             "--storage",
-            f"sqlite:///{database}",
+            f"sqlite:///{folder / 'studies.db'}",
             "-o",
-            Path(folder) / "tuned",
+            folder / "tuned",
             *(["--workers", 1] if device == "cpu" else []),
         )
         hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
@@ -242,45 +379,88 @@ def reference(task: str, device: str, words: argparse.Namespace) -> tuple[bool, 
             while True:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(EVERY)
-                kept = keep(store, bundle, database, studies)
+                kept = keep(folder, bundle, studies)
                 if process.returncode is not None:
                     break
-        except SystemExit:  # the time is over
-            process.terminate()
-            process.wait()
-            keep(store, bundle, database, studies)
-            raise
+        finally:
+            if process.returncode is None:  # the time is over, or the disk is full
+                process.terminate()
+                process.wait()
+                keep(folder, bundle, studies)
     return process.returncode == 0, {"runs": kept}
 
 
-def keep(store: Path, bundle: Path, database: Path, studies: Path) -> int:
+def unpack(bundle: Path, store: Path) -> None:
+    """Copy the runs of a bundle into a store.
+
+    Raises:
+        UserError: the bundle is damaged; training would replace it by one without its damaged runs.
+    """
+    from bench.store.bundle import opened, store_in
+    from bench.store.merge import merge
+
+    try:
+        with opened(bundle) as folder:
+            damaged = [f"{bundle} is damaged: {what}" for what in merge([store_in(folder)], store, print).damaged]
+    except RunFailed:  # the disk is full
+        raise
+    except UserError as error:
+        damaged = [str(error)]
+    if damaged:
+        raise UserError(f"{damaged[0]}; move the bundle elsewhere, then its runs are trained again")
+
+
+def keep(folder: Path, bundle: Path, studies: Path) -> int:
     """Bundle the finished runs and copy the database; returns the number of runs.
 
     The database is copied first, so that the bundle has every run of the copied studies wherever a command is killed.
     """
-    if database.is_file():
-        copy(database, database.with_suffix(".kept"))
-    done = subprocess.run(
-        suite_command("bundle", "-o", bundle, "--points", POINTS, "--store", store),
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
+    from bench.store.bundle import bundle as write
+    from bench.store.stores import Stores
+
+    if not (folder / "runs").is_dir() or not (folder / "studies.db").is_file():
         return 0
-    copy(database.with_suffix(".kept"), studies)
-    return int(done.stdout.split(" runs")[0].split()[-1])
+    stores = Stores([folder / "runs"])
+    if not any(run.finished for run in stores.runs):
+        return 0
+    copy(folder / "studies.db", folder / "kept.db")
+    made = write(stores, stores.runs, folder / "kept.zip", points=POINTS, tuned=folder / "tuned")
+    publish(folder / "kept.zip", bundle)
+    publish(folder / "kept.db", studies)
+    return made.runs
 
 
 def copy(database: Path, to: Path) -> None:
-    """Copy a SQLite database that other processes may be writing to."""
-    temporary = to.with_name(f".{to.name}")
-    temporary.unlink(missing_ok=True)
-    with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(temporary)) as target:
-        source.backup(target)
-    temporary.replace(to)
+    """Copy a SQLite database that other processes may be writing to.
+
+    Raises:
+        UserError: it is damaged, or the disk is full.
+    """
+    to.unlink(missing_ok=True)
+    try:
+        with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(to)) as target:
+            source.backup(target)
+            (found,) = target.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(found.splitlines()[-1])
+    except sqlite3.Error as error:
+        todo = "free some space, or move a damaged one elsewhere"
+        raise UserError(f"cannot copy the database {database} to {to}: {error}; {todo}") from None
+
+
+def publish(path: Path, to: Path) -> None:
+    """Copy a file as a whole."""
+    temporary = unfinished(to)
+    try:
+        shutil.copyfile(path, temporary)
+        temporary.replace(to)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def unfinished(path: Path) -> Path:
+    """The name of a file while it is written."""
+    return path.with_name(f".{path.name}")
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
