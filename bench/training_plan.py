@@ -120,7 +120,7 @@ def _maker(
     def maker(params: Iterable[nn.Parameter]) -> Optimizer:
         try:
             return make(parts, [p for p in params if p.requires_grad], parameters)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             said = str(error).partition("=")[0] in config.opt_options
             if not said and config.rest_spec is None and any(each.role != "matrix" for each in parameters):
                 raise UserError(
