@@ -71,7 +71,7 @@ def add_run(
         "best_step": len(loss),
         "steps": len(loss),
         "train_s": 0.0,
-        "metrics": {"final": {run.metric: final}},
+        "metrics": {"final": {run.metric: changes.get("final", final)}},
     }
     run = replace(run, **(values | changes))
     columns: dict[str, Any] = {"step": range(1, len(loss) + 1), "loss": loss}
