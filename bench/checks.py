@@ -179,7 +179,7 @@ def _invented(spec: OptimizerSpec) -> Any:
     return [("weight", parameter) if takes_names(spec.cls) else parameter]
 
 
-def _at_fault(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any], error: Exception) -> UserError | None:
+def _at_fault(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any], error: BaseException) -> UserError | None:
     """The error with the refused option and its range, if the constructor does not name it.
 
     The option at fault is refused even with defaults for all others.
@@ -226,7 +226,7 @@ def _range_of(text: str, value: Any) -> str | None:
     return found[0].removeprefix("in ") if any(outside) else None
 
 
-def option_error(prefix: str, error: Exception, options: Collection[str]) -> UserError:
+def option_error(prefix: str, error: BaseException, options: Collection[str]) -> UserError:
     """A constructor's error; ours begin with `name=value`, which becomes the option's name."""
     text = str(error).strip().partition("\n")[0] or type(error).__name__
     return UserError(f"--{prefix}.{text}" if text.partition("=")[0].split(" ")[0] in options else f"--{prefix}: {text}")

@@ -36,9 +36,8 @@ def located(error: "ErrorDetails", content: Any) -> list[int | str]:
     """The place of an error of pydantic in the data, without the names of types and validators, which it inserts."""
     place: list[int | str] = []
     for part in error["loc"]:
-        if (isinstance(content, dict) and part in content) or (
-            isinstance(content, list) and isinstance(part, int) and part < len(content)
-        ):
+        there = isinstance(content, list) and isinstance(part, int) and part < len(content)
+        if there or (isinstance(content, dict) and part in content):
             place.append(part)
             content = content[part]
     missing = error["type"].startswith("missing")
@@ -59,6 +58,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, str | Path):
         return str(value).encode("utf-8", "replace").decode()
     return value
+
+
+def counted(count: int, what: str) -> str:
+    """A number and a noun: `1 seed`, `2 seeds`."""
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def comparable(value: Any) -> Any:

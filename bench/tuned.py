@@ -76,8 +76,8 @@ def read_tuned(path: Path) -> Provenance:
     Raises:
         UserError: it is invalid.
     """
+    content = read_yaml(path)
     try:
-        content = read_yaml(path)
         _SETTINGS.validate_python({name: value for name, value in content.items() if name != "provenance"})
         return Tuned.model_validate(content).provenance or Provenance()
     except ValidationError as error:

@@ -204,6 +204,16 @@ def test_a_constructor_that_exits_is_reported_in_one_line(cli, here: Path, store
     assert len(answer.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("lr", [0.0, 0.1])
+def test_an_optimizer_that_changes_nothing_is_noted_once(cli, here: Path, store: Path, lr: float) -> None:
+    opt = write(here, "still.py")
+    note = "note: all 15 evaluations give the same values: the steps seem to change no parameter; bench check still.py:"
+    for words in ((), ("--seeds", 2)):
+        answer = cli("fit", *RUN, "--opt", opt, "--opt.lr", lr, *words)
+        assert answer.code == 0, answer.err
+        assert answer.out.count(note) == (lr == 0)
+
+
 def test_an_argument_without_annotation_and_default_takes_numbers_and_text(cli, here: Path, store: Path) -> None:
     opt = write(here, "bare.py")
     text = (here / "bare.py").read_text()

@@ -178,7 +178,7 @@ def test_damaged_runs_are_counted(store, tmp_path, capsys):
         run_id = add_run(store, seed=seed)
     (store / run_id / DONE / RUNS).write_text("{", "utf-8")
     assert results(["report", "-o", str(tmp_path / "a.html")]) == 1
-    assert "1 records could not be read" in (tmp_path / "a.html").read_text("utf-8")
+    assert "1 record could not be read" in (tmp_path / "a.html").read_text("utf-8")
     assert f"{store / run_id / DONE / RUNS}: " in capsys.readouterr().err
 
 
@@ -192,7 +192,7 @@ def test_a_run_with_a_damaged_table_is_told_and_left_out(store, tmp_path, capsys
     assert capsys.readouterr().err.count(f"cannot read the tables of run {run_id}") == 1
     text = re.sub(r"\s+", " ", out.read_text("utf-8"))
     assert command != ["report"] or "sgd: 1 of 4 runs have no such values" in text
-    assert command != ["report"] or "1 records could not be read" in text
+    assert command != ["report"] or "1 record could not be read" in text
 
 
 @pytest.mark.parametrize(

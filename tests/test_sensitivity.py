@@ -397,8 +397,8 @@ def test_mixed_machines_and_engines_are_counted():
     results[1].environment = {}
     results[2].engine = "lanes"
     text = sensitivity._page(analyse(results, ["opt.lr"], "min"), "c")
-    assert "Machine: other, H200 (1 runs), unknown (1 runs), A fine CPU (1 runs)." in text
-    assert "Engine: lightning (2 runs), lanes (1 runs)." in text
+    assert "Machine: other, H200 (1 run), unknown (1 run), A fine CPU (1 run)." in text
+    assert "Engine: lightning (2 runs), lanes (1 run)." in text
 
 
 def test_where_nothing_can_be_written_the_folder_and_the_option_are_named(tmp_path):

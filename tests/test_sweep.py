@@ -255,7 +255,7 @@ def test_a_folder_that_was_named_is_used_again_and_what_it_held_is_said(sweep, c
     table = here / "mine" / "sensitivity.csv"
     assert "replaces" not in sweep(*words).err
     table.write_text("opt,run_id\nngd,other\n")
-    said = "bench: mine contains the table and plot of another sweep (1 runs), which this one replaces"
+    said = "bench: mine contains the table and plot of another sweep (1 run), which this one replaces"
     assert said in sweep(*words).err.splitlines()
     table.write_bytes(b"\xff\x00 no table")
     assert sweep(*words).code == 0

@@ -88,6 +88,7 @@ def read(folder: Path, papers: Sequence[str] = ()) -> Shipped:
     """
     pages, damaged = [], []
     for path in sorted(folder.glob("*/*/claims.json")):
+        content: Any = None
         try:
             content = json.loads(read_bytes(path, MOST))
             pages.append(Page.model_validate(content))

@@ -102,10 +102,11 @@ def _mark(marker: str | None) -> str:
         return ""
     from matplotlib.markers import MarkerStyle
     from matplotlib.path import Path
+    from matplotlib.transforms import Affine2D
 
     letters = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C", Path.CLOSEPOLY: "Z"}
     style = MarkerStyle(marker)
-    path = style.get_path().transformed(style.get_transform().scale(7, -7))
+    path = style.get_path().transformed(style.get_transform() + Affine2D().scale(7, -7))
     parts = [(letters[code], [] if code == Path.CLOSEPOLY else at.tolist()) for at, code in path.iter_segments()]
     return " ".join(f"{letter}{' '.join(f'{x:.2f}' for x in at)}" for letter, at in parts)
 

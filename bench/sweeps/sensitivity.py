@@ -39,7 +39,7 @@ from bench.results.stats import median_rank
 from bench.results.table import Board, Column, Table
 from bench.store.record import CAP_BINDS, FINISHED, RunResult
 from bench.sweeps.sensitivity_plot import describe
-from bench.text import clean, plain
+from bench.text import clean, counted, plain
 from optimizers.plugins import bare
 
 
@@ -393,7 +393,9 @@ def replaced(folder: Path, run_ids: Collection[str]) -> str | None:
         return None
     if there == set(run_ids):
         return None
-    return f"{folder} contains the table and plot of another sweep ({len(there)} runs), which this one replaces"
+    return (
+        f"{folder} contains the table and plot of another sweep ({counted(len(there), 'run')}), which this one replaces"
+    )
 
 
 def _page(sweep: Sensitivity, command: str) -> str:
@@ -428,5 +430,7 @@ def _page(sweep: Sensitivity, command: str) -> str:
         ("torch", [run.versions.get("torch", "unknown") for run in runs]),
         ("Engine", [run.engine for run in runs]),
     ):
-        lines.append(f"* {what}: " + ", ".join(f"{name} ({n} runs)" for name, n in Counter(found).items()) + ".")
+        lines.append(
+            f"* {what}: " + ", ".join(f"{name} ({counted(n, 'run')})" for name, n in Counter(found).items()) + "."
+        )
     return "\n".join([*lines, ""])
