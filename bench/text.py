@@ -36,10 +36,10 @@ def located(error: "ErrorDetails", content: Any) -> list[int | str]:
     """The place of an error of pydantic in the data, without the names of types and validators, which it inserts."""
     place: list[int | str] = []
     for part in error["loc"]:
-        there = isinstance(content, list) and isinstance(part, int) and part < len(content)
-        if there or (isinstance(content, dict) and part in content):
+        named = content if isinstance(content, dict) else dict(enumerate(content if isinstance(content, list) else ()))
+        if part in named:
             place.append(part)
-            content = content[part]
+            content = named[part]
     missing = error["type"].startswith("missing")
     return [*place, error["loc"][-1]] if missing else place
 

@@ -322,23 +322,27 @@ def _summary(sweep: Sensitivity, curve: Curve) -> list[str]:
 def _notes(sweep: Sensitivity) -> list[str]:
     count = Counter(run.status for run in sweep.results)
     out = ", ".join(f"{n} {status}" for status, n in count.items() if status not in FINISHED)
+    late = f"note: runs with values at the time limit: {count['timeout']}"
+    return (
+        [f"note: unfinished runs excluded: {out}"] * bool(out)
+        + [late] * bool(count["timeout"])
+        + [f"note: {rule}" for rule in _choice(sweep)]
+    )
+
+
+def _choice(sweep: Sensitivity) -> list[str]:
+    """How the best value was chosen, beyond the smallest or largest median."""
     fine = (
-        f"note: suboptimality gaps below {CONVERGED:g} count as equal, and the middle of equal values counts as best"
+        f"suboptimality gaps below {CONVERGED:g} count as equal, and the middle of equal values counts as best"
         f" (our rule)"
     )
     shown = [
         x for curve in sweep.curves for point in curve.points for x in (point.median, point.choice) if x is not None
     ]
     small = sweep.mode == "min" and bool(shown) and 0 <= min(shown) < CONVERGED
-    apart = "note: the best value was chosen by the last evaluation during training, not by the shown values"
+    apart = "the best value was chosen by the last evaluation during training, not by the shown values"
     other = any(point.choice is not None for curve in sweep.curves for point in curve.points)
-    late = f"note: runs with values at the time limit: {count['timeout']}"
-    return (
-        [f"note: unfinished runs excluded: {out}"] * bool(out)
-        + [late] * bool(count["timeout"])
-        + [fine] * (sweep.above_infimum or small)
-        + [apart] * other
-    )
+    return [fine] * (sweep.above_infimum or small) + [apart] * other
 
 
 def as_json(sweep: Sensitivity) -> dict[str, Any]:
@@ -404,7 +408,9 @@ def _page(sweep: Sensitivity, command: str) -> str:
     shared = {k: v for k, v in settings[0].items() if v is not None and all(own.get(k) == v for own in settings)}
     seeds = sorted({own["seed"] for own in settings})
     row = len(seeds) > 1 and seeds == list(range(seeds[0], seeds[-1] + 1))
-    lines = [f"# {sweep.metric} against {sweep.x}", "", f"Made by `{command}`.", "", "![figure](sensitivity.png)"]
+    lines = [f"# {sweep.metric} against {sweep.x}", "", f"Made by `{command}`.", "", "![figure](sensitivity.png)", ""]
+    best = "largest" if sweep.mode == "max" else "smallest"
+    lines.append("; ".join([f"`*` marks the best {sweep.x}, with the {best} median", *_choice(sweep)]) + ".")
     for curve in sweep.curves:
         lines += ["", f"## {curve.name}", "", *markdown_table(_table(sweep, curve)), ""]
         lines += [f"* {line}" for line in _summary(sweep, curve)]
