@@ -36,7 +36,8 @@ def located(error: "ErrorDetails", content: Any) -> list[int | str]:
     """The place of an error of pydantic in the data, without the names of types and validators, which it inserts."""
     place: list[int | str] = []
     for part in error["loc"]:
-        named = content if isinstance(content, dict) else dict(enumerate(content if isinstance(content, list) else ()))
+        items = enumerate(content) if isinstance(content, list) else ()
+        named: dict[Any, Any] = content if isinstance(content, dict) else dict(items)
         if part in named:
             place.append(part)
             content = named[part]

@@ -1,5 +1,6 @@
 """Progress display of a study: live lines on a terminal, a line per trial elsewhere."""
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ class TuningProgress(LiveView):
         super().__init__(label, enabled=enabled)
         self.metric = metric
         self.done, self.wanted, self.failed = 0, 0, 0
+        self._cause = ""
         self._there: int | None = None  # trials that were done before
         self._rows: list[dict[str, str]] = [{}]
 
@@ -91,6 +93,9 @@ class TuningProgress(LiveView):
         values = self._spread([run["value"] for run in event.get("runs", [])])
         seconds = sum(run["wall_s"] for run in event.get("runs", []))
         what = f"{self.metric} {values} ({duration(seconds)})" if values else event.get("reason", "")
+        if event["state"] == "failed":
+            cause, before = cause_of(what), self._cause
+            self._cause, what = cause, f"again: {cause}" if cause == before else what
         state = "" if event["state"] == "completed" else f" {event['state']}"
         self.say(f"[{self.done}/{self.wanted}] {_name(event['ended'])}:{state} {what}")
 
@@ -105,6 +110,11 @@ class TuningProgress(LiveView):
         span = least if least == most else f"{least} to {most}"
         diverged = f", {len(values) - len(there)} diverged" * (len(there) < len(values))
         return f"{span} ({len(values)} seeds{diverged})"
+
+
+def cause_of(reason: str) -> str:
+    """Why a trial failed, without its run and the place of its traceback."""
+    return re.sub(r"^run \S+ failed: ", "", reason.partition("; the traceback is in ")[0])
 
 
 def _name(trial: Mapping[str, Any]) -> str:
