@@ -195,6 +195,13 @@ def test_a_plugin_that_asks_to_exit_is_a_failed_run(cli, here: Path, store: Path
     assert (result.status, result.reason) == ("failed", "SystemExit: 7")
 
 
+def test_a_step_that_exits_ends_no_command(cli, here: Path, store: Path) -> None:
+    opt = write(here, "leaves.py", before="raise SystemExit(7)")
+    answer = cli("sweep", *RUN, "--opt", opt, "--opt.lr", "0.1,0.2", "--seeds", 1, "--width", 2)
+    assert answer.code == 1
+    assert "2 leaves.py:Plain lanes failed: RuntimeError: the step raises SystemExit: 7" in answer.err
+
+
 def test_a_constructor_that_exits_is_reported_in_one_line(cli, here: Path, store: Path) -> None:
     opt = write(here, "leaves.py")
     (here / "leaves.py").write_text((here / "leaves.py").read_text().replace("super()", "exit(7); super()"))
