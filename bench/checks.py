@@ -163,7 +163,7 @@ def _check_constructor(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any
     """Validate arguments by a constructor."""
     try:
         spec.cls(_invented(spec), **given)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if spec.package is None or isinstance(error, ValueError):
             raise _at_fault(spec, prefix, given, error) or option_error(prefix, error, given) from None
         raise UserError(f"{spec.name} cannot be made: {described(error)}") from None
@@ -179,7 +179,7 @@ def _invented(spec: OptimizerSpec) -> Any:
     return [("weight", parameter) if takes_names(spec.cls) else parameter]
 
 
-def _at_fault(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any], error: Exception) -> UserError | None:
+def _at_fault(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any], error: BaseException) -> UserError | None:
     """The error with the refused option and its range, if the constructor does not name it.
 
     The option at fault is refused even with defaults for all others.
@@ -196,7 +196,7 @@ def _at_fault(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any], error:
             continue
         try:
             spec.cls(_invented(spec), **usual | {name: value})
-        except Exception as again:
+        except (Exception, SystemExit) as again:
             if str(again) == str(error):
                 place = _range_of(options[name].help, value)
                 why = _outside(value, place) if place else f": {str(error).partition(chr(10))[0]}"
@@ -226,7 +226,7 @@ def _range_of(text: str, value: Any) -> str | None:
     return found[0].removeprefix("in ") if any(outside) else None
 
 
-def option_error(prefix: str, error: Exception, options: Collection[str]) -> UserError:
+def option_error(prefix: str, error: BaseException, options: Collection[str]) -> UserError:
     """A constructor's error; ours begin with `name=value`, which becomes the option's name."""
     text = str(error).strip().partition("\n")[0] or type(error).__name__
     return UserError(f"--{prefix}.{text}" if text.partition("=")[0].split(" ")[0] in options else f"--{prefix}: {text}")

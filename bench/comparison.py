@@ -31,6 +31,13 @@ if TYPE_CHECKING:
     from bench.tuning.trials import StudySpec
 
 
+ELSE = (
+    "compare the steps to a loss instead (bench leaderboard --board speed --target LOSS), or take a smaller budget"
+    " (--trainer.max_steps) or a harder task"
+)
+"""What can decide a comparison in which all reach the floor of the metric."""
+
+
 def main(words: list[str]) -> int:
     """`bench compare` with these arguments: 0 done, 1 a check failed or an optimizer has no winner, 130 stopped.
 
@@ -202,6 +209,7 @@ def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":
         config: a run of the baseline on the problem.
         args: of the command.
     """
+    from bench.results.selection import CONVERGED
     from bench.settings import problem_of
     from bench.store.stores import Stores
 
@@ -220,12 +228,16 @@ def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":
             same.append(study)
         else:
             others[" ".join(f"--{name} {value}" for name, value in winner.problem.items())] = None
+    best = max(same, key=lambda study: study.weight, default=None)
+    gap = None if best is None or config.task_spec.target is not None else runs[best.winner or ""].excess()
+    if gap is not None and gap <= CONVERGED:
+        note(f"{config.opt} reaches the floor of the metric here, so this may end in ties only: {ELSE}")
     if not same and others:
         note(
             f"reference results exist for {config.task} with {' or '.join(others)}; {config.opt} is tuned again for"
             f" this problem"
         )
-    return max(same, key=lambda study: study.weight, default=None)
+    return best
 
 
 def _check(specs: "Sequence[StudySpec]", args: Args, *, progress: bool) -> None:
@@ -364,16 +376,19 @@ def _ranked(found: "Sequence[StudyResult]", args: Args, reference: str) -> "Coll
 
 
 def _advice(found: "Collected", reference: str) -> list[str]:
-    """The numbers of seeds that may decide open verdicts, a line each."""
-    from bench.boards.quality import judged
+    """What may decide open verdicts: the numbers of seeds, a line each; nothing but another problem at the floor."""
+    from bench.boards.quality import at_floor, judged
     from bench.results.sequential import Comparison, advice
 
     ((problem, entries),) = found.problems.items()
-    _, verdicts, _ = judged(found, problem, entries, reference)
-    lines = []
+    metric, verdicts, _ = judged(found, problem, entries, reference)
+    lines, tied = [], []
     for entry in verdicts.ordered(entries):
         of = verdicts.of(entry)
-        if isinstance(of, Comparison) and not of.sign:
+        final = verdicts.measure is metric and at_floor(metric, entry)
+        if isinstance(of, Comparison) and final and of.n > 0 == of.wins + of.losses:
+            tied.append(entry.name)
+        elif isinstance(of, Comparison) and not of.sign:
             more = advice(of.n, of.wins, of.losses)
             lines.append(
                 f"{entry.name}: {' to '.join(map(str, sorted({*more})))} seeds in total will probably decide it:"
@@ -381,4 +396,8 @@ def _advice(found: "Collected", reference: str) -> list[str]:
                 if more
                 else f"{entry.name}: the number of seeds that decide it is unknown"
             )
+    if tied:
+        lines.append(
+            f"{', '.join(tied)}: at the floor of the metric like {reference}: more seeds decide nothing; {ELSE}"
+        )
     return lines

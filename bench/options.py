@@ -12,6 +12,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -238,7 +239,8 @@ def imported_options(cls: Any, skip: int = 1) -> dict[str, Option]:
             if default is None:
                 kind = kind | None
             text = docs.get(parameter.name, GLOSSARY.get(parameter.name, ""))
-            options[parameter.name] = Option(parameter.name, kind or str, default, text)
+            unknown_type = str if parameter.name in hints else _ANY
+            options[parameter.name] = Option(parameter.name, kind or unknown_type, default, text)
         kinds = {parameter.kind for parameter in parameters}
         passes_all &= inspect.Parameter.VAR_POSITIONAL in kinds
         if inspect.Parameter.VAR_KEYWORD not in kinds:
@@ -257,6 +259,8 @@ def _without_tensors(kind: Any) -> Any:
 
 
 _SIMPLE = int | float | bool | str | None
+_ANY = int | float | str
+"""Type of an argument with neither annotation nor default: a number if it reads as one, else text."""
 
 
 def _plain(kind: Any, default: Any) -> Any:
@@ -488,4 +492,9 @@ def _words(raw: Any, kind: Any) -> Any:
         return None
     if any(m in (tuple, list) or typing.get_origin(m) in (tuple, list) for m in members):
         return [part.strip() for part in raw.strip("()[] ").split(",")]
+    if str in members:  # pydantic would keep a number as text
+        for kind in (int, float):
+            if kind in members:
+                with suppress(ValueError):
+                    return kind(raw)
     return raw

@@ -200,6 +200,7 @@ class LiveView(ABC):
 
     def __init__(self, label: str, *, enabled: bool = True) -> None:
         self.label, self.enabled, self.is_live = label, enabled, False
+        self._last = ""
         self._begun = time.monotonic()
 
     @abstractmethod
@@ -242,8 +243,9 @@ class LiveView(ABC):
         """Note the activity of a worker before it trains (`bench.progress.doing`)."""
 
     def say(self, line: str) -> None:
-        """Show a line."""
-        if self.enabled:
+        """Show a line, unless it repeats the last one."""
+        if self.enabled and line != self._last:
+            self._last = line
             say(line)
 
     def _parts(self, done: int, wanted: int, what: str, made: float, before: int = 0) -> list[tuple[int, str]]:
@@ -333,7 +335,8 @@ class SweepProgress(LiveView):
         """
         best = None
         for result in (*ended, *evaluated):
-            value = result.validations[-1].get(result.metric) if result.validations else None
+            row = result.validations[-1] if result.validations else {}
+            value = row.get("excess") if result.metric == "loss" and "excess" in row else row.get(result.metric)
             if result.status == "diverged" or value is None:
                 continue
             if best is None or self.better(value, best[0]):

@@ -14,6 +14,7 @@ from bench.errors import UserError, unknown
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.output import answer
+from bench.text import counted
 
 if TYPE_CHECKING:
     from bench.boards.collect import Collected
@@ -226,7 +227,7 @@ def _show(racers: Mapping[str, list[Racer]], found: "Collected", why: str, args:
         Column("opt", "optimizer", "name"),
         Column("bought", "result of each round", "number of seeds: wins, and the verdict if decided"),
     ]
-    notes = [f"{runs} runs; {why}"]
+    notes = [f"{counted(runs, 'run')}; {why}"]
     boards.append(Board("race", "The race", [Table("seeds by round", columns, rows)], notes))
     if args.json:
         answer({"runs": runs, "ended": why, "boards": as_json(boards)})

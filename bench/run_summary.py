@@ -7,7 +7,7 @@ from typing import Any
 from bench.plugins import naming
 from bench.store.record import CAP_BINDS, RESUMABLE, RunResult
 from bench.store.store import Store
-from bench.text import clean
+from bench.text import clean, counted
 from optimizers.plugins import bare
 
 
@@ -37,7 +37,8 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
         parts += [f"{split} {found[result.metric]:.4g}" for split, found in others.items() if result.metric in found]
     if result.best is not None and result.best_step != result.steps:
         parts.append(f"{result.best:.4g} at the best step {result.best_step}")
-    parts += [f"{result.steps} steps in {result.wall_s:.1f} s", f"stored in {Store(store).place(result.run_id)}"]
+    parts.append(f"{counted(result.steps, 'step')} in {result.wall_s:.1f} s")
+    parts.append(f"stored in {Store(store).place(result.run_id)}")
     lines = [", ".join(parts)]
     if result.specimen is not None:
         lines += ["the trained model writes:", *(f"  | {clean(line)}" for line in result.specimen.split("\n"))]
@@ -54,7 +55,14 @@ def remarks_on(result: RunResult) -> list[str]:
     lines: list[str] = []
     if result.skipped:
         why = "overflowed in half precision" if result.config.get("precision") == "16-mixed" else "was not finite"
-        lines.append(f"{result.skipped} steps were not taken because a gradient {why}")
+        lines.append(f"{counted(result.skipped, 'step')} not taken because a gradient {why}")
+    values = [{k: v for k, v in row.items() if k not in ("step", "train_s")} for row in result.validations]
+    same = len(values) > 1 and all(each == values[0] for each in values)
+    if same and result.skipped < result.steps and not result.converged:
+        lines.append(
+            f"all {len(values)} evaluations give the same values: the steps seem to change no parameter;"
+            f" bench check {shlex.quote(result.config['opt'])} tests it"
+        )
     if result.unscheduled:
         lines.append("no schedule: this optimizer sets its own step size")
     if "averages" in result.traits:

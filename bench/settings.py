@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 from bench.config import RunConfig, TrainerOptions, resolve, settings_of
-from bench.options import task_options
+from bench.options import MISSING, optimizer_options, task_options
 from bench.text import comparable, plain
 from bench.tuned import TunedBy, read_tuned, tuned_file
 from optimizers.groups import REST
@@ -62,13 +62,18 @@ def problem_of(config: RunConfig) -> dict[str, Any]:
 def chosen_of(config: RunConfig) -> dict[str, Any]:
     """The settings, in dotted form, that differ from `bench fit --task TASK --opt OPT`, without seeds and device.
 
-    An optimizer for the rest other than the method's default is one of them; its defaults are then left out.
+    An optimizer for the rest other than the method's default is one of them; its defaults are then left out. Options
+    without a default are among them.
     """
     names, rest = {"task": config.task, "opt": config.opt}, f"opt.{REST}"
     other = {rest: config.opt_options[REST]} if REST in config.opt_options else {}
-    usual = settings_of(resolve(names | other).model_dump())
-    usual[rest] = config.opt_spec.rest
     own = settings_of(config.model_dump(exclude={"data", "store", "logger"}))
+    options = {"task": task_options(config.task_spec), "opt": optimizer_options(config.opt_spec)}
+    dotted = {f"{group}.{name}": option for group, each in options.items() for name, option in each.items()}
+    required = {name: own[name] for name, option in dotted.items() if option.default is MISSING}
+    usual = settings_of(resolve(names | other | required).model_dump())
+    usual = {name: value for name, value in usual.items() if name not in required}
+    usual[rest] = config.opt_spec.rest
     found = _differing({name: value for name, value in own.items() if name not in _PLACES}, usual)
     if any(name in found for name in _BUDGET):  # one alone would replace both
         found |= {name: own[name] for name in _BUDGET}

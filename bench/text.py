@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from unicodedata import combining, east_asian_width
 
 if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
     from bench.results.stats import MedianTime
 
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
@@ -22,11 +24,25 @@ _KINDS = {"integer": "a whole number", "number": "a number", "string": "text", "
 
 def why_wrong(message: str) -> str:
     """Pydantic's message about a value as the rest of a sentence: `it must be a whole number`."""
-    text = (message[0].lower() + message[1:]).replace("input should", "it must", 1)
+    message = message.removeprefix("Value error, ")
+    text = re.sub(r"^(input|string) should", "it must", message[:1].lower() + message[1:])
     for kind, words in _KINDS.items():
         if text.startswith(f"it must be a valid {kind}"):
             return f"it must be {words}"  # the rest describes the parsing
     return text
+
+
+def located(error: "ErrorDetails", content: Any) -> list[int | str]:
+    """The place of an error of pydantic in the data, without the names of types and validators, which it inserts."""
+    place: list[int | str] = []
+    for part in error["loc"]:
+        items = enumerate(content) if isinstance(content, list) else ()
+        named: dict[Any, Any] = content if isinstance(content, dict) else dict(items)
+        if part in named:
+            place.append(part)
+            content = named[part]
+    missing = error["type"].startswith("missing")
+    return [*place, error["loc"][-1]] if missing else place
 
 
 def plain(value: Any) -> Any:
@@ -43,6 +59,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, str | Path):
         return str(value).encode("utf-8", "replace").decode()
     return value
+
+
+def counted(count: int, what: str) -> str:
+    """A number and a noun: `1 seed`, `2 seeds`."""
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def comparable(value: Any) -> Any:

@@ -9,7 +9,7 @@ from bench.checks import option_error, why_not_compiled
 from bench.config import RunConfig
 from bench.errors import UserError, first_line
 from bench.options import all_optimizer_options
-from bench.text import comparable
+from bench.text import comparable, counted
 from optimizers import TASK_VALUE
 from optimizers.groups import REST, Parameter, Part, divide
 from optimizers.hybrid import make
@@ -120,7 +120,7 @@ def _maker(
     def maker(params: Iterable[nn.Parameter]) -> Optimizer:
         try:
             return make(parts, [p for p in params if p.requires_grad], parameters)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             said = str(error).partition("=")[0] in config.opt_options
             if not said and config.rest_spec is None and any(each.role != "matrix" for each in parameters):
                 raise UserError(
@@ -160,7 +160,7 @@ def average_of(config: RunConfig, steps: int, per_epoch: int) -> Averaging | Non
         if per_epoch * trainer.average_window <= steps:
             every = max(every, per_epoch)
     if every > steps:
-        raise UserError(f"--trainer.average_every {every}: the run has {steps} steps; use at most {steps}")
+        raise UserError(f"--trainer.average_every {every}: the run has {counted(steps, 'step')}; use at most {steps}")
     return Averaging(trainer.average, trainer.average_decay, trainer.average_window, every)
 
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, TypeAdapter, Vali
 from bench.errors import UserError
 from bench.grammar.values import configs_folder
 from bench.strict_yaml import flatten_yaml, read_yaml
+from bench.text import located, why_wrong
 from optimizers.plugins import slug
 
 _Value = int | float | str | bool | None
@@ -75,15 +76,15 @@ def read_tuned(path: Path) -> Provenance:
     Raises:
         UserError: it is invalid.
     """
+    content = read_yaml(path)
     try:
-        content = read_yaml(path)
         _SETTINGS.validate_python({name: value for name, value in content.items() if name != "provenance"})
         return Tuned.model_validate(content).provenance or Provenance()
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))[:100]
+        where = ".".join(map(str, located(first, content)))[:100]
         raise UserError(
-            f"{path} is damaged ({where}: {first['msg'][:200]}); repair it, or move it away and tune again"
+            f"{path} is damaged ({where}: {why_wrong(first['msg'])[:200]}); repair it, or move it away and tune again"
         ) from None
 
 

@@ -24,7 +24,7 @@ from bench.results.table import Table
 from bench.store.bundle import SOURCES, opened, store_in
 from bench.store.record import RunResult
 from bench.store.stores import Stores
-from bench.text import comparable, duration
+from bench.text import comparable, counted, duration
 from optimizers.plugins import bare
 
 Verdict = Literal["confirmed", "refuted", "undecided"]
@@ -65,7 +65,8 @@ def main(words: list[str]) -> int:
         stores = Stores([store_in(folder)])
         code = warn_of(stores)
         drawn = draw(stores, args.task, args.opt, args.runs, args.seed)
-        note(f"{len(drawn)} runs, which took {duration(sum(run.wall_s for run in drawn))} on the original machine")
+        spent = duration(sum(run.wall_s for run in drawn))
+        note(f"{counted(len(drawn), 'run')}, which took {spent} on the original machine")
         judged = list[Judged]()
         for run in drawn:
             judged.append(_judged(run, stores.runs, args, folder / SOURCES, Path(place)))

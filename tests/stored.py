@@ -1,6 +1,7 @@
 """Runs, blocks and studies of a few steps, written to a store as training would, and functions that read them."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -43,10 +44,11 @@ def record(run_id: str, *, lr: float = 0.1, task: str = "synthetic", **changes: 
         "best": 0.25,
         "best_step": 3,
         "steps": 3,
-        "metrics": {"final": {"loss": 0.25}},
         "environment": {"cpu": "abacus", "threads": 1, "gpu": None},
     }
-    return RunResult(**(own | values | changes))
+    made = RunResult(**(own | values | changes))
+    there = made.final is not None and math.isfinite(made.final) and "metrics" not in changes
+    return replace(made, metrics={"final": {made.metric: made.final}}) if there else made
 
 
 def begin(store: Path, result: RunResult, losses: Sequence[float | None] = LOSSES) -> Attempt:

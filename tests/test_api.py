@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -252,6 +253,15 @@ def test_errors_are_those_of_the_command(cli, given: dict[str, Any], words: list
     own = ["--task", "synthetic"] * ("--task" not in words) + ["--opt", "ngd"] * ("--opt" not in words)
     said = cli("fit", *own, *words).err.removeprefix("bench: error: ").strip()
     assert str(error.value).replace("-1:", "'-1':") == said.replace("-1:", "'-1':")
+
+
+@pytest.mark.parametrize("name", ["task_options", "trainer", "settings", "only"])
+@pytest.mark.parametrize("value", [5, "max_steps", [("max_steps", 5)], {5: 5}], ids=repr)
+def test_an_argument_that_is_no_dictionary_is_named(name: str, value: Any, store: Path) -> None:
+    call = bench.board if name == "only" else partial(bench.fit, "synthetic", "ngd", progress=False)
+    with pytest.raises(bench.UserError) as error:
+        call(**{name: value})
+    assert str(error.value) == f"{name}={value!r}: write a dictionary with names as keys: {name}={{NAME: VALUE}}"
 
 
 def test_several_processes_are_for_the_command() -> None:

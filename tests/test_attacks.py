@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from bench.errors import UserError
 from bench.grammar.complete import following
 from bench.progress import Progress, SweepProgress
 from bench.store.block import FOLDERS, read_block
@@ -751,13 +753,17 @@ def test_a_column_that_a_database_gives_is_named(cli: Cli, store: Path, trained:
 
 
 def test_a_record_of_other_settings_is_not_taken_for_the_run(cli: Cli, store: Path, trained: str) -> None:
+    other: Any = SimpleNamespace(run_id=trained, identity={"task": "synthetic"})  # ids are short hashes
+    with pytest.raises(UserError, match="has other settings; --rerun trains it again"):
+        Store(store).result_of(other)
     path = store / trained / "done" / "runs.jsonl"
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {"identity": {}, "chosen": {}, "problem": {}}) + "\n")
-    answer = cli(*FIT)
-    assert answer.code == 2
-    assert "has other settings; --rerun trains it again" in answer.err
-    assert cli(*FIT, "--rerun").code == 0
+    answer = cli("list", "runs")
+    assert (answer.code, answer.err.count("\n")) == (1, 1)
+    assert f"{trained}: identity is missing" in answer.err
+    assert cli(*FIT).code == 0
+    assert json.loads(path.read_text())["identity"] == record["identity"]
 
 
 def test_a_claim_from_the_future_is_none(tmp_path: Path) -> None:

@@ -678,7 +678,7 @@ def test_entries_with_a_rest_have_short_names_and_its_version(store):
     names = [entry.name for entry in found(store, settings="all").entries]
     assert names == ["muon (rest adamw)", "muon (rest sgd, rest.lr 0.1)", "muon (rest sgd, rest.lr 0.5)"]
     keep(store, muon(seed=2, versions=VERSIONS | {"rest": 1}), muon(seed=3, versions=VERSIONS | {"rest": 2}))
-    with pytest.raises(UserError, match=r"several versions of optimizer adamw: 1 \(1 runs\), 2 .*versions\.rest="):
+    with pytest.raises(UserError, match=r"several versions of optimizer adamw: 1 \(1 run\), 2 .*versions\.rest="):
         found(store, only={"opt.rest": "adamw"})
 
 

@@ -71,8 +71,9 @@ def add_run(
         "best_step": len(loss),
         "steps": len(loss),
         "train_s": 0.0,
-        "metrics": {"final": {run.metric: final}},
     }
+    if (end := changes.get("final", final)) is not None:
+        values["metrics"] = {"final": {run.metric: end}}
     run = replace(run, **(values | changes))
     columns: dict[str, Any] = {"step": range(1, len(loss) + 1), "loss": loss}
     for name in ("grad_norm", "raw_step", "applied_step"):

@@ -10,11 +10,14 @@ import pytest
 
 import bench.comparison
 import bench.sweeps.sensitivity
+from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.tuning.workers import Workers
+from tests.entered import board, found, keep, made
 from tests.test_budget import wait_before_anybody_listens
 from tests.test_cli import fails
+from tests.tiny import ROOT
 
 MINE = """
 import sys
@@ -235,6 +238,21 @@ def test_after_ctrl_c_the_same_command_goes_on(store: Path) -> None:
     assert "too few seeds (2 of 7)" in out
 
 
+def test_ties_at_the_floor_are_not_said_to_need_seeds(store: Path) -> None:
+    loss = {"task": "synthetic", "metric": "loss", "mode": "min"}
+
+    def runs(opt: str, gaps: list[float]) -> list[RunResult]:
+        return [made(opt, i, x, **loss, metrics={"final": {"loss": x, "excess": x}}) for i, x in enumerate(gaps)]
+
+    keep(store, *runs("gd", [1e-20] * 8), *runs("ngd", [1e-30] * 8), *runs("adam", [1e-20] * 6 + [1e-3] * 2))
+    adam, ngd = bench.comparison._advice(found(store), "gd")
+    assert adam == "adam: the number of seeds that decide it is unknown"
+    assert ngd == f"ngd: at the floor of the metric like gd: more seeds decide nothing; {bench.comparison.ELSE}"
+    (table,) = board("quality", store).tables
+    assert table.title.startswith("synthetic")
+    assert "values equal up to rounding (5e-07 of their size) tie" in board("quality", store).notes[0]
+
+
 @pytest.mark.deep
 def test_a_baseline_of_the_reference_results_is_not_tuned_again(
     cli, unchecked: None, store: Path, monkeypatch: pytest.MonkeyPatch
@@ -266,3 +284,11 @@ def test_a_baseline_of_the_reference_results_is_not_tuned_again(
     assert "gd" in other.out
     alone = cli("compare", "--opt", "my.py:Signs", "--opt.lr", "0.0001:0.01", *words, "--no-reference", "--dry-run")
     assert "reference results" not in alone.err
+
+
+def test_a_baseline_at_the_floor_is_said_before_tuning(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_REFERENCE", str(ROOT / "results/reference/runs"))
+    words = ("compare", "--task", "synthetic", "--opt", "ngd", "--device", "cpu", "--dry-run")
+    said = "gd reaches the floor of the metric here, so this may end in ties only: "
+    assert said in cli(*words).err
+    assert said not in cli(*words, "--no-reference").err

@@ -144,7 +144,7 @@ def test_paths_of_folders_and_one_run_in_two_stores(cli, store, tmp_path, monkey
     add_run(tmp_path / "more", "b")
     monkeypatch.chdir(tmp_path)
     one = found(cli, "a", "more/a")
-    assert one["results"] == {"final": [0.25, 0.125]}
+    assert one["results"] == {"final": [0.25, 0.125], "metrics.final.loss": [0.25, 0.125]}
     assert one["stores"] == [str(store), str(tmp_path / "more")]
     assert f"a in {store}  a in {tmp_path / 'more'}" in cli("diff", "a", tmp_path / "more" / "a").out
     assert found(cli, "a", "b", "--store", store, "--store", "more")["equal"]

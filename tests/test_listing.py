@@ -458,7 +458,7 @@ def test_a_run_says_which_study_it_is_of(cli, studied):
 
 def test_metrics_of_other_splits_have_rows_of_their_own(cli, store):
     metrics = {"final": {"accuracy": 0.5, "hard": {"accuracy": 0.25}}, "best": {"accuracy": 0.75}}
-    run = made("adam", metrics=metrics, target=0.5, steps_to_target=7, seconds_to_target=2.5)
+    run = made("adam", best=0.75, metrics=metrics, target=0.5, steps_to_target=7, seconds_to_target=2.5)
     keep(store, run)
     out = cli("show", run.run_id).out
     assert re.search(r"^  test accuracy  0\.5 +0\.75$", out, re.MULTILINE)

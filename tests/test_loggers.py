@@ -125,15 +125,13 @@ def test_missing_package(logger: str, flags: list[str], tmp_path: Path, monkeypa
     with pytest.raises(UserError) as error:
         _loggers(config)
     assert error.value.exit_code == 2
-    assert str(error.value) == (
-        f"--logger {logger}: the package {logger} is not installed: pip install 'attention-optimizer-bench[{logger}]'"
-    )
+    assert str(error.value) == (f"--logger {logger}: the package {logger} is not installed: uv sync --extra {logger}")
 
 
 def test_missing_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trackio", None)
     config = resolve({"task": "synthetic", "opt": "ngd", "logger": "trackio", "store": tmp_path})
-    with pytest.raises(UserError, match="the package trackio is not installed: pip install"):
+    with pytest.raises(UserError, match="the package trackio is not installed: uv sync --extra trackio"):
         _loggers(config)
 
 

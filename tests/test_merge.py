@@ -75,7 +75,7 @@ FIRST = 2.0 if name_of(["c", "d"]) < name_of(["b", "c"]) else 1.0
 def test_a_store_is_copied_whole(cli, source, tmp_path):
     before = digest(source)
     answer = cli("merge", source, tmp_path / "new" / "dest")
-    assert answer == (0, "4 runs copied, 1 already there, 0 skipped; 1 records of studies copied\n", "")
+    assert answer == (0, "4 runs copied, 1 already there, 0 skipped; 1 record of studies copied\n", "")
     assert same(source, tmp_path / "new" / "dest")
     assert seen(tmp_path / "new" / "dest")["c"][1]["loss"] == [FIRST] * 3  # from the block that comes first
     stores = Stores([tmp_path / "new" / "dest"])
@@ -156,7 +156,7 @@ def unfinished(store: Path, run_id: str) -> Path:
 def test_a_finished_run_takes_the_place_of_an_unfinished_one(cli, tmp_path, add):
     add(tmp_path / "source", "a")
     unfinished(tmp_path / "dest", "a")
-    assert cli("merge", tmp_path / "source", tmp_path / "dest").out == "1 runs copied, 0 already there, 0 skipped\n"
+    assert cli("merge", tmp_path / "source", tmp_path / "dest").out == "1 run copied, 0 already there, 0 skipped\n"
     assert same(tmp_path / "source", tmp_path / "dest")
     assert not list(tmp_path.glob("dest/**/last.ckpt"))
     assert no_trace(tmp_path / "dest")
@@ -204,7 +204,7 @@ def test_a_block_hides_no_run_of_the_destination(cli, tmp_path):
     add_block(tmp_path / "dest", "ab", 1.0)
     add_block(tmp_path / "source", "bc", 2.0, final=0.125)
     answer = cli("merge", tmp_path / "source", tmp_path / "dest")
-    assert answer.out == "1 runs copied, 1 already there, 0 skipped\n"
+    assert answer.out == "1 run copied, 1 already there, 0 skipped\n"
     losses = {run_id: columns["loss"][0] for run_id, (_, columns) in seen(tmp_path / "dest").items()}
     assert losses == {"a": 1.0, "b": 1.0, "c": 2.0}
     assert cli("merge", tmp_path / "source", tmp_path / "dest").out == "0 runs copied, 2 already there, 0 skipped\n"
@@ -233,7 +233,7 @@ def test_of_a_block_that_is_damaged_in_part_the_rest_stays(cli, tmp_path):
     path = add_block(dest, "abc", 1.0) / DONE / RUNS
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + b"{}\n" + lines[2])
-    assert cli("merge", source, dest).out == "1 runs copied, 1 already there, 0 skipped\n"
+    assert cli("merge", source, dest).out == "1 run copied, 1 already there, 0 skipped\n"
     losses = {run_id: columns["loss"][0] for run_id, (_, columns) in seen(dest).items()}
     assert losses == {"a": 1.0, "b": 2.0, "c": 1.0}
     answer = cli("merge", dest, tmp_path / "third")
@@ -249,7 +249,7 @@ def test_reports_of_checks_are_merged(cli, tmp_path):
     write_verdict(dest, Report("sgd", verdicts=(Verdict("groups", "fail"),)))
     (source / "checks" / "torn.json").write_text("{")
     answer = cli("merge", source, dest)
-    assert (answer.code, answer.out) == (1, "0 runs copied, 0 already there, 0 skipped; 1 records of checks copied\n")
+    assert (answer.code, answer.out) == (1, "0 runs copied, 0 already there, 0 skipped; 1 record of checks copied\n")
     assert f"{source / 'checks' / 'torn.json'}: " in answer.err
     assert {c.name: c.failed for c in Stores([dest]).checks} == {"adam": [], "sgd": ["groups"]}
     assert no_trace(dest)
@@ -336,7 +336,7 @@ def test_what_is_being_trained_is_left_alone(cli, source, tmp_path):
     folder = begin(source, record("t", status="running"))
     block, _ = begin_block(source, "uv")
     answer = cli("merge", source, tmp_path / "dest")
-    assert answer.out == "4 runs copied, 1 already there, 3 skipped; 1 records of studies copied\n"
+    assert answer.out == "4 runs copied, 1 already there, 3 skipped; 1 record of studies copied\n"
     assert sorted(answer.err.splitlines()) == [
         f"bench: note: {path} is in training" for path in sorted([block.folder, folder.folder])
     ]
@@ -381,7 +381,7 @@ def test_damaged_records_are_named_and_not_copied(cli, source, tmp_path, content
     (source / "other" / "file").touch()
     (source / "studies" / "t.json").write_bytes(content)
     answer = cli("merge", source, tmp_path / "dest")
-    assert (answer.code, answer.out) == (1, "4 runs copied, 1 already there, 0 skipped; 1 records of studies copied\n")
+    assert (answer.code, answer.out) == (1, "4 runs copied, 1 already there, 0 skipped; 1 record of studies copied\n")
     assert [line.split(": ")[2] for line in answer.err.splitlines()] == [
         str(path) for path in (source / "other", torn, source / "studies/t.json")
     ]
@@ -397,7 +397,10 @@ def test_damaged_tables_are_named_and_not_copied(cli, tmp_path, name):
     path = source / name.replace("bc", block.name)
     path.write_bytes(b"PAR1")
     answer = cli("merge", source, dest)
-    assert (answer.code, answer.out) == (1, f"{2 if name[0] == 'a' else 1} runs copied, 0 already there, 0 skipped\n")
+    assert (answer.code, answer.out) == (
+        1,
+        f"{'2 runs' if name[0] == 'a' else '1 run'} copied, 0 already there, 0 skipped\n",
+    )
     assert f"bench: warning: {path}: " in answer.err
     assert list(seen(dest)) == (["b", "c"] if name[0] == "a" else ["a"])
     assert no_trace(dest)
@@ -575,4 +578,4 @@ def test_stores_that_cannot_be_merged(cli, source, tmp_path):
 def test_a_long_merge_says_how_far_it_is(cli, source, tmp_path, monkeypatch):
     monkeypatch.setattr(bench.store.merge, "_SECONDS", -1)
     answer = cli("merge", source, tmp_path / "dest")
-    assert answer.err.splitlines()[1] == f"bench: {source}: 1 of 3 folders, 1 runs copied"
+    assert answer.err.splitlines()[1] == f"bench: {source}: 1 of 3 folders, 1 run copied"

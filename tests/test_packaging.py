@@ -14,6 +14,7 @@ import pytest
 
 import bench
 from bench.store.store import Store
+from tasks.core import extras
 from tests.tiny import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -32,13 +33,13 @@ def test_a_plain_install_has_what_every_command_needs_and_no_more() -> None:
 
 
 def test_every_extra_is_in_all_and_every_extra_that_is_named_is_there() -> None:
-    extras = PROJECT["project"]["optional-dependencies"]
-    [every] = extras["all"]
-    assert set(re.split(r"[\[\],]", every)[1:-1]) == extras.keys() - {"all"}
+    declared = PROJECT["project"]["optional-dependencies"]
+    [every] = declared["all"]
+    assert set(re.split(r"[\[\],]", every)[1:-1]) == declared.keys() - {"all"}
     sources = [path.read_text("utf-8") for top in ("bench", "tasks") for path in (ROOT / top).rglob("*.py")]
     named = {extra for text in sources for extra in re.findall(r"not_installed\(['\"]\w+['\"], ['\"](\w+)", text)}
-    assert {"papers", "hub", "postgresql"} <= named <= extras.keys()
-    assert {"tensorboard", "wandb", "mlflow", "trackio"} <= extras.keys()  # `--logger` names its own extras
+    assert {"papers", "hub", "postgresql"} <= named <= declared.keys()
+    assert {"tensorboard", "wandb", "mlflow", "trackio"} <= declared.keys()  # `--logger` names its own extras
 
 
 def test_the_readmes_commands_have_what_the_extras_bring() -> None:
@@ -53,11 +54,19 @@ def test_the_version_has_one_place() -> None:
     assert found.split() in ([], ["tests/test_packaging.py"])
 
 
+def test_a_missing_package_is_installed_by_uv_in_a_clone_and_by_pip_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert extras.not_installed("datasets", "hub").endswith(" is not installed: uv sync --extra hub")
+    monkeypatch.setattr(extras, "ROOT", tmp_path)
+    assert extras.not_installed("datasets", "hub").endswith(": pip install 'attention-optimizer-bench[hub]'")
+
+
 def test_without_the_solver_a_run_says_what_it_lacks_and_a_paper_is_refused(
     cli, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "clarabel", None)
-    hint = "the package clarabel is not installed: pip install 'attention-optimizer-bench[papers]'"
+    hint = "the package clarabel is not installed: uv sync --extra papers"
     answer = cli("fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", 3, "--device", "cpu")
     assert answer.code == 0, answer.err
     assert f"note: no comparison with att_svm, which is not solved: {hint}" in answer.out

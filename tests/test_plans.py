@@ -168,10 +168,10 @@ def test_a_plan_imports_only_what_is_named(cli, here: Path) -> None:
         (lambda plan: plan.update(engine="lightning"), "it contains the plan sweep-"),
         (lambda plan: plan.update(title="\x1b]0;x"), "it contains the plan "),
         (lambda plan: plan.update(runs={}), "it has no runs"),
-        (lambda plan: plan.update(more=1), "Extra inputs are not permitted"),
+        (lambda plan: plan.update(more=1), "more: extra inputs are not permitted"),
         (lambda plan: plan.update(engine="magic"), "engine: "),
         (lambda plan: plan["code"].clear(), "repeat the original command"),
-        (lambda plan: plan["runs"].update({"../../x": {}}), "String should match pattern"),
+        (lambda plan: plan["runs"].update({"../../x": {}}), ": it must match pattern"),
     ],
 )
 def test_a_plan_that_somebody_changed_is_refused(cli, here: Path, change: Any, message: str) -> None:

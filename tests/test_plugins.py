@@ -195,6 +195,47 @@ def test_a_plugin_that_asks_to_exit_is_a_failed_run(cli, here: Path, store: Path
     assert (result.status, result.reason) == ("failed", "SystemExit: 7")
 
 
+def test_a_step_that_exits_ends_no_command(cli, here: Path, store: Path) -> None:
+    opt = write(here, "leaves.py", before="raise SystemExit(7)")
+    answer = cli("sweep", *RUN, "--opt", opt, "--opt.lr", "0.1,0.2", "--seeds", 1, "--width", 2)
+    assert answer.code == 1
+    assert "2 leaves.py:Plain lanes failed: RuntimeError: the step raises SystemExit: 7" in answer.err
+
+
+def test_a_constructor_that_exits_is_reported_in_one_line(cli, here: Path, store: Path) -> None:
+    opt = write(here, "leaves.py")
+    (here / "leaves.py").write_text((here / "leaves.py").read_text().replace("super()", "exit(7); super()"))
+    answer = cli("fit", *RUN, "--opt", opt)
+    assert answer.code == 2
+    assert answer.err.startswith("bench: error: leaves.py:Plain cannot be made: SystemExit: 7 (")
+    assert len(answer.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("lr", [0.0, 0.1])
+def test_an_optimizer_that_changes_nothing_is_noted_once(cli, here: Path, store: Path, lr: float) -> None:
+    opt = write(here, "still.py")
+    note = "note: all 15 evaluations give the same values: the steps seem to change no parameter; bench check still.py:"
+    for words in ((), ("--seeds", 2)):
+        answer = cli("fit", *RUN, "--opt", opt, "--opt.lr", lr, *words)
+        assert answer.code == 0, answer.err
+        assert answer.out.count(note) == (lr == 0)
+
+
+def test_an_argument_without_annotation_and_default_takes_numbers_and_text(cli, here: Path, store: Path) -> None:
+    opt = write(here, "bare.py")
+    text = (here / "bare.py").read_text()
+    (here / "bare.py").write_text(text.replace("lr: float = 0.1, betas", "lr, kind, betas"))
+    given = ("--opt", opt, "--opt.lr", 0.25, "--opt.kind", "plain")
+    assert cli("fit", *RUN, "--opt", opt).err == "bench: error: --opt.lr is required\n"
+    answer = cli("fit", *RUN, *given)
+    assert answer.code == 0, answer.err
+    (result,) = Store(store).runs()
+    assert result.config["opt_options"] | {"lr": 0.25, "kind": "plain"} == result.config["opt_options"]
+    assert result.chosen == {"opt.lr": 0.25, "opt.kind": "plain", "trainer.max_steps": 30, "trainer.max_epochs": None}
+    answer = cli("tune", *RUN, "--opt", opt, "--opt.kind", "plain", "--trials", 1)
+    assert answer.code == 0, answer.err
+
+
 def test_a_module_of_this_folder_and_of_torch(cli, here: Path, store: Path) -> None:
     (here / "own_pack").mkdir()
     (here / "own_pack/__init__.py").touch()

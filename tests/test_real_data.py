@@ -1,13 +1,21 @@
 """Optimizers learn on a slice of the real files; the full results are in docs/results.md."""
 
+import ast
 import os
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification, BertConfig
 
 from bench.config import resolve
-from bench.runner import run
+from bench.runner import build, run
+from tasks import TASKS
+from tests.conftest import folder_with
 from tests.stored import read_curve
+from tests.tiny import ROOT
 
 pytestmark = pytest.mark.numeric
 
@@ -65,3 +73,42 @@ def test_the_tiny_language_model_learns_real_text(store: Path) -> None:
     assert (result.facts["vocabulary"], result.facts["tokens"]) == (65, {"train": 1_003_854, "val": 111_540})
     assert result.final is not None
     assert result.final < 2.8  # log 65 is 4.17
+
+
+def counted() -> dict[str, tuple[str, str, str]]:
+    """The parameters and samples that the site states; importing `docs/conf.py` would write files."""
+    tree = ast.parse((ROOT / "docs/conf.py").read_text("utf-8"))
+    named = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
+    return ast.literal_eval(named["COUNTED"])
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("task", ["mnist", "cifar10", "lm"])
+def test_the_site_states_the_parameters_and_samples_of_a_task(task: str, real_data: Path) -> None:
+    if task == "lm":
+        folder_with("tiny_shakespeare/input.txt")
+    built, _ = build(resolve({"task": task, "opt": "sgd", "data": real_data, "device": "cpu"}))
+    sizes = dict.fromkeys(("train", built.data.select, built.data.report))
+    parameters, samples, _ = counted()[task]
+    assert parameters == f"{sum(p.numel() for p in built.parameters()):,}"
+    assert re.findall(r"[\d,]+\d", samples)[: len(sizes)] == [f"{built.data.sizes[split]:,}" for split in sizes]
+
+
+@pytest.mark.parametrize(
+    ("task", "head", "labels"),
+    [
+        ("mnli", AutoModelForSequenceClassification, 3),
+        ("sst2", AutoModelForSequenceClassification, 2),
+        ("civil_comments", AutoModelForSequenceClassification, 2),
+        ("squad", AutoModelForQuestionAnswering, 2),
+    ],
+)
+def test_the_site_states_the_parameters_of_bert_base(task: str, head: Any, labels: int) -> None:
+    with torch.device("meta"):  # BertConfig's defaults are bert-base-uncased
+        model = head.from_config(BertConfig(num_labels=labels))
+    assert counted()[task][0] == f"{model.num_parameters():,}"
+    assert TASKS[task].module_cls.AUTO is head
+
+
+def test_every_task_that_the_site_counts_needs_files() -> None:
+    assert counted().keys() == {name for name, spec in TASKS.own.items() if spec.files}

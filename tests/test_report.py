@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.resources import files
 from itertools import pairwise
@@ -18,7 +19,7 @@ from PIL import Image, ImageStat
 from bench.boards import BOARDS, Asked
 from bench.boards.charts import CHARTS
 from bench.boards.cli import main as results
-from bench.boards.page import KINDS, commands, fit_words, page
+from bench.boards.page import KINDS, commands, fit_words, page, store_names
 from bench.config import resolve
 from bench.errors import UserError
 from bench.grammar.commands import parse
@@ -68,7 +69,7 @@ class Reader(HTMLParser):
 
 
 def report(what: Asked, runs: int = 4) -> str:
-    return page(what, runs, ["runs"])
+    return page(what, runs, ["“runs”"])
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_all_boards_are_tables_that_a_screen_reader_can_read(hostile):
 
 def test_notes_of_boards_tables_and_charts_are_shown(store):
     what = everything(store)
-    text = re.sub(r"\s+", " ", Reader(report(what)).text)
+    text = re.sub(r"\s+", " ", Reader(re.sub(r'<span class="whole">(.*?)</span>', r"\1", report(what))).text)
     for board in (made for make in BOARDS.values() if (made := make(what)).tables):
         for note in (*board.notes, *(note for table in board.tables for note in table.notes)):
             assert re.sub(r"\s+", " ", note) in text
@@ -124,6 +125,33 @@ def test_notes_of_boards_tables_and_charts_are_shown(store):
     for panel in (panel for chart in charts for panel in chart.panels):
         for line in panel.note.splitlines():
             assert re.sub(r"\s+", " ", line) in text
+
+
+def test_notes_on_the_stores_are_folded_and_names_of_options_do_not_break(store):
+    what = everything(store)
+    text = report(replace(what, found=replace(what.found, notes=["first, see --trainer.max_steps", "another note"])))
+    folded = re.search(r"<details><summary>Left out and limited: 2 notes</summary>(.*?)</details>", text, re.S)
+    assert folded is not None
+    assert 'see <span class="whole">--trainer.max_steps</span></li>' in folded[1]
+    assert "another note" not in text.replace(folded[0], "")
+
+
+def test_a_legend_shows_marks_and_lines_as_they_are_drawn(store):
+    what = everything(store)
+    keys = {"forest": (False, True), "curves": (True, False)}
+    figures = figures_of(report(what))
+    for kind, (line, mark) in keys.items():
+        legends = [re.findall(r"<button.*?</button>", body) for own, body in figures if own["id"].startswith(kind)]
+        assert any(legends)
+        for button in (button for legend in legends for button in legend):
+            assert ('d="M0 4H30"' in button, "translate(15 4)" in button) == (line, mark)
+
+
+def test_the_reference_results_are_named_as_such(store, tmp_path):
+    add_run(store, seed=0)
+    shutil.copytree(store, tmp_path / "shipped" / store.name)
+    stores = Stores([store], tmp_path / "shipped" / store.name)
+    assert store_names(stores) == [f"“{store.name}”", "the reference results"]
 
 
 def test_every_kind_of_chart_is_explained():
@@ -150,7 +178,7 @@ def test_damaged_runs_are_counted(store, tmp_path, capsys):
         run_id = add_run(store, seed=seed)
     (store / run_id / DONE / RUNS).write_text("{", "utf-8")
     assert results(["report", "-o", str(tmp_path / "a.html")]) == 1
-    assert "1 records could not be read" in (tmp_path / "a.html").read_text("utf-8")
+    assert "1 record could not be read" in (tmp_path / "a.html").read_text("utf-8")
     assert f"{store / run_id / DONE / RUNS}: " in capsys.readouterr().err
 
 
@@ -164,7 +192,7 @@ def test_a_run_with_a_damaged_table_is_told_and_left_out(store, tmp_path, capsys
     assert capsys.readouterr().err.count(f"cannot read the tables of run {run_id}") == 1
     text = re.sub(r"\s+", " ", out.read_text("utf-8"))
     assert command != ["report"] or "sgd: 1 of 4 runs have no such values" in text
-    assert command != ["report"] or "1 records could not be read" in text
+    assert command != ["report"] or "1 record could not be read" in text
 
 
 @pytest.mark.parametrize(

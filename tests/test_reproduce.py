@@ -185,6 +185,7 @@ def test_an_experiment_writes_figure_data_claims_and_page(cli: Any, folder: Path
         "# Two ways downhill",
         "Nobody (never), figure 1",
         "![figure](figure.png)",
+        "Intervals are 95 % each. So a verdict may be undecided although its interval excludes the bound of the claim.",
         "the norm \\| grows",
         "**holds**",
         "**fails**",

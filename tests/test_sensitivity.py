@@ -397,8 +397,20 @@ def test_mixed_machines_and_engines_are_counted():
     results[1].environment = {}
     results[2].engine = "lanes"
     text = sensitivity._page(analyse(results, ["opt.lr"], "min"), "c")
-    assert "Machine: other, H200 (1 runs), unknown (1 runs), A fine CPU (1 runs)." in text
-    assert "Engine: lightning (2 runs), lanes (1 runs)." in text
+    assert "Machine: other, H200 (1 run), unknown (1 run), A fine CPU (1 run)." in text
+    assert "Engine: lightning (2 runs), lanes (1 run)." in text
+
+
+@pytest.mark.parametrize(("mode", "best"), [("min", "smallest"), ("max", "largest")])
+def test_the_caption_below_the_figure_says_what_a_star_is(mode, best):
+    text = sensitivity._page(analyse(at(0.1, 1.0, 2.0), ["opt.lr"], mode), "c")
+    caption = text[text.index("![figure]") : text.index("\n## ")].splitlines()[2]
+    assert caption.startswith(f"`*` marks the best opt.lr, with the {best} median")
+    text = sensitivity._page(analyse(at(0.1, 1e-20, 1e-18), ["opt.lr"], "min"), "c")
+    caption = text[text.index("![figure]") : text.index("\n## ")].splitlines()[2]
+    assert caption.endswith(
+        "; suboptimality gaps below 1e-16 count as equal, and the middle of equal values counts as best (our rule)."
+    )
 
 
 def test_where_nothing_can_be_written_the_folder_and_the_option_are_named(tmp_path):

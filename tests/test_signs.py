@@ -296,6 +296,16 @@ def test_a_live_view_of_tuning_shows_what_workers_do() -> None:
         ]
 
 
+def test_scores_below_the_floor_are_not_shown_as_if_they_differed(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = TuningProgress("study", "loss")
+    trial = {"number": 1, "fresh": False, "point": {"opt.lr": 0.1}, "kind": "design", "seeds": [1000]}
+    for values, said in (([1e-22, 0.5], "loss <=1e-16, 0.5 ("), ([1e-22] * 4, "loss <=1e-16 (4 seeds) (")):
+        runs = [{"value": value, "wall_s": 1.0} for value in values]
+        progress.event(0, {"ended": trial, "state": "completed", "runs": runs})
+        progress.event(0, {"ended": trial, "state": "completed", "runs": runs})
+        assert capsys.readouterr().err.count(said) == 1
+
+
 def test_a_live_view_of_a_plan_shows_what_its_processes_do() -> None:
     progress = SweepProgress("sweep", "min", enabled=False)
     with progress.showing(20, 3):

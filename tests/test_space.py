@@ -128,7 +128,8 @@ def test_words_that_are_refused(opt, words, error):
 def test_an_optimizer_without_a_search_range_asks_for_one(monkeypatch):
     monkeypatch.setitem(OPTIMIZERS, "ngd", replace(OPTIMIZERS["ngd"], search={}))
     assert message(read_space, {}, "ngd") == (
-        "--opt ngd: no setting is left to tune; give a range (--opt.NAME LOW:HIGH) or values (--opt.NAME A,B)"
+        "--opt ngd: no setting is left to tune, since it declares no range; its numbers are opt.lr, opt.momentum,"
+        " opt.weight_decay; give a range (--opt.lr LOW:HIGH) or values (--opt.lr A,B)"
     )
     assert read_space({"opt.lr": "0.1:1"}, "ngd")[0] == {"opt.lr": Range(0.1, 1.0)}
 

@@ -147,6 +147,10 @@ DAMAGED = {
     "an unknown budget": changed(config=GOOD["config"] | {"trainer": {"max_stepps": 3}}),
     "a budget of another type": changed(config=GOOD["config"] | {"trainer": {"max_steps": "3"}}),
     "an evaluation without its step": changed(validations=[{"loss": 0.5}]),
+    "another final value": changed(final=0.125),
+    "another best value": changed(metrics={"best": {"loss": 0.125}}),
+    "no final value": changed(final=None),
+    "a metric that it does not have": changed(metric="nonsense"),
     "a metric of metrics": changed(metrics={"final": {"loss": {"loss": 0.5}}}),
     "an identity that is not hashed": changed(identity={"task": "synthetic", "opt": "ngd"}),
     "too deep": DEEP,
@@ -193,8 +197,30 @@ def test_a_record_is_of_the_run_that_its_id_is_the_hash_of(tmp_path):
         text = json.dumps(as_json(hashed(**change))).encode()
         with pytest.raises(Damaged, match=r"identity|settings"):
             parse_record(text, tmp_path)
+    with pytest.raises(Damaged, match="identity is missing"):
+        parse_record(json.dumps(as_json(hashed(), identity={})).encode(), tmp_path)
     with pytest.raises(Damaged, match="run_id is not the hash of its identity"):
         parse_record(json.dumps(as_json(hashed(), run_id="a")).encode(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"final": 0.125}, "a: final is 0.125 and metrics.final.loss is 0.25"),
+        ({"metric": "nonsense"}, "a: metric 'nonsense' is none of metrics.final"),
+        ({"begun": 5}, "begun: it must be text"),
+        ({"begun": "2026-13-01T00:00:00Z"}, "begun: month must be in 1..12"),
+        ({"target": "low"}, "target: it must be a number"),
+        (
+            {"config": GOOD["config"] | {"trainer": {"max_steps": "3"}}},
+            "config.trainer.max_steps: it must be a whole number",
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_record_is_said_without_words_of_pydantic(kept, changes, why):
+    runs_file(add_run(kept.folder, "a")).write_bytes(changed(**changes))
+    (damaged,) = kept.contents().damaged
+    assert damaged.why.startswith(why)
 
 
 WRONG = [{"facts": {"n": 2**64}}, {"facts": {"n": object}}, {"validations": [{"loss": 0.5}]}, {"steps": -1}]

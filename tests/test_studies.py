@@ -800,7 +800,7 @@ def test_a_wrong_url_is_refused_in_one_line_without_its_password(url: str, words
 def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     message = refused("postgresql+psycopg://bench:geheim@127.0.0.1/x")
-    assert "the package psycopg is not installed: pip install 'attention-optimizer-bench[postgresql]'" in message
+    assert "the package psycopg is not installed: uv sync --extra postgresql" in message
     assert "geheim" not in message
 
 

@@ -40,7 +40,7 @@ from bench.grammar.values import read_memory, read_seeds
 from bench.lanes.engine import Lanes
 from bench.memory import Peak
 from bench.progress import Progress, SweepProgress
-from bench.settings import as_stored
+from bench.settings import described
 from bench.stop import StopRequest
 from bench.store.attempt import Attempt
 from bench.store.record import RunResult
@@ -110,7 +110,7 @@ def finished(store: Path) -> dict[str, int]:
 
 def begun(configs: Iterable[RunConfig]) -> list[RunResult]:
     """The records of runs at the start of lanes."""
-    return [RunResult(config.run_id, as_stored(config), engine="lanes") for config in configs]
+    return [RunResult(**described(config), engine="lanes") for config in configs]
 
 
 def snapshot(folder: Path) -> dict[Path, tuple[int, int]]:
@@ -255,7 +255,7 @@ def test_a_folder_that_was_named_is_used_again_and_what_it_held_is_said(sweep, c
     table = here / "mine" / "sensitivity.csv"
     assert "replaces" not in sweep(*words).err
     table.write_text("opt,run_id\nngd,other\n")
-    said = "bench: mine contains the table and plot of another sweep (1 runs), which this one replaces"
+    said = "bench: mine contains the table and plot of another sweep (1 run), which this one replaces"
     assert said in sweep(*words).err.splitlines()
     table.write_bytes(b"\xff\x00 no table")
     assert sweep(*words).code == 0
@@ -693,7 +693,7 @@ def test_lanes_that_break_are_not_replaced_where_they_are_asked_for(sweep, store
     breaks(TypeError("boom"))
     answer = sweep(*FOUR, "--engine", "lanes")
     assert answer.code == 1
-    assert "ngd lanes failed: TypeError: boom; the traceback is in " in last_line(answer)
+    assert "1 ngd lane failed: TypeError: boom; the traceback is in " in last_line(answer)
 
 
 def test_runs_that_break_on_their_own(sweep, store, monkeypatch):
@@ -959,8 +959,8 @@ def test_a_block_with_lanes_of_another_sweep_is_left_alone(sweep, store, interru
 @pytest.mark.parametrize("engine", ["lanes", "lightning"])
 def test_a_run_that_was_begun_on_its_own_goes_on_on_its_own(sweep, store, trained, engine):
     one, *_ = configs_of(store)
-    attempt = Store(store).begin([RunResult(one.run_id, as_stored(one))])
-    attempt.leave([RunResult(one.run_id, as_stored(one), "killed")])
+    attempt = Store(store).begin([RunResult(**described(one))])
+    attempt.leave([RunResult(**described(one), status="killed")])
     answer = sweep(*FOUR, "--engine", engine, "--width", 4)
     assert answer.code == 0
     assert [one.run_id] in trained
@@ -971,10 +971,10 @@ def test_a_run_that_was_begun_on_its_own_goes_on_on_its_own(sweep, store, traine
 @pytest.mark.parametrize("engine", ["lanes", "lightning"])
 def test_a_run_that_bench_fit_trains_now_is_waited_for(sweep, store, monkeypatch, trained, engine):
     one, *_ = configs_of(store)
-    attempt = Store(store).begin([RunResult(one.run_id, as_stored(one))])
+    attempt = Store(store).begin([RunResult(**described(one))])
 
     def ends() -> None:
-        attempt.end([RunResult(one.run_id, as_stored(one), "completed", final=0.5)])
+        attempt.end([RunResult(**described(one), status="completed", final=0.5)])
 
     monkeypatch.setattr(bench.execute.here, "time", Asleep(lambda: None, ends))
     answer = sweep(*FOUR, "--engine", engine, "--width", 4)
@@ -1254,7 +1254,7 @@ def test_progress_is_a_line_now_and_then(sweep, monkeypatch):
     assert ["2/4 runs", "2 in training"] in counts
     assert counts[-1] == ["4/4 runs", "0 in training"]
     assert lines[-1].endswith("(gd lr 1)")
-    assert "trial-steps/s, best 0.3" in lines[-1]
+    assert "trial-steps/s, best 0.0" in lines[-1]
 
 
 def test_short_sweeps_say_nothing(sweep):

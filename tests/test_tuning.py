@@ -582,6 +582,24 @@ def test_what_breaks_outside_of_a_run_counts_as_an_attempt_too(
     assert cli("studies", study.name, "--storage", sqlite_url).code == 1
 
 
+def test_a_cause_that_comes_again_and_again_ends_the_worker_and_is_told_once(
+    cli, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(self: torch.optim.SGD, closure: object = None) -> None:
+        raise RuntimeError("always the same")
+
+    study = begin(sqlite_url, 2, opt__lr="10,100", report=False)
+    monkeypatch.setattr(torch.optim.SGD, "step", step)
+    answer = cli("worker", "--study", study.name, "--storage", sqlite_url, "--engine", "lightning")
+    assert answer.code == 1
+    assert states(study)["design", "failed"] == 3
+    lines = [line for line in answer.err.splitlines() if "always the same" in line]
+    first, *again, last = lines
+    assert "failed run synthetic-sgd-" in first
+    assert [line.partition(": ")[2] for line in again] == ["failed again: RuntimeError: always the same"] * 2
+    assert last.startswith("bench: error: 3 trials in a row failed here, the last with: run synthetic-sgd-")
+
+
 @pytest.mark.deep
 def test_lanes_that_break_are_made_one_after_the_other(
     cli, sqlite_url: str, store: Path, monkeypatch: pytest.MonkeyPatch
@@ -596,7 +614,7 @@ def test_lanes_that_break_are_made_one_after_the_other(
     monkeypatch.setattr(Lanes, "step", broken)
     answer = cli("worker", "--study", study.name, "--storage", sqlite_url, "--engine", "lanes")
     assert answer.code == 0
-    assert "lanes failed: RuntimeError: the card fell out" in answer.err
+    assert "1 sgd lane failed: RuntimeError: the card fell out" in answer.err
     assert "; continuing with one trial at a time\n" in answer.err
     assert states(study) == {("design", "completed"): 5, ("fresh", "completed"): 1}
     assert {run.engine for run in Store(store).runs()} == {"lightning"}

@@ -666,10 +666,22 @@ def _words(
 ) -> dict[str, Any]:
     """Settings in dotted form."""
     found: dict[str, Any] = {"task": task, "opt": ",".join(name_of(opt, store) for opt in opts)}
-    for group, own in (("task", task_options), ("opt", hyperparameters), ("trainer", trainer)):
-        found |= _flat(group, own or {})
+    found |= _flat("task", _named("task_options", task_options))
+    found |= _flat("opt", hyperparameters)
+    found |= _flat("trainer", _named("trainer", trainer))
     found |= {name: value for name, value in top.items() if value is not None}
-    return found | {name: _plain(value) for name, value in (settings or {}).items()}
+    return found | {name: _plain(value) for name, value in _named("settings", settings).items()}
+
+
+def _named(argument: str, values: "Settings | None") -> "Settings":
+    """Values by name; none for None.
+
+    Raises:
+        UserError: they are neither.
+    """
+    if values is None or (isinstance(values, Mapping) and all(isinstance(name, str) for name in values)):
+        return values or {}
+    raise UserError(f"{argument}={values!r}: write a dictionary with names as keys: {argument}={{NAME: VALUE}}")
 
 
 def _flat(group: str, settings: "Settings") -> dict[str, Any]:
@@ -747,6 +759,6 @@ def _asked(
     args = parse("leaderboard", [])
     args.store = [] if store is None else _folders(store)
     args.task, args.opt, args.no_reference = _several(task), _several(opt), not reference_results
-    args.only = [f"{name}={word_of(value)}" for name, value in (only or {}).items()]
+    args.only = [f"{name}={word_of(value)}" for name, value in _named("only", only).items()]
     args.settings, args.mixed_versions, args.reference, args.target = settings, mixed_versions, reference, target
     return asked(args)

@@ -20,7 +20,7 @@ from bench.results.table import Board, Column, Table
 from bench.run_summary import result_lines
 from bench.store.record import RunResult
 from bench.store.store import Store
-from bench.text import word_of
+from bench.text import counted, word_of
 from optimizers.plugins import bare
 
 if TYPE_CHECKING:
@@ -262,13 +262,13 @@ class Runs(Sequence[Run]):
         return shown_figure(curves_of(", ".join(sorted({run.task for run in self._runs})), named, column))
 
     def __repr__(self) -> str:
-        return f"<Runs: {len(self)} runs>"
+        return f"<Runs: {counted(len(self), 'run')}>"
 
     def __str__(self) -> str:
         return "\n".join(as_lines(self._shown()))
 
     def _repr_html_(self) -> str:
-        return html_fragment([Board("runs", f"{len(self)} runs", [self._shown()])])
+        return html_fragment([Board("runs", counted(len(self), "run"), [self._shown()])])
 
     def _shown(self) -> Table:
         own = [Column("run_id", "run"), *(Column(name, name) for name in ("task", "opt", "seed", "status", "metric"))]

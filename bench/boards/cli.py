@@ -95,8 +95,7 @@ def _report(words: list[str]) -> int:
     from bench.boards.page import page, store_names
 
     stores, what = asked(args)
-    names = store_names(store.folder for store in stores.stores)
-    text = page(what, len(stores.runs), names, len(stores.damaged))
+    text = page(what, len(stores.runs), store_names(stores), len(stores.damaged))
     code = warn(stores, what.found)
     write(args.out, text)
     if args.json:

@@ -25,7 +25,7 @@ from bench.store.record import RunResult
 from bench.store.reports import CheckRecord, StudyRecord
 from bench.store.stores import HOW_TO_FILL, Stores
 from bench.store.tables import Columns
-from bench.text import cell, word_of
+from bench.text import cell, counted, word_of
 from optimizers import OPTIMIZERS
 from optimizers.groups import REST
 from optimizers.plugins import bare
@@ -353,7 +353,7 @@ def _refuse_mixed(entries: Sequence[Entry], shipped: Collection[str]) -> None:
             runs = [run for e in group for run in e.runs.values() if not (what in LIBRARIES and run.run_id in shipped)]
             count = Counter(str(run.versions.get(what, "unknown")) for run in runs)
             if len(count) > 1:
-                found = ", ".join(f"{version} ({n} runs)" for version, n in sorted(count.items()))
+                found = ", ".join(f"{version} ({counted(n, 'run')})" for version, n in sorted(count.items()))
                 most = min(count, key=lambda version: (-count[version], version))
                 raise UserError(
                     f"{problem.name} has runs of several versions of {of}: {found}; choose one with --only"

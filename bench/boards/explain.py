@@ -15,7 +15,7 @@ from bench.results.table import Column, Table
 from bench.run_summary import fit_words
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
-from bench.text import cell, duration, word_of
+from bench.text import cell, counted, duration, word_of
 
 SAMPLERS = {"grid": "a log-spaced grid, extended at its edges", "qmc": "a Halton sequence"}
 
@@ -109,13 +109,13 @@ def _cut(entry: Entry) -> str:
     said = [f"not the whole task: {', '.join(parts)}"] * bool(parts)
     if entry.study is not None:
         said += ["one tuning seed"] * (len(entry.study.seeds) == 1)
-        said += [f"{entry.study.missing} trials of the design are missing"] * bool(entry.study.missing)
+        said += [f"{counted(entry.study.missing, 'trial')} of the design missing"] * bool(entry.study.missing)
     return "; ".join([*said, *["curves are thinned"] * thin]) or "nothing"
 
 
 def _cost(runs: Sequence[RunResult]) -> str:
     steps, seconds = sum(run.steps for run in runs), sum(run.wall_s for run in runs)
-    return f"{len(runs)} runs, {steps:,} gradients of a batch, {duration(seconds)}"
+    return f"{counted(len(runs), 'run')}, {steps:,} gradients of a batch, {duration(seconds)}"
 
 
 def _options(options: Mapping[str, Any]) -> str:

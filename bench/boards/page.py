@@ -3,10 +3,10 @@
 import base64
 import hashlib
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from bench import __version__
@@ -21,6 +21,7 @@ from bench.results.stats import Interval, MedianTime
 from bench.results.table import Board, Column, Table
 from bench.run_summary import fit_words
 from bench.store.record import RunResult
+from bench.store.stores import Stores
 from bench.text import cell
 
 KINDS = {
@@ -51,7 +52,7 @@ def page(asked: Asked, runs: int, stores: Sequence[str], damaged: int = 0) -> st
     Args:
         asked: the shown entries.
         runs: number of runs in the stores.
-        stores: their names.
+        stores: in words (`store_names`).
         damaged: number of unreadable runs and records.
     """
     asked = replace(asked, tables=cache(asked.tables))  # charts and boards use the same runs
@@ -112,7 +113,7 @@ def _written(
 ) -> str:
     light, dark = variables("".join(panel["svg"] for kind in kinds for panel in kind["panels"]))
     values = {"title": "Optimizers on attention models", "lead": None, "reading": None} | more
-    return template("bench.boards", "page.html.j2", digest=_digest, clean=cell).render(
+    return template("bench.boards", "page.html.j2", digest=_digest, clean=cell, whole=_whole).render(
         version=__version__,
         boards=[board for board in boards if board["tables"]],
         kinds=[kind for kind in kinds if kind["panels"]],
@@ -121,6 +122,13 @@ def _written(
         dark=dark,
         **values,
     )
+
+
+def _whole(text: str) -> str:
+    """Text in which no line breaks within an option's name."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"--\w[\w.]*", r'<span class="whole">\g<0></span>', str(escape(text))))
 
 
 def _digest(script: str) -> str:
@@ -239,6 +247,7 @@ def commands(runs: Iterable[RunResult]) -> list[str]:
     return found
 
 
-def store_names(folders: Iterable[Path]) -> list[str]:
-    """Names of stores on a shared page: the names of their folders, without paths of this machine."""
-    return [cell(folder.name) for folder in folders]
+def store_names(stores: Stores) -> list[str]:
+    """Stores in words for a shared page: the names of their folders, without paths of this machine."""
+    reference = ["the reference results"] * (stores.reference is not None)
+    return [*(f"“{cell(store.folder.name)}”" for store in stores.own), *reference]

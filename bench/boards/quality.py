@@ -135,14 +135,20 @@ def compared_by(problem: Problem, ref: Entry | None, metric: Measure) -> tuple[M
         ref: the reference.
         metric: the final metric.
     """
-    floor = [] if ref is None else [v == CONVERGED for v in metric.values(ref)]
     said = None
-    if ref is not None and 2 * sum(floor) >= len(floor) > 0:
+    if ref is not None and at_floor(metric, ref):
+        floor = [v == CONVERGED for v in metric.values(ref)]
         said = f"{ref.name} is at the floor of the metric ({CONVERGED:g}) on {sum(floor)} of {len(floor)} seeds"
         if problem.target is not None:
             return steps_to(None, problem.mode), f"{said}, so rows are compared by the steps to the target"
         said += ", where differences vanish, and the task has no target: use a smaller budget"
     return metric, said
+
+
+def at_floor(metric: Measure, entry: Entry) -> bool:
+    """Whether half of an entry's runs or more are at the floor of the metric."""
+    floor = [v == CONVERGED for v in metric.values(entry)]
+    return 2 * sum(floor) >= len(floor) > 0
 
 
 def over_tasks(

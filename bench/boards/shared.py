@@ -12,7 +12,7 @@ from bench.boards.collect import Collected
 from bench.boards.entries import KINDS, LIBRARIES, Entry, Problem
 from bench.results.group import Measure, final
 from bench.results.selection import CONVERGED, GAP, above_infimum, is_capped
-from bench.results.sequential import LEAST_SEEDS, Comparison, advice, differences
+from bench.results.sequential import LEAST_SEEDS, ROUNDING, Comparison, advice, differences
 from bench.results.table import Column
 from bench.store.record import RunResult
 
@@ -201,7 +201,8 @@ class Verdicts:
 VERDICTS = (
     "verdicts: sign tests over common seeds, error rate 5 % per row, also with optional stopping; a run without a"
     " value is worse than"
-    f" any number; fewer than {LEAST_SEEDS} seeds decide no verdict"
+    f" any number; values equal up to rounding ({ROUNDING:.0e} of their size) tie, which counts for neither; fewer than"
+    f" {LEAST_SEEDS} seeds decide no verdict"
 )
 
 

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from bench.errors import UserError, unknown
 from bench.grammar.commands import parse
 from bench.output import answer, format_of, open_stores, remark, stores_of, warn_of, write
+from bench.text import counted
 from optimizers.plugins import bare
 
 
@@ -42,9 +43,9 @@ def _merge(words: list[str]) -> int:
         }
         answer({"dest": args.dest, **counts, "differing": merged.differing, "damaged": [*map(str, merged.damaged)]})
         return int(bool(merged.damaged))
-    counts = f"{merged.copied} runs copied, {merged.there} already there, {merged.skipped} skipped"
-    counted = (merged.studies, "studies"), (merged.checks, "checks"), (merged.ladders, "ladders")
-    records = [f"{n} records of {what}" for n, what in counted if n]
+    counts = f"{counted(merged.copied, 'run')} copied, {merged.there} already there, {merged.skipped} skipped"
+    kinds = (merged.studies, "studies"), (merged.checks, "checks"), (merged.ladders, "ladders")
+    records = [f"{counted(n, 'record')} of {what}" for n, what in kinds if n]
     print(counts + f"; {' and '.join(records)} copied" * bool(records))
     return 1 if merged.damaged else 0
 
@@ -76,8 +77,8 @@ def _bundle(words: list[str]) -> int:
         answer({"out": args.out, **counts, "damaged": [str(each) for each in (*stores.damaged, *made.damaged)]})
         return code
     print(
-        f"written to {args.out}: {made.runs} runs, {made.studies} studies, {made.tuned} files of tuned settings,"
-        f" {made.sources} sources of plug-ins"
+        f"written to {args.out}: {counted(made.runs, 'run')}, {made.studies} studies, {made.tuned} files of tuned"
+        f" settings, {made.sources} sources of plug-ins"
     )
     return code
 

@@ -304,7 +304,10 @@ class OneByOne:
                 return value
 
             closure = once_known(losses[i], list(params.values()), again)
-            optimizer.step(closure, **{name: values[i] for name, values in told.items()})
+            try:
+                optimizer.step(closure, **{name: values[i] for name, values in told.items()})
+            except SystemExit as error:  # would end the process without a word
+                raise RuntimeError(f"the step raises SystemExit: {error}") from error
             self._take_over(i)
             lr = optimizer.param_groups[0].get("lr", nan)
             self.sizes[i] = getattr(optimizer, "step_sizes", None) or (lr, lr)

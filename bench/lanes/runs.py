@@ -24,6 +24,7 @@ from bench.store.attempt import Attempt
 from bench.store.claims import start_beating
 from bench.store.record import RunResult
 from bench.store.store import Store
+from bench.text import counted
 from bench.training_plan import make_plan, val_every
 from bench.tuned import TunedBy
 from bench.watch import Watch, look
@@ -157,7 +158,7 @@ def _train_block(
             if trace := attempt.keep_traceback(error):
                 where = f"; the traceback is in {trace}"
             attempt.leave([replace(result, status="failed", reason=first_line(error)) for result in attempt.runs])
-        raise RunBroke(f"{len(configs)} {first.opt} lanes failed: {first_line(error)}{where}") from error
+        raise RunBroke(f"{counted(len(configs), f'{first.opt} lane')} failed: {first_line(error)}{where}") from error
     finally:
         if attempt is not None:
             attempt.drop()

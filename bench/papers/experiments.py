@@ -22,7 +22,7 @@ from bench.settings import as_stored
 from bench.store.record import RunResult
 from bench.store.tables import CURVE_FIELDS
 from bench.strict_yaml import read_yaml
-from bench.text import why_wrong
+from bench.text import located, why_wrong
 
 Settings = dict[str, Any]
 ARM_ARGUMENTS = ("arms", "fast", "slow", "better", "worse")
@@ -389,7 +389,7 @@ def _read(name: str) -> Experiment:
             return Experiment.model_validate(content)
         except ValidationError as error:
             first = error.errors()[0]
-            raise UserError(f"{_place(first['loc'], content)}: {why_wrong(first['msg'])}") from None
+            raise UserError(f"{_place(located(first, content), content)}: {why_wrong(first['msg'])}") from None
 
 
 def _place(loc: Sequence[int | str], content: Any) -> str:

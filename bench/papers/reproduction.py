@@ -22,6 +22,9 @@ CORRECTION = (
     " Holm over the points of a search): the probability of any false one is 5 % at most. Intervals are 95 % each."
 )
 
+CONSEQUENCE = "So a verdict may be undecided although its interval excludes the bound of the claim."
+"""Below `CORRECTION`, which shipped pages repeat in their JSON."""
+
 
 @dataclass(frozen=True)
 class Version:
@@ -158,7 +161,7 @@ def page(result: Reproduction) -> str:
         lines += [f"**Not the whole task: {part}.**", ""]
     if experiment.undersized:
         lines += [f"**Smaller than the paper's: {experiment.undersized}**", ""]
-    lines += ["![figure](figure.png)", "", "## Claims", "", CORRECTION, ""]
+    lines += ["![figure](figure.png)", "", "## Claims", "", f"{CORRECTION} {CONSEQUENCE}", ""]
     rows = [
         (result.said(claim), claim.name, claim.paper, finding.text, _effect(finding))
         for claim, finding in result.claims

@@ -14,7 +14,7 @@ from bench.papers.reproduction import CORRECTION
 from bench.papers.verdicts import SAID
 from bench.results.table import Board, Column, Table
 from bench.store.load import Damaged, read_bytes
-from bench.text import clean, in_markdown, why_wrong
+from bench.text import clean, in_markdown, located, why_wrong
 
 MOST = 16 << 20
 """Largest size of a `claims.json` in bytes; a search of 100 points with 8 claims has 0.4 million. Ours."""
@@ -88,11 +88,13 @@ def read(folder: Path, papers: Sequence[str] = ()) -> Shipped:
     """
     pages, damaged = [], []
     for path in sorted(folder.glob("*/*/claims.json")):
+        content: Any = None
         try:
-            pages.append(Page.model_validate(json.loads(read_bytes(path, MOST))))
+            content = json.loads(read_bytes(path, MOST))
+            pages.append(Page.model_validate(content))
         except ValidationError as error:
             first = error.errors()[0]
-            place = ": ".join(map(str, first["loc"]))
+            place = ": ".join(map(str, located(first, content)))
             damaged.append(clean(f"{path}: {place}: {why_wrong(first['msg'])}; run the experiment again"))
         except (Damaged, ValueError, RecursionError) as error:
             damaged.append(str(error) if isinstance(error, Damaged) else clean(f"{path}: it is not valid JSON"))

@@ -20,12 +20,19 @@ _NUMBER, _COLOUR = re.compile(r"-?\d+\.\d{3,}"), re.compile(r"#([0-9a-f]{6})")
 
 @dataclass(frozen=True)
 class Series:
-    """A line of the legend: its number in the SVG, its name, and colour and dashes in CSS."""
+    """A line of the legend.
+
+    Attributes:
+        number, name: of the series in the SVG.
+        color, dash: in CSS; no dash if its points are not joined.
+        mark: its marker as an SVG path around (0, 0); empty if it has none.
+    """
 
     number: int
     name: str
     color: str
-    dash: str
+    dash: str | None
+    mark: str
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,8 @@ def embed(chart: Chart, panel: Panel) -> Embedded:
     series = []
     for i, name in enumerate(legend.names):
         looks = legend.looks(name)
-        series.append(Series(i, harmless(name), _variable(looks["color"]), _dash(looks["linestyle"])))
+        dash = None if looks["linestyle"] == "none" else _dash(looks["linestyle"])
+        series.append(Series(i, harmless(name), _variable(looks["color"]), dash, _mark(looks.get("marker"))))
     return Embedded(ElementTree.tostring(root, encoding="unicode"), series)
 
 
@@ -87,6 +95,20 @@ def _variable(colour: str) -> str:
 
 def _dash(linestyle: Any) -> str:
     return "none" if isinstance(linestyle, str) else " ".join(f"{1.2 * part:g}" for part in linestyle[1])
+
+
+def _mark(marker: str | None) -> str:
+    if marker is None:
+        return ""
+    from matplotlib.markers import MarkerStyle
+    from matplotlib.path import Path
+    from matplotlib.transforms import Affine2D
+
+    letters = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C", Path.CLOSEPOLY: "Z"}
+    style = MarkerStyle(marker)
+    path = style.get_path().transformed(style.get_transform() + Affine2D().scale(7, -7))
+    parts = [(letters[code], [] if code == Path.CLOSEPOLY else at.tolist()) for at, code in path.iter_segments()]
+    return " ".join(f"{letter}{' '.join(f'{x:.2f}' for x in at)}" for letter, at in parts)
 
 
 def _clean(root: ElementTree.Element, key: str, names: list[str]) -> None:

@@ -99,6 +99,11 @@ def equal_below(scores: Iterable[End], metric: str) -> float:
     return CONVERGED if metric == "loss" and all(score is None or score >= 0 for score in scores) else -math.inf
 
 
+def score_text(score: float, metric: str) -> str:
+    """A score in words; one that counts as equal to the floor is shown as `<=1e-16`."""
+    return f"<={CONVERGED:g}" if metric == "loss" and 0 <= score <= CONVERGED else f"{score:.4g}"
+
+
 def best_index(scores: Sequence[End], mode: Mode, least: float) -> int | None:
     """Index of the best score, the middle one of ties in the given order; None if there is none.
 

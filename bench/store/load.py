@@ -3,6 +3,7 @@
 Size, depth, types and ranges are checked; nothing named in the data is imported or followed.
 """
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from bench.store.record import RunResult, adapter, contradiction
-from bench.text import clean
+from bench.text import clean, located, why_wrong
 
 T = TypeVar("T")
 
@@ -74,8 +75,8 @@ def parse(text: bytes, kind: type[T], path: Path) -> T:
         return adapter(kind).validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])[:100]
-        raise Damaged(path, f"{where + ': ' if where else ''}{first['msg'][:200]}") from None
+        where = ".".join(map(str, located(first, json.loads(text)) if first["loc"] else []))[:100]
+        raise Damaged(path, f"{where + ': ' if where else ''}{why_wrong(first['msg'])[:200]}") from None
     except (ValueError, RecursionError) as error:
         raise Damaged(path, str(error)[:200]) from None
 

@@ -25,6 +25,7 @@ from bench.store.reports import CheckRecord, LadderRecord, StudyRecord, read_rep
 from bench.store.store import Store
 from bench.store.stores import no_store
 from bench.store.tables import TABLES, write_columns
+from bench.text import counted
 
 _WORKPLACE = ".merging-"
 _SECONDS = 5  # between progress lines
@@ -111,7 +112,7 @@ class _Merging:
         for n, block in enumerate(sorted(blocks, key=lambda each: isinstance(each, Block) and each.total > 1)):
             if time.monotonic() - said > _SECONDS:
                 said = time.monotonic()
-                say(f"bench: {source}: {n} of {len(blocks)} folders, {self.merged.copied} runs copied")
+                say(f"bench: {source}: {n} of {len(blocks)} folders, {counted(self.merged.copied, 'run')} copied")
             if isinstance(block, Damaged):
                 self.merged.damaged.append(block)
                 continue

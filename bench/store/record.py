@@ -12,7 +12,7 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeA
 from typing_extensions import TypedDict
 
 from bench.config import TrainerOptions, id_of
-from optimizers.plugins import bare
+from optimizers.plugins import bare, slug
 
 Mode = Literal["min", "max"]
 """Whether a metric is better when smaller or larger."""
@@ -264,17 +264,27 @@ class RunResult:
 def contradiction(run: RunResult) -> str | None:
     """The contradiction in a record, or None.
 
-    Its id is the hash of its identity, and its configuration agrees with the identity.
+    Its id is the hash of its identity, its configuration agrees with the identity, and its results with its metrics.
     """
     config, identity = run.config, run.identity
     if not all("step" in row and "train_s" in row for row in run.validations):
         return "an evaluation lacks its step or seconds"
     if any(isinstance(values.get(name), dict) for values in run.metrics.values() for name in (run.metric, "excess")):
         return "a metric contains the values of a split"
+    for which, said in (("final", run.final), ("best", run.best)):
+        values = run.metrics.get(which)
+        if values is None or (said is None and run.status not in ("completed", "timeout")):
+            continue
+        if run.metric not in values:
+            return f"metric {run.metric!r} is none of metrics.{which}"
+        if values[run.metric] != said:
+            return f"{which} is {said} and metrics.{which}.{run.metric} is {values[run.metric]}"
     if not (_agrees(run.problem, config) and _agrees(run.chosen, config)):
         return "settings and configuration differ"
     if not identity:
-        return None
+        named = f"{slug(config['task'])}-{slug(config['opt'])}-"
+        hashed = run.run_id.startswith(named) and re.fullmatch(r"[0-9a-f]{10}", run.run_id.removeprefix(named))
+        return "identity is missing" if hashed else None
     if id_of(config["task"], config["opt"], identity) != run.run_id:
         return "run_id is not the hash of its identity"
     same = [identity.get("task") == bare(config["task"]), identity.get("opt") == bare(config["opt"])]

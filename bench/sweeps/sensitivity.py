@@ -39,7 +39,7 @@ from bench.results.stats import median_rank
 from bench.results.table import Board, Column, Table
 from bench.store.record import CAP_BINDS, FINISHED, RunResult
 from bench.sweeps.sensitivity_plot import describe
-from bench.text import clean, plain
+from bench.text import clean, counted, plain
 from optimizers.plugins import bare
 
 
@@ -322,23 +322,27 @@ def _summary(sweep: Sensitivity, curve: Curve) -> list[str]:
 def _notes(sweep: Sensitivity) -> list[str]:
     count = Counter(run.status for run in sweep.results)
     out = ", ".join(f"{n} {status}" for status, n in count.items() if status not in FINISHED)
+    late = f"note: runs with values at the time limit: {count['timeout']}"
+    return (
+        [f"note: unfinished runs excluded: {out}"] * bool(out)
+        + [late] * bool(count["timeout"])
+        + [f"note: {rule}" for rule in _choice(sweep)]
+    )
+
+
+def _choice(sweep: Sensitivity) -> list[str]:
+    """How the best value was chosen, beyond the smallest or largest median."""
     fine = (
-        f"note: suboptimality gaps below {CONVERGED:g} count as equal, and the middle of equal values counts as best"
+        f"suboptimality gaps below {CONVERGED:g} count as equal, and the middle of equal values counts as best"
         f" (our rule)"
     )
     shown = [
         x for curve in sweep.curves for point in curve.points for x in (point.median, point.choice) if x is not None
     ]
     small = sweep.mode == "min" and bool(shown) and 0 <= min(shown) < CONVERGED
-    apart = "note: the best value was chosen by the last evaluation during training, not by the shown values"
+    apart = "the best value was chosen by the last evaluation during training, not by the shown values"
     other = any(point.choice is not None for curve in sweep.curves for point in curve.points)
-    late = f"note: runs with values at the time limit: {count['timeout']}"
-    return (
-        [f"note: unfinished runs excluded: {out}"] * bool(out)
-        + [late] * bool(count["timeout"])
-        + [fine] * (sweep.above_infimum or small)
-        + [apart] * other
-    )
+    return [fine] * (sweep.above_infimum or small) + [apart] * other
 
 
 def as_json(sweep: Sensitivity) -> dict[str, Any]:
@@ -393,7 +397,9 @@ def replaced(folder: Path, run_ids: Collection[str]) -> str | None:
         return None
     if there == set(run_ids):
         return None
-    return f"{folder} contains the table and plot of another sweep ({len(there)} runs), which this one replaces"
+    return (
+        f"{folder} contains the table and plot of another sweep ({counted(len(there), 'run')}), which this one replaces"
+    )
 
 
 def _page(sweep: Sensitivity, command: str) -> str:
@@ -402,7 +408,9 @@ def _page(sweep: Sensitivity, command: str) -> str:
     shared = {k: v for k, v in settings[0].items() if v is not None and all(own.get(k) == v for own in settings)}
     seeds = sorted({own["seed"] for own in settings})
     row = len(seeds) > 1 and seeds == list(range(seeds[0], seeds[-1] + 1))
-    lines = [f"# {sweep.metric} against {sweep.x}", "", f"Made by `{command}`.", "", "![figure](sensitivity.png)"]
+    lines = [f"# {sweep.metric} against {sweep.x}", "", f"Made by `{command}`.", "", "![figure](sensitivity.png)", ""]
+    best = "largest" if sweep.mode == "max" else "smallest"
+    lines.append("; ".join([f"`*` marks the best {sweep.x}, with the {best} median", *_choice(sweep)]) + ".")
     for curve in sweep.curves:
         lines += ["", f"## {curve.name}", "", *markdown_table(_table(sweep, curve)), ""]
         lines += [f"* {line}" for line in _summary(sweep, curve)]
@@ -428,5 +436,7 @@ def _page(sweep: Sensitivity, command: str) -> str:
         ("torch", [run.versions.get("torch", "unknown") for run in runs]),
         ("Engine", [run.engine for run in runs]),
     ):
-        lines.append(f"* {what}: " + ", ".join(f"{name} ({n} runs)" for name, n in Counter(found).items()) + ".")
+        lines.append(
+            f"* {what}: " + ", ".join(f"{name} ({counted(n, 'run')})" for name, n in Counter(found).items()) + "."
+        )
     return "\n".join([*lines, ""])

@@ -1,12 +1,14 @@
 """Progress display of a study: live lines on a terminal, a line per trial elsewhere."""
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from bench.progress import LiveView, clock, fitting
-from bench.text import duration
+from bench.results.selection import score_text
+from bench.text import counted, duration
 
 if TYPE_CHECKING:
     from bench.tuning.trials import Trial
@@ -25,6 +27,7 @@ class TuningProgress(LiveView):
         super().__init__(label, enabled=enabled)
         self.metric = metric
         self.done, self.wanted, self.failed = 0, 0, 0
+        self._cause = ""
         self._there: int | None = None  # trials that were done before
         self._rows: list[dict[str, str]] = [{}]
 
@@ -73,13 +76,13 @@ class TuningProgress(LiveView):
             if "step" in event:
                 row["step"] = f"step {event['step']:,}/{event['total']:,}"
             if event.get("score") is not None:
-                row["score"] = f"{self.metric} {event['score']:.4g}"
+                row["score"] = f"{self.metric} {score_text(event['score'], self.metric)}"
         elif "lanes" in event:
             row.pop("doing", None)
             row["trial"] = f"{event['over']:,}/{event['runs']:,} runs, {event['lanes']:,} in training"
             row["step"] = f"{event['share']:.0%}"
             if event.get("score") is not None:
-                row["score"] = f"best {self.metric} {event['score']:.4g}"
+                row["score"] = f"best {self.metric} {score_text(event['score'], self.metric)}"
         elif "idle" in event:
             row.clear()
             row["trial"] = "waiting for the others"
@@ -87,33 +90,37 @@ class TuningProgress(LiveView):
     def _say_ended(self, event: Mapping[str, Any]) -> None:
         if event["state"] == "given back":
             return
-        values = _spread([run["value"] for run in event.get("runs", [])])
+        values = self._spread([run["value"] for run in event.get("runs", [])])
         seconds = sum(run["wall_s"] for run in event.get("runs", []))
         what = f"{self.metric} {values} ({duration(seconds)})" if values else event.get("reason", "")
+        if event["state"] == "failed":
+            cause, before = cause_of(what), self._cause
+            self._cause, what = cause, f"again: {cause}" if cause == before else what
         state = "" if event["state"] == "completed" else f" {event['state']}"
         self.say(f"[{self.done}/{self.wanted}] {_name(event['ended'])}:{state} {what}")
 
+    def _spread(self, values: Sequence[float | None]) -> str:
+        """The values, or their range if they are many; None for a diverged one."""
+        if len(values) <= 3:
+            return ", ".join("diverged" if value is None else score_text(value, self.metric) for value in values)
+        there = [value for value in values if value is not None]
+        if not there:
+            return "diverged with all seeds"
+        least, most = (score_text(end, self.metric) for end in (min(there), max(there)))
+        span = least if least == most else f"{least} to {most}"
+        diverged = f", {len(values) - len(there)} diverged" * (len(there) < len(values))
+        return f"{span} ({len(values)} seeds{diverged})"
 
-def _spread(values: Sequence[float | None]) -> str:
-    """The values, or their range if they are many; None for a diverged one."""
-    if len(values) <= 3:
-        return ", ".join("diverged" if value is None else f"{value:.4g}" for value in values)
-    there = [value for value in values if value is not None]
-    diverged = f", {len(values) - len(there)} diverged" * (len(there) < len(values))
-    return (
-        f"{min(there):.4g} to {max(there):.4g} ({len(values)} seeds{diverged})" if there else "diverged with all seeds"
-    )
+
+def cause_of(reason: str) -> str:
+    """Why a trial failed, without its run and the place of its traceback."""
+    return re.sub(r"^run \S+ failed: ", "", reason.partition("; the traceback is in ")[0])
 
 
 def _name(trial: Mapping[str, Any]) -> str:
     kind = "" if trial["kind"] == "design" else f" ({trial['kind']})"
     seed = f", seed {trial['seeds'][0]}" if trial["fresh"] else ""
     return f"{spoken(trial['point'])}{seed}{kind if not trial['fresh'] else ' (fresh seed)'}"
-
-
-def counted(count: int, what: str) -> str:
-    """A number and a noun: `1 seed`, `2 seeds`."""
-    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def spoken(point: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.errors import UserError, unknown
 from bench.grammar.values import ends_of_range
-from bench.options import Option, all_optimizer_options, no_such_option, parse_options
+from bench.options import Option, all_optimizer_options, no_such_option, optimizer_options, parse_options
 from bench.sweeps.grid import values_of
 from optimizers import OPTIMIZERS, LogUniform
 from optimizers.groups import REST
@@ -94,11 +94,17 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
     space = {name: space[name] for name in dict.fromkeys([*own, *space]) if name in space}
     if not space:
         said = " ".join(f"--{name} {fixed[name]}" for name in own) or f"--opt {opt}"
-        name = next(iter(own), "opt.NAME")
+        numbers = [f"opt.{name}" for name, o in optimizer_options(spec).items() if _takes_range(o)]
+        name = next(iter([*own, *numbers]), "opt.NAME")
+        why = "" if own else f", since it declares no range; its numbers are {', '.join(numbers) or 'none'}"
         raise UserError(
-            f"{said}: no setting is left to tune; give a range (--{name} LOW:HIGH) or values (--{name} A,B)"
+            f"{said}: no setting is left to tune{why}; give a range (--{name} LOW:HIGH) or values (--{name} A,B)"
         )
     return space, fixed
+
+
+def _takes_range(option: Option) -> bool:
+    return "float" in option.type_name.split(" or ")
 
 
 def _several(key: str, raw: Any, task: str) -> bool:
@@ -112,7 +118,7 @@ def _range(key: str, raw: str, option: Option) -> Range:
         raise UserError(
             f"--{key} {raw}: a range is LOW:HIGH with 0 < LOW < HIGH, both between 1e-100 and 1e100, such as 1e-3:1e1"
         ) from None
-    if "float" not in option.type_name.split(" or "):
+    if not _takes_range(option):
         raise UserError(f"--{key} {raw}: it takes {option.type_name}, which has no range; give values such as A,B")
     return ends
 

@@ -12,8 +12,8 @@ from bench.results.stats import Interval
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.sweeps import sensitivity
+from bench.text import counted
 from bench.tuning.design import replay
-from bench.tuning.progress import counted
 from bench.tuning.space import point_key
 from bench.tuning.study import Study, capped_points
 from bench.tuning.trials import Trial

@@ -16,6 +16,7 @@ from bench.errors import UserError, unknown
 from bench.grammar.values import configs_folder, refuse_too_many
 from bench.progress import doing
 from bench.results.render import shown
+from bench.results.selection import score_text
 from bench.results.table import Column, Table
 from bench.strict_yaml import read_yaml
 from bench.sweeps import sensitivity
@@ -378,7 +379,7 @@ def result_lines(found: Sequence[StudyResult]) -> list[str]:
                 each.study.spec.opt,
                 len(each.scored) + len(each.refined),
                 "none" if each.best is None else spoken(each.best.point),
-                each.score,
+                None if each.score is None else score_text(each.score, each.study.spec.metric),
                 each.fresh_interval,
                 each.lr_at_boundary,
                 each.cost["trial_gradient_evaluations"],

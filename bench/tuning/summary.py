@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.results.render import shown
-from bench.results.selection import is_capped
+from bench.results.selection import is_capped, score_text
 from bench.results.table import Table
 from bench.store.record import CAP_BINDS
 from bench.sweeps import sensitivity
-from bench.text import duration, plain
-from bench.tuning.progress import counted, spoken
+from bench.text import counted, duration, plain
+from bench.tuning.progress import spoken
 from bench.tuning.space import Range, point_key
 from bench.tuning.study_result import StudyResult
 
@@ -32,7 +32,8 @@ def lines(found: StudyResult, analysed: sensitivity.Sensitivity | None) -> list[
     else:
         select = f"selection {spec.metric}{found.metric_suffix}"
         kind = "" if best.kind == "design" else f" ({best.kind})"
-        chosen = f"{found.score:.4g}, median of seeds {seeds_in_words(spec.seeds)} (optimistic)"
+        score = "-" if found.score is None else score_text(found.score, spec.metric)
+        chosen = f"{score}, median of seeds {seeds_in_words(spec.seeds)} (optimistic)"
         facts.append(("best", f"{spoken(best.point)}{kind}: {select} {chosen}"))
         facts.append(("fresh", _fresh(found)))
         edge = "yes: the optimum may be outside the tried values" if found.lr_at_boundary else "no"
@@ -56,7 +57,8 @@ def _notes(found: StudyResult) -> list[str]:
         notes.append(f"not the whole task: {part}")
     if found.study.request.trials < 9:
         notes.append(
-            f"{found.study.request.trials} trials are a small design; results for publication take 9 or more (our rule)"
+            f"{counted(found.study.request.trials, 'trial')}: a small design; results for publication take 9 or more"
+            " (our rule)"
         )
     for name, axis in found.study.spec.axes.items():
         value = found.best.point[name] if found.best is not None else None

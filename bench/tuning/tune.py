@@ -16,9 +16,9 @@ from bench.plugins import naming
 from bench.process import bench_command
 from bench.results.selection import CONVERGED
 from bench.settings import chosen_of
-from bench.text import plain
+from bench.text import counted, plain
 from bench.tuning.design import Design
-from bench.tuning.progress import TuningProgress, counted
+from bench.tuning.progress import TuningProgress
 from bench.tuning.space import Range, read_space, space_as_json
 from bench.tuning.study import Study
 from bench.tuning.trials import Request, StudySpec, versions_of

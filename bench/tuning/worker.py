@@ -28,6 +28,7 @@ from bench.runner import run
 from bench.stop import StopRequest
 from bench.store.record import RunResult
 from bench.store.store import Store
+from bench.tuning.progress import cause_of
 from bench.tuning.space import point_key
 from bench.tuning.study import Stuck, Study, disk_full, value_of
 from bench.tuning.trials import Trial
@@ -38,7 +39,8 @@ Tell = Callable[[Mapping[str, Any]], None]
 IDLE_SECONDS = 1.0
 """Seconds between checks of a study in which only other workers have work. Ours."""
 MOST_FAILURES = 3
-"""Points that fail here, without a success between, before a worker gives up. Ours."""
+"""Points that fail here, without a success between, before a worker gives up; of two points that fail for one cause, as
+many attempts. Ours."""
 
 
 class Worker:
@@ -60,6 +62,7 @@ class Worker:
         self.stop = StopRequest()
         self.me = this_process() | {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
         self._failures = set[str]()
+        self._causes: list[str] = []
         self._choices = Choices(
             effort.engine, effort.width, effort.memory, lambda line: tell({"say": line}), processes, self.stop
         )
@@ -144,6 +147,7 @@ class Worker:
         self._failures = (
             self._failures | {point_key(trial.point) for trial in trials} if isinstance(made, str) else set()
         )
+        self._causes = [*self._causes, cause_of(made)] if isinstance(made, str) else []
         for i, trial in enumerate(trials):
             if made is None:
                 name = signal.Signals(self.stop.signal or signal.SIGTERM).name
@@ -162,7 +166,8 @@ class Worker:
             else:
                 reason = "its worker was presumed dead, and another worker trained it"
                 self.tell({"ended": _identity(trial), "state": "lost", "reason": reason})
-        if len(self._failures) == MOST_FAILURES:
+        alike = len(self._failures) > 1 and self._causes[-MOST_FAILURES:] == self._causes[-1:] * MOST_FAILURES
+        if len(self._failures) == MOST_FAILURES or alike:
             raise RunFailed(f"{MOST_FAILURES} trials in a row failed here, the last with: {made}")
         return lanes
 

@@ -1,6 +1,10 @@
 """The message about an optional package that is not installed."""
 
+from pathlib import Path
+
 SUITE = "attention-optimizer-bench"
+ROOT = Path(__file__).parents[2]
+"""The clone of the suite, or where an installed package is."""
 
 
 def not_installed(package: str, extra: str) -> str:
@@ -10,4 +14,6 @@ def not_installed(package: str, extra: str) -> str:
         package: its name on the package index.
         extra: of the suite, as `pyproject.toml` lists it.
     """
-    return f"the package {package} is not installed: pip install '{SUITE}[{extra}]'"
+    clone = (ROOT / "pyproject.toml").is_file()
+    how = f"uv sync --extra {extra}" if clone else f"pip install '{SUITE}[{extra}]'"
+    return f"the package {package} is not installed: {how}"

@@ -19,7 +19,8 @@ def main(words: list[str]) -> int:
         raise UserError(f"--budget {args.budget}: name a study: bench studies NAME --budget {args.budget}")
     from bench.results.render import shown
     from bench.results.table import Table
-    from bench.tuning.progress import counted, spoken
+    from bench.text import counted
+    from bench.tuning.progress import spoken
     from bench.tuning.studies import NoDatabase
     from bench.tuning.study_result import study_result
 
