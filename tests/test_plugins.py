@@ -232,8 +232,8 @@ def test_an_argument_without_annotation_and_default_takes_numbers_and_text(cli, 
     (result,) = Store(store).runs()
     assert result.config["opt_options"] | {"lr": 0.25, "kind": "plain"} == result.config["opt_options"]
     assert result.chosen == {"opt.lr": 0.25, "opt.kind": "plain", "trainer.max_steps": 30, "trainer.max_epochs": None}
-    answer = cli("tune", *RUN, "--opt", opt, "--opt.kind", "plain", "--trials", 1)
-    assert answer.code == 0, answer.err
+    answer = cli("tune", *RUN, "--opt", opt, "--opt.kind", "plain", "--trials", 1, "--dry-run", "--json")
+    assert [[*point] for point in json.loads(answer.out)] == [["opt.lr"]]
 
 
 def test_a_module_of_this_folder_and_of_torch(cli, here: Path, store: Path) -> None:
