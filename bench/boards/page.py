@@ -46,6 +46,9 @@ FIRST = "forest"
 """The kind shown before the boards."""
 
 
+_WHOLE = re.compile(r"--\w[\w.]*|\[[-+.,\de ]+\]|\d[\d.]*e[-+]\d+")
+
+
 def page(asked: Asked, runs: int, stores: Sequence[str], damaged: int = 0) -> str:
     """The page; the same store gives the same bytes.
 
@@ -125,10 +128,10 @@ def _written(
 
 
 def _whole(text: str) -> str:
-    """Text in which no line breaks within an option's name."""
+    """Text in which no line breaks within an option's name, an interval or a power of ten."""
     from markupsafe import Markup, escape
 
-    return Markup(re.sub(r"--\w[\w.]*", r'<span class="whole">\g<0></span>', str(escape(text))))
+    return Markup(_WHOLE.sub(r'<span class="whole">\g<0></span>', str(escape(text))))
 
 
 def _digest(script: str) -> str:

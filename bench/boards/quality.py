@@ -138,7 +138,8 @@ def compared_by(problem: Problem, ref: Entry | None, metric: Measure) -> tuple[M
     said = None
     if ref is not None and at_floor(metric, ref):
         floor = [v == CONVERGED for v in metric.values(ref)]
-        said = f"{ref.name} is at the floor of the metric ({CONVERGED:g}) on {sum(floor)} of {len(floor)} seeds"
+        seeds = f"{sum(floor)} of {len(floor)} seeds"
+        said = f"the reference {ref.name} is at the floor of the metric ({CONVERGED:g}) on {seeds}"
         if problem.target is not None:
             return steps_to(None, problem.mode), f"{said}, so rows are compared by the steps to the target"
         said += ", where differences vanish, and the task has no target: use a smaller budget"
