@@ -79,6 +79,7 @@ def handle_signals() -> None:
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
         if signal.getsignal(number) == usual:
             signal.signal(number, interrupt)
+    sys.unraisablehook = _unraisable
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
@@ -90,9 +91,20 @@ def interrupt(number: int, frame: FrameType | None) -> None:
         KeyboardInterrupt: this is not during an import.
     """
     if importing(frame):
-        os.write(2, b"bench: interrupted\n")
-        os._exit(130)
+        _end_interrupted()
     raise KeyboardInterrupt
+
+
+def _unraisable(error: "sys.UnraisableHookArgs") -> None:
+    """End the process if an interrupt came where it cannot be raised, as in a callback of C code."""
+    if error.exc_type is KeyboardInterrupt:
+        _end_interrupted()
+    sys.__unraisablehook__(error)
+
+
+def _end_interrupted() -> NoReturn:
+    os.write(2, b"bench: interrupted\n")
+    os._exit(130)
 
 
 def importing(frame: FrameType | None) -> bool:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -262,6 +262,23 @@ def test_an_argument_that_is_no_dictionary_is_named(name: str, value: Any, store
     with pytest.raises(bench.UserError) as error:
         call(**{name: value})
     assert str(error.value) == f"{name}={value!r}: write a dictionary with names as keys: {name}={{NAME: VALUE}}"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: bench.tune("synthetic", "ngd", trials="x"), "trials='x': write a whole number"),
+        (lambda: bench.compare("synthetic", "ngd", trials=True), "trials=True: write a whole number"),
+        (lambda: bench.compare("synthetic", None), "opt=None: write a name, a class, or a list of them"),
+        (lambda: bench.load(5), "store=5: write a path"),
+        (lambda: bench.fit("synthetic", "ngd", store=5), "store=5: write a path"),
+        (lambda: bench.board(3), "unknown board '3'"),
+    ],
+)
+def test_an_argument_of_another_type_is_named(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(bench.UserError) as error:
+        call()
+    assert str(error.value).startswith(said)
 
 
 def test_several_processes_are_for_the_command() -> None:

@@ -260,8 +260,8 @@ def test_a_block_in_progress_is_seen_and_not_damaged(kept):
 
 
 def test_a_disk_without_room_for_the_curves_is_found_before_training(kept, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=64 * 3 * 1_000_000 - 1))
-    with pytest.raises(RunFailed, match=r"192.0 MB free, and the block of runs block-\w+ needs 192.0 MB; free"):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3 * 80_020_000 - 1))
+    with pytest.raises(RunFailed, match=r"240.1 MB free, and the block of runs block-\w+ needs 240.1 MB; free"):
         kept.begin(begun(), steps=1_000_000)
     assert not list(kept.folder.iterdir())
     kept.begin(begun(), steps=999_999).drop()

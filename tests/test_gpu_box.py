@@ -32,7 +32,15 @@ from tests.stored import add_run
 from tests.tiny import ROOT
 
 MACHINE = {"device": "cuda", "name": "card", "torch": "2.11.0"}
-LINE = {"part": "steps", "ok": True, "tiny": False, "machine": MACHINE, "seconds": 1.0, "when": "2026-11-23T00:00:00Z"}
+LINE = {
+    "part": "steps",
+    "ok": True,
+    "tiny": False,
+    "machine": MACHINE,
+    "seconds": 1.0,
+    "when": "2026-11-23T00:00:00Z",
+    "runs": 2,
+}
 ROW = {
     "what": "sngd",
     "baseline": "a copy",
@@ -77,7 +85,10 @@ def test_lines_that_were_cut_off_are_left_out(tmp_path: Path) -> None:
     assert lines(tmp_path) == [LINE]
 
 
-@pytest.mark.parametrize("before", ["", "{}\n", '{"part": "tes'])
+DAMAGED = ['{"part": "doctor"}', json.dumps(LINE | {"machine": None}), json.dumps(LINE | {"rows": [{"a": 1}]})]
+
+
+@pytest.mark.parametrize("before", ["", "{}\n", '{"part": "tes', *DAMAGED, pytest.param("[" * 200_000, id="nested")])
 def test_a_line_that_was_cut_off_does_not_swallow_the_next_one(before: str, tmp_path: Path) -> None:
     (tmp_path / "gpu.jsonl").write_text(before)
     add(tmp_path, LINE)

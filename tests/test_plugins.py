@@ -202,6 +202,14 @@ def test_a_step_that_exits_ends_no_command(cli, here: Path, store: Path) -> None
     assert "2 leaves.py:Plain lanes failed: RuntimeError: the step raises SystemExit: 7" in answer.err
 
 
+def test_a_step_that_exits_while_lanes_are_measured_ends_no_command(cli, here: Path, store: Path) -> None:
+    opt = write(here, "leaves.py", before="raise SystemExit(0)")
+    answer = cli("sweep", *RUN, "--opt", opt, "--opt.lr", "0.1,0.2", "--seeds", 1)
+    assert answer.code == 1
+    assert {result.status for result in Store(store).runs()} == {"failed"}
+    assert "SystemExit: 0" in answer.err
+
+
 def test_a_constructor_that_exits_is_reported_in_one_line(cli, here: Path, store: Path) -> None:
     opt = write(here, "leaves.py")
     (here / "leaves.py").write_text((here / "leaves.py").read_text().replace("super()", "exit(7); super()"))

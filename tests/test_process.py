@@ -170,6 +170,20 @@ def test_a_signal_during_imports_ends_the_program_even_if_a_library_catches_it(n
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_in_a_callback_of_c_code_ends_the_program(name: str) -> None:
+    code = (
+        "import signal; from bench import process; process.begin()\n"
+        "class Weak: pass\n"
+        "import weakref; it = Weak()\n"
+        f"ref = weakref.ref(it, lambda ref: signal.raise_signal(signal.{name}))\n"
+        "del it\n"
+        "print('went on')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "bench: interrupted\n")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux schedules sessions as groups")
 @pytest.mark.parametrize("own_session", [True, False])
 def test_a_worker_keeps_the_priority_that_nice_gave(own_session: bool, tmp_path: Path) -> None:

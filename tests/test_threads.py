@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import bench
 from bench.config import resolve
 from bench.runner import build
 from bench.threads import SMALL, limit_threads, set_threads
@@ -40,3 +41,8 @@ def test_a_number_that_was_set_after_a_small_model_holds():
 def test_a_run_on_synthetic_data_has_one_thread():
     build(resolve({"task": "synthetic", "opt": "sgd", "device": "cpu"}))
     assert torch.get_num_threads() == 1
+
+
+def test_the_python_api_leaves_the_number_of_threads_as_it_was(tmp_path):
+    bench.fit("synthetic", "sgd", trainer={"max_steps": 2}, store=tmp_path, progress=False)
+    assert torch.get_num_threads() == 3

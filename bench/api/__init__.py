@@ -140,7 +140,7 @@ def fit(
         RunFailed: the run failed; the store records it.
         KeyboardInterrupt: the run was interrupted; its state is saved, and the same call continues.
     """
-    with _session(progress):
+    with _training(progress):
         _check_engine(engine)
         where = _places(data, store)
         words = _words(
@@ -245,10 +245,10 @@ def sweep(
         RunFailed: runs failed; the others are stored.
         KeyboardInterrupt: the sweep was interrupted; the same call continues.
     """
-    with _session(progress):
+    with _training(progress):
         _check_engine(engine)
         where = _places(data, store)
-        opts = [opt] if isinstance(opt, str | type) else list(opt)
+        opts = _opts(opt)
         words = _words(
             task,
             opts,
@@ -336,7 +336,8 @@ def tune(
         RunFailed: workers die at start.
         KeyboardInterrupt: the study was interrupted; the same call continues.
     """
-    with _session(progress):
+    with _training(progress):
+        _check_trials(trials)
         _check_engine(engine)
         where = _places(data, store)
         words = _words(
@@ -454,10 +455,11 @@ def compare(
         RunFailed: a failed check changes results.
         KeyboardInterrupt: the comparison was interrupted; the same call continues.
     """
-    with _session(progress):
+    with _training(progress):
+        _check_trials(trials)
         _check_engine(engine)
         where = _places(data, store)
-        opts = [opt] if isinstance(opt, str | type) else list(opt)
+        opts = _opts(opt)
         words = _words(
             task,
             opts,
@@ -549,7 +551,7 @@ def board(
     from bench.boards import BOARDS
 
     if name not in BOARDS:
-        raise unknown("board", name, BOARDS)
+        raise unknown("board", str(name), BOARDS)
     with _session(progress=True):
         stores, asked = _asked(store, task, opt, only, settings, mixed_versions, reference, target, reference_results)
         made = BOARDS[name](asked)
@@ -620,6 +622,15 @@ def _session(progress: bool) -> Iterator[None]:
 
 
 @contextmanager
+def _training(progress: bool) -> Iterator[None]:
+    """A session after which torch has as many threads as before: the suite uses one for small models."""
+    from bench.threads import same_threads
+
+    with _session(progress), same_threads():
+        yield
+
+
+@contextmanager
 def _plugin_errors() -> Iterator[None]:
     try:
         yield
@@ -651,7 +662,7 @@ def _runs(
 
 def _places(data: "Place | None", store: "Place | None") -> dict[str, Path]:
     given = {"data": data, "store": store}
-    return {name: place(name, None if where is None else str(where)) for name, where in given.items()}
+    return {name: _place(name, where) for name, where in given.items()}
 
 
 def _words(
@@ -714,6 +725,24 @@ def _seeds(name: str, seeds: "Seeds") -> str:
     return f"{own[0]}:{own[0] + 1}" if len(own) == 1 else ",".join(map(str, own))
 
 
+def _opts(opt: "Opt | Sequence[Opt]") -> "list[Opt]":
+    """Optimizers as a list.
+
+    Raises:
+        UserError: they are no sequence.
+    """
+    if isinstance(opt, str | type):
+        return [opt]
+    if not isinstance(opt, Sequence):
+        raise UserError(f"opt={opt!r}: write a name, a class, or a list of them")
+    return list(opt)
+
+
+def _check_trials(trials: int | None) -> None:
+    if trials is not None and type(trials) is not int:
+        raise UserError(f"trials={trials!r}: write a whole number")
+
+
 def _check_engine(engine: str | None) -> None:
     if engine not in (None, *ENGINE.choices):
         raise unknown("engine", engine, ENGINE.choices)
@@ -738,8 +767,19 @@ def _several(given: Any) -> Any:
 
 
 def _folders(store: "Place | Sequence[Place] | None") -> list[Path]:
-    folders = [store] if store is None or isinstance(store, str | Path) else store
-    return [place("store", None if each is None else str(each)) for each in folders]
+    folders = [store] if store is None or isinstance(store, str | Path) or not isinstance(store, Sequence) else store
+    return [_place("store", each) for each in folders]
+
+
+def _place(name: str, where: "Place | None") -> Path:
+    """A folder, or its default.
+
+    Raises:
+        UserError: it is no path.
+    """
+    if where is not None and not isinstance(where, str | Path):
+        raise UserError(f"{name}={where!r}: write a path")
+    return place(name, None if where is None else str(where))
 
 
 def _asked(

@@ -37,6 +37,10 @@ _MEASURE_SECONDS, _MEASURE_SHARE = 0.2, 0.05
 """Each width is timed for this many seconds, or this share of the remaining steps if less; at least 5 steps. Ours."""
 
 
+BROKEN = Exception, SystemExit
+"""What the code of a plug-in may raise in a measurement."""
+
+
 @dataclass
 class Choice:
     """How a group of runs is executed.
@@ -110,7 +114,7 @@ class Choices:
             del task  # leave the device to the lanes
         except UserError:
             raise
-        except Exception:  # training will fail the same way and record it
+        except BROKEN:  # training will fail the same way and record it
             alone = ahead = inf
         limit = bytes_of(self.memory, first.device) // self.processes
         costs: dict[int, float] = {}
@@ -127,7 +131,7 @@ class Choices:
                 del trial
             except UserError:
                 raise
-            except Exception as error:
+            except BROKEN as error:
                 if ran_out(error):
                     break
                 if self.engine == "lanes":
@@ -186,7 +190,7 @@ class Choices:
             gc.collect()
         except UserError:
             raise
-        except Exception:  # training will fail the same way and record it
+        except BROKEN:  # training will fail the same way and record it
             return False
         if ahead * plain < COMPILE_SECONDS:
             return False
@@ -198,7 +202,7 @@ class Choices:
                 update()  # the first step initialises the state, which compiles another program
             compiling = (time.perf_counter() - begun) * (len(sizes) - 1)  # other sizes; this one is compiled now
             compiled = seconds_of(update, ahead)
-        except Exception as error:  # this machine may lack a working compiler
+        except BROKEN as error:  # this machine may lack a working compiler
             self.say(f"{name}: torch.compile does not work here ({first_line(error)}); continuing without it")
             return False
         pays = ahead * (plain - compiled) > compiling
@@ -234,7 +238,7 @@ def _step_together(config: RunConfig) -> bool:
         return have_pure_update(build(config)[1].parts)
     except UserError:
         raise
-    except Exception:  # training will fail the same way and record it
+    except BROKEN:  # training will fail the same way and record it
         return False
 
 
@@ -263,7 +267,7 @@ def _fitting_measurements(group: Sequence[RunConfig], width: int, limit: int) ->
                 del trial
         except UserError:
             raise
-        except Exception as error:
+        except BROKEN as error:
             if not ran_out(error):
                 return width  # training will fail the same way and record it
         else:

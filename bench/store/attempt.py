@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-BYTES_OF_STEP = 64
-"""Bytes that a step of a run takes until its block is finished: four numbers in the raw curve, and again in its table.
-Ours."""
+BYTES_OF_STEP, BYTES_OF_RUN = 80, 20_000
+"""Bytes that a run takes until its block is finished: for each step five numbers in the raw curve, and at most as many
+in its table; for its record and measurements roughly the second number. Ours."""
 
 
 def begin(
@@ -79,7 +79,7 @@ def begin(
                 for name in (CHECKPOINT, *(f"{table}.raw" for table in TABLES)):
                     if is_there(last / name):  # tables grow in place, so copy them; the checkpoint is replaced
                         (link if name == CHECKPOINT else copy)(last / name, prepared / name)
-            _refuse_if_full(store, BYTES_OF_STEP * steps * len(runs), what)
+            _refuse_if_full(store, len(runs) * (BYTES_OF_STEP * steps + BYTES_OF_RUN), what)
             write_records(prepared / RUNS, runs)
             path = folder / f"attempt-{number + 1}"
             try:

@@ -29,8 +29,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any, NoReturn
 
-from bench.errors import MAKE_ROOM, RunFailed, UserError, was_interrupted
+from bench.errors import MAKE_ROOM, RunFailed, UserError, first_line, was_interrupted
 from bench.output import remark
+from bench.process import handle_signals
 
 ROOT = Path(__file__).parents[2]
 CELLS = {"cifar10": "vision", "mnist": "vision", "lm": "lm", "sst2": "sst2"}
@@ -74,7 +75,7 @@ def main() -> int:
         0: all done; 1: a part failed, or DIR is too large; 2: the request or a file of DIR is invalid; 3: the time was
         too short; 130: interrupted.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    handle_signals()
     words = parsed()
     try:
         if words.only:
@@ -266,13 +267,14 @@ def same(line: Mapping[str, Any], machine: Mapping[str, Any], tiny: bool) -> boo
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
-    """The lines written so far, except truncated ones."""
+    """The lines written so far, except truncated and damaged ones."""
     found = []
     with suppress(FileNotFoundError):
         for text in (out / "gpu.jsonl").read_text("utf-8", "replace").splitlines():
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 line = json.loads(text)
                 if isinstance(line, dict) and line.get("part") in PARTS:
+                    block(line)
                     found.append(line)
     return found
 
@@ -468,25 +470,34 @@ def unfinished(path: Path) -> Path:
 
 def page(found: Sequence[Mapping[str, Any]]) -> str:
     """The latest line of each part and machine as Markdown."""
+    latest = {(json.dumps(line["machine"]), line["part"], line["tiny"]): line for line in found}
+    ordered = sorted(latest.values(), key=lambda line: (json.dumps(line["machine"]), PARTS.index(line["part"])))
+    return "\n".join(map(block, ordered))
+
+
+def block(line: Mapping[str, Any]) -> str:
+    """A line as Markdown.
+
+    Raises:
+        ValueError: it is damaged.
+    """
     from benchmarks.timing import Row, table
 
-    latest = {(json.dumps(line["machine"]), line["part"], line["tiny"]): line for line in found}
-    blocks = []
-    for line in sorted(latest.values(), key=lambda line: (json.dumps(line["machine"]), PARTS.index(line["part"]))):
+    try:
         machine = ", ".join(str(value) for value in line["machine"].values()) + (", tiny" if line["tiny"] else "")
-        blocks.append(f"## {line['part']}: {machine}, {line['when']}, {line['seconds']:.0f} s\n")
+        title = f"## {line['part']}: {machine}, {line['when']}, {line['seconds']:.0f} s\n\n"
         if "rows" in line:
-            blocks.append(f"```\n{table([Row(**row) for row in line['rows']])}\n```\n")
-        elif "text" in line:
-            blocks.append(f"```\n{line['text'].strip()}\n```\n")
-        elif "failures" in line:
+            return f"{title}```\n{table([Row(**row) for row in line['rows']])}\n```\n"
+        if "text" in line:
+            return f"{title}```\n{line['text'].strip()}\n```\n"
+        if "failures" in line:
             failures = "".join(f"- `{name}`: {why.splitlines()[0]}\n" for name, why in line["failures"].items())
-            blocks.append(
-                f"{line['passed']} passed, {line['skipped']} skipped, {len(line['failures'])} failed\n{failures}"
+            return (
+                f"{title}{line['passed']} passed, {line['skipped']} skipped, {len(line['failures'])} failed\n{failures}"
             )
-        else:
-            blocks.append(f"{line['runs']} runs are stored{'' if line['ok'] else ', and not all could be trained'}\n")
-    return "\n".join(blocks)
+        return f"{title}{line['runs']} runs are stored{'' if line['ok'] else ', and not all could be trained'}\n"
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(f"a damaged line: {first_line(error)}") from None
 
 
 if __name__ == "__main__":
