@@ -261,7 +261,7 @@ def test_a_block_in_progress_is_seen_and_not_damaged(kept):
 
 def test_a_disk_without_room_for_the_curves_is_found_before_training(kept, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3 * 80_020_000 - 1))
-    with pytest.raises(RunFailed, match=r"240.1 MB free, and the block of runs block-\w+ needs 240.1 MB; free"):
+    with pytest.raises(RunFailed, match=r"has 240 MB left, and the block of runs block-\w+ needs 240 MB; free"):
         kept.begin(begun(), steps=1_000_000)
     assert not list(kept.folder.iterdir())
     kept.begin(begun(), steps=999_999).drop()

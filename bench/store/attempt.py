@@ -123,7 +123,7 @@ def _refuse_if_full(store: Path, needed: int, what: str) -> None:
     free = shutil.disk_usage(store).free
     if free < needed:
         raise RunFailed(
-            f"the disk of the store {store} has {free / 1e6:.1f} MB free, and {what} needs {needed / 1e6:.1f} MB"
+            f"the disk is full: the store {store} has {free / 1e6:.3g} MB left, and {what} needs {needed / 1e6:.3g} MB"
             f"{MAKE_ROOM}"
         )
 
