@@ -16,7 +16,7 @@ from bench.progress import doing
 from bench.store.store import Store
 from optimizers import OPTIMIZERS, TASK_VALUE, OptimizerSpec
 from optimizers.groups import REST, split_rest
-from optimizers.plugins import load
+from optimizers.plugins import BROKEN, load
 from tasks.core.files import DataError
 
 
@@ -163,7 +163,7 @@ def _check_constructor(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any
     """Validate arguments by a constructor."""
     try:
         spec.cls(_invented(spec), **given)
-    except (Exception, SystemExit) as error:
+    except BROKEN as error:
         if spec.package is None or isinstance(error, ValueError):
             raise _at_fault(spec, prefix, given, error) or option_error(prefix, error, given) from None
         raise UserError(f"{spec.name} cannot be made: {described(error)}") from None
@@ -196,7 +196,7 @@ def _at_fault(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any], error:
             continue
         try:
             spec.cls(_invented(spec), **usual | {name: value})
-        except (Exception, SystemExit) as again:
+        except BROKEN as again:
             if str(again) == str(error):
                 place = _range_of(options[name].help, value)
                 why = _outside(value, place) if place else f": {str(error).partition(chr(10))[0]}"

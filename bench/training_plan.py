@@ -13,6 +13,7 @@ from bench.text import comparable, counted
 from optimizers import TASK_VALUE
 from optimizers.groups import REST, Parameter, Part, divide
 from optimizers.hybrid import make
+from optimizers.plugins import BROKEN
 from tasks.core.averaging import Averaging
 from tasks.core.observatory import CHUNKS
 from tasks.core.order import micro_batches_per_rank
@@ -120,7 +121,7 @@ def _maker(
     def maker(params: Iterable[nn.Parameter]) -> Optimizer:
         try:
             return make(parts, [p for p in params if p.requires_grad], parameters)
-        except (Exception, SystemExit) as error:
+        except BROKEN as error:
             said = str(error).partition("=")[0] in config.opt_options
             if not said and config.rest_spec is None and any(each.role != "matrix" for each in parameters):
                 raise UserError(

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from optimizers.plugins import BROKEN
 from optimizers.registry import Traits
 
 
@@ -94,7 +95,7 @@ def traits_of(cls: type[torch.optim.Optimizer]) -> Traits:
                 return Traits(calls_closure_again=_calls(cls, create_graph) > 1, create_graph=create_graph)
         except RuntimeError:  # autograd raises it if gradients have no graph
             continue
-        except (Exception, SystemExit):
+        except BROKEN:
             break
     return Traits()
 

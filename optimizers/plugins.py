@@ -23,6 +23,10 @@ foreign: set[str] = set()
 """Modules and files that this process was asked to import and that are neither the suite's nor torch's."""
 
 
+BROKEN = Exception, SystemExit
+"""What the code of a plug-in may raise; an exit would end the process without a word."""
+
+
 class PluginError(Exception):
     """A plug-in cannot be used; the message says which, why, and what to do."""
 

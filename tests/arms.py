@@ -28,9 +28,14 @@ def arm_of(
         reason: of all runs; None if they used up their budget.
     """
     own = [{str(k): table for k, table in enumerate(of)} for of in tables]
-    config = {"task_options": dict(task or {}), "opt_options": {}, "trainer": {}}
+    config: Any = {"task_options": dict(task or {}), "opt_options": {}, "trainer": {}}
     runs = [
-        RunResult(label, config | {"seed": seed, "data_seed": seed}, status, reason)  # pyright: ignore[reportArgumentType]
+        RunResult(
+            label,
+            config | {"seed": seed, "data_seed": seed},
+            status,  # pyright: ignore[reportArgumentType]
+            reason,
+        )
         for seed, status in zip(seeds or range(len(own)), statuses or ["completed"] * len(own), strict=True)
     ]
     return Arm.of_each(label, zip(runs, own, strict=True))

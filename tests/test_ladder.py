@@ -67,7 +67,9 @@ def climbed(
     sizes = sizes_of(ladder.rule, WORDS, "gd", rungs, places)
 
     def train(suite: Suite) -> Any:
-        return None if stop(suite) else carry_out(suite, studies, places, Here(places), progress=False)  # type: ignore[arg-type]
+        if stop(suite):
+            return None
+        return carry_out(suite, studies, places, Here(places), progress=False)  # type: ignore[arg-type]
 
     climb(ladder, sizes, studies, places, train, lambda line: None)
     return begun(ladder, sizes, places["store"])
@@ -180,8 +182,9 @@ def test_unequal_budgets_end_the_ladder(folder: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(rungs, "study_result", lambda study: Found(study, next(counts)))
     ladder, places = ladder_of(), places_in(tmp_path)
     studies = Studies(f"sqlite:///{tmp_path}/studies.db")
+    opts: Any = [*ladder.opts]
     with pytest.raises(RunFailed, match="gd 3, adam 4 trials"):
-        climb(ladder, sizes("width", 1), studies, places, lambda suite: [*ladder.opts], lambda line: None)  # type: ignore
+        climb(ladder, sizes("width", 1), studies, places, lambda suite: opts, lambda line: None)
 
 
 def test_ranges_lie_around_what_won_before(folder: Path, record: LadderRecord):

@@ -21,6 +21,7 @@ from bench.memory import Peak, bytes_of, ran_out, watch_peak
 from bench.progress import doing
 from bench.runner import build
 from bench.stop import StopRequest
+from optimizers.plugins import BROKEN
 from tasks.core.order import micro_batches_per_rank
 from tasks.core.task import Task
 from tasks.core.training_step import Plan
@@ -35,10 +36,6 @@ The margin allows for noise in short measurements; single runs are simpler.
 """
 _MEASURE_SECONDS, _MEASURE_SHARE = 0.2, 0.05
 """Each width is timed for this many seconds, or this share of the remaining steps if less; at least 5 steps. Ours."""
-
-
-BROKEN = Exception, SystemExit
-"""What the code of a plug-in may raise in a measurement."""
 
 
 @dataclass
