@@ -87,6 +87,19 @@ class Sound(Net):
     roles: ClassVar[Any] = {"readout": "head"}
 
 
+@spec()
+class Drops(Net):
+    """Dropouts of two places, one in another's name."""
+
+    def __init__(self, data: TaskData) -> None:
+        super().__init__(data)
+        self.first = self.second = nn.Dropout(0.2)
+
+    def loss(self, batch: tuple[Tensor, Tensor]) -> Outcome:
+        points, labels = batch
+        return super().loss((self.second(self.first(points)), labels))
+
+
 @spec("builds")
 class Detached(Net):
     def loss_of(self, margins: Tensor) -> Tensor:
@@ -145,6 +158,19 @@ class Remembers(Net):
     def loss_of(self, margins: Tensor) -> Tensor:
         self.calls += 1
         return super().loss_of(margins) / self.calls
+
+
+@spec("dropout")
+class DropsTwice(Net):
+    """Calls one dropout in two places."""
+
+    def __init__(self, data: TaskData) -> None:
+        super().__init__(data)
+        self.drop = nn.Dropout(0.2)
+
+    def loss(self, batch: tuple[Tensor, Tensor]) -> Outcome:
+        points, labels = batch
+        return super().loss((self.drop(self.drop(points)), labels))
 
 
 @spec("lanes")

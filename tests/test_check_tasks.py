@@ -44,6 +44,9 @@ def test_a_task_of_the_suite_passes_all(reports: dict[str, Report]) -> None:
     ("name", "check", "note"),
     [
         ("LEAKS", "leakage", "1 of 20 rows of val, 0 of 20 rows of test are rows of train"),
+        ("DROPSTWICE", "dropout", "drop is called 2 times"),
+        ("DROPS", "dropout", "2 dropouts"),
+        ("SOUND", "dropout", "no dropout"),
         ("ONESEED", "deterministic", "seed 1 gives the same run as seed 0: weights and samples ignore the seed"),
         ("ONESEED", "lanes", "its TaskSpec does not declare lanes=True, so its runs train one by one"),
     ],

@@ -481,6 +481,15 @@ _OF_TASKS = (
         "results",
     ),
     Check(
+        "dropout",
+        "bench.check.task:dropout",
+        "a forward pass calls each dropout once: further calls would drop the same elements",
+        0.0,
+        _EXACT,
+        "create an `nn.Dropout` for each place of the model",
+        "results",
+    ),
+    Check(
         "lanes",
         "bench.check.task:lanes",
         "vectorised runs equal those of `bench fit`",

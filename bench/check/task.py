@@ -19,6 +19,7 @@ from bench.lanes.runs import make_lanes
 from bench.runner import build, make_trainer, quiet
 from optimizers.groups import ROLES
 from tasks import TASKS
+from tasks.core.dropout import BatchDropout
 
 _STEPS = 6
 _BATCH = 13  # cut into micro-batches of 4, 4 and 5
@@ -158,6 +159,24 @@ def resume(subject: TaskSubject) -> Measured:
         torch.manual_seed(1)  # as in another process
         again = subject.run(begin=path)
     return Measured(gap(again.weights, whole.weights, whole.start))
+
+
+def dropout(subject: TaskSubject) -> Measured:
+    """The largest number of further calls of one dropout in a forward pass."""
+    task = subject.make()[0]
+    task.configure_model()
+    calls: Counter[str] = Counter()
+    for name, module in task.named_modules():
+        if isinstance(module, BatchDropout):
+            module.register_forward_pre_hook(lambda *_, name=name: calls.update([name]))
+    rows = slice(0, len_of(subject))
+    task.data.to(task.device, task.dtype)
+    task.randomness.rows, task.randomness.batch_size = rows, rows.stop
+    task.loss(task.data.batch("train", rows, task.randomness))
+    if not calls:
+        return Measured(0, "no dropout")
+    (most, count), *_ = calls.most_common(1)
+    return Measured(count - 1, f"{most} is called {count} times" if count > 1 else f"{len(calls)} dropouts")
 
 
 def lanes(subject: TaskSubject) -> Measured:
