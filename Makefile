@@ -25,7 +25,7 @@ test-all:  ## run all tests: also whole matrices, services, kills
 	uv run pytest -m 'not zoo and not minilm and not kill'
 
 test-kill:  ## run the long loops of kills
-	uv run pytest -m kill
+	uv run pytest -m kill --dist worksteal
 
 test-rounding:  ## run the numeric tests with the rounding of other processors
 	uv run python -m tools.rounding
