@@ -38,7 +38,13 @@ COMMANDS = {
     "lanes": (*SWEEP, "--opt.lr", "0.01:1:4", *LANES),
     "one by one": (*SWEEP, "--opt.lr", "0.1,1", "--engine", "lightning"),
 }
-SEEDS = [pytest.param(n, marks=pytest.mark.deep if n < 5 else pytest.mark.kill) for n in range(30)]
+
+
+def seeds(deep: int, kill: int) -> list[Any]:
+    """Seeds of kills: so many for each run of the deep tests, the others for `make test-kill`."""
+    return [pytest.param(n, marks=pytest.mark.deep if n < deep else pytest.mark.kill) for n in range(deep + kill)]
+
+
 FULL = "No space left on device; free some space, then repeat the command"
 
 # -- processes ------------------------------------------------------------------------------------------------------
@@ -144,7 +150,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[dic
     return of
 
 
-@pytest.mark.parametrize("n", SEEDS)
+@pytest.mark.parametrize("n", seeds(5, 25))
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_kill_9_at_any_moment_changes_no_result(cli, start, store: Path, whole, kind: str, n: int) -> None:
     draw = random.Random(f"{kind} {n}")
@@ -270,7 +276,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
     return of
 
 
-@pytest.mark.parametrize("n", SEEDS)
+@pytest.mark.parametrize("n", seeds(2, 28))
 @pytest.mark.parametrize("kind", ["tune", "tune of roles", "sweep", "reproduce", "suite"])
 def test_kill_9_of_a_command_and_its_workers_changes_no_result(
     cli, tmp_path: Path, undisturbed, kind: str, n: int
@@ -281,9 +287,7 @@ def test_kill_9_of_a_command_and_its_workers_changes_no_result(
     assert not (sharing.store / "plans").exists()
 
 
-@pytest.mark.parametrize(
-    "n", [pytest.param(n, marks=pytest.mark.deep if n < 2 else pytest.mark.kill) for n in range(5)]
-)
+@pytest.mark.parametrize("n", seeds(1, 4))
 @pytest.mark.parametrize("kind", ["tune of two", "suite"])
 def test_kill_9_with_postgresql_changes_no_result(
     cli, tmp_path: Path, undisturbed, postgres_url: str, kind: str, n: int
