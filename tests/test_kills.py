@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -40,9 +40,12 @@ COMMANDS = {
 }
 
 
-def seeds(deep: int, kill: int) -> list[Any]:
-    """Seeds of kills: so many for each run of the deep tests, the others for `make test-kill`."""
-    return [pytest.param(n, marks=pytest.mark.deep if n < deep else pytest.mark.kill) for n in range(deep + kill)]
+def kills(of: Mapping[str, int], *, each: int) -> pytest.MarkDecorator:
+    """Each kind of command with its first seeds in the deep tests, and all of them in `make test-kill`."""
+    cells = [
+        (kind, n, pytest.mark.deep if n < deep else pytest.mark.kill) for kind, deep in of.items() for n in range(each)
+    ]
+    return pytest.mark.parametrize(("kind", "n"), [pytest.param(kind, n, marks=mark) for kind, n, mark in cells])
 
 
 FULL = "No space left on device; free some space, then repeat the command"
@@ -150,8 +153,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[dic
     return of
 
 
-@pytest.mark.parametrize("n", seeds(5, 25))
-@pytest.mark.parametrize("kind", COMMANDS)
+@kills(dict.fromkeys(COMMANDS, 5), each=30)
 def test_kill_9_at_any_moment_changes_no_result(cli, start, store: Path, whole, kind: str, n: int) -> None:
     draw = random.Random(f"{kind} {n}")
     result, moments = whole(kind)
@@ -276,8 +278,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
     return of
 
 
-@pytest.mark.parametrize("n", seeds(2, 28))
-@pytest.mark.parametrize("kind", ["tune", "tune of roles", "sweep", "reproduce", "suite"])
+@kills({"tune": 5, "tune of roles": 2, "sweep": 2, "reproduce": 2, "suite": 2}, each=30)
 def test_kill_9_of_a_command_and_its_workers_changes_no_result(
     cli, tmp_path: Path, undisturbed, kind: str, n: int
 ) -> None:
@@ -287,8 +288,7 @@ def test_kill_9_of_a_command_and_its_workers_changes_no_result(
     assert not (sharing.store / "plans").exists()
 
 
-@pytest.mark.parametrize("n", seeds(1, 4))
-@pytest.mark.parametrize("kind", ["tune of two", "suite"])
+@kills({"tune of two": 1, "suite": 1}, each=5)
 def test_kill_9_with_postgresql_changes_no_result(
     cli, tmp_path: Path, undisturbed, postgres_url: str, kind: str, n: int
 ) -> None:
