@@ -272,6 +272,42 @@ def test_gradients_in_half_precision_with_dropout_can_be_differentiated() -> Non
     assert all(bool(g.isfinite().all()) for g in second)
 
 
+# -- parts of the composition -----------------------------------------------------------------------------------------
+
+PLACES = {"pre": [0, 1], "post": [2, 3], "query": [0, 2], "key": [1, 3], "mix": [0, 1, 2, 3], "gate": [0, 1, 2, 3]}
+
+
+@pytest.mark.parametrize("parts", PLACES)
+def test_parts_of_a_composition_are_the_whole_one_with_zeros_elsewhere(parts: str) -> None:
+    part, whole, x = HeadComposition(D, H, parts), HeadComposition(D, H), torch.randn(B, T, D)
+    assert {n for n, _ in part.named_parameters()} == {"mix": {"dw1", "qkw"}, "gate": {"dd"}}.get(
+        parts, {"dw1", "qkw", "dd"}
+    )
+    with torch.no_grad():
+        for name, p in whole.named_parameters():
+            p.zero_()
+            if (own := getattr(part, name)) is not None:
+                own.normal_()
+                p[(slice(None),) * (name != "qkw") + (PLACES[parts],)] = own
+    for own, expected in zip(part(x), whole(x), strict=True):
+        torch.testing.assert_close(own, expected, rtol=0, atol=1e-13)
+    assert any(bool(own.count_nonzero()) for own in part(x))
+
+
+def test_every_parameter_of_some_parts_gets_a_gradient() -> None:
+    for parts in PLACES:
+        module = MultiHeadAttention(D, H, kind="dcmha", composition=parts)
+        module(torch.randn(B, T, D)).square().sum().backward()
+        assert all(p.grad is not None and bool(p.grad.count_nonzero()) for p in module.parameters()), parts
+
+
+def test_parts_of_a_composition_need_a_composition_and_a_known_name() -> None:
+    with pytest.raises(ValueError, match="composition=pre needs attention=dcmha, not attention=standard"):
+        MultiHeadAttention(D, H, composition="pre")
+    with pytest.raises(ValueError, match="composition=prae is not known: it must be one of all, pre"):
+        MultiHeadAttention(D, H, kind="dcmha", composition="prae")
+
+
 # -- sizes and first values -------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from tasks.core.composition import Block, HeadComposition, composed_attention
+from tasks.core.composition import Block, HeadComposition, Parts, composed_attention
 
 Kind = Literal["standard", "fixed_head", "dcmha"]
 _ROTARY_BASE = 10_000
@@ -48,9 +48,10 @@ class MultiHeadAttention(nn.Module):
         dropout: rate in [0, 1) on attention weights.
         proj_dropout: rate in [0, 1) on the output.
         query_chunk: number of queries whose heads `dcmha` composes at a time; it changes memory and time, not results.
+        composition: the parts of the composition of `dcmha`, as for `HeadComposition`.
 
     Raises:
-        ValueError: a number is out of range, or heads and width do not fit.
+        ValueError: a number is out of range, there are no such parts, or heads and width do not fit.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
         proj_dropout: float = 0.0,
         query_chunk: int = 64,
+        composition: Parts = "all",
     ) -> None:
         super().__init__()
         head_dim = head_size(kind, width, num_heads, head_dim)
@@ -85,7 +87,9 @@ class MultiHeadAttention(nn.Module):
         self.attn_drop = nn.Dropout(dropout)
         self.proj = nn.Linear(num_heads * head_dim, width, bias=bias)
         self.proj_drop = nn.Dropout(proj_dropout)
-        self.composition = HeadComposition(width, num_heads) if kind == "dcmha" else None
+        if composition != "all" and kind != "dcmha":
+            raise ValueError(f"composition={composition} needs attention=dcmha, not attention={kind}")
+        self.composition = HeadComposition(width, num_heads, composition) if kind == "dcmha" else None
 
     def maps(self, qkv: Tensor, proj: Tensor) -> Maps:
         """The linear maps of the heads.

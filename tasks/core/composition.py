@@ -9,13 +9,15 @@ Dimensions: B rows, T queries, S keys, D width, M heads, K head size, R rank.
 
 from collections.abc import Iterator
 from math import prod, sqrt
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 RANK = 2
+Parts = Literal["all", "pre", "post", "query", "key", "mix", "gate"]
+_PLACES = ("pre", "query"), ("pre", "key"), ("post", "query"), ("post", "key")
 _EPSILON = 1e-6
 _IN_CACHE = 2**18
 """Number of token pairs, times heads, whose composition fits in a CPU's cache."""
@@ -48,32 +50,67 @@ class HeadComposition(nn.Module):
     Args:
         width: D, of a token.
         num_heads: M.
+        parts: `all`; or, without the parameters of the others, those before (`pre`) or after (`post`) the softmax, by
+            `query` or by `key`, or in all four places only w1^T w2 (`mix`) or only the diagonal (`gate`).
+
+    Raises:
+        ValueError: there are no such parts.
     """
 
-    def __init__(self, width: int, num_heads: int) -> None:
+    def __init__(self, width: int, num_heads: int, parts: Parts = "all") -> None:
         super().__init__()
+        if parts not in get_args(Parts):
+            raise ValueError(f"composition={parts} is not known: it must be one of {', '.join(get_args(Parts))}")
         M, J = num_heads, 4 * num_heads
-        self.dw1 = nn.Parameter(torch.empty(width, 4, J))
-        self.qkw = nn.Parameter(torch.empty(4, J, 2 * RANK, M))
-        self.dd = nn.Parameter(torch.empty(width, 4, M))
-        nn.init.normal_(self.dw1, std=sqrt(2 / (width + J)))
-        nn.init.normal_(self.qkw, std=0.02 / (sqrt(J) * (M + RANK)))
-        nn.init.normal_(self.dd, std=0.005 * sqrt(2 / (width + M)))
+        self.num_heads = M
+        self.places = [i for i, place in enumerate(_PLACES) if parts in ("all", "mix", "gate", *place)]
+        C, mixes, gates = len(self.places), parts != "gate", parts != "mix"
+        self.dw1 = nn.Parameter(torch.empty(width, C, J)) if mixes else None
+        self.qkw = nn.Parameter(torch.empty(C, J, 2 * RANK, M)) if mixes else None
+        self.dd = nn.Parameter(torch.empty(width, C, M)) if gates else None
+        if self.dw1 is not None and self.qkw is not None:
+            nn.init.normal_(self.dw1, std=sqrt(2 / (width + J)))
+            nn.init.normal_(self.qkw, std=0.02 / (sqrt(J) * (M + RANK)))
+        if self.dd is not None:
+            nn.init.normal_(self.dd, std=0.005 * sqrt(2 / (width + M)))
 
     def forward(self, x_BTD: Tensor) -> Composers:
         """The compositions for these tokens."""
-        M = self.dd.shape[-1]
-        hidden_CNJ = gelu(x_BTD.flatten(0, 1) @ self.dw1.flatten(1)).unflatten(-1, (4, -1)).transpose(0, 1)
-        w_CBTIM = (hidden_CNJ @ self.qkw.flatten(2)).unflatten(-1, (-1, M)).unflatten(1, x_BTD.shape[:2])
-        w1_CBTRM, w2_CBTRM = w_CBTIM.chunk(2, -2)
-        w1_CBTRM = w1_CBTRM * (w1_CBTRM.square().mean(-1, keepdim=True) + _EPSILON).rsqrt()
-        gate_CBTM = (x_BTD @ self.dd.flatten(1)).tanh().unflatten(-1, (4, M)).movedim(2, 0)
+        w1_CBTRM, w2_CBTRM = self._factors(x_BTD)
+        gate_CBTM = self._gates(x_BTD)
         # A sum of outer products: many products of tiny matrices take several times as long.
         q = torch.diag_embed(gate_CBTM[::2])
         for r in range(RANK):
             q = torch.addcmul(q, w1_CBTRM[::2, :, :, r, :, None], w2_CBTRM[::2, :, :, r, None])
         k = torch.cat([w1_CBTRM[1::2], w2_CBTRM[1::2], gate_CBTM[1::2, :, :, None]], -2).permute(0, 1, 3, 4, 2)
         return Composers(q[0], k[0], q[1], k[1])
+
+    def _factors(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """w1, with rows of mean square 1, and w2, in the four places."""
+        M = self.num_heads
+        if self.dw1 is None or self.qkw is None:
+            zero_CBTRM = x_BTD.new_zeros(len(_PLACES), *x_BTD.shape[:2], RANK, M)
+            return zero_CBTRM, zero_CBTRM
+        C = len(self.places)
+        hidden_CNJ = gelu(x_BTD.flatten(0, 1) @ self.dw1.flatten(1)).unflatten(-1, (C, -1)).transpose(0, 1)
+        w_CBTIM = (hidden_CNJ @ self.qkw.flatten(2)).unflatten(-1, (-1, M)).unflatten(1, x_BTD.shape[:2])
+        w1_CBTRM, w2_CBTRM = w_CBTIM.chunk(2, -2)
+        w1_CBTRM = w1_CBTRM * (w1_CBTRM.square().mean(-1, keepdim=True) + _EPSILON).rsqrt()
+        return self._in_place(w1_CBTRM), self._in_place(w2_CBTRM)
+
+    def _gates(self, x_BTD: Tensor) -> Tensor:
+        """The diagonals in the four places, shape (4, B, T, M)."""
+        if self.dd is None:
+            return x_BTD.new_zeros(len(_PLACES), *x_BTD.shape[:2], self.num_heads)
+        gate_BTX = (x_BTD @ self.dd.flatten(1)).tanh()
+        return self._in_place(gate_BTX.unflatten(-1, (len(self.places), -1)).movedim(2, 0))
+
+    def _in_place(self, x_C: Tensor) -> Tensor:
+        """The parts of the four places, given those that there are: 0 for the others."""
+        if len(self.places) == len(_PLACES):
+            return x_C
+        own = dict(zip(self.places, x_C, strict=True))
+        return torch.stack([own[i] if i in own else torch.zeros_like(x_C[0]) for i in range(len(_PLACES))])
 
 
 def composed(A_BTMS: Tensor, q_BTMN: Tensor, k_BIMS: Tensor) -> Tensor:

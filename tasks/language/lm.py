@@ -124,6 +124,8 @@ class LanguageModel(Task):
         head_dim: size of a head, even; by default width / num_heads, and with fixed_head the length of a row.
         attention: `standard`; `fixed_head`, heads of any size (Bhojanapalli et al. 2020); or `dcmha`, heads that are
             composed for each pair of tokens (Xiao et al. 2024).
+        composition: the parts of the composition of `dcmha`: `all`, or only one kind of parts: those before the softmax
+            (`pre`), after it (`post`), by `query`, by `key`, the mixing of heads (`mix`), or the gates (`gate`).
         window: maximum number of preceding tokens to which the first, third, ... block attend; by default all.
         mlp: nonlinearity of the MLPs: `gelu` or `swiglu`.
         mlp_width: hidden width of an MLP, at least 1.
@@ -142,6 +144,7 @@ class LanguageModel(Task):
         num_heads: int = 4,
         head_dim: int | None = None,
         attention: Literal["standard", "fixed_head", "dcmha"] = "standard",
+        composition: Literal["all", "pre", "post", "query", "key", "mix", "gate"] = "all",
         window: int | None = None,
         mlp: Literal["gelu", "swiglu"] = "swiglu",
         mlp_width: int = 256,
@@ -171,6 +174,7 @@ class LanguageModel(Task):
                     window=window if i % 2 == 0 else None,
                     rotary=True,
                     dropout=dropout,
+                    composition=composition,
                 ),
                 MLP(width, mlp_width, mlp),
                 width,
