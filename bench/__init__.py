@@ -17,8 +17,6 @@ __all__ = [  # noqa: RUF022 - in the order of the guide
     "Run", "Runs", "Sweep", "Study", "Comparison", "Table", "UserError", "RunFailed", "__version__",
 ]  # fmt: skip
 
-_RESULTS = ("Comparison", "Study", "Sweep", "Table")
-
 if not TYPE_CHECKING:
 
     def __getattr__(name):  # no imports before: `__main__` does not handle Ctrl-C yet
@@ -31,9 +29,7 @@ if not TYPE_CHECKING:
             raise AttributeError(f"module 'bench' has no attribute {name!r}")
         from importlib import import_module
 
-        place = "bench.api.results" if name in _RESULTS else "bench.api"
-        place = {"Run": "bench.api.runs", "Runs": "bench.api.runs"}.get(name, place)
-        return getattr(import_module("bench.errors" if name in ("UserError", "RunFailed") else place), name)
+        return getattr(import_module("bench.errors" if name in ("UserError", "RunFailed") else "bench.api"), name)
 
     def __dir__():
         return sorted({*globals(), *__all__})

@@ -1,7 +1,6 @@
 """Checkpoints: written safely to disk, and validated before a run resumes from them."""
 
 import pickle
-import sys
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +13,7 @@ import torch
 
 from bench.errors import UserError, first_line
 from bench.memory import ran_out
+from bench.output import remark
 from bench.store.files import sync
 from bench.store.load import is_there
 from bench.store.tables import TABLES, read_raw
@@ -109,8 +109,8 @@ def set_aside(path: Path, error: Exception) -> None:
         path.replace(aside)
         unsafe = isinstance(error, pickle.UnpicklingError)  # torch's message advises to load it anyway
         why = "it holds more than numbers" if unsafe else first_line(error)
-        print(
-            f"bench: warning: the checkpoint {path} cannot be used ({why}); it was renamed to {aside.name}; training"
-            " starts from the beginning",
-            file=sys.stderr,
+        remark(
+            "warning",
+            f"the checkpoint {path} cannot be used ({why}); it was renamed to {aside.name}; training starts from the"
+            " beginning",
         )

@@ -45,7 +45,6 @@ def main(words: list[str]) -> int:
         UserError: the request is invalid.
         RunFailed: a failed check changes results.
     """
-    command = shlex.join(["bench", "compare", *words])
     args = parse("compare", words)
     with doing("importing optuna"):
         from bench.tuning.cli.shared import without_storage
@@ -136,7 +135,7 @@ def _asked(args: Args, places: Mapping[str, Path]) -> "tuple[Suite, list[str], s
     Raises:
         UserError: a name or a setting is unknown or illegal, or there is nothing to compare with.
     """
-    from bench.boards.entries import REFERENCES
+    from bench.boards.entries import REFERENCES, default_reference
     from bench.sweeps.grid import by_optimizer, settings_in
     from bench.tuning.cli.tune import trials_of
     from bench.tuning.suite import Suite, Tune
@@ -156,7 +155,7 @@ def _asked(args: Args, places: Mapping[str, Path]) -> "tuple[Suite, list[str], s
         return Suite(title=title, tasks={task: {}}, optimizers=settings, settings=common, tune=tune, seeds=fresh)
 
     first = suite(opts, Tune()).specs(places)[0]
-    against = args.against or [REFERENCES[first.trainer.batch_size == "full"]]
+    against = args.against or [default_reference(first.trainer.batch_size)]
     baseline = None
     if not args.against and against[0] not in opts and not own[against[0]]:
         baseline = _shipped(suite(against, Tune()).specs(places)[0].typical(places), args)

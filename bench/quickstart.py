@@ -6,17 +6,15 @@ It trains four optimizers at their defaults as lanes (`bench race`), ranks them 
 
 import os
 import textwrap
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.grammar.commands import parse
 from bench.output import answer, write
 from bench.progress import doing
+from bench.text import listed
 
 if TYPE_CHECKING:
-    from bench.boards import Asked, Board
-    from bench.config import RunConfig
+    from bench.boards import Board
 
 TASK, OPTS, STEPS, SEEDS = "synthetic", ("gd", "ngd", "ps", "adam"), 100, 7
 """The comparison. Seven seeds are the fewest that can decide a verdict (`bench.results.sequential`)."""
@@ -57,13 +55,17 @@ def main(words: list[str]) -> int:
         ]
     # One width for all: measuring would take longer than training.
     effort = Effort(engine="lanes", width=SEEDS)
-    if results_of(configs, SweepProgress("quickstart", "min"), effort, plan="quickstart") is None:
+    results = results_of(configs, SweepProgress("quickstart", "min"), effort, plan="quickstart")
+    if results is None:
         return 130
+    from bench.boards import Asked
+    from bench.boards.collect import Collected
     from bench.boards.curves import curves
     from bench.boards.quality import quality
     from bench.results.render import as_json, text
+    from bench.store.store import Store
 
-    asked = _asked(configs, args.store)
+    asked = Asked(Collected.of(results), Store(args.store).tables)
     board = _short(quality(asked.found))
     verdict = _said(board)
     out = args.out
@@ -77,21 +79,6 @@ def main(words: list[str]) -> int:
         typed = "uv run " * ("UV_RUN_RECURSION_DEPTH" in os.environ)
         print("\n".join(["Try next:", *(f"  {typed + command:<74} {why}" for command, why in NEXT)]))
     return 0
-
-
-def _asked(configs: "Sequence[RunConfig]", store: Path) -> "Asked":
-    """Only these runs, as input of boards and charts."""
-    from bench.boards import Asked
-    from bench.boards.collect import Collected
-    from bench.boards.entries import entries_of
-    from bench.store.store import Store
-
-    kept = Store(store)
-    by_id = kept.finished_all(config.run_id for config in configs)
-    entries = entries_of(list(by_id.values()), by_id, [])
-    for entry in entries:
-        entry.name = entry.opt
-    return Asked(Collected(entries, entries, entries, by_id), kept.tables)
 
 
 def _short(board: "Board") -> "Board":
@@ -111,12 +98,8 @@ def _said(board: "Board") -> str:
     ((reference,), said) = by_verdict.pop("reference"), []
     for verdict, loss in (("better", "lower"), ("worse", "higher")):
         if names := by_verdict.pop(verdict, []):
-            said.append(f"{_and(names)} {'end' if len(names) > 1 else 'ends'} with a {loss} training loss")
+            said.append(f"{listed(names)} {'end' if len(names) > 1 else 'ends'} with a {loss} training loss")
     unclear = [name for names in by_verdict.values() for name in names]
     first = f"After {STEPS} steps {', and '.join(said)} than {reference}" if said else "No verdict is decided"
-    open_ = f" No significant difference from {reference}: {_and(unclear)}." if unclear else ""
+    open_ = f" No significant difference from {reference}: {listed(unclear)}." if unclear else ""
     return f"{first}: sign tests over {SEEDS} seeds, at most 5 % false verdicts per row.{open_}"
-
-
-def _and(names: "Sequence[str]") -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

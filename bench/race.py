@@ -102,6 +102,7 @@ def main(words: list[str]) -> int:
 
 def _racers(args: Args) -> dict[str, list[Racer]]:
     """The racers by task, the reference first."""
+    from bench.boards.entries import default_reference
     from bench.config import on_device, resolve
     from bench.grammar.values import parts
     from bench.results.sequential import LEAST_SEEDS
@@ -125,8 +126,7 @@ def _racers(args: Args) -> dict[str, list[Racer]]:
     places = {"data": args.data, "store": args.store}
     racers: dict[str, list[Racer]] = {}
     for task in dict.fromkeys(args.task):
-        full = TASKS[task].batch_size == "full"
-        reference = args.reference or ("gd" if full else "adamw")
+        reference = args.reference or default_reference(settings.get("trainer.batch_size", TASKS[task].batch_size))
         if reference not in names and args.reference is None:
             raise UserError(
                 f"--opt: the reference of {task}, {reference}, is not in the race; add it or name another"
@@ -193,21 +193,16 @@ def _results(racers: Mapping[str, list[Racer]], args: Args) -> "list[RunResult] 
 def _compare(racers: Mapping[str, list[Racer]], results: "Sequence[RunResult]", reference: str | None) -> "Collected":
     """The results as input of boards; each racer's verdict is added to its history."""
     from bench.boards.collect import Collected
-    from bench.boards.entries import entries_of
-    from bench.boards.quality import compared_by
-    from bench.boards.shared import Verdicts, metric_of
+    from bench.boards.quality import judged
 
-    by_id = {run.run_id: run for run in results}
-    entries = entries_of(results, by_id, [])
+    found = Collected.of(results)
+    places = {run.run_id: entry for entry in found.all for run in entry.runs.values()}
     for own in racers.values():
-        places = {run.run_id: entry for entry in entries for run in entry.runs.values()}
         mine = [places[racer.config.run_id] for racer in own]
-        ref = mine[0]
-        verdicts = Verdicts(ref, compared_by(ref.problem, ref, metric_of(ref.problem, mine, ref))[0])
+        _, verdicts, _ = judged(found, mine[0].problem, mine, reference)
         for racer, entry in zip(own, mine, strict=True):
-            entry.name = entry.opt
             racer.history.append((racer.seeds, verdicts.of(entry)))
-    return Collected(entries, entries, entries, by_id)
+    return found
 
 
 def _show(racers: Mapping[str, list[Racer]], found: "Collected", why: str, args: Args) -> None:

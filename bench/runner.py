@@ -27,8 +27,9 @@ from bench.callbacks import Recorder
 from bench.checkpoints import DoesNotFit, is_misfit, or_afresh, set_aside, usable
 from bench.checks import check, option_error, why_not_compiled
 from bench.config import RunConfig, on_device, say_once
-from bench.errors import RunBroke, RunBusy, RunFailed, UserError, was_interrupted
+from bench.errors import RunBroke, RunBusy, RunFailed, UserError, first_line, was_interrupted
 from bench.machine import LIBRARIES, cpu_name, is_main_process
+from bench.output import remark
 from bench.progress import Progress, doing
 from bench.settings import described
 from bench.stop import StopRequest
@@ -394,11 +395,8 @@ def peak_memory() -> dict[str, int]:
 def _record_failure(result: RunResult, attempt: Attempt | None, error: BaseException) -> Path | None:
     """Store the run's progress and why it failed; return the path of the traceback, if any."""
     interrupted = isinstance(error, KeyboardInterrupt)
-    text = str(error).strip().splitlines()
     result.status = "killed" if interrupted else "failed"
-    result.reason = (
-        "interrupted at once" if interrupted else f"{type(error).__name__}: {text[0] if text else 'no message'}"
-    )
+    result.reason = "interrupted at once" if interrupted else first_line(error)
     if attempt is None:
         return None
     trace = None if isinstance(error, KeyboardInterrupt | UserError) else attempt.keep_traceback(error)
@@ -440,7 +438,7 @@ def _finalize(loggers: Iterable[Any], status: str) -> None:
         try:
             logger.finalize(status)
         except Exception as error:
-            print(f"bench: warning: {type(logger).__name__} could not finish: {error}", file=sys.stderr)
+            remark("warning", f"{type(logger).__name__} could not finish: {error}")
 
 
 @contextmanager

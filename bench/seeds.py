@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 ONE_RUN = ("resume", "rerun")
 """Options of `bench fit` for a single run."""
-SEVERAL = ("engine", "workers", "memory", "width")
-"""Options of `bench fit` for several runs."""
 
 
 def with_seeds(config: RunConfig, seeds: Sequence[int], given: Mapping[str, Any]) -> list[RunConfig]:

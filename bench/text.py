@@ -3,6 +3,7 @@
 import html
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unicodedata import combining, east_asian_width
@@ -59,6 +60,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, str | Path):
         return str(value).encode("utf-8", "replace").decode()
     return value
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in words: a, b and c."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def counted(count: int, what: str) -> str:

@@ -5,14 +5,13 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import torch
-
 from bench.config import RunConfig
 from bench.execute import Effort, Engine
 from bench.execute.execute import execute
 from bench.execute.plan import missing
 from bench.papers.experiments import load
 from bench.papers.reproduce import jobs
+from bench.threads import same_threads, set_threads
 from benchmarks.lanes import quiet
 from benchmarks.timing import Row
 
@@ -21,9 +20,9 @@ NAMES = ("deora2024/fig5", "vasudeva2025/fixed-decoder", "vasudeva2025/joint")
 
 def measure(quick: bool) -> list[Row]:
     """Seconds of all runs of an experiment, each time in a new store, with one thread per process."""
-    rows, threads = [], torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    rows = []
+    with same_threads():
+        set_threads(1)
         for name in NAMES:
             # The first run of a process imports much; a small experiment first excludes that from the time.
             _seconds(name, "auto", "1", quick=True)
@@ -35,8 +34,6 @@ def measure(quick: bool) -> list[Row]:
                 Row(f"{name}, speed-up of two workers", "one worker", [lanes / two], 1.7, at_least=True),
                 Row(f"{name}, one worker", "(time)", [lanes], unit=" s"),
             ]
-    finally:
-        torch.set_num_threads(threads)
     return rows
 
 

@@ -18,13 +18,13 @@ from scipy.stats import beta, t
 
 from bench.boards import Asked
 from bench.boards.charts import CHARTS, budget, performance_profile, profile, sensitivity
-from bench.boards.cli import CHART_NAMES
 from bench.boards.cli import main as results
 from bench.boards.collect import Collected, collect
 from bench.boards.curves import MOST_POINTS, curves, steps
 from bench.boards.entries import entries_of
 from bench.boards.forest import forest
 from bench.errors import UserError
+from bench.grammar.commands import CHART_NAMES
 from bench.results.chart import Panel, Trace, caption
 from bench.results.draw import harmless, picture
 from bench.results.embed import embed

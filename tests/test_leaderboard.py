@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from bench.boards.cli import BOARD_NAMES
 from bench.check.report import Report, Verdict, Word, write_verdict
+from bench.grammar.commands import BOARD_NAMES
 from bench.results.render import FORMATS, markdown
 from bench.store.block import DONE, RUNS
 from bench.store.store import Store

@@ -96,6 +96,11 @@ def test_races_that_cannot_be(cli, words: str, message: str) -> None:
     assert message in fails(cli, *words.split())
 
 
+def test_the_reference_follows_the_size_of_the_batches(cli) -> None:
+    words = ["race", "synthetic", "--opt", "sgd,adamw", "--trainer.batch_size", "5", "--dry-run", "--json"]
+    assert next(iter(json.loads(cli(*words).out).values()))["opt"] == "adamw"
+
+
 def test_an_optimizers_own_settings_are_its_own(cli) -> None:
     runs = json.loads(cli(*RACE, "--opt.adam.lr", "0.5", "--dry-run", "--json").out)
     plain = json.loads(cli(*RACE, "--dry-run", "--json").out)

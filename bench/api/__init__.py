@@ -7,7 +7,7 @@ state and raises KeyboardInterrupt.
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -612,13 +612,12 @@ def plot(
 @contextmanager
 def _session(progress: bool) -> Iterator[None]:
     """Convert errors of plug-ins into user errors; without `progress`, hide status lines."""
-    with ExitStack() as context:
-        if not progress:
-            context.enter_context(hearing(lambda what: None))
-        context.enter_context(warnings.catch_warnings())
+    with nullcontext() if progress else hearing(lambda what: None), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's warning in a notebook; its bars are not used
-        context.enter_context(_plugin_errors())
-        yield
+        try:
+            yield
+        except PluginError as error:
+            raise UserError(str(error)) from error
 
 
 @contextmanager
@@ -628,14 +627,6 @@ def _training(progress: bool) -> Iterator[None]:
 
     with _session(progress), same_threads():
         yield
-
-
-@contextmanager
-def _plugin_errors() -> Iterator[None]:
-    try:
-        yield
-    except PluginError as error:
-        raise UserError(str(error)) from error
 
 
 def _runs(

@@ -4,12 +4,10 @@ import sys
 from typing import Any
 
 from bench.errors import UserError, unknown
-from bench.grammar.commands import BOARD_NAMES, CHART_NAMES, FORMAT_NAMES, parse
+from bench.grammar.commands import BOARD_NAMES, parse
 from bench.grammar.parse import Args
 from bench.output import answer, format_of, open_stores, remark, warn_of, write, write_into
 from bench.text import cell
-
-__all__ = ["BOARD_NAMES", "CHART_NAMES", "FORMAT_NAMES", "main"]
 
 
 def asked(args: Args) -> tuple[Any, Any]:

@@ -55,6 +55,15 @@ class Collected:
     notes: list[str] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, runs: Sequence[RunResult]) -> "Collected":
+        """The entries of these runs alone, named by their optimizers."""
+        by_id = {run.run_id: run for run in runs}
+        entries = entries_of(runs, by_id, [])
+        for entry in entries:
+            entry.name = entry.opt
+        return cls(entries, entries, entries, by_id)
+
     @property
     def problems(self) -> dict[Problem, list[Entry]]:
         """The entries by problem."""

@@ -30,6 +30,11 @@ REFERENCES = ("adamw", "gd")
 """Default references: for mini-batches and for full batches. Ours."""
 
 
+def default_reference(batch_size: int | str | None) -> str:
+    """The default reference of runs with batches of this size, or `full`."""
+    return REFERENCES[batch_size == "full"]
+
+
 @dataclass(frozen=True)
 class Problem:
     """A problem: the basis of a comparison.

@@ -7,7 +7,7 @@ from bench.boards.entries import Entry, Problem
 from bench.boards.quality import judged
 from bench.boards.shared import Verdicts, lost
 from bench.results.sequential import Comparison
-from bench.text import cell
+from bench.text import cell, listed
 
 
 def headlines(found: Collected, reference: str | None = None) -> list[tuple[str, str]]:
@@ -41,7 +41,7 @@ def _said(found: Collected, problem: Problem, entries: Sequence[Entry], referenc
     named = f"{ref.name} ({ref.settings}, {metric.words} {cell(value) if value else 'without a mean'})"
 
     def those(word: str) -> str:
-        return _listed([f"{entry.name}{_effect(compared[entry], verdicts)}" for entry in groups[word]])
+        return listed([f"{entry.name}{_effect(compared[entry], verdicts)}" for entry in groups[word]])
 
     def verb(word: str) -> str:
         return "is" if len(groups[word]) == 1 else "are"
@@ -66,7 +66,7 @@ def _said(found: Collected, problem: Problem, entries: Sequence[Entry], referenc
             f"Settings were selected on these seeds, so there is no verdict on {those('selected on these seeds')}."
         )
     if "not compared" in groups:
-        sentences.append(f"Not compared: {_listed([entry.name for entry in groups['not compared']])}.")
+        sentences.append(f"Not compared: {listed([entry.name for entry in groups['not compared']])}.")
     if said:
         sentences.append(f"{said[0].upper()}{said[1:]}.")
     return " ".join(sentences)
@@ -77,7 +77,3 @@ def _effect(of: Comparison | str | None, verdicts: Verdicts) -> str:
     if not isinstance(of, Comparison) or of.effect is None or not of.effect.bounded:
         return ""
     return f" ({'ratio' if verdicts.measure.log else 'gain'} {cell(of.effect)})"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

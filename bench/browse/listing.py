@@ -48,7 +48,6 @@ class Asked:
         since: the earliest moment (`bench.store.record.Moment`); empty for all.
         study: the study whose runs are listed; empty for all runs.
         sort: a name of `SORTS`.
-        limit: maximum number of lines; None for all.
         each: whether every run has its own line.
     """
 
@@ -58,7 +57,6 @@ class Asked:
     since: str = ""
     study: str = ""
     sort: str = "date"
-    limit: int | None = None
     each: bool = False
 
 

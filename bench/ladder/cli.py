@@ -143,7 +143,7 @@ def _asked(args: Args) -> "Ladder":
     Raises:
         UserError: a name or a value is unknown or illegal.
     """
-    from bench.boards.entries import REFERENCES
+    from bench.boards.entries import default_reference
     from bench.ladder.rungs import Ladder
     from bench.ladder.sizes import rule_of
     from bench.sweeps.grid import by_optimizer, settings_in
@@ -159,8 +159,7 @@ def _asked(args: Args) -> "Ladder":
         for name in named:
             if name not in known:
                 raise unknown(kind, name, known)
-    full = words.get("trainer.batch_size", TASKS[task].batch_size) == "full"
-    reference = args.reference or REFERENCES[full]
+    reference = args.reference or default_reference(words.get("trainer.batch_size", TASKS[task].batch_size))
     if reference not in opts:
         raise UserError(
             f"--opt: the reference, {reference}, is missing from the list; add it, or name another with --reference"
