@@ -90,6 +90,14 @@ def names(found: list[Row], zoo: Path) -> list[str]:
     return [row.report.name.replace(f"{zoo}:", "") for row in found]
 
 
+def test_a_module_with_the_name_of_an_optimizer_is_named_with_a_colon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "muon.py").write_text("from torch.optim import SGD\n\nclass Own(SGD): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [list(group) for group in members(["muon", "muon:"])] == [["muon"], ["muon:Own"]]
+
+
 @pytest.mark.deep
 def test_a_module_stands_for_its_public_optimizers_once(found: list[Row], zoo: Path) -> None:
     own = [

@@ -55,7 +55,7 @@ def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     from optimizers import OPTIMIZERS
 
-    asked = ",".join([*OPTIMIZERS.own, "torch.optim", *PACKAGES.values()])
+    asked = ",".join([*OPTIMIZERS.own, "torch.optim", *(f"{module}:" for module in PACKAGES.values())])
     table, page = OUT / "matrix.md", OUT / "matrix.html"
     words = [
         str(python),

@@ -83,8 +83,9 @@ class Examiner:
 
     def _look_into(self, name: str) -> None:
         try:
-            names = [name] if name in OPTIMIZERS else _members(name)
-            if ":" in name:
+            module = name.removesuffix(":")
+            names = [name] if name == module and name in OPTIMIZERS else _members(module)
+            if ":" in module:
                 load(name)
             self.tell("members", packages={name: _package(name) for name in names})
         except PluginError as error:

@@ -64,7 +64,8 @@ def members(words: Sequence[str], limit: float = START) -> list[dict[str, str]]:
     """The optimizers that the words name, found in a separate process.
 
     Args:
-        words: modules or files (all their public optimizer classes), `module:Class`, names of the registry.
+        words: modules or files (all their public optimizer classes), `module:Class`, names of the registry; `NAME:` is
+            the module if an optimizer has its name.
         limit: seconds that an import may take.
 
     Returns:

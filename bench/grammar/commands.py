@@ -587,7 +587,7 @@ _ALL = (
             Option("task", "check a task instead: a name of `bench list tasks`, module:SPEC or file.py:SPEC, with its"
                    " options as --task.NAME VALUE", "TASK", completes="task"),
             Option("matrix", "check many, each a row of a table: all optimizer classes of a module (torch.optim) or"
-                   " file, module:Class, names", "A,B", names),
+                   " file, module:Class, names; write muon: for a module with an optimizer's name", "A,B", names),
             _out("file of the matrix: .html, .md, .csv, .json, .tex or .txt (default: Markdown on standard output);"
                  " may be repeated", "FILE", many=True),
             Option("only", "only these checks", "A,B", names),
