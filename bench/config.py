@@ -78,8 +78,8 @@ class TrainerOptions(NoBooleans):
     micro_batch_size: int | None = Field(
         None,
         ge=1,
-        description="upper bound on samples per forward pass on one device (default: the task's); changes memory,"
-        " never the result",
+        description="upper bound on samples per forward pass on one device (default: the task's); changes memory"
+        " and rounding only",
     )
     gradient_clip_val: float | None = Field(
         None,
@@ -96,7 +96,7 @@ class TrainerOptions(NoBooleans):
     decay: float = Field(0.2, gt=0, le=1, description="fraction of the steps, in (0, 1], of the final decay of wsd")
     average: Literal["none", "ema", "lawa"] = Field(
         "none",
-        description="average of the weights used for evaluation: none, ema (exponential, with start correction), or"
+        description="average of the weights used for evaluation: none, ema (exponential, with bias correction), or"
         " lawa"
         " (mean of the latest snapshots); ignored for optimizers that average the weights themselves",
     )
@@ -123,8 +123,8 @@ class TrainerOptions(NoBooleans):
         None,
         ge=1,
         le=20,
-        description="points per decade of steps for measurements of attention, curvature and noise of a real model,"
-        " in [1, 20]; off by default (`bench show TASK` defines them)",
+        description="points per decade of steps for measurements of attention, curvature and noise of ViTs, BERTs and"
+        " lm, in [1, 20]; off by default (`bench show TASK` defines them)",
     )
     compile: Literal["off", "auto", "step"] = Field(
         "off",

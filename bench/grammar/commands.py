@@ -97,7 +97,7 @@ RUN_WORKERS = Option(
 )
 MEMORY = Option("memory", "memory for lanes: a share of the free memory, or a size (default 80%)", "SIZE", read_memory)
 WIDTH = Option(
-    "width", "lanes at once, without a measurement; auto then takes lanes (default: measured)", "N", whole(1)
+    "width", "number of lanes at once (default: measured); with --engine auto it selects lanes", "N", whole(1)
 )
 RUNNING = (ENGINE, RUN_WORKERS, MEMORY, WIDTH)
 """How the runs of a plan are trained."""
@@ -111,14 +111,17 @@ WORKERS = Option(
     also=("jobs",),
 )
 SLURM = (
-    Option("slurm", "submit workers to Slurm as an array, one task per GPU, and stop"),
+    Option("slurm", "submit workers to Slurm as an array, one task per GPU, and exit"),
     Option("print", "with --slurm: print the script and stop; nothing is written"),
     Option("sbatch", "further options for sbatch: --sbatch='--partition=gpu --time=4:00:00'", "OPTIONS", default=""),
 )
-CREATE = Option("create", "store the plan, which `bench worker` trains on any machine, and stop")
+CREATE = Option("create", "store the plan, which `bench worker` trains on any machine, and exit")
 ELSEWHERE = (*SLURM, CREATE)
 SHARED_BY = Option(
-    "shared-by", "workers that share the trials, where lanes take many at once (default 1)", "N", whole(1)
+    "shared-by",
+    "number of workers that share the trials; it limits how many one takes as lanes (default 1)",
+    "N",
+    whole(1),
 )
 SETTINGS = ("task", "opt", "trainer")
 
@@ -136,7 +139,7 @@ CHART_NAMES = (
 )
 FORMAT_NAMES = ("table", "md", "csv", "json", "tex", "html")
 
-_FORMAT = Option("format", "default: table, or the suffix of the file", "FORMAT", choices=FORMAT_NAMES)
+_FORMAT = Option("format", "default: from the suffix of the file, else table", "FORMAT", choices=FORMAT_NAMES)
 _FILE = _out("write there instead of to standard output", "FILE")
 _CHOICE = (
     Option("task", "only these tasks", "A,B", names, completes="task"),
@@ -144,7 +147,7 @@ _CHOICE = (
     STORES,
     Option(
         "settings",
-        "of each optimizer: best (default) takes the tuned ones, else the defaults, else the one"
+        "settings shown of each optimizer: best (default) takes the tuned ones, else the defaults, else the one"
         " set by hand, if there is exactly one",
         "WHICH",
         default="best",
@@ -165,7 +168,10 @@ _CHOICE = (
         completes="opt",
     ),
     Option(
-        "target", "of the board `speed` and of profiles: a value of the metric (default: the task's)", "VALUE", finite
+        "target",
+        "value of the metric that counts as reached, for the board `speed` and profiles (default: the task's)",
+        "VALUE",
+        finite,
     ),
 )
 _ASK_ONLY = "it selects existing runs; write --only NAME=VALUE, as in --only trainer.max_steps=1000"
@@ -182,7 +188,7 @@ _ALL = (
         "quickstart", "a first comparison within seconds: four optimizers, a ranked table, a plot",
         text="Train four optimizers on a small synthetic task with seven seeds each, rank them, say what the ranking"
         " shows, and draw their training curves. Nothing is downloaded and nothing is tuned.",
-        more="Stored runs are used, so the same command again takes a second.",
+        more="If its runs are stored, the command takes about 2 s.",
         options=(
             _out("the plot: ends in .png, .pdf or .svg (default: quickstart.png)", "FILE",
                  default=lambda: folder("quickstart.png")),
@@ -198,15 +204,15 @@ _ALL = (
         options=(
             TASK, OPT,
             Option("seed", "problem instance, initialisation, dropout (default 0)", "N", setting=True),
-            Option("seeds", "a run for each of several seeds, and their mean: how many (5 is 0 to 4), or which (3,5,8"
-                   " or 10:15, which is 10 to 14)", "SEEDS", read_seeds),
+            Option("seeds", "a run for each of several seeds, and their mean: a number (5: seeds 0 to 4) or a list"
+                   " (3,5,8; 10:15 is 10 to 14)", "SEEDS", read_seeds),
             DATA_SEED, CONFIG,
-            Option("tuned", "take the hyperparameters in configs/tuned/<task>/<optimizer>.yaml"),
+            Option("tuned", "use the settings in tuned/TASK/OPT.yaml, else the shipped ones in configs/tuned"),
             RUN_DEVICE, PRECISION, replace(ENGINE, help="of several seeds; " + ENGINE.help, default=None), *RUNNING[1:],
-            Option("resume", "continue an interrupted run, bit for bit", "RUN", completes="run"),
+            Option("resume", "continue an interrupted run (on CPUs bit for bit)", "RUN", completes="run"),
             Option("rerun", "train again although the result is stored"),
             LOGGER,
-            Option("dry-run", "print the resolved configuration and stop"),
+            Option("dry-run", "print the resolved configuration and exit"),
             JSON,
             _place("data", "folder of the data sets, also for downloads", setting=True),
             _place("store", "folder of the runs", setting=True),
@@ -224,41 +230,40 @@ _ALL = (
         groups=SETTINGS, elsewhere=_several("a sweep has"),
         options=(
             TASK, Option("opt", "one or more optimizers: ngd,adam", "A,B", completes="opt", setting=True),
-            Option("seeds", "how many (32 is 0 to 31), or which (3,5,8 or 10:15, which is 10 to 14); default 8",
+            Option("seeds", "a number (32: seeds 0 to 31) or a list (3,5,8; 10:15 is 10 to 14); default 8",
                    "SEEDS", read_seeds, default=lambda: read_seeds("8")),
-            CONFIG, Option("tuned", "fix the hyperparameters in configs/tuned/<task>/<optimizer>.yaml"),
+            CONFIG, Option("tuned", "fix the settings to those in tuned/TASK/OPT.yaml, else in configs/tuned"),
             *RUNNING,
-            _out("folder of table and plot (default: swept/TASK/OPT-HASH; other runs have another hash)"),
-            RUN_DEVICE, Option("precision", "32-true or 64-true as lanes; the task's own by default", "P", setting=True,
+            _out("folder of table and plot (default: swept/TASK/OPT-HASH; the hash identifies the set of runs)"),
+            RUN_DEVICE, Option("precision", "lanes need 32-true or 64-true (default: the task's)", "P", setting=True,
                            completes=PRECISION.completes),
             DATA_SEED, Option("logger", LOGGER.help, "L", setting=True, hidden=True),
-            *ELSEWHERE, JSON, Option("dry-run", "list the runs and stop"), DATA, STORE,
+            *ELSEWHERE, JSON, Option("dry-run", "list the runs and exit"), DATA, STORE,
         ),
     ),
     Command(
         "compare", "compare your optimizer with a baseline: check, tuning, fresh seeds, verdicts, a plot",
         text="Compare optimizers with a baseline on a task: the checks of `bench check`, tuning with equal budgets for"
         " all (`bench suite`), the winners on fresh seeds, and the board `quality` with verdicts and a plot.",
-        more="The search covers the ranges that an optimizer declares, or --opt.lr LOW:HIGH. --opt.NAME is for the"
-             " optimizers of --opt,"
-        " and --opt.adamw.NAME for one alone. Stored runs are used, so the same command continues after an"
+        more="The search is centred on the ranges that an optimizer declares, or on --opt.lr LOW:HIGH."
+             " --opt.NAME is for the optimizers of --opt, and --opt.adamw.NAME for one alone. Stored runs are used, so the same command continues after an"
         " interruption."
         " Where reference results have the baseline, it is not tuned again, and the others get its number of trials."
         " Exit code 1: a check failed, or an optimizer has no winner.",
         groups=SETTINGS, elsewhere=_several("trials have") | {"logger": "trials have none"},
         options=(
             TASK, Option("opt", "one or more optimizers: my_file.py:MyOpt,ngd", "A,B", completes="opt", setting=True),
-            Option("against", "baselines, tuned as the others are; the first is the reference (default: adamw, or gd"
-                   " where batches are full, and all that the store or the reference results have tuned on this"
-                   " problem)",
+            Option("against", "baselines to tune as well; the first is the reference (default: adamw, or gd for full"
+                   " batches)",
                    "A,B", names, completes="opt"),
             CONFIG,
-            Option("trials", "trials of each (default: nine); equal for all, more where a grid grows",
+            Option("trials", "trials of each optimizer (default: nine); a grid whose best point is at its boundary"
+                   " gets more",
                    "N", whole()),
-            Option("seeds", "runs of a trial: how many (2 is 1000 and 1001), or which; default 2, or those of the"
-                   " reference results", "SEEDS"),
-            Option("report_seeds", "fresh seeds of each winner: how many (7 is 0 to 6; the default), or which; fewer"
-                   " than 7 decide nothing", "SEEDS", default="7"),
+            Option("seeds", "tuning seeds of each trial: a number (2: seeds 1000 and 1001) or a list; default"
+                   " 2, or those of the reference results", "SEEDS"),
+            Option("report_seeds", "fresh seeds of each winner: a number (default 7: seeds 0 to 6) or a list;"
+                   " fewer than 7 decide nothing", "SEEDS", default="7"),
             NO_REFERENCE,
             Option("budget", "limit: a number of runs, fresh seeds included (200runs), or a time, after which the"
                              " command shows the result so far (2h, 90min)", "COST", read_budget),
@@ -283,7 +288,7 @@ _ALL = (
         options=(
             TASK, Option("opt", "two optimizers or more, the reference among them: adamw,muon,sngd", "A,B",
                          completes="opt", setting=True),
-            Option("rungs", "how many (default 4)", "N", whole(1), default=4),
+            Option("rungs", "number of rungs (default 4)", "N", whole(1), default=4),
             Option("ratio", "ratio of the sizes of successive rungs (default 3)", "X", finite,
                    default=3.0),
             Option("axis", "the quantity that grows (default size: parameters, by width and depth)",
@@ -299,10 +304,10 @@ _ALL = (
                    " (default 1); a grid extends beyond an edge if the best point is there", "X", finite, default=1.0),
             Option("sampler", "grid (default): half decades of the first range; qmc: quasi-random, never beyond a"
                    " range", "S", choices=("grid", "qmc")),
-            Option("prune", "stop trials that are worse than the median of the others; labelled"),
-            Option("seeds", "runs of a trial: how many (2 is 1000 and 1001; the default), or which", "SEEDS",
+            Option("prune", "stop trials that are worse than the median of the others; results say so"),
+            Option("seeds", "tuning seeds of each trial: a number (default 2: seeds 1000 and 1001) or a list", "SEEDS",
                    default="2"),
-            Option("report_seeds", "fresh seeds of each winner: how many (5 is 0 to 4; the default), or which",
+            Option("report_seeds", "fresh seeds of each winner: a number (default 5: seeds 0 to 4) or a list",
                    "SEEDS", default="5"),
             Option("budget", "a time, after which the workers stop and the result so far is shown (6h, 90min)", "COST",
                    read_budget),
@@ -333,8 +338,8 @@ _ALL = (
             Option("most", "most seeds of a pair (default 50)", "N", whole(), default=50),
             Option("budget", "limit: a number of runs, those of the start included (200runs), or a time, after which"
                              " no round begins (6h, 90min)", "COST", read_budget),
-            CONFIG, Option("tuned", "take the hyperparameters in configs/tuned/<task>/<optimizer>.yaml"),
-            *RUNNING, RUN_DEVICE, PRECISION, JSON, Option("dry-run", "list the runs of the start and stop"),
+            CONFIG, Option("tuned", "use the settings in tuned/TASK/OPT.yaml, else the shipped ones in configs/tuned"),
+            *RUNNING, RUN_DEVICE, PRECISION, JSON, Option("dry-run", "list the initial runs and exit"),
             DATA, STORE,
         ),
     ),
@@ -357,9 +362,9 @@ _ALL = (
                              " beyond an edge (200runs), or a time, after which the workers stop and the command"
                              " shows the result so far (6h, 90min)",
                    "COST", read_budget),
-            Option("seeds", "runs of a trial: how many (2 is 1000 and 1001), or which (5,6 or 10:15); default 2",
-                   "SEEDS"),
-            Option("report_seeds", "fresh seeds of the winner: how many (5 is 0 to 4; the default), or which", "SEEDS"),
+            Option("seeds", "tuning seeds of each trial: a number (2: seeds 1000 and 1001) or a list (5,6;"
+                   " 10:15); default 2", "SEEDS"),
+            Option("report_seeds", "fresh seeds of the winner: a number (default 5: seeds 0 to 4) or a list", "SEEDS"),
             Option("sampler", "grid: half decades of the first range, decades of others, more at an edge (default);"
                    " qmc: quasi-random; tpe: the grid, then refinements around its best, labelled", "S",
                    choices=("grid", "qmc", "tpe")),
@@ -369,7 +374,7 @@ _ALL = (
             Option("resume", "continue this study with its own settings", "NAME", completes="study"),
             _out("folder of TASK/OPT.yaml and the plot (default: tuned; with --resume the folder used before)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
-            Option("dry-run", "print the trials of the design and stop"),
+            Option("dry-run", "print the trials of the design and exit"),
             *ELSEWHERE, WORKERS, STUDY_ENGINE, MEMORY, WIDTH, STORAGE, DATA, STORE,
         ),
     ),
@@ -426,9 +431,9 @@ _ALL = (
         " rates), attention (of runs with --trainer.observe). Exit code 1: a run could not be read.",
         elsewhere={"seed": _ASK_ONLY, "seeds": _ASK_ONLY},
         options=(
-            Option("board", "or `all`; default quality", "A,B", names, default=lambda: ["quality"],
+            Option("board", "names of boards, or `all`; default quality", "A,B", names, default=lambda: ["quality"],
                    completes=" ".join((*BOARD_NAMES, "all"))),
-            Option("explain", "explain this row instead: search space, trials, split, cost, cuts, and"
+            Option("explain", "explain this row instead: search space, trials, split, cost, reductions, and"
                               " commands", "ROW", completes="opt"),
             _FORMAT, replace(JSON, help="short for --format json"), _FILE,
             Option("into", "write Markdown between the markers of this board in a file that has them", "FILE.md",
@@ -468,11 +473,11 @@ _ALL = (
         positionals=(Option("name", "as `bench reproduce --list` prints it", "NAME", completes="experiment", least=0),),
         groups=SETTINGS, elsewhere={"seed": "an experiment has several; write --seeds COUNT"},
         options=(
-            Option("list", "list the experiments and stop"),
+            Option("list", "list the experiments and exit"),
             Option("quick", "few seeds and steps, under a minute; no evidence"),
             Option("all", "with --quick: all experiments, as a smoke test; its output and runs are removed"),
             Option("search", "also search the constants that the paper does not state"),
-            Option("seeds", "number of seeds: first the experiment's own, then the following numbers", "N", whole(1)),
+            Option("seeds", "number of seeds: the experiment's own, then the next integers", "N", whole(1)),
             Option("arm", "change a setting of one arm, by its label: --arm NGD opt.lr 0.05 --arm 'H = 1' opt.lr 2",
                    "ARM SETTING VALUE", words=3, many=True),
             _out("folder of the output (default: reproduced/NAME, NAME-quick, NAME-changed)"),
@@ -483,8 +488,8 @@ _ALL = (
         "claims", "show the verdicts on the claims of all papers",
         text="Show the verdicts on the claims of all papers, from the shipped pages of `bench reproduce`: how many"
         " hold or fail, and every claim with its effect.",
-        more="A claim holds, fails or is undecided only for an experiment as its paper defines it; `bench reproduce`"
-        " defines the other words. Exit code 1: a page could not be read.",
+        more="A claim holds, fails or is undecided only for an experiment as its paper defines it; the page 'Reproduce"
+        " a paper' of the docs defines the other verdicts. Exit code 1: a page could not be read.",
         positionals=(Option("folder", "with PAPER/EXPERIMENT/claims.json (default: the shipped pages)", "DIR", folder,
                             completes="folder", least=0),),
         options=(
@@ -521,7 +526,7 @@ _ALL = (
         options=(JSON,),
     ),
     Command(
-        "bundle", "write runs with everything needed to repeat them as one file to share",
+        "bundle", "write one file with runs and everything needed to repeat them",
         text="Write finished runs with their studies, tuned settings and the source of plug-ins as a folder, or as one"
         " file that ends in .zip.",
         more="A bundle is data. `bench verify` repeats runs of it; its folder `runs` is a store, which boards read with"
@@ -539,15 +544,15 @@ _ALL = (
     ),
     Command(
         "verify", "train runs of a bundle, or of the reference results, again: confirmed or refuted",
-        text="Train some runs of a bundle, of a store, or of the reference results again, drawn at random, and say"
-        " whether they are confirmed.",
+        text="Train randomly drawn runs of a bundle, a store or the reference results again, and say whether they are"
+        " confirmed.",
         more="On the same type of processor, with the same versions and engine, a run must agree bit for bit; elsewhere"
         " up to rounding, or within the spread over seeds. Plug-ins that PATH names are imported only if --opt or"
         " --task names them too, or with --allow-code. Exit code 1: a run was refuted, or is damaged.",
         positionals=(Option("path", "a bundle or a store (default: the reference results)", "PATH", folder,
                             completes="folder", least=0),),
         options=(
-            Option("runs", "how many", "N", whole(1), default=3),
+            Option("runs", "number of runs (default 3)", "N", whole(1), default=3),
             Option("seed", "seed of the random choice (default: different each time)", "N", whole(0)),
             Option("task", "only of these tasks; a plug-in as file.py:SPEC", "A,B", names, completes="task"),
             Option("opt", "only of these optimizers; a plug-in as file.py:NAME", "A,B", names, completes="opt"),
@@ -591,8 +596,9 @@ _ALL = (
             _out("file of the matrix: .html, .md, .csv, .json, .tex or .txt (default: Markdown on standard output);"
                  " may be repeated", "FILE", many=True),
             Option("only", "only these checks", "A,B", names),
-            Option("reference", "reference implementation of its steps as a float64 function", "MODULE:FUNCTION"),
-            Option("limit", "for one check (default 30)", "SECONDS", seconds),
+            Option("reference", "float64 function that computes the optimizer's exact steps, to compare with",
+                   "MODULE:FUNCTION"),
+            Option("limit", "time for one check (default 30)", "SECONDS", seconds),
             JSON,
             DATA, _place("store", "folder of the runs, which also keeps verdicts of all checks for the leaderboard"),
             Option("list", "list the checks and their tolerances"),
@@ -601,7 +607,7 @@ _ALL = (
     Command(
         "list", "list tasks, optimizers, runs or plans",
         text="List tasks, optimizers, the stored runs, newest first, or the unfinished plans.",
-        more="All options but --json choose runs; --store is for plans too. Runs that differ only in their seeds"
+        more="The filters apply to runs only; --store also applies to plans. Runs that differ only in their seeds"
              " share a line, with the median of their results. The runs of a study share a line, and so do the"
              " sweeps of an optimizer on a problem, with the median at the best settings. A run without a date has"
              " the date of its file. Exit code 1: something could not be read.",
@@ -613,7 +619,7 @@ _ALL = (
             Option("status", "only these states: running, failed, ...", "A,B", names, default=list,
                    completes="running completed diverged timeout failed killed"),
             Option("since", "only runs that began then or later: 2026-11-22, 30m, 2h, 3d, 1w", "WHEN", default=""),
-            Option("study", "the trials of this study, a line for each point", "NAME", default="", completes="study"),
+            Option("study", "the trials of this study, a line for each setting", "NAME", default="", completes="study"),
             Option("all", "a line for each run"),
             Option("sort", "default date", "BY", default="date",
                    choices=("date", "time", "steps", "result", "task", "opt", "status", "run")),
