@@ -1394,7 +1394,7 @@ def test_help_says_how_grids_lists_and_seeds_are_written(cli):
         "LOW:HIGH:POINTS",
         "--opt.lr 1e-3:1e1:16",
         "--opt.adam.lr",
-        "32 is 0 to 31",
+        "32: seeds 0 to 31",
         "swept/TASK/OPT-HASH",
         "80%",
     ):

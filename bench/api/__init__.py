@@ -112,7 +112,7 @@ def fit(
     Args:
         task: a name as `bench list tasks` prints it, or `file.py:SPEC`.
         opt: a name as `bench list optimizers` prints it, `file.py:Class`, or an optimizer class.
-        seeds: seeds of several runs: how many (5 is 0 to 4), or which. The result is then `Runs` with the mean
+        seeds: seeds of several runs: a number (5: 0 to 4) or a list. The result is then `Runs` with the mean
             `Runs.mean`.
         seed: seed of one run: determines problem instance, initialisation and dropout, in [0, 2^63); 0 by default.
         task_options: options of the task by name (`bench show TASK` lists them).
@@ -223,7 +223,7 @@ def sweep(
     Args:
         task: as for `fit`.
         opt: one optimizer or several, each as for `fit`.
-        seeds: how many (8 is 0 to 7), or which.
+        seeds: a number (8: 0 to 7) or a list.
         task_options: as for `fit`; a list gives several values.
         trainer: as for `fit`; a list gives several values.
         settings: as for `fit`; a list gives several values; `{"opt.adam.lr": [1e-3, 1e-2]}` is for adam alone.
@@ -308,8 +308,8 @@ def tune(
         task: as for `fit`.
         opt: as for `fit`.
         trials: number of tried settings; nine by default, around the middles of the ranges.
-        seeds: seeds of each trial: how many (2 is 1000 and 1001), or which.
-        report_seeds: fresh seeds of the winner: how many (5 is 0 to 4), or which; 0 for none.
+        seeds: seeds of each trial: a number (2: 1000 and 1001) or a list.
+        report_seeds: fresh seeds of the winner: a number (5: 0 to 4) or a list; 0 for none.
         sampler: `grid` (default), `qmc` or `tpe`.
         prune: stop trials that are worse than the median of the others.
         retries: new attempts after a failed one.
@@ -428,9 +428,9 @@ def compare(
         against: baselines, tuned with the same budget; the first is the reference. By default adamw, or gd for
             full-batch problems.
         trials: number of tried settings of each; by default as many as in the reference results, or nine.
-        seeds: seeds of each trial: how many (2 is 1000 and 1001), or which; by default those of the reference results,
+        seeds: seeds of each trial: a number (2: 1000 and 1001) or a list; by default those of the reference results,
             or two.
-        report_seeds: fresh seeds of each winner: how many (7 is 0 to 6), or which; fewer than 7 decide nothing.
+        report_seeds: fresh seeds of each winner: a number (7: 0 to 6) or a list; fewer than 7 decide nothing.
         anyway: continue although a failed check changes results.
         reference_results: use the baseline of the suite's reference results if they include this problem, instead of
             tuning it again.

@@ -246,8 +246,8 @@ _ALL = (
         text="Compare optimizers with a baseline on a task: the checks of `bench check`, tuning with equal budgets for"
         " all (`bench suite`), the winners on fresh seeds, and the board `quality` with verdicts and a plot.",
         more="The search is centred on the ranges that an optimizer declares, or on --opt.lr LOW:HIGH."
-             " --opt.NAME is for the optimizers of --opt, and --opt.adamw.NAME for one alone. Stored runs are used, so the"
-             " same command continues after an interruption."
+             " --opt.NAME is for the optimizers of --opt, and --opt.adamw.NAME for one alone. Stored runs are used,"
+             " so the same command continues after an interruption."
         " Where reference results have the baseline, it is not tuned again, and the others get its number of trials."
         " Exit code 1: a check failed, or an optimizer has no winner.",
         groups=SETTINGS, elsewhere=_several("trials have") | {"logger": "trials have none"},
