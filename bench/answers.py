@@ -1102,7 +1102,7 @@ ANSWERS: dict[str, type[BaseModel]] = {
     "tune": StudyOut,
     "tune --dry-run": Points,
     "suite": Suite,
-    "suite --plan": Steps,
+    "suite --dry-run": Steps,
     "studies": Studies,
     "studies NAME": StudyOut,
     "leaderboard": Boards,

@@ -60,7 +60,7 @@ DEEP: dict[str, list[Any]] = {
     "studies NAME": ["studies", "STUDY"],
     "compare --dry-run": ["compare", *STUDY, "--dry-run", "--against", "gd"],
     "compare": ["compare", *STUDY, "--anyway", "--against", "gd"],
-    "suite --plan": ["suite", "suite.yaml", "--plan"],
+    "suite --dry-run": ["suite", "suite.yaml", "--dry-run"],
     "suite": ["suite", "suite.yaml", "--workers", 1],
     "leaderboard --explain": ["leaderboard", "--explain", "ngd", "--no-reference"],
     "list runs": ["list", "runs"],

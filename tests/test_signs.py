@@ -245,7 +245,7 @@ def test_a_run_says_what_it_does_from_the_first_moment(tmp_path: Path) -> None:
     [
         (f"{SWEEP.replace('sgd', SLOW)} --trainer.max_steps 300 --workers 2", "reading the grid ..."),
         (f"{TUNE} --trainer.max_steps 20 --report_seeds 0 --workers 2", "importing optuna ..."),
-        ("suite theory --plan", "importing optuna ..."),
+        ("suite theory --dry-run", "importing optuna ..."),
         ("reproduce bhojanapalli2020/theorem1 --quick --workers 2", "reading the experiment ..."),
     ],
 )

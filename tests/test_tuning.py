@@ -1003,7 +1003,7 @@ def test_a_suite_that_cannot_be_is_refused_with_its_file(
 @pytest.mark.parametrize("parts", [["theory", "nothing"], ["theory", "reference"], "theory", [["theory"]], []])
 def test_parts_of_a_suite_are_suites_that_are_shipped(cli, here: Path, parts: Any) -> None:
     (here / "my.yaml").write_text(yaml.safe_dump({"parts": parts}))
-    answer = cli("suite", "my.yaml", "--plan")
+    answer = cli("suite", "my.yaml", "--dry-run")
     assert answer.code == 2
     assert "`parts` takes names of suites without parts, such as [theory, lm]; got " in last_line(answer)
 
@@ -1054,7 +1054,7 @@ def test_a_plan_makes_nothing_and_a_suite_what_it_says(cli, here: Path) -> None:
         "seeds": 2,
     }
     (here / "my.yaml").write_text(yaml.safe_dump(content))
-    plan = cli("suite", "my.yaml", "--plan")
+    plan = cli("suite", "my.yaml", "--dry-run")
     assert plan.code == 0, plan.err
     assert len(re.findall(r"0/3 +0/2", plan.out)) == 2
     assert [path.name for path in here.iterdir()] == ["my.yaml"]
@@ -1063,7 +1063,7 @@ def test_a_plan_makes_nothing_and_a_suite_what_it_says(cli, here: Path) -> None:
     studies = strict_json(done.out)["studies"]
     assert len({study["trials"] for study in studies}) == 1
     assert [study["fresh"]["seeds"] for study in studies] == [[0, 1], [0, 1]]
-    assert "0 runs to do" in cli("suite", "my.yaml", "--plan").out
+    assert "0 runs to do" in cli("suite", "my.yaml", "--dry-run").out
 
 
 def test_a_password_is_neither_shown_nor_written(cli, here: Path, postgres_url: str) -> None:

@@ -218,7 +218,7 @@ def _sentence(task: str, table: Table) -> str:
     order = sorted(groups, key=lambda w: (w not in words, w))
     told = [f"{words.get(word, word)}: {', '.join(groups[word])}" for word in order]
     floor = any("at the floor" in note for note in table.notes)
-    return f"On {task}, {'; '.join(told)}" + " (losses at the floor)" * floor + "."
+    return f"On {task}, {'; '.join(told)}" + f" ({reference} is at the floor)" * floor + "."
 
 
 def shown() -> tuple[Collected, Chart]:

@@ -385,7 +385,7 @@ _ALL = (
         " machine with the same --storage it shares the work.",
         positionals=(Option("file", "a YAML file, or the name of one in configs/suites", "FILE", completes="suite"),),
         options=(
-            Option("plan", "print the plan, its stored part, and its approximate duration"),
+            Option("dry-run", "print the plan, its stored part, and its approximate duration", also=("plan",)),
             Option("task", "only these of its tasks", "A,B", names, completes="task"),
             Option("opt", "only these of its optimizers", "A,B", names, completes="opt"),
             WORKERS, ENGINE, MEMORY, WIDTH, *SLURM, replace(SHARED_BY, hidden=True),

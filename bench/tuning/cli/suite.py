@@ -50,13 +50,13 @@ def main(words: list[str]) -> int:
         raise UserError(f"{args.file}: {error}") from None
     if args.print and not args.slurm:
         raise UserError("--print prints the script of --slurm; write both")
-    if args.slurm and not args.plan:
+    if args.slurm and not args.dry_run:
         return _slurm(args, parts, places)
     typical = [spec.typical(places) for spec in specs]
     for config in typical:
         check_early(config)
     cut = min((slots(args.workers, config) for config in typical), key=len)
-    if args.plan:
+    if args.dry_run:
         return show_plan(args, parts, places, cut)
     if not args.train_only:
         check_output(args.out)  # fail before hours of training
