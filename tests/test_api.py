@@ -267,8 +267,15 @@ def test_an_argument_that_is_no_dictionary_is_named(name: str, value: Any, store
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: bench.tune("synthetic", "ngd", trials="x"), "trials='x': write a whole number"),
-        (lambda: bench.compare("synthetic", "ngd", trials=True), "trials=True: write a whole number"),
+        (lambda: bench.tune("synthetic", "ngd", trials="x"), "trials='x': it must be a whole number"),
+        (lambda: bench.compare("synthetic", "ngd", trials=True), "trials=True: it must be a whole number"),
+        (lambda: bench.tune("synthetic", "ngd", width=0), "width=0: it must be at least 1"),
+        (lambda: bench.tune("synthetic", "ngd", retries="no"), "retries='no': it must be a whole number"),
+        (lambda: bench.tune("synthetic", "ngd", sampler="best"), "unknown sampler 'best'"),
+        (
+            lambda: bench.sweep("synthetic", "ngd", lr=[0.1], workers=0),
+            "workers=0: write how many (--workers 2), or auto",
+        ),
         (lambda: bench.compare("synthetic", None), "opt=None: write a name, a class, or a list of them"),
         (lambda: bench.load(5), "store=5: write a path"),
         (lambda: bench.fit("synthetic", "ngd", store=5), "store=5: write a path"),

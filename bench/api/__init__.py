@@ -16,9 +16,9 @@ from bench.api.results import Comparison, Study, Sweep, Table
 from bench.api.runs import Run, Runs
 from bench.api.source import name_of
 from bench.errors import UserError, unknown
-from bench.grammar.commands import ENGINE, parse
-from bench.grammar.parse import Args, check_settings, refuse_several
-from bench.grammar.values import place, read_memory, read_seeds
+from bench.grammar.commands import COMMANDS, parse
+from bench.grammar.parse import Args, Option, check_settings, refuse_several
+from bench.grammar.values import place, read_seeds
 from bench.progress import SweepProgress, hearing
 from optimizers.plugins import PluginError
 
@@ -141,7 +141,6 @@ def fit(
         KeyboardInterrupt: the run was interrupted; its state is saved, and the same call continues.
     """
     with _training(progress):
-        _check_engine(engine)
         where = _places(data, store)
         words = _words(
             task,
@@ -246,7 +245,6 @@ def sweep(
         KeyboardInterrupt: the sweep was interrupted; the same call continues.
     """
     with _training(progress):
-        _check_engine(engine)
         where = _places(data, store)
         opts = _opts(opt)
         words = _words(
@@ -337,8 +335,6 @@ def tune(
         KeyboardInterrupt: the study was interrupted; the same call continues.
     """
     with _training(progress):
-        _check_trials(trials)
-        _check_engine(engine)
         where = _places(data, store)
         words = _words(
             task,
@@ -374,7 +370,9 @@ def tune(
             report_seeds=_seeds("report_seeds", report_seeds),
             sampler=sampler,
             engine=engine,
-            workers=str(workers),
+            workers=workers,
+            width=width,
+            memory=memory,
             storage=storage,
         )
         asked = of_words(args, words, where)
@@ -383,7 +381,7 @@ def tune(
         slots(args.workers, typical)
         study = open_studies(args).create(asked.spec, args.name)
         study.ask(asked.request)
-        effort = Effort(asked.request.engine or "auto", width, _memory(memory))
+        effort = Effort(asked.request.engine or "auto", args.width, args.memory)
         shown = TuningProgress(f"study {study.name}", asked.spec.metric, enabled=progress)
         if not work(study, args.workers, where, effort, shown):
             raise KeyboardInterrupt(f"study {study.name} was stopped; nothing is lost, and the same call continues")
@@ -456,8 +454,6 @@ def compare(
         KeyboardInterrupt: the comparison was interrupted; the same call continues.
     """
     with _training(progress):
-        _check_trials(trials)
-        _check_engine(engine)
         where = _places(data, store)
         opts = _opts(opt)
         words = _words(
@@ -485,9 +481,9 @@ def compare(
             no_reference=not reference_results,
             report_seeds=_seeds("report_seeds", report_seeds),
             engine=engine,
-            workers=str(workers),
+            workers=workers,
             width=width,
-            memory=_memory(memory),
+            memory=memory,
             storage=storage,
         )
         asked = comparison.ask(args)
@@ -644,7 +640,7 @@ def _runs(
     from bench.execute import Effort
     from bench.execute.command import results_of
 
-    effort = Effort(engine or "auto", width, _memory(memory), None if workers is None else str(workers))
+    effort = Effort.of(_args("sweep", {}, {}, engine=engine, workers=workers, width=width, memory=memory))
     results = results_of(configs, shown, effort, plan=plan, tuned_by=tuned_by)
     if results is None:
         raise KeyboardInterrupt("the runs were stopped; finished ones are stored, and the same call continues")
@@ -729,28 +725,28 @@ def _opts(opt: "Opt | Sequence[Opt]") -> "list[Opt]":
     return list(opt)
 
 
-def _check_trials(trials: int | None) -> None:
-    if trials is not None and type(trials) is not int:
-        raise UserError(f"trials={trials!r}: write a whole number")
-
-
-def _check_engine(engine: str | None) -> None:
-    if engine not in (None, *ENGINE.choices):
-        raise unknown("engine", engine, ENGINE.choices)
-
-
-def _memory(text: str | None) -> Any:
-    try:
-        return None if text is None else read_memory(text)
-    except ValueError as error:
-        raise UserError(f"memory={text!r}: {error}") from None
-
-
 def _args(command: str, words: dict[str, Any], where: Mapping[str, Path], **given: Any) -> Args:
-    """The arguments of a command: its defaults and the given values."""
-    args = parse(command, [])
-    vars(args).update({name: value for name, value in given.items() if value is not None}, **where, of_runs=words)
+    """The arguments of a command: its defaults and the given values.
+
+    Raises:
+        UserError: a value is illegal.
+    """
+    args, options = parse(command, []), {option.key: option for option in COMMANDS[command].options}
+    read = {name: _read(options[name], value) for name, value in given.items() if value is not None}
+    vars(args).update(read, **where, of_runs=words)
     return args
+
+
+def _read(option: Option, value: Any) -> Any:
+    """A value as the command line reads it; switches and lists as they are."""
+    if not option.value or isinstance(value, list):
+        return value
+    if option.choices and value not in option.choices:
+        raise unknown(option.key, value, option.choices)
+    try:
+        return option.read(str(value))
+    except ValueError as error:
+        raise UserError(f"{option.key}={value!r}: {error}") from None
 
 
 def _several(given: Any) -> Any:
