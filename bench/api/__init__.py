@@ -742,7 +742,7 @@ def _read(option: Option, value: Any) -> Any:
     if not option.value or isinstance(value, list):
         return value
     if option.choices and value not in option.choices:
-        raise unknown(option.key, value, option.choices)
+        raise unknown(option.key, str(value), option.choices)
     try:
         return option.read(str(value))
     except ValueError as error:

@@ -86,11 +86,11 @@ ENGINE = Option(
     default="auto",
     choices=("auto", "lanes", "lightning"),
 )
-STUDY_ENGINE = replace(ENGINE, help=ENGINE.help.replace("(default)", "(default, unless the study says)"), default=None)
+STUDY_ENGINE = replace(ENGINE, help=f"{ENGINE.help}; the engine of a stored study wins", default=None)
 RUN_WORKERS = Option(
     "workers",
     "processes that share the runs, or auto: one for each GPU or processor (default: one"
-    " for each GPU, and on a CPU one; with --create or --slurm at most 8)",
+    " for each GPU, and on a CPU one)",
     "N",
     workers,
     completes="auto",
@@ -111,11 +111,13 @@ WORKERS = Option(
     also=("jobs",),
 )
 SLURM = (
-    Option("slurm", "submit workers to Slurm as an array, one task per GPU, and exit"),
-    Option("print", "with --slurm: print the script and stop; nothing is written"),
+    Option("slurm", "submit workers to Slurm as an array, one task per GPU, and exit; at most 8 by default"),
+    Option("print", "with --slurm: print the script and exit; nothing is written"),
     Option("sbatch", "further options for sbatch: --sbatch='--partition=gpu --time=4:00:00'", "OPTIONS", default=""),
 )
-CREATE = Option("create", "store the plan, which `bench worker` trains on any machine, and exit")
+CREATE = Option(
+    "create", "store the plan, which `bench worker` trains on any machine, and exit; for at most 8 workers by default"
+)
 ELSEWHERE = (*SLURM, CREATE)
 SHARED_BY = Option(
     "shared-by",
@@ -208,7 +210,8 @@ _ALL = (
                    " (3,5,8; 10:15 is 10 to 14)", "SEEDS", read_seeds),
             DATA_SEED, CONFIG,
             Option("tuned", "use the settings in tuned/TASK/OPT.yaml, else the shipped ones in configs/tuned"),
-            RUN_DEVICE, PRECISION, replace(ENGINE, help="of several seeds; " + ENGINE.help, default=None), *RUNNING[1:],
+            RUN_DEVICE, PRECISION, replace(ENGINE, help="for several seeds: " + ENGINE.help, default=None),
+            *RUNNING[1:],
             Option("resume", "continue an interrupted run (on CPUs bit for bit)", "RUN", completes="run"),
             Option("rerun", "train again although the result is stored"),
             LOGGER,
@@ -257,8 +260,7 @@ _ALL = (
                    " batches)",
                    "A,B", names, completes="opt"),
             CONFIG,
-            Option("trials", "trials of each optimizer (default: nine); a grid whose best point is at its boundary"
-                   " gets more",
+            Option("trials", "trials of each optimizer (default: nine); if one grid grows, the others get as many",
                    "N", whole()),
             Option("seeds", "tuning seeds of each trial: a number (2: seeds 1000 and 1001) or a list; default"
                    " 2, or those of the reference results", "SEEDS"),
@@ -335,7 +337,7 @@ _ALL = (
             Option("reference", "optimizer that the others are compared with (default adamw; gd where batches are"
                    " full)", "OPTIMIZER", completes="opt"),
             Option("seeds", "seeds of each optimizer at the start (default 5)", "N", whole(2), default=5),
-            Option("most", "most seeds of a pair (default 50)", "N", whole(), default=50),
+            Option("most", "largest number of seeds of each optimizer (default 50)", "N", whole(), default=50),
             Option("budget", "limit: a number of runs, those of the start included (200runs), or a time, after which"
                              " no round begins (6h, 90min)", "COST", read_budget),
             CONFIG, Option("tuned", "use the settings in tuned/TASK/OPT.yaml, else the shipped ones in configs/tuned"),
@@ -347,17 +349,17 @@ _ALL = (
         "tune", "find an optimizer's hyperparameters on a task, with many workers",
         text="Find an optimizer's hyperparameters on a task: trials on separate seeds, chosen on validation, then"
         " the winner on fresh seeds. Writes TASK/OPT.yaml, which `bench fit --tuned` takes, and a plot of sensitivity.",
-        more="Settings in dotted form as in `bench fit`. The search covers the ranges that the optimizer declares"
-             " (`bench show sngd`), and given ones: a range (--opt.lr 1e-3:1e1), a grid (--opt.lr 1e-3:1e1:9) or a"
-             " list (--opt.momentum 0,0.9). A single value fixes a setting. The same command continues a study; with"
-             " more --trials it adds trials.",
+        more="Settings in dotted form as in `bench fit`. The search is centred on the ranges that the optimizer"
+             " declares (`bench show sngd`), or on a given one (--opt.lr 1e-3:1e1). A grid (--opt.lr 1e-3:1e1:9) or a"
+             " list (--opt.momentum 0,0.9) is tried as it is. A single value fixes a setting. The same command continues"
+             " a study; with more --trials it adds trials.",
         groups=SETTINGS,
         elsewhere=_several("trials have") | {"logger": "trials have none; their curves are in the store"},
         options=(
             TASK, OPT, CONFIG,
-            Option("trials", "trials (default: nine around the middle of each range, whatever its width); a grid"
-                             " adds up to 8 points beyond an edge, also of a given range, while the best point is at"
-                             " that edge", "N", whole()),
+            Option("trials", "trials (default: nine). A grid starts at the middle of the ranges; their width does"
+                             " not matter. It adds up to 8 points beyond an edge, while the best point is there",
+                   "N", whole()),
             Option("budget", "limit: a number of runs, fresh seeds included but not the points that a grid adds"
                              " beyond an edge (200runs), or a time, after which the workers stop and the command"
                              " shows the result so far (6h, 90min)",
@@ -366,20 +368,21 @@ _ALL = (
                    " 10:15); default 2", "SEEDS"),
             Option("report_seeds", "fresh seeds of the winner: a number (default 5: seeds 0 to 4) or a list", "SEEDS"),
             Option("sampler", "grid: half decades of the first range, decades of others, more at an edge (default);"
-                   " qmc: quasi-random; tpe: the grid, then refinements around its best, labelled", "S",
+                   " qmc: quasi-random; tpe: the grid, then refinements around its best (results say so)", "S",
                    choices=("grid", "qmc", "tpe")),
             Option("prune", "stop trials that are worse than the median of the others (results say so)"),
             Option("retries", "new attempts after a failed one (default 2)", "N", whole(0)),
-            Option("name", "of the study (default: TASK-OPT-HASH)", "NAME"),
+            Option("name", "name of the study (default: TASK-OPT-HASH)", "NAME"),
             Option("resume", "continue this study with its own settings", "NAME", completes="study"),
             _out("folder of TASK/OPT.yaml and the plot (default: tuned; with --resume the folder used before)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
             Option("dry-run", "print the trials of the design and exit"),
-            *ELSEWHERE, WORKERS, STUDY_ENGINE, MEMORY, WIDTH, STORAGE, DATA, STORE,
+            *SLURM, replace(CREATE, help="create the study, whose trials `bench worker --study NAME` runs, and exit"),
+            WORKERS, STUDY_ENGINE, MEMORY, WIDTH, STORAGE, DATA, STORE,
         ),
     ),
     Command(
-        "suite", "tune optimizers on tasks at equal budgets, then run the winners, as one plan",
+        "suite", "tune optimizers on tasks at equal budgets, then run the winners",
         text="Tune each optimizer on each task with the same number of trials, then run the winners on fresh seeds."
         " Stored runs are not trained again, so the same command continues after an interruption, and on another"
         " machine with the same --storage it shares the work.",
@@ -395,7 +398,7 @@ _ALL = (
         ),
     ),
     Command(
-        "studies", "list studies, or show the result of one, also for a smaller budget",
+        "studies", "list studies, or show the result of one, also as if it had had fewer trials",
         text="List the studies of a database, or show the result of one.",
         positionals=(Option("name", "show this study", "NAME", completes="study", least=0),),
         options=(
@@ -410,8 +413,8 @@ _ALL = (
         options=(
             Option("plan", "its name, as --create or --slurm prints it; its store is --store", "NAME"),
             Option("study", "its name, as `bench studies` prints it", "NAME", completes="study"),
-            *(Option(kind, "name the file or module that the plan or study names, or it is not imported; repeat the"
-                           " option for several", "FILE.py:CLASS", many=True, completes=kind)
+            *(Option(kind, "allow the import of this file or module, which the plan or study names; may be"
+                           " repeated", "FILE.py:CLASS", many=True, completes=kind)
               for kind in ("task", "opt")),
             replace(STUDY_ENGINE, help=f"with --study: {STUDY_ENGINE.help}"),
             *(replace(each, help=f"with --study: {each.help}") for each in (SHARED_BY, WIDTH)), MEMORY,
@@ -543,7 +546,7 @@ _ALL = (
         ),
     ),
     Command(
-        "verify", "train runs of a bundle, or of the reference results, again: confirmed or refuted",
+        "verify", "train runs of a bundle, or of the reference results, again, and compare",
         text="Train randomly drawn runs of a bundle, a store or the reference results again, and say whether they are"
         " confirmed.",
         more="On the same type of processor, with the same versions and engine, a run must agree bit for bit; elsewhere"
