@@ -47,9 +47,7 @@ def main(words: list[str]) -> int:
     """
     args = parse("compare", words)
     with doing("importing optuna"):
-        from bench.tuning.cli.shared import without_storage
-        from bench.tuning.cli.suite import STOPPED
-        from bench.tuning.cli.tune import deadline
+        from bench.tuning.cli.shared import in_time, without_storage
 
     asked = ask(args)
     if args.dry_run:
@@ -58,14 +56,8 @@ def main(words: list[str]) -> int:
         return show_plan(args, [asked.suite], asked.places, asked.cut)
     out = args.out or Path("compared", slug(asked.specs[0].task), "-".join(map(slug, asked.opts))[:80])
     check_output(out)
-    with deadline(args.budget and args.budget.seconds) as spent:
-        done = False
-        done = carry_out(asked, args)
-    if not done and not spent():
-        note(STOPPED)
+    if not in_time(args, lambda: carry_out(asked, args)):
         return 130
-    if not done:
-        note(f"the budget of {args.budget.text} is spent; this is the result so far, and the same command continues")
     command = shlex.join(["bench", "compare", *without_storage(words)])
     return _show(found_by(asked, args), args, asked.reference, out, command)
 
@@ -96,16 +88,60 @@ def ask(args: Args) -> Asked:
     Raises:
         UserError: a name or a setting is unknown or illegal, there is nothing to compare with, or it cannot be trained.
     """
-    from bench.checks import check_early
-    from bench.execute.slots import slots
+    from bench.boards.entries import REFERENCES, default_reference
+    from bench.sweeps.grid import by_optimizer, settings_in
+    from bench.tuning.cli.shared import fewest_slots
+    from bench.tuning.cli.tune import trials_of
+    from bench.tuning.suite import Suite, Tune
+    from bench.tuning.tune import make_request, reporting_seeds, tuning_seeds
 
     places = {"data": args.data, "store": args.store}
-    suite, opts, reference = _asked(args, places)
-    specs = suite.specs(places)
-    typical = [spec.typical(places) for spec in specs]
-    for config in typical:
-        check_early(config)
-    return Asked(suite, opts, reference, specs, places, min((slots(args.workers, c) for c in typical), key=len))
+    words = (settings_in(args.config) if args.config else {}) | dict(args.of_runs)
+    task, opts = str(words.pop("task", "")), list(dict.fromkeys(parts(str(words.pop("opt", "")))))
+    if not opts:
+        raise UserError("--opt is missing: name one or more optimizers, such as --opt my_file.py:MyOpt")
+    fresh = reporting_seeds(args.report_seeds)
+    common, own = by_optimizer(words, [*opts, *(args.against or REFERENCES)])
+    theirs = {name: value for name, value in common.items() if name.startswith("opt.")}
+    common = {name: value for name, value in common.items() if name not in theirs}
+
+    def suite(names: Sequence[str], tune: "Tune") -> "Suite":
+        settings: dict[str, Settings | None] = {n: {**(theirs if n in opts else {}), **own[n]} for n in names}
+        return Suite(title="", tasks={task: {}}, optimizers=settings, settings=common, tune=tune, seeds=fresh)
+
+    first = suite(opts, Tune()).specs(places)[0]
+    against = args.against or [default_reference(first.trainer.batch_size)]
+    baseline = None
+    if not args.against and against[0] not in opts and not own[against[0]]:
+        baseline = _shipped(suite(against, Tune()).specs(places)[0].typical(places), args)
+    tuned_here: list[str] = against if baseline is None else []
+    every = list(dict.fromkeys([*tuned_here, *opts]))
+    if len({*every, *against}) < 2:
+        raise UserError(f"--opt {opts[0]}: it is the reference itself; name another one with --against")
+    if lost := [f"--opt.{name}.{key[4:]}" for name, values in own.items() for key in values if name not in every]:
+        raise UserError(f"{lost[0]}: it is not part of the comparison; name it with --against")
+    seeds = tuning_seeds(args.seeds or "2") if args.seeds or baseline is None else baseline.seeds
+    trials = trials_of(args, len(seeds), len(fresh), len(every))
+    tune = Tune(trials=trials, seeds=seeds)
+    if baseline is not None and trials is None:
+        designed = sum(trial["kind"] == "design" for trial in baseline.trials)
+        tune = Tune(trials=designed, seeds=seeds, sampler=_sampler(baseline.sampler), total=len(baseline.trials))
+    made = suite(every, tune)
+    specs = made.specs(places)
+    if other := next((s for s in specs if s.trainer.batch_size != first.trainer.batch_size), None):
+        raise UserError(
+            f"{first.opt} has batches of {first.trainer.batch_size} and {other.opt} of {other.trainer.batch_size},"
+            " so they are different problems; set one size with --trainer.batch_size, or choose others with --against"
+        )
+    tried = max(tune.total, *(make_request(spec.design, tune.trials).trials for spec in specs))
+    there = "" if baseline is None else f" ({against[0]}: reference results of {len(baseline.trials)} trials)"
+    title = (
+        f"{', '.join(opts)} against {', '.join(against)} on {task}{there}: {tried} trials of {len(seeds)} seeds and"
+        f" {len(fresh)} fresh seeds for each, {len(every) * (tried * len(seeds) + len(fresh))} runs minus stored"
+        " ones, more where a grid grows"
+    )
+    made = made.model_copy(update={"title": title})
+    return Asked(made, opts, against[0], specs, places, fewest_slots(args.workers, specs, places))
 
 
 def carry_out(asked: Asked, args: Args, *, progress: bool = True) -> bool:
@@ -127,64 +163,6 @@ def carry_out(asked: Asked, args: Args, *, progress: bool = True) -> bool:
     note(asked.suite.title if progress else None)
     cut = asked.cut
     return train(args, [asked.suite], open_studies(args), asked.places, cut, len(cut), progress=progress) is not None
-
-
-def _asked(args: Args, places: Mapping[str, Path]) -> "tuple[Suite, list[str], str]":
-    """The suite that tunes all, the optimizers given by --opt, and the reference.
-
-    Raises:
-        UserError: a name or a setting is unknown or illegal, or there is nothing to compare with.
-    """
-    from bench.boards.entries import REFERENCES, default_reference
-    from bench.sweeps.grid import by_optimizer, settings_in
-    from bench.tuning.cli.tune import trials_of
-    from bench.tuning.suite import Suite, Tune
-    from bench.tuning.tune import make_request, reporting_seeds, tuning_seeds
-
-    words = (settings_in(args.config) if args.config else {}) | dict(args.of_runs)
-    task, opts = str(words.pop("task", "")), list(dict.fromkeys(parts(str(words.pop("opt", "")))))
-    if not opts:
-        raise UserError("--opt is missing: name one or more optimizers, such as --opt my_file.py:MyOpt")
-    fresh = reporting_seeds(args.report_seeds)
-    common, own = by_optimizer(words, [*opts, *(args.against or REFERENCES)])
-    theirs = {name: value for name, value in common.items() if name.startswith("opt.")}
-    common = {name: value for name, value in common.items() if name not in theirs}
-
-    def suite(names: Sequence[str], tune: "Tune", title: str = "") -> "Suite":
-        settings: dict[str, Settings | None] = {n: {**(theirs if n in opts else {}), **own[n]} for n in names}
-        return Suite(title=title, tasks={task: {}}, optimizers=settings, settings=common, tune=tune, seeds=fresh)
-
-    first = suite(opts, Tune()).specs(places)[0]
-    against = args.against or [default_reference(first.trainer.batch_size)]
-    baseline = None
-    if not args.against and against[0] not in opts and not own[against[0]]:
-        baseline = _shipped(suite(against, Tune()).specs(places)[0].typical(places), args)
-    tuned_here: list[str] = against if baseline is None else []
-    every = list(dict.fromkeys([*tuned_here, *opts]))
-    if len({*every, *against}) < 2:
-        raise UserError(f"--opt {opts[0]}: it is the reference itself; name another one with --against")
-    if lost := [f"--opt.{name}.{key[4:]}" for name, values in own.items() for key in values if name not in every]:
-        raise UserError(f"{lost[0]}: it is not part of the comparison; name it with --against")
-    seeds = tuning_seeds(args.seeds or "2") if args.seeds or baseline is None else baseline.seeds
-    trials = trials_of(args, len(seeds), len(fresh), len(every))
-    tune = Tune(trials=trials, seeds=seeds)
-    if baseline is not None and trials is None:
-        designed = sum(trial["kind"] == "design" for trial in baseline.trials)
-        tune = Tune(trials=designed, seeds=seeds, sampler=_sampler(baseline.sampler), total=len(baseline.trials))
-    specs = suite(every, tune).specs(places)
-    if other := next((s for s in specs if s.trainer.batch_size != first.trainer.batch_size), None):
-        raise UserError(
-            f"{first.opt} has batches of {first.trainer.batch_size} and {other.opt} of {other.trainer.batch_size},"
-            " so they are different problems; set one size with --trainer.batch_size, or choose others with --against"
-        )
-    tried = max(tune.total, *(make_request(spec.design, tune.trials).trials for spec in specs))
-    there = "" if baseline is None else f" ({against[0]}: reference results of {len(baseline.trials)} trials)"
-    title = (
-        f"{', '.join(opts)} against {', '.join(against)} on {task}{there}: {tried} trials of {len(seeds)} seeds and"
-        f" {len(fresh)} fresh seeds for each, {len(every) * (tried * len(seeds) + len(fresh))} runs minus stored"
-        " ones, more where a grid grows"
-    )
-    return suite(every, tune, title), opts, against[0]
 
 
 def _sampler(name: str) -> "Sampler":

@@ -5,10 +5,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from bench import process
+from bench.errors import was_interrupted
 from bench.machine import is_main_process
 
 ONE_REQUEST_SECONDS = 0.5
@@ -16,6 +18,11 @@ ONE_REQUEST_SECONDS = 0.5
 
 A Ctrl-C reaches a process directly, through its group, and from a parent that passes it on.
 """
+IMPORT_SECONDS = 0.2
+"""Seconds until an interrupt during an import is repeated. Ours."""
+AGAIN = 5.0
+"""Seconds after which an interrupt without a handler is repeated: Python loses one that is raised during garbage
+collection. Ours."""
 
 
 class StopRequest:
@@ -80,3 +87,35 @@ class StopRequest:
             if self._listening:
                 for number, handler in old.items():
                     signal.signal(number, handler)
+
+
+@contextmanager
+def deadline(seconds: float | None) -> Iterator[Callable[[], bool]]:
+    """Interrupt the context after `seconds`, as Ctrl-C would; yields a function: whether that has happened.
+
+    Without a signal handler, as before and after training, the interrupt ends the context without an error.
+    """
+    over: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        over.append(number)
+        if process.importing(frame):  # an interrupt would end the process
+            signal.setitimer(signal.ITIMER_REAL, IMPORT_SECONDS)
+            return
+        if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, process.interrupt):
+            signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        signal.raise_signal(signal.SIGINT)
+
+    if seconds is None:
+        yield lambda: False
+        return
+    old = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield lambda: bool(over)
+    except BaseException as error:
+        if not (over and was_interrupted(error)):
+            raise
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)

@@ -351,8 +351,8 @@ _ALL = (
         " the winner on fresh seeds. Writes TASK/OPT.yaml, which `bench fit --tuned` takes, and a plot of sensitivity.",
         more="Settings in dotted form as in `bench fit`. The search is centred on the ranges that the optimizer"
              " declares (`bench show sngd`), or on a given one (--opt.lr 1e-3:1e1). A grid (--opt.lr 1e-3:1e1:9) or a"
-             " list (--opt.momentum 0,0.9) is tried as it is. A single value fixes a setting. The same command continues"
-             " a study; with more --trials it adds trials.",
+             " list (--opt.momentum 0,0.9) is tried as it is. A single value fixes a setting. The same command"
+             " continues a study; with more --trials it adds trials.",
         groups=SETTINGS,
         elsewhere=_several("trials have") | {"logger": "trials have none; their curves are in the store"},
         options=(

@@ -32,24 +32,18 @@ def main(words: list[str]) -> int:
     if getattr(args, "from") is not None:
         return _again(args, getattr(args, "from"))
     with doing("importing optuna"):
-        from bench.checks import check_early
-        from bench.execute.slots import slots
         from bench.ladder.rungs import begun, climb
         from bench.ladder.sizes import sizes_of
         from bench.store.stores import Stores
-        from bench.tuning.cli.shared import open_studies, without_storage
-        from bench.tuning.cli.suite import STOPPED, submit_array, train
-        from bench.tuning.cli.tune import deadline
+        from bench.tuning.cli.shared import fewest_slots, in_time, open_studies, without_storage
+        from bench.tuning.cli.suite import submit_array, train
 
     places = {"data": args.data, "store": args.store}
     ladder = _asked(args)
     with doing("making the sizes"):
         settings = {**ladder.words, "task": ladder.task}
         sizes = sizes_of(ladder.rule, settings, ladder.reference, args.rungs, places)
-    typical = [spec.typical(places) for spec in ladder.suite(sizes[0], {}, places).specs(places)]
-    for config in typical:
-        check_early(config)
-    cut = min((slots(args.workers, config) for config in typical), key=len)
+    cut = fewest_slots(args.workers, ladder.suite(sizes[0], {}, places).specs(places), places)
     if args.dry_run:
         return _plan(ladder, sizes, args, places, cut[0].threads, len(cut))
     if args.print and not args.slurm:
@@ -67,14 +61,8 @@ def main(words: list[str]) -> int:
         return train(args, [suite], studies, places, cut, max(args.shared_by or 1, len(cut)))
 
     note(f"ladder {ladder.name}: {len(sizes)} rungs of {', '.join(ladder.opts)}; its record is in {args.store}")
-    with deadline(args.budget and args.budget.seconds) as spent:
-        done = False
-        done = climb(ladder, sizes, studies, places, carried_out, note)
-    if not done and not spent():
-        note(STOPPED)
+    if not in_time(args, lambda: climb(ladder, sizes, studies, places, carried_out, note)):
         return 130
-    if not done:
-        note(f"the budget of {args.budget.text} is spent; this is the result so far, and the same command continues")
     if args.train_only:
         return 0
     from bench.ladder.findings import findings

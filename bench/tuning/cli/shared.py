@@ -1,18 +1,24 @@
 """Shared parts of the commands for studies: the database, and the output of a study."""
 
 import shlex
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.errors import UserError
 from bench.grammar.parse import Args
 from bench.output import answer, note, remark
+from bench.stop import deadline
 from bench.text import clean
 
 if TYPE_CHECKING:
+    from bench.execute.slots import Slot
     from bench.tuning.studies import Studies
     from bench.tuning.study import Study
     from bench.tuning.study_result import StudyResult
+    from bench.tuning.trials import StudySpec
+
+STOPPED = "stopped; nothing is lost, and the same command continues"
 
 
 def show(
@@ -52,6 +58,41 @@ def warn_of(study: "Study") -> bool:
     for what in study.damaged.values():
         remark("warning", f"{what}; it is ignored")
     return bool(study.damaged)
+
+
+def fewest_slots(workers: str, specs: "Sequence[StudySpec]", places: Mapping[str, Path]) -> "list[Slot]":
+    """The resources of each worker: as many as every study allows on this machine.
+
+    Raises:
+        UserError: a study cannot be trained here.
+    """
+    from bench.checks import check_early
+    from bench.execute.slots import slots
+
+    typical = [spec.typical(places) for spec in specs]
+    for config in typical:
+        check_early(config)
+    return min((slots(workers, config) for config in typical), key=len)
+
+
+def in_time(args: Args, work: Callable[[], object]) -> bool:
+    """Whether to show results after the work: it is done, or its time is spent; False if a signal stopped it.
+
+    Args:
+        args: with `budget`; a note says what ended the work early.
+        work: returns something false if a signal stopped it.
+    """
+    done: object = False
+    with deadline(args.budget and args.budget.seconds) as spent:
+        done = work()
+    if done:
+        return True
+    note(
+        f"the budget of {args.budget.text} is spent; this is the result so far, and the same command continues"
+        if spent()
+        else STOPPED
+    )
+    return spent()
 
 
 def open_studies(args: Args, *, make: bool = True, read_only: bool = False) -> "Studies":

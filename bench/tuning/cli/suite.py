@@ -12,7 +12,7 @@ from bench.execute import Effort
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.output import answer, check_output, note
-from bench.tuning.cli.shared import need_server, open_studies, without_storage
+from bench.tuning.cli.shared import STOPPED, fewest_slots, need_server, open_studies, without_storage
 from optimizers.plugins import slug
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from bench.tuning.study import Study
     from bench.tuning.suite import Suite
     from bench.tuning.trials import StudySpec
-
-STOPPED = "stopped; nothing is lost, and the same command continues"
 
 
 def main(words: list[str]) -> int:
@@ -36,8 +34,6 @@ def main(words: list[str]) -> int:
     from bench.progress import doing
 
     with doing("importing optuna"):
-        from bench.checks import check_early
-        from bench.execute.slots import slots
         from bench.tuning import suite, tuned
         from bench.tuning.study_result import missing_runs, study_result
         from bench.tuning.summary import as_json
@@ -52,10 +48,7 @@ def main(words: list[str]) -> int:
         raise UserError("--print prints the script of --slurm; write both")
     if args.slurm and not args.dry_run:
         return _slurm(args, parts, places)
-    typical = [spec.typical(places) for spec in specs]
-    for config in typical:
-        check_early(config)
-    cut = min((slots(args.workers, config) for config in typical), key=len)
+    cut = fewest_slots(args.workers, specs, places)
     if args.dry_run:
         return show_plan(args, parts, places, cut)
     if not args.train_only:

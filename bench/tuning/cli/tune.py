@@ -1,19 +1,15 @@
 """`bench tune`."""
 
 import shlex
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bench import process
-from bench.errors import UserError, was_interrupted
+from bench.errors import UserError
 from bench.execute import Effort
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.output import answer, check_output, note
+from bench.stop import deadline
 from bench.tuning.cli.shared import as_typed, need_server, open_studies, show, without_storage
 from optimizers.plugins import bare
 
@@ -105,45 +101,6 @@ def main(words: list[str]) -> int:
         )
         return 130
     return show(study, None, as_json=args.json, out=out, command=command, store=args.store)
-
-
-IMPORT_SECONDS = 0.2
-"""Seconds until an interrupt during an import is repeated. Ours."""
-AGAIN = 5.0
-"""Seconds after which an interrupt without a handler is repeated: Python loses one that is raised during garbage
-collection. Ours."""
-
-
-@contextmanager
-def deadline(seconds: float | None) -> Iterator[Callable[[], bool]]:
-    """Interrupt the context after `seconds`, as Ctrl-C would; yields a function: whether that has happened.
-
-    Without a signal handler, as before and after training, the interrupt ends the context without an error.
-    """
-    over: list[int] = []
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        over.append(number)
-        if process.importing(frame):  # an interrupt would end the process
-            signal.setitimer(signal.ITIMER_REAL, IMPORT_SECONDS)
-            return
-        if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, process.interrupt):
-            signal.setitimer(signal.ITIMER_REAL, AGAIN)
-        signal.raise_signal(signal.SIGINT)
-
-    if seconds is None:
-        yield lambda: False
-        return
-    old = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield lambda: bool(over)
-    except BaseException as error:
-        if not (over and was_interrupted(error)):
-            raise
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
 
 
 def trials_of(args: Args, seeds: int, fresh: int, studies: int = 1) -> int | None:
