@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from bench import stop
 from bench.execute.pool import Pool
 from bench.grammar.values import read_budget
-from bench.tuning.cli import tune
 from bench.tuning.workers import Workers
 from tests.daemons import until
 from tests.test_cli import fails
@@ -83,7 +83,7 @@ def lose_the_first_interrupt(*args: Any) -> bool:
 def test_a_time_that_is_spent_stops_the_workers_and_shows_the_result(cli, monkeypatch, tmp_path, place, work) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(place, "work", work)
-    monkeypatch.setattr(tune, "AGAIN", 0.2)
+    monkeypatch.setattr(stop, "AGAIN", 0.2)
     answer = cli(*TUNE, "--budget", "0.2s")
     assert answer.code == 1  # no trial has a score yet
     assert "the budget of 0.2s is spent; the same command with a larger one continues" in answer.err
