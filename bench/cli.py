@@ -74,7 +74,7 @@ def _disk_full(error: BaseException) -> str | None:
 
 def _memory_short(error: BaseException, words: Sequence[str]) -> str | None:
     """The message for lack of memory, from torch or Python; None for other errors."""
-    from bench.memory import ran_out
+    from bench.train.memory import ran_out
 
     if not ran_out(error):
         return None
@@ -141,20 +141,20 @@ def _fit(words: list[str]) -> int:
         config = _stored_config(run.name, settings, places, command)
     else:
         refuse_several(settings)
-        check_settings(args)
+        check_settings(COMMANDS["fit"], args)
         with doing("reading the settings"):
-            from bench.config import resolve
+            from bench.config.run_config import resolve
 
             config = resolve(settings, config=args.config, tuned=args.tuned, fallback=places)
     study = None
     if args.tuned:
-        from bench.settings import tuned_by
-        from bench.tuned import tuned_file
+        from bench.config.settings import tuned_by
+        from bench.config.tuned import tuned_file
 
         study = tuned_by(config)
         print(f"bench: settings from {tuned_file(config.task, config.opt)}", file=sys.stderr)
     if args.seeds is not None:
-        from bench.seeds import fit_seeds
+        from bench.commands.seeds import fit_seeds
 
         return fit_seeds(config, args, study)
     if more := [name for name in ("engine", "workers", "memory", "width") if getattr(args, name) is not None]:
@@ -168,12 +168,12 @@ def _fit(words: list[str]) -> int:
         logged = ", so nothing goes to a logger" if config.logger else ""
         print(f"bench: already stored{logged}; --rerun trains again", file=sys.stderr)
     else:
-        from bench.checks import check_early, check_places
+        from bench.config.checks import check_early, check_places
 
         check_early(config)
         check_places([config])
         with doing("importing torch"):
-            from bench.runner import run
+            from bench.train.runner import run
 
         with redirect_stdout(sys.stderr):  # standard output is only for the result, regardless of what libraries print
             result = run(config, rerun=args.rerun, progress=True, tuned_by=study)
@@ -189,8 +189,8 @@ def _fit(words: list[str]) -> int:
 
 def _stored_config(run_id: str, settings: dict[str, Any], places: dict[str, Path], command: list[str]) -> Any:
     """The configuration of an interrupted run, with folders from the command line."""
-    from bench.config import resolve, settings_of
-    from bench.plugins import allowed
+    from bench.config.plugins import allowed
+    from bench.config.run_config import resolve, settings_of
     from bench.store.record import RESUMABLE
     from bench.store.store import Store
     from bench.store.stores import no_store
@@ -235,8 +235,8 @@ def _stored_config(run_id: str, settings: dict[str, Any], places: dict[str, Path
 def _dry_run(config: Any, *, as_json: bool) -> int:
     import yaml
 
-    from bench.checks import check
-    from bench.config import on_device
+    from bench.config.checks import check
+    from bench.config.run_config import on_device
 
     config = on_device(config)
     check(config)
@@ -347,7 +347,7 @@ def _show(words: list[str]) -> int:
     from tasks import TASKS, TaskSpec
 
     if name in OPTIMIZERS and not (":" in name and isinstance(load(name), TaskSpec)):
-        from bench.describe import describe_optimizer, optimizer_json
+        from bench.commands.describe import describe_optimizer, optimizer_json
 
         if args.json:
             answer(optimizer_json(OPTIMIZERS[name]))
@@ -355,11 +355,11 @@ def _show(words: list[str]) -> int:
             print(describe_optimizer(OPTIMIZERS[name]))
         return 0
     if name in TASKS:
-        from bench.describe import describe_task, task_json
+        from bench.commands.describe import describe_task, task_json
 
         if not args.json:
             print(describe_task(TASKS[name]))
-        from bench.parameters import model_parameters, parameter_lines
+        from bench.commands.parameters import model_parameters, parameter_lines
 
         known = model_parameters(name, args.data)
         if args.json:
@@ -375,7 +375,7 @@ def _show(words: list[str]) -> int:
     from bench.papers.experiments import experiments, load
 
     if name in experiments():
-        from bench.describe import describe_experiment
+        from bench.commands.describe import describe_experiment
 
         experiment = load(name)
         if args.json:
@@ -420,7 +420,7 @@ def _show_run(run_id: str, folders: Sequence[Path], *, as_json: bool) -> int | N
 
 def _doctor(words: list[str]) -> int:
     args = parse("doctor", words)
-    from bench.doctor import main
+    from bench.commands.doctor import main
 
     return main(args.data, args.store, as_json=args.json)
 
@@ -443,22 +443,22 @@ def _in(module: str, *first: str) -> Command:
 
 
 _MAINS: dict[str, Command] = {
-    "quickstart": _in("bench.quickstart"),
+    "quickstart": _in("bench.commands.quickstart"),
     "fit": _fit,
     "sweep": _in("bench.sweeps.cli"),
-    "compare": _in("bench.comparison"),
+    "compare": _in("bench.commands.comparison"),
     "ladder": _in("bench.ladder.cli"),
-    "race": _in("bench.race"),
+    "race": _in("bench.commands.race"),
     **{name: _in(f"bench.tuning.cli.{name}") for name in ("tune", "suite", "studies", "worker")},
     **{name: _in("bench.boards.cli", name) for name in ("leaderboard", "report", "plot")},
     **{name: _in("bench.papers.cli", name) for name in ("reproduce", "claims")},
     **{name: _in("bench.browse.cli", name) for name in ("sql", "merge", "bundle", "diff")},
-    "verify": _in("bench.verify"),
-    "new": _in("bench.new"),
+    "verify": _in("bench.commands.verify"),
+    "new": _in("bench.commands.new"),
     "check": _in("bench.check.cli"),
     "list": _list,
     "show": _show,
-    "data": _in("bench.data"),
+    "data": _in("bench.commands.data"),
     "doctor": _doctor,
     "completion": _completion,
 }

@@ -83,7 +83,7 @@ def handle_signals() -> None:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """The signal handler outside of training, where `bench.stop` has its own.
+    """The signal handler outside of training, where `bench.train.stop` has its own.
 
     An interrupted import leaves half a module, and libraries catch whatever it raises; so it ends the process.
 

@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from bench.plugins import naming
+from bench.config.plugins import naming
 from bench.store.record import CAP_BINDS, RESUMABLE, RunResult
 from bench.store.store import Store
 from bench.text import clean, counted

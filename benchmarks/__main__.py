@@ -40,7 +40,7 @@ def main() -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler; torch reads this on import
     import torch
 
-    from bench.runner import cpu_name
+    from bench.train.runner import cpu_name
     from benchmarks.timing import table
 
     if words.threads:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.config import id_of, resolve
-from bench.settings import described
+from bench.config.run_config import id_of, resolve
+from bench.config.settings import described
 from bench.store.block import DONE, RUNS
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord, study_path

@@ -10,8 +10,8 @@ from unittest.mock import patch
 
 import torch
 
-from bench.config import RunConfig
-from bench.runner import build
+from bench.config.run_config import RunConfig
+from bench.train.runner import build
 from benchmarks.lm import text
 from benchmarks.timing import Row, alternate, timed
 from benchmarks.training import configure

@@ -11,18 +11,18 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
-from bench.config import RunConfig, resolve
+from bench.config.run_config import RunConfig, resolve
 from bench.execute.choice import Choices, single_step
 from bench.execute.execute import execute
 from bench.grammar.values import log_grid
 from bench.lanes.runs import Grid, make_lanes, train_block
-from bench.memory import keep_freed_memory
 from bench.progress import SweepProgress
-from bench.runner import run
-from bench.stop import StopRequest
 from bench.store.attempt import Attempt
 from bench.store.store import Store
 from bench.sweeps.grid import configurations
+from bench.train.memory import keep_freed_memory
+from bench.train.runner import run
+from bench.train.stop import StopRequest
 from benchmarks.timing import Row, Timed, alternate, timed
 from optimizers import OPTIMIZERS
 

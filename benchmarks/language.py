@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import torch
 from transformers import BertForSequenceClassification
 
-from bench.config import RunConfig, resolve
-from bench.runner import build
+from bench.config.run_config import RunConfig, resolve
+from bench.train.runner import build
 from benchmarks.timing import Row, Timed, alternate
 from benchmarks.training import by_bench
 from tasks.core.order import BatchOrder

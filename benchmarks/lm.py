@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from bench.config import RunConfig
-from bench.runner import build
+from bench.config.run_config import RunConfig
+from bench.train.runner import build
 from benchmarks.timing import Row, Timed, alternate, timed
 from benchmarks.training import by_bench, configure
 from tasks import BatchRandomness

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 
-from bench.runner import build
+from bench.train.runner import build
 from benchmarks.images import cifar10_images
 from benchmarks.timing import Row, Timed, alternate, timed
 from benchmarks.training import by_bench, configure

@@ -5,13 +5,13 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench.config import RunConfig
+from bench.config.run_config import RunConfig
 from bench.execute import Effort, Engine
 from bench.execute.execute import execute
 from bench.execute.plan import missing
 from bench.papers.experiments import load
 from bench.papers.reproduce import jobs
-from bench.threads import same_threads, set_threads
+from bench.train.threads import same_threads, set_threads
 from benchmarks.lanes import quiet
 from benchmarks.timing import Row
 

@@ -6,8 +6,8 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from bench.config import RunConfig
-from bench.runner import build
+from bench.config.run_config import RunConfig
+from bench.train.runner import build
 from benchmarks.timing import Row, Timed, alternate
 from benchmarks.training import by_bench, configure
 

@@ -10,8 +10,8 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from bench.config import RunConfig, resolve
-from bench.runner import build, run
+from bench.config.run_config import RunConfig, resolve
+from bench.train.runner import build, run
 from benchmarks.images import MemoryImages, cifar10_images
 from benchmarks.timing import Row, Timed, alternate, settle, timed
 from tasks import TASKS, Task

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.config import on_device
+from bench.config.run_config import on_device
 from bench.execute import Effort
 from bench.execute.slots import Slot, slots
 from bench.tuning.progress import TuningProgress

@@ -18,11 +18,11 @@ sys.path.insert(0, str(ROOT))
 
 from bench import __version__  # noqa: E402
 from bench.answers import ANSWERS, QualityRow, fields, parts_of, type_text  # noqa: E402
-from bench.config import resolve  # noqa: E402
+from bench.config.options import task_options, trainer_options  # noqa: E402
+from bench.config.run_config import resolve  # noqa: E402
 from bench.grammar.commands import COMMANDS  # noqa: E402
 from bench.grammar.help import command_help, hyperparameter_rows, row, rows  # noqa: E402
-from bench.options import task_options, trainer_options  # noqa: E402
-from bench.runner import build  # noqa: E402
+from bench.train.runner import build  # noqa: E402
 from optimizers import OPTIMIZERS  # noqa: E402
 from tasks import TASKS, TaskSpec  # noqa: E402
 from tasks.core.files import only_reading  # noqa: E402

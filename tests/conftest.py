@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from lightning_utilities.core.rank_zero import rank_zero_only
 
 from bench.cli import main
 from optimizers import OPTIMIZERS
@@ -102,6 +103,14 @@ def usual_numbers() -> Iterator[None]:
     """Restore the default dtype after each test; two trainings in two threads would leave another one."""
     yield
     assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.fixture(autouse=True)
+def usual_rank() -> Iterator[None]:
+    """Restore the rank after each test: loggers write nothing on another one, and Lightning keeps the last Trainer's."""
+    before = getattr(rank_zero_only, "rank", 0)
+    yield
+    rank_zero_only.rank = before
 
 
 @pytest.fixture(scope="session", autouse=True)

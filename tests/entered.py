@@ -8,9 +8,9 @@ from typing import Any
 
 from bench.boards import BOARDS, Asked, Board
 from bench.boards.collect import Collected, collect
-from bench.config import id_of, resolve
+from bench.config.run_config import id_of, resolve
+from bench.config.settings import described
 from bench.results.selection import End
-from bench.settings import described
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord, study_path
 from bench.store.stores import Stores

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import BertForSequenceClassification
 
-from bench import runner
-from bench.config import RunConfig, resolve
+from bench.config.run_config import RunConfig, resolve
+from bench.train import runner
 from optimizers import OPTIMIZERS, OptimizerSpec
 from tasks.core.order import BatchOrder
 from tasks.language.bert import TextClassifier

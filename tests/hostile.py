@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
-from bench.config import id_of, resolve
+from bench.config.run_config import id_of, resolve
+from bench.config.settings import chosen_of, problem_of
 from bench.machine import this_process
-from bench.settings import chosen_of, problem_of
 from bench.store.attempt import write_records
 from bench.store.block import name_of
 from bench.store.claims import CLAIM

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.config import resolve
-from bench.settings import described
+from bench.config.run_config import resolve
+from bench.config.settings import described
 from bench.store.attempt import Attempt, write_records
 from bench.store.block import DONE, RUNS, name_of
 from bench.store.claims import CLAIM

@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from bench.check import conformance
-from bench.options import MISSING, imported_options, parse_options
+from bench.config.options import MISSING, imported_options, parse_options
 from optimizers import OPTIMIZERS, Traits
 from optimizers.adapters import adapted, traits_of
 

@@ -21,7 +21,7 @@ import torch
 from matplotlib.figure import Figure
 
 import bench
-import bench.runner
+import bench.train.runner
 from bench.api.source import module_text, name_of
 from tests.stored import WILD, begin, record
 from tests.tiny import ROOT
@@ -134,7 +134,7 @@ def test_every_public_name_is_there() -> None:
     assert {name for name in bench.__all__ if getattr(bench, name) is None} == set()
     with pytest.raises(AttributeError, match="module 'bench' has no attribute 'nothing'"):
         bench.nothing  # type: ignore[attr-defined]  # noqa: B018
-    importlib.import_module("bench.comparison")  # which must not hide the function
+    importlib.import_module("bench.commands.comparison")  # which must not hide the function
     assert callable(bench.compare)
 
 
@@ -155,7 +155,7 @@ def test_fit_gives_the_run_of_the_command_and_trains_it_once(
     }
     assert answer["metric"].replace("/", " ") == run.metric == "train loss"
     assert (run.task, run.opt, run.seed, run.settings["opt.lr"]) == ("synthetic", "ngd", 3, 0.1)
-    monkeypatch.setattr(bench.runner, "run", None)
+    monkeypatch.setattr(bench.train.runner, "run", None)
     again = bench.fit("synthetic", "ngd", lr=0.1, seed=3, **SHORT)
     assert again == run
     assert again.run_id in repr(again)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.boards.attention import against, at_loss, loss_at, over_heads
-from bench.config import resolve
+from bench.config.run_config import resolve
 from bench.execute import Effort
 from bench.execute.command import results_of
 from bench.progress import SweepProgress

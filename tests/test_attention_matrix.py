@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from bench.config import resolve
+from bench.config.run_config import resolve
 from bench.errors import UserError
-from bench.runner import build, run
 from bench.store.store import Store
+from bench.train.runner import build, run
 from tasks.theory.attention_matrix import AttentionMatrix, AttentionMatrixData
 
 pytestmark = pytest.mark.numeric

@@ -19,18 +19,18 @@ from torch import Tensor
 from torch.func import functional_call
 
 import bench.lanes.engine
-from bench import config as config_module
-from bench import runner, training_plan
 from bench.boards.collect import collect
 from bench.boards.shared import flags
-from bench.config import RunConfig, resolve
+from bench.config import run_config as config_module
+from bench.config.run_config import RunConfig, resolve
 from bench.errors import UserError
 from bench.progress import Progress
 from bench.run_summary import result_lines
-from bench.stop import StopRequest
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
+from bench.train import runner, training_plan
+from bench.train.stop import StopRequest
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tasks.core.averaging import Average, Averaging

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from bench import stop
 from bench.execute.pool import Pool
 from bench.grammar.values import read_budget
+from bench.train import stop
 from bench.tuning.workers import Workers
 from tests.daemons import until
 from tests.test_cli import fails

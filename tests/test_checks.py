@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from bench.checks import check
-from bench.config import resolve
+from bench.config.checks import check
+from bench.config.run_config import resolve
 from bench.errors import UserError
 from optimizers import OPTIMIZERS, OptimizerSpec, Traits
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bench.config import resolve
-from bench.describe import _keys
-from bench.options import optimizer_options, task_options
+from bench.commands.describe import _keys
+from bench.config.options import optimizer_options, task_options
+from bench.config.run_config import resolve
 from bench.papers.experiments import experiments, load
 from bench.store.store import Store
 from optimizers import OPTIMIZERS
@@ -297,7 +297,7 @@ OF_AN_AVERAGE = {
     ("task", "opt"), [*(("mnist", opt) for opt in OPTIMIZERS), *((task, "sngd") for task in TASKS)]
 )
 def test_every_flag_in_the_help_parses(cli, tmp_path, monkeypatch, task, opt):
-    monkeypatch.setattr("bench.tuned.configs_folder", lambda: tmp_path)
+    monkeypatch.setattr("bench.config.tuned.configs_folder", lambda: tmp_path)
     (tmp_path / "tuned" / task).mkdir(parents=True)
     (tmp_path / "tuned" / task / f"{opt}.yaml").write_text("seed: 5\n")
     help_ = cli("fit", "--task", task, "--opt", opt, "--help").out
@@ -433,11 +433,11 @@ def test_the_run_id_is_the_one_that_a_dry_run_names(cli):
 @pytest.fixture
 def trainings(monkeypatch):
     """The configurations that were actually trained."""
-    import bench.runner
+    import bench.train.runner
 
-    seen, make = [], bench.runner.make_trainer
+    seen, make = [], bench.train.runner.make_trainer
     monkeypatch.setattr(
-        bench.runner, "make_trainer", lambda config, *rest: (seen.append(config), make(config, *rest))[1]
+        bench.train.runner, "make_trainer", lambda config, *rest: (seen.append(config), make(config, *rest))[1]
     )
     return seen
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import bench.comparison
+import bench.commands.comparison
 import bench.sweeps.sensitivity
 from bench.store.record import RunResult
 from bench.store.store import Store
@@ -74,7 +74,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.comparison, "_check", lambda *args, **more: None)
+    monkeypatch.setattr(bench.commands.comparison, "_check", lambda *args, **more: None)
 
 
 def test_from_a_file_to_a_verdict_and_again_without_training(cli, store: Path, unchecked: None) -> None:
@@ -245,9 +245,11 @@ def test_ties_at_the_floor_are_not_said_to_need_seeds(store: Path) -> None:
         return [made(opt, i, x, **loss, metrics={"final": {"loss": x, "excess": x}}) for i, x in enumerate(gaps)]
 
     keep(store, *runs("gd", [1e-20] * 8), *runs("ngd", [1e-30] * 8), *runs("adam", [1e-20] * 6 + [1e-3] * 2))
-    adam, ngd = bench.comparison._advice(found(store), "gd")
+    adam, ngd = bench.commands.comparison._advice(found(store), "gd")
     assert adam == "adam: the number of seeds that decide it is unknown"
-    assert ngd == f"ngd: at the floor of the metric like gd: more seeds decide nothing; {bench.comparison.ELSE}"
+    assert (
+        ngd == f"ngd: at the floor of the metric like gd: more seeds decide nothing; {bench.commands.comparison.ELSE}"
+    )
     (table,) = board("quality", store).tables
     assert table.title.startswith("synthetic")
     assert "values equal up to rounding (5e-07 of their size) tie" in board("quality", store).notes[0]

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from bench import runner
-from bench.config import resolve
+from bench.config.run_config import resolve
 from bench.errors import UserError
 from bench.execute.choice import why_no_lanes
 from bench.progress import Progress
 from bench.store.record import RunResult
+from bench.train import runner
 from optimizers import OPTIMIZERS
 from tasks.core import compiled as module
 from tasks.core.compiled import WORTH_SECONDS, Trial

@@ -13,9 +13,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from bench.config import resolve
+from bench.config.options import read_options
+from bench.config.run_config import resolve
 from bench.grammar.commands import COMMANDS, parse
-from bench.options import read_options
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tests.tiny import ROOT

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import devices, doctor
 from bench.cli import main
-from bench.devices import (
+from bench.commands import devices, doctor
+from bench.commands.devices import (
     VOLTA_FIX,
     cpu_halves,
     gpu_diagnosis,
@@ -16,7 +16,7 @@ from bench.devices import (
     unused_gpu_diagnoses,
     visible_gpus,
 )
-from bench.doctor import Diagnosis, data_diagnoses, import_diagnoses, lanes_diagnosis, version_diagnoses
+from bench.commands.doctor import Diagnosis, data_diagnoses, import_diagnoses, lanes_diagnosis, version_diagnoses
 from tasks import TASKS
 from tests.stored import add_run
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 
-from bench import runner
 from bench.check.probes import Reads
 from bench.lanes.engine import Lanes
-from bench.memory import free_memory
 from bench.progress import Progress
 from bench.store.store import Store
+from bench.train import runner
+from bench.train.memory import free_memory
 from optimizers import OPTIMIZERS
 from tasks.core.training_step import Loop
 from tests.conftest import Cli

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 import torch
 
-from bench.callbacks import Recorder
 from bench.errors import UserError
 from bench.store.bundle import opened, store_in
 from bench.store.store import Store
+from bench.train.callbacks import Recorder
 from benchmarks import training
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu.__main__ import PARTS, add, copy, environment, excess, keep, lines, locked, page, same, unpack

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.config import RunConfig, resolve
+from bench.config.run_config import RunConfig, resolve
 from bench.errors import UserError
 from bench.execute.blocks import block_key, problem_key, rectangles
 from bench.grammar.values import DEFAULT_POINTS, log_grid, read_seeds

@@ -252,7 +252,7 @@ def simulated(
 
 def stored_curves(folder: Path) -> tuple[Array, Array, Array]:
     """Steps, and losses on the selection split by seed, of stored runs of two optimizers on a language model."""
-    from bench.config import resolve
+    from bench.config.run_config import resolve
     from bench.execute import Effort
     from bench.execute.execute import execute
     from bench.progress import SweepProgress

@@ -19,17 +19,17 @@ from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryF1Sco
 from torchmetrics.regression import MeanSquaredError, R2Score
 
 import bench.lanes.runs
-from bench import runner
-from bench.config import RunConfig, resolve
+from bench.config.run_config import RunConfig, resolve
 from bench.errors import RunFailed
 from bench.lanes.engine import Lanes
 from bench.lanes.runs import Grid, make_lanes, train_block
 from bench.lanes.scores import Scores
 from bench.progress import SweepProgress
-from bench.stop import StopRequest
 from bench.store.record import RunResult
 from bench.store.store import Store
-from bench.watch import Watch
+from bench.train import runner
+from bench.train.stop import StopRequest
+from bench.train.watch import Watch
 from optimizers import OPTIMIZERS, OptimizerSpec, Traits
 from tasks import TASKS, BatchRandomness, Outcome, Task, TaskData, TaskSpec
 from tasks.core.dropout import use_batch_dropout
@@ -951,7 +951,7 @@ def test_a_block_that_is_interrupted_at_once_is_left_as_it_was_at_its_checkpoint
 ) -> None:
     grid, stop = interrupted_block(store, "adam", trainer__checkpoint_seconds=1e-9), StopRequest()
 
-    monkeypatch.setattr("bench.stop.ONE_REQUEST_SECONDS", 0)
+    monkeypatch.setattr("bench.train.stop.ONE_REQUEST_SECONDS", 0)
 
     def twice() -> None:
         stop.note(signal.SIGINT)

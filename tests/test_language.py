@@ -15,12 +15,12 @@ from sklearn.metrics import accuracy_score
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
 
-from bench import runner
-from bench.config import resolve
+from bench.config.run_config import resolve
 from bench.lanes.scores import Scores
 from bench.run_summary import result_lines
 from bench.store.store import Store
-from bench.training_plan import make_plan
+from bench.train import runner
+from bench.train.training_plan import make_plan
 from tasks import DataError
 from tasks.core.dropout import BatchDropout, use_batch_dropout
 from tasks.language.bert import TextClassifier, WorstGroupAccuracy, _attention

@@ -66,7 +66,7 @@ def test_a_record_says_when_its_run_began_and_what_for(cli, store):
 
 def test_a_run_that_is_trained_again_has_a_new_date(cli, store, monkeypatch):
     for moment in (day(1), day(2)):
-        monkeypatch.setattr("bench.runner.now", lambda moment=moment: moment)
+        monkeypatch.setattr("bench.train.runner.now", lambda moment=moment: moment)
         assert cli(*FIT, "--rerun").code == 0
         assert next(Store(store).runs()).begun == moment
 

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from bench.config import RunConfig, resolve
-from bench.data import states
-from bench.doctor import text_diagnoses
+from bench.commands.data import states
+from bench.commands.doctor import text_diagnoses
+from bench.config.run_config import RunConfig, resolve
 from bench.progress import Progress
 from bench.run_summary import result_json, result_lines
-from bench.runner import build, run
-from bench.stop import StopRequest
 from bench.store.store import Store
+from bench.train.runner import build, run
+from bench.train.stop import StopRequest
 from tasks import TASKS, BatchRandomness, DataError
 from tasks.core.cache import cached_tokens
 from tasks.core.dropout import use_batch_dropout
@@ -537,7 +537,7 @@ def test_perplexity_is_that_of_a_reference_computation(
 
 def trained(told: RunConfig) -> LanguageModel:
     """The model after the training of `bench fit`."""
-    from bench import runner
+    from bench.train import runner
 
     task, _ = build(told)
     runner.make_trainer(told, []).fit(task, runner.StepRanges(task, 1000, 4))

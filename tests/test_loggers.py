@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from bench.cli import main
-from bench.config import resolve
+from bench.config.run_config import resolve
 from bench.errors import UserError
-from bench.runner import _loggers
 from bench.store.store import Store
+from bench.train.runner import _loggers
 
 STEPS = 20
 CURVE = ("batch/loss", "batch/grad_norm", "batch/raw_step", "batch/applied_step")
@@ -149,7 +149,7 @@ class Failing:
 def test_a_logger_that_fails_at_the_end_costs_a_line_and_not_the_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("bench.runner._loggers", lambda config: [Failing()])
+    monkeypatch.setattr("bench.train.runner._loggers", lambda config: [Failing()])
     assert fit(tmp_path, "--logger", "csv") == 0
     assert "bench: warning: Failing could not finish: the server has gone" in capsys.readouterr().err
     [result] = Store(tmp_path).runs()

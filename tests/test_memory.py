@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-import bench.memory
+import bench.train.memory
 from bench.grammar.values import Memory, read_memory
-from bench.memory import bytes_of, free_memory, keep_freed_memory, ran_out, watch_peak
+from bench.train.memory import bytes_of, free_memory, keep_freed_memory, ran_out, watch_peak
 
 MB = 2**20
 NO_LIMIT = 2**63 - 4096  # as cgroups v1 writes it
@@ -32,7 +32,7 @@ def test_memory_may_be_a_size(text, size):
 
 @pytest.mark.parametrize(("text", "share"), [("80%", 0.8), ("100%", 1), ("0.5%", 0.005), ("50 %", 0.5)])
 def test_memory_may_be_a_share_of_what_is_free(monkeypatch, text, share):
-    monkeypatch.setattr(bench.memory, "free_memory", {"cuda": 1000 * MB}.get)
+    monkeypatch.setattr(bench.train.memory, "free_memory", {"cuda": 1000 * MB}.get)
     assert bytes_of(read_memory(text), "cuda") == int(share * 1000 * MB)
 
 
@@ -68,8 +68,8 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             (folder / names[1]).write_text(f"{used}\n")
             (folder / "memory.stat").write_text(f"anon 7\n{names[2]} {cached}\nslab 9\n")
         (tmp_path / "self").write_text(says)
-        monkeypatch.setattr(bench.memory, "_GROUPS", tmp_path / "cgroup")
-        monkeypatch.setattr(bench.memory, "_GROUP_OF_PROCESS", tmp_path / "self")
+        monkeypatch.setattr(bench.train.memory, "_GROUPS", tmp_path / "cgroup")
+        monkeypatch.setattr(bench.train.memory, "_GROUP_OF_PROCESS", tmp_path / "self")
 
     return make
 
@@ -115,7 +115,7 @@ def test_groups_without_a_limit_or_out_of_sight_change_nothing(groups, says):
 
 
 def test_without_control_groups_the_system_tells(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench.memory, "_GROUP_OF_PROCESS", tmp_path / "none")
+    monkeypatch.setattr(bench.train.memory, "_GROUP_OF_PROCESS", tmp_path / "none")
     assert free_memory("cpu") > 10 * MB
 
 
@@ -172,7 +172,7 @@ def test_a_system_that_tells_nothing_still_gives_a_number(monkeypatch):
 
     monkeypatch.setattr(Path, "read_text", nothing)
     monkeypatch.setattr(Path, "write_text", nothing)
-    monkeypatch.setattr(bench.memory.ctypes, "CDLL", nothing)
+    monkeypatch.setattr(bench.train.memory.ctypes, "CDLL", nothing)
     with watch_peak("cpu") as peak:
         work(1)
     assert peak.bytes >= 0

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 import tasks.theory.multihead
-from bench.options import read_options
+from bench.config.options import read_options
 from tasks.core.seeding import derive_seed
 from tasks.theory.multihead import Heads, MixtureData, MultiHeadClassifier, PlantedData, SequenceData
 from tasks.theory.saturated import logistic_loss

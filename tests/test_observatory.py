@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from bench import runner
-from bench.config import resolve
+from bench.config.run_config import resolve
 from bench.errors import UserError
 from bench.store.store import Store
+from bench.train import runner
 from tasks import TASKS
 from tasks.core.attention import Watched, watched_attention
 from tasks.core.observatory import Observer, attention_of, cosine_of_products, greatest_eigenvalue

@@ -7,10 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from bench.config import resolve, settings_of
+from bench.config.options import (
+    MISSING,
+    all_optimizer_options,
+    optimizer_options,
+    parse_options,
+    read_options,
+    task_options,
+)
+from bench.config.run_config import resolve, settings_of
+from bench.config.settings import chosen_of
 from bench.errors import UserError
-from bench.options import MISSING, all_optimizer_options, optimizer_options, parse_options, read_options, task_options
-from bench.settings import chosen_of
 from bench.text import plain
 from optimizers import OPTIMIZERS, TASK_VALUE
 from tasks import TASKS
@@ -91,7 +98,7 @@ def test_an_inherited_constructor_is_found(tmp_path, monkeypatch):
 def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "configs"
     (folder / "tuned" / "synthetic").mkdir(parents=True)
-    monkeypatch.setattr("bench.tuned.configs_folder", lambda: folder)
+    monkeypatch.setattr("bench.config.tuned.configs_folder", lambda: folder)
     monkeypatch.chdir(tmp_path)  # without a `tuned` of `bench tune`
     return folder
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.config import resolve
+from bench.config.run_config import resolve
 from bench.grammar.complete import following
 from bench.store.store import Store
 from tasks import DataError, image_task, text_task

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 import bench.execute.choice
 import bench.execute.here
-import bench.runner
-from bench.config import RunConfig, resolve
+import bench.train.runner
+from bench.config.run_config import RunConfig, resolve
+from bench.config.tuned import TunedBy
 from bench.errors import RunBroke, RunBusy, UserError
 from bench.execute.blocks import rectangles
 from bench.execute.choice import Choices
@@ -31,10 +32,9 @@ from bench.execute.plan import Plan, load, open_plans
 from bench.execute.pool import Pool
 from bench.process import bench_command
 from bench.progress import Advance, RunInPlan, SweepProgress
-from bench.stop import StopRequest
 from bench.store.record import RunResult
 from bench.store.store import Store
-from bench.tuned import TunedBy
+from bench.train.stop import StopRequest
 from optimizers import Parameter
 from optimizers.groups import divide
 from tests.daemons import until
@@ -500,7 +500,7 @@ def test_a_worker_takes_what_is_free_before_it_waits(here: Path, monkeypatch: py
         tried.append(config.opt)
         if tried.count("gd") == 1 and config.opt == "gd":
             raise RunBusy("another process trains it")
-        return bench.runner.run(config, **words)
+        return bench.train.runner.run(config, **words)
 
     monkeypatch.setattr(bench.execute.here, "run", run)
     cuts = [Cut(lanes=False, compiled=False, blocks=[[[config]]]) for config in configs]

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.config import id_of, resolve
-from bench.runner import run
+from bench.config.run_config import id_of, resolve
 from bench.store.store import Store
+from bench.train.runner import run
 from optimizers import OPTIMIZERS
 from optimizers.plugins import PluginError, Registry, slug
 from tasks import TASKS
@@ -120,7 +120,10 @@ def test_a_changed_file_is_another_optimizer(here: Path, store: Path) -> None:
         [
             sys.executable,
             "-c",
-            ("from bench.config import resolve; print(resolve({'task': 'synthetic', 'opt': 'mine.py:Plain'}).run_id)"),
+            (
+                "from bench.config.run_config import resolve;"
+                " print(resolve({'task': 'synthetic', 'opt': 'mine.py:Plain'}).run_id)"
+            ),
         ],
         capture_output=True,
         text=True,

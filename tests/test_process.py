@@ -89,8 +89,8 @@ from bench import process
 
 process.begin()
 import gc, sys, weakref
-from bench import runner
-from bench.config import resolve
+from bench.train import runner
+from bench.config.run_config import resolve
 
 build, tasks = runner.build, []
 

@@ -10,7 +10,7 @@ import pytest
 
 import optimizers
 import tasks
-from bench.config import resolve
+from bench.config.run_config import resolve
 from benchmarks.__main__ import SUBJECTS
 from tests.tiny import ROOT
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.race import wanted
+from bench.commands.race import wanted
 from bench.results.sequential import GIVE_UP, Comparison, compare, decided_at, least_wins, next_seeds
 from bench.store.store import Store
 from tests.test_cli import fails

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bench.runner import run
+from bench.train.runner import run
 from optimizers import OPTIMIZERS
 from optimizers.normalized import SeparateNGD, separate
 from optimizers.polyak import LengthSPS, length_capped
@@ -133,7 +133,7 @@ def test_values_out_of_range_are_refused(cls: Any, name: str, value: float, lega
 
 
 def test_they_are_named_by_their_module_and_no_part_of_the_list(tmp_path: Any) -> None:
-    from bench.config import resolve
+    from bench.config.run_config import resolve
 
     assert not {"separate_ngd", "length_sps"} & set(OPTIMIZERS)
     words = {

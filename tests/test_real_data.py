@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification, BertConfig
 
-from bench.config import resolve
-from bench.runner import build, run
+from bench.config.run_config import resolve
+from bench.train.runner import build, run
 from tasks import TASKS
 from tests.conftest import folder_with
 from tests.stored import read_curve

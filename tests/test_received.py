@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from bench.config.plugins import allowed, naming
 from bench.errors import UserError
 from bench.execute import Effort
-from bench.plugins import allowed, naming
 from bench.process import bench_command
 from bench.store.record import RunResult
 from bench.tuning.studies import Studies

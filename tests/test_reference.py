@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.commands.verify import judge
 from bench.store.bundle import opened, store_in, thinned
 from bench.store.record import RunResult
 from bench.store.stores import Stores
 from bench.text import word_of
-from bench.verify import judge
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tests.conftest import Answer, Cli

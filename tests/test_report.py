@@ -20,10 +20,10 @@ from bench.boards import BOARDS, Asked
 from bench.boards.charts import CHARTS
 from bench.boards.cli import main as results
 from bench.boards.page import KINDS, commands, fit_words, page, store_names
-from bench.config import resolve
+from bench.config.run_config import resolve
+from bench.config.settings import described
 from bench.errors import UserError
 from bench.grammar.commands import parse
-from bench.settings import described
 from bench.store.block import DONE, RUNS
 from bench.store.record import RunResult
 from bench.store.stores import Stores

@@ -13,16 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from bench.callbacks import Recorder
-from bench.checks import check
+from bench.config.checks import check
 from bench.errors import RunBusy
 from bench.output import ROOM
 from bench.papers import reproduce
 from bench.papers.experiments import Experiment, experiments, load
 from bench.papers.reproduction import _effect
 from bench.papers.verdicts import Finding
-from bench.runner import run
 from bench.store.store import Store
+from bench.train.callbacks import Recorder
+from bench.train.runner import run
 from tasks import TASKS
 
 DATA = os.environ.get("BENCH_DATA", "data")

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench.callbacks import Recorder
 from bench.cli import main
 from bench.progress import Progress
-from bench.stop import StopRequest
 from bench.store.store import Store
+from bench.train.callbacks import Recorder
+from bench.train.stop import StopRequest
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tests.stored import read_curve, read_tables
@@ -160,7 +160,7 @@ def test_a_run_may_be_interrupted_more_than_once(cli, interrupt, store, tmp_path
     cli(*SYNTHETIC, *SPS, "--store", tmp_path / "whole")
     interrupt(100)
     with monkeypatch.context() as patch:
-        patch.setattr("bench.runner.now", lambda: EARLIER)
+        patch.setattr("bench.train.runner.now", lambda: EARLIER)
         assert cli(*SYNTHETIC, *SPS).code == 130
     run_id = only_run(store).run_id
     interrupt(250)
@@ -193,8 +193,8 @@ def test_an_interrupted_run_goes_on_elsewhere(cli, interrupt, store, tmp_path):
 
 def test_a_second_interrupt_ends_at_once(cli, interrupt, store, monkeypatch):
     interrupt(100)
-    monkeypatch.setattr("bench.stop.ONE_REQUEST_SECONDS", 0)
-    monkeypatch.setattr("bench.callbacks.Recorder._save", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("bench.train.stop.ONE_REQUEST_SECONDS", 0)
+    monkeypatch.setattr("bench.train.callbacks.Recorder._save", lambda *_: signal.raise_signal(signal.SIGINT))
     answer = cli(*SYNTHETIC, *SPS)
     assert (answer.code, answer.out) == (130, "")
     assert answer.err.splitlines()[-1] == "bench: interrupted"
@@ -211,7 +211,7 @@ def test_one_request_may_come_as_several_signals(cli, interrupt, store, monkeypa
         save(self, trainer)
 
     with monkeypatch.context() as patch:
-        patch.setattr("bench.stop.ONE_REQUEST_SECONDS", 1e9)
+        patch.setattr("bench.train.stop.ONE_REQUEST_SECONDS", 1e9)
         patch.setattr(Recorder, "_save", save_and_interrupt)
         answer = cli(*SYNTHETIC, *SPS)
     assert answer.code == 130
@@ -222,7 +222,7 @@ def test_one_request_may_come_as_several_signals(cli, interrupt, store, monkeypa
 @pytest.mark.parametrize("heard", [StopRequest.note, StopRequest.heard])
 def test_a_signal_that_comes_later_is_a_second_request(monkeypatch, heard):
     stop, now = StopRequest(), 1000.0
-    monkeypatch.setattr("bench.stop.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("bench.train.stop.time", SimpleNamespace(monotonic=lambda: now))
     heard(stop, signal.SIGINT)  # or another rank has received it
     stop.note(signal.SIGTERM)
     now += 0.4

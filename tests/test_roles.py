@@ -17,18 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from bench import config as config_module
-from bench import runner
-from bench.config import RunConfig, resolve, settings_of
+from bench.config import run_config as config_module
+from bench.config.run_config import RunConfig, resolve, settings_of
+from bench.config.settings import described as record
 from bench.errors import UserError
 from bench.execute.choice import _step_together
 from bench.grammar.values import read_seeds
 from bench.lanes.optimizers import Together, have_pure_update
 from bench.lanes.runs import make_lanes
 from bench.run_summary import remarks_on
-from bench.settings import described as record
 from bench.store.record import RunResult
 from bench.sweeps.grid import configurations
+from bench.train import runner
 from bench.tuning.space import Range, read_space
 from optimizers import OPTIMIZERS, ROLES, SPS, Muon, Parameter, global_norm
 from optimizers.groups import divide

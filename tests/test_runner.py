@@ -16,13 +16,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench import runner
-from bench.config import resolve
+from bench.config.run_config import resolve
 from bench.errors import RunFailed, UserError
 from bench.run_summary import result_lines
 from bench.store.record import RunResult
 from bench.store.store import Store
-from bench.watch import Watch
+from bench.train import runner
+from bench.train.watch import Watch
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tasks.core.order import BatchOrder
@@ -412,7 +412,8 @@ def test_an_interruption_that_no_signal_caused_is_stored_as_one(store: Path, mon
 IMPATIENT = """
 import sys
 from datetime import timedelta
-from bench import cli, runner
+from bench import cli
+from bench.train import runner
 
 make = runner.make_trainer
 

@@ -6,13 +6,13 @@ import torch
 
 from bench.boards.collect import collect
 from bench.boards.shared import flags
-from bench.config import resolve
+from bench.config.run_config import resolve
 from bench.errors import UserError
 from bench.run_summary import result_lines
-from bench.runner import run
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
+from bench.train.runner import run
 from optimizers import OPTIMIZERS
 from tasks.core.schedule import Schedule
 from tests.entered import keep, seeds

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.doctor import name_diagnoses
+from bench.commands.doctor import name_diagnoses
 from bench.process import PACKAGES, ROOT, bench_command
 from bench.store.store import Store
 

@@ -25,10 +25,10 @@ from transformers import (
     RobertaForQuestionAnswering,
 )
 
-from bench import runner
-from bench.config import resolve
-from bench.data import states
-from bench.options import read_options
+from bench.commands.data import states
+from bench.config.options import read_options
+from bench.config.run_config import resolve
+from bench.train import runner
 from tasks import TASKS, DataError
 from tasks.core.split import split_hash
 from tasks.language import squad

@@ -18,15 +18,15 @@ import pytest
 import bench.store.attempt
 import bench.store.block
 import bench.store.load
-from bench.config import id_of
+from bench.config.run_config import id_of
 from bench.errors import RunFailed
 from bench.run_summary import result_lines
-from bench.stop import StopRequest
 from bench.store.attempt import write_records
 from bench.store.load import MOST_BYTES, MOST_LINE, Damaged, parse_record
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.text import plain
+from bench.train.stop import StopRequest
 from tests.stored import add_block, add_run, begin, begin_block, kill, read_curve, record
 
 FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--trainer.max_steps", "20", "--device", "cpu")
@@ -690,7 +690,7 @@ def test_a_full_disk_for_the_checkpoint_of_a_run_that_is_stopped_is_one_line(cli
             self.signal = signal.SIGINT
 
     with monkeypatch.context() as full:
-        full.setattr("bench.runner.StopRequest", Stopped)
+        full.setattr("bench.train.runner.StopRequest", Stopped)
         full.setattr("lightning.pytorch.Trainer.save_checkpoint", no_space)
         answer = cli(*FIT)
     assert (answer.code, answer.out) == (1, "")

@@ -31,21 +31,21 @@ import bench.execute.choice
 import bench.execute.here
 import bench.store.files
 import bench.sweeps.sensitivity
-from bench.callbacks import Watcher
-from bench.config import RunConfig, resolve
+from bench.config.run_config import RunConfig, resolve
+from bench.config.settings import described
 from bench.errors import RunBusy
 from bench.execute.blocks import rectangles
 from bench.execute.choice import Choices
 from bench.grammar.values import read_memory, read_seeds
 from bench.lanes.engine import Lanes
-from bench.memory import Peak
 from bench.progress import Progress, SweepProgress
-from bench.settings import described
-from bench.stop import StopRequest
 from bench.store.attempt import Attempt
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.sweeps.grid import configurations, folder_of
+from bench.train.callbacks import Watcher
+from bench.train.memory import Peak
+from bench.train.stop import StopRequest
 from tests import tiny
 from tests.programs import Program
 
@@ -763,7 +763,7 @@ def test_a_signal_stops_in_mid_block_and_the_same_command_goes_on(sweep, store, 
 def test_an_interrupted_block_goes_on_where_it_was(sweep, store, interrupt, breaks, monkeypatch):
     interrupt(4 * 12)
     with monkeypatch.context() as patch:
-        patch.setattr("bench.runner.now", lambda: "2026-11-01T12:00:00Z")
+        patch.setattr("bench.train.runner.now", lambda: "2026-11-01T12:00:00Z")
         assert sweep(*FOUR, *LANES, *OFTEN).code == 130
     breaks(RuntimeError("made again"), before=12)
     assert sweep(*FOUR, *LANES, *OFTEN).code == 0
@@ -796,7 +796,7 @@ def test_a_sweep_may_be_interrupted_more_than_once(sweep, store, interrupt, whol
 def test_a_second_signal_ends_at_once(sweep, store, interrupt, whole, monkeypatch):
     interrupt(4 * STEPS + 4 * 8)
     save = Watcher._save
-    monkeypatch.setattr("bench.stop.ONE_REQUEST_SECONDS", 0)
+    monkeypatch.setattr("bench.train.stop.ONE_REQUEST_SECONDS", 0)
 
     def save_and_interrupt(self, trainer):
         if self.stop.signal is not None:

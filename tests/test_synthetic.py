@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.autograd import gradcheck
 from torch.func import vmap
 
-from bench.config import resolve
-from bench.runner import run
+from bench.config.run_config import resolve
 from bench.store.store import Store
+from bench.train.runner import run
 from optimizers import NGD, PS
 from tasks import TASKS
 from tasks.theory.saturated import attended_mean

@@ -20,12 +20,12 @@ from sklearn.metrics import accuracy_score, log_loss
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from bench.config import resolve
-from bench.data import states
-from bench.doctor import text_diagnoses
-from bench.options import read_options
+from bench.commands.data import states
+from bench.commands.doctor import text_diagnoses
+from bench.config.options import read_options
+from bench.config.run_config import resolve
 from bench.run_summary import result_lines
-from bench.runner import StepRanges, build, make_trainer, run
+from bench.train.runner import StepRanges, build, make_trainer, run
 from tasks import TASKS, BatchRandomness, DataError, derive_seed
 from tasks.core.cache import cached_tokens
 from tasks.core.order import BatchOrder

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import bench
-from bench.config import resolve
-from bench.runner import build
-from bench.threads import SMALL, limit_threads, set_threads
+from bench.config.run_config import resolve
+from bench.train.runner import build
+from bench.train.threads import SMALL, limit_threads, set_threads
 
 
 @pytest.fixture(autouse=True)

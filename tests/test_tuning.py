@@ -20,7 +20,7 @@ import yaml
 from sqlalchemy import create_engine, text
 
 from bench.cli import main
-from bench.config import on_device
+from bench.config.run_config import on_device
 from bench.errors import UserError
 from bench.execute import Effort
 from bench.execute.choice import Choice, Choices

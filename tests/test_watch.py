@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.config import resolve
-from bench.settings import described
+from bench.config.run_config import resolve
+from bench.config.settings import described
 from bench.store.record import RunResult
-from bench.watch import DIVERGED_FACTOR, Look, Watch, look
+from bench.train.watch import DIVERGED_FACTOR, Look, Watch, look
 from tests.tiny import TINY
 
 NAN, INF = float("nan"), float("inf")

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.config import decided, resolve
+from bench.config.run_config import decided, resolve
 from bench.grammar.values import place, reference_folder
 from bench.results.render import markdown_table
 from bench.results.selection import final_value

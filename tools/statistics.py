@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, stdtrit
 from scipy.stats import binom, nct
 
-from bench.race import MOST_SEEDS as MOST_RACED
+from bench.commands.race import MOST_SEEDS as MOST_RACED
 from bench.results import stats
 from bench.results.retuning import repeated_interval, tuning_variance
 from bench.results.sequential import LEAST_SEEDS, MOST_SEEDS, SHARES, advice, compare, grid, least_wins, next_seeds

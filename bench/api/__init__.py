@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch.optim import Optimizer
 
-    from bench.config import RunConfig
+    from bench.config.run_config import RunConfig
 
     Opt = str | type[Optimizer]
     Place = str | Path
@@ -157,9 +157,9 @@ def fit(
             logger=logger,
         )
         refuse_several(words)
-        check_settings(Args(of_runs=words))
-        from bench.config import resolve
-        from bench.settings import tuned_by
+        check_settings(COMMANDS["fit"], Args(of_runs=words))
+        from bench.config.run_config import resolve
+        from bench.config.settings import tuned_by
         from bench.store.store import stored_result
 
         config = resolve(words, tuned=tuned, fallback=where)
@@ -168,7 +168,7 @@ def fit(
         if seeds is not None:
             if one := [*(["seed"] if "seed" in words else []), *(["rerun"] if rerun else [])]:
                 raise UserError(f"{one[0]} is for one run; remove it or seeds")
-            from bench.seeds import with_seeds
+            from bench.commands.seeds import with_seeds
 
             configs = with_seeds(config, read_seeds(_seeds("seeds", seeds)), words)
             shown = SweepProgress(f"{config.task} {config.opt}", config.task_spec.mode, enabled=progress)
@@ -182,11 +182,11 @@ def fit(
             )
         result = None if rerun else stored_result(config)
         if result is None:
-            from bench.checks import check_early, check_places
+            from bench.config.checks import check_early, check_places
 
             check_early(config)
             check_places([config])
-            from bench.runner import run
+            from bench.train.runner import run
 
             result = run(config, rerun=rerun, progress=progress, tuned_by=study)
         if result.status == "killed":
@@ -348,7 +348,7 @@ def tune(
             precision=precision,
             device=device,
         )
-        from bench.checks import check_early
+        from bench.config.checks import check_early
         from bench.execute import Effort
         from bench.execute.slots import slots
         from bench.tuning import tuned
@@ -468,7 +468,7 @@ def compare(
             precision=precision,
             device=device,
         )
-        from bench import comparison
+        from bench.commands import comparison
 
         args = _args(
             "compare",
@@ -619,7 +619,7 @@ def _session(progress: bool) -> Iterator[None]:
 @contextmanager
 def _training(progress: bool) -> Iterator[None]:
     """A session after which torch has as many threads as before: the suite uses one for small models."""
-    from bench.threads import same_threads
+    from bench.train.threads import same_threads
 
     with _session(progress), same_threads():
         yield

@@ -16,7 +16,7 @@ from bench.results.table import Board
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from bench.comparison import Ranking
+    from bench.commands.comparison import Ranking
     from bench.sweeps.sensitivity import Sensitivity
     from bench.tuning.study_result import StudyResult
 

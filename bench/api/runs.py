@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bench.api.figures import curves_of, shown_figure
 from bench.boards.collect import facts
-from bench.config import settings_of
+from bench.config.run_config import settings_of
 from bench.errors import UserError, unknown, unknown_run
 from bench.results.render import html_fragment
 from bench.results.render import shown as as_lines
@@ -212,7 +212,7 @@ class Runs(Sequence[Run]):
         Raises:
             UserError: the runs differ in more than their seeds, so their mean has no meaning.
         """
-        from bench.seeds import mean_of
+        from bench.commands.seeds import mean_of
 
         alike = {tuple((k, word_of(v)) for k, v in run.settings.items() if k not in _SEEDS) for run in self._runs}
         if len(alike) > 1:

@@ -17,7 +17,7 @@ from bench.boards.entries import (
     differing,
     entries_of,
 )
-from bench.config import settings_of
+from bench.config.run_config import settings_of
 from bench.errors import UserError, unknown
 from bench.results.group import Group, Seed
 from bench.results.selection import above_infimum, best_index, equal_below, score_of

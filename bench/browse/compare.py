@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.config import settings_of
+from bench.config.run_config import settings_of
 from bench.errors import unknown_run
 from bench.results.render import shown
 from bench.results.table import Column, Table

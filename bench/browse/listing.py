@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
 
-from bench.config import settings_of
+from bench.config.run_config import settings_of
 from bench.errors import UserError, unknown
 from bench.results.selection import GAP, above_infimum, best_index, equal_below, final_value, seed_median
 from bench.results.table import Column, Table

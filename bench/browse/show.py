@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from bench.browse.listing import begun_at, local, planned_by
-from bench.config import settings_of
+from bench.config.plugins import naming
+from bench.config.run_config import settings_of
 from bench.errors import UserError
-from bench.plugins import naming
 from bench.results.render import shown
 from bench.results.selection import CONVERGED, GAP
 from bench.results.table import Table

@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from bench.config import settings_of
+from bench.config.run_config import settings_of
 from bench.errors import UserError
 from bench.results.render import other_json, stream
 from bench.results.table import Column

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bench.check.problem import Attention, Quadratic
 from bench.check.steps import NotApplicable, Stepper, push, seed
-from bench.options import MISSING, optimizer_options, parse_options, rest_of
+from bench.config.options import MISSING, optimizer_options, parse_options, rest_of
 from optimizers import OPTIMIZERS, TASK_VALUE, OptimizerSpec, Traits
 from optimizers.groups import REST, split_rest
 from optimizers.hybrid import Hybrid, takes_names

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from bench.check.steps import NotApplicable, gap, values
 from bench.check.subject import Failed, Measured
-from bench.config import RunConfig, resolve
+from bench.config.run_config import RunConfig, resolve
 from bench.lanes.runs import make_lanes
-from bench.runner import build, make_trainer, quiet
+from bench.train.runner import build, make_trainer, quiet
 from optimizers.groups import ROLES
 from tasks import TASKS
 from tasks.core.dropout import BatchDropout

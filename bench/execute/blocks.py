@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from bench.checks import check, check_early
-from bench.config import RunConfig
+from bench.config.checks import check, check_early
+from bench.config.run_config import RunConfig
 from bench.errors import UserError
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from bench.errors import RunBroke
 from bench.progress import Advance, SweepProgress, doing, hearing
-from bench.stop import StopRequest
+from bench.train.stop import StopRequest
 
 TELL_SECONDS = 0.5
 """Seconds between progress events of a worker. Ours."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bench.config import RunConfig
+from bench.config.run_config import RunConfig
 from bench.errors import UserError, first_line
 from bench.execute import Engine
 from bench.execute.blocks import rectangles
@@ -17,10 +17,10 @@ from bench.grammar.values import Memory
 from bench.lanes.engine import Lanes
 from bench.lanes.optimizers import have_pure_update
 from bench.lanes.runs import Grid, make_lanes
-from bench.memory import Peak, bytes_of, ran_out, watch_peak
 from bench.progress import doing
-from bench.runner import build
-from bench.stop import StopRequest
+from bench.train.memory import Peak, bytes_of, ran_out, watch_peak
+from bench.train.runner import build
+from bench.train.stop import StopRequest
 from optimizers.plugins import BROKEN
 from tasks.core.order import micro_batches_per_rank
 from tasks.core.task import Task

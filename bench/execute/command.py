@@ -4,15 +4,15 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 
-from bench.checks import check_places
-from bench.config import RunConfig
+from bench.config.checks import check_places
+from bench.config.run_config import RunConfig
+from bench.config.tuned import TunedBy
 from bench.errors import RunFailed
 from bench.execute import Effort
 from bench.execute.plan import forget_finished, missing
 from bench.progress import SweepProgress, doing
 from bench.store.record import RunResult
 from bench.store.store import Store
-from bench.tuned import TunedBy
 
 
 def results_of(

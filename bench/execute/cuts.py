@@ -9,17 +9,17 @@ from pathlib import Path
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
-from bench.config import RunConfig
+from bench.config.run_config import RunConfig
 from bench.errors import UserError
 from bench.execute.blocks import block_key, check_all, rectangles
 from bench.execute.choice import Choices, why_no_lanes
 from bench.execute.plan import CUTS, Plan, write_once
 from bench.grammar.values import Memory
 from bench.progress import SweepProgress
-from bench.stop import StopRequest
 from bench.store.files import making
 from bench.store.load import Damaged, read
 from bench.store.record import RunId
+from bench.train.stop import StopRequest
 
 MAX_IMBALANCE = 1.2
 """Maximum load of a process relative to its even share. Ours."""

@@ -5,15 +5,15 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 
-from bench.checks import check_places
-from bench.config import RunConfig
+from bench.config.checks import check_places
+from bench.config.plugins import naming
+from bench.config.run_config import RunConfig
 from bench.errors import UserError
 from bench.execute.blocks import check_all
 from bench.execute.plan import PLAN, Plan, load
 from bench.execute.slurm import absolute_places, array_size, need_slurm, options_of, script, submit
 from bench.grammar.parse import Args
 from bench.output import note
-from bench.plugins import naming
 from bench.process import bench_command
 from bench.progress import SweepProgress, doing
 from bench.store.block import PLANS

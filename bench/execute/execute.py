@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from threading import Event
 from typing import Any
 
-from bench.config import RunConfig, on_device
+from bench.config.run_config import RunConfig, on_device
+from bench.config.tuned import TunedBy
 from bench.errors import UserError
 from bench.execute import Effort
 from bench.execute.cuts import cut
@@ -18,9 +19,8 @@ from bench.execute.pool import Pool, WorkerProcess
 from bench.execute.slots import Slot, sharing, slots
 from bench.grammar.values import Memory
 from bench.progress import Advance, SweepProgress
-from bench.stop import StopRequest
-from bench.threads import set_threads
-from bench.tuned import TunedBy
+from bench.train.stop import StopRequest
+from bench.train.threads import set_threads
 
 STOPPED = "bench: stopped; finished runs are stored, and the same command continues"
 

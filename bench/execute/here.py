@@ -6,18 +6,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 
-from bench.config import RunConfig
+from bench.config.run_config import RunConfig
 from bench.errors import RunBroke, RunBusy, RunFailed, first_line
 from bench.execute.blocks import rectangles
 from bench.execute.cuts import Cut
 from bench.execute.plan import Plan
 from bench.lanes.runs import train_block
-from bench.memory import give_back, keep_freed_memory, ran_out
 from bench.progress import RunInPlan, SweepProgress
-from bench.runner import run
-from bench.stop import StopRequest
 from bench.store.block import Block
 from bench.store.record import RunResult
+from bench.train.memory import give_back, keep_freed_memory, ran_out
+from bench.train.runner import run
+from bench.train.stop import StopRequest
 
 MAX_BROKEN = 3
 """Number of failures after which to give up if no run has finished. Ours."""

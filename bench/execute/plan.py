@@ -20,18 +20,18 @@ from uuid import uuid4
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from bench.config import RunConfig, on_device, resolve, settings_of
+from bench.config.plugins import allowed
+from bench.config.run_config import RunConfig, on_device, resolve, settings_of
+from bench.config.settings import as_stored
+from bench.config.tuned import TunedBy
 from bench.errors import UserError
 from bench.execute import Engine
-from bench.plugins import allowed
-from bench.settings import as_stored
 from bench.store.block import PLANS
 from bench.store.files import copy, making, write_json
 from bench.store.load import Damaged, read
 from bench.store.record import Json, Name, RunId, is_file_name
 from bench.store.store import Store
 from bench.text import clean
-from bench.tuned import TunedBy
 from optimizers.plugins import slug
 
 PLAN, CUTS = "plan.json", "cuts.json"

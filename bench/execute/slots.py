@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from bench.config import RunConfig
+from bench.config.run_config import RunConfig
 from bench.errors import UserError
 
 

@@ -131,7 +131,7 @@ def _values(command: Command, option: Option | None, name: str, begun: str, befo
 
 def _values_of_setting(command: Command, name: str, before: Sequence[str]) -> list[str]:
     """Values of a setting in dotted form, if it is a Literal or a boolean."""
-    from bench.options import all_optimizer_options, task_options
+    from bench.config.options import all_optimizer_options, task_options
     from optimizers import OPTIMIZERS
     from optimizers.groups import REST
     from tasks import TASKS

@@ -10,7 +10,7 @@ from bench.grammar.commands import COMMANDS
 from bench.grammar.parse import Command, Option, said
 
 if TYPE_CHECKING:
-    from bench.options import Option as Hyperparameter
+    from bench.config.options import Option as Hyperparameter
     from optimizers import OptimizerSpec
 
 
@@ -66,7 +66,7 @@ def _meaning(option: Option) -> str:
 
 def _settings(command: Command, words: Sequence[str]) -> list[str]:
     """The settings in dotted form that a command takes."""
-    from bench.options import task_options, trainer_options
+    from bench.config.options import task_options, trainer_options
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
@@ -107,7 +107,7 @@ def _names(kind: str, names: Iterable[str]) -> list[str]:
 
 def hyperparameter_rows(spec: "OptimizerSpec") -> list[str]:
     """The hyperparameters of an optimizer, and how to set them by role."""
-    from bench.options import all_optimizer_options, optimizer_options
+    from bench.config.options import all_optimizer_options, optimizer_options
     from optimizers.groups import REST, ROLES
 
     rest = replace(all_optimizer_options(spec, {})[REST], default=spec.rest)

@@ -242,7 +242,7 @@ def known_options(command: Command, task: str | None = None, opts: Sequence[str]
         task: adds its options if it is built in; a plug-in is not imported for an error message.
         opts: the same for optimizers.
     """
-    from bench.options import GLOSSARY, optimizer_options, task_options, trainer_options
+    from bench.config.options import GLOSSARY, optimizer_options, task_options, trainer_options
     from optimizers import OPTIMIZERS
     from optimizers.groups import REST
     from tasks import TASKS
@@ -265,7 +265,7 @@ def refuse_several(settings: Mapping[str, Any]) -> None:
     Raises:
         UserError: there are several; the message names the command that takes them.
     """
-    from bench.options import all_optimizer_options, task_options
+    from bench.config.options import all_optimizer_options, task_options
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
@@ -292,20 +292,19 @@ def refuse_several(settings: Mapping[str, Any]) -> None:
             )
 
 
-def check_settings(args: Args) -> None:
-    """Refuse misspelt settings of a built-in task and optimizer, before slow imports.
+def check_settings(fit: Command, args: Args) -> None:
+    """Refuse misspelt settings of a built-in task and optimizer by the declaration of `fit`, before slow imports.
 
     Raises:
         UserError: a setting does not exist; the message suggests the closest one.
     """
-    from bench.grammar.commands import COMMANDS
-    from bench.options import all_optimizer_options, no_such_option
+    from bench.config.options import all_optimizer_options, no_such_option
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
     task, opt = (str(args.of_runs.get(kind, "")) for kind in ("task", "opt"))
     if task in TASKS.own and opt in OPTIMIZERS.own:
-        known = known_options(COMMANDS["fit"], task, [opt])
+        known = known_options(fit, task, [opt])
         spec = OPTIMIZERS[opt]
         there = {*known, *(f"--opt.{name}" for name in all_optimizer_options(spec, args.of_runs, "opt."))}
         for name in sorted(name for name in args.of_runs if "." in name and f"--{name}" not in there):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bench.config import RunConfig, resolve
+from bench.config.run_config import RunConfig, resolve
 from bench.errors import UserError
 
 Axis = Literal["size", "width", "depth", "epochs", "data"]
@@ -219,7 +219,7 @@ def _counter(base: RunConfig) -> Callable[[Mapping[str, Any]], int]:
     """A function that counts a model's parameters for given options, on the meta device unless the data change."""
     import torch
 
-    from bench.runner import build
+    from bench.train.runner import build
 
     data, of_data = build(base)[0].data, inspect.signature(base.task_spec.data_cls.__init__).parameters
 
@@ -240,7 +240,7 @@ def _trained(task: Any) -> int:
 def _measured(
     rule: Rule, config: Callable[[Mapping[str, Any]], RunConfig], own: dict[str, Any], words: Mapping[str, Any]
 ) -> Size:
-    from bench.runner import build
+    from bench.train.runner import build
 
     task, plan = build(config(own))
     parameters, steps = _trained(task), plan.total_steps

@@ -10,24 +10,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bench.callbacks import Watcher
-from bench.checkpoints import STEPS, DoesNotFit, is_misfit, or_afresh, set_aside, usable
-from bench.config import RunConfig
+from bench.config.run_config import RunConfig
+from bench.config.tuned import TunedBy
 from bench.errors import RunBroke, RunBusy, UserError, first_line
 from bench.lanes.engine import Lanes, LanesModule
 from bench.lanes.optimizers import Weights
-from bench.memory import ran_out
 from bench.progress import SweepProgress
-from bench.runner import StepRanges, build, make_trainer, new_result, peak_memory, quiet
-from bench.stop import StopRequest
 from bench.store.attempt import Attempt
 from bench.store.claims import start_beating
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.text import counted
-from bench.training_plan import make_plan, val_every
-from bench.tuned import TunedBy
-from bench.watch import Watch, look
+from bench.train.callbacks import Watcher
+from bench.train.checkpoints import STEPS, DoesNotFit, is_misfit, or_afresh, set_aside, usable
+from bench.train.memory import ran_out
+from bench.train.runner import StepRanges, build, make_trainer, new_result, peak_memory, quiet
+from bench.train.stop import StopRequest
+from bench.train.training_plan import make_plan, val_every
+from bench.train.watch import Watch, look
 
 Grid = Sequence[Sequence[RunConfig]]
 """Configurations of a block, shape (G, R): a row shares task, seed and data seed; all share one `block_key`."""
@@ -85,7 +85,7 @@ def train_block(
         UserError: the configuration cannot be trained, or the store cannot be written.
         RunBroke: the training failed; the attempt has the traceback.
         RunFailed: the disk is full or unavailable.
-        Exception: memory is short (`bench.memory.ran_out`).
+        Exception: memory is short (`bench.train.memory.ran_out`).
     """
     return or_afresh(lambda resume: _train_block(grid, stop, progress, compiled, plan, tuned_by, resume))
 

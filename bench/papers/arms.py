@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.config import settings_of
+from bench.config.run_config import settings_of
 from bench.results.chart import Array
 from bench.results.group import Group, Seed, seed_of
 from bench.store.record import RunResult

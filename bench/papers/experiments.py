@@ -10,18 +10,18 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from bench.config import NoBooleans, Seed, resolve
+from bench.config.options import NO_BOOLEAN
+from bench.config.run_config import NoBooleans, Seed, resolve
+from bench.config.settings import as_stored
+from bench.config.strict_yaml import read_yaml
 from bench.errors import UserError, unknown
 from bench.grammar.values import configs_folder, refuse_too_many
-from bench.options import NO_BOOLEAN
 from bench.papers.arms import Arm
 from bench.papers.claims import judge
 from bench.papers.figures import FigureSpec, lines
 from bench.papers.verdicts import Finding, over_readings
-from bench.settings import as_stored
 from bench.store.record import RunResult
 from bench.store.tables import CURVE_FIELDS
-from bench.strict_yaml import read_yaml
 from bench.text import located, why_wrong
 
 Settings = dict[str, Any]

@@ -10,7 +10,7 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from bench.config import NoBooleans
+from bench.config.run_config import NoBooleans
 from bench.errors import UserError
 from bench.papers.arms import Arm
 from bench.results.chart import Array, thinned

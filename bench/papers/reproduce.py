@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.checks import check_places
-from bench.config import RunConfig, decided, on_device, resolve
+from bench.config.checks import check_places
+from bench.config.run_config import RunConfig, decided, on_device, resolve
 from bench.errors import UserError, unknown
 from bench.execute import Effort
 from bench.execute.blocks import check_all

@@ -202,7 +202,7 @@ def _thin(table: Columns, points: int | None) -> Columns:
 
 def _tuned_of(study: StudyRecord, tuned: Path) -> Path | None:
     """The file with a study's settings, if it exists and names this study."""
-    from bench.tuned import read_tuned
+    from bench.config.tuned import read_tuned
 
     path = tuned / slug(study.task) / f"{slug(study.opt)}.yaml"
     try:

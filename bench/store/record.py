@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
-from bench.config import TrainerOptions, id_of
+from bench.config.run_config import TrainerOptions, id_of
 from optimizers.plugins import bare, slug
 
 Mode = Literal["min", "max"]
@@ -87,7 +87,7 @@ def now() -> str:
 
 @with_config(ConfigDict(extra="forbid"))
 class StoredConfig(TypedDict):
-    """A resolved configuration without machine-specific paths (`bench.config.RunConfig`)."""
+    """A resolved configuration without machine-specific paths (`bench.config.run_config.RunConfig`)."""
 
     task: Name
     task_options: Json
@@ -146,7 +146,7 @@ class RunResult:
         seconds_to_target: the same in seconds.
         wall_s: seconds from first step to end, evaluation included; train_s: without evaluation.
         cap_share: share of steps whose applied step was below the raw one.
-        saturated_at: the step that alone made the gradient 0 (`bench.watch.SATURATING`), or None.
+        saturated_at: the step that alone made the gradient 0 (`bench.train.watch.SATURATING`), or None.
         step_of: method and parameter roles of the curve's step sizes, if groups differ.
         part: the used part of the data, and the model if it is not the task's namesake; None for the whole task.
         memory: peak bytes on host and device, of the process; lanes share it.

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from bench.config import RunConfig, on_device
+from bench.config.run_config import RunConfig, on_device
 from bench.errors import RunFailed, UserError
 from bench.store import attempt
 from bench.store.block import (

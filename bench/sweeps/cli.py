@@ -20,7 +20,7 @@ def main(words: list[str]) -> int:
 
     places = {"data": args.data, "store": args.store}
     with doing("reading the grid"):
-        from bench.config import settings_of
+        from bench.config.run_config import settings_of
         from bench.execute import Effort
         from bench.execute.blocks import check_all
         from bench.execute.command import results_of

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_origin
 
-from bench.config import RunConfig, decided, resolve
+from bench.config.options import Option, all_optimizer_options, task_options
+from bench.config.run_config import RunConfig, decided, resolve
+from bench.config.strict_yaml import flatten_yaml
+from bench.config.tuned import tuned_settings
 from bench.errors import UserError, unknown
 from bench.grammar.near import nearest
 from bench.grammar.values import DEFAULT_POINTS, log_grid, parts, read_grid, refuse_too_many
-from bench.options import Option, all_optimizer_options, task_options
-from bench.strict_yaml import flatten_yaml
-from bench.tuned import tuned_settings
 from optimizers import OPTIMIZERS, LogUniform
 from optimizers.groups import RESERVED, REST
 from optimizers.plugins import slug

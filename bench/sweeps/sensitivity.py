@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.config import settings_of
+from bench.config.run_config import settings_of
 from bench.errors import UserError
 from bench.papers.reproduction import words
 from bench.results.draw import write_pictures

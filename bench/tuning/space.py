@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench.config.options import Option, all_optimizer_options, no_such_option, optimizer_options, parse_options
 from bench.errors import UserError, unknown
 from bench.grammar.values import ends_of_range
-from bench.options import Option, all_optimizer_options, no_such_option, optimizer_options, parse_options
 from bench.sweeps.grid import values_of
 from optimizers import OPTIMIZERS, LogUniform
 from optimizers.groups import REST

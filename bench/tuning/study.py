@@ -22,9 +22,9 @@ import optuna
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from bench.config.plugins import allowed
 from bench.errors import RunFailed, UserError
 from bench.machine import lives
-from bench.plugins import allowed
 from bench.results.selection import (
     CONVERGED,
     End,
@@ -105,7 +105,7 @@ class Study:
             command: the user's command line, for messages.
 
         Raises:
-            UserError: see `bench.plugins.allowed`.
+            UserError: see `bench.config.plugins.allowed`.
         """
         names = allowed(self.spec.names, self.spec.versions, named, f"study {self.name}", command)
         self.spec = self.spec.model_copy(update=names)

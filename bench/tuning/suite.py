@@ -10,15 +10,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bench.checks import check_places
-from bench.config import NoBooleans
+from bench.config.checks import check_places
+from bench.config.run_config import NoBooleans
+from bench.config.strict_yaml import read_yaml
 from bench.errors import UserError, unknown
 from bench.grammar.values import configs_folder, refuse_too_many
 from bench.progress import doing
 from bench.results.render import shown
 from bench.results.selection import score_text
 from bench.results.table import Column, Table
-from bench.strict_yaml import read_yaml
 from bench.sweeps import sensitivity
 from bench.text import duration
 from bench.tuning import tuned
@@ -266,8 +266,8 @@ def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], f
     """
     with doing("importing torch"):
         from bench.execute.choice import seconds_of, single_step
-        from bench.runner import build
-        from bench.threads import set_threads
+        from bench.train.runner import build
+        from bench.train.threads import set_threads
 
     set_threads(threads)
     known: dict[str, float] = {}

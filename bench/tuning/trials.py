@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator, with_config
 from typing_extensions import TypedDict
 
-from bench.config import RunConfig, TrainerOptions, on_device, resolve
+from bench.config.run_config import RunConfig, TrainerOptions, on_device, resolve
 from bench.errors import UserError
 from bench.execute import Engine
 from bench.results.selection import Mode

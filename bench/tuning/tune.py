@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.checks import check_places
-from bench.config import resolve, settings_of
+from bench.config.checks import check_places
+from bench.config.plugins import naming
+from bench.config.run_config import resolve, settings_of
+from bench.config.settings import chosen_of
 from bench.errors import UserError, unknown
 from bench.execute import Effort, Engine
 from bench.execute.slots import slots
 from bench.execute.slurm import absolute_places, array_size, options_of, script
 from bench.grammar.values import counts_seeds, read_seeds, refuse_too_many
-from bench.plugins import naming
 from bench.process import bench_command
 from bench.results.selection import CONVERGED
-from bench.settings import chosen_of
 from bench.text import counted, plain
 from bench.tuning.design import Design
 from bench.tuning.progress import TuningProgress

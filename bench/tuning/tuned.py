@@ -3,13 +3,13 @@
 from datetime import date
 from pathlib import Path
 
+from bench.config.tuned import read_tuned
 from bench.errors import RunFailed, UserError
 from bench.results.selection import End, cap_share, is_capped
 from bench.store.files import disk_errors, replacing, write_json
 from bench.store.reports import StudyRecord, study_path
 from bench.sweeps import sensitivity
 from bench.text import plain
-from bench.tuned import read_tuned
 from bench.tuning.progress import spoken
 from bench.tuning.space import point_key
 from bench.tuning.study_result import StudyResult, analyse

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from bench.checks import check
-from bench.config import RunConfig, on_device, settings_of
+from bench.config.checks import check
+from bench.config.run_config import RunConfig, on_device, settings_of
 from bench.errors import MAKE_ROOM, RunBusy, RunFailed, UserError, first_line
 from bench.execute import Effort
 from bench.execute.choice import Choices
@@ -24,10 +24,10 @@ from bench.execute.execute import execute
 from bench.machine import this_process
 from bench.process import bench_command
 from bench.progress import Progress, SweepProgress
-from bench.runner import run
-from bench.stop import StopRequest
 from bench.store.record import RunResult
 from bench.store.store import Store
+from bench.train.runner import run
+from bench.train.stop import StopRequest
 from bench.tuning.progress import cause_of
 from bench.tuning.space import point_key
 from bench.tuning.study import Stuck, Study, disk_full, value_of

@@ -9,7 +9,7 @@ from bench.execute import Effort
 from bench.execute.pool import Event, Pool, WorkerProcess
 from bench.execute.slots import Slot, sharing
 from bench.machine import lives
-from bench.stop import StopRequest
+from bench.train.stop import StopRequest
 from bench.tuning.progress import TuningProgress
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study
@@ -23,7 +23,7 @@ class Workers:
         slots: resources of each worker.
         places: paths of data and store.
         effort: how runs are executed.
-        named: arguments that name the code that workers may import (`bench.plugins.naming`), for all studies to come.
+        named: arguments that name the code that workers may import (`plugins.naming`), for all studies to come.
         shared_by: number of workers that share the trials, on all machines; by default those of this one.
     """
 

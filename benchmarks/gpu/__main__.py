@@ -251,7 +251,7 @@ def facts(device: str | None) -> dict[str, Any]:
     """
     import torch
 
-    from bench.runner import cpu_name
+    from bench.train.runner import cpu_name
 
     there = torch.cuda.is_available()
     if device == "cuda" and not there:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import BertForSequenceClassification
 
-from bench.config import RunConfig
-from bench.runner import build, quiet
+from bench.config.run_config import RunConfig
+from bench.train.runner import build, quiet
 from benchmarks.timing import Timed, settle
 from benchmarks.training import configure as run_of
 from tasks.core.order import BatchOrder

@@ -11,11 +11,11 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from bench.config import RunConfig, resolve
+from bench.config.run_config import RunConfig, resolve
 from bench.execute.choice import single_step
 from bench.grammar.values import log_grid
 from bench.lanes.runs import Grid, make_lanes
-from bench.memory import ran_out
+from bench.train.memory import ran_out
 from benchmarks import optimizers, training
 from benchmarks.gpu import pairs
 from benchmarks.timing import Row, alternate, timed

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from bench.errors import UserError
 from bench.grammar.parse import Args
 from bench.output import answer, note, remark
-from bench.stop import deadline
 from bench.text import clean
+from bench.train.stop import deadline
 
 if TYPE_CHECKING:
     from bench.execute.slots import Slot
@@ -66,7 +66,7 @@ def fewest_slots(workers: str, specs: "Sequence[StudySpec]", places: Mapping[str
     Raises:
         UserError: a study cannot be trained here.
     """
-    from bench.checks import check_early
+    from bench.config.checks import check_early
     from bench.execute.slots import slots
 
     typical = [spec.typical(places) for spec in specs]

@@ -126,7 +126,7 @@ def train(
     Raises:
         UserError: a run cannot be trained; finished runs are stored.
     """
-    from bench.plugins import naming
+    from bench.config.plugins import naming
     from bench.tuning import suite
     from bench.tuning.workers import Workers
 

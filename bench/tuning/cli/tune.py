@@ -9,7 +9,7 @@ from bench.execute import Effort
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.output import answer, check_output, note
-from bench.stop import deadline
+from bench.train.stop import deadline
 from bench.tuning.cli.shared import as_typed, need_server, open_studies, show, without_storage
 from optimizers.plugins import bare
 
@@ -29,10 +29,10 @@ def main(words: list[str]) -> int:
     from bench.progress import doing
 
     with doing("importing optuna"):
-        from bench.checks import check_early
+        from bench.config.checks import check_early
+        from bench.config.plugins import naming
         from bench.execute.elsewhere import made_elsewhere
         from bench.execute.slots import slots
-        from bench.plugins import naming
         from bench.results.selection import CONVERGED
         from bench.sweeps.grid import settings_in
         from bench.tuning.progress import TuningProgress, spoken

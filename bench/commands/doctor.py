@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bench.diagnosis import Diagnosis
+from bench.commands.diagnosis import Diagnosis
 from bench.errors import first_line
 from bench.output import answer
 from bench.process import PACKAGES, ROOT
@@ -48,7 +48,7 @@ def examine(data: Path, store: Path) -> Iterator[list[Diagnosis]]:
         data: the folder with the datasets.
         store: the folder with the runs.
     """
-    from bench.devices import device_diagnoses
+    from bench.commands.devices import device_diagnoses
 
     failed = False
     sections: list[tuple[str, Callable[[], list[Diagnosis]]]] = [
@@ -203,7 +203,7 @@ def lane_diagnoses() -> list[Diagnosis]:
     import torch
 
     from bench.grammar.values import Memory
-    from bench.memory import bytes_of
+    from bench.train.memory import bytes_of
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return [lanes_diagnosis(device, bytes_of(Memory(), device), Memory().share, lane_bytes(device))]
@@ -215,7 +215,7 @@ def lane_bytes(device: str) -> dict[str, int]:
     Args:
         device: `cuda` or `cpu`.
     """
-    from bench.config import resolve
+    from bench.config.run_config import resolve
     from bench.execute.choice import bytes_of_lane
     from tasks import TASKS
 
@@ -261,7 +261,7 @@ def dataset_diagnoses(data: Path) -> list[Diagnosis]:
     Args:
         data: the folder with the datasets.
     """
-    from bench.data import is_text
+    from bench.commands.data import is_text
     from tasks import TASKS
 
     found: list[Diagnosis] = []
@@ -281,7 +281,7 @@ def text_diagnoses(spec: "TaskSpec", data: Path) -> list[Diagnosis]:
         spec: the task.
         data: the folder with the datasets.
     """
-    from bench.data import states
+    from bench.commands.data import states
     from tasks.core.files import DataError
 
     try:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bench.config import RunConfig, on_device
+from bench.config.run_config import RunConfig, on_device
+from bench.config.tuned import TunedBy
 from bench.errors import UserError
 from bench.execute import Effort
 from bench.execute.blocks import check_all
@@ -15,7 +16,6 @@ from bench.results.render import shown
 from bench.results.table import Column, Table
 from bench.run_summary import remarks_on, result_json
 from bench.store.record import RunResult
-from bench.tuned import TunedBy
 
 if TYPE_CHECKING:
     from bench.results.stats import Interval

@@ -433,8 +433,8 @@ def task_values(spec: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache
 def trainer_options() -> dict[str, Option]:
-    """The options `--trainer.*`, from the source of `bench.config.TrainerOptions`, which is slow to import."""
-    tree = _parse(Path(__file__).with_name("config.py"))
+    """The options `--trainer.*`, from the source of `run_config.TrainerOptions`, which is slow to import."""
+    tree = _parse(Path(__file__).with_name("run_config.py"))
     (fields,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "TrainerOptions")
     options = {}
     for node in fields.body:

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 from typing import TypedDict
 
-from bench.checks import check_files
-from bench.config import resolve
+from bench.config.checks import check_files
+from bench.config.run_config import resolve
 from bench.errors import UserError
 from bench.grammar.help import row
 from optimizers import ROLES
@@ -40,7 +40,7 @@ def model_parameters(task: str, data: Path) -> list[Alike] | str:
             any_size = {"trainer.batch_size": "full"}  # so it fits any data
             config = resolve({"task": task, "opt": "sgd", "data": data, "device": "cpu", **any_size})
             check_files(config)
-            from bench.runner import build  # imports torch, which takes seconds
+            from bench.train.runner import build  # imports torch, which takes seconds
 
             model, _ = build(config)
     except UserError as error:

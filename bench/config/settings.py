@@ -3,10 +3,10 @@
 import sys
 from typing import Any
 
-from bench.config import RunConfig, TrainerOptions, resolve, settings_of
-from bench.options import MISSING, optimizer_options, task_options
+from bench.config.options import MISSING, optimizer_options, task_options
+from bench.config.run_config import RunConfig, TrainerOptions, resolve, settings_of
+from bench.config.tuned import TunedBy, read_tuned, tuned_file
 from bench.text import comparable, plain
-from bench.tuned import TunedBy, read_tuned, tuned_file
 from optimizers.groups import REST
 
 _SAME_RESULT = (

@@ -92,8 +92,8 @@ def _prepare(spec: "TaskSpec", root: Path, settings: Mapping[str, Any]) -> None:
     """Build the task's data once, as a run would."""
     import inspect
 
-    from bench.checks import option_error
-    from bench.options import task_options, task_values
+    from bench.config.checks import option_error
+    from bench.config.options import task_options, task_values
     from tasks.core.files import DataError
 
     options = task_options(spec)
@@ -195,7 +195,7 @@ def _sets(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> list[Mappi
 
 
 def _found(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> DataSet:
-    from bench.checks import option_error
+    from bench.config.checks import option_error
     from tasks.core.files import DataError
 
     try:

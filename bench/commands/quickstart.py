@@ -41,7 +41,7 @@ def main(words: list[str]) -> int:
     """
     args = parse("quickstart", words)
     with doing("reading the settings"):
-        from bench.config import resolve
+        from bench.config.run_config import resolve
         from bench.execute import Effort
         from bench.execute.command import results_of
         from bench.progress import SweepProgress

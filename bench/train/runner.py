@@ -23,22 +23,22 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch.distributed import DistNetworkError, DistStoreError
 
 from bench import __version__, process
-from bench.callbacks import Recorder
-from bench.checkpoints import DoesNotFit, is_misfit, or_afresh, set_aside, usable
-from bench.checks import check, option_error, why_not_compiled
-from bench.config import RunConfig, on_device, say_once
+from bench.config.checks import check, option_error, why_not_compiled
+from bench.config.run_config import RunConfig, on_device, say_once
+from bench.config.settings import described
+from bench.config.tuned import TunedBy
 from bench.errors import RunBroke, RunBusy, RunFailed, UserError, first_line, was_interrupted
 from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.output import remark
 from bench.progress import Progress, doing
-from bench.settings import described
-from bench.stop import StopRequest
 from bench.store.attempt import Attempt
 from bench.store.record import RunResult, now
 from bench.store.store import Store
-from bench.threads import limit_threads
-from bench.training_plan import make_plan, val_every
-from bench.tuned import TunedBy
+from bench.train.callbacks import Recorder
+from bench.train.checkpoints import DoesNotFit, is_misfit, or_afresh, set_aside, usable
+from bench.train.stop import StopRequest
+from bench.train.threads import limit_threads
+from bench.train.training_plan import make_plan, val_every
 from optimizers.plugins import bare, slug
 from tasks.core.compiled import CompileError
 from tasks.core.data import TaskData
@@ -67,7 +67,7 @@ def run(
     command; they call this function too and write nothing.
 
     Args:
-        config: from `bench.config.resolve`.
+        config: from `bench.config.run_config.resolve`.
         rerun: train again even if the result is stored or the run could be resumed.
         progress: whether to show a progress bar on standard error; or a function that creates another display, from the
             total of steps and a label.
@@ -409,7 +409,7 @@ def _loggers(config: RunConfig) -> list[Any]:
         return []
     from lightning.pytorch import loggers
 
-    from bench.trackio_logger import TrackioLogger
+    from bench.train.trackio_logger import TrackioLogger
 
     folder, name = str(config.store / config.run_id), config.run_id
     make: dict[str, Callable[[], Any]] = {

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
-from bench.diagnosis import Diagnosis
+from bench.commands.diagnosis import Diagnosis
 from bench.errors import first_line
 
 VOLTA_FIX = 'pip install "torch==2.10.0" "torchvision==0.25.0" (the last wheels with code for a V100)'
@@ -164,7 +164,7 @@ def precision_diagnoses(
         native: half precisions that it supports in hardware; None if unknown.
         attempt: trains a step on a device in a precision and returns the error, or None.
     """
-    from bench.config import Precision
+    from bench.config.run_config import Precision
 
     errors = {precision: (attempt or try_precision)(device, precision) for precision in get_args(Precision)}
     works = [precision for precision, error in errors.items() if error is None]

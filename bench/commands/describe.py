@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bench.config import resolve
+from bench.config.options import Option, _parse, _source, optimizer_options, task_options
+from bench.config.run_config import resolve
 from bench.grammar.help import hyperparameter_rows, row, rows
-from bench.options import Option, _parse, _source, optimizer_options, task_options
 from bench.text import word_of
 from optimizers import LogUniform, OptimizerSpec
 from tasks import TASKS, TaskSpec

@@ -20,7 +20,7 @@ from optimizers.plugins import bare, slug
 
 if TYPE_CHECKING:
     from bench.boards.collect import Collected
-    from bench.config import RunConfig
+    from bench.config.run_config import RunConfig
     from bench.execute.slots import Slot
     from bench.results.chart import Chart
     from bench.results.table import Board
@@ -186,8 +186,8 @@ def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":
         config: a run of the baseline on the problem.
         args: of the command.
     """
+    from bench.config.settings import problem_of
     from bench.results.selection import CONVERGED
-    from bench.settings import problem_of
     from bench.store.stores import Stores
 
     folder = reference_folder()

@@ -18,10 +18,10 @@ from bench.text import counted
 
 if TYPE_CHECKING:
     from bench.boards.collect import Collected
-    from bench.config import RunConfig
+    from bench.config.run_config import RunConfig
+    from bench.config.tuned import TunedBy
     from bench.results.sequential import Comparison
     from bench.store.record import RunResult
-    from bench.tuned import TunedBy
 
 MOST_SEEDS = 50
 """Maximum number of seeds of a pair; the default of `--most`. Ours."""
@@ -103,10 +103,10 @@ def main(words: list[str]) -> int:
 def _racers(args: Args) -> dict[str, list[Racer]]:
     """The racers by task, the reference first."""
     from bench.boards.entries import default_reference
-    from bench.config import on_device, resolve
+    from bench.config.run_config import on_device, resolve
+    from bench.config.settings import tuned_by
     from bench.grammar.values import parts
     from bench.results.sequential import LEAST_SEEDS
-    from bench.settings import tuned_by
     from bench.sweeps.grid import by_optimizer, settings_in
     from optimizers import OPTIMIZERS
     from tasks import TASKS

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import nn
 from torch.optim import Optimizer
 
-from bench.checks import option_error, why_not_compiled
-from bench.config import RunConfig
+from bench.config.checks import option_error, why_not_compiled
+from bench.config.options import all_optimizer_options
+from bench.config.run_config import RunConfig
 from bench.errors import UserError, first_line
-from bench.options import all_optimizer_options
 from bench.text import comparable, counted
 from optimizers import TASK_VALUE
 from optimizers.groups import REST, Parameter, Part, divide

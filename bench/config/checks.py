@@ -8,10 +8,10 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from bench.config import RunConfig
+from bench.config.options import MISSING, all_optimizer_options, optimizer_options
+from bench.config.run_config import RunConfig
 from bench.errors import UserError, described
 from bench.machine import is_main_process
-from bench.options import MISSING, all_optimizer_options, optimizer_options
 from bench.progress import doing
 from bench.store.store import Store
 from optimizers import OPTIMIZERS, TASK_VALUE, OptimizerSpec

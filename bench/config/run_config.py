@@ -13,11 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from bench.errors import UserError, unknown
-from bench.grammar.parse import unknown_setting
-from bench.grammar.values import MOST_SEED, SEED_RANGE
-from bench.machine import is_main_process
-from bench.options import (
+from bench.config.options import (
     NO_BOOLEAN,
     Option,
     all_optimizer_options,
@@ -28,10 +24,14 @@ from bench.options import (
     task_values,
     type_name,
 )
+from bench.config.strict_yaml import flatten_yaml
+from bench.config.tuned import tuned_settings
+from bench.errors import UserError, unknown
+from bench.grammar.parse import unknown_setting
+from bench.grammar.values import MOST_SEED, SEED_RANGE
+from bench.machine import is_main_process
 from bench.progress import doing
-from bench.strict_yaml import flatten_yaml
 from bench.text import plain, why_wrong
-from bench.tuned import tuned_settings
 from optimizers import OPTIMIZERS, STEP_KEYWORDS, OptimizerSpec, Traits
 from optimizers.groups import REST
 from optimizers.plugins import bare, slug

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from bench.errors import UserError, first_line
-from bench.memory import ran_out
 from bench.output import remark
 from bench.store.files import sync
 from bench.store.load import is_there
 from bench.store.tables import TABLES, read_raw
+from bench.train.memory import ran_out
 
 T = TypeVar("T")
 

@@ -14,13 +14,13 @@ from lightning.pytorch.loggers import Logger
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bench.checkpoints import STEPS, save
 from bench.progress import Progress, say
-from bench.stop import StopRequest
 from bench.store.attempt import Attempt
 from bench.store.files import disk_errors
 from bench.store.record import RunResult
-from bench.watch import Watch, look
+from bench.train.checkpoints import STEPS, save
+from bench.train.stop import StopRequest
+from bench.train.watch import Watch, look
 from tasks import TaskSpec
 from tasks.core.task import Task
 from tasks.core.training_step import CurveRow

@@ -11,13 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
-from bench.config import RunConfig, resolve, settings_of
+from bench.config.plugins import allowed
+from bench.config.run_config import RunConfig, resolve, settings_of
 from bench.errors import RunFailed, UserError
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.grammar.values import reference_folder
 from bench.output import answer, note, warn_of
-from bench.plugins import allowed
 from bench.results.render import shown
 from bench.results.selection import CONVERGED
 from bench.results.table import Table
@@ -149,8 +149,8 @@ def _judged(run: RunResult, runs: Sequence[RunResult], args: Args, sources: Path
         return Judged(run, None, "undecided", str(error))
     if config.run_id != run.run_id:
         return Judged(run, None, "undecided", "its task or optimizer has a different version here")
-    from bench.checks import check_places
-    from bench.runner import run as train
+    from bench.config.checks import check_places
+    from bench.train.runner import run as train
 
     check_places([config])
     try:

@@ -5,9 +5,9 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, StringConstraints, TypeAdapter, ValidationError
 
+from bench.config.strict_yaml import flatten_yaml, read_yaml
 from bench.errors import UserError
 from bench.grammar.values import configs_folder
-from bench.strict_yaml import flatten_yaml, read_yaml
 from bench.text import located, why_wrong
 from optimizers.plugins import slug
 

@@ -1,0 +1,1 @@
+"""Configurations: options from signatures, YAML, tuned files, validated settings, checks before training."""

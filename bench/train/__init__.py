@@ -1,0 +1,1 @@
+"""Training one run under a Lightning Trainer: recording, stopping, checkpoints, memory."""
