@@ -107,7 +107,7 @@ def usual_numbers() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def usual_rank() -> Iterator[None]:
-    """Restore the rank after each test: loggers write nothing on another one, and Lightning keeps the last Trainer's."""
+    """Restore the rank after each test: Lightning keeps that of the last Trainer, and loggers write only on rank 0."""
     before = getattr(rank_zero_only, "rank", 0)
     yield
     rank_zero_only.rank = before
