@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.boards.attention import against, at_loss, loss_at, over_heads
+from bench.boards.attention import against, at_loss, directions, loss_at, over_heads, rate
 from bench.config.run_config import resolve
 from bench.execute import Effort
 from bench.execute.command import results_of
 from bench.progress import SweepProgress
+from bench.store.stores import Stores
 from tasks import TASKS
 from tests import tiny_lm
 
@@ -31,11 +32,41 @@ def test_the_mean_over_heads_is_of_all_layers_and_of_one_measurement() -> None:
     assert over_heads({}, "rank") is None
 
 
+def test_the_direction_is_compared_with_that_at_the_end_and_its_distance_shrinks_with_an_exponent() -> None:
+    steps = np.array([0, 1, 10, 18, 32, 56, 100, 1000])
+    distances = np.where(steps > 0, np.maximum(steps, 1) ** -0.75, 1.2)
+    distances[-1] = 0.0
+    cosines = 1 - distances**2 / 2
+    table = {
+        f"direction_at_{t}_l0_h{h}": np.array([np.nan, c]) for t, c in zip(steps, cosines, strict=True) for h in (0, 1)
+    }
+    table |= {"direction_at_1_l1_h0": np.array([np.nan, cosines[1]]), "step": np.array([0.0, 1000.0])}
+    found = directions({"measurements": table})
+    assert list(found) == steps.tolist()
+    assert list(found.values()) == pytest.approx(cosines.tolist())
+    assert rate(found) == pytest.approx(0.75)
+    assert rate({t: c for t, c in found.items() if t not in (18, 32, 56)}) is None  # two snapshots from 1 % to 10 %
+    assert directions({}) == {}
+
+
 def test_a_training_loss_is_the_mean_of_the_last_tenth_of_the_steps() -> None:
-    curve = {"loss": np.arange(100, 0, -1.0)}
+    curve = {"step": np.arange(1.0, 101), "loss": np.arange(100, 0, -1.0)}
     found = loss_at(curve, np.array([0, 1, 5, 10, 100]))
     assert np.isnan(found[0])
     assert found[1:].tolist() == [100, 96, 91, np.mean(np.arange(10, 0, -1))]
+
+
+def test_a_thinned_curve_gives_the_loss_at_its_own_steps() -> None:
+    curve = {"step": np.array([1.0, 50, 91, 95, 100]), "loss": np.array([9.0, 5, 3, 2, 1])}
+    assert loss_at(curve, np.array([0, 1, 49, 50, 60, 92, 100])).tolist() == [
+        pytest.approx(np.nan, nan_ok=True),
+        9,
+        9,
+        5,
+        5,
+        3,
+        2,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -66,9 +97,10 @@ def test_the_board_compares_attention_at_equal_loss(cli, observed: Path) -> None
     answer = cli("leaderboard", "--board", "attention", "--store", observed, "--reference", "sgdm", "--format", "md")
     assert answer.code == 0, answer.err
     assert "entropy minus reference's" in answer.out
-    (adam,) = [line for line in answer.out.splitlines() if line.startswith("| adam")]
-    (sgdm,) = [line for line in answer.out.splitlines() if line.startswith("| sgdm")]
+    adam, direction_of_adam = [line for line in answer.out.splitlines() if line.startswith("| adam")]
+    sgdm, _ = [line for line in answer.out.splitlines() if line.startswith("| sgdm")]
     assert adam.count("[") == sgdm.count("[") + 1  # the difference
+    assert direction_of_adam.count("[") == 3  # cosines; the steps are too few for an exponent
     assert "the lowest that every run reaches (sgdm is the reference)" in answer.out
 
 
@@ -82,6 +114,19 @@ def test_verdicts_are_of_entropy_on_common_seeds() -> None:
     assert against(own | {0: 9.9}, base)["verdict"] == "no difference found"
     assert against(dict.fromkeys(own), base) == {"difference": None, "verdict": None}
     assert against({seed: own[seed] for seed in range(3)}, base)["verdict"] == "too few seeds"
+
+
+def test_a_thinned_bundle_keeps_the_curve_at_the_steps_of_observations(cli, observed: Path, tmp_path: Path) -> None:
+    assert cli("bundle", "--store", observed, "-o", tmp_path / "thin", "--points", 4).code == 0
+    whole, thin = Stores([observed]), Stores([tmp_path / "thin" / "runs"])
+    for run in thin.runs:
+        steps = whole.tables(run.run_id)["measurements"]["step"][1:]  # the first is before the first step
+        curve = thin.tables(run.run_id)["curve"]
+        assert set(steps) <= set(curve["step"])
+        assert len(curve["step"]) <= 4 + len(steps)
+        every = whole.tables(run.run_id)["curve"]
+        assert (curve["loss"] == every["loss"][np.isin(every["step"], curve["step"])]).all()
+    assert "direction of W_QK" in cli("leaderboard", "--board", "attention", "--store", tmp_path / "thin" / "runs").out
 
 
 @pytest.mark.parametrize(("chart", "panels"), [("attention", 6), ("stability", 5)])

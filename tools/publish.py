@@ -1,8 +1,9 @@
 """Publish reference results: `make publish`.
 
 A task of the reference suite is published if the store has all fresh seeds of every optimizer. Its runs go to
-`results/reference/runs`, thinned to 200 points per curve, its settings to `configs/tuned`, and figure, sentences and
-tables into README.md. With `--check`, nothing is written; exit code 1: README.md does not match `results/reference`.
+`results/reference/runs`, thinned to 200 points per curve, its settings to `configs/tuned`, figure, sentences and
+tables into README.md, and its observations of attention to `results/observatory`. With `--check`, nothing is written;
+exit code 1: README.md or a page of the observatory does not match `results/reference`.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from bench.store.bundle import STORE, TUNED, bundle
 from bench.store.stores import Stores
 from bench.text import cell
 from bench.tuning import suite
+from tools import observatory
 
 PARTS = {"theory": "Theory tasks", "lm": "Language model", "vision": "Images", "sst2": "Fine-tuning"}
 """The parts of the reference suite, and their names in README.md."""
@@ -221,11 +223,13 @@ def _sentence(task: str, table: Table) -> str:
     return f"On {task}, {'; '.join(told)}" + f" ({reference} is at the floor)" * floor + "."
 
 
-def shown() -> tuple[Collected, Chart]:
-    """The published runs, as boards read them, and the figure."""
+def shown() -> tuple[Collected, Chart, dict[str, Asked]]:
+    """The published runs, as boards read them, the figure, and the input of boards for each task."""
     stores = Stores([FOLDER / STORE])
     found = collect(stores)
-    return found, curves(Asked(found, stores.tables, None, None))
+    tasks = dict.fromkeys(problem.task for problem in found.problems)
+    of_tasks = {task: Asked(collect(stores, tasks=[task]), stores.tables) for task in tasks}
+    return found, curves(Asked(found, stores.tables)), of_tasks
 
 
 def main() -> int:
@@ -235,18 +239,24 @@ def main() -> int:
     parser.add_argument("--tuned", type=Path, default=Path("tuned"), help="folder with tuned settings")
     args = parser.parse_args()
     if args.check:
-        found, chart = shown()
-        if text(found, chart.panels) in README.read_text("utf-8"):
-            return 0
-        print("README.md does not match results/reference: run make publish", file=sys.stderr)
-        return 1
+        found, chart, tasks = shown()
+        files = {path: path.read_text("utf-8") for path in (README, *observatory.FOLDER.glob("*/README.md"))}
+        pages = {observatory.path(task): page for task, own in tasks.items() if (page := observatory.page(task, own))}
+        wrong = {str(path) for path in files.keys() ^ {README, *pages}}
+        wrong |= {str(path) for path, page in pages.items() if files.get(path) != page}
+        wrong |= {str(README)} if text(found, chart.panels) not in files[README] else set()
+        for path in sorted(wrong):
+            print(f"{path} does not match results/reference: run make publish", file=sys.stderr)
+        return int(bool(wrong))
     stores = Stores([place("store")])
     tasks = [task for part in PARTS for task in finished(stores, part)]
     print(f"finished: {', '.join(tasks) or 'nothing'}")
     if not tasks:
         return 1
     ship(stores, tasks, args.tuned)
-    found, chart = shown()
+    found, chart, of_tasks = shown()
+    for task, own in of_tasks.items():
+        observatory.publish(task, own)
     write(FIGURE, picture(chart.shown, FIGURE.suffix))
     before, _, rest = README.read_text("utf-8").partition(f"{BEGIN}\n")
     README.write_text(f"{before}{BEGIN}\n{text(found, chart.panels)}{END}{rest.partition(END)[2]}", "utf-8")

@@ -27,6 +27,9 @@ SHOWN = {
 """Quantities of the board and of `bench plot attention`, averaged over heads; `bench sql` has the others."""
 WINDOW = 0.1
 """A run's training loss after t steps is the mean of its batches' losses over this share of the t steps. Ours."""
+DIRECTION = re.compile(r"direction_at_(\d+)_l\d+_h\d+")
+SHARES = (0, 0.1, 0.5)
+"""Shares of the steps at which the direction of W_QK is shown."""
 NONE = "no run has observations; train with `--trainer.observe 4`"
 
 
@@ -37,13 +40,36 @@ def over_heads(tables: Mapping[str, Columns], name: str) -> tuple[Array, Array] 
     return (table["step"], np.mean(own, axis=0)) if own else None
 
 
+def directions(tables: Mapping[str, Columns]) -> dict[int, float]:
+    """For each snapshot after N steps, the cosine of W_QK with its value at the end of the run: mean over heads."""
+    found: dict[int, list[float]] = {}
+    for name, values in tables.get("measurements", {}).items():
+        if (at := DIRECTION.fullmatch(name)) is not None:
+            found.setdefault(int(at[1]), []).append(float(values[-1]))
+    return {step: float(np.mean(found[step])) for step in sorted(found)}
+
+
+def rate(cosines: Mapping[int, float]) -> float | None:
+    """The exponent a of distance ~ t^-a between a hundredth and a tenth of the steps; None from fewer than 3 snapshots.
+
+    The distance of the directions is sqrt(2 - 2 cosine), as in Vasudeva et al. 2025, to the final direction in place of
+    the max-margin one; least squares in logarithms. The window is ours: later snapshots are near the end by definition.
+    """
+    last = max(cosines, default=0)
+    own = {t: d for t, c in cosines.items() if last / 100 <= t <= last / 10 and (d := np.sqrt(max(2 - 2 * c, 0))) > 0}
+    return -float(np.polyfit(np.log(list(own)), np.log(list(own.values())), 1)[0]) if len(own) > 2 else None
+
+
 def loss_at(curve: Columns, steps: Array) -> Array:
-    """Training loss after these numbers of steps, shape (P,): the mean over their last `WINDOW`; NaN for 0 steps."""
+    """Training loss after these numbers of steps, shape (P,): the mean over their last `WINDOW`; NaN for 0 steps.
+
+    A thinned curve has only some of these steps, or only an earlier one.
+    """
     sums = np.concatenate([[0.0], np.cumsum(curve["loss"])])
-    done = np.clip(np.asarray(steps, dtype=np.int64), 0, len(sums) - 1)
-    first = np.minimum(done - 1, np.floor(done * (1 - WINDOW)).astype(np.int64))
-    counts = np.where(done > 0, done - first, 1)
-    return np.where(done > 0, (sums[done] - sums[np.maximum(first, 0)]) / counts, np.nan)
+    last = np.searchsorted(curve["step"], steps, side="right")
+    first = np.searchsorted(curve["step"], np.asarray(steps) * (1 - WINDOW), side="right")
+    first = np.maximum(np.minimum(first, last - 1), 0)
+    return np.where(last > 0, (sums[last] - sums[first]) / np.maximum(last - first, 1), np.nan)
 
 
 def at_loss(losses: Array, values: Array, level: float) -> float | None:
@@ -142,8 +168,46 @@ def attention_board(found: Collected, tables: Tables, reference: str | None = No
         name = f" ({of.name} is the reference)" if of is not None else ""
         notes = [f"equal loss: training loss {level:.4g}, the lowest that every run reaches{name}"]
         shown.append(Table(problem.name, columns, rows, notes))
+        shown.extend(_direction(problem.name, observed))
     about = "neither direction is better; verdicts and intervals are not corrected for multiple comparisons"
     return Board("attention", "Attention", shown, [about] if shown else [NONE])
+
+
+def _direction(problem: str, observed: Sequence[Observed]) -> list[Table]:
+    """When the direction of W_QK is the final one; no table without snapshots."""
+    rows = []
+    for each in observed:
+        cosines = [directions(own) for own in each.runs.values()]
+        if not all(cosines):
+            continue
+        row = who(each.entry) | {"n": len(cosines), "rate": mean_interval([rate(own) for own in cosines])}
+        for share in SHARES:
+            values = [own[max(t for t in own if t <= share * max(own))] for own in cosines]
+            row[f"cosine_{share:g}"] = mean_interval(values)
+        rows.append(row)
+    columns = [
+        *WHO,
+        *(
+            Column(
+                f"cosine_{share:g}",
+                f"cosine after {share:.0%} of the steps" if share else "cosine at the start",
+                "cosine of W_QK at the last snapshot until then with W_QK at the end: mean over heads, then over seeds"
+                " with 95 % t-interval",
+                3,
+            )
+            for share in SHARES
+        ),
+        Column(
+            "rate",
+            "exponent of the distance",
+            "a of t^-a, the distance to the final direction between 1 % and 10 % of the steps; for one trained head,"
+            " theory says at least 0.5 under normalized GD (Vasudeva et al. 2025)",
+            3,
+        ),
+        *EVERY,
+    ]
+    about = "snapshots are log-spaced; a direction that hardly moves has a cosine near 1 at the start"
+    return [Table(f"{problem}: direction of W_QK", columns, rows, [about])] if rows else []
 
 
 def _mean(values: Sequence[float | None]) -> Interval | str | None:

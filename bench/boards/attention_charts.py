@@ -34,7 +34,7 @@ def stability(asked: Asked) -> Chart:
             return (table["step"], table[name]) if name in table else None
         if name not in table or "applied_step" not in curve:
             return None
-        made = np.clip(table["step"].astype(np.int64) - 1, 0, len(curve["applied_step"]) - 1)
+        made = np.maximum(np.searchsorted(curve["step"], table["step"], side="right") - 1, 0)
         return table["step"], table["sharpness"] * curve["applied_step"][made]
 
     return _chart(asked, "stability", CURVED, of_model)

@@ -10,7 +10,7 @@ A bundle is a folder, or a zip file with these names in it. It is data: its code
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,7 +74,7 @@ def bundle(
         stores: the stores with the runs, their tables and studies.
         runs: the runs to write.
         out: a new folder, or a file that ends in .zip.
-        points: rows kept of a curve, half evenly spaced and half log-spaced; all if None.
+        points: rows kept of a curve, half evenly spaced and half log-spaced, and those of observations; all if None.
         tuned: the folder with tuned settings; those of the written studies are copied.
         plugins: files of plug-ins, as `file.py:NAME`; those that the records name are copied.
 
@@ -188,15 +188,22 @@ def _write_block(
     done.mkdir(parents=True)
     write_records(done / RUNS, runs)
     for name in TABLES:
+        # Boards relate observations to the curve at their steps.
+        observed = [run.run_id for run in runs if name == "curve" and run.config["trainer"].get("observe")]
+        also = {run_id: found[run_id].get("measurements", {}).get("step", ()) for run_id in observed}
         tables = {run.run_id: found[run.run_id][name] for run in runs if name in found[run.run_id]}
-        tables = {run_id: _thin(table, kept[run_id]) for run_id, table in tables.items()}
+        tables = {run_id: _thin(table, kept[run_id], also.get(run_id, ())) for run_id, table in tables.items()}
         write_columns(done / f"{name}.parquet", tables)
 
 
-def _thin(table: Columns, points: int | None) -> Columns:
+def _thin(table: Columns, points: int | None, also: Iterable[float]) -> Columns:
+    """The kept rows of a table, and those at the steps `also`."""
     if points is None:
         return table
-    rows = thinned(len(table["step"]), points)
+    import numpy as np
+
+    steps = table["step"]
+    rows = np.union1d(thinned(len(steps), points), np.flatnonzero(np.isin(steps, list(also))))
     return {name: column[rows] for name, column in table.items()}
 
 
