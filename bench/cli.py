@@ -311,7 +311,7 @@ def _list_runs(args: Args) -> int:
     for status in args.status:
         if status not in listing.STATUSES:
             raise unknown("status", status, listing.STATUSES)
-    asked = listing.Asked(
+    asked = listing.Filters(
         args.task,
         args.opt,
         args.status,

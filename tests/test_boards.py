@@ -1253,9 +1253,9 @@ def test_runs_whose_measurements_are_lost_or_damaged_are_left_out_and_named(stor
 
 
 def asked_of(collected: Any, stores: Stores) -> Any:
-    from bench.boards import Asked
+    from bench.boards import BoardInput
 
-    return Asked(collected, stores.tables)
+    return BoardInput(collected, stores.tables)
 
 
 def test_the_rate_of_a_power_law_is_its_exponent(store):

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from PIL import Image, ImageStat
 
-from bench.boards import BOARDS, Asked
+from bench.boards import BOARDS, BoardInput
 from bench.boards.charts import CHARTS
 from bench.boards.cli import main as results
 from bench.boards.page import KINDS, commands, fit_words, page, store_names
@@ -68,7 +68,7 @@ class Reader(HTMLParser):
         return " ".join(word for tag, word in self.words if tag not in ("style", "title"))
 
 
-def report(what: Asked, runs: int = 4) -> str:
+def report(what: BoardInput, runs: int = 4) -> str:
     return page(what, runs, ["“runs”"])
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from bench.boards import BOARDS, Asked
+from bench.boards import BOARDS, BoardInput
 from bench.boards.attention_charts import attention, stability
 from bench.results.draw import picture
 from bench.results.render import markdown
@@ -27,7 +27,7 @@ def path(task: str) -> Path:
     return FOLDER / task / "README.md"
 
 
-def page(task: str, asked: Asked) -> str | None:
+def page(task: str, asked: BoardInput) -> str | None:
     """The page of a task: the answer in words, charts and tables; None without observations."""
     board = BOARDS["attention"](asked)
     if not board.tables:
@@ -62,7 +62,7 @@ def _answer(tables: Sequence[Table]) -> str:
     return " ".join(said)
 
 
-def publish(task: str, asked: Asked) -> None:
+def publish(task: str, asked: BoardInput) -> None:
     """Write a task's page and its charts, if its runs were observed."""
     text = page(task, asked)
     if text is None:

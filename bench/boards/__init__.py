@@ -17,7 +17,7 @@ from bench.store.tables import Columns
 
 
 @dataclass(frozen=True)
-class Asked:
+class BoardInput:
     """Input of boards.
 
     Attributes:
@@ -38,7 +38,7 @@ class Asked:
         return [found.get(seed, {}) for seed in entry.runs]
 
 
-BOARDS: dict[str, Callable[[Asked], Board]] = {
+BOARDS: dict[str, Callable[[BoardInput], Board]] = {
     "quality": lambda asked: quality(asked.found, asked.reference),
     "pairs": lambda asked: pairs(asked.found, asked.reference),
     "speed": lambda asked: speed(asked.found, asked.target, asked.reference),
@@ -49,4 +49,4 @@ BOARDS: dict[str, Callable[[Asked], Board]] = {
 }
 """All boards by name, in display order."""
 
-__all__ = ["BOARDS", "Asked", "Board"]
+__all__ = ["BOARDS", "Board", "BoardInput"]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from bench.boards import Asked
+from bench.boards import BoardInput
 from bench.boards.attention import NONE, SHOWN, over_heads
 from bench.boards.curves import nothing, over_steps, series
 from bench.results.chart import Array, Chart
@@ -20,12 +20,12 @@ CURVED = {
 """Quantities of `bench plot stability`."""
 
 
-def attention(asked: Asked) -> Chart:
+def attention(asked: BoardInput) -> Chart:
     """Means over heads against optimizer steps, a panel for each problem and quantity."""
     return _chart(asked, "attention", SHOWN, over_heads)
 
 
-def stability(asked: Asked) -> Chart:
+def stability(asked: BoardInput) -> Chart:
     """Sharpness times step size, gradient noise and updates against optimizer steps."""
 
     def of_model(tables: Mapping[str, Columns], name: str) -> tuple[Array, Array] | None:
@@ -41,7 +41,7 @@ def stability(asked: Asked) -> Chart:
 
 
 def _chart(
-    asked: Asked,
+    asked: BoardInput,
     kind: str,
     quantities: Mapping[str, str],
     read: Callable[[Mapping[str, Columns], str], tuple[Array, Array] | None],

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from bench.boards import Asked
+from bench.boards import BoardInput
 from bench.boards.attention_charts import attention, stability
 from bench.boards.curves import SPAN, curves, log_axis, nothing, series, steps
 from bench.boards.entries import Entry, Problem
@@ -24,7 +24,7 @@ from bench.store.reports import StudyRecord
 _UNTUNED = "no optimizer is tuned; run `bench tune` or `bench suite`"
 
 
-def sensitivity(asked: Asked) -> Chart:
+def sensitivity(asked: BoardInput) -> Chart:
     """Selection scores of studies' trials against the first setting that each study searched.
 
     Args:
@@ -78,7 +78,7 @@ def _trials(name: str, study: StudyRecord, metric: str) -> tuple[list[Trace], li
     return [Trace(name, x[k : k + 1], y[k : k + 1], marks="all") for k in range(len(x))], notes
 
 
-def budget(asked: Asked) -> Chart:
+def budget(asked: BoardInput) -> Chart:
     """Expected selection score of the best of k trials against k.
 
     Args:
@@ -113,7 +113,7 @@ def budget(asked: Asked) -> Chart:
 _FRACTION, _SHARE = "fraction of the budget of steps", "share of runs at the target"
 
 
-def profile(asked: Asked) -> Chart:
+def profile(asked: BoardInput) -> Chart:
     """Share of runs at the target against the fraction of the budget, by problem and over all.
 
     Args:
@@ -183,7 +183,7 @@ FARTHEST = 4.0
 """Largest ratio of a performance profile, as in AlgoPerf, and inverse of the smallest."""
 
 
-def performance_profile(asked: Asked) -> Chart:
+def performance_profile(asked: BoardInput) -> Chart:
     """Performance profiles (Dolan and Moré 2002) of the steps to the target, as ratios to each problem's reference.
 
     AlgoPerf (Dahl et al. 2023) divides by the fastest entrant. With a fixed reference no curve depends on the other
@@ -256,7 +256,7 @@ def _area(ratios: Sequence[float], whole: int) -> float:
     return math.fsum(min(max(0.5 - math.log(ratio, FARTHEST) / 2, 0), 1) for ratio in ratios) / whole
 
 
-CHARTS: dict[str, Callable[[Asked], Chart]] = {
+CHARTS: dict[str, Callable[[BoardInput], Chart]] = {
     "forest": forest,
     "curves": curves,
     "sensitivity": sensitivity,

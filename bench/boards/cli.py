@@ -16,7 +16,7 @@ def asked(args: Args) -> tuple[Any, Any]:
     Raises:
         UserError: there is nothing to show, or a name is unknown.
     """
-    from bench.boards import Asked
+    from bench.boards import BoardInput
     from bench.boards.collect import collect
 
     only: dict[str, str] = {}
@@ -41,7 +41,7 @@ def asked(args: Args) -> tuple[Any, Any]:
     metrics = sorted({problem.metric for problem in found.problems})
     if args.target is not None and len(metrics) > 1:
         raise UserError(f"--target {args.target:g}: which of {' and '.join(metrics)}? Choose tasks with --task")
-    return stores, Asked(found, stores.tables, args.reference, args.target)
+    return stores, BoardInput(found, stores.tables, args.reference, args.target)
 
 
 def warn(stores: Any, found: Any) -> int:

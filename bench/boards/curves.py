@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from bench.boards import Asked
+from bench.boards import BoardInput
 from bench.boards.entries import Entry, Problem
 from bench.boards.shared import FEW_SEEDS
 from bench.errors import unknown
@@ -24,7 +24,7 @@ LABELS = WORDS | {"alignment": "alignment (cosine)", "distance": "distance of di
 """Axis labels of columns; others have their own name."""
 
 
-def series(asked: Asked, of: Iterable[str] = ("",)) -> dict[str, str]:
+def series(asked: BoardInput, of: Iterable[str] = ("",)) -> dict[str, str]:
     """The names of all entries, shown or not, by optimizer: an entry has the same style in all charts.
 
     Args:
@@ -36,7 +36,7 @@ def series(asked: Asked, of: Iterable[str] = ("",)) -> dict[str, str]:
     return {name + end: opt for opt, name in pairs for end in ends}
 
 
-def curves(asked: Asked, column: str = "loss") -> Chart:
+def curves(asked: BoardInput, column: str = "loss") -> Chart:
     """A column of the runs' tables against optimizer steps: means over seeds with pointwise t-intervals.
 
     The training loss is shown as suboptimality gap if the infimum is known, and not below `CONVERGED`.
@@ -77,7 +77,7 @@ def _clipped(line: "Line", infimum: Any) -> "Line":
     return at, np.maximum(values - (infimum or 0.0), CONVERGED)
 
 
-def steps(asked: Asked) -> Chart:
+def steps(asked: BoardInput) -> Chart:
     """Step sizes of the methods that choose them, before and after their cap, against optimizer steps.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bench.boards import Asked
+from bench.boards import BoardInput
 from bench.boards.curves import nothing, series
 from bench.boards.entries import Entry, Problem
 from bench.boards.quality import judged
@@ -23,7 +23,7 @@ _GAP = 0.7
 """Lines between rows."""
 
 
-def forest(asked: Asked) -> Chart:
+def forest(asked: BoardInput) -> Chart:
     """Effect of each optimizer against the reference with its interval, the best on top; a panel for each problem.
 
     Args:
@@ -34,7 +34,7 @@ def forest(asked: Asked) -> Chart:
     return Chart(panels, series(asked), labelled=True)
 
 
-def _panel(key: str, asked: Asked, problem: Problem, entries: Sequence[Entry]) -> Panel:
+def _panel(key: str, asked: BoardInput, problem: Problem, entries: Sequence[Entry]) -> Panel:
     _, verdicts, said = judged(asked.found, problem, entries, asked.reference)
     ref, measure, title = verdicts.ref, verdicts.measure, f"effects: {problem.name}"
     effect, better = verdicts.scale

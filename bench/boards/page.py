@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from bench import __version__
-from bench.boards import BOARDS, Asked
+from bench.boards import BOARDS, BoardInput
 from bench.boards.charts import CHARTS
 from bench.boards.entries import Entry
 from bench.boards.headline import headlines
@@ -49,7 +49,7 @@ FIRST = "forest"
 _WHOLE = re.compile(r"--\w[\w.]*|\[[-+.,\de ]+\]|\d[\d.]*e[-+]\d+")
 
 
-def page(asked: Asked, runs: int, stores: Sequence[str], damaged: int = 0) -> str:
+def page(asked: BoardInput, runs: int, stores: Sequence[str], damaged: int = 0) -> str:
     """The page; the same store gives the same bytes.
 
     Args:

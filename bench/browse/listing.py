@@ -40,7 +40,7 @@ _STUDY = "study "
 
 
 @dataclass(frozen=True)
-class Asked:
+class Filters:
     """Selection and format of the list.
 
     Attributes:
@@ -144,7 +144,7 @@ def since(text: str, now: datetime | None = None) -> str:
         ) from None
 
 
-def lines(stores: Stores, asked: Asked) -> list[Line]:
+def lines(stores: Stores, asked: Filters) -> list[Line]:
     """All lines in order; the caller applies the limit.
 
     Raises:
@@ -206,7 +206,7 @@ def begun_at(run: RunResult, block: Block | None) -> str:
 
 
 def _folded(
-    runs: Sequence[RunResult], studies: Mapping[str, str], begun: Mapping[str, str], asked: Asked
+    runs: Sequence[RunResult], studies: Mapping[str, str], begun: Mapping[str, str], asked: Filters
 ) -> list[Line]:
     """Lines of runs, given newest first."""
     if asked.each:

@@ -62,7 +62,7 @@ def main(words: list[str]) -> int:
     return _show(found_by(asked, args), args, asked.reference, out, command)
 
 
-class Asked(NamedTuple):
+class Contest(NamedTuple):
     """A requested comparison.
 
     Attributes:
@@ -82,7 +82,7 @@ class Asked(NamedTuple):
     cut: "list[Slot]"
 
 
-def ask(args: Args) -> Asked:
+def ask(args: Args) -> Contest:
     """The comparison that the arguments of `bench compare` request.
 
     Raises:
@@ -141,10 +141,10 @@ def ask(args: Args) -> Asked:
         " ones, more where a grid grows"
     )
     made = made.model_copy(update={"title": title})
-    return Asked(made, opts, against[0], specs, places, fewest_slots(args.workers, specs, places))
+    return Contest(made, opts, against[0], specs, places, fewest_slots(args.workers, specs, places))
 
 
-def carry_out(asked: Asked, args: Args, *, progress: bool = True) -> bool:
+def carry_out(asked: Contest, args: Args, *, progress: bool = True) -> bool:
     """Check the optimizers given by --opt, then tune all and run the winners; False if a signal asked to stop.
 
     Args:
@@ -243,7 +243,7 @@ def _check(specs: "Sequence[StudySpec]", args: Args, *, progress: bool) -> None:
             remark("warning", why)
 
 
-def found_by(asked: Asked, args: Args) -> "list[StudyResult]":
+def found_by(asked: Contest, args: Args) -> "list[StudyResult]":
     """Results of the studies so far; their records are stored."""
     from bench.tuning import tuned
     from bench.tuning.cli.shared import open_studies
@@ -280,7 +280,7 @@ def ranking(found: "Sequence[StudyResult]", args: Args, reference: str) -> Ranki
         args: with `store` and `against`.
         reference: the optimizer that the others are compared with.
     """
-    from bench.boards import Asked
+    from bench.boards import BoardInput
     from bench.boards.forest import forest
     from bench.boards.headline import headlines
     from bench.boards.quality import quality
@@ -289,7 +289,7 @@ def ranking(found: "Sequence[StudyResult]", args: Args, reference: str) -> Ranki
     if ranked is None:
         return Ranking([], [], None)
     said = [text for _, text in headlines(ranked, reference)] + _advice(ranked, reference)
-    return Ranking([quality(ranked, reference)], said, forest(Asked(ranked, {}.__getitem__, reference)))
+    return Ranking([quality(ranked, reference)], said, forest(BoardInput(ranked, {}.__getitem__, reference)))
 
 
 def _show(found: "Sequence[StudyResult]", args: Args, reference: str, out: Path, command: str) -> int:

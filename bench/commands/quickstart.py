@@ -58,14 +58,14 @@ def main(words: list[str]) -> int:
     results = results_of(configs, SweepProgress("quickstart", "min"), effort, plan="quickstart")
     if results is None:
         return 130
-    from bench.boards import Asked
+    from bench.boards import BoardInput
     from bench.boards.collect import Collected
     from bench.boards.curves import curves
     from bench.boards.quality import quality
     from bench.results.render import as_json, text
     from bench.store.store import Store
 
-    asked = Asked(Collected.of(results), Store(args.store).tables)
+    asked = BoardInput(Collected.of(results), Store(args.store).tables)
     board = _short(quality(asked.found))
     verdict = _said(board)
     out = args.out

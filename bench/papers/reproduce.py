@@ -92,7 +92,7 @@ def _map(points: Sequence[tuple[Settings, Mapping[str, Finding]]]) -> list[tuple
 
 
 @dataclass(frozen=True)
-class Asked:
+class WantedRuns:
     """The runs of an experiment that a command wants.
 
     Attributes:
@@ -113,7 +113,7 @@ class Asked:
         return [*self.jobs, *(job for _, _, own in self.points for job in own)]
 
 
-def ask(name: str, places: Settings, version: Version) -> Asked:
+def ask(name: str, places: Settings, version: Version) -> WantedRuns:
     """The runs of an experiment.
 
     Args:
@@ -146,7 +146,7 @@ def ask(name: str, places: Settings, version: Version) -> Asked:
     experiment, todo = planned(full.small() if version.quick else full)
     points = full.search.points if version.search and full.search else []
     fewer = version.seeds is not None and version.seeds < len(full.seeds)
-    return Asked(experiment, todo, [(point, *planned(full.at(point))) for point in points], fewer)
+    return WantedRuns(experiment, todo, [(point, *planned(full.at(point))) for point in points], fewer)
 
 
 def reproduce(

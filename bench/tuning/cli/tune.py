@@ -131,7 +131,7 @@ def trials_of(args: Args, seeds: int, fresh: int, studies: int = 1) -> int | Non
     return (runs // studies - fresh) // seeds
 
 
-class Asked(NamedTuple):
+class StudyRequest(NamedTuple):
     """The request of a command, and the study that it continues, if any."""
 
     study: "Study | None"
@@ -141,7 +141,7 @@ class Asked(NamedTuple):
     out: Path
 
 
-def _of_study(args: Args, settings: dict[str, Any], words: list[str]) -> Asked:
+def _of_study(args: Args, settings: dict[str, Any], words: list[str]) -> StudyRequest:
     """The request to an existing study, with the options given now."""
     from bench.tuning.tune import make_request
 
@@ -167,7 +167,7 @@ def _of_study(args: Args, settings: dict[str, Any], words: list[str]) -> Asked:
         engine=args.engine or before.engine,
         seeds=len(study.spec.seeds),
     )
-    return Asked(study, study.spec, study.name, request, args.out or _remembered(before.out))
+    return StudyRequest(study, study.spec, study.name, request, args.out or _remembered(before.out))
 
 
 def _remembered(out: str | None) -> Path:
@@ -182,7 +182,7 @@ def _remembered(out: str | None) -> Path:
     return path
 
 
-def of_words(args: Args, settings: dict[str, Any], places: dict[str, Path]) -> Asked:
+def of_words(args: Args, settings: dict[str, Any], places: dict[str, Path]) -> StudyRequest:
     """The request to a new study, or to one that the same command began earlier."""
     from bench.tuning.trials import check_name
     from bench.tuning.tune import make_request, make_spec, reporting_seeds, tuning_seeds
@@ -210,7 +210,7 @@ def of_words(args: Args, settings: dict[str, Any], places: dict[str, Path]) -> A
         engine=args.engine or "auto",
         seeds=len(spec.seeds),
     )
-    return Asked(None, spec, name, request, args.out or Path("tuned"))
+    return StudyRequest(None, spec, name, request, args.out or Path("tuned"))
 
 
 def _slurm(study: "Study", text: str, args: Args) -> int:
