@@ -5,34 +5,34 @@ messages. Stored runs are not trained again, so the same call continues after an
 state and raises KeyboardInterrupt.
 """
 
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from bench.api.arguments import (
+    arguments_of,
+    board_input,
+    folders_of,
+    listed_optimizers,
+    places_of,
+    results_of_runs,
+    session,
+    training,
+    words_of,
+    words_of_seeds,
+)
 from bench.api.figures import shown_figure
 from bench.api.results import Comparison, Study, Sweep, Table
 from bench.api.runs import Run, Runs
-from bench.api.source import name_of
 from bench.errors import UserError, unknown
-from bench.grammar.commands import COMMANDS, parse
-from bench.grammar.parse import Args, Option, check_settings, refuse_several
-from bench.grammar.values import place, read_seeds
-from bench.progress import SweepProgress, hearing
-from optimizers.plugins import PluginError
+from bench.grammar.commands import COMMANDS
+from bench.grammar.parse import Args, check_settings, refuse_several
+from bench.grammar.values import read_seeds
+from bench.progress import SweepProgress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch.optim import Optimizer
 
-    from bench.config.run_config import RunConfig
-
-    Opt = str | type[Optimizer]
-    Place = str | Path
-    Seeds = int | Sequence[int]
-    Settings = Mapping[str, Any]
-    Engine = Literal["auto", "lanes", "lightning"]
+    from bench.api.arguments import Engine, Opt, Place, Seeds, Settings
 
 __all__ = ["board", "compare", "fit", "load", "plot", "sweep", "tune"]
 
@@ -140,9 +140,9 @@ def fit(
         RunFailed: the run failed; the store records it.
         KeyboardInterrupt: the run was interrupted; its state is saved, and the same call continues.
     """
-    with _training(progress):
-        where = _places(data, store)
-        words = _words(
+    with training(progress):
+        where = places_of(data, store)
+        words = words_of(
             task,
             [opt],
             where["store"],
@@ -170,9 +170,9 @@ def fit(
                 raise UserError(f"{one[0]} is for one run; remove it or seeds")
             from bench.commands.seeds import with_seeds
 
-            configs = with_seeds(config, read_seeds(_seeds("seeds", seeds)), words)
+            configs = with_seeds(config, read_seeds(words_of_seeds("seeds", seeds)), words)
             shown = SweepProgress(f"{config.task} {config.opt}", config.task_spec.mode, enabled=progress)
-            return _runs(configs, shown, "fit", study, **several)
+            return results_of_runs(configs, shown, "fit", study, **several)
         if more := [name for name, value in several.items() if value is not None]:
             raise UserError(f"{more[0]} is for several runs; give seeds too, or remove it")
         if config.trainer.ranks > 1:
@@ -244,10 +244,10 @@ def sweep(
         RunFailed: runs failed; the others are stored.
         KeyboardInterrupt: the sweep was interrupted; the same call continues.
     """
-    with _training(progress):
-        where = _places(data, store)
-        opts = _opts(opt)
-        words = _words(
+    with training(progress):
+        where = places_of(data, store)
+        opts = listed_optimizers(opt)
+        words = words_of(
             task,
             opts,
             where["store"],
@@ -263,11 +263,11 @@ def sweep(
         from bench.sweeps.grid import configurations
         from bench.sweeps.sensitivity import analyse
 
-        configs, varied = configurations(words, read_seeds(_seeds("seeds", seeds)), where, tuned=tuned)
+        configs, varied = configurations(words, read_seeds(words_of_seeds("seeds", seeds)), where, tuned=tuned)
         check_all(configs, early=True)
         mode = configs[0].task_spec.mode
         shown = SweepProgress(f"sweep {configs[0].task}", mode, enabled=progress)
-        runs = _runs(configs, shown, "sweep", engine=engine, workers=workers, width=width, memory=memory)
+        runs = results_of_runs(configs, shown, "sweep", engine=engine, workers=workers, width=width, memory=memory)
         return Sweep(runs, analyse([run.result for run in runs], varied, mode))
 
 
@@ -334,9 +334,9 @@ def tune(
         RunFailed: workers die at start.
         KeyboardInterrupt: the study was interrupted; the same call continues.
     """
-    with _training(progress):
-        where = _places(data, store)
-        words = _words(
+    with training(progress):
+        where = places_of(data, store)
+        words = words_of(
             task,
             [opt],
             where["store"],
@@ -358,16 +358,16 @@ def tune(
         from bench.tuning.study_result import study_result
         from bench.tuning.tune import work
 
-        args = _args(
+        args = arguments_of(
             "tune",
             words,
             where,
             trials=trials,
-            seeds=_seeds("seeds", seeds),
+            seeds=words_of_seeds("seeds", seeds),
             prune=prune,
             retries=retries,
             name=name,
-            report_seeds=_seeds("report_seeds", report_seeds),
+            report_seeds=words_of_seeds("report_seeds", report_seeds),
             sampler=sampler,
             engine=engine,
             workers=workers,
@@ -453,10 +453,10 @@ def compare(
         RunFailed: a failed check changes results.
         KeyboardInterrupt: the comparison was interrupted; the same call continues.
     """
-    with _training(progress):
-        where = _places(data, store)
-        opts = _opts(opt)
-        words = _words(
+    with training(progress):
+        where = places_of(data, store)
+        opts = listed_optimizers(opt)
+        words = words_of(
             task,
             opts,
             where["store"],
@@ -470,16 +470,16 @@ def compare(
         )
         from bench.commands import comparison
 
-        args = _args(
+        args = arguments_of(
             "compare",
             words,
             where,
             against=None if against is None else list(against),
             trials=trials,
-            seeds=None if seeds is None else _seeds("seeds", seeds),
+            seeds=None if seeds is None else words_of_seeds("seeds", seeds),
             anyway=anyway,
             no_reference=not reference_results,
-            report_seeds=_seeds("report_seeds", report_seeds),
+            report_seeds=words_of_seeds("report_seeds", report_seeds),
             engine=engine,
             workers=workers,
             width=width,
@@ -508,7 +508,7 @@ def load(store: "Place | Sequence[Place] | None" = None) -> Runs:
     """
     from bench.store.stores import Stores
 
-    stores = Stores(_folders(store))
+    stores = Stores(folders_of(store))
     runs = [Run(run, stores.place(run.run_id).parent) for run in stores.runs]
     return Runs(runs, [str(each) for each in stores.damaged])
 
@@ -548,8 +548,10 @@ def board(
 
     if name not in BOARDS:
         raise unknown("board", str(name), BOARDS)
-    with _session(progress=True):
-        stores, asked = _asked(store, task, opt, only, settings, mixed_versions, reference, target, reference_results)
+    with session(progress=True):
+        stores, asked = board_input(
+            store, task, opt, only, settings, mixed_versions, reference, target, reference_results
+        )
         made = BOARDS[name](asked)
         return Table(made, tuple(dict.fromkeys([*map(str, stores.damaged), *asked.found.damaged, *asked.found.notes])))
 
@@ -594,198 +596,9 @@ def plot(
         raise unknown("chart", chart, CHARTS)
     if y is not None and chart != "curves":
         raise UserError(f"y={y!r}: only curves have selectable columns, not {chart}")
-    with _session(progress=True):
-        _, asked = _asked(store, task, opt, only, settings, mixed_versions, reference, target, reference_results)
+    with session(progress=True):
+        _, asked = board_input(store, task, opt, only, settings, mixed_versions, reference, target, reference_results)
         made = curves(asked, y) if y is not None else CHARTS[chart](asked)
         if not made.shown.panels:
             raise UserError("nothing to draw: " + "; ".join(f"{cell(p.title)}: {cell(p.note)}" for p in made.panels))
         return shown_figure(made.shown)
-
-
-# -- conversion of arguments ------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _session(progress: bool) -> Iterator[None]:
-    """Convert errors of plug-ins into user errors; without `progress`, hide status lines."""
-    with nullcontext() if progress else hearing(lambda what: None), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's warning in a notebook; its bars are not used
-        try:
-            yield
-        except PluginError as error:
-            raise UserError(str(error)) from error
-
-
-@contextmanager
-def _training(progress: bool) -> Iterator[None]:
-    """A session after which torch has as many threads as before: the suite uses one for small models."""
-    from bench.train.threads import same_threads
-
-    with _session(progress), same_threads():
-        yield
-
-
-def _runs(
-    configs: "Sequence[RunConfig]",
-    shown: SweepProgress,
-    plan: str,
-    tuned_by: Any = None,
-    *,
-    engine: "Engine | None",
-    workers: int | str | None,
-    width: int | None,
-    memory: str | None,
-) -> Runs:
-    """The results of runs, after training the missing ones."""
-    from bench.execute import Effort
-    from bench.execute.command import results_of
-
-    effort = Effort.of(_args("sweep", {}, {}, engine=engine, workers=workers, width=width, memory=memory))
-    results = results_of(configs, shown, effort, plan=plan, tuned_by=tuned_by)
-    if results is None:
-        raise KeyboardInterrupt("the runs were stopped; finished ones are stored, and the same call continues")
-    return Runs([Run(result, configs[0].store) for result in results])
-
-
-def _places(data: "Place | None", store: "Place | None") -> dict[str, Path]:
-    given = {"data": data, "store": store}
-    return {name: _place(name, where) for name, where in given.items()}
-
-
-def _words(
-    task: str,
-    opts: "Sequence[Opt]",
-    store: Path,
-    task_options: "Settings | None",
-    trainer: "Settings | None",
-    settings: "Settings | None",
-    hyperparameters: "Settings",
-    **top: Any,
-) -> dict[str, Any]:
-    """Settings in dotted form."""
-    found: dict[str, Any] = {"task": task, "opt": ",".join(name_of(opt, store) for opt in opts)}
-    found |= _flat("task", _named("task_options", task_options))
-    found |= _flat("opt", hyperparameters)
-    found |= _flat("trainer", _named("trainer", trainer))
-    found |= {name: value for name, value in top.items() if value is not None}
-    return found | {name: _plain(value) for name, value in _named("settings", settings).items()}
-
-
-def _named(argument: str, values: "Settings | None") -> "Settings":
-    """Values by name; none for None.
-
-    Raises:
-        UserError: they are neither.
-    """
-    if values is None or (isinstance(values, Mapping) and all(isinstance(name, str) for name in values)):
-        return values or {}
-    raise UserError(f"{argument}={values!r}: write a dictionary with names as keys: {argument}={{NAME: VALUE}}")
-
-
-def _flat(group: str, settings: "Settings") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        key = f"{group}.{name}"
-        found |= _flat(key, value) if isinstance(value, Mapping) else {key: _plain(value)}
-    return found
-
-
-def _plain(value: Any) -> Any:
-    """A value as plain Python types; ranges and arrays become lists."""
-    if hasattr(value, "tolist"):  # numpy or a tensor
-        return value.tolist()
-    return list(value) if isinstance(value, range) else value
-
-
-def _seeds(name: str, seeds: "Seeds") -> str:
-    """Seeds in the form of the command line: how many, or which.
-
-    Raises:
-        UserError: they are neither.
-    """
-    seeds = _plain(seeds)
-    if isinstance(seeds, int) and not isinstance(seeds, bool):
-        return str(seeds)
-    own = [_plain(seed) for seed in seeds] if not isinstance(seeds, bool | float | str) else []
-    if not own or not all(type(seed) is int for seed in own):
-        raise UserError(f"{name}={seeds!r}: write how many ({name}=5), or which ({name}=[3, 5, 8])")
-    return f"{own[0]}:{own[0] + 1}" if len(own) == 1 else ",".join(map(str, own))
-
-
-def _opts(opt: "Opt | Sequence[Opt]") -> "list[Opt]":
-    """Optimizers as a list.
-
-    Raises:
-        UserError: they are no sequence.
-    """
-    if isinstance(opt, str | type):
-        return [opt]
-    if not isinstance(opt, Sequence):
-        raise UserError(f"opt={opt!r}: write a name, a class, or a list of them")
-    return list(opt)
-
-
-def _args(command: str, words: dict[str, Any], where: Mapping[str, Path], **given: Any) -> Args:
-    """The arguments of a command: its defaults and the given values.
-
-    Raises:
-        UserError: a value is illegal.
-    """
-    args, options = parse(command, []), {option.key: option for option in COMMANDS[command].options}
-    read = {name: _read(options[name], value) for name, value in given.items() if value is not None}
-    vars(args).update(read, **where, of_runs=words)
-    return args
-
-
-def _read(option: Option, value: Any) -> Any:
-    """A value as the command line reads it; switches and lists as they are."""
-    if not option.value or isinstance(value, list):
-        return value
-    if option.choices and value not in option.choices:
-        raise unknown(option.key, str(value), option.choices)
-    try:
-        return option.read(str(value))
-    except ValueError as error:
-        raise UserError(f"{option.key}={value!r}: {error}") from None
-
-
-def _several(given: Any) -> Any:
-    return [given] if isinstance(given, str | Path) else given
-
-
-def _folders(store: "Place | Sequence[Place] | None") -> list[Path]:
-    folders = [store] if store is None or isinstance(store, str | Path) or not isinstance(store, Sequence) else store
-    return [_place("store", each) for each in folders]
-
-
-def _place(name: str, where: "Place | None") -> Path:
-    """A folder, or its default.
-
-    Raises:
-        UserError: it is no path.
-    """
-    if where is not None and not isinstance(where, str | Path):
-        raise UserError(f"{name}={where!r}: write a path")
-    return place(name, None if where is None else str(where))
-
-
-def _asked(
-    store: "Place | Sequence[Place] | None",
-    task: Any,
-    opt: Any,
-    only: "Settings | None",
-    settings: str,
-    mixed_versions: bool,
-    reference: str | None,
-    target: float | None,
-    reference_results: bool,
-) -> tuple[Any, Any]:
-    from bench.boards.cli import asked
-    from bench.text import word_of
-
-    args = parse("leaderboard", [])
-    args.store = [] if store is None else _folders(store)
-    args.task, args.opt, args.no_reference = _several(task), _several(opt), not reference_results
-    args.only = [f"{name}={word_of(value)}" for name, value in _named("only", only).items()]
-    args.settings, args.mixed_versions, args.reference, args.target = settings, mixed_versions, reference, target
-    return asked(args)
