@@ -167,7 +167,7 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     assert "bench-quickstart" in (tmp_path / "site/reference/commands.html").read_text("utf-8")
 
 
-def test_the_readmes_optimizers_are_made_as_shown() -> None:
+def test_the_guides_optimizers_are_made_as_shown() -> None:
     model = torch.nn.Linear(2, 1)
 
     def closure() -> torch.Tensor:
@@ -175,7 +175,7 @@ def test_the_readmes_optimizers_are_made_as_shown() -> None:
         loss.backward()
         return loss
 
-    exec(block(README, "python"), {"model": model, "closure": closure})
+    exec(block((ROOT / "docs/guides/compare.md").read_text("utf-8"), "python"), {"model": model, "closure": closure})
 
 
 def test_the_example_optimizer_runs_and_explains_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,9 +56,12 @@ def _answer(tables: Sequence[Table]) -> str:
         for word, rows in groups.items()
     ]
     said = [f"Attention at equal training loss: {'; '.join(told) or 'nothing to compare'}."]
+    rates = []
     for row in (row for table in others for row in table.rows if row["rate"] is not None):
         side = "at least" if row["rate"].low >= RATE else "below" if row["rate"].high < RATE else "near"
-        said.append(f"W_QK of {row['opt']}: exponent {cell(row['rate'])}, {side} {RATE}.")
+        rates.append(f"{row['opt']} {cell(row['rate'])} ({side} {RATE})")
+    if rates:
+        said.append(f"Exponent of the distance of W_QK's direction from the final one: {listed(rates)}.")
     return " ".join(said)
 
 

@@ -28,9 +28,10 @@ from bench.results.draw import picture
 from bench.results.render import markdown_table
 from bench.results.selection import GAP
 from bench.results.table import Column, Table
+from bench.store.block import name_of
 from bench.store.bundle import STORE, TUNED, bundle
 from bench.store.stores import Stores
-from bench.text import cell
+from bench.text import cell, counted, listed
 from bench.tuning import suite
 from tools import observatory
 
@@ -69,7 +70,7 @@ def finished(stores: Stores, part: str) -> list[str]:
 
 
 def ship(stores: Stores, tasks: list[str], tuned: Path) -> None:
-    """Write the suite's runs of these tasks, and their settings."""
+    """Write the suite's runs of these tasks, and their settings; shipped runs of other tasks stay."""
     names = {spec.name for part in PARTS for each in suite.load(part) for spec in each.specs({})}
     mine = [study for study in stores.studies if study.name in names and study.task in tasks]
     stores.studies = mine
@@ -88,9 +89,8 @@ def ship(stores: Stores, tasks: list[str], tuned: Path) -> None:
     ]
     with TemporaryDirectory() as temporary:
         made = bundle(stores, runs, Path(temporary) / "bundle", points=POINTS, tuned=tuned)
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(FOLDER / STORE, ignore_errors=True)
-        shutil.copytree(Path(temporary) / "bundle" / STORE, FOLDER / STORE)
+        _withdraw(tasks)
+        shutil.copytree(Path(temporary) / "bundle" / STORE, FOLDER / STORE, dirs_exist_ok=True)
         if (Path(temporary) / "bundle" / TUNED).is_dir():
             for task in (Path(temporary) / "bundle" / TUNED).iterdir():
                 shutil.rmtree(Path("configs/tuned") / task.name, ignore_errors=True)
@@ -104,6 +104,18 @@ def ship(stores: Stores, tasks: list[str], tuned: Path) -> None:
         shutil.copy(tuned / task / "sensitivity.png", SENSITIVITY / task)
     size = sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file())
     print(f"{made.runs} runs, {made.studies} studies, {made.tuned} files of settings, {size / 1e6:.1f} MB")
+
+
+def _withdraw(tasks: Sequence[str]) -> None:
+    """Remove the shipped runs and studies of these tasks; a bundle has one block for each task."""
+    shipped = Stores([FOLDER / STORE])
+    for task in tasks:
+        ids = sorted(run.run_id for run in shipped.runs if run.config["task"] == task)
+        if ids:
+            shutil.rmtree(FOLDER / STORE / name_of(ids))
+        for study in shipped.studies:
+            if study.task == task:
+                study.places(FOLDER / STORE)[0].unlink()
 
 
 def text(found: Collected, panels: Sequence[Panel]) -> str:
@@ -121,9 +133,9 @@ def text(found: Collected, panels: Sequence[Panel]) -> str:
         own = {problem.task: tables[problem.name] for problem in found.problems if problem.task in tasks}
         if not own:
             continue
-        said = " ".join([_summary(own), *(_sentence(task, table) for task, table in own.items())])
-        lines += ["", *wrap(f"**{title}.** {said}", 120), "", *wrap(_set_up(entries), 120)]
-        lines += ["", "Mean over fresh seeds with 95 % interval:", ""]
+        said = [_summary(own)] * (len(own) > 1) + [_sentence(task, table) for task, table in own.items()]
+        means = "The table has means over fresh seeds with 95 % intervals."
+        lines += ["", *wrap(" ".join([f"**{title}.**", *said, _set_up(entries), means]), 120), ""]
         cells: dict[str, dict[str, str]] = {}
         for task, table in own.items():
             for row in table.rows:
@@ -139,17 +151,21 @@ def _caption(panels: Sequence[Panel]) -> str:
     quantities = " or ".join(dict.fromkeys(panel.y.removesuffix(GAP) for panel in drawn))
     quantities += " (in some panels as suboptimality gap)" if any(panel.y.endswith(GAP) for panel in drawn) else ""
     axes = AXES.get(drawn[0].log, "") if len({panel.log for panel in drawn}) == 1 else ""
-    bands = dict.fromkeys(panel.note.splitlines()[0] for panel in drawn)
-    return f"Figure: {'; '.join([f'{quantities} against optimizer steps{axes}', *bands])}."
+    usual, *others = Counter(panel.note.splitlines()[0] for panel in drawn).most_common()
+    said = [f"Figure: {quantities} against optimizer steps{axes}; {usual[0]}."]
+    for other, _ in others:
+        own = [panel.title.partition(": ")[2] for panel in drawn if panel.note.splitlines()[0] == other]
+        said.append(f"For {listed(own)}: {other}.")
+    return " ".join(said)
 
 
 def _set_up(entries: Mapping[str, Sequence[Entry]]) -> str:
     """Trials, seeds, budget, machine and versions of a part's runs by task, from their records."""
     trials, tuning, fresh, budget, batch = {}, {}, {}, {}, {}
     for task, own in entries.items():
-        trials[task] = _span(len(entry.study.trials) for entry in own if entry.study)
-        tuning[task] = _span(len(entry.study.seeds) for entry in own if entry.study)
-        fresh[task] = _span(len(entry.runs) for entry in own)
+        trials[task] = _span((len(entry.study.trials) for entry in own if entry.study), "trial")
+        tuning[task] = _span((len(entry.study.seeds) for entry in own if entry.study), "seed")
+        fresh[task] = _span((len(entry.runs) for entry in own), "fresh seed")
         trainer = next(iter(own[0].runs.values())).config["trainer"]
         name = "steps" if trainer["max_steps"] else "epochs"
         batch[task] = "the full batch" if trainer["batch_size"] == "full" else f"batches of {trainer['batch_size']}"
@@ -162,8 +178,8 @@ def _set_up(entries: Mapping[str, Sequence[Entry]]) -> str:
     )
     days = " to ".join(sorted({min(run.begun for run in runs)[:10], max(run.begun for run in runs)[:10]}))
     lines = [
-        f"Each optimizer was tuned with {_by_task(trials, ' trials')}, each on {_by_task(tuning, ' seeds')},"
-        f" and then run on {_by_task(fresh, ' fresh seeds')}.",
+        f"Each optimizer was tuned with {_by_task(trials)}, each on {_by_task(tuning)},"
+        f" and then run on {_by_task(fresh)}.",
         f"Budget of a run: {_by_task(budget)} on {_by_task(batch)}.",
         f"Machine and versions: {places}, {versions}, {days}.",
     ]
@@ -172,15 +188,16 @@ def _set_up(entries: Mapping[str, Sequence[Entry]]) -> str:
     return " ".join(lines)
 
 
-def _span(numbers: Iterable[int]) -> str:
-    return " to ".join(str(n) for n in sorted({min(own), max(own)})) if (own := [*numbers]) else "no"
+def _span(numbers: Iterable[int], what: str) -> str:
+    own = sorted(set(numbers)) or [0]
+    return counted(own[0], what) if len(own) == 1 else f"{own[0]} to {counted(own[-1], what)}"
 
 
-def _by_task(values: Mapping[str, str], unit: str = "") -> str:
-    """The most frequent value with its unit, and tasks with another value in brackets."""
+def _by_task(values: Mapping[str, str]) -> str:
+    """The most frequent value, and tasks with another value in brackets."""
     usual, _ = Counter(values.values()).most_common(1)[0]
     others = ", ".join(f"{task}: {value}" for task, value in values.items() if value != usual)
-    return f"{usual}{unit} ({others})" if others else f"{usual}{unit}"
+    return f"{usual} ({others})" if others else usual
 
 
 def _summary(tables: Mapping[str, Table]) -> str:
@@ -195,7 +212,7 @@ def _summary(tables: Mapping[str, Table]) -> str:
     for opt, count in sorted(counts.items(), key=lambda item: (item[1]["worse"], -item[1]["better"], item[0])):
         words = " and ".join(f"{word} on {count[word]}" for word in ("better", "worse") if count[word])
         groups.setdefault(words, []).append(opt)
-    said = "; ".join(f"{' and '.join(opts)} {words}" for words, opts in groups.items())
+    said = "; ".join(f"{listed(opts)} {words}" for words, opts in groups.items())
     n = len(tables)
     where = f"{n} task{'s' * (n != 1)}"
     return f"In short, against {' or '.join(references) or 'nobody'} on {where}: {said or 'no significant difference'}."

@@ -3,8 +3,12 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#882255")
-"""Okabe and Ito's colour-blind safe palette, with Tol's wine instead of their yellow, which is too faint on white."""
+_COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#882255",
+    "#999933", "#332288", "#999999",
+)  # fmt: skip
+"""Okabe and Ito's colour-blind safe palette, with Tol's wine instead of their yellow, which is too faint on white, then
+Tol's olive, indigo and a grey."""
 _DASHES: tuple[Any, ...] = (
     "solid",
     (0, (5, 1.5)),
