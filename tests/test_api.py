@@ -281,6 +281,16 @@ def test_an_argument_that_is_no_dictionary_is_named(name: str, value: Any, store
         (lambda: bench.load(5), "store=5: write a path"),
         (lambda: bench.fit("synthetic", "ngd", store=5), "store=5: write a path"),
         (lambda: bench.board(3), "unknown board '3'"),
+        (lambda: bench.board([]), "unknown board '[]'"),
+        (lambda: bench.plot([]), "unknown chart '[]'"),
+        (lambda: bench.plot("curves", y=3), "y=3: write the name of a column"),
+        (lambda: bench.board("quality", task=3), "task=3: write a name or a list of names"),
+        (lambda: bench.board("quality", opt=[3]), "opt=[3]: write a name or a list of names"),
+        (lambda: bench.board("quality", settings="bst"), "unknown settings 'bst'; did you mean 'best'?"),
+        (lambda: bench.board("speed", target="fast"), "target='fast': it is not a finite number"),
+        (lambda: bench.compare("synthetic", "ngd", against=3), "against=3: write a name or a list of names"),
+        (lambda: bench.compare("synthetic", "ngd", against=[3]), "against=[3]: write a name or a list of names"),
+        (lambda: bench.fit("synthetic", "ngd", seeds=len), "seeds=<built-in function len>: write how many"),
     ],
 )
 def test_an_argument_of_another_type_is_named(call: Callable[[], object], said: str) -> None:

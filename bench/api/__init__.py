@@ -13,6 +13,7 @@ from bench.api.arguments import (
     board_input,
     folders_of,
     listed_optimizers,
+    names_of,
     places_of,
     results_of_runs,
     session,
@@ -394,7 +395,7 @@ def compare(
     task: str,
     opt: "Opt | Sequence[Opt]",
     *,
-    against: Sequence[str] | None = None,
+    against: "str | Sequence[str] | None" = None,
     trials: int | None = None,
     seeds: "Seeds | None" = None,
     report_seeds: "Seeds" = 7,
@@ -474,7 +475,7 @@ def compare(
             "compare",
             words,
             where,
-            against=None if against is None else list(against),
+            against=names_of("against", against),
             trials=trials,
             seeds=None if seeds is None else words_of_seeds("seeds", seeds),
             anyway=anyway,
@@ -546,7 +547,7 @@ def board(
     """
     from bench.boards import BOARDS
 
-    if name not in BOARDS:
+    if str(name) not in BOARDS:
         raise unknown("board", str(name), BOARDS)
     with session(progress=True):
         stores, asked = board_input(
@@ -592,8 +593,10 @@ def plot(
     from bench.boards.charts import CHARTS, curves
     from bench.text import cell
 
-    if chart not in CHARTS:
-        raise unknown("chart", chart, CHARTS)
+    if str(chart) not in CHARTS:
+        raise unknown("chart", str(chart), CHARTS)
+    if not isinstance(y, str | None):
+        raise UserError(f"y={y!r}: write the name of a column, such as 'grad_norm'")
     if y is not None and chart != "curves":
         raise UserError(f"y={y!r}: only curves have selectable columns, not {chart}")
     with session(progress=True):

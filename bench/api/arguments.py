@@ -1,7 +1,7 @@
 """From Python arguments to the words and values of commands."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -129,7 +129,7 @@ def words_of_seeds(name: str, seeds: "Seeds") -> str:
     seeds = _plain(seeds)
     if isinstance(seeds, int) and not isinstance(seeds, bool):
         return str(seeds)
-    own = [_plain(seed) for seed in seeds] if not isinstance(seeds, bool | float | str) else []
+    own = [_plain(seed) for seed in seeds] if isinstance(seeds, Iterable) and not isinstance(seeds, str) else []
     if not own or not all(type(seed) is int for seed in own):
         raise UserError(f"{name}={seeds!r}: write how many ({name}=5), or which ({name}=[3, 5, 8])")
     return f"{own[0]}:{own[0] + 1}" if len(own) == 1 else ",".join(map(str, own))
@@ -172,8 +172,16 @@ def _read(option: Option, value: Any) -> Any:
         raise UserError(f"{option.key}={value!r}: {error}") from None
 
 
-def _several(given: Any) -> Any:
-    return [given] if isinstance(given, str | Path) else given
+def names_of(argument: str, given: "str | Sequence[str] | None") -> list[str] | None:
+    """One name or several as a list; None for None.
+
+    Raises:
+        UserError: they are neither.
+    """
+    own = [given] if isinstance(given, str) else given
+    if own is None or (isinstance(own, Sequence) and all(isinstance(name, str) for name in own)):
+        return None if own is None else list(own)
+    raise UserError(f"{argument}={given!r}: write a name or a list of names")
 
 
 def folders_of(store: "Place | Sequence[Place] | None") -> list[Path]:
@@ -208,9 +216,18 @@ def board_input(
     from bench.boards.cli import asked
     from bench.text import word_of
 
-    args = parse("leaderboard", [])
-    args.store = [] if store is None else folders_of(store)
-    args.task, args.opt, args.no_reference = _several(task), _several(opt), not reference_results
-    args.only = [f"{name}={word_of(value)}" for name, value in _named("only", only).items()]
-    args.settings, args.mixed_versions, args.reference, args.target = settings, mixed_versions, reference, target
+    args = arguments_of(
+        "leaderboard",
+        {},
+        {},
+        store=[] if store is None else folders_of(store),
+        task=names_of("task", task),
+        opt=names_of("opt", opt),
+        only=[f"{name}={word_of(value)}" for name, value in _named("only", only).items()],
+        settings=settings,
+        mixed_versions=mixed_versions,
+        no_reference=not reference_results,
+        reference=reference,
+        target=target,
+    )
     return asked(args)
