@@ -57,7 +57,7 @@ def rate(cosines: Mapping[int, float]) -> float | None:
     """
     last = max(cosines, default=0)
     own = {t: d for t, c in cosines.items() if last / 100 <= t <= last / 10 and (d := np.sqrt(max(2 - 2 * c, 0))) > 0}
-    return -stats.slope(np.log(list(own)), np.log(list(own.values())))[0] if len(own) > 2 else None
+    return -stats.slope(np.log(list(own)), np.log(list(own.values())))[0] if len(own) >= stats.LEAST_POINTS else None
 
 
 def loss_at(curve: Columns, steps: Array) -> Array:
