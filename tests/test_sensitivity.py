@@ -322,6 +322,22 @@ def test_the_table_reads_like_this():
     ]
 
 
+def test_the_table_shows_the_score_that_chose_the_best():
+    results = [*at(0.1, 5.0, 5.0), *at(0.2, 1.0, 1.0), *at(0.4, 9.0, None)]
+    for result, score in zip(results, (1.0, 1.0, 3.0, 3.0, 9.0, 9.0), strict=True):
+        result.validations = [{"step": 1, "train_s": 0.0, "loss": score}]
+    text = lines(analyse(results, ["opt.lr"], "min"))
+    assert text[1].endswith("diverged  median selection score")
+    assert [line.split()[-1] for line in text[2:5]] == ["1", "3", "-"]
+    assert text[2].startswith("*")
+    assert text[5].startswith("best opt.lr 0.1 (median selection score 1): median train loss 5")
+    assert text[6].startswith("usable opt.lr (median selection score at most 2 times the best; our rule): that value")
+    assert text[-1] == (
+        "note: the best value was chosen by the median selection score: the last evaluation during training, on the"
+        " selection split"
+    )
+
+
 def test_the_closing_lines_say_what_the_grid_cannot():
     *_, edge, empty = lines(analyse(grid(8, 4, 1), ["opt.lr"], "min"))
     assert (edge, empty) == ("the best value is at the edge of the grid: widen it", "")
@@ -548,7 +564,7 @@ def test_the_best_is_chosen_on_the_selection_split_and_shown_on_the_other():
     (curve,) = sweep.curves
     assert [(p.median, round(p.choice, 6)) for p in curve.points] == [(0.55, 0.15), (0.4, 0.3)]
     assert (curve.best, curve.usable) == (0, (0, 1))
-    assert any("chosen by the last evaluation during training" in line for line in lines(sweep))
+    assert any("chosen by the median selection score" in line for line in lines(sweep))
 
 
 def test_the_learning_rate_is_the_axis_before_other_settings():

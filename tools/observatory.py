@@ -1,23 +1,25 @@
 """The pages of `results/observatory`: attention of the published runs; `make publish` writes them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
 
 from bench.boards import BOARDS, BoardInput
 from bench.boards.attention_charts import attention, stability
 from bench.results.draw import picture
 from bench.results.render import markdown
 from bench.results.table import Table
-from bench.text import cell, listed
+from bench.text import listed
 
 FOLDER = Path("results/observatory")
 CHARTS = {"attention": attention, "stability": stability}
 ABOUT = """Theory says that normalized and Polyak steps drive the attention of one head towards a single token, in the
 direction of a max-margin solution (Vasudeva et al. 2025). Does this show in a trained model? These are the shipped
-fresh seeds of the reference suite: each optimizer with its tuned settings, measured with `--trainer.observe`. Less
-entropy means sparser attention; `bench show TASK` defines each quantity."""
+fresh seeds of the reference suite: each optimizer with its tuned settings, measured with `--trainer.observe`.
+`bench show TASK` defines each quantity. Less entropy means sparser attention. The most attended token is that to which
+all queries of a row together attend most. A query that can attend only to itself, as the first of a causal row, counts
+as saturated. Under normalized GD theory says that the distance of the direction from its limit falls at least like
+t^-0.5; here the final direction stands for the limit."""
 RATE = 0.5
 """The smallest exponent of the direction's distance that theory allows under normalized GD (Vasudeva et al. 2025)."""
 
@@ -34,7 +36,7 @@ def page(task: str, asked: BoardInput) -> str | None:
         return None
     tables = markdown([board]).partition("\n")[2].strip()
     lines = [f"# What trained attention looks like on `{task}`", "", *wrap(ABOUT, 120), ""]
-    lines += [f"**{_answer(board.tables)}**", ""]
+    lines += [*wrap(f"**{_answer(board.tables)}**", 120), ""]
     for name in CHARTS:
         lines += [f"![{name} of {task} against optimizer steps]({name}.png)", ""]
     commands = [f"bench leaderboard --board attention --task {task}"]
@@ -46,22 +48,18 @@ def _answer(tables: Sequence[Table]) -> str:
     """The verdicts on sparsity and direction, in words."""
     first, *others = tables
     reference = next((row["opt"] for row in first.rows if row["verdict"] == "reference"), None)
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for row in first.rows:
-        if row["verdict"] not in ("reference", None):
-            groups.setdefault(row["verdict"], []).append(row)
-    words = {word: f"{word} than under {reference}" for word in ("sparser", "less sparse")}
-    told = [
-        f"{words.get(word, word)}: " + listed([f"{row['opt']} ({cell(row['difference'])} nats)" for row in rows])
-        for word, rows in groups.items()
-    ]
-    said = [f"Attention at equal training loss: {'; '.join(told) or 'nothing to compare'}."]
-    rates = []
-    for row in (row for table in others for row in table.rows if row["rate"] is not None):
-        side = "at least" if row["rate"].low >= RATE else "below" if row["rate"].high < RATE else "near"
-        rates.append(f"{row['opt']} {cell(row['rate'])} ({side} {RATE})")
-    if rates:
-        said.append(f"Exponent of the distance of W_QK's direction from the final one: {listed(rates)}.")
+    verdicts = {row["opt"]: row["verdict"] for row in first.rows}
+    sparser = listed([opt for opt, verdict in verdicts.items() if verdict == "sparser"]) or "no optimizer"
+    said = [f"At equal training loss, attention is sparser than under {reference} with {sparser}."]
+    for verdict in sorted({*verdicts.values()} - {None, "reference", "sparser"}):
+        said.append(f"{verdict.capitalize()}: {listed([opt for opt, own in verdicts.items() if own == verdict])}.")
+    rates = {row["opt"]: row["rate"] for table in others for row in table.rows if row["rate"] is not None}
+    slow = [opt for opt, own in rates.items() if own.high < RATE]
+    fast = [opt for opt, own in rates.items() if own.low >= RATE]
+    if slow or fast:
+        said.append("The direction of W_QK approaches its final one")
+        said[-1] += f" more slowly than t^-{RATE} with {listed(slow)}" * bool(slow) + ", and" * bool(slow and fast)
+        said[-1] += f" at least like t^-{RATE} with {listed(fast)}" * bool(fast) + "."
     return " ".join(said)
 
 

@@ -95,8 +95,8 @@ def _searched(study: StudyRecord, found: Collected) -> dict[str, str]:
         ranges.append(f"{axis} ({ends})")
     how = SAMPLERS.get(study.sampler, study.sampler) + ", bad trials pruned" * study.prune
     return {
-        "searched": f"{' and '.join(ranges)} by {how}: {len(study.trials)} trials ({cell(kinds)}), each on seeds"
-        f" {_seeds(study.seeds)}",
+        "searched": f"{' and '.join(ranges)} by {how}: {len(study.trials)} trials ({cell(kinds)}), each on"
+        f" seed{'s' * (len(study.seeds) != 1)} {_seeds(study.seeds)}",
         "chosen by": f"{study.metric or 'the metric'} on the split `{study.select_split or 'unknown'}`, median over"
         " the tuning seeds" + "; the best point is at the boundary" * study.lr_at_boundary,
         "tuning cost": _cost(runs) + f" (study {study.name})",
@@ -115,7 +115,7 @@ def _cut(entry: Entry) -> str:
 
 def _cost(runs: Sequence[RunResult]) -> str:
     steps, seconds = sum(run.steps for run in runs), sum(run.wall_s for run in runs)
-    return f"{counted(len(runs), 'run')}, {steps:,} gradients of a batch, {duration(seconds)}"
+    return f"{counted(len(runs), 'run')}, {steps:,} gradients of a batch, {duration(seconds)} of wall time"
 
 
 def _options(options: Mapping[str, Any]) -> str:

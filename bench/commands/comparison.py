@@ -371,7 +371,7 @@ def _advice(found: "Collected", reference: str) -> list[str]:
                 f"{entry.name}: {' to '.join(map(str, sorted({*more})))} seeds in total will probably decide it:"
                 f" --report_seeds {more[1]}"
                 if more
-                else f"{entry.name}: the number of seeds that decide it is unknown"
+                else f"{entry.name}: how many seeds decide it is unknown; --report_seeds {2 * of.n} adds {of.n}"
             )
     if tied:
         lines.append(

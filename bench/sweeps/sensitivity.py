@@ -42,6 +42,9 @@ from bench.sweeps.sensitivity_plot import describe
 from bench.text import clean, counted, plain
 from optimizers.plugins import bare
 
+SELECTION = "median selection score"
+"""The median over seeds of what chooses the best point, where that is not the shown metric."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -92,6 +95,11 @@ class Curve:
     usable: tuple[int, int] | None
     unscored: Mapping[Any, str] = field(default_factory=dict)
     opt: str = ""
+
+    @property
+    def chosen_apart(self) -> bool:
+        """Whether another score than the shown metric chose the best."""
+        return any(point.choice is not None for point in self.points)
 
     @property
     def at_edge(self) -> bool:
@@ -278,6 +286,7 @@ def board(sweep: Sensitivity) -> Board:
 
 def _table(sweep: Sensitivity, curve: Curve) -> Table:
     heads = (curve.x, f"median {sweep.metric}", "middle half of the seeds", "95 % interval", "diverged")
+    heads += (SELECTION,) * curve.chosen_apart
     rows = {
         point.x: [
             "*" if i == curve.best else "",
@@ -286,9 +295,10 @@ def _table(sweep: Sensitivity, curve: Curve) -> Table:
             _range(point.quartiles),
             _range(point.interval),
             f"{point.diverged}/{point.seeds}",
+            *["-" if point.choice is None else _number(point.choice)] * curve.chosen_apart,
         ]
         for i, point in enumerate(curve.points)
-    } | {x: ["", _text(x, 4), status, "-", "-", "-"] for x, status in curve.unscored.items()}
+    } | {x: ["", _text(x, 4), status, *"-" * (len(heads) - 2)] for x, status in curve.unscored.items()}
     own = [Column("best"), *(Column(str(i), head, side="right") for i, head in enumerate(heads))]
     return Table.of(own, [rows[x] for x in (sorted(rows) if all(map(_is_number, rows)) else rows)])
 
@@ -308,14 +318,16 @@ def _summary(sweep: Sensitivity, curve: Curve) -> list[str]:
         )
         return [f"no best: half of the seeds or more diverged{capped} at every {curve.x}"]
     best = curve.points[curve.best]
-    at = f"best {curve.x} {_text(best.x, 4)}: median {sweep.metric} {_number(best.median)}"
+    chosen = "" if best.choice is None else f" ({SELECTION} {_number(best.choice)})"
+    at = f"best {curve.x} {_text(best.x, 4)}{chosen}: median {sweep.metric} {_number(best.median)}"
     text = [f"{at}, 95 % interval {_range(best.interval)} ({best.seeds} seeds)" if best.interval else at]
     if curve.usable is not None:
         low, high = (curve.points[i].x for i in curve.usable)
         rule = f"at most {USABLE_FACTOR} times" if sweep.mode == "min" else f"at most {USABLE_SHARE:.0%} below"
         factor = f", {'at least ' if curve.may_be_wider else ''}a factor of {high / low:.3g}" if low > 0 else ""
         stretch = f"{_text(low, 4)} to {_text(high, 4)}{factor}" if low < high else "that value alone, on this grid"
-        text.append(f"usable {curve.x} (median {rule} the best; our rule): {stretch}")
+        what = SELECTION if curve.chosen_apart else "median"
+        text.append(f"usable {curve.x} ({what} {rule} the best; our rule): {stretch}")
     return text + ["the best value is at the edge of the grid: widen it"] * curve.at_edge
 
 
@@ -340,8 +352,8 @@ def _choice(sweep: Sensitivity) -> list[str]:
         x for curve in sweep.curves for point in curve.points for x in (point.median, point.choice) if x is not None
     ]
     small = sweep.mode == "min" and bool(shown) and 0 <= min(shown) < CONVERGED
-    apart = "the best value was chosen by the last evaluation during training, not by the shown values"
-    other = any(point.choice is not None for curve in sweep.curves for point in curve.points)
+    apart = f"the best value was chosen by the {SELECTION}: the last evaluation during training, on the selection split"
+    other = any(curve.chosen_apart for curve in sweep.curves)
     return [fine] * (sweep.above_infimum or small) + [apart] * other
 
 
