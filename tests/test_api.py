@@ -544,6 +544,29 @@ def test_a_board_is_that_of_the_command(swept: bench.Sweep, cli, tmp_path: Path)
             call("qality", store=store)
 
 
+@pytest.mark.parametrize(
+    ("call", "switch"),
+    [
+        *((bench.fit, name) for name in ("rerun", "tuned", "progress")),
+        *((bench.sweep, name) for name in ("tuned", "progress")),
+        *((bench.tune, name) for name in ("prune", "progress")),
+        *((bench.compare, name) for name in ("anyway", "reference_results", "progress")),
+    ],
+)
+@pytest.mark.parametrize("value", ["no", 0, None], ids=str)
+def test_a_switch_is_true_or_false(store: Path, call, switch: str, value: Any) -> None:
+    with pytest.raises(bench.UserError, match=rf"{switch}={value!r}: write True or False"):
+        call("synthetic", "ngd", **{switch: value})
+    assert not store.exists()
+
+
+@pytest.mark.parametrize("switch", ["mixed_versions", "reference_results"])
+def test_a_switch_of_boards_is_true_or_false(store: Path, switch: str) -> None:
+    for call, name in ((bench.board, "quality"), (bench.plot, "curves")):
+        with pytest.raises(bench.UserError, match=f"{switch}='no': write True or False"):
+            call(name, store=store, **{switch: "no"})
+
+
 def test_names_of_others_do_no_harm_in_a_notebook(store: Path) -> None:
     run = record("synthetic-ngd-1", task=WILD)
     begin(store, run).end([run])

@@ -141,7 +141,7 @@ def fit(
         RunFailed: the run failed; the store records it.
         KeyboardInterrupt: the run was interrupted; its state is saved, and the same call continues.
     """
-    with training(progress):
+    with training(progress, rerun=rerun, tuned=tuned):
         where = places_of(data, store)
         words = words_of(
             task,
@@ -245,7 +245,7 @@ def sweep(
         RunFailed: runs failed; the others are stored.
         KeyboardInterrupt: the sweep was interrupted; the same call continues.
     """
-    with training(progress):
+    with training(progress, tuned=tuned):
         where = places_of(data, store)
         opts = listed_optimizers(opt)
         words = words_of(
@@ -335,7 +335,7 @@ def tune(
         RunFailed: workers die at start.
         KeyboardInterrupt: the study was interrupted; the same call continues.
     """
-    with training(progress):
+    with training(progress, prune=prune):
         where = places_of(data, store)
         words = words_of(
             task,
@@ -454,7 +454,7 @@ def compare(
         RunFailed: a failed check changes results.
         KeyboardInterrupt: the comparison was interrupted; the same call continues.
     """
-    with training(progress):
+    with training(progress, anyway=anyway, reference_results=reference_results):
         where = places_of(data, store)
         opts = listed_optimizers(opt)
         words = words_of(
@@ -549,7 +549,7 @@ def board(
 
     if str(name) not in BOARDS:
         raise unknown("board", str(name), BOARDS)
-    with session(progress=True):
+    with session(progress=True, mixed_versions=mixed_versions, reference_results=reference_results):
         stores, asked = board_input(
             store, task, opt, only, settings, mixed_versions, reference, target, reference_results
         )
@@ -599,7 +599,7 @@ def plot(
         raise UserError(f"y={y!r}: write the name of a column, such as 'grad_norm'")
     if y is not None and chart != "curves":
         raise UserError(f"y={y!r}: only curves have selectable columns, not {chart}")
-    with session(progress=True):
+    with session(progress=True, mixed_versions=mixed_versions, reference_results=reference_results):
         _, asked = board_input(store, task, opt, only, settings, mixed_versions, reference, target, reference_results)
         made = curves(asked, y) if y is not None else CHARTS[chart](asked)
         if not made.shown.panels:

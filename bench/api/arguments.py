@@ -28,8 +28,15 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def session(progress: bool) -> Iterator[None]:
-    """Convert errors of plug-ins into user errors; without `progress`, hide status lines."""
+def session(progress: bool, **switches: bool) -> Iterator[None]:
+    """Convert errors of plug-ins into user errors; without `progress`, hide status lines.
+
+    Raises:
+        UserError: `progress` or another switch is neither True nor False.
+    """
+    for name, value in {"progress": progress, **switches}.items():
+        if not isinstance(value, bool):
+            raise UserError(f"{name}={value!r}: write True or False")
     with nullcontext() if progress else hearing(lambda what: None), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's warning in a notebook; its bars are not used
         try:
@@ -39,11 +46,11 @@ def session(progress: bool) -> Iterator[None]:
 
 
 @contextmanager
-def training(progress: bool) -> Iterator[None]:
+def training(progress: bool, **switches: bool) -> Iterator[None]:
     """A session after which torch has as many threads as before: the suite uses one for small models."""
     from bench.train.threads import same_threads
 
-    with session(progress), same_threads():
+    with session(progress, **switches), same_threads():
         yield
 
 
