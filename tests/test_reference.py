@@ -16,11 +16,13 @@ from bench.commands.verify import judge
 from bench.store.bundle import opened, store_in, thinned
 from bench.store.record import RunResult
 from bench.store.stores import Stores
+from bench.store.tables import CURVE_FIELDS
 from bench.text import word_of
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tests.conftest import Answer, Cli
 from tests.entered import CPU, keep, made, seeds
+from tests.stored import put
 
 ROOT = Path(__file__).parents[1]
 HERE = {
@@ -224,6 +226,16 @@ def test_only_what_is_asked_for_is_bundled(cli: Cli, swept: Path, tmp_path: Path
     (tmp_path / "there").mkdir()
     assert "exists; name another" in cli("bundle", "--store", swept, "-o", tmp_path / "there").err
     assert "--out is missing" in cli("bundle", "--store", swept).err
+
+
+def test_a_run_with_an_empty_table_is_bundled_too(cli: Cli, tmp_path: Path) -> None:
+    [run] = seeds("ngd", [0.5])
+    tables = {"curve": {name: [1.0] for name in CURVE_FIELDS}, "measurements": {"step": [], "norm": []}}
+    put(tmp_path / "store", run, tables={name: {run.run_id: table} for name, table in tables.items()})
+    answer = cli("bundle", "--store", tmp_path / "store", "-o", tmp_path / "b", "--points", 10)
+    assert answer.code == 0, answer.err
+    found = Stores([store_in(tmp_path / "b")]).tables(run.run_id)
+    assert [len(found[name]["step"]) for name in tables] == [1, 0]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 9, 10, 11, 1000])

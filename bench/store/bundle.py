@@ -203,8 +203,9 @@ def _thin(table: Columns, points: int | None, also: Iterable[float]) -> Columns:
     import numpy as np
 
     steps = table["step"]
-    rows = np.union1d(thinned(len(steps), points), np.flatnonzero(np.isin(steps, list(also))))
-    return {name: column[rows] for name, column in table.items()}
+    keep = np.isin(steps, list(also))
+    keep[thinned(len(steps), points)] = True
+    return {name: column[keep] for name, column in table.items()}
 
 
 def _tuned_of(study: StudyRecord, tuned: Path) -> Path | None:
