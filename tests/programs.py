@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,28 @@ from bench.cli import main
 PATIENCE = 300
 
 
+def nothing() -> None:
+    """No preparation."""
+
+
 class Program:
     """A command in its own process group, forked from a server that has imported everything."""
 
-    def __init__(self, folder: Path, words: tuple[object, ...], prepare: Callable[..., None], *args: object) -> None:
+    def __init__(
+        self, folder: Path, words: Sequence[object], prepare: Callable[..., None] = nothing, *args: object
+    ) -> None:
         folder.mkdir()
         self.folder, self.words = folder, words
         server = multiprocessing.get_context("forkserver")
         server.set_forkserver_preload(["bench.execute.here", "bench.sweeps.sensitivity", prepare.__module__])
         self.process = server.Process(target=command, args=(folder, list(map(str, words)), prepare, args))
         self.process.start()
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        assert self.process.pid is not None
+        return self.process.pid
 
     def until(self, reached: Callable[[], object]) -> None:
         """Wait until the condition holds."""
@@ -34,8 +46,7 @@ class Program:
             time.sleep(0.005)
 
     def send(self, number: int) -> None:
-        assert self.process.pid is not None
-        os.kill(self.process.pid, number)
+        os.kill(self.pid, number)
 
     def end(self) -> tuple[int | None, str, str]:
         """Wait for it: exit code, standard output, standard error."""

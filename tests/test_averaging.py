@@ -37,6 +37,7 @@ from tasks.core.averaging import Average, Averaging
 from tests import slow, tiny
 from tests.entered import keep, seeds
 from tests.equivalence import STEPS, Case, build, by_plain_loop, config_of, flat
+from tests.programs import Program
 from tests.test_lanes import NET, Silent, block, elsewhere, fits, gap, lanes_of, lrs, train
 from tests.test_resume import outcome
 
@@ -426,15 +427,19 @@ def test_a_run_that_was_interrupted_goes_on_bit_for_bit(kind: str, store: Path) 
 def test_a_run_that_was_killed_goes_on_bit_for_bit(kind: str, store: Path, tmp_path: Path) -> None:
     words = ["fit", "--opt", slow.SLOW, "--trainer.checkpoint_seconds", "1e-3", "--trainer.val_every", "7"]
     settings = {**SMALL, "trainer.max_steps": "300", **WORDS[kind]}
-    command = [sys.executable, "-m", "bench.cli", *words, *(f"--{k}={v}" for k, v in settings.items())]
-    assert subprocess.run([*command, "--store", tmp_path / "whole"], cwd=tiny.ROOT, check=False).returncode == 0
-    with subprocess.Popen([*command, "--store", store], cwd=tiny.ROOT) as killed:
-        wait_for(store, "*/attempt-1/last.ckpt", killed)
-        killed.kill()
+    words += [f"--{k}={v}" for k, v in settings.items()]
+
+    def start(name: str, store: Path) -> Program:
+        return Program(tmp_path / name, [*words, "--store", store])
+
+    assert start("undisturbed", tmp_path / "whole").end()[0] == 0
+    killed = start("killed", store)
+    killed.until(lambda: any(path.stat().st_size for path in store.glob("*/attempt-1/last.ckpt")))
+    killed.close()
     assert [run.status for run in Store(store).runs()] == ["killed"]
-    done = subprocess.run([*command, "--store", store], cwd=tiny.ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0
-    assert "step 7/300" not in done.stderr
+    code, _, err = start("repeated", store).end()
+    assert code == 0
+    assert "step 7/300" not in err
     assert outcome(store) == outcome(tmp_path / "whole")
 
 

@@ -1,9 +1,8 @@
 """`bench compare`: from a file to a table with verdicts, through check, suite and board."""
 
 import json
+import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.tuning.workers import Workers
 from tests.entered import board, found, keep, made
+from tests.programs import Program
 from tests.test_budget import wait_before_anybody_listens
 from tests.test_cli import fails
 from tests.tiny import ROOT
@@ -206,32 +206,17 @@ def test_missing_data_are_one_line(cli, unchecked: None, tmp_path: Path) -> None
 @pytest.mark.deep
 def test_after_ctrl_c_the_same_command_goes_on(store: Path) -> None:
     words = [w.replace("Signs", "Slow").replace("5", "300") for w in COMPARE]
-    words += ["--seeds", "1", "--report_seeds", "2", "--engine", "lightning"]
-
-    def start() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "bench", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-
-    first = start()
-    assert first.stderr is not None
-    said = ""
-    while "synthetic my.py:Slow: tuning" not in said:
-        line = first.stderr.readline()
-        assert line, said
-        said += line
-    while "[1/2]" not in said.partition("my.py:Slow: tuning")[2]:
-        line = first.stderr.readline()
-        assert line, said
-        said += line
-    first.send_signal(signal.SIGINT)
-    out, err = first.communicate(timeout=120)
-    assert (first.returncode, out) == (130, "")
+    words += ["--seeds", "1", "--report_seeds", "2", "--engine", "lightning", "--store", str(store)]
+    here = Path.cwd()
+    first = Program(here / "first", words, os.chdir, here)
+    first.until(lambda: "[1/2]" in (here / "first/err").read_text().partition("synthetic my.py:Slow: tuning")[2])
+    first.send(signal.SIGINT)
+    code, out, err = first.end()
+    assert (code, out) == (130, "")
     assert err.endswith("bench: stopped; nothing is lost, and the same command continues\n")
     before = {run.run_id: run.begun for run in Store(store).runs() if run.finished}
-    second = start()
-    out, err = second.communicate(timeout=240)
-    assert second.returncode == 0, err
+    code, _, err = Program(here / "second", words, os.chdir, here).end()
+    assert code == 0, err
     after = {run.run_id: run.begun for run in Store(store).runs()}
     assert len(after) == 8
     assert {run_id: after[run_id] for run_id in before} == before

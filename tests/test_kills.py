@@ -1,7 +1,7 @@
 """Processes that are killed, stopped or compete: nothing is lost or duplicated, and results agree bit for bit.
 
 A seed determines where a process is killed: before which of its disk writes, its additions to a table, or its signs
-of progress. Workers of `bench tune` are real programs and are killed by the clock.
+of progress. Commands with workers, which are programs of their own, are killed by the clock.
 """
 
 import json
@@ -26,7 +26,7 @@ from bench.store.claims import CLAIM, is_alive
 from bench.store.store import Store
 from bench.store.tables import RawTable
 from tests.outcomes import leftovers, outcome
-from tests.programs import Program
+from tests.programs import Program, nothing
 from tests.slow import SLOW
 
 SMALL = ("--task", "synthetic", "--trainer.val_every", "10", "--device", "cpu", "--trainer.checkpoint_seconds", "1e-3")
@@ -51,10 +51,6 @@ def kills(of: Mapping[str, int], *, each: int) -> pytest.MarkDecorator:
 FULL = "No space left on device; free some space, then repeat the command"
 
 # -- processes ------------------------------------------------------------------------------------------------------
-
-
-def nothing() -> None:
-    """No condition."""
 
 
 def count_moments(store: Path, moment: int | None, told: Path | None = None) -> None:
@@ -195,8 +191,8 @@ SWEEP_SHARED = (
     *SWEEP, "--opt.lr", "0.01:1:6", "--trainer.max_steps", "1500", "--device", "cpu", "--workers", "2",
     "--engine", "lanes", "--width", "3", "--trainer.checkpoint_seconds", "1e-3",
 )  # fmt: skip
-LONG_SWEEP = (*SWEEP_SHARED, "--opt.lr", "0.005:0.05:6", "--trainer.max_steps", "6000")
-"""No run converges, so that blocks are left when the worker has imported torch."""
+LONG_SWEEP = (*SWEEP_SHARED, "--opt", SLOW, "--opt.lr", "0.01:1:6", "--trainer.max_steps", "400")
+"""Blocks are left when the worker has imported torch."""
 REPRODUCE = (
     "reproduce", "vasudeva2025/fixed-decoder", "--trainer.max_steps", "3000", "--trainer.checkpoint_seconds", "1e-3",
     "--seeds", "4", "--device", "cpu", "--workers", "2", "--engine", "lanes", "--width", "4",
@@ -221,27 +217,31 @@ WITH_WORKERS = {
 
 
 class Sharing:
-    """A command with its workers, as real programs."""
+    """A command, and its workers as separate programs."""
 
     def __init__(self, kind: str, folder: Path) -> None:
-        self.store, self.out = folder / "runs", folder / "out"
+        self.folder, self.store, self.out = folder, folder / "runs", folder / "out"
+        self._programs = 0
         suite = folder / "suite.yaml"
         suite.write_text(json.dumps(SUITE), "utf-8")
         words = [str(suite) if word == "SUITE" else word for word in WITH_WORKERS[kind]]
         self.words = [*words, "--store", str(self.store), "--out", str(self.out)]
 
-    def start(self) -> "subprocess.Popen[str]":
-        words = [sys.executable, "-m", "bench.cli", *self.words]
-        return subprocess.Popen(
-            words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
+    def start(self) -> Program:
+        self._programs += 1
+        return Program(self.folder / f"command-{self._programs}", self.words)
 
-    def kill(self, process: "subprocess.Popen[str]") -> None:
+    def kill(self, program: Program) -> None:
         """Kill the program and all its descendants."""
-        for pid in [*descendants(process.pid), process.pid]:
+        for pid in [*descendants(program.pid), program.pid]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        process.communicate()
+        program.end()
+
+    def repeat(self) -> None:
+        """Start the command again, and wait until it has completed."""
+        code, _, err = self.start().end()
+        assert code == 0, err
 
     def found(self) -> dict[str, Any]:
         """Results of all runs, and the records of studies."""
@@ -270,15 +270,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
     def of(kind: str) -> tuple[dict[str, Any], float]:
         sharing = Sharing(kind, tmp_path_factory.mktemp(kind))
         begun = time.monotonic()
-        process = sharing.start()
-        _, err = process.communicate()
-        assert process.returncode == 0, err
+        sharing.repeat()
         return sharing.found(), time.monotonic() - begun
 
     return of
 
 
-@kills({"tune": 5, "tune of roles": 2, "sweep": 2, "reproduce": 2, "suite": 2}, each=30)
+@kills({"tune": 5, "tune of roles": 1, "sweep": 1, "reproduce": 1, "suite": 1}, each=30)
 def test_kill_9_of_a_command_and_its_workers_changes_no_result(
     cli, tmp_path: Path, undisturbed, kind: str, n: int
 ) -> None:
@@ -301,15 +299,12 @@ def test_kill_9_with_postgresql_changes_no_result(
 
 def kill_and_repeat(cli, sharing: Sharing, seconds: float, result: dict[str, Any]) -> None:
     """Kill a command after this many seconds, and repeat it."""
-    process = sharing.start()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(seconds)
-    sharing.kill(process)
+    program = sharing.start()
+    program.process.join(seconds)
+    sharing.kill(program)
     if sharing.store.is_dir():
         assert cli("list", "runs", "--store", sharing.store)[0] == 0
-    process = sharing.start()
-    _, err = process.communicate()
-    assert process.returncode == 0, err
+    sharing.repeat()
     assert sharing.found() == result
     assert leftovers(sharing.store) == []
 
@@ -327,13 +322,13 @@ def training_worker(sharing: Sharing, command: int) -> int | None:
 def test_a_worker_that_is_killed_is_replaced_and_its_block_goes_on(tmp_path: Path, undisturbed) -> None:
     result, _ = undisturbed("long sweep")
     sharing = Sharing("long sweep", tmp_path)
-    process = sharing.start()
-    while (worker := training_worker(sharing, process.pid)) is None:
-        assert process.poll() is None, "no worker has trained a block"
-        time.sleep(0.01)
+    program = sharing.start()
+    program.until(lambda: training_worker(sharing, program.pid))
+    worker = training_worker(sharing, program.pid)
+    assert worker is not None
     os.kill(worker, signal.SIGKILL)
-    _, err = process.communicate()
-    assert process.returncode == 0, err
+    code, _, err = program.end()
+    assert code == 0, err
     assert "died (SIGKILL); starting another" in err
     assert sharing.found() == result
     assert leftovers(sharing.store) == []
@@ -343,16 +338,13 @@ def test_a_worker_that_is_killed_is_replaced_and_its_block_goes_on(tmp_path: Pat
 def test_a_signal_stops_the_workers_and_the_same_command_goes_on(tmp_path: Path, undisturbed) -> None:
     result, _ = undisturbed("sweep")
     sharing = Sharing("sweep", tmp_path)
-    process = sharing.start()
-    while not list(sharing.store.glob("*/attempt-1/last.ckpt")) and process.poll() is None:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
-    assert process.returncode == 130, err
+    program = sharing.start()
+    program.until(lambda: list(sharing.store.glob("*/attempt-1/last.ckpt")))
+    program.send(signal.SIGINT)
+    code, _, err = program.end()
+    assert code == 130, err
     assert "the same command continues" in err
-    process = sharing.start()
-    _, err = process.communicate()
-    assert process.returncode == 0, err
+    sharing.repeat()
     assert sharing.found() == result
 
 
@@ -361,13 +353,13 @@ def test_a_signal_reaches_workers_that_train_one_run_after_the_other(tmp_path: P
     sharing = Sharing("long sweep", tmp_path)
     sharing.words = [word for word in sharing.words if word not in ("--width", "3", "--engine", "lanes")]
     sharing.words += ["--engine", "lightning"]
-    process = sharing.start()
-    while training_worker(sharing, process.pid) is None:
-        assert process.poll() is None, "no worker has trained a run"
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=PATIENCE_SECONDS / 2)  # else a worker missed the signal, and is killed
-    assert process.returncode == 130, err
+    program = sharing.start()
+    program.until(lambda: training_worker(sharing, program.pid) is not None)
+    begun = time.monotonic()
+    program.send(signal.SIGINT)
+    code, _, err = program.end()
+    assert code == 130, err
+    assert time.monotonic() - begun < PATIENCE_SECONDS / 2  # else a worker missed the signal, and is killed
     assert not any(map(is_alive, sharing.store.glob("*/attempt-*")))
 
 

@@ -392,11 +392,11 @@ def test_two_implementations_of_ps_agree_until_the_loss_is_within_1e_60_of_its_i
 
 
 def measured(
-    opt: Callable[..., torch.optim.Optimizer], steps: list[int], **options: float
+    opt: Callable[..., torch.optim.Optimizer], steps: list[int], seeds: int = 5, **options: float
 ) -> dict[int, dict[str, float]]:
-    """Means over seeds 0 to 4 of the measurements after this many steps."""
+    """Means over the first seeds of the measurements after this many steps."""
     values: dict[int, list[dict[str, Tensor]]] = {t: [] for t in steps}
-    for seed in range(5):
+    for seed in range(seeds):
         task = AttentionClassifier(FixedDecoderData(seed=seed)).double()
         optimizer, done = opt(task.parameters(), **options), 0
         for t in steps:
@@ -421,7 +421,7 @@ def test_under_ps_the_direction_is_reached_within_100_steps() -> None:
 
 @pytest.mark.deep
 def test_under_gd_the_direction_is_still_away_after_10000_steps() -> None:
-    assert 1 - measured(torch.optim.SGD, [10_000], lr=0.5)[10_000]["alignment"] > 4e-3
+    assert 1 - measured(torch.optim.SGD, [10_000], seeds=1, lr=0.5)[10_000]["alignment"] > 4e-3
 
 
 # -- uninterrupted runs ---------------------------------------------------------------------------------------------
