@@ -25,6 +25,8 @@ class Program:
         self, folder: Path, words: Sequence[object], prepare: Callable[..., None] = nothing, *args: object
     ) -> None:
         folder.mkdir()
+        for name in ("out", "err"):
+            (folder / name).touch()
         self.folder, self.words = folder, words
         server = multiprocessing.get_context("forkserver")
         server.set_forkserver_preload(["bench.execute.here", "bench.sweeps.sensitivity", prepare.__module__])

@@ -354,7 +354,12 @@ def running(folder: Path) -> list[int]:
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 130, marks=pytest.mark.kill),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
 )
 def test_a_stopped_command_leaves_no_process_behind(number: signal.Signals, code: int, tmp_path: Path) -> None:
     out = tmp_path / "out"

@@ -482,11 +482,10 @@ def test_a_problem_too_large_for_the_solver_is_trained_all_the_same(cli: Any) ->
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_ranks_measure_what_one_process_measures(strategy: str, store: Any) -> None:
+def test_two_ranks_measure_what_one_process_measures(store: Any) -> None:
     settings = {"task": "synthetic_joint", "opt": "ngd", "trainer.max_steps": 40, "device": "cpu", "store": store}
     alone = run(resolve(settings), progress=False)
-    shared = settings | {"trainer.devices": 2, "trainer.strategy": strategy}
+    shared = settings | {"trainer.devices": 2, "trainer.strategy": "ddp"}
     words = [word for name, value in shared.items() for word in (f"--{name}", str(value))]
     subprocess.run([sys.executable, "-m", "bench.cli", "fit", *words], check=True, capture_output=True)
     (run_id,) = {result.run_id for result in Store(store).runs()} - {alone.run_id}

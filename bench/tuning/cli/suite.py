@@ -70,7 +70,7 @@ def main(words: list[str]) -> int:
         answer({"out": args.out, "studies": [as_json(each) for each in found]})
     else:
         print("\n".join([" + ".join(part.title for part in parts), "", *suite.result_lines(found)]))
-        print(f"written to {args.out}: {len(paths)} files, such as {paths[-4] if paths else 'none'}")
+        print(f"written to {args.out}: {len(paths)} files, such as {paths[0] if paths else 'none'}")
     return 0 if all(each.best is not None for each in found) else 1
 
 
