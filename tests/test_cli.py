@@ -526,6 +526,7 @@ def test_the_curve_of_a_diverged_run_ends_where_it_diverged(cli, store, fake_mni
         ("fit", "--task is missing; see `bench list tasks`"),
         ("fit --task synthetic", "--opt is missing; see `bench list optimizers`"),
         ("fit --task synthetc --opt ngd", "unknown task 'synthetc'; did you mean 'synthetic'?"),
+        ("fit --task lm --opt muon --opt.rest", "--opt.rest needs a value: --opt.rest OPTIMIZER; known: gd, "),
         ("fit --task synthetic --opt sngdd", "unknown optimizer 'sngdd'; did you mean 'sngd'?"),
         ("fit --task zzz --help", f"unknown task 'zzz'; known: {', '.join(TASKS)}"),
         ("fit --task synthetic --opt", "--opt needs a value"),

@@ -88,6 +88,7 @@ def test_a_dry_run_lists_the_start_and_makes_nothing(cli, tmp_path: Path) -> Non
             "race synthetic --opt gd,adam --budget 9runs",
             "--budget 9runs: the first 5 seeds of all optimizers need 10 runs",
         ),
+        ("race --task synthetic --opt gd,adam", "--task synthetic: write the tasks as words: bench race synthetic"),
         ("race synthetic --opt gd,adam --seed 3", "a race has several; write --seeds COUNT for those of the start"),
         ("race --opt gd,adam", "bench race needs TASK"),
     ],

@@ -346,6 +346,8 @@ def rest_of(spec: Any, given: Mapping[str, Any], prefix: str = "") -> str | None
     known = [each for each, other in OPTIMIZERS.own.items() if other.rest is None]
     if "," in str(name):
         raise UserError(f"--opt.{REST} {name}: a run has one optimizer for the rest; `bench sweep` takes several")
+    if isinstance(name, bool):
+        raise UserError(f"--opt.{REST} needs a value: --opt.{REST} OPTIMIZER; known: {', '.join(known)}")
     if name not in known:
         raise unknown(f"--opt.{REST}", str(name), known)
     return str(name)

@@ -331,7 +331,10 @@ _ALL = (
         " `bench leaderboard`, against a fixed reference, and hold however often seeds are added. Stored runs are"
         " used, so the same command continues an interrupted race.",
         positionals=(Option("task", "as `bench list tasks` prints it", "TASK", completes="task", most=0),),
-        groups=SETTINGS, elsewhere={"seed": "a race has several; write --seeds COUNT for those of the start"},
+        groups=SETTINGS, elsewhere={
+            "seed": "a race has several; write --seeds COUNT for those of the start",
+            "task": "write the tasks as words: bench race {0}",
+        },
         options=(
             Option("opt", "two optimizers or more: adamw,sngd", "A,B", completes="opt", setting=True),
             Option("reference", "optimizer that the others are compared with (default adamw; gd where batches are"
