@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for i, item in enumerate(shallow):
             if i not in keep:
                 deepen(item)
-                if len(cells) > LARGE and zlib.crc32(item.nodeid.encode()) % 2:
+                if len(cells) > LARGE and zlib.crc32(cell(item).encode()) % 2:
                     item.add_marker("whole")
 
 

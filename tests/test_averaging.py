@@ -487,6 +487,7 @@ def test_lanes_are_the_runs_that_fit_makes(kind: str, opt: str, words: dict[str,
     assert (gap(*finals) == 0) == (opt == "sfadamw")
 
 
+@pytest.mark.deep
 @each_average
 @pytest.mark.usefixtures("net")
 def test_lanes_of_two_methods_are_the_runs_that_fit_makes(kind: str, store: Path) -> None:
@@ -496,6 +497,7 @@ def test_lanes_of_two_methods_are_the_runs_that_fit_makes(kind: str, store: Path
     assert gap(lanes_of(grid), fits(grid)) < 1e-9
 
 
+@pytest.mark.deep
 @each_average
 def test_lanes_that_are_replayed_are_those_that_are_not(
     kind: str, store: Path, monkeypatch: pytest.MonkeyPatch
@@ -517,6 +519,7 @@ def test_lanes_that_are_replayed_are_those_that_are_not(
     assert gap(plain, fits(grid)) < 1e-9
 
 
+@pytest.mark.deep
 @each_average
 @pytest.mark.usefixtures("net")
 def test_a_block_that_was_stopped_goes_on_as_if_it_had_not_been(kind: str, store: Path) -> None:

@@ -467,6 +467,7 @@ CHOICE = {0.1: [0.9, 0.5], 1.0: [0.6, 0.7]}
 finals = st.lists(st.none() | st.floats(0, 1).map(lambda x: round(x, 3)), min_size=1, max_size=5)
 
 
+@pytest.mark.deep
 @slow
 @given(own=st.fixed_dictionaries(dict.fromkeys(("adam", "sgd", "adamw", "sngd"), finals)))
 def test_who_else_entered_changes_no_score_no_interval_and_no_order(tmp_path_factory, own):
@@ -854,6 +855,7 @@ def _see(event: str, values: tuple[Any, ...]) -> None:
         seen.append(f"{event} {values[0]}")
 
 
+@pytest.mark.deep
 def test_what_anybodys_plug_ins_brought_is_shown_without_them(store, tmp_path, monkeypatch):
     (tmp_path / "somebody").mkdir()
     for path in (tmp_path / "somebody" / "tasks.py", tmp_path / "evil.py"):

@@ -471,6 +471,7 @@ END = st.one_of(st.none(), st.integers(1, 1000))
 ENTRANT = st.lists(st.one_of(st.none(), st.lists(END, min_size=1, max_size=3)), min_size=9, max_size=9)
 
 
+@pytest.mark.deep
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.integers(1, 1000), min_size=8, max_size=8),

@@ -909,6 +909,7 @@ def test_holms_correction_is_the_step_down_procedure(levels):
     assert {levels[i] for i in stand} == {levels[i] for i in holm_by_hand(levels)}
 
 
+@pytest.mark.deep
 def test_false_verdicts_of_twelve_claims_are_rare_together():
     """If all twelve means are on the bound, the probability of any verdict is 5 % at most (46 % without correction)."""
     random = np.random.default_rng(0)

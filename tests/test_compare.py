@@ -149,6 +149,7 @@ def test_an_optimizer_that_fails_a_check_is_stopped_unless_somebody_goes_on_anyw
     assert "fails group_values, resume, resume_bf16" in answer.out
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # so Python loses an interrupt
 def test_a_time_that_is_spent_ends_it_with_the_result_so_far(cli, unchecked: None, monkeypatch) -> None:
     monkeypatch.setattr(Workers, "work", wait_before_anybody_listens)

@@ -91,7 +91,7 @@ def test_so_do_methods_that_want_all_samples_the_loss_or_other_weights(opt: str,
     assert_equal_curves(tmp_path, opt=opt)
 
 
-@pytest.mark.matrix(keep=1)
+@pytest.mark.deep
 @pytest.mark.parametrize("opt", ["sps", "muon"])
 def test_so_does_a_traced_program(opt: str, tmp_path: Path, traced: None) -> None:
     assert can_clip(opt)

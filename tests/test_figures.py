@@ -434,6 +434,7 @@ def test_a_description_that_makes_no_sense_is_refused(description):
         FigureSpec.model_validate(description)
 
 
+@pytest.mark.deep
 def test_nothing_imports_matplotlib_before_something_is_drawn():
     code = "import sys, bench.results.draw, bench.papers.reproduce; assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=Path(__file__).parents[1])

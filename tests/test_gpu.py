@@ -167,6 +167,7 @@ def test_one_rank_of_a_strategy_is_the_run_without_it(opt: str, strategy: str, c
     assert (dict(os.environ), torch.distributed.is_initialized()) == (before, False)
 
 
+@pytest.mark.deep
 def test_a_block_that_does_not_fit_into_memory_is_halved(
     cli: Cli, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -614,6 +614,7 @@ def test_a_vit_too_is_evaluated_again_where_a_lane_is(
     assert gap(lanes_of(grid), fits(grid)) < 1e-9
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("spec", [AVERAGED], ids=["averaged"])
 def test_weights_for_evaluation_are_what_is_measured_validated_and_kept_as_best(
     spec: OptimizerSpec, opt: str, store: Path
@@ -652,6 +653,7 @@ def test_rows_with_lengths_and_more_splits_to_report_are_as_in_fit(
         assert {"train", "val"} < lane["record"]["metrics"]["final"].keys()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("opt", ["adamw", "torch.optim:NAdam", "sps"])
 def test_lanes_follow_a_schedule_as_fit_does(opt: str, store: Path) -> None:
     grid = block(
@@ -662,6 +664,7 @@ def test_lanes_follow_a_schedule_as_fit_does(opt: str, store: Path) -> None:
     assert len(set(lanes[0]["curve"]["applied_step"][-10:])) > 1
 
 
+@pytest.mark.deep
 def test_a_minimum_that_is_given_is_less_each_problems_own_offset(store: Path) -> None:
     lanes = [{"lr": 0.1, "f_star": 0.1, "gamma": 2.0}, {"lr": 0.1, "f_star": 0.25, "gamma": 0.0}]
     grid = block(store, "synthetic", "sps", lanes, trainer__max_steps=15, trainer__batch_size=5, **SMALL)
@@ -669,6 +672,7 @@ def test_a_minimum_that_is_given_is_less_each_problems_own_offset(store: Path) -
         assert gap(lane, alone) < 1e-9
 
 
+@pytest.mark.deep
 def test_in_single_precision_the_facts_are_those_of_fit_and_the_rest_agrees_to_that_precision(store: Path) -> None:
     grid = block(store, "synthetic_joint", "ngd", lrs(0.01, 0.1), trainer__max_steps=100, precision="32-true")
     lanes = lanes_of(grid)
@@ -716,6 +720,7 @@ def test_a_lane_that_diverges_ends_as_in_fit_and_harms_no_other(
         assert gap(lane, same) < 1e-12
 
 
+@pytest.mark.deep
 def test_a_converged_lane_keeps_its_final_weights_while_the_block_goes_on(store: Path) -> None:
     lanes = [{"lr": 0.3, "momentum": 0.9}, {"lr": 0.001, "momentum": 0.9}]  # momentum moves weights without a gradient
     grid = block(store, "hinge", "gd", lanes, seeds=(0,), trainer__max_steps=120)
@@ -766,6 +771,7 @@ def test_no_built_in_method_saturates_by_one_step(task: str, opt: str, store: Pa
     assert [lane["saturated_at"] for lane in found] == [None] * len(found)
 
 
+@pytest.mark.deep
 def test_each_lane_records_when_it_reached_the_target(store: Path) -> None:
     grid = block(store, "tiny", "adam", lrs(0.0, 0.005, 0.02), trainer__max_steps=30, trainer__val_every=3)
     reached = [lane["record"]["steps_to_target"] for lane in lanes_of(grid)]
@@ -773,6 +779,7 @@ def test_each_lane_records_when_it_reached_the_target(store: Path) -> None:
     assert reached == [run["record"]["steps_to_target"] for run in fits(grid)]
 
 
+@pytest.mark.deep
 def test_a_measurement_that_a_problem_lacks_is_missing_in_its_lanes_only(store: Path) -> None:
     words = {"task__n": 8, "task__n_test": 6, "task__T": 4, "task__d": 3, "trainer__max_steps": 40}
     grid = block(store, "synthetic", "gd", lrs(0.1, 1.0), seeds=(1, 2), **words)  # infeasible, feasible
@@ -946,6 +953,7 @@ def test_a_block_that_breaks_goes_on_from_its_last_checkpoint(
     assert_goes_on(grid, whole, 24 - 15)
 
 
+@pytest.mark.deep
 def test_a_block_that_is_interrupted_at_once_is_left_as_it_was_at_its_checkpoint(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -962,6 +970,7 @@ def test_a_block_that_is_interrupted_at_once_is_left_as_it_was_at_its_checkpoint
     assert_goes_on(grid, lanes_of(elsewhere(grid)), 24 - 8)
 
 
+@pytest.mark.deep
 def test_a_block_that_breaks_before_its_first_checkpoint_leaves_nothing_resumable(store: Path) -> None:
     grid = interrupted_block(store, "adam")
 

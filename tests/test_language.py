@@ -212,6 +212,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_draws_the_same_masks(tmp_path: Pat
     assert distance(whole, dict(resumed.named_parameters())) == 0
 
 
+@pytest.mark.deep
 def test_gradient_checkpointing_changes_no_bit_with_dropout(float64: None) -> None:
     plain, kept = (in_training(small(dropout=0.3, gradient_checkpointing=kept)) for kept in (False, True))
     assert all(map(torch.equal, gradients(plain, batch()), gradients(kept, batch())))

@@ -331,6 +331,7 @@ def test_one_place_at_a_time(cli, filled):
     assert "not allowed with" in answer.err
 
 
+@pytest.mark.deep
 def test_a_reader_that_goes_away_is_no_error(filled):
     command = (
         f"{sys.executable} -c 'from bench.cli import main; main()' leaderboard --board all --format json | head -c 1"

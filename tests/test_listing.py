@@ -54,6 +54,7 @@ def fails(answer) -> str:
 # -- the record -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_a_record_says_when_its_run_began_and_what_for(cli, store):
     before = now()
     assert cli(*FIT).code == 0
@@ -401,6 +402,7 @@ def test_odd_curves_can_be_plotted(ys, count, braille):
 # -- show -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_a_run_is_shown_with_all_that_one_can_do_with_it(cli, store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = json.loads(cli(*FIT, "--opt.lr", 0.25, "--json").out)

@@ -577,6 +577,7 @@ def test_a_specimen_does_nothing_to_a_terminal(root: Path, store: Path) -> None:
     assert len(result_json(result, store)) == 10
 
 
+@pytest.mark.deep
 def test_the_specimen_is_of_the_best_weights_and_there_is_none_without(root: Path, store: Path) -> None:
     lost = run(config(root, store, opt="sgd", **{"opt.lr": 1e30}), progress=False)
     assert (lost.status, lost.specimen) == ("diverged", None)
@@ -605,6 +606,7 @@ def test_other_tokens_train_and_write_too(root: Path, store: Path, tokens: str) 
     assert per_byte == pytest.approx(loss / log(2)) if tokens == "byte" else per_byte < loss / log(2)
 
 
+@pytest.mark.deep
 def test_a_resumed_run_equals_an_uninterrupted_one(root: Path, store: Path, tmp_path: Path) -> None:
     words = {"task.dropout": 0.2, "trainer.val_every": 10}
     whole = run(config(root, tmp_path / "whole", **words), progress=False)
@@ -622,6 +624,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(root: Path, store: Path, tmp_
     assert (resumed.final, resumed.metrics, resumed.specimen) == (whole.final, whole.metrics, whole.specimen)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("options", KINDS[1:], ids=str)
 def test_micro_batches_change_nothing_for_any_attention(options: dict[str, Any]) -> None:
     words = {f"task.{name}": value for name, value in options.items()} | {"dropout": 0.2}

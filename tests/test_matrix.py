@@ -90,6 +90,7 @@ def names(found: list[Row], zoo: Path) -> list[str]:
     return [row.report.name.replace(f"{zoo}:", "") for row in found]
 
 
+@pytest.mark.deep
 def test_a_module_with_the_name_of_an_optimizer_is_named_with_a_colon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

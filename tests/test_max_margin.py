@@ -123,6 +123,7 @@ small_matrices = st.tuples(st.integers(1, 8), st.integers(1, 4)).flatmap(
 )
 
 
+@pytest.mark.deep
 @given(C=small_matrices)
 @example(C=np.array([[-1, 0, 0], [-1, 0, 0], [-1, 0, 0], [1, 0, 0], [0, 2, 0], [2, 0, 0]]))  # Clarabel stops short
 @example(C=np.array([[0, 1, -1], [0, -1, 1], [1, 0, -1], [1, 1, 1]]))

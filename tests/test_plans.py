@@ -59,6 +59,7 @@ def plan_of(answer: Any) -> tuple[str, list[str]]:
     return name, shlex.split(answer.out.partition("that sees it: bench ")[2])
 
 
+@pytest.mark.deep
 def test_a_plan_waits_in_the_store_until_somebody_works_on_it(cli, here: Path) -> None:
     created = cli(*SMALL, "--create", "--workers", "2")
     name, words = plan_of(created)
@@ -100,6 +101,7 @@ def test_runs_of_a_plan_are_those_of_the_command(cli, here: Path) -> None:
     assert outcome(here / "runs") == outcome(here / "own")
 
 
+@pytest.mark.deep
 def test_a_plan_says_how_its_runs_are_made(cli, here: Path) -> None:
     name, join = plan_of(cli(*SMALL, "--engine", "lightning", "--create", "--workers", "3"))
     plan = load(name, {"data": here, "store": here / "runs"})
@@ -316,6 +318,7 @@ def test_more_workers_than_runs(cli, here: Path) -> None:
     assert "with one seed, so there is no interval" in answer.out
 
 
+@pytest.mark.deep
 def test_a_command_goes_on_without_workers_that_refuse(cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> bool:
         raise UserError("this machine is no good")
@@ -509,6 +512,7 @@ def test_a_worker_takes_what_is_free_before_it_waits(here: Path, monkeypatch: py
     assert Counter(run.status for run in Store(here / "runs").runs()) == {"completed": 3}
 
 
+@pytest.mark.deep
 def test_plans_are_listed_with_what_is_stored_of_them(cli, here: Path) -> None:
     assert cli("list", "plans") == (0, "no plans in runs\n".replace("runs", f"{here}/runs"), "")
     name, join = plan_of(cli(*SMALL, "--create"))
@@ -593,6 +597,7 @@ def test_blocks_are_cut_where_that_saves_time(fixed: float, each: float, sizes: 
     assert sizes_of(balanced(groups, 2)) == sizes
 
 
+@pytest.mark.deep
 @settings(deadline=None)
 @given(
     st.lists(

@@ -225,6 +225,7 @@ def test_a_constructor_that_exits_is_reported_in_one_line(cli, here: Path, store
     assert len(answer.err.splitlines()) == 1
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("lr", [0.0, 0.1])
 def test_an_optimizer_that_changes_nothing_is_noted_once(cli, here: Path, store: Path, lr: float) -> None:
     opt = write(here, "still.py")

@@ -40,6 +40,7 @@ def test_more_seeds_can_decide_or_are_not_given(n: int) -> None:
     assert next_seeds(40, 25, 15, 40) is None
 
 
+@pytest.mark.deep
 def test_a_race_spends_less_than_a_fixed_design_of_its_power() -> None:
     assert race(4.0)[0] == pytest.approx(7, abs=0.01)
     assert race(0.0)[1] + race(0.0)[2] <= 0.05

@@ -127,6 +127,7 @@ def test_notes_of_boards_tables_and_charts_are_shown(store):
             assert re.sub(r"\s+", " ", line) in text
 
 
+@pytest.mark.deep
 def test_notes_on_the_stores_are_folded_and_names_of_options_do_not_break(store):
     what = everything(store)
     text = report(replace(what, found=replace(what.found, notes=["first, see --trainer.max_steps", "another note"])))
@@ -136,6 +137,7 @@ def test_notes_on_the_stores_are_folded_and_names_of_options_do_not_break(store)
     assert "another note" not in text.replace(folded[0], "")
 
 
+@pytest.mark.deep
 def test_a_legend_shows_marks_and_lines_as_they_are_drawn(store):
     what = everything(store)
     keys = {"forest": (False, True), "curves": (True, False)}
@@ -278,6 +280,7 @@ def test_no_script_but_the_pages_own_may_run_and_nothing_may_be_loaded(hostile):
         assert not str(attributes.get("href", "")).startswith(("http", "//"))
 
 
+@pytest.mark.deep
 def test_each_series_is_a_group_with_its_name_and_a_line_of_the_legend(store):
     what = everything(store)
     text = report(what)

@@ -161,6 +161,7 @@ def test_a_broken_experiment_does_not_hide_the_others(cli: Any, folder: Path) ->
 # -- what comes out ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_an_experiment_writes_figure_data_claims_and_page(cli: Any, folder: Path) -> None:
     answer = cli("reproduce", "nobody/tiny")
     assert answer.code == 0, answer.err
@@ -202,6 +203,7 @@ def test_an_experiment_writes_figure_data_claims_and_page(cli: Any, folder: Path
     assert str(out) in answer.out
 
 
+@pytest.mark.deep
 def test_the_data_behind_the_figure_are_tables_of_arms_seeds_and_steps(cli: Any, folder: Path, store: Path) -> None:
     cli("reproduce", "nobody/tiny")
     table = pq.read_table("reproduced/nobody/tiny/measurements.parquet").to_pydict()
@@ -231,6 +233,7 @@ def test_stored_runs_are_used(cli: Any, folder: Path, monkeypatch: pytest.Monkey
     assert Path("reproduced/nobody/tiny/claims.json").read_bytes() == before
 
 
+@pytest.mark.deep
 def test_quick_is_smaller_goes_elsewhere_and_says_so(cli: Any, folder: Path, store: Path) -> None:
     answer = cli("reproduce", "nobody/tiny", "--quick")
     assert {(run.config["opt"], run.steps) for run in Store(store).runs()} == {("gd", 6), ("ngd", 5)}
@@ -256,6 +259,7 @@ def test_runs_smaller_than_the_papers_settle_no_claim(cli: Any, folder: Path, st
     assert "smaller than the paper's: ours have width 4" in answer.out
 
 
+@pytest.mark.deep
 def test_settings_and_seeds_from_the_command_line_are_in_every_run_and_on_the_page(
     cli: Any, folder: Path, store: Path
 ) -> None:
@@ -456,6 +460,7 @@ def test_an_effect_is_told_with_the_interval_that_is_known(
 # -- all of them -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_all_small_versions_leave_nothing_and_name_what_is_broken(
     cli: Any, folder: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -500,6 +505,7 @@ def test_every_experiment_comes_to_a_page(cli: Any, tmp_path: Path, name: str) -
 # -- interruptions ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_an_interrupted_experiment_stops_and_goes_on_with_the_same_command(
     cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -520,6 +526,7 @@ def test_an_interrupted_experiment_stops_and_goes_on_with_the_same_command(
     assert len(calls) == 4
 
 
+@pytest.mark.deep
 def test_a_signal_in_the_last_moment_of_a_run_stops_the_experiment_and_keeps_the_run(
     cli: Any, folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(cli, interrupt, fake_mnist, s
     assert len(read_curve(store / killed.run_id)) == 40
 
 
+@pytest.mark.deep
 def test_a_resumed_run_keeps_the_weights_that_were_best_on_the_selection_split(cli, interrupt, store, tmp_path):
     words = (
         "fit", "--task", "mha_dm1", "--task.n", "20", "--opt", "adam", "--opt.lr", "0.5", "--trainer.max_steps", "200",
@@ -342,6 +343,7 @@ def test_a_checkpoint_that_cannot_be_used_is_put_aside_and_the_run_starts_afresh
     assert outcome(store) == outcome(tmp_path / "whole")
 
 
+@pytest.mark.deep
 def test_a_checkpoint_of_lanes_is_left_to_lanes(cli, killed, store, tmp_path):
     cli(*SYNTHETIC, *SPS, "--store", tmp_path / "whole")
     path = Store(store).checkpoint(killed.run_id).with_name("runs.jsonl")

@@ -51,6 +51,7 @@ def curve(store: Path, result: RunResult) -> list[dict[str, float]]:
     return [dict(zip(names, row, strict=True)) for row in read_curve(store / result.run_id)]
 
 
+@pytest.mark.deep
 def test_every_optimizer_starts_from_the_same_weights_and_sees_the_same_first_batch(store: Path) -> None:
     stochastic = [name for name, spec in OPTIMIZERS.items() if not spec.traits.full_batch]
     first = [curve(store, fit(store, opt=name, trainer__max_steps=2))[0]["loss"] for name in stochastic]
@@ -75,6 +76,7 @@ def test_the_best_step_reports_the_test_metric_that_a_run_ended_there_reports(st
     assert next(row["step"] for row in long.validations if row["accuracy"] == best) == long.best_step
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("task", ["mha_dm1", "mha_planted"])
 def test_the_selection_split_decides_the_best_step_and_nothing_of_training_or_of_what_is_reported(
     task: str, store: Path, monkeypatch: pytest.MonkeyPatch
@@ -100,6 +102,7 @@ def test_the_selection_split_decides_the_best_step_and_nothing_of_training_or_of
     assert now.best_step != before.best_step  # held-out loss grows while the training loss falls
 
 
+@pytest.mark.deep
 def test_the_first_validation_at_the_target_is_the_time_to_target(store: Path) -> None:
     result = fit(store, opt="adam", opt__lr=0.005, trainer__max_steps=60, trainer__val_every=3)
     reached = [row for row in result.validations if row["accuracy"] >= tiny.TINY.target]
@@ -231,6 +234,7 @@ def test_a_timeout_and_a_zero_gradient_end_with_an_evaluation(store: Path) -> No
     assert converged.validations[-1]["step"] == converged.best_step == converged.steps
 
 
+@pytest.mark.deep
 def test_a_failed_run_goes_on_from_its_checkpoint(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = {"trainer__max_steps": 60, "trainer__val_every": 10, "trainer__checkpoint_seconds": 1e-9}
     whole = fit(store / "whole", opt="adam", **words)

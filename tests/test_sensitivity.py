@@ -543,6 +543,7 @@ def test_odd_settings_can_be_drawn(xs, tmp_path):
     assert len(make(sweep).axes[0].get_lines()[0].get_xdata()) == len(xs)
 
 
+@pytest.mark.deep
 def test_optimizers_that_vary_different_settings_go_over_their_own(tmp_path):
     results = at(0.1, 2.0) + at(1.0, 1.0)
     results += at(1.0, 3.0, opt="sps", opt__max_step=0.5) + at(1.0, 4.0, opt="sps", opt__max_step=5.0)

@@ -570,6 +570,7 @@ def test_a_smaller_design_is_the_beginning_of_a_larger_one(drawn, data):
         assert [each.point for each in design.wanted({}, "max", 0.0, trials)] == whole[:trials]
 
 
+@pytest.mark.deep
 @often
 @given(designs(), st.data(), st.sampled_from(["min", "max"]), st.sampled_from([ALL, CONVERGED]))
 def test_a_tuning_ends_without_trying_anything_twice(drawn, data, mode, least):
@@ -676,6 +677,7 @@ def test_the_main_axis(space, main):
     assert Design(space, "grid").main == main
 
 
+@pytest.mark.deep
 @often
 @given(designs(), st.data())
 def test_the_best_does_not_depend_on_the_order_of_points(drawn, data):

@@ -654,6 +654,7 @@ def real_squad() -> Path:
     return folder_with("squad/validation.parquet", "squad/train_part.parquet")
 
 
+@pytest.mark.deep
 def test_gold_answers_of_the_real_validation_set_score_100(real_squad: Path) -> None:
     answers = [
         each["text"] for each in pq.read_table(real_squad / "squad" / "validation.parquet")["answers"].to_pylist()

@@ -473,6 +473,7 @@ def many(store: Path, singles: int, wide: int) -> None:
     os.utime(store, (1, 1))
 
 
+@pytest.mark.deep
 def test_a_run_is_found_without_a_look_at_the_others(kept, monkeypatch):
     """Among 10,000 runs, half of them in blocks."""
     many(kept.folder, 5_000, 100)

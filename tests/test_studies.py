@@ -254,6 +254,7 @@ def test_the_lock_goes_with_its_process(url: str) -> None:
     assert claim_one(study).number == 0
 
 
+@pytest.mark.deep
 def test_a_worker_of_this_machine_that_has_ended_is_noticed_at_once(url: str) -> None:
     study = begin(url, retries=1)
     lost = in_a_process(partial(_claim, url, study.name))
@@ -263,6 +264,7 @@ def test_a_worker_of_this_machine_that_has_ended_is_noticed_at_once(url: str) ->
     assert attempts(study, at=lost) == [("failed", "its worker died"), ("running", None)]
 
 
+@pytest.mark.deep
 def test_a_worker_of_another_machine_counts_as_dead_when_it_is_silent_and_not_before(url: str) -> None:
     study = begin(url, 3, heartbeat=1)
     heard, silent = claim_one(study, ELSEWHERE), claim_one(study, ELSEWHERE | {"pid": 2})
@@ -358,6 +360,7 @@ def test_where_every_cap_binds_there_is_no_winner_and_the_grid_does_not_go_down(
     assert tuned._tried(found.scored[0], None) == "not chosen, cap bound on 100% of the steps"
 
 
+@pytest.mark.deep
 def test_a_trial_that_comes_to_nothing_is_tried_again_and_then_failed(url: str) -> None:
     study = begin(url, 3, retries=2)
     lost: list[Trial] = []
@@ -430,6 +433,7 @@ def test_a_pruned_trial_is_labelled_and_never_best(url: str) -> None:
     assert "pruning: trials worse than the median of the others were stopped early\n" in tuned.tuned_yaml(found)
 
 
+@pytest.mark.deep
 def test_a_trial_is_to_be_pruned_if_it_is_worse_than_the_median_of_four_others(url: str) -> None:
     study = begin(url, 9, prune=True, report=False)
     other = begin(url, 9, name="without", report=False)
@@ -528,6 +532,7 @@ def test_whatever_is_to_be_done_next_is_added_once_whoever_looks(url: str) -> No
     assert all(trial.state == "completed" for trial in study.trials())
 
 
+@pytest.mark.deep
 def test_a_study_can_be_asked_for_more_and_never_for_less(url: str) -> None:
     study = begin(url, 5)
     drain(study)
@@ -554,6 +559,7 @@ def test_what_is_no_design_is_not_asked_for(sqlite_url: str, request_: Request, 
     assert study.request == Request()
 
 
+@pytest.mark.deep
 def test_a_new_winner_has_fresh_seeds_of_its_own(sqlite_url: str) -> None:
     study = begin(sqlite_url, 3)
     drain(study, lambda lr: abs(math.log10(lr) + 1) % 1.5)  # the best of 3 is 0.1; of 9, 0.1 and others
@@ -619,6 +625,7 @@ def test_a_smaller_budget_replayed_is_what_a_real_study_of_it_finds(
     assert study_result(large, 13).best == study_result(large).best
 
 
+@pytest.mark.deep
 def test_a_budget_that_would_have_gone_where_nothing_was_tried_says_so(sqlite_url: str) -> None:
     small = begin(sqlite_url, 2, name="downwards")
     drain(small, slope)
@@ -631,6 +638,7 @@ def test_a_budget_that_would_have_gone_where_nothing_was_tried_says_so(sqlite_ur
     assert study_result(large, 2).missing == 1  # two trials alone would have grown from their edge by a decade
 
 
+@pytest.mark.deep
 def test_refinements_count_for_no_budget(sqlite_url: str) -> None:
     study = begin(sqlite_url, 5, refine=2)
     drain(study, lambda lr: abs(math.log10(lr) + 1.1))
@@ -737,6 +745,7 @@ def test_the_name_of_what_is_no_study_of_ours_is_not_taken(url: str, name: str, 
     assert studies.names() == ["mine"]
 
 
+@pytest.mark.deep
 def test_a_study_whose_maker_died_on_the_way_is_made_anew(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     studies = Studies(url)
 
@@ -979,6 +988,7 @@ def test_what_was_pruned_is_in_the_table_and_no_edge_is_seen_where_it_was_tried(
     assert "killed" not in text
 
 
+@pytest.mark.deep
 def test_a_grid_says_how_far_it_goes_and_a_winner_that_lies_beyond_the_range(sqlite_url: str) -> None:
     study = begin(sqlite_url, 5, opt__lr="0.01:1", report=False)
     assert promise(study.spec, 5) == (
@@ -992,6 +1002,7 @@ def test_a_grid_says_how_far_it_goes_and_a_winner_that_lies_beyond_the_range(sql
     assert "note     opt.lr 1e-06 is outside of 0.01:1; the grid is centred on that range" in found
 
 
+@pytest.mark.deep
 def test_settings_of_another_study_are_not_replaced_without_a_word(sqlite_url: str, tmp_path: Path) -> None:
     one, other = (begin(sqlite_url, 3, name=name) for name in ("one", "other"))
     for study in (one, other):

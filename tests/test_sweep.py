@@ -216,6 +216,7 @@ def test_every_run_of_a_sweep_is_an_ordinary_run(cli, store, here):
     assert (folder / "sensitivity.pdf").read_bytes().startswith(b"%PDF")
 
 
+@pytest.mark.deep
 def test_json_is_one_object_and_nothing_else(cli, store, here):
     answer = cli("sweep", *SMALL, *FOUR, *LANES, "--json")
     assert answer.code == 0
@@ -304,6 +305,7 @@ def test_the_same_command_trains_nothing_again(sweep, store, trained):
     assert same(outcome(store), before)
 
 
+@pytest.mark.deep
 def test_stored_runs_are_shown_without_what_trains(sweep, store, here):
     sweep(*FOUR, *LANES)
     words = ["sweep", *map(str, SMALL), *map(str, FOUR), "--store", str(store)]
@@ -327,6 +329,7 @@ def test_a_wider_grid_trains_what_is_new(sweep, store, trained):
     assert statuses(store) == {("completed", "lanes"): 18}
 
 
+@pytest.mark.deep
 def test_lanes_with_different_budgets_end_on_their_own(sweep, store):
     answer = sweep(*FOUR, "--trainer.max_steps", "10,15", *LANES, "--json")
     assert strict_json(answer.out)["varied"] == ["trainer.max_steps", "opt.lr"]
@@ -394,6 +397,7 @@ def test_few_steps_are_timed_for_little_work(ahead, calls, monkeypatch):
     assert len(made) == calls  # the first five, and three times a number
 
 
+@pytest.mark.deep
 def test_a_run_that_cannot_be_timed_alone_is_made_in_lanes(sweep, store, monkeypatch):
     def broken(config):
         raise RuntimeError("not alone")
@@ -413,6 +417,7 @@ def test_lanes_where_they_are_faster(sweep, store, seconds, trained):
     assert list(map(len, trained)) == [4]
 
 
+@pytest.mark.deep
 def test_one_run_after_the_other_where_that_is_faster(sweep, store, seconds):
     seconds(1e-4, 1e-3)
     answer = sweep(*FOUR)
@@ -423,6 +428,7 @@ def test_one_run_after_the_other_where_that_is_faster(sweep, store, seconds):
     assert statuses(store) == {("completed", "lightning"): 4}
 
 
+@pytest.mark.deep
 def test_a_block_of_one_lane_saves_nothing(sweep, store, seconds, monkeypatch):
     seconds(1e-3, 1e-4)
     monkeypatch.setattr(bench.execute.choice, "_WIDTHS", (1,))
@@ -430,6 +436,7 @@ def test_a_block_of_one_lane_saves_nothing(sweep, store, seconds, monkeypatch):
     assert statuses(store) == {("completed", "lightning"): 4}
 
 
+@pytest.mark.deep
 def test_lanes_where_they_are_asked_for(sweep, store, seconds):
     seconds(1e-4, 1e-3)
     answer = sweep(*FOUR, "--engine", "lanes")
@@ -452,6 +459,7 @@ def test_what_is_left_of_one_optimizer_does_not_decide_for_the_others(sweep, sec
     assert sorted(map(len, trained)) == [2, 10]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("memory", "widths"), [("2.5G", [2, 2, 2, 2]), ("100G", [8])])
 def test_memory_bounds_the_width(sweep, seconds, trained, monkeypatch, memory, widths):
     seconds(1e-3, 1e-4)
@@ -576,6 +584,7 @@ def test_with_too_little_memory_it_goes_on_in_smaller_blocks(sweep, store, break
     assert Store(store).unfinished() == []
 
 
+@pytest.mark.deep
 def test_memory_that_runs_out_while_it_is_measured_bounds_the_width(sweep, store, breaks, trained):
     breaks(SHORT[0], more_than=4)
     answer = sweep(*SIXTEEN, "--engine", "lanes")
@@ -593,6 +602,7 @@ def test_memory_that_runs_out_after_a_checkpoint_leaves_no_rest(sweep, store, br
     assert Store(store).unfinished() == []
 
 
+@pytest.mark.deep
 def test_a_block_begun_where_there_was_more_memory_is_cut(sweep, store, breaks, interrupt, monkeypatch):
     interrupt(100)
     assert sweep(*SIXTEEN, "--engine", "lanes", "--width", 16).code == 130
@@ -631,6 +641,7 @@ def test_a_lane_that_does_not_fit_alone_may_fit_without_lanes(sweep, store, brea
     assert statuses(store) == {("completed", "lightning"): 4}
 
 
+@pytest.mark.deep
 def test_a_block_leaves_no_weights_behind(sweep, monkeypatch):
     kept: list[weakref.ref[torch.Tensor]] = []
     make = bench.lanes.runs.make_lanes
@@ -668,6 +679,7 @@ def test_a_crash_is_one_line_and_its_traceback_is_kept(sweep, store, breaks):
     assert [path.name for path in folder.iterdir()] == ["done"]
 
 
+@pytest.mark.deep
 def test_what_crashed_goes_on_from_its_checkpoint(sweep, store, breaks, tmp_path):
     words = (*FOUR, *LANES, "--trainer.checkpoint_seconds", 1e-9, "--trainer.val_every", 5)
     sweep(*words, "--store", tmp_path / "whole")
@@ -696,6 +708,7 @@ def test_lanes_that_break_are_not_replaced_where_they_are_asked_for(sweep, store
     assert "1 ngd lane failed: TypeError: boom; the traceback is in " in last_line(answer)
 
 
+@pytest.mark.deep
 def test_runs_that_break_on_their_own(sweep, store, monkeypatch):
     monkeypatch.setattr("tasks.theory.synthetic.AttentionClassifier.loss", lambda *args: 1 / 0)
     answer = sweep(*FOUR, "--engine", "lightning")
@@ -771,6 +784,7 @@ def test_an_interrupted_block_goes_on_where_it_was(sweep, store, interrupt, brea
     assert {(run.begun, run.plan) for run in Store(store).runs()} == {("2026-11-01T12:00:00Z", "sweep")}
 
 
+@pytest.mark.deep
 def test_a_block_of_one_lane_goes_on_as_lanes(sweep, store, interrupt, trained, tmp_path):
     words = (*FOUR, "--engine", "lanes", "--width", 1, *OFTEN)
     assert sweep(*words, "--store", tmp_path / "whole").code == 0
@@ -893,6 +907,7 @@ def test_what_another_process_trains_is_waited_for(sweep, store, monkeypatch, tr
     assert answer.err.count("\n") == 2
 
 
+@pytest.mark.deep
 def test_what_another_process_gives_up_is_trained(sweep, store, monkeypatch, trained):
     attempt = Store(store).begin(begun(configs_of(store)[1:]))
     monkeypatch.setattr(bench.execute.here, "time", Asleep(attempt.drop))
@@ -1228,6 +1243,7 @@ def test_a_folder_for_the_output_that_cannot_be_written_is_found_before_anything
     assert not (here / OUT).parent.exists()
 
 
+@pytest.mark.deep
 def test_an_output_that_breaks_after_the_training_costs_no_run(cli, store, here, monkeypatch, trained):
     with monkeypatch.context() as full:
         full.setattr(Path, "write_text", no_space)

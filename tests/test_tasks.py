@@ -229,6 +229,7 @@ def test_mnist_pixels_and_labels_are_those_that_torchvision_reads(real_data: Pat
     assert ours.sizes == {"train": 55_000, "val": 5_000, "test": 10_000}
 
 
+@pytest.mark.deep
 def test_cifar10_pixels_and_labels_are_those_that_torchvision_reads(real_data: Path) -> None:
     from torchvision.datasets import CIFAR10
 

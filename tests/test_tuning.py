@@ -200,6 +200,7 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     }
 
 
+@pytest.mark.deep
 def test_settings_are_chosen_on_the_selection_split(cli, sqlite_url: str, store: Path) -> None:
     words = {"task": "mha_dm1", "task.n": "10", "opt": "gd", "opt.lr": "1,10,100,1000", "trainer.max_steps": "100"}
     study = begin(sqlite_url, 4, report=False, **words)
@@ -565,6 +566,7 @@ def test_a_run_that_breaks_is_tried_again_and_then_failed_while_the_study_goes_o
     assert shown.code == 0
 
 
+@pytest.mark.deep
 def test_what_breaks_outside_of_a_run_counts_as_an_attempt_too(
     cli, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
