@@ -564,6 +564,7 @@ def test_two_processes_evaluate_what_one_does(strategy: str, most: float, opt: s
         torch.testing.assert_close(found["evaluated"], alone["evaluated"], rtol=0, atol=most)
 
 
+@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize(("strategy", "kind", "most"), [("ddp", "lawa", 1e-9), ("fsdp", "ema", 1e-6)])
 def test_two_processes_stop_and_go_on_with_their_average(strategy: str, kind: str, most: float, store: Path) -> None:

@@ -80,7 +80,10 @@ def assert_equal_curves(folder: Path, **words: Any) -> None:
 
 @needs_compiler
 @pytest.mark.deep
-@pytest.mark.parametrize(("task", "words"), [("tiny", {}), ("tiny_lm", CUT), ("tiny_text", CUT)], ids=str)
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [("tiny", {}), *(pytest.param(task, CUT, marks=pytest.mark.whole) for task in ("tiny_lm", "tiny_text"))],
+)
 def test_a_model_trains_as_if_nothing_were_compiled(task: str, words: dict[str, Any], tmp_path: Path) -> None:
     assert_equal_curves(tmp_path, opt="sps", task=task, **words)
 

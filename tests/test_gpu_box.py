@@ -401,6 +401,7 @@ def test_a_damaged_bundle_is_one_line_and_other_parts_go_on(tmp_path: Path) -> N
     assert (tmp_path / "runs-mnist.zip").read_text() == "not a zip file"
 
 
+@pytest.mark.whole
 @pytest.mark.deep
 def test_a_box_goes_on_where_it_was_cut_off(cli: Cli, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -475,6 +476,7 @@ def test_every_speed_part_is_a_part() -> None:
     assert set(SPEED) < set(PARTS)
 
 
+@pytest.mark.whole
 @pytest.mark.deep
 def test_bert_is_measured_in_tokens_against_plain_lightning(tmp_path: Path) -> None:
     done = box(tmp_path, "--parts", "bert", "--minutes", 20)

@@ -398,6 +398,7 @@ def test_an_array_gives_the_same_command_without_what_each_task_has_of_its_own(c
     assert given[given.index("--shared-by") + 1] == "3"
 
 
+@pytest.mark.whole
 @pytest.mark.deep
 def test_a_ladder_that_was_killed_goes_on_and_a_dry_run_says_what_it_costs(tmp_path: Path):
     environment = {**os.environ, "BENCH_STORE": str(tmp_path / "store"), "OMP_NUM_THREADS": "1"}

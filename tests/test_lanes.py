@@ -758,6 +758,7 @@ def test_an_absurd_step_that_saturates_is_told_as_in_fit(task: str, val_every: i
         assert (lane["saturated_at"], lane["scale"]) == (alone["saturated_at"], alone["scale"])
 
 
+@pytest.mark.whole
 @pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("task", ["synthetic_joint", "mha_dm1"])
 @each_optimizer

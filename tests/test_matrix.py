@@ -278,6 +278,7 @@ def test_a_module_that_cannot_be_imported_is_one_line(code: str, message: str, t
         main(["--matrix", f"{tmp_path}/mine.py"])
 
 
+@pytest.mark.whole
 @pytest.mark.deep
 def test_the_command_writes_every_file_that_it_is_given(
     tmp_path: Path, zoo: Path, capsys: pytest.CaptureFixture[str]

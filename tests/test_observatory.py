@@ -283,6 +283,7 @@ def test_a_run_is_what_it_is_without_and_all_names_are_defined(name: str, store:
     assert np.isnan(table["sharpness"][-2::-2]).all()
 
 
+@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize("name", ["tiny_lm", "tiny"])
 def test_lanes_are_observed_as_fit_is(name: str, store: Path, tmp_path: Path) -> None:

@@ -505,6 +505,7 @@ def test_a_new_package_names_nothing_that_an_index_does_not_have(cli, here: Path
         assert "attention-optimizer-bench" not in path.read_text("utf-8")
 
 
+@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize("name", ["my_opt", "my_task"])
 def test_the_commands_of_a_new_packages_readme_work_as_they_stand(installed: Path, name: str) -> None:

@@ -51,6 +51,7 @@ def test_adam_learns_a_slice_of_the_real_images(
     assert result.final > least
 
 
+@pytest.mark.whole
 @pytest.mark.deep
 def test_the_tiny_language_model_learns_real_text(store: Path) -> None:
     folder = Path(os.environ.get("BENCH_DATA", "data"))

@@ -472,7 +472,9 @@ def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(("strategy", "tolerance"), [("ddp", 1e-9), ("fsdp", 1e-6)])
+@pytest.mark.parametrize(
+    ("strategy", "tolerance"), [("ddp", 1e-9), pytest.param("fsdp", 1e-6, marks=pytest.mark.whole)]
+)
 def test_two_devices_from_the_command_line_stop_resume_and_equal_one_device(
     strategy: str, tolerance: float, store: Path
 ) -> None:

@@ -239,6 +239,7 @@ def test_a_run_says_what_it_does_from_the_first_moment(tmp_path: Path) -> None:
     assert lines[-1].startswith("synthetic sgd: completed")
 
 
+@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize(
     ("words", "first"),

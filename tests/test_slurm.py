@@ -195,6 +195,7 @@ def test_array_survives_a_requeue_and_each_task_has_its_gpu(slurm, postgres_url:
     assert (tmp_path / "out" / "synthetic" / "slow.Slow.yaml").is_file()
 
 
+@pytest.mark.whole
 @pytest.mark.slurm
 @pytest.mark.deep
 def test_a_suite_as_an_array_survives_a_requeue(slurm, postgres_url: str, tmp_path: Path) -> None:

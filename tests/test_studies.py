@@ -490,6 +490,7 @@ def test_a_worker_that_did_not_hear_of_its_claim_has_its_trials_all_the_same(url
 # -- what comes next --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 @pytest.mark.deep
 def test_whatever_is_to_be_done_next_is_added_once_whoever_looks(url: str) -> None:
     study = begin(url, 4, refine=3)

@@ -419,6 +419,7 @@ def test_under_ps_the_direction_is_reached_within_100_steps() -> None:
     assert 1 - measured(PS, [100], c=1.0)[100]["alignment"] < 1e-3
 
 
+@pytest.mark.whole
 @pytest.mark.deep
 def test_under_gd_the_direction_is_still_away_after_10000_steps() -> None:
     assert 1 - measured(torch.optim.SGD, [10_000], seeds=1, lr=0.5)[10_000]["alignment"] > 4e-3

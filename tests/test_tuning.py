@@ -343,6 +343,7 @@ def gone(pid: int) -> bool:
     return True
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("database", "number"),
     [
@@ -674,6 +675,7 @@ def test_where_no_store_can_be_the_store_is_named(cli) -> None:
     )
 
 
+@pytest.mark.whole
 @pytest.mark.deep
 def test_settings_that_are_not_ours_and_runs_that_are_gone_are_noted(cli, here: Path, store: Path) -> None:
     words = (
