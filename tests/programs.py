@@ -6,12 +6,13 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import bench.sweeps.sensitivity
 from bench.cli import main
 
 PATIENCE = 300
+T = TypeVar("T")
 
 
 def nothing() -> None:
@@ -39,13 +40,14 @@ class Program:
         assert self.process.pid is not None
         return self.process.pid
 
-    def until(self, reached: Callable[[], object]) -> None:
-        """Wait until the condition holds."""
+    def until(self, reached: Callable[[], T]) -> T:
+        """Wait until the condition holds; returns its value."""
         give_up = time.monotonic() + PATIENCE
-        while not reached():
+        while not (value := reached()):
             assert self.process.is_alive(), f"the program ended early: {self.end()}"
             assert time.monotonic() < give_up
             time.sleep(0.005)
+        return value
 
     def send(self, number: int) -> None:
         os.kill(self.pid, number)

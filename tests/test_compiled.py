@@ -81,17 +81,19 @@ def assert_equal_curves(folder: Path, **words: Any) -> None:
 @needs_compiler
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    ("task", "words"),
-    [("tiny", {}), *(pytest.param(task, CUT, marks=pytest.mark.whole) for task in ("tiny_lm", "tiny_text"))],
+    "opt", ["sps", *(pytest.param(opt, marks=pytest.mark.whole) for opt in OPTIMIZERS.own if opt != "sps")]
 )
-def test_a_model_trains_as_if_nothing_were_compiled(task: str, words: dict[str, Any], tmp_path: Path) -> None:
-    assert_equal_curves(tmp_path, opt="sps", task=task, **words)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("opt", ["gd", "momo", "sfadamw"])
-def test_so_do_methods_that_want_all_samples_the_loss_or_other_weights(opt: str, tmp_path: Path, traced: None) -> None:
+def test_every_optimizer_trains_as_if_nothing_were_compiled(opt: str, tmp_path: Path) -> None:
     assert_equal_curves(tmp_path, opt=opt)
+
+
+@needs_compiler
+@pytest.mark.whole
+@pytest.mark.deep
+@pytest.mark.parametrize("opt", ["sps", "muon"])
+@pytest.mark.parametrize("task", ["tiny_lm", "tiny_text"])
+def test_so_do_micro_batches_clipping_and_texts_of_any_length(task: str, opt: str, tmp_path: Path) -> None:
+    assert_equal_curves(tmp_path, opt=opt, task=task, **CUT)
 
 
 @pytest.mark.deep

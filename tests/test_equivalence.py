@@ -116,7 +116,7 @@ def test_the_matrix_moves_the_weights_and_clipping_matters(task: str) -> None:
 
 
 @pytest.mark.matrix(keep=0)
-@pytest.mark.parametrize("case", worker_cases("ddp"), ids=lambda case: case.name)
+@each_case
 def test_two_ddp_processes_equal_the_plain_loop(case: Case, ddp: list[dict[str, dict]]) -> None:
     mine, expected = ddp[0][case.name], plain(case)
     assert distance(mine["weights"], expected.weights) < 1e-9
@@ -124,7 +124,7 @@ def test_two_ddp_processes_equal_the_plain_loop(case: Case, ddp: list[dict[str, 
 
 
 @pytest.mark.matrix(keep=0)
-@pytest.mark.parametrize("case", worker_cases("ddp"), ids=lambda case: case.name)
+@each_case
 def test_ddp_ranks_stay_identical_bit_for_bit(case: Case, ddp: list[dict[str, dict]]) -> None:
     first, second = (rank[case.name] for rank in ddp)
     assert all(torch.equal(first["weights"][name], second["weights"][name]) for name in first["weights"])

@@ -357,7 +357,7 @@ def running(folder: Path) -> list[int]:
     ("number", "code"),
     [
         (signal.SIGINT, 130),
-        pytest.param(signal.SIGTERM, 130, marks=pytest.mark.kill),
+        pytest.param(signal.SIGTERM, 130, marks=pytest.mark.whole),
         (signal.SIGKILL, -signal.SIGKILL),
     ],
 )

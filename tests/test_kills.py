@@ -323,8 +323,7 @@ def test_a_worker_that_is_killed_is_replaced_and_its_block_goes_on(tmp_path: Pat
     result, _ = undisturbed("long sweep")
     sharing = Sharing("long sweep", tmp_path)
     program = sharing.start()
-    program.until(lambda: training_worker(sharing, program.pid))
-    worker = training_worker(sharing, program.pid)
+    worker = program.until(lambda: training_worker(sharing, program.pid))
     assert worker is not None
     os.kill(worker, signal.SIGKILL)
     code, _, err = program.end()

@@ -760,7 +760,7 @@ def test_an_absurd_step_that_saturates_is_told_as_in_fit(task: str, val_every: i
 
 @pytest.mark.whole
 @pytest.mark.matrix(keep=1)
-@pytest.mark.parametrize("task", ["synthetic_joint", "mha_dm1"])
+@pytest.mark.parametrize("task", ["synthetic", "synthetic_joint", "mha_dm1"])
 @each_optimizer
 def test_no_built_in_method_saturates_by_one_step(task: str, opt: str, store: Path) -> None:
     words = {"trainer__max_steps": 450} | ({"task__n": 20, "trainer__max_steps": 250} if task == "mha_dm1" else {})

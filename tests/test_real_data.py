@@ -21,18 +21,25 @@ pytestmark = pytest.mark.numeric
 
 
 @pytest.mark.deep
-def test_the_loss_falls_on_the_plateau_at_the_start_of_real_mnist(real_data: Path, store: Path) -> None:
+@pytest.mark.parametrize(
+    ("opt", "options"),
+    [
+        pytest.param("sngd", {"opt.lr": 0.3, "opt.max_step": 0.3}, marks=pytest.mark.whole),
+        ("sps", {"opt.c": 2, "opt.max_step": 0.5}),
+    ],
+)
+def test_the_loss_falls_on_the_plateau_at_the_start_of_real_mnist(
+    opt: str, options: dict[str, float], real_data: Path, store: Path
+) -> None:
     words = {
         "task": "mnist",
-        "opt": "sps",
-        "opt.c": 2,
-        "opt.max_step": 0.5,
+        "opt": opt,
         "data": real_data,
         "store": store,
         "task.n_train": 3000,
         "trainer.max_steps": 60,
     }
-    result = run(resolve(words), progress=False)
+    result = run(resolve(words | options), progress=False)
     losses = [row[1] for row in read_curve(store / result.run_id)]
     assert result.status == "completed"
     assert sum(losses[-10:]) < 0.98 * sum(losses[:10])

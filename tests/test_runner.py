@@ -473,13 +473,18 @@ def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    ("strategy", "tolerance"), [("ddp", 1e-9), pytest.param("fsdp", 1e-6, marks=pytest.mark.whole)]
+    ("strategy", "opt", "again", "steps", "tolerance"),
+    [
+        ("ddp", [SLOW], ["--opt", SLOW], 200, 1e-9),
+        pytest.param("ddp", ["sps", "--opt.gamma", "2"], [], 2000, 1e-9, marks=pytest.mark.whole),
+        pytest.param("fsdp", ["adam"], [], 800, 1e-6, marks=pytest.mark.whole),
+    ],
+    ids=["ddp, file", "ddp, sps", "fsdp, adam"],
 )
 def test_two_devices_from_the_command_line_stop_resume_and_equal_one_device(
-    strategy: str, tolerance: float, store: Path
+    strategy: str, opt: list[str], again: list[str], steps: int, tolerance: float, store: Path
 ) -> None:
-    steps = 200
-    words = ["--task", "synthetic", "--trainer.batch_size", "10", "--trainer.max_steps", str(steps), "--opt", SLOW]
+    words = ["--task", "synthetic", "--trainer.batch_size", "10", "--trainer.max_steps", str(steps), "--opt", *opt]
     two = start(store, *words, "--trainer.devices", "2", "--device", "cpu", "--trainer.strategy", strategy)
     deadline = time.monotonic() + 200
     while not any(path.stat().st_size for path in store.glob("*/attempt-1/curve.raw")):
@@ -490,7 +495,7 @@ def test_two_devices_from_the_command_line_stop_resume_and_equal_one_device(
     stopped = answer(two)
     assert stopped["status"] == "killed"
     assert 0 < stopped["steps"] < steps
-    resumed = answer(start(store, "--resume", stopped["run_id"], "--opt", SLOW))
+    resumed = answer(start(store, "--resume", stopped["run_id"], *again))
     assert (resumed["status"], resumed["steps"]) == ("completed", steps)
     settings = {word.lstrip("-"): value for word, value in zip(words[::2], words[1::2], strict=True)}
     one = runner.run(resolve({**settings, "store": store, "device": "cpu"}), progress=False)

@@ -347,7 +347,7 @@ def gone(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("database", "number"),
     [
-        pytest.param("sqlite_url", signal.SIGTERM, marks=pytest.mark.kill, id="sqlite"),
+        pytest.param("sqlite_url", signal.SIGTERM, marks=pytest.mark.deep, id="sqlite"),
         pytest.param("postgres_url", signal.SIGINT, marks=pytest.mark.deep, id="postgresql"),
         *(pytest.param("sqlite_url", signal.SIGINT, marks=pytest.mark.kill, id=f"round {i}") for i in range(5)),
     ],
