@@ -15,7 +15,7 @@ SERVICES = {"postgres_server", "slurm_cluster", "chromium"}
 APART = ("kill", "zoo", "minilm")
 """Marks of tests that run neither in the quick suite nor in the deep one."""
 
-LARGE = 24
+LARGE = 10
 """A matrix of more cells is run by CI in part; `make test-all` runs it whole."""
 
 NAMED = "not zoo and not minilm"
@@ -35,7 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as deep the tests that need a server, and all cells of a matrix except those that are kept.
 
-    Half of the deep cells of a large matrix, chosen by their names, are marked `whole` as well: CI leaves them out.
+    Of the deep cells of a large matrix, all but half (with `matrix(share=4)` a quarter), chosen by their names, are
+    marked `whole` as well: CI leaves them out.
     """
     matrices = defaultdict(list)
     for item in items:
@@ -46,11 +47,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for cells in matrices.values():
         mark = cells[0].get_closest_marker("matrix")
         shallow = [item for item in cells if not item.get_closest_marker("deep")]
-        keep = kept([cell(item) for item in shallow], **mark.kwargs)
+        keep = kept([cell(item) for item in shallow], mark.kwargs.get("keep"))
+        share = mark.kwargs.get("share", 2)
         for i, item in enumerate(shallow):
             if i not in keep:
                 deepen(item)
-                if len(cells) > LARGE and zlib.crc32(cell(item).encode()) % 2:
+                if len(cells) > LARGE and zlib.crc32(cell(item).encode()) % share:
                     item.add_marker("whole")
 
 

@@ -476,7 +476,7 @@ def in_lanes(kind: str) -> dict[str, str]:
     ],
 )
 @pytest.mark.usefixtures("net")
-@pytest.mark.matrix(keep=2)
+@pytest.mark.matrix(keep=1)
 def test_lanes_are_the_runs_that_fit_makes(kind: str, opt: str, words: dict[str, Any], store: Path) -> None:
     grid = block(store, "net", opt, lrs(0.05, 0.5), **in_lanes(kind), **words)
     lanes = lanes_of(grid)

@@ -152,7 +152,7 @@ def test_lanes_are_the_runs_that_fit_makes(opt: str, cli: Cli, tmp_path: Path) -
         np.testing.assert_allclose(lane["loss"], curves["lightning"][run_id]["loss"], rtol=1e-8)
 
 
-@pytest.mark.matrix(keep=2)
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("opt", ["sps", "muon"])
 def test_one_rank_of_a_strategy_is_the_run_without_it(opt: str, strategy: str, cli: Cli, tmp_path: Path) -> None:

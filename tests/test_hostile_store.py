@@ -174,7 +174,7 @@ def test_boards_show_what_is_sound(readers, tmp_path, number):
     assert chart != "curves" or code != 2
 
 
-@pytest.mark.matrix(keep=2)
+@pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("number", PARTS)
 def test_no_run_of_a_hostile_store_is_gone_on_with_before_it_is_looked_at(readers, tmp_path, number):
     store, victims = hostile_store(tmp_path, number)

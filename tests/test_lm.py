@@ -430,6 +430,7 @@ def test_what_comes_later_changes_nothing_before(options: dict[str, Any], change
     assert (after[:, changed:] - before[:, changed:]).abs().amin((0, 2)).gt(0).all()
 
 
+@pytest.mark.matrix(keep=2)
 @pytest.mark.parametrize("options", KINDS, ids=str)
 def test_one_batch_is_overfitted(options: dict[str, Any]) -> None:
     model = made(width=16, num_heads=2, layers=2, mlp_width=32, **options)

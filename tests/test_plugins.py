@@ -310,6 +310,7 @@ def test_second_order_methods_get_gradients_with_a_graph(here: Path, store: Path
     assert mine.final == run(resolve({**config, "opt": "sgd"}), progress=False).final
 
 
+@pytest.mark.deep
 def test_a_pure_update_of_a_plugin_is_used_in_lanes(cli, here: Path, store: Path) -> None:
     write(here, "pure.py", before="raise AssertionError('the class is not used')")
     with (here / "pure.py").open("a") as file:

@@ -47,7 +47,9 @@ def test_the_loss_falls_on_the_plateau_at_the_start_of_real_mnist(
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(("task", "lr", "least"), [("mnist", 3e-3, 0.35), ("cifar10", 2e-3, 0.2)])
+@pytest.mark.parametrize(
+    ("task", "lr", "least"), [pytest.param("mnist", 3e-3, 0.35, marks=pytest.mark.whole), ("cifar10", 2e-3, 0.2)]
+)
 def test_adam_learns_a_slice_of_the_real_images(
     task: str, lr: float, least: float, real_data: Path, store: Path
 ) -> None:

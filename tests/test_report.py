@@ -72,10 +72,10 @@ def report(what: BoardInput, runs: int = 4) -> str:
     return page(what, runs, ["“runs”"])
 
 
-@pytest.fixture
-def hostile(store: Path) -> str:
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A page with everything in it, and with malicious names."""
-    return report(everything(store))
+    return report(everything(tmp_path_factory.mktemp("hostile") / "runs"))
 
 
 # -- contents of the page -------------------------------------------------------------------------------------------

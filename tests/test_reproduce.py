@@ -80,7 +80,9 @@ def test_every_experiment_names_runs_arms_and_tests_that_exist(name: str) -> Non
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("name", ["vasudeva2025/fixed-decoder", "vasudeva2025/joint"])
+@pytest.mark.parametrize(
+    "name", ["vasudeva2025/fixed-decoder", pytest.param("vasudeva2025/joint", marks=pytest.mark.whole)]
+)
 def test_lanes_of_an_experiment_equal_runs_one_after_the_other(cli: Any, tmp_path: Path, name: str) -> None:
     found: dict[str, dict[str, Any]] = {}
     for engine in ("lanes", "lightning"):

@@ -97,7 +97,7 @@ CASES = {name: ("--opt", name) for name in OPTIMIZERS} | {
 }
 
 
-@pytest.mark.matrix(keep=5)
+@pytest.mark.matrix(keep=3)
 @pytest.mark.parametrize("case", CASES)
 def test_a_resumed_run_equals_an_uninterrupted_one(cli, interrupt, fake_mnist, store, tmp_path, case):
     opt = CASES[case]

@@ -98,15 +98,22 @@ def examination_of_task(
     for each in only or ():
         if each not in checks:
             raise unknown("check", each, checks)
-    if name not in TASKS:
+    if _named(name) not in TASKS:
         raise unknown("task", name, TASKS)
     chosen = tuple(check for check in checks if only is None or check in only)
     return Examination(name, options=dict(options or {}), checks=chosen, kind="task", data=data)
 
 
 def _named(value: Any) -> str:
-    """Name under which another process finds a class or function."""
+    """Name under which another process finds a class or function.
+
+    Raises:
+        UserError: there is no such file, which is told before torch is imported; or it is defined inside a function.
+    """
     if isinstance(value, str):
+        place = value.rpartition(":")[0]
+        if place.endswith(".py") and not Path(place).is_file():
+            raise UserError(f"there is no file {place}")
         return value
     module, name = value.__module__, value.__qualname__
     if "<" in name:
