@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry
-from bench.boards.shared import EVERY, VERDICTS, WHO, Verdicts, find_reference, who
+from bench.boards.shared import EVERY, VERDICTS, WHO, Verdicts, who
 from bench.results import stats
 from bench.results.group import Group, Measure
 from bench.results.selection import End, Mode
@@ -53,15 +53,9 @@ def cut_short(entry: Entry, target: float | None) -> bool:
     return any(r.status == "timeout" and reached(r, target, entry.problem.mode)[0] is None for r in runs)
 
 
-def speed(found: Collected, target: float | None = None, reference: str | None = None) -> Board:
-    """Steps and seconds to the target, and how many runs reach it.
-
-    Args:
-        found: entries.
-        target: value of the metric on the selection split; the task's own by default.
-        reference: the fixed optimizer of comparison; None for each problem's own.
-    """
-    tables, notes = [], []
+def speed(found: Collected) -> Board:
+    """Steps and seconds to the target, and how many runs reach it."""
+    tables, notes, target = [], [], found.target
     for problem, entries in found.problems.items():
         goal = problem.target if target is None else target
         if goal is None:
@@ -69,7 +63,7 @@ def speed(found: Collected, target: float | None = None, reference: str | None =
             continue
         mode = problem.mode
 
-        verdicts = Verdicts(find_reference(found, problem, reference), steps_to(target, mode))
+        verdicts = Verdicts(found.reference_of(problem), steps_to(target, mode))
         machines = sorted({name for entry in entries for name in entry.machines})
         rows = []
         for entry in verdicts.ordered(entries):

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.boards.collect import Collected, Tables
+from bench.boards.collect import Collected
 from bench.boards.entries import Entry
-from bench.boards.shared import EVERY, VERDICTS, WHO, Verdicts, find_reference, who
+from bench.boards.shared import EVERY, VERDICTS, WHO, Verdicts, who
 from bench.boards.speed import median_steps
 from bench.results import stats
 from bench.results.chart import Array
@@ -28,21 +28,15 @@ ALIGNMENTS = ("alignment", "align_W")
 EPS = float(np.finfo(np.float64).eps)
 
 
-def theory(found: Collected, tables: Tables, reference: str | None = None) -> Board:
-    """Steps to alignment 0.99, fitted rates, and whether the max-margin problem has a solution.
-
-    Args:
-        found: entries; only tasks with measurements are shown.
-        tables: reads a run's tables.
-        reference: the fixed optimizer of comparison; None for each problem's own.
-    """
+def theory(found: Collected) -> Board:
+    """Steps to alignment 0.99, fitted rates, and whether the max-margin problem has a solution."""
     shown, missing = [], []
     for problem, all_entries in found.problems.items():
         if not problem.measures:
             continue
-        of = find_reference(found, problem, reference)  # possibly not shown
+        of = found.reference_of(problem)  # possibly not shown
         every_entry = [*all_entries, *([of] if of is not None and all(of is not e for e in all_entries) else [])]
-        read = {e.runs[seed].run_id: _join(own) for e in every_entry for seed, own in found.read(e, tables).items()}
+        read = {e.runs[seed].run_id: _join(own) for e in every_entry for seed, own in found.read(e).items()}
         column = next((name for name in ALIGNMENTS if any(name in own for own in read.values())), None)
         if column is None:
             missing.append(f"{problem.name} has no alignment measurements, so the board shows only its rate")
