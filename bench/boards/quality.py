@@ -62,10 +62,8 @@ def quality(found: Collected) -> Board:
             Column(
                 "final",
                 metric.words,
-                (
-                    f"at the last step, {mean} over seeds with 95 % t-interval;"
-                    f" {'larger' if problem.mode == 'max' else 'smaller'} is better"
-                ),
+                f"at the last step, {mean} over seeds with 95 % t-interval;"
+                f" {'larger' if problem.mode == 'max' else 'smaller'} is better",
             ),
             Column("final_tuned", "with the noise of tuning", TUNING_NOISE),
             *verdicts.columns,

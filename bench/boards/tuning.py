@@ -57,10 +57,8 @@ def tuning(found: Collected) -> Board:
             Column(
                 "basin_text",
                 "good range (decades)",
-                (
-                    "range of the first searched setting around the best with similar scores (by the rule of `bench"
-                    " sweep`); a lower bound if it reaches the grid's edge"
-                ),
+                "range of the first searched setting around the best with similar scores (by the rule of `bench"
+                " sweep`); a lower bound if it reaches the grid's edge",
             ),
             Column(
                 "diverged_trials", "no score", "failed trials, and trials in which half of the seeds or more diverged"
