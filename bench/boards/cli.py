@@ -52,6 +52,10 @@ def warn(stores: Any, found: Any) -> int:
     return code
 
 
+def _left_out(stores: Any, found: Any) -> dict[str, list[str]]:
+    return {"damaged": [*map(str, stores.damaged), *found.damaged], "notes": found.notes}
+
+
 def _leaderboard(words: list[str]) -> int:
     args = parse("leaderboard", words)
     for name in ("out", "json"):
@@ -97,8 +101,7 @@ def _report(words: list[str]) -> int:
     code = warn(stores, what)
     write(args.out, text)
     if args.json:
-        damaged = [*map(str, stores.damaged), *what.damaged]
-        answer({"out": args.out, "runs": len(stores.runs), "damaged": damaged, "notes": what.notes})
+        answer({"out": args.out, "runs": len(stores.runs), **_left_out(stores, what)})
     return code
 
 
@@ -123,14 +126,7 @@ def _plot(words: list[str]) -> int:
         remark("note", f"{panel.title}: not drawn, since {panel.note}")
     if args.json:
         panels = [{"title": p.title, "drawn": bool(p.traces), "note": p.note} for p in chart.panels]
-        answer(
-            {
-                "out": args.out,
-                "panels": panels,
-                "damaged": [*map(str, stores.damaged), *what.damaged],
-                "notes": what.notes,
-            }
-        )
+        answer({"out": args.out, "panels": panels, **_left_out(stores, what)})
     return code
 
 
