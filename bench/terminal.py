@@ -43,11 +43,11 @@ def wrapped(parts: Sequence[str], wide: int | None, indent: str, between: str = 
         if lines and width(lines[-1]) + len(between) + width(part) <= room:
             lines[-1] += between + part
         else:
-            lines += _broken(part, room)
+            lines += broken(part, room)
     return [indent + line for line in lines]
 
 
-def _broken(part: str, room: int) -> list[str]:
+def broken(part: str, room: int) -> list[str]:
     """Lines of at most `room` columns, broken between words, or within a word longer than a line."""
     lines = [""]
     for word in part.split(" "):

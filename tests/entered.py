@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bench.boards import BOARDS, Board, BoardInput
+from bench.boards import BOARDS, Board
 from bench.boards.collect import Collected, collect
 from bench.config.run_config import id_of, resolve
 from bench.config.settings import described
@@ -199,8 +199,7 @@ def board(
     name: str, *folders: Path, reference: str | None = "adam", target: float | None = None, **words: Any
 ) -> Board:
     """A board of some stores."""
-    stores = Stores(folders)
-    return BOARDS[name](BoardInput(collect(stores, reference=reference, **words), stores.tables, reference, target))
+    return BOARDS[name](collect(Stores(folders), reference=reference, target=target, **words))
 
 
 def rows(name: str, *folders: Path, table: int = -1, **words: Any) -> dict[str, dict[str, Any]]:

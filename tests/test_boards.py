@@ -905,7 +905,7 @@ def test_what_anybodys_plug_ins_brought_is_shown_without_them(store, tmp_path, m
         "--task somebody.tasks:Thing --opt evil.py:X --device cpu --trainer.max_steps 100"
         in Path("report.html").read_text()
     )
-    assert steps(asked_of(found(store), Stores([store]))).panels[0].traces  # of the method that needs the loss
+    assert steps(found(store)).panels[0].traces  # of the method that needs the loss
     (own,) = json.loads(Path("own.json").read_text())[0]["tables"]
     assert [row["opt"] for row in own["rows"]] == ["evil.py:X"]
 
@@ -1246,18 +1246,11 @@ def test_runs_whose_measurements_are_lost_or_damaged_are_left_out_and_named(stor
     folders = [store / made("ngd", seed, **LOSS).run_id for seed in (0, 1)]
     (folders[0] / DONE / "measurements.parquet").unlink()
     (folders[1] / DONE / "measurements.parquet").write_bytes(b"PAR1 torn")
-    stores = Stores([store])
     collected = found(store)
-    (table,) = [BOARDS["theory"](asked_of(collected, stores))][0].tables
+    (table,) = BOARDS["theory"](collected).tables
     assert (table.rows[0]["n"], table.rows[0]["aligned"], table.rows[0]["steps"].median) == (3, "3 of 3", 60)
     assert "ngd: left out for lack of readable measurements: 2 runs" in table.notes
     assert [str(folders[1]) in each for each in collected.damaged] == [True]
-
-
-def asked_of(collected: Any, stores: Stores) -> Any:
-    from bench.boards import BoardInput
-
-    return BoardInput(collected, stores.tables)
 
 
 def test_the_rate_of_a_power_law_is_its_exponent(store):

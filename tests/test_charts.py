@@ -16,7 +16,6 @@ from matplotlib.colors import rgb_to_hsv, to_rgb
 from PIL import Image
 from scipy.stats import beta, t
 
-from bench.boards import BoardInput
 from bench.boards.charts import CHARTS, budget, performance_profile, profile, sensitivity
 from bench.boards.cli import main as results
 from bench.boards.collect import Collected, collect
@@ -109,9 +108,8 @@ def add_study(
     write_json(path, asdict(record) | changes)
 
 
-def asked(store: Path, target: float | None = None, **options: Any) -> BoardInput:
-    stores = Stores([store])
-    return BoardInput(collect(stores, **options), stores.tables, options.get("reference"), target)
+def asked(store: Path, target: float | None = None, **options: Any) -> Collected:
+    return collect(Stores([store]), target=target, **options)
 
 
 def trace(chart: Panel, name: str) -> Trace:
@@ -239,7 +237,7 @@ def test_a_band_far_wider_than_the_lines_is_cut_off(store):
 # -- studies --------------------------------------------------------------------------------------------------------
 
 
-def tuned(store: Path, scores: dict[float, float | None], **changes: Any) -> BoardInput:
+def tuned(store: Path, scores: dict[float, float | None], **changes: Any) -> Collected:
     winner = add_run(store, seed=1000)
     for seed in range(3):
         add_run(store, seed=seed)
@@ -445,7 +443,7 @@ def profiles(
     for entry in entries:
         entry.name = entry.opt
     own = [entry for entry in entries if not shown or entry.name in shown]
-    (panel,) = performance_profile(BoardInput(Collected(own, entries, entries, {}), lambda _: {})).panels
+    (panel,) = performance_profile(Collected(own, entries, entries, {}, lambda _: {})).panels
     return panel
 
 
@@ -531,7 +529,7 @@ def test_no_such_method_is_said(store):
 # -- all of them ----------------------------------------------------------------------------------------------------
 
 
-def everything(store: Path) -> BoardInput:
+def everything(store: Path) -> Collected:
     """Two problems, hostile names, studies, a diverged run, and extreme numbers."""
     draw = np.random.default_rng(0)
     for opt in ("sgd", "sps", HOSTILE):
@@ -567,7 +565,7 @@ def everything(store: Path) -> BoardInput:
     return asked(store, settings="all", reference="sgd")
 
 
-def eight(store: Path) -> BoardInput:
+def eight(store: Path) -> Collected:
     """Eight problems; in each the reference reaches the target."""
     for k in range(8):
         for opt in ("adamw", "sgd"):

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from PIL import Image, ImageStat
 
-from bench.boards import BOARDS, BoardInput
+from bench.boards import BOARDS
 from bench.boards.charts import CHARTS
 from bench.boards.cli import main as results
+from bench.boards.collect import Collected
 from bench.boards.page import KINDS, commands, fit_words, page, store_names
 from bench.config.run_config import resolve
 from bench.config.settings import described
@@ -68,7 +69,7 @@ class Reader(HTMLParser):
         return " ".join(word for tag, word in self.words if tag not in ("style", "title"))
 
 
-def report(what: BoardInput, runs: int = 4) -> str:
+def report(what: Collected, runs: int = 4) -> str:
     return page(what, runs, ["“runs”"])
 
 
@@ -130,7 +131,7 @@ def test_notes_of_boards_tables_and_charts_are_shown(store):
 @pytest.mark.deep
 def test_notes_on_the_stores_are_folded_and_names_of_options_do_not_break(store):
     what = everything(store)
-    text = report(replace(what, found=replace(what.found, notes=["first, see --trainer.max_steps", "another note"])))
+    text = report(replace(what, notes=["first, see --trainer.max_steps", "another note"]))
     folded = re.search(r"<details><summary>Left out and limited: 2 notes</summary>(.*?)</details>", text, re.S)
     assert folded is not None
     assert 'see <span class="whole">--trainer.max_steps</span></li>' in folded[1]
@@ -239,7 +240,7 @@ def test_runs_that_differ_in_their_seeds_share_a_command(store):
     for seed in (2, 0, 1):
         add_run(store, seed=seed)
     add_run(store, seed=3, words={"data_seed": 7})
-    (entry,) = asked(store).found.entries
+    (entry,) = asked(store).entries
     fit = "bench fit --task mnist --opt sgd --device cpu --trainer.max_steps 100"
     expected = [f"for seed in 0 1 2; do {fit} --seed $seed; done", f"{fit} --seed 3 --data_seed 7"]
     found = commands(entry.runs.values())  # in the order of their ids

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
 
-from bench.boards import BOARDS, BoardInput
+from bench.boards import BOARDS
 from bench.boards.attention_charts import attention, stability
+from bench.boards.collect import Collected
 from bench.results.draw import picture
 from bench.results.render import markdown
 from bench.results.table import Table
@@ -29,9 +30,9 @@ def path(task: str) -> Path:
     return FOLDER / task / "README.md"
 
 
-def page(task: str, asked: BoardInput) -> str | None:
+def page(task: str, found: Collected) -> str | None:
     """The page of a task: the answer in words, charts and tables; None without observations."""
-    board = BOARDS["attention"](asked)
+    board = BOARDS["attention"](found)
     if not board.tables:
         return None
     tables = markdown([board]).partition("\n")[2].strip()
@@ -63,12 +64,12 @@ def _answer(tables: Sequence[Table]) -> str:
     return " ".join(said)
 
 
-def publish(task: str, asked: BoardInput) -> None:
+def publish(task: str, found: Collected) -> None:
     """Write a task's page and its charts, if its runs were observed."""
-    text = page(task, asked)
+    text = page(task, found)
     if text is None:
         return
     path(task).parent.mkdir(parents=True, exist_ok=True)
     path(task).write_text(text, "utf-8")
     for name, chart in CHARTS.items():
-        path(task).with_name(f"{name}.png").write_bytes(picture(chart(asked).shown, ".png"))
+        path(task).with_name(f"{name}.png").write_bytes(picture(chart(found).shown, ".png"))

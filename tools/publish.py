@@ -16,7 +16,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
 
-from bench.boards import BoardInput
 from bench.boards.charts import curves
 from bench.boards.collect import Collected, collect
 from bench.boards.entries import Entry
@@ -240,13 +239,13 @@ def _sentence(task: str, table: Table) -> str:
     return f"On {task}, {'; '.join(told)}" + f" ({reference} is at the floor)" * floor + "."
 
 
-def shown() -> tuple[Collected, Chart, dict[str, BoardInput]]:
-    """The published runs, as boards read them, the figure, and the input of boards for each task."""
+def shown() -> tuple[Collected, Chart, dict[str, Collected]]:
+    """The published runs, as boards read them, the figure, and the runs of each task."""
     stores = Stores([FOLDER / STORE])
     found = collect(stores)
     tasks = dict.fromkeys(problem.task for problem in found.problems)
-    of_tasks = {task: BoardInput(collect(stores, tasks=[task]), stores.tables) for task in tasks}
-    return found, curves(BoardInput(found, stores.tables)), of_tasks
+    of_tasks = {task: collect(stores, tasks=[task]) for task in tasks}
+    return found, curves(found), of_tasks
 
 
 def main() -> int:

@@ -554,7 +554,7 @@ def board(
             store, task, opt, only, settings, mixed_versions, reference, target, reference_results
         )
         made = BOARDS[name](asked)
-        return Table(made, tuple(dict.fromkeys([*map(str, stores.damaged), *asked.found.damaged, *asked.found.notes])))
+        return Table(made, tuple(dict.fromkeys([*map(str, stores.damaged), *asked.damaged, *asked.notes])))
 
 
 def plot(

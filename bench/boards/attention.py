@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.boards.collect import Collected, Tables
+from bench.boards.collect import Collected
 from bench.boards.entries import Entry
-from bench.boards.shared import EVERY, WHO, find_reference, who
+from bench.boards.shared import EVERY, WHO, who
 from bench.results import sequential, stats
 from bench.results.chart import Array
 from bench.results.group import Seed, mean_interval
@@ -119,22 +119,16 @@ class Observed:
         return {seed: each and at_loss(self.losses(seed), each[1], level) for seed, each in found.items()}
 
 
-def attention_board(found: Collected, tables: Tables, reference: str | None = None) -> Board:
-    """Attention at equal training loss and at the end of training.
-
-    Args:
-        found: entries; those without observations are excluded.
-        tables: reads a run's tables.
-        reference: the fixed optimizer of comparison; None for each problem's own.
-    """
+def attention_board(found: Collected) -> Board:
+    """Attention at equal training loss and at the end of training."""
     shown = []
     for problem, entries in found.problems.items():
-        all_observed = [Observed(entry, found.read(entry, tables)) for entry in entries]
+        all_observed = [Observed(entry, found.read(entry)) for entry in entries]
         observed = [each for each in all_observed if each.runs]
         if not observed:
             continue
         level = max(end for each in observed for end in each.ends())
-        of = find_reference(found, problem, reference)
+        of = found.reference_of(problem)
         ref = next((each for each in observed if each.entry is of), None)
         base = ref.at("entropy", level) if ref is not None else {}
         rows = []

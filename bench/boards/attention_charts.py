@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from bench.boards import BoardInput
 from bench.boards.attention import NONE, SHOWN, over_heads
-from bench.boards.curves import nothing, over_steps, series
-from bench.results.chart import Array, Chart
+from bench.boards.collect import Collected
+from bench.boards.curves import over_steps, series
+from bench.results.chart import Array, Chart, Panel
 from bench.store.tables import Columns
 
 CURVED = {
@@ -20,12 +20,12 @@ CURVED = {
 """Quantities of `bench plot stability`."""
 
 
-def attention(asked: BoardInput) -> Chart:
+def attention(found: Collected) -> Chart:
     """Means over heads against optimizer steps, a panel for each problem and quantity."""
-    return _chart(asked, "attention", SHOWN, over_heads)
+    return _chart(found, "attention", SHOWN, over_heads)
 
 
-def stability(asked: BoardInput) -> Chart:
+def stability(found: Collected) -> Chart:
     """Sharpness times step size, gradient noise and updates against optimizer steps."""
 
     def of_model(tables: Mapping[str, Columns], name: str) -> tuple[Array, Array] | None:
@@ -37,18 +37,18 @@ def stability(asked: BoardInput) -> Chart:
         made = np.maximum(np.searchsorted(curve["step"], table["step"], side="right") - 1, 0)
         return table["step"], table["sharpness"] * curve["applied_step"][made]
 
-    return _chart(asked, "stability", CURVED, of_model)
+    return _chart(found, "stability", CURVED, of_model)
 
 
 def _chart(
-    asked: BoardInput,
+    found: Collected,
     kind: str,
     quantities: Mapping[str, str],
     read: Callable[[Mapping[str, Columns], str], tuple[Array, Array] | None],
 ) -> Chart:
     panels = []
-    for i, (problem, entries) in enumerate(asked.found.problems.items()):
-        tables = {entry.name: asked.read(entry) for entry in entries}
+    for i, (problem, entries) in enumerate(found.problems.items()):
+        tables = {entry.name: found.every(entry) for entry in entries}
         for name, words in quantities.items():
             lines = {
                 own: [_finite(read(each, name)) for each in there]
@@ -59,8 +59,8 @@ def _chart(
                 title = f"{words}: {problem.name}"
                 panels.append(over_steps(f"{kind}-{i}-{name}", problem, title, words, lines, log_x=True))
     if not panels:
-        panels.append(nothing(kind, kind, "optimizer steps", kind, NONE))
-    return Chart(panels, series(asked))
+        panels.append(Panel(kind, kind, "optimizer steps", kind, note=NONE))
+    return Chart(panels, series(found))
 
 
 def _finite(line: tuple[Array, Array] | None) -> tuple[Array, Array] | None:

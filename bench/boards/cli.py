@@ -11,12 +11,11 @@ from bench.text import cell
 
 
 def asked(args: Args) -> tuple[Any, Any]:
-    """The stores and the input of boards.
+    """The stores, and their entries that these arguments ask for.
 
     Raises:
         UserError: there is nothing to show, or a name is unknown.
     """
-    from bench.boards import BoardInput
     from bench.boards.collect import collect
 
     only: dict[str, str] = {}
@@ -34,6 +33,7 @@ def asked(args: Args) -> tuple[Any, Any]:
         settings=args.settings,
         mixed_versions=args.mixed_versions,
         reference=args.reference,
+        target=args.target,
     )
     known = sorted({name for entry in found.chosen for name in (entry.opt, entry.name)})
     if args.reference is not None and args.reference not in known:
@@ -41,7 +41,7 @@ def asked(args: Args) -> tuple[Any, Any]:
     metrics = sorted({problem.metric for problem in found.problems})
     if args.target is not None and len(metrics) > 1:
         raise UserError(f"--target {args.target:g}: which of {' and '.join(metrics)}? Choose tasks with --task")
-    return stores, BoardInput(found, stores.tables, args.reference, args.target)
+    return stores, found
 
 
 def warn(stores: Any, found: Any) -> int:
@@ -50,6 +50,10 @@ def warn(stores: Any, found: Any) -> int:
     for note in found.notes:
         remark("note", note)
     return code
+
+
+def _left_out(stores: Any, found: Any) -> dict[str, list[str]]:
+    return {"damaged": [*map(str, stores.damaged), *found.damaged], "notes": found.notes}
 
 
 def _leaderboard(words: list[str]) -> int:
@@ -71,15 +75,15 @@ def _leaderboard(words: list[str]) -> int:
     if args.explain is not None:
         from bench.boards.explain import explain, lines
 
-        explained = explain(what.found, args.explain)
-        code = warn(stores, what.found)
+        explained = explain(what, args.explain)
+        code = warn(stores, what)
         if args.json:
             answer(explained)
         else:
             write(args.out, "\n".join(line for row in explained for line in lines(row)))
         return code
     boards = [BOARDS[name](what) for name in names]
-    code = warn(stores, what.found)
+    code = warn(stores, what)
     if args.into is not None:
         write_into(args.into, {board.name: markdown([board], 4) for board in boards})
         print(f"written into {args.into}", file=sys.stderr)
@@ -94,11 +98,10 @@ def _report(words: list[str]) -> int:
 
     stores, what = asked(args)
     text = page(what, len(stores.runs), store_names(stores), len(stores.damaged))
-    code = warn(stores, what.found)
+    code = warn(stores, what)
     write(args.out, text)
     if args.json:
-        damaged = [*map(str, stores.damaged), *what.found.damaged]
-        answer({"out": args.out, "runs": len(stores.runs), "damaged": damaged, "notes": what.found.notes})
+        answer({"out": args.out, "runs": len(stores.runs), **_left_out(stores, what)})
     return code
 
 
@@ -114,7 +117,7 @@ def _plot(words: list[str]) -> int:
     check_ending(args.out)
     stores, what = asked(args)
     chart = curves(what, args.y) if args.y is not None else CHARTS[args.chart](what)
-    code = warn(stores, what.found)
+    code = warn(stores, what)
     empty = [panel for panel in chart.panels if not panel.traces]
     if len(empty) == len(chart.panels):
         raise UserError("nothing to draw: " + "; ".join(f"{cell(p.title)}: {cell(p.note)}" for p in empty))
@@ -123,14 +126,7 @@ def _plot(words: list[str]) -> int:
         remark("note", f"{panel.title}: not drawn, since {panel.note}")
     if args.json:
         panels = [{"title": p.title, "drawn": bool(p.traces), "note": p.note} for p in chart.panels]
-        answer(
-            {
-                "out": args.out,
-                "panels": panels,
-                "damaged": [*map(str, stores.damaged), *what.found.damaged],
-                "notes": what.found.notes,
-            }
-        )
+        answer({"out": args.out, "panels": panels, **_left_out(stores, what)})
     return code
 
 

@@ -37,13 +37,16 @@ Tables = Callable[[str], Mapping[str, Columns]]
 
 @dataclass
 class Collected:
-    """The collected entries.
+    """The collected entries: the input of every board and chart.
 
     Attributes:
         entries: the shown entries, by problem, then optimizer, then settings.
         chosen: likewise, and the reference even if it is not shown.
         all: all entries.
         by_id: all runs by id, those of trials too.
+        tables: reads a run's tables.
+        reference: the fixed optimizer of comparison; None for each problem's own (`Problem.reference`).
+        target: value of the metric on the selection split; None for the task's own.
         notes: notes on excluded runs.
         damaged: runs that cannot be read, and why; boards that read tables may find more.
     """
@@ -52,32 +55,49 @@ class Collected:
     chosen: list[Entry]
     all: list[Entry]
     by_id: dict[str, RunResult]
+    tables: Tables
+    reference: str | None = None
+    target: float | None = None
     notes: list[str] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, runs: Sequence[RunResult]) -> "Collected":
+    def of(cls, runs: Sequence[RunResult], tables: Tables, reference: str | None = None) -> "Collected":
         """The entries of these runs alone, named by their optimizers."""
         by_id = {run.run_id: run for run in runs}
         entries = entries_of(runs, by_id, [])
         for entry in entries:
             entry.name = entry.opt
-        return cls(entries, entries, entries, by_id)
+        return cls(entries, entries, entries, by_id, tables, reference)
 
     @property
     def problems(self) -> dict[Problem, list[Entry]]:
         """The entries by problem."""
         return _by_problem(self.entries)
 
-    def read(self, group: Group, tables: Tables) -> dict[Seed, Mapping[str, Columns]]:
+    def reference_of(self, problem: Problem) -> Entry | None:
+        """The entry that a problem's others are compared with, preferring tuned to default to by hand."""
+        own = [e for e in self.chosen if e.problem == problem and self.reference_name(problem) in (e.opt, e.name)]
+        return min(own, key=lambda entry: (KINDS.index(entry.kind), entry.name), default=None)
+
+    def reference_name(self, problem: Problem) -> str:
+        """The name of a problem's reference, which may have no runs."""
+        return self.reference or problem.reference
+
+    def read(self, group: Group) -> dict[Seed, Mapping[str, Columns]]:
         """The tables of a group's runs by seed, without runs whose tables are damaged, which are noted."""
         found: dict[Seed, Mapping[str, Columns]] = {}
         for seed, run in group.runs.items():
             try:
-                found[seed] = tables(run.run_id)
+                found[seed] = self.tables(run.run_id)
             except UserError as error:
                 self.damaged.append(str(error))
         return found
+
+    def every(self, entry: Entry) -> list[Mapping[str, Columns]]:
+        """The tables of each of an entry's runs; none of a run whose tables are damaged, which is noted."""
+        found = self.read(entry)
+        return [found.get(seed, {}) for seed in entry.runs]
 
     def trial_runs(self, entry: Entry) -> list[RunResult]:
         """The stored runs of the trials of the entry's study; none if it was not tuned."""
@@ -99,6 +119,7 @@ def collect(
     settings: str = "best",
     mixed_versions: bool = False,
     reference: str | None = None,
+    target: float | None = None,
 ) -> Collected:
     """The entries of some stores.
 
@@ -111,7 +132,8 @@ def collect(
             the same seeds, as from a sweep; else the defaults, else settings by hand if there is only one; `tuned`,
             `default` or `all` selects these.
         mixed_versions: allow runs of several versions together.
-        reference: the fixed optimizer of comparison; None for each problem's own.
+        reference: as in `Collected`.
+        target: as in `Collected`.
 
     Raises:
         UserError: no entry remains, a name is unknown, or versions are mixed.
@@ -119,18 +141,14 @@ def collect(
     # The budget is part of every problem: a record without one is too old to compare.
     runs = [run for run in stores.runs if run.problem]
     damaged = [
-        (
-            f"run {run.run_id} in {stores.place(run.run_id)} was written by an older version and lacks keys that"
-            " comparisons need"
-        )
+        f"run {run.run_id} in {stores.place(run.run_id)} was written by an older version and lacks keys that"
+        " comparisons need"
         for run in stores.runs
         if not run.problem
     ]
     if not runs:
-        broken = [*map(str, stores.damaged), *damaged]
-        what = (
-            f"no readable runs in {stores.shown} ({'; '.join(broken[:3])})" if broken else f"no runs in {stores.shown}"
-        )
+        broken = "; ".join([*map(str, stores.damaged), *damaged][:3])
+        what = f"no readable runs in {stores.shown} ({broken})" if broken else f"no runs in {stores.shown}"
         raise UserError(f"there are {what}; {HOW_TO_FILL}")
     notes: list[str] = []
     runs = _of_these_versions(runs, stores.shipped, notes)
@@ -142,32 +160,26 @@ def collect(
             if each not in there:
                 raise unknown(f"{kind} in {stores.shown}", each, there)
     tasks = tasks and sorted({bare(run.config["task"]) for run in runs if run.names["task"] & {*tasks}})
-    runs = _filtered(
-        runs,
-        tasks,
-        None if opts is None else {*opts, *({reference} if reference else REFERENCES)},
-        only or {},
-        stores.shipped,
-    )
-    if not any(opts is None or bare(run.config["opt"]) in opts for run in runs):
+    read = None if opts is None else {*opts, *({reference} if reference else REFERENCES)}
+    runs = _filtered([run for run in runs if _is_of(run, tasks, read)], only or {}, stores.shipped, by_id.values())
+    if not any(_is_of(run, None, opts) for run in runs):
         raise UserError(f"no run in {stores.shown} matches --task, --opt and --only")
     entries = entries_of(runs, by_id, stores.studies)
     for entry in entries:
         entry.shipped = sum(run.run_id in stores.shipped for run in entry.runs.values())
     chosen = _chosen(entries, settings, notes)
-    shown = [entry for entry in chosen if opts is None or entry.opt in opts]
     if not mixed_versions:
         _refuse_mixed(chosen, stores.shipped)
     if not only:  # `only` may exclude the runs of a study
         mine = [s for s in stores.studies if (not tasks or bare(s.task) in tasks) and (not opts or bare(s.opt) in opts)]
         notes += [note for study in mine if (note := _study_note(study, entries, by_id))]
-    found = Collected(shown, chosen, entries, by_id, notes, damaged)
     for own in _by_problem(chosen).values():
         for entry in own:
             several = sum(other.opt == entry.opt for other in own) > 1
             entry.name = f"{entry.opt} ({differing(entry, own)})" if several else entry.opt
             entry.conformance = _conformance(entry, stores.checks)
-    return found
+    shown = [entry for entry in chosen if opts is None or entry.opt in opts]
+    return Collected(shown, chosen, entries, by_id, stores.tables, reference, target, notes, damaged)
 
 
 def _conformance(entry: Entry, checks: Iterable[CheckRecord]) -> str | None:
@@ -185,33 +197,29 @@ def _conformance(entry: Entry, checks: Iterable[CheckRecord]) -> str | None:
     return f"fails {', '.join(sorted(failed))}" if failed else "pass"
 
 
+def _is_of(run: RunResult, tasks: Collection[str] | None, opts: Collection[str] | None) -> bool:
+    return (tasks is None or bare(run.config["task"]) in tasks) and (opts is None or bare(run.config["opt"]) in opts)
+
+
 def _filtered(
-    runs: Sequence[RunResult],
-    tasks: Sequence[str] | None,
-    opts: Iterable[str] | None,
-    only: Mapping[str, str],
-    shipped: Collection[str],
+    runs: list[RunResult], only: Mapping[str, str], shipped: Collection[str], known: Iterable[RunResult]
 ) -> list[RunResult]:
+    """The runs with these settings; versions of libraries do not filter reference results."""
+    if not only:
+        return runs
     if "status" in only:
         raise UserError("--only status: comparisons always include diverged and stopped runs")
-    known = {name for run in runs for name in facts(run)} if only else set()
-    of_libraries = {f"versions.{name}" for name in LIBRARIES}
-    others = {name: word for name, word in only.items() if name not in of_libraries}
+    names = {name for run in known for name in facts(run)}
     for name in only:
-        if name not in known:
-            raise unknown("setting of --only", name, sorted(known - {"status"}))
-    return [
-        run
-        for run in runs
-        if (tasks is None or bare(run.config["task"]) in tasks)
-        and (opts is None or bare(run.config["opt"]) in opts)
-        and _has(run, others if run.run_id in shipped else only)
-    ]
+        if name not in names:
+            raise unknown("setting of --only", name, sorted(names - {"status"}))
+    of_libraries = {f"versions.{name}" for name in LIBRARIES}
 
+    def has(run: RunResult) -> bool:
+        own, free = facts(run), of_libraries if run.run_id in shipped else ()
+        return all(name in free or (name in own and _is(own[name], word)) for name, word in only.items())
 
-def _has(run: RunResult, only: Mapping[str, str]) -> bool:
-    own = facts(run) if only else {}
-    return all(name in own and _is(own[name], word) for name, word in only.items())
+    return [run for run in runs if has(run)]
 
 
 def _is(value: Any, word: str) -> bool:
@@ -250,51 +258,46 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
     chosen: list[Entry] = []
     swept: dict[str, list[str]] = {}
     for group in groups.values():
-        own = [entry for entry in group if entry.runs]
+        own, opt, problem = [entry for entry in group if entry.runs], group[0].opt, group[0].problem
         if not own:
             counts = sum((entry.others for entry in group), Counter[str]())
-            ends = cell(dict(sorted(counts.items())))
-            notes.append(f"{group[0].problem.name}: no run of {group[0].opt} has ended ({ends})")
+            notes.append(f"{problem.name}: no run of {opt} has ended ({cell(dict(sorted(counts.items())))})")
+            continue
         if settings == "all":
             searched, _ = _search([entry for entry in own if entry.kind != "tuned"])
             for entry in searched:
                 entry.one_of = len(searched)
             chosen += own
             continue
-        kind = next((kind for kind in KINDS if any(entry.kind == kind for entry in own)), None)
-        searched, seeds = ([], set[Seed]()) if kind == "tuned" or settings != "best" else _search(own)
-        if searched:
-            best = [_best_of(searched, seeds)]
-            swept.setdefault(own[0].problem.name, []).append(own[0].opt)
-            if rest := len(own) - len(searched):
-                notes.append(
-                    f"{own[0].problem.name}: {own[0].opt}: {rest} further setting{'s' * (rest != 1)} with other"
-                    " seeds were not considered; --settings all shows all"
-                )
-        elif settings == "best":
-            best = [entry for entry in own if entry.kind == kind]
-            if kind == "default" and (rest := len(own) - len(best)):
-                notes.append(
-                    f"{own[0].problem.name}: {own[0].opt} is shown at its defaults, without {rest} other"
-                    f" setting{'s' * (rest != 1)} set by hand: tune it, or show all with --settings all"
-                )
-        else:
-            kind = settings
-            best = [entry for entry in own if (entry.default if kind == "default" else entry.kind == kind)]
-        if len(best) > 1 and kind == "tuned":
+        kind = min((entry.kind for entry in own), key=KINDS.index) if settings == "best" else settings
+        searched, seeds = _search(own) if settings == "best" and kind != "tuned" else ([], set[Seed]())
+        best = [entry for entry in own if (entry.default if kind == settings == "default" else entry.kind == kind)]
+        if kind == "tuned" and best:
             best.sort(key=lambda entry: entry.study.weight if entry.study else (0, ""), reverse=True)
             best[0].others_tuned = [e.study.name if e.study else f"elsewhere, {differing(e, best)}" for e in best[1:]]
             best = best[:1]
-        if own and not best:
-            notes.append(f"{own[0].problem.name}: {own[0].opt} is not shown: it has no {kind} settings")
+        elif searched:
+            best = [_best_of(searched, seeds)]
+            swept.setdefault(problem.name, []).append(opt)
+            if rest := len(own) - len(searched):
+                notes.append(
+                    f"{problem.name}: {opt}: {counted(rest, 'further setting')} with other seeds were not considered;"
+                    " --settings all shows all"
+                )
+        elif settings == "best" and kind == "default" and (rest := len(own) - len(best)):
+            notes.append(
+                f"{problem.name}: {opt} is shown at its defaults, without {counted(rest, 'other setting')} set by"
+                " hand: tune it, or show all with --settings all"
+            )
         if len(best) == 1:
             chosen += best
         elif best:
             notes.append(
-                f"{best[0].problem.name}: {best[0].opt} is not shown, since it has {len(best)} settings by hand and"
-                f" no rule to choose one: tune it (bench tune --task {best[0].problem.task} --opt {best[0].opt}),"
-                " or show all with --settings all"
+                f"{problem.name}: {opt} is not shown, since it has {len(best)} settings by hand and no rule to choose"
+                f" one: tune it (bench tune --task {problem.task} --opt {opt}), or show all with --settings all"
             )
+        else:
+            notes.append(f"{problem.name}: {opt} is not shown: it has no {kind} settings")
     notes += [
         f"{problem}: {', '.join(sorted(opts))}: the best of several settings, chosen on the shown seeds. This is"
         " optimistic, so there is no verdict: bench tune chooses on other seeds; --settings all shows all"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from bench.boards import BoardInput
+from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
 from bench.boards.shared import FEW_SEEDS
 from bench.errors import unknown
@@ -24,36 +24,36 @@ LABELS = WORDS | {"alignment": "alignment (cosine)", "distance": "distance of di
 """Axis labels of columns; others have their own name."""
 
 
-def series(asked: BoardInput, of: Iterable[str] = ("",)) -> dict[str, str]:
+def series(found: Collected, of: Iterable[str] = ("",)) -> dict[str, str]:
     """The names of all entries, shown or not, by optimizer: an entry has the same style in all charts.
 
     Args:
-        asked: the entries.
+        found: the entries.
         of: suffixes of the name, for entries with several lines.
     """
     ends = [f" {word}".rstrip() for word in of]
-    pairs = sorted({(entry.opt, entry.name) for entry in asked.found.chosen})
+    pairs = sorted({(entry.opt, entry.name) for entry in found.chosen})
     return {name + end: opt for opt, name in pairs for end in ends}
 
 
-def curves(asked: BoardInput, column: str = "loss") -> Chart:
+def curves(found: Collected, column: str = "loss") -> Chart:
     """A column of the runs' tables against optimizer steps: means over seeds with pointwise t-intervals.
 
     The training loss is shown as suboptimality gap if the infimum is known, and not below `CONVERGED`.
 
     Args:
-        asked: the entries, and how to read tables.
+        found: the entries.
         column: of the curve, or else of the measurements.
 
     Raises:
         UserError: no run has this column.
     """
     panels, known = [], set()
-    for i, (problem, entries) in enumerate(asked.found.problems.items()):
+    for i, (problem, entries) in enumerate(found.problems.items()):
         lines, words, facts = {}, LABELS.get(column, column), []
         above = column == "loss" and all(run.infimum is not None for e in entries for run in e.runs.values())
         for entry in entries:
-            read, runs = asked.read(entry), entry.runs.values()
+            read, runs = found.every(entry), entry.runs.values()
             known |= {name for tables in read for table in tables.values() for name in table}
             lines[entry.name] = _held(_columns(read, column), [run.status for run in runs])
             if column == "loss":
@@ -66,7 +66,7 @@ def curves(asked: BoardInput, column: str = "loss") -> Chart:
         panels.append(over_steps(f"curves-{i}", problem, f"{words}: {problem.name}", words, lines, facts))
     if column not in known and (known or column != "loss"):
         raise unknown("column", column, sorted(known - {"step"}))
-    return Chart(panels, series(asked))
+    return Chart(panels, series(found))
 
 
 def _clipped(line: "Line", infimum: Any) -> "Line":
@@ -77,29 +77,25 @@ def _clipped(line: "Line", infimum: Any) -> "Line":
     return at, np.maximum(values - (infimum or 0.0), CONVERGED)
 
 
-def steps(asked: BoardInput) -> Chart:
-    """Step sizes of the methods that choose them, before and after their cap, against optimizer steps.
-
-    Args:
-        asked: the entries, and how to read tables.
-    """
+def steps(found: Collected) -> Chart:
+    """Step sizes of the methods that choose them, before and after their cap, against optimizer steps."""
     panels = []
-    for i, (problem, entries) in enumerate(asked.found.problems.items()):
+    for i, (problem, entries) in enumerate(found.problems.items()):
         shown = [entry for entry in entries if _chooses(entry)]
         title = f"step sizes: {problem.name}"
         if not shown:
             why = "no optimizer in these runs computes or caps its step size"
-            panels.append(nothing(f"steps-{i}", title, "optimizer steps", "step size", why))
+            panels.append(Panel(f"steps-{i}", title, "optimizer steps", "step size", note=why))
             continue
         lines, facts = {}, []
         for entry in shown:
-            read = asked.read(entry)
+            read = found.every(entry)
             lines[f"{entry.name} applied"] = _columns(read, "applied_step")
             lines[f"{entry.name} raw"] = _columns(read, "raw_step")
             if share := cap_share(entry.runs.values()):
                 facts.append(f"{entry.name}: {100 * share:.3g} % of the steps are at the cap")
         panels.append(over_steps(f"steps-{i}", problem, title, "step size", lines, facts))
-    return Chart(panels, series(asked, ("applied", "raw")))
+    return Chart(panels, series(found, ("applied", "raw")))
 
 
 def _chooses(entry: Entry) -> bool:
@@ -219,8 +215,3 @@ def _room(traces: Sequence[Trace], log: str) -> tuple[float, float] | None:
         return None
     limits = max(low - room, min(e.min() for e in ends)), min(high + room, max(e.max() for e in ends))
     return float(back(min(limits[0], low))), float(back(max(limits[1], high)))
-
-
-def nothing(key: str, title: str, x: str, y: str, why: str) -> Panel:
-    """An empty panel."""
-    return Panel(key, title, x, y, "", [], why)

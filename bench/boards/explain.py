@@ -11,7 +11,7 @@ from bench.boards.page import commands
 from bench.boards.shared import flags
 from bench.errors import unknown
 from bench.results.render import shown
-from bench.results.table import Column, Table
+from bench.results.table import Table
 from bench.run_summary import fit_words
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
@@ -49,11 +49,8 @@ def _explained(entry: Entry, found: Collected) -> dict[str, Any]:
         "versions": ", ".join(f"{what} {' and '.join(each)}" for what, each in entry.versions.items()),
         "machine": " and ".join(entry.machines),
     }
-    tried = (
-        []
-        if study is None
-        else [{name: trial[name] for name in ("point", "kind", "state", "score")} for trial in study.trials]
-    )
+    trials = [] if study is None else study.trials
+    tried = [{name: trial[name] for name in ("point", "kind", "state", "score")} for trial in trials]
     tuning = [_tune_words(study, runs[0])] if study is not None and runs else []
     return {
         "row": entry.name,
@@ -71,14 +68,8 @@ def lines(explained: Mapping[str, Any]) -> Iterator[str]:
         yield cell(f"  {what:<11} {words}")
     if explained["tried"]:
         yield "  tried"
-        columns = [
-            Column("point", "setting"),
-            Column("kind", "why"),
-            Column("state", "ended"),
-            Column("score", "score"),
-        ]
-        rows = [trial | {"point": _options(trial["point"])} for trial in explained["tried"]]
-        yield from shown(Table("", columns, rows), "    ")
+        rows = [(_options(each["point"]), each["kind"], each["state"], each["score"]) for each in explained["tried"]]
+        yield from shown(Table.of(["setting", "why", "ended", "score"], rows), "    ")
     yield "  commands"
     yield from (cell(f"    {command}") for command in explained["commands"])
     yield ""

@@ -10,18 +10,13 @@ from bench.results.sequential import Comparison
 from bench.text import cell, listed
 
 
-def headlines(found: Collected, reference: str | None = None) -> list[tuple[str, str]]:
-    """The name of each problem, and its result on the board `quality`, in words.
-
-    Args:
-        found: entries.
-        reference: the fixed optimizer of comparison; None for each problem's own.
-    """
-    return [(problem.name, _said(found, problem, entries, reference)) for problem, entries in found.problems.items()]
+def headlines(found: Collected) -> list[tuple[str, str]]:
+    """The name of each problem, and its result on the board `quality`, in words."""
+    return [(problem.name, _said(found, problem, entries)) for problem, entries in found.problems.items()]
 
 
-def _said(found: Collected, problem: Problem, entries: Sequence[Entry], reference: str | None) -> str:
-    metric, verdicts, said = judged(found, problem, entries, reference)
+def _said(found: Collected, problem: Problem, entries: Sequence[Entry]) -> str:
+    metric, verdicts, said = judged(found, problem)
     ordered = verdicts.ordered(entries)
     if verdicts.ref is None:
         first = next((entry for entry in ordered if entry.refused is None and metric.mean(entry)), None)
@@ -29,7 +24,7 @@ def _said(found: Collected, problem: Problem, entries: Sequence[Entry], referenc
         if first is not None:
             best = f"{first.name} ({first.settings}) has the best mean ({metric.words} {cell(metric.mean(first))})"
             best += ", on the seeds that chose its settings" * bool(first.best_of)
-        return f"{best}; there are no runs of {reference or problem.reference}, so there are no verdicts."
+        return f"{best}; there are no runs of {found.reference_name(problem)}, so there are no verdicts."
     compared = {entry: verdicts.of(entry) for entry in ordered if entry is not verdicts.ref}
     groups: dict[str, list[Entry]] = {}
     for entry, of in compared.items():

@@ -10,8 +10,9 @@ from functools import cache
 from typing import Any
 
 from bench import __version__
-from bench.boards import BOARDS, BoardInput
+from bench.boards import BOARDS
 from bench.boards.charts import CHARTS
+from bench.boards.collect import Collected
 from bench.boards.entries import Entry
 from bench.boards.headline import headlines
 from bench.results.chart import Chart
@@ -49,32 +50,32 @@ FIRST = "forest"
 _WHOLE = re.compile(r"--\w[\w.]*|\[[-+.,\de ]+\]|\d[\d.]*e[-+]\d+")
 
 
-def page(asked: BoardInput, runs: int, stores: Sequence[str], damaged: int = 0) -> str:
+def page(found: Collected, runs: int, stores: Sequence[str], damaged: int = 0) -> str:
     """The page; the same store gives the same bytes.
 
     Args:
-        asked: the shown entries.
+        found: the shown entries.
         runs: number of runs in the stores.
         stores: in words (`store_names`).
         damaged: number of unreadable runs and records.
     """
-    asked = replace(asked, tables=cache(asked.tables))  # charts and boards use the same runs
-    entries = asked.found.entries
+    found = replace(found, tables=cache(found.tables))  # charts and boards use the same runs
+    entries = found.entries
     made = {run.run_id: i for i, entry in enumerate(entries) for run in entry.runs.values()}
-    boards = [_board(make(asked), made) for make in BOARDS.values()]
-    kinds = [_kind(kind, *KINDS[kind], make(asked)) for kind, make in CHARTS.items()]
-    damaged += len({*asked.found.damaged})  # boards and charts may have found more
+    boards = [_board(make(found), made) for make in BOARDS.values()]
+    kinds = [_kind(kind, *KINDS[kind], make(found)) for kind, make in CHARTS.items()]
+    damaged += len({*found.damaged})  # boards and charts may have found more
     return _written(
         boards,
         kinds,
-        headlines(asked.found, asked.reference),
+        headlines(found),
         first=FIRST,
         runs=runs,
         shown=len(made),
         stores=stores,
         damaged=damaged,
-        notes=list(map(cell, asked.found.notes)),
-        reference=asked.reference,
+        notes=list(map(cell, found.notes)),
+        reference=found.reference,
         entries=[_made(i, entry) for i, entry in enumerate(entries)],
     )
 

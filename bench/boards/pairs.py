@@ -14,16 +14,9 @@ MOST_ROWS = 100
 _SIGNS = {1: "better", -1: "worse", 0: "tied"}
 
 
-def pairs(found: Collected, reference: str | None = None) -> Board:
-    """A grid of pairwise verdicts, with the rank interval of each row.
-
-    Args:
-        found: entries.
-        reference: reference, which determines the measure (`quality`); None for each problem's own.
-    """
-    tables = [
-        _table(found, problem, entries, reference) for problem, entries in found.problems.items() if len(entries) > 1
-    ]
+def pairs(found: Collected) -> Board:
+    """A grid of pairwise verdicts by the measure of `quality`, with the rank interval of each row."""
+    tables = [_table(found, problem, entries) for problem, entries in found.problems.items() if len(entries) > 1]
     notes = [
         "sign tests over common seeds, Holm-corrected over all pairs of a table: family-wise error rate at most 5 %,"
         " also with optional stopping; a verdict therefore depends on the other rows"
@@ -31,8 +24,8 @@ def pairs(found: Collected, reference: str | None = None) -> Board:
     return Board("pairs", "All pairs", tables, notes)
 
 
-def _table(found: Collected, problem: Problem, entries: list[Entry], reference: str | None) -> Table:
-    _, verdicts, floor = judged(found, problem, entries, reference)
+def _table(found: Collected, problem: Problem, entries: list[Entry]) -> Table:
+    _, verdicts, floor = judged(found, problem)
     refused = {
         entry.name: entry.refused or "selected on these seeds" for entry in entries if entry.refused or entry.best_of
     }

@@ -1,6 +1,6 @@
 """Quality: the final metric at the tuned settings and a fixed budget, with a verdict against a fixed reference."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.boards.collect import Collected
@@ -13,7 +13,6 @@ from bench.boards.shared import (
     Verdicts,
     budget_notes,
     coinciding,
-    find_reference,
     lost,
     metric_of,
     who,
@@ -33,16 +32,11 @@ TUNING_NOISE = (
 """Help of the column; the numbers are from `results/statistics`."""
 
 
-def quality(found: Collected, reference: str | None = None) -> Board:
-    """Final metric on the reporting split at the tuned settings and a fixed budget.
-
-    Args:
-        found: entries.
-        reference: the fixed optimizer of comparison; None for each problem's own.
-    """
+def quality(found: Collected) -> Board:
+    """Final metric on the reporting split at the tuned settings and a fixed budget."""
     tables, effects = [], {}
     for problem, entries in found.problems.items():
-        metric, verdicts, said = judged(found, problem, entries, reference)
+        metric, verdicts, said = judged(found, problem)
         ref, at_best = verdicts.ref, final(metric.words, metric.mode, metric.log, best=True)
         rows, silent = [], []
         for entry in verdicts.ordered(entries):
@@ -68,10 +62,8 @@ def quality(found: Collected, reference: str | None = None) -> Board:
             Column(
                 "final",
                 metric.words,
-                (
-                    f"at the last step, {mean} over seeds with 95 % t-interval;"
-                    f" {'larger' if problem.mode == 'max' else 'smaller'} is better"
-                ),
+                f"at the last step, {mean} over seeds with 95 % t-interval;"
+                f" {'larger' if problem.mode == 'max' else 'smaller'} is better",
             ),
             Column("final_tuned", "with the noise of tuning", TUNING_NOISE),
             *verdicts.columns,
@@ -89,7 +81,7 @@ def quality(found: Collected, reference: str | None = None) -> Board:
             notes.append(f"no interval with the noise of tuning: {', '.join(silent)}")
         if ref is None:
             notes.append(
-                f"the reference {reference or problem.reference} has no runs in these stores, so there are"
+                f"the reference {found.reference_name(problem)} has no runs in these stores, so there are"
                 f" no verdicts: make some with bench suite, or choose another with --reference"
             )
         elif ref.kind != "tuned" and not ref.best_of:
@@ -97,8 +89,9 @@ def quality(found: Collected, reference: str | None = None) -> Board:
         if any(v == CONVERGED for e in entries for v in metric.values(e)):
             notes.append(f"losses below {CONVERGED:g} count as equal to it")
         tables.append(Table(problem.name, columns, rows, notes))
-    if sum(find_reference(found, problem, reference) is not None for problem in found.problems) > 1:
-        tables.insert(0, over_tasks(found, effects, reference))
+    compared_on = [problem for problem in found.problems if found.reference_of(problem) is not None]
+    if len(compared_on) > 1:
+        tables.insert(0, _over_tasks(compared_on, effects))
     notes = [
         VERDICTS,
         "tuned settings were chosen by the metric on the selection split,"
@@ -107,43 +100,24 @@ def quality(found: Collected, reference: str | None = None) -> Board:
     return Board("quality", "Quality at a fixed budget", tables, notes)
 
 
-def judged(
-    found: Collected, problem: Problem, entries: Sequence[Entry], reference: str | None
-) -> tuple[Measure, Verdicts, str | None]:
+def judged(found: Collected, problem: Problem) -> tuple[Measure, Verdicts, str | None]:
     """The final metric, the verdicts, and the reason if they use another measure.
-
-    Args:
-        found: entries.
-        problem: of the entries.
-        entries: of the problem.
-        reference: as for `quality`.
-    """
-    ref = find_reference(found, problem, reference)
-    metric = metric_of(problem, entries, ref)
-    measure, said = compared_by(problem, ref, metric)
-    return metric, Verdicts(ref, measure), said
-
-
-def compared_by(problem: Problem, ref: Entry | None, metric: Measure) -> tuple[Measure, str | None]:
-    """The measure that compares entries, and the reason if it is not the final metric.
 
     If the reference reaches the floor of the metric on half of its seeds or more, final values carry no information.
     The measure is then the number of steps to the target; runs that miss it have no value.
-
-    Args:
-        problem: the problem.
-        ref: the reference.
-        metric: the final metric.
     """
-    said = None
-    if ref is not None and at_floor(metric, ref):
-        floor = [v == CONVERGED for v in metric.values(ref)]
-        seeds = f"{sum(floor)} of {len(floor)} seeds"
-        said = f"the reference {ref.name} is at the floor of the metric ({CONVERGED:g}) on {seeds}"
-        if problem.target is not None:
-            return steps_to(None, problem.mode), f"{said}, so rows are compared by the steps to the target"
+    ref = found.reference_of(problem)
+    metric = metric_of(found.problems[problem], ref)
+    if ref is None or not at_floor(metric, ref):
+        return metric, Verdicts(ref, metric), None
+    floor = [value == CONVERGED for value in metric.values(ref)]
+    seeds = f"{sum(floor)} of {len(floor)} seeds"
+    said = f"the reference {ref.name} is at the floor of the metric ({CONVERGED:g}) on {seeds}"
+    if problem.target is None:
         said += ", where differences vanish, and the task has no target: use a smaller budget"
-    return metric, said
+        return metric, Verdicts(ref, metric), said
+    steps = steps_to(None, problem.mode)
+    return metric, Verdicts(ref, steps), f"{said}, so rows are compared by the steps to the target"
 
 
 def at_floor(metric: Measure, entry: Entry) -> bool:
@@ -152,17 +126,8 @@ def at_floor(metric: Measure, entry: Entry) -> bool:
     return 2 * sum(floor) >= len(floor) > 0
 
 
-def over_tasks(
-    found: Collected, effects: dict[str, dict[Problem, Comparison | str | None]], reference: str | None
-) -> Table:
-    """The verdicts of each optimizer, task by task; effects of different tasks have no mean.
-
-    Args:
-        found: entries.
-        effects: by optimizer and problem.
-        reference: as for `quality`.
-    """
-    problems = [problem for problem in found.problems if find_reference(found, problem, reference) is not None]
+def _over_tasks(problems: Sequence[Problem], effects: Mapping[str, Mapping[Problem, Comparison | str | None]]) -> Table:
+    """The verdicts of each optimizer, task by task; effects of different tasks have no mean."""
     rows: list[dict[str, Any]] = []
     for name, own in sorted(effects.items()):
         row: dict[str, Any] = {"opt": name}

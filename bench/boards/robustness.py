@@ -1,22 +1,17 @@
 """Robustness: how often runs diverge, and how much seeds differ."""
 
 from bench.boards.collect import Collected
-from bench.boards.shared import EVERY, FEW_SEEDS, WHO, find_reference, lost, metric_of, who
+from bench.boards.shared import EVERY, FEW_SEEDS, WHO, lost, metric_of, who
 from bench.results import stats
 from bench.results.selection import End
 from bench.results.table import Board, Column, Table
 
 
-def robustness(found: Collected, reference: str | None = None) -> Board:
-    """How often runs diverge, and how much seeds differ.
-
-    Args:
-        found: entries.
-        reference: reference, which determines whether the infimum of a loss is known; None for each problem's own.
-    """
+def robustness(found: Collected) -> Board:
+    """How often runs diverge, and how much seeds differ."""
     tables = []
     for problem, entries in found.problems.items():
-        metric = metric_of(problem, entries, find_reference(found, problem, reference))
+        metric = metric_of(entries, found.reference_of(problem))
         rows = []
         for entry in entries:
             values = metric.values(entry)

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.boards.collect import Collected
-from bench.boards.entries import KINDS, LIBRARIES, Entry, Problem
+from bench.boards.entries import LIBRARIES, Entry
 from bench.results.group import Measure, final
 from bench.results.selection import CONVERGED, GAP, above_infimum, is_capped
 from bench.results.sequential import LEAST_SEEDS, ROUNDING, Comparison, advice, differences
@@ -89,8 +88,8 @@ def _shipped(entry: Entry) -> str:
     return f"{share}shipped (torch {torch}, {' and '.join(entry.machines)})"
 
 
-def metric_of(problem: Problem, entries: Sequence[Entry], reference: Entry | None) -> Measure:
-    """The final metric; possibly a suboptimality gap, on a logarithmic scale.
+def metric_of(entries: Sequence[Entry], reference: Entry | None) -> Measure:
+    """The final metric of a problem's entries; possibly a suboptimality gap, on a logarithmic scale.
 
     It is a gap if the infimum of the reference's runs is known, unless their task declares a linear scale. Without a
     reference, the runs of all entries count; whether the infimum is known is a property of the instance.
@@ -98,21 +97,8 @@ def metric_of(problem: Problem, entries: Sequence[Entry], reference: Entry | Non
     own = [run for entry in (entries if reference is None else [reference]) for run in entry.runs.values()]
     above = any(run.final is not None for run in own) and above_infimum(own)
     split = sorted({run.split for entry in entries for run in entry.runs.values() if run.final is not None})
-    words = f"{'/'.join(split)} {problem.metric}{GAP * above}".strip()
-    return final(words, problem.mode, above)
-
-
-def find_reference(found: Collected, problem: Problem, name: str | None) -> Entry | None:
-    """The entry that the others are compared with: of this name, preferring tuned to default to by hand.
-
-    Args:
-        found: entries.
-        problem: of theirs.
-        name: of an optimizer or entry; None for the one of the problem (`Problem.reference`).
-    """
-    name = problem.reference if name is None else name
-    own = [entry for entry in found.chosen if entry.problem == problem and name in (entry.opt, entry.name)]
-    return min(own, key=lambda entry: (KINDS.index(entry.kind), entry.name), default=None)
+    problem = entries[0].problem
+    return final(f"{'/'.join(split)} {problem.metric}{GAP * above}".strip(), problem.mode, above)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry
-from bench.boards.shared import EVERY, VERDICTS, WHO, Verdicts, find_reference, who
+from bench.boards.shared import EVERY, VERDICTS, WHO, Verdicts, who
 from bench.results import stats
-from bench.results.group import Group, Measure
+from bench.results.group import Measure
 from bench.results.selection import End, Mode
 from bench.results.sequential import Comparison
 from bench.results.stats import MedianTime
@@ -53,23 +53,16 @@ def cut_short(entry: Entry, target: float | None) -> bool:
     return any(r.status == "timeout" and reached(r, target, entry.problem.mode)[0] is None for r in runs)
 
 
-def speed(found: Collected, target: float | None = None, reference: str | None = None) -> Board:
-    """Steps and seconds to the target, and how many runs reach it.
-
-    Args:
-        found: entries.
-        target: value of the metric on the selection split; the task's own by default.
-        reference: the fixed optimizer of comparison; None for each problem's own.
-    """
-    tables, notes = [], []
+def speed(found: Collected) -> Board:
+    """Steps and seconds to the target, and how many runs reach it."""
+    tables, notes, target = [], [], found.target
     for problem, entries in found.problems.items():
         goal = problem.target if target is None else target
         if goal is None:
             notes.append(f"{problem.name} has no target: give one with --target, or see the board `theory`")
             continue
         mode = problem.mode
-
-        verdicts = Verdicts(find_reference(found, problem, reference), steps_to(target, mode))
+        verdicts = Verdicts(found.reference_of(problem), steps_to(target, mode))
         machines = sorted({name for entry in entries for name in entry.machines})
         rows = []
         for entry in verdicts.ordered(entries):
@@ -78,7 +71,6 @@ def speed(found: Collected, target: float | None = None, reference: str | None =
                 compared = "not compared: time stopped runs before the target"
             runs = list(entry.runs.values())
             at = [reached(run, target, mode) for run in runs]
-            median = median_steps(entry, [step for step, _ in at])
             count = sum(step is not None for step, _ in at)
             rows.append(
                 who(entry)
@@ -86,7 +78,7 @@ def speed(found: Collected, target: float | None = None, reference: str | None =
                 | {
                     "reached": stats.share_interval(count, len(runs)),
                     "count": f"{count} of {len(runs)}",
-                    "steps": median,
+                    "steps": median_time_to(runs, [step for step, _ in at], [run.steps for run in runs]),
                     "budget": max(run.steps for run in runs),
                     **{f"seconds on {name}": _seconds(entry, name, target, mode) for name in machines},
                 }
@@ -127,27 +119,22 @@ def speed(found: Collected, target: float | None = None, reference: str | None =
     return Board("speed", "Speed to a target", tables, [VERDICTS, *notes])
 
 
-def median_steps(entry: Group, reached: Sequence[float | None]) -> MedianTime:
-    """Median number of steps to an event.
+def median_time_to(runs: Sequence[RunResult], reached: Sequence[float | None], ends: Sequence[float]) -> MedianTime:
+    """Median time of runs to an event, which a diverged run can never reach.
 
     Args:
-        entry: the entry.
-        reached: number of steps by run; None without the event.
+        runs: the runs.
+        reached: their times; None without the event.
+        ends: their ends, in the same unit.
     """
-    return stats.median_time(reached, _ends(entry, [run.steps for run in entry.runs.values()]))
+    ended = [math.inf if run.status == "diverged" else end for run, end in zip(runs, ends, strict=True)]
+    return stats.median_time(reached, ended)
 
 
 def _seconds(entry: Entry, machine_: str, target: float | None, mode: str) -> MedianTime | None:
     """Median seconds of the runs of one type of machine; None if it has none, or seconds are unknown."""
-    runs = {seed: run for seed, run in entry.runs.items() if run.machine == machine_}
-    at = [reached(run, target, mode) for run in runs.values()]
+    runs = [run for run in entry.runs.values() if run.machine == machine_]
+    at = [reached(run, target, mode) for run in runs]
     if not at or any(step is not None and seconds is None for step, seconds in at):
         return None
-    own = Group(runs)
-    return stats.median_time([seconds for _, seconds in at], _ends(own, [run.train_s for run in runs.values()]))
-
-
-def _ends(entry: Group, ends: Sequence[float]) -> list[float]:
-    """Censoring time of runs: infinite for runs that diverged."""
-    runs = entry.runs.values()
-    return [math.inf if run.status == "diverged" else end for run, end in zip(runs, ends, strict=True)]
+    return median_time_to(runs, [seconds for _, seconds in at], [run.train_s for run in runs])

@@ -1,16 +1,15 @@
 """The theory board: on the synthetic tasks, steps to alignment and rates of the loss."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from bench.boards.collect import Collected, Tables
-from bench.boards.entries import Entry
-from bench.boards.shared import EVERY, VERDICTS, WHO, Verdicts, find_reference, who
-from bench.boards.speed import median_steps
+from bench.boards.collect import Collected
+from bench.boards.entries import Entry, Problem
+from bench.boards.shared import EVERY, VERDICTS, WHO, Verdicts, who
+from bench.boards.speed import median_time_to
 from bench.results import stats
 from bench.results.chart import Array
 from bench.results.group import Measure, mean_interval
@@ -28,124 +27,96 @@ ALIGNMENTS = ("alignment", "align_W")
 EPS = float(np.finfo(np.float64).eps)
 
 
-def theory(found: Collected, tables: Tables, reference: str | None = None) -> Board:
-    """Steps to alignment 0.99, fitted rates, and whether the max-margin problem has a solution.
+_EXPONENT = Column(
+    "rate",
+    "loss exponent",
+    "b of loss ~ t^b over the last decade of steps before the training loss (its suboptimality gap"
+    " where known) is within rounding of 0, mean over seeds;"
+    " missing for runs that diverged or have too few values; 95 % t-interval",
+    3,
+)
+_DIRECTION = Column(
+    "direction",
+    "direction exponent",
+    "b of distance of directions ~ t^b over the last decade of steps, mean over seeds with 95 % t-interval",
+    3,
+)
 
-    Args:
-        found: entries; only tasks with measurements are shown.
-        tables: reads a run's tables.
-        reference: the fixed optimizer of comparison; None for each problem's own.
-    """
+
+def theory(found: Collected) -> Board:
+    """Steps to alignment 0.99, fitted rates, and whether the max-margin problem has a solution."""
     shown, missing = [], []
-    for problem, all_entries in found.problems.items():
-        if not problem.measures:
-            continue
-        of = find_reference(found, problem, reference)  # possibly not shown
-        every_entry = [*all_entries, *([of] if of is not None and all(of is not e for e in all_entries) else [])]
-        read = {e.runs[seed].run_id: _join(own) for e in every_entry for seed, own in found.read(e, tables).items()}
-        column = next((name for name in ALIGNMENTS if any(name in own for own in read.values())), None)
-        if column is None:
-            missing.append(f"{problem.name} has no alignment measurements, so the board shows only its rate")
-        kept = [replace(e, runs={s: r for s, r in e.runs.items() if _counts(r, read, column)}) for e in every_entry]
-        lost = [
-            f"{e.name}: left out for lack of readable measurements: {n} runs"
-            for e, left in zip(every_entry, kept, strict=True)
-            if (n := len(e.runs) - len(left.runs))
-        ]
-        entries = [entry for entry in kept[: len(all_entries)] if entry.runs]
-
-        def first(run: RunResult, read: Any = read, column: str | None = column) -> float | None:
-            return None if run.status == "diverged" else _first_aligned(read[run.run_id], column)
-
-        def steps(run: RunResult, first: Any = first) -> End:
-            step = first(run)
-            return None if step is None else max(1.0, step)
-
-        ref = next((e for e, whole in zip(kept, every_entry, strict=True) if whole is of and e.runs), None)
-        verdicts = Verdicts(ref, Measure(f"steps until {column} is {ALIGNED}", "min", True, steps))
-        rows = []
-        for entry in verdicts.ordered(entries) if column else entries:
-            runs = list(entry.runs.values())
-            verdict = verdicts.values(entry, verdicts.of(entry)) if column else {}
-            own = [{} if run.status == "diverged" else read[run.run_id] for run in runs]
-            at = [first(run) for run in runs]
-            infima = [run.infimum or 0.0 for run in runs]
-            rates = [loss_rate(each, infimum) for each, infimum in zip(own, infima, strict=True)]
-            rows.append(
-                who(entry)
-                | verdict
-                | {
-                    "aligned": f"{sum(step is not None for step in at)} of {len(at)}" if column else None,
-                    "steps": median_steps(entry, at) if column else None,
-                    "alignment": mean_interval([_last(each, column) for each in own]) if column else None,
-                    "rate": _mean(rates),
-                    "direction": _mean([direction_rate(each) for each in own]),
-                    "solved": _solved(runs),
-                    "trials": len(entry.study.trials) if entry.study else None,
-                }
-            )
-        columns = [
-            *WHO,
-            *(
-                [
-                    *verdicts.columns,
-                    Column("aligned", "aligned", f"runs whose {column} reached {ALIGNED}"),
-                    Column(
-                        "steps",
-                        "median steps",
-                        (
-                            f"optimizer steps until {column} is {ALIGNED}, 95 % interval from 6 runs on;"
-                            " runs that do not reach it are censored"
-                        ),
-                    ),
-                    Column(
-                        "alignment", "at the end", "alignment at the last step, mean over seeds with 95 % t-interval"
-                    ),
-                ]
-                if column
-                else []
-            ),
-            Column(
-                "rate",
-                "loss exponent",
-                (
-                    "b of loss ~ t^b over the last decade of steps before the training loss (its suboptimality gap"
-                    " where known) is within rounding of 0, mean over seeds;"
-                    " missing for runs that diverged or have too few values; 95 % t-interval"
-                ),
-                3,
-            ),
-            *(
-                [
-                    Column(
-                        "direction",
-                        "direction exponent",
-                        (
-                            "b of distance of directions ~ t^b over the last decade of steps,"
-                            " mean over seeds with 95 % t-interval"
-                        ),
-                        3,
-                    )
-                ]
-                if column == "alignment"
-                else []
-            ),
-            Column("solved", "W_mm feasible", "instances with a max-margin solution to compare with"),
-            Column("trials", "trials", "tried settings"),
-            *EVERY,
-        ]
-        notes: list[str] = []
-        every = sorted({str(r.config["trainer"].get("measure_every") or "?") for e in entries for r in e.runs.values()})
-        if column:
-            notes.append(
-                f"alignment is measured every {' or '.join(every)} steps, which limits the resolution of steps"
-            )
-        notes += _reasons(entries) + lost
-        shown.append(Table(problem.name, columns, rows, notes))
+    for problem, entries in found.problems.items():
+        if problem.measures:
+            shown.append(_table(found, problem, entries))
+            if not any(column.key == "aligned" for column in shown[-1].columns):
+                missing.append(f"{problem.name} has no alignment measurements, so the board shows only its rate")
     none = ["no runs of a theory task; make some with `bench suite theory`"] * (not shown)
     ties = f"{VERDICTS}; settings were tuned for the loss, not for alignment"
     exponents = ["exponents: b of value ~ t^b over the last decade of steps t before rounding takes over"] * bool(shown)
     return Board("theory", "The theory's tasks", shown, [ties, *exponents, *missing, *none])
+
+
+def _table(found: Collected, problem: Problem, entries: Sequence[Entry]) -> Table:
+    of = found.reference_of(problem)
+    every = [*entries, *([of] if of is not None and of not in entries else [])]  # the reference may not be shown
+    read = {e.runs[seed].run_id: _join(own) for e in every for seed, own in found.read(e).items()}
+    column = next((name for name in ALIGNMENTS if any(name in own for own in read.values())), None)
+    kept = {e: replace(e, runs={s: r for s, r in e.runs.items() if _counts(r, read, column)}) for e in every}
+    shown = [kept[entry] for entry in entries if kept[entry].runs]
+
+    def own(run: RunResult) -> Columns:
+        return {} if run.status == "diverged" else read[run.run_id]
+
+    def steps(run: RunResult) -> End:
+        step = _first_aligned(own(run), column)
+        return None if step is None else max(1.0, step)
+
+    ref = kept[of] if of is not None and kept[of].runs else None
+    verdicts = Verdicts(ref, Measure(f"steps until {column} is {ALIGNED}", "min", True, steps))
+    rows = []
+    for entry in verdicts.ordered(shown) if column else shown:
+        runs = list(entry.runs.values())
+        at = [_first_aligned(own(run), column) for run in runs]
+        verdict = verdicts.values(entry, verdicts.of(entry)) if column else {}
+        row = {
+            "aligned": f"{sum(step is not None for step in at)} of {len(at)}" if column else None,
+            "steps": median_time_to(runs, at, [run.steps for run in runs]) if column else None,
+            "alignment": mean_interval([_last(own(run), column) for run in runs]) if column else None,
+            "rate": _mean([loss_rate(own(run), run.infimum or 0.0) for run in runs]),
+            "direction": _mean([direction_rate(own(run)) for run in runs]),
+            "solved": _solved(runs),
+            "trials": len(entry.study.trials) if entry.study else None,
+        }
+        rows.append(who(entry) | verdict | row)
+    aligned = [
+        *verdicts.columns,
+        Column("aligned", "aligned", f"runs whose {column} reached {ALIGNED}"),
+        Column(
+            "steps",
+            "median steps",
+            f"optimizer steps until {column} is {ALIGNED}, 95 % interval from 6 runs on;"
+            " runs that do not reach it are censored",
+        ),
+        Column("alignment", "at the end", "alignment at the last step, mean over seeds with 95 % t-interval"),
+    ]
+    columns = [
+        *WHO,
+        *(aligned if column else []),
+        _EXPONENT,
+        *([_DIRECTION] if column == "alignment" else []),
+        Column("solved", "W_mm feasible", "instances with a max-margin solution to compare with"),
+        Column("trials", "trials", "tried settings"),
+        *EVERY,
+    ]
+    often = sorted({str(r.config["trainer"].get("measure_every") or "?") for e in shown for r in e.runs.values()})
+    resolution = f"alignment is measured every {' or '.join(often)} steps, which limits the resolution of steps"
+    lost = [
+        f"{entry.name}: left out for lack of readable measurements: {n} runs"
+        for entry, left in kept.items()
+        if (n := len(entry.runs) - len(left.runs))
+    ]
+    return Table(problem.name, columns, rows, [*[resolution] * bool(column), *_reasons(shown), *lost])
 
 
 def _join(tables: Mapping[str, Columns]) -> Columns:
@@ -160,16 +131,13 @@ def _counts(run: RunResult, read: Mapping[str, Columns], column: str | None) -> 
 
 
 def _first_aligned(own: Columns, column: str | None) -> float | None:
-    if column is None or column not in own:
-        return None
-    there = np.flatnonzero(own[column] >= ALIGNED)
+    there = np.flatnonzero(own[column] >= ALIGNED) if column in own else np.empty(0, int)
     return float(own["step"][there[0]]) if there.size else None
 
 
-def _last(own: Columns, column: str | None) -> float | None:
-    if column is None or column not in own or not len(own[column]) or not np.isfinite(own[column][-1]):
-        return None
-    return float(own[column][-1])
+def _last(own: Columns, column: str) -> float | None:
+    values = own.get(column, np.empty(0))
+    return float(values[-1]) if len(values) and np.isfinite(values[-1]) else None
 
 
 def loss_rate(own: Columns, infimum: float) -> float | None:

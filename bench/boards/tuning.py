@@ -15,11 +15,7 @@ SHOWN_BUDGETS = (1, 2, 4, 8, 16, 32)
 
 
 def tuning(found: Collected) -> Board:
-    """Results of tuning: expected score after k trials, width of the good range, gain over the defaults.
-
-    Args:
-        found: entries; only tuned ones are shown.
-    """
+    """Results of tuning: expected score after k trials, width of the good range, gain over the defaults."""
     tables = []
     for problem, entries in found.problems.items():
         tuned = [entry for entry in entries if entry.study is not None]
@@ -61,10 +57,8 @@ def tuning(found: Collected) -> Board:
             Column(
                 "basin_text",
                 "good range (decades)",
-                (
-                    "range of the first searched setting around the best with similar scores (by the rule of `bench"
-                    " sweep`); a lower bound if it reaches the grid's edge"
-                ),
+                "range of the first searched setting around the best with similar scores (by the rule of `bench"
+                " sweep`); a lower bound if it reaches the grid's edge",
             ),
             Column(
                 "diverged_trials", "no score", "failed trials, and trials in which half of the seeds or more diverged"
@@ -138,7 +132,7 @@ def _gain(entry: Entry, found: Collected) -> Interval | str | None:
         return None
     if entry.default:
         return "the defaults won"
-    gain = metric_of(entry.problem, [entry, default], entry).compare(entry, default)
+    gain = metric_of([entry, default], entry).compare(entry, default)
     if gain is None:
         return "no common seeds"
     return gain.effect or f"{gain.lost[0]} tuned and {gain.lost[1]} default of {gain.n} runs have no value"

@@ -280,7 +280,6 @@ def ranking(found: "Sequence[StudyResult]", args: Args, reference: str) -> Ranki
         args: with `store` and `against`.
         reference: the optimizer that the others are compared with.
     """
-    from bench.boards import BoardInput
     from bench.boards.forest import forest
     from bench.boards.headline import headlines
     from bench.boards.quality import quality
@@ -288,8 +287,8 @@ def ranking(found: "Sequence[StudyResult]", args: Args, reference: str) -> Ranki
     ranked = _ranked(found, args, reference)
     if ranked is None:
         return Ranking([], [], None)
-    said = [text for _, text in headlines(ranked, reference)] + _advice(ranked, reference)
-    return Ranking([quality(ranked, reference)], said, forest(BoardInput(ranked, {}.__getitem__, reference)))
+    said = [text for _, text in headlines(ranked)] + _advice(ranked, reference)
+    return Ranking([quality(ranked)], said, forest(ranked))
 
 
 def _show(found: "Sequence[StudyResult]", args: Args, reference: str, out: Path, command: str) -> int:
@@ -358,7 +357,7 @@ def _advice(found: "Collected", reference: str) -> list[str]:
     from bench.results.sequential import Comparison, advice
 
     ((problem, entries),) = found.problems.items()
-    metric, verdicts, _ = judged(found, problem, entries, reference)
+    metric, verdicts, _ = judged(found, problem)
     lines, tied = [], []
     for entry in verdicts.ordered(entries):
         of = verdicts.of(entry)

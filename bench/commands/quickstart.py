@@ -58,20 +58,19 @@ def main(words: list[str]) -> int:
     results = results_of(configs, SweepProgress("quickstart", "min"), effort, plan="quickstart")
     if results is None:
         return 130
-    from bench.boards import BoardInput
     from bench.boards.collect import Collected
     from bench.boards.curves import curves
     from bench.boards.quality import quality
     from bench.results.render import as_json, text
     from bench.store.store import Store
 
-    asked = BoardInput(Collected.of(results), Store(args.store).tables)
-    board = _short(quality(asked.found))
+    found = Collected.of(results, Store(args.store).tables)
+    board = _short(quality(found))
     verdict = _said(board)
     out = args.out
     if not args.json:
         print(text([board]), *(textwrap.fill(said, 100) + "\n" for said in (verdict, HONEST)), sep="\n", flush=True)
-    write(out, picture(curves(asked).shown, out.suffix))
+    write(out, picture(curves(found).shown, out.suffix))
     if args.json:
         following = [command for command, _ in NEXT]
         answer({"boards": as_json([board]), "said": [verdict, HONEST], "plot": out, "next": following})

@@ -195,11 +195,11 @@ def _compare(racers: Mapping[str, list[Racer]], results: "Sequence[RunResult]", 
     from bench.boards.collect import Collected
     from bench.boards.quality import judged
 
-    found = Collected.of(results)
+    found = Collected.of(results, {}.__getitem__, reference)
     places = {run.run_id: entry for entry in found.all for run in entry.runs.values()}
     for own in racers.values():
         mine = [places[racer.config.run_id] for racer in own]
-        _, verdicts, _ = judged(found, mine[0].problem, mine, reference)
+        _, verdicts, _ = judged(found, mine[0].problem)
         for racer, entry in zip(own, mine, strict=True):
             racer.history.append((racer.seeds, verdicts.of(entry)))
     return found
@@ -211,7 +211,7 @@ def _show(racers: Mapping[str, list[Racer]], found: "Collected", why: str, args:
     from bench.results.table import Board, Column, Table
 
     runs = sum(racer.seeds for own in racers.values() for racer in own)
-    boards = [quality(found, args.reference)]
+    boards = [quality(found)]
     rows: list[dict[str, Any]] = [
         {"task": task, "opt": racer.config.opt, "bought": [_bought(n, said) for n, said in dict(racer.history).items()]}
         for task, own in racers.items()

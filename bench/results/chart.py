@@ -83,8 +83,8 @@ class Panel:
     title: str
     x: str
     y: str
-    log: str
-    traces: list[Trace]
+    log: str = ""
+    traces: list[Trace] = field(default_factory=list)
     note: str = ""
     limits: tuple[float, float] | None = None
     x_limits: tuple[float, float] | None = None

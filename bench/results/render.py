@@ -13,12 +13,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from decimal import Decimal
+from itertools import zip_longest
 from numbers import Number
 from pathlib import Path
 from typing import Any
 
 from bench.results.table import Board, Column, Table
-from bench.terminal import NARROWEST, columns, is_styled, wrapped
+from bench.terminal import NARROWEST, broken, columns, is_styled, wrapped
 from bench.text import cell, clean, in_csv, in_markdown, in_tex, padded, plain, width
 
 Row = Mapping[str, Any]
@@ -83,46 +84,20 @@ def text_lines(own: Sequence[Column], rows: Iterable[Row], wide: int | None, *, 
         else:
             fitting = next((n for n in range(fitting, 0, -1) if sum(widths[:n]) + 2 * (n - 1) <= wide), 1)
             widths[0] = min(widths[0], wide)
-    draw = _drawer([(n, c.side == "right") for n, c in zip(widths[:fitting], own, strict=False)], wide, styled)
     for row in every:
-        yield from draw(row[:fitting], row is head)
+        yield from _drawn(row[:fitting], widths, own, styled=styled and row is head)
         yield from wrapped([part for word in row[fitting:] for part in word.split("  ") if part], wide, "    ")
     if any(head) and not words:
         yield "no rows"
 
 
-def _drawer(
-    places: Sequence[tuple[int, bool]], wide: int | None, styled: bool
-) -> Callable[[Sequence[str], bool], list[str]]:
-    """A function that draws a row into columns, given their widths and whether they are right-aligned."""
-    if wide is None:
-        return lambda row, _: [
-            "  ".join(padded(word, n, right=right) for word, (n, right) in zip(row, places, strict=True)).rstrip()
-        ]
-    from rich.console import Console
-    from rich.table import Table as Grid
-    from rich.text import Text
-
-    # Rich would obey FORCE_COLOR in a pipe; a `Text` has no markup.
-    console = Console(
-        file=io.StringIO(),
-        width=wide,
-        force_terminal=styled,
-        force_jupyter=False,
-        legacy_windows=False,
-        color_system="standard" if styled else None,
-    )
-
-    def draw(row: Sequence[str], bold: bool) -> list[str]:
-        grid = Grid.grid(padding=(0, 2, 0, 0))
-        for n, right in places:
-            grid.add_column(width=n, justify="right" if right else "left", overflow="fold")
-        grid.add_row(*(Text(word, style="bold" * bold) for word in row))
-        with console.capture() as drawn:
-            console.print(grid)
-        return [line.rstrip() for line in drawn.get().removesuffix("\n").split("\n")]
-
-    return draw
+def _drawn(row: Sequence[str], widths: Sequence[int], own: Sequence[Column], *, styled: bool) -> Iterator[str]:
+    """The lines of a row; text wider than its column is wrapped."""
+    cells = [[word] if width(word) <= n else broken(word, n) for word, n in zip(row, widths, strict=False)]
+    for words in zip_longest(*cells, fillvalue=""):
+        parts = (padded(word, n, right=c.side == "right") for word, n, c in zip(words, widths, own, strict=False))
+        line = "  ".join(parts)
+        yield f"\x1b[1m{line}\x1b[0m" if styled else line.rstrip()
 
 
 def text(boards: Sequence[Board], wide: int | None = None, *, styled: bool = False) -> str:

@@ -32,10 +32,7 @@ Ends = Sequence[Sequence[End]]
 
 @lru_cache(maxsize=32)
 def draws(seeds: int) -> tuple[NDArray[np.int_], NDArray[np.float64]]:
-    """Seeds drawn with replacement, regardless of order; deterministic.
-
-    Args:
-        seeds: number of seeds, and of seeds per draw.
+    """As many seeds drawn with replacement, regardless of order; deterministic.
 
     Returns:
         Indices of the seeds, sorted, shape (D, S), and the probability of each draw, shape (D,).
@@ -51,10 +48,7 @@ def draws(seeds: int) -> tuple[NDArray[np.int_], NDArray[np.float64]]:
 def winners(scores: Ends, mode: Mode, metric: str) -> NDArray[np.int_]:
     """The winning trial of each of `draws`, by the rule of studies (`seed_median`, `equal_below`, `best_index`).
 
-    Args:
-        scores: on the selection split, by trial in the order of the setting.
-        mode: of the metric.
-        metric: its name.
+    The scores are on the selection split, by trial in the order of the setting.
 
     Returns:
         Indices of trials, shape (D,); -1 if none has a score.

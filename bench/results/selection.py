@@ -26,12 +26,9 @@ USABLE_SHARE = 0.05
 
 
 def final_value(run: RunResult, above: bool, at: Literal["final", "best"] = "final") -> End:
-    """The metric on the reporting split, or the suboptimality gap; None for a run that diverged.
+    """An ended run's metric on the reporting split, at the last step or at the best one on the selection split.
 
-    Args:
-        run: a run that has ended.
-        above: take the suboptimality gap.
-        at: the last step, or the best one on the selection split.
+    It is None for a run that diverged. `above` takes the suboptimality gap.
     """
     if run.status == "diverged":
         return None
@@ -50,11 +47,8 @@ def above_infimum(runs: Sequence[RunResult]) -> bool:
 def selected(run: RunResult, above: bool) -> End:
     """The selection value of a run: its last evaluation during training, on the selection split.
 
-    So the choice does not use the test set. A run without such evaluations uses its final value.
-
-    Args:
-        run: a run that has ended.
-        above: take the suboptimality gap.
+    So the choice does not use the test set. A run without such evaluations uses its final value. `above` takes the
+    suboptimality gap.
     """
     final = final_value(run, above)
     if run.status == "diverged" or not run.validations:
@@ -84,12 +78,9 @@ def cap_share(runs: Iterable[RunResult]) -> float | None:
 
 
 def score_of(runs: Sequence[RunResult], above: bool, mode: Mode) -> End:
-    """The selection score of a setting: the median of `selected`, None for one that cannot be the best.
+    """The selection score of a setting with these ended runs, one for each seed: the median of `selected`.
 
-    Args:
-        runs: of the setting, ended, one for each seed.
-        above: take the suboptimality gap.
-        mode: of the metric.
+    It is None for a setting that cannot be the best. `above` takes the suboptimality gap.
     """
     return None if is_capped(runs) else seed_median([selected(run, above) for run in runs], mode)
 

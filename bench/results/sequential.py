@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import combinations
 from typing import Literal
 
 import numpy as np
@@ -94,10 +95,7 @@ def _least_wins(n: int, share: float, tests: int) -> NDArray[np.int_]:
 def least_wins(n: int, share: float = SHARES[0], tests: int = 1) -> int:
     """Fewest wins out of n seeds that decide; n + 1 if n seeds cannot decide.
 
-    Args:
-        n: seeds, at least 0.
-        share: of the level, two-sided, in (0, 1).
-        tests: divisor of the share (Bonferroni), at least 1.
+    The two-sided share of the level, in (0, 1), is divided by the number of tests (Bonferroni).
     """
     return int(_least_wins(n, share, tests)[n])
 
@@ -178,13 +176,7 @@ def _first_told(won: NDArray[np.bool_], lost: NDArray[np.bool_], share: float, t
 
 
 def differences(first: ArrayLike, second: ArrayLike, mode: str) -> NDArray[np.float64]:
-    """Paired differences, positive where the first is better, and 0 within rounding.
-
-    Args:
-        first: by common seed, shape (N,).
-        second: likewise.
-        mode: whether values are better when smaller ("min") or larger ("max").
-    """
+    """Differences of pairs, shape (N,), positive where the first is better by the mode, and 0 within rounding."""
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     d = a - b if mode == "max" else b - a
     return np.where(abs(d) <= ROUNDING * np.maximum(abs(a), abs(b)), 0.0, d)
@@ -192,9 +184,9 @@ def differences(first: ArrayLike, second: ArrayLike, mode: str) -> NDArray[np.fl
 
 def _gains(first: Values, second: Values, mode: str, log: bool) -> NDArray[np.float64]:
     """Gain of the first by seed; infinite where only one of the two has a value, 0 where neither has."""
-    both = [a is not None and b is not None for a, b in zip(first, second, strict=True)]
-    a = np.array([x for x, there in zip(first, both, strict=True) if there], dtype=np.float64)
-    b = np.array([x for x, there in zip(second, both, strict=True) if there], dtype=np.float64)
+    there = np.array([[x is not None for x in own] for own in (first, second)], dtype=bool).reshape(2, -1)
+    both = there.all(0)
+    a, b = (np.array([math.nan if x is None else x for x in own], dtype=np.float64)[both] for own in (first, second))
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         raise ValueError(f"{first} and {second} must be finite numbers or None")
     if log and not ((a > 0).all() and (b > 0).all()):
@@ -202,13 +194,7 @@ def _gains(first: Values, second: Values, mode: str, log: bool) -> NDArray[np.fl
     d = differences(a, b, mode)
     if log:
         d = np.where(d == 0, 0.0, np.log(a / b) * (1 if mode == "max" else -1))
-    found = np.array(
-        [
-            math.inf * ((x is not None) - (y is not None)) if (x is None) != (y is None) else 0.0
-            for x, y in zip(first, second, strict=True)
-        ],
-        dtype=np.float64,
-    )
+    found = np.select([there[0] & ~there[1], there[1] & ~there[0]], [math.inf, -math.inf], 0.0)
     found[both] = d
     return found
 
@@ -264,26 +250,17 @@ def grid(values: Sequence[Sequence[Values]], mode: str) -> dict[tuple[int, int],
         values: values[i][j] are those of row i on the common seeds with row j.
         mode: of the values.
     """
-    rows = range(len(values))
-    pairs = [(i, j) for i in rows for j in rows if i < j]
-    found = {pair: compare(*_of(values, pair), mode, tests=len(pairs)) for pair in pairs}
-    while any(found[pair].sign for pair in pairs):
-        pairs = [pair for pair in pairs if not found[pair].sign]
-        found |= {pair: compare(*_of(values, pair), mode, tests=len(pairs)) for pair in pairs}
+    still = list(combinations(range(len(values)), 2))
+    found: dict[tuple[int, int], Comparison] = {}
+    before = -1
+    while len(still) != before:
+        found |= {(i, j): compare(values[i][j], values[j][i], mode, tests=len(still)) for i, j in still}
+        before, still = len(still), [pair for pair in still if not found[pair].sign]
     return found
 
 
-def _of(values: Sequence[Sequence[Values]], pair: tuple[int, int]) -> tuple[Values, Values]:
-    return values[pair[0]][pair[1]], values[pair[1]][pair[0]]
-
-
 def places(pairs: Mapping[tuple[int, int], Comparison], n: int) -> list[Place]:
-    """Rank intervals of n rows, from the numbers of rows decided to be better and worse.
-
-    Args:
-        pairs: for all i < j, row i against row j.
-        n: number of rows.
-    """
+    """Rank intervals of n rows, from all pairs i < j: the numbers of rows decided to be better and worse."""
     better = {pair if found.sign > 0 else pair[::-1] for pair, found in pairs.items() if found.sign}
     return [
         Place(1 + sum((j, i) in better for j in range(n)), n - sum((i, j) in better for j in range(n)))
@@ -295,13 +272,7 @@ def places(pairs: Mapping[tuple[int, int], Comparison], n: int) -> list[Place]:
 
 
 def next_look(n: int, wins: int, losses: int) -> int:
-    """The smallest number of seeds at which a pair could be decided if the leader won all further seeds.
-
-    Args:
-        n: seeds so far.
-        wins: of one of them.
-        losses: of the same one.
-    """
+    """The smallest number of seeds at which a pair could be decided if the leader won all beyond these n seeds."""
     lead, later = max(wins, losses), n + 1
     while lead + later - n < least_wins(later):
         later += 1
@@ -341,13 +312,7 @@ def decided_at(n: int, wins: int, losses: int, most: int) -> NDArray[np.float64]
 
 @lru_cache(maxsize=10_000)
 def advice(n: int, wins: int, losses: int) -> tuple[int, int] | None:
-    """The range of total seeds in which the wins will be decided with probability 80 %; None if unknown.
-
-    Args:
-        n: seeds so far.
-        wins: of one of them.
-        losses: of the same one.
-    """
+    """The range of total seeds in which the wins will be decided with probability 80 %; None if unknown."""
     reached = decided_at(n, wins, losses, MOST_SEEDS).cumsum()
     if n < 2 or 2 * (wins + losses) < n or reached[-1] < 0.9:
         return None
@@ -362,11 +327,7 @@ GIVE_UP = 0.2
 def next_seeds(n: int, wins: int, losses: int, most: int) -> int | None:
     """Total seeds of an open pair in the next round of a race, the fewest that can decide it; None for no more.
 
-    Args:
-        n: seeds so far.
-        wins: of one of them.
-        losses: of the same one.
-        most: maximum number of seeds of a pair.
+    A pair gets at most `most` seeds.
     """
     if n >= most or 2 * (wins + losses) < n or decided_at(n, wins, losses, most).sum() < GIVE_UP:
         return None

@@ -224,13 +224,7 @@ def power_law_decades(x: NDArray[np.float64], y: NDArray[np.float64], low: float
 
 
 def share_interval(count: int, n: int, level: float = 0.95) -> Interval:
-    """A share with its exact interval (Clopper and Pearson 1934).
-
-    Args:
-        count: in [0, n].
-        n: total number, at least 1.
-        level: of the interval, in (0, 1).
-    """
+    """The share `count` / n, with n >= 1, and its exact interval (Clopper and Pearson 1934); level in (0, 1)."""
     tail = (1 - level) / 2
     low = 0.0 if count == 0 else float(betaincinv(count, n - count + 1, tail))
     high = 1.0 if count == n else float(betaincinv(count + 1, n - count, 1 - tail))
@@ -238,12 +232,7 @@ def share_interval(count: int, n: int, level: float = 0.95) -> Interval:
 
 
 def deviation_interval(values: ArrayLike, level: float = 0.95) -> Interval:
-    """The standard deviation of normal values with its interval (chi-squared).
-
-    Args:
-        values: shape (N,), N >= 2, finite.
-        level: of the interval, in (0, 1).
-    """
+    """The standard deviation of N >= 2 normal values with its interval (chi-squared); level in (0, 1)."""
     array = np.asarray(values, dtype=np.float64)
     square, df = variance(array), array.size - 1
     low, high = (math.sqrt(df * square / float(chdtri(df, tail))) for tail in ((1 - level) / 2, (1 + level) / 2))
@@ -302,16 +291,10 @@ def median_rank(n: int) -> int:
 
 
 def expected_best(scores: Values, mode: str) -> list[float | None]:
-    """Expected score of the best of k settings drawn without replacement, for k = 1..N (exact).
+    """Expected score of the best of k of these settings, drawn without replacement, for k = 1..N (exact).
 
-    After Dodge et al. (2019, "Show your work"), who draw with replacement.
-
-    Args:
-        scores: of all settings, None for a diverged one.
-        mode: of the score.
-
-    Returns:
-        Scores by k; None while all k may be diverged settings.
+    After Dodge et al. (2019, "Show your work"), who draw with replacement. A diverged setting has the score None; the
+    result is None while all k may be such.
     """
     good = sorted((score for score in scores if score is not None), reverse=mode == "max")
     n, lost, expected = len(scores), len(scores) - len(good), []
