@@ -38,14 +38,11 @@ def _merge(words: list[str]) -> int:
     for note in merged.notes:
         remark("note", note)
     if args.json:
-        counts = {
-            name: getattr(merged, name) for name in ("copied", "there", "skipped", "studies", "checks", "ladders")
-        }
+        counts = {"copied": merged.copied, "there": merged.there, "skipped": merged.skipped, **merged.records}
         answer({"dest": args.dest, **counts, "differing": merged.differing, "damaged": [*map(str, merged.damaged)]})
         return int(bool(merged.damaged))
     counts = f"{counted(merged.copied, 'run')} copied, {merged.there} already there, {merged.skipped} skipped"
-    kinds = (merged.studies, "studies"), (merged.checks, "checks"), (merged.ladders, "ladders")
-    records = [f"{counted(n, 'record')} of {what}" for n, what in kinds if n]
+    records = [f"{counted(n, 'record')} of {what}" for what, n in merged.records.items() if n]
     print(counts + f"; {' and '.join(records)} copied" * bool(records))
     return 1 if merged.damaged else 0
 

@@ -10,7 +10,7 @@ A bundle is a folder, or a zip file with these names in it. It is data: its code
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,29 +98,24 @@ def bundle(
     trials = {run_id for study in studies for run_id in study.run_ids}
     sources = _sources(runs, plugins)
     settings = [path for study in studies if (path := _tuned_of(study, tuned)) is not None]
-    with disk_errors(out), TemporaryDirectory(dir=_existing(out)) as temporary:
+    ladders = [ladder for ladder in stores.ladders if ladder.run_ids & ids]
+    existing = next(each for each in out.absolute().parents if each.is_dir())
+    with disk_errors(out), TemporaryDirectory(dir=existing) as temporary:
         folder = Path(temporary) / "bundle"
         for task in sorted({bare(run.config["task"]) for run in runs}):
             own = sorted((run for run in runs if bare(run.config["task"]) == task), key=lambda run: run.run_id)
             kept = {run.run_id: points and max(2, points // 10 if run.run_id in trials else points) for run in own}
             records = [_kept(run, run.run_id in trials, kept[run.run_id]) for run in own]
             _write_block(folder / STORE, records, tables, kept)
-        for study in studies:
-            path = study.places(folder / STORE)[0]
+        for record in (*studies, *ladders):
+            path = record.places(folder / STORE)[0]
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, vars(study), indent=1)
-        for ladder in stores.ladders:
-            if {run_id for rung in ladder.done for own in rung["fresh"].values() for run_id in own} & ids:
-                path = ladder.places(folder / STORE)[0]
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_json(path, vars(ladder), indent=1)
-        for path in settings:
-            to = folder / TUNED / path.parent.name / path.name
+            write_json(path, vars(record), indent=1)
+        copies = {folder / TUNED / path.parent.name / path.name: path for path in settings}
+        copies |= {folder / SOURCES / path.name: path for path in sources}
+        for to, path in copies.items():
             to.parent.mkdir(parents=True, exist_ok=True)
             to.write_bytes(path.read_bytes())
-        for path in sources:
-            (folder / SOURCES).mkdir(exist_ok=True)
-            (folder / SOURCES / path.name).write_bytes(path.read_bytes())
         if out.suffix == ".zip":
             _write_zip(folder, out)
         else:
@@ -184,28 +179,24 @@ def _kept(run: RunResult, trial: bool, points: int | None) -> RunResult:
 def _write_block(
     store: Path, runs: Sequence[RunResult], found: Mapping[str, Mapping[str, Columns]], kept: Mapping[str, int | None]
 ) -> None:
+    import numpy as np
+
     done = store / name_of([run.run_id for run in runs]) / DONE
     done.mkdir(parents=True)
     write_records(done / RUNS, runs)
     for name in TABLES:
-        # Boards relate observations to the curve at their steps.
-        observed = [run.run_id for run in runs if name == "curve" and run.config["trainer"].get("observe")]
-        also = {run_id: found[run_id].get("measurements", {}).get("step", ()) for run_id in observed}
         tables = {run.run_id: found[run.run_id][name] for run in runs if name in found[run.run_id]}
-        tables = {run_id: _thin(table, kept[run_id], also.get(run_id, ())) for run_id, table in tables.items()}
+        for run in runs:
+            if (points := kept[run.run_id]) is None or run.run_id not in tables:
+                continue
+            table = tables[run.run_id]
+            # Boards relate observations to the curve at their steps.
+            observed = name == "curve" and run.config["trainer"].get("observe")
+            also = found[run.run_id].get("measurements", {}).get("step", ()) if observed else ()
+            keep = np.isin(table["step"], also)
+            keep[thinned(len(keep), points)] = True
+            tables[run.run_id] = {name: column[keep] for name, column in table.items()}
         write_columns(done / f"{name}.parquet", tables)
-
-
-def _thin(table: Columns, points: int | None, also: Iterable[float]) -> Columns:
-    """The kept rows of a table, and those at the steps `also`."""
-    if points is None:
-        return table
-    import numpy as np
-
-    steps = table["step"]
-    keep = np.isin(steps, list(also))
-    keep[thinned(len(steps), points)] = True
-    return {name: column[keep] for name, column in table.items()}
 
 
 def _tuned_of(study: StudyRecord, tuned: Path) -> Path | None:
@@ -239,10 +230,6 @@ def _sources(runs: Sequence[RunResult], plugins: Sequence[str]) -> list[Path]:
             path = Path(name.rpartition(":")[0])
             found[path.name] = path
     return [found[name] for name in sorted(found)]
-
-
-def _existing(path: Path) -> Path:
-    return next(folder for folder in path.absolute().parents if folder.is_dir())
 
 
 def _write_zip(folder: Path, out: Path) -> None:

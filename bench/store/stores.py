@@ -11,7 +11,7 @@ from bench.grammar.values import is_no_folder
 from bench.store.block import Block
 from bench.store.load import Damaged
 from bench.store.record import RunResult
-from bench.store.reports import CheckRecord, LadderRecord, StudyRecord, reports_in
+from bench.store.reports import KINDS, CheckRecord, LadderRecord, Record, Report, StudyRecord, reports_in
 from bench.store.store import Contents, Store, tables_of
 from bench.text import plain
 
@@ -100,43 +100,34 @@ class Stores:
     @cached_property
     def studies(self) -> list[StudyRecord]:
         """All studies with a record, sorted by name; of several records of a study, the one with the most trials."""
-        found: dict[str, StudyRecord] = {}
-        for record in self._studies:
-            if isinstance(record, StudyRecord):
-                found[record.what] = max(found.get(record.what, record), record, key=lambda each: each.weight)
-        return [found[name] for name in sorted(found)]
+        return self._weightiest(StudyRecord)
 
     @cached_property
     def checks(self) -> list[CheckRecord]:
         """All reports of `bench check`; stores may have several reports on one optimizer."""
-        return [report for report in self._checks if isinstance(report, CheckRecord)]
+        return [report for report in self._reports if isinstance(report, CheckRecord)]
 
     @cached_property
     def ladders(self) -> list[LadderRecord]:
         """All ladders, sorted by name; of several records of a ladder, the one with the most rungs."""
-        found: dict[str, LadderRecord] = {}
-        for record in self._ladders:
-            if isinstance(record, LadderRecord):
-                found[record.what] = max(found.get(record.what, record), record, key=lambda each: each.weight)
-        return sorted(found.values(), key=lambda each: (each.name, each.what))
+        return self._weightiest(LadderRecord)
 
     @cached_property
     def damaged(self) -> list[Damaged]:
         """Unreadable files, with the reason."""
         found = [each for contents in (*self._contents, self._shipped) for each in contents.damaged]
-        return found + [each for each in (*self._studies, *self._checks, *self._ladders) if isinstance(each, Damaged)]
+        return found + [each for each in self._reports if isinstance(each, Damaged)]
 
     @cached_property
-    def _studies(self) -> list[StudyRecord | Damaged]:
-        return [each for store in self.stores for each in reports_in(store.folder, StudyRecord).values()]
+    def _reports(self) -> list[Record | Damaged]:
+        return [each for kind in KINDS for store in self.stores for each in reports_in(store.folder, kind).values()]
 
-    @cached_property
-    def _checks(self) -> list[CheckRecord | Damaged]:
-        return [each for store in self.stores for each in reports_in(store.folder, CheckRecord).values()]
-
-    @cached_property
-    def _ladders(self) -> list[LadderRecord | Damaged]:
-        return [each for store in self.stores for each in reports_in(store.folder, LadderRecord).values()]
+    def _weightiest(self, kind: type[Report]) -> list[Report]:
+        found: dict[str, Report] = {}
+        for record in self._reports:
+            if isinstance(record, kind):
+                found[record.what] = max(found.get(record.what, record), record, key=lambda each: each.weight)
+        return sorted(found.values(), key=lambda each: (each.name, each.what))
 
 
 HOW_TO_FILL = (
