@@ -2,11 +2,10 @@
 
 from contextlib import ExitStack
 
-from bench.errors import UserError, unknown
+from bench.errors import UserError
 from bench.grammar.commands import parse
 from bench.output import answer, format_of, open_stores, remark, stores_of, warn_of, write
 from bench.text import counted
-from optimizers.plugins import bare
 
 
 def _sql(words: list[str]) -> int:
@@ -55,17 +54,8 @@ def _bundle(words: list[str]) -> int:
     from bench.store.stores import Stores
 
     stores = Stores(stores_of(args))
-    wanted = {"task": args.task, "opt": args.opt}
-    for kind, given in wanted.items():
-        there = {name for run in stores.runs for name in run.names[kind]}
-        for name in given or ():
-            if bare(name) not in there:
-                raise unknown(f"{kind} in {stores.shown}", name, sorted(there))
-    runs = [
-        run
-        for run in stores.runs
-        if all(given is None or run.names[kind] & {*map(bare, given)} for kind, given in wanted.items())
-    ]
+    stores.refuse_unknown(args.task, args.opt, stores.runs)
+    runs = [run for run in stores.runs if run.is_of(args.task, args.opt)]
     plugins = [*(args.task or ()), *(args.opt or ())]
     made = bundle(stores, runs, args.out, points=args.points, tuned=args.tuned, plugins=plugins)
     code = warn_of(stores, made.damaged)

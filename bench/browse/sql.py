@@ -341,17 +341,13 @@ def _run_row(run: RunResult, study: str | None) -> dict[str, Any]:
         "seed": config["seed"],
         "data_seed": config["data_seed"],
         "machine": run.machine,
-        "torch": _text(run.versions.get("torch")),
+        "torch": None if (torch := run.versions.get("torch")) is None else str(torch),
         "versions": _json(run.versions),
         "settings": _json(settings_of(config)),
         "metrics": _json(run.metrics),
         "study": study,
         "begun": run.begun or None,
     }
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
 
 
 def _json(value: Any) -> str:

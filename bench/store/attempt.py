@@ -136,13 +136,10 @@ def prepare(folder: Path) -> tuple[Path, Owner]:
 
 
 class Attempt:
-    """A block that this process trains.
+    """A block that this process trains: its folder, the attempt's path, and the initial records (`runs`).
 
     Attributes:
-        folder: of the block.
-        path: of the attempt.
         checkpoint: file of the training state; it exists if the attempt continues from an earlier one.
-        runs: the initial records.
     """
 
     def __init__(self, store: Path, path: Path, runs: Sequence[RunResult], replaces: tuple[int, int] | None) -> None:
@@ -160,10 +157,7 @@ class Attempt:
             self._open = opened.pop_all()
 
     def append_curve(self, rows: "NDArray[np.float64]") -> None:
-        """Add the next steps.
-
-        Args:
-            rows: loss, gradient norm, raw step, applied step, shape (S, L, 4); NaN for missing values.
+        """Add the next steps: rows of shape (S, L, 4) in the order of `CURVE_FIELDS`, with NaN for missing values.
 
         Raises:
             RunFailed: the disk is full, or the store changed during the run.
@@ -174,12 +168,7 @@ class Attempt:
             self._curve.append(CURVE_FIELDS[1:], range(first, first + len(rows)), rows)
 
     def append_measurements(self, names: Sequence[str], steps: Sequence[int], values: "NDArray[np.float64]") -> None:
-        """Add measurements.
-
-        Args:
-            names: M names, the same in every call; none if the task measures nothing.
-            steps: K ascending steps.
-            values: shape (K, L, M); NaN for missing values.
+        """Add values of shape (K, L, M), NaN if missing, of M names (the same in every call) at K ascending steps.
 
         Raises:
             RunFailed: the disk is full, the store changed during the run, or the names changed.
@@ -209,10 +198,9 @@ class Attempt:
             self._measurements.sync()
 
     def end(self, results: Sequence[RunResult]) -> None:
-        """Finish the block: write tables (Parquet) and records in one atomic step. On failure the attempt continues.
+        """Finish the block: write tables and records in one atomic step. On failure the attempt continues.
 
-        Args:
-            results: finished, in the order of the runs; a run's tables end at its last step.
+        The results are in the order of the runs. A run's tables end at its last step.
 
         Raises:
             RunFailed: the disk is full, the store changed during the run, or a curve lacks rows for some steps.
@@ -251,9 +239,7 @@ class Attempt:
     def clear_up(self, number: int, *, finished: bool = False) -> None:
         """Remove the attempts before this number, and hidden folders that killed processes left in the block.
 
-        Args:
-            number: of an attempt.
-            finished: the block has just finished, so that even folders without a claim are useless.
+        If it has just finished, even those without a claim are useless.
         """
         for n, path in attempts(self.folder):
             if n < number:
@@ -267,11 +253,7 @@ class Attempt:
                     remove(path)
 
     def leave(self, results: Sequence[RunResult]) -> None:
-        """Leave the block for later, recording its progress; write nothing if the store is gone.
-
-        Args:
-            results: unfinished records, in the order of the runs.
-        """
+        """Leave the block for later with unfinished records, in the order of the runs; nothing if the store is gone."""
         try:
             with suppress(OSError, RunFailed):
                 self._refuse_if_gone()
@@ -325,10 +307,10 @@ class Attempt:
 
 
 def commit(out: Path, folder: Path, replaces: tuple[int, int] | None = None) -> None:
-    """Move results into their block and flush them to disk.
+    """Move results, a folder on the same file system, into their block and flush them to disk.
 
     Args:
-        out: the folder with the results, on the same file system.
+        out: the results.
         folder: of the block.
         replaces: the results that they replace (`ended`), or None.
 

@@ -151,11 +151,9 @@ def store_in(folder: Path) -> Path:
 
 
 def thinned(n: int, points: int) -> list[int]:
-    """Indices of the rows that a thinned table keeps: evenly and log-spaced ones, including the first and the last.
+    """Indices of the at most `points` (>= 2) rows of n that a thinned table keeps.
 
-    Args:
-        n: number of rows.
-        points: maximum number of rows to keep, at least 2.
+    They are evenly and log-spaced, and include the first and the last.
     """
     import numpy as np
 

@@ -70,12 +70,7 @@ def making(store: Path, todo: str = "choose another with --store DIR") -> Abstra
 
 
 def move(folder: Path, to: Path, busy: RunBusy) -> None:
-    """Rename a folder to a name that only one process can take.
-
-    Raises:
-        RunBusy: the given one, if another process has taken it.
-        OSError: it cannot be renamed.
-    """
+    """Rename a folder to a name that only one process can take; raise `busy` if another one has."""
     try:
         folder.rename(to)
     except OSError as error:
@@ -91,11 +86,7 @@ def link(path: Path, to: Path) -> None:
 
 
 def copy(path: Path, to: Path) -> None:
-    """Copy a regular file and flush the copy; symbolic links are refused.
-
-    Raises:
-        OSError: it cannot be read or written.
-    """
+    """Copy a regular file and flush the copy; a symbolic link is an `OSError`."""
     source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(source, "rb") as file, to.open("xb") as target:
         while piece := file.read(1 << 20):

@@ -18,18 +18,7 @@ from uuid import uuid4
 
 from bench.errors import RunBusy, UserError
 from bench.store.attempt import commit, prepare, write_records
-from bench.store.block import (
-    CHECKPOINT,
-    DONE,
-    RUNS,
-    Block,
-    attempts,
-    blocks_in,
-    ended,
-    name_of,
-    read_block,
-    readable,
-)
+from bench.store.block import CHECKPOINT, DONE, RUNS, Block, attempts, blocks_in, ended, name_of, read_block, readable
 from bench.store.claims import beating, is_alive
 from bench.store.files import copy, disk_errors, making, move, remove, remove_empty, replacing
 from bench.store.load import Damaged, is_there, read_bytes
@@ -98,11 +87,7 @@ def merge(sources: Sequence[Path], into: Path, say: Callable[[str], object]) -> 
 
 
 class _Merging(ExitStack):
-    """A merge into a store.
-
-    Args:
-        into: its folder.
-    """
+    """A merge into a store."""
 
     def __init__(self, into: Path) -> None:
         super().__init__()
@@ -283,11 +268,7 @@ def _is_sound(block: Block) -> bool:
 
 
 def _refuse_links(*paths: Path) -> None:
-    """Refuse paths that lead out of the destination.
-
-    Raises:
-        Damaged: one is a symbolic link.
-    """
+    """Refuse paths that lead out of the destination: a symbolic link is `Damaged`."""
     for path in paths:
         if path.is_symlink():
             raise Damaged(
@@ -296,12 +277,7 @@ def _refuse_links(*paths: Path) -> None:
 
 
 def _take(path: Path, to: Path) -> None:
-    """Copy a file of a source, if it exists.
-
-    Raises:
-        Damaged: it cannot be read.
-        OSError: the copy cannot be written.
-    """
+    """Copy a file of a source, if it exists; if it cannot be read, it is `Damaged`."""
     if is_there(path) is None:
         return
     if not os.access(path, os.R_OK):

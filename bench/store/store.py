@@ -17,16 +17,7 @@ from typing import Any
 from bench.config.run_config import RunConfig, on_device
 from bench.errors import RunFailed, UserError
 from bench.store import attempt
-from bench.store.block import (
-    CHECKPOINT,
-    PREFIX,
-    Block,
-    blocks_in,
-    ended,
-    name_of,
-    names_in,
-    readable,
-)
+from bench.store.block import CHECKPOINT, PREFIX, Block, blocks_in, ended, name_of, names_in, readable
 from bench.store.files import making
 from bench.store.load import Damaged, is_there
 from bench.store.record import RunResult
@@ -234,20 +225,14 @@ def _block_with(run_id: str, block: Block | None) -> Block | None:
 
 @lru_cache(maxsize=16)
 def _results(folder: Path, state: tuple[int, int]) -> Block | None:
-    """A finished block of several runs, cached: its other runs are usually needed too, and it is never written again.
-
-    Args:
-        folder: of the block.
-        state: of its results (`ended`).
-    """
+    """A block whose results (`ended`) have this state, cached: other runs of it are usually needed too."""
     return readable(folder)
 
 
 class _Index:
-    """Which blocks of several runs contain a run. Entries stay valid, since a block's name is a digest of its ids.
+    """Which blocks of several runs contain a run; some may have been deleted since.
 
-    Attributes:
-        blocks: names of blocks by run id; some may have been deleted since.
+    Entries stay valid, since a block's name is a digest of its ids.
     """
 
     def __init__(self) -> None:
@@ -256,12 +241,9 @@ class _Index:
         self._complete: tuple[int, int] | None = None
 
     def look(self, store: Path, names: set[str] | None = None) -> None:
-        """Read the ids of new blocks.
+        """Read the ids of new blocks among these names; by default, list the folder if it has changed.
 
-        Args:
-            store: its folder.
-            names: in this folder, if known. Listing thousands for each of thousands of runs would take seconds, so by
-                default they are listed only if the folder has changed.
+        Listing thousands of names for each of thousands of runs would take seconds.
         """
         try:
             now = store.stat()

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bench.errors import UserError
+from bench.errors import UserError, unknown
 from bench.grammar.values import is_no_folder
 from bench.store.block import Block
 from bench.store.load import Damaged
@@ -14,6 +14,7 @@ from bench.store.record import RunResult
 from bench.store.reports import KINDS, CheckRecord, LadderRecord, Record, Report, StudyRecord, reports_in
 from bench.store.store import Contents, Store, tables_of
 from bench.text import plain
+from optimizers.plugins import bare
 
 
 class Stores:
@@ -44,29 +45,23 @@ class Stores:
 
     @cached_property
     def _contents(self) -> list[Contents]:
-        """Of the stores except the reference."""
-        return [store.contents() for store in self.own]
-
-    @cached_property
-    def _shipped(self) -> Contents:
-        return Contents() if self.reference is None else self.reference.contents()
+        return [store.contents() for store in self.stores]
 
     @cached_property
     def shipped(self) -> frozenset[str]:
         """The ids of the runs that are read from the reference."""
-        own = {run_id for contents in self._contents for run_id in contents.runs}
-        return frozenset(self._shipped.runs.keys() - own)
+        n = len(self.own)
+        own, reference = ({i for each in part for i in each.runs} for part in (self._contents[:n], self._contents[n:]))
+        return frozenset(reference - own)
 
     @cached_property
     def conflicts(self) -> list[str]:
         """Ids of runs that have finished records with different results, in one store or in several."""
         found: dict[str, list[RunResult]] = {}
-        for contents in self._contents:
-            several = contents.runs if len(self.own) > 1 else contents.repeated
-            for run_id in several:
-                found.setdefault(run_id, []).extend(
-                    contents.repeated.get(run_id) or [contents.runs[run_id].runs[run_id]]
-                )
+        for contents in self._contents[: len(self.own)]:
+            for run_id in contents.runs if len(self.own) > 1 else contents.repeated:
+                own = contents.repeated.get(run_id) or [contents.runs[run_id].runs[run_id]]
+                found.setdefault(run_id, []).extend(own)
         ended = {run_id: [run.outcome for run in runs if run.finished] for run_id, runs in found.items()}
         return sorted(run_id for run_id, outcomes in ended.items() if any(each != outcomes[0] for each in outcomes))
 
@@ -75,10 +70,11 @@ class Stores:
         """By run id, the block from which the run is read."""
         if len(self._contents) == 1 and not self.shipped:
             return self._contents[0].runs
-        found: dict[str, list[Block]] = {run_id: [self._shipped.runs[run_id]] for run_id in self.shipped}
-        for contents in self._contents:
+        found: dict[str, list[Block]] = {}
+        for n, contents in enumerate(self._contents):
             for run_id, block in contents.runs.items():
-                found.setdefault(run_id, []).append(block)
+                if n < len(self.own) or run_id in self.shipped:
+                    found.setdefault(run_id, []).append(block)
         return {
             name: min(several, key=lambda block: _order(block.runs[name])) if len(several) > 1 else several[0]
             for name, several in sorted(found.items())
@@ -88,6 +84,20 @@ class Stores:
     def runs(self) -> list[RunResult]:
         """All runs, by name."""
         return [block.runs[run_id] for run_id, block in self.blocks.items()]
+
+    def refuse_unknown(
+        self, tasks: Sequence[str] | None, opts: Sequence[str] | None, runs: Sequence[RunResult]
+    ) -> None:
+        """Check names of tasks and optimizers.
+
+        Raises:
+            UserError: none of these runs has one of them.
+        """
+        for kind, wanted, name in (("task", tasks, "task"), ("optimizer", opts, "opt")):
+            there = sorted({each for run in runs for each in run.names[name]})
+            for each in wanted or ():
+                if bare(each) not in there:
+                    raise unknown(f"{kind} in {self.shown}", each, there)
 
     def tables(self, run_id: str) -> dict[str, dict[str, Any]]:
         """See `Store.tables`."""
@@ -115,7 +125,7 @@ class Stores:
     @cached_property
     def damaged(self) -> list[Damaged]:
         """Unreadable files, with the reason."""
-        found = [each for contents in (*self._contents, self._shipped) for each in contents.damaged]
+        found = [each for contents in self._contents for each in contents.damaged]
         return found + [each for each in self._reports if isinstance(each, Damaged)]
 
     @cached_property

@@ -65,12 +65,7 @@ class RawTable:
         self.last_step = int(last) if 0 <= last < 2**53 else 0
 
     def append(self, names: Sequence[str], steps: Sequence[int], values: "NDArray[np.float64]") -> None:
-        """Append rows; the first call writes the names.
-
-        Args:
-            names: of the M values.
-            steps: S ascending steps.
-            values: shape (S, L, M).
+        """Append values of shape (S, L, M) of M names at S ascending steps; the first call writes the names.
 
         Raises:
             RunFailed: the names are invalid or differ from those in the file, or the file was changed or deleted.
@@ -144,14 +139,9 @@ class RawTable:
 
 
 def read_raw(path: Path, runs: int, which: int) -> Columns:
-    """A run's rows of a raw table; empty if there are none.
+    """The rows of one of the runs of a raw table, by its index; empty if there are none.
 
     The file is read, never mapped: truncating a mapped file kills its reader.
-
-    Args:
-        path: of the file.
-        runs: how many train together, L.
-        which: index of the run among them.
 
     Raises:
         Damaged: it is not such a table.
@@ -193,16 +183,15 @@ def last_step(path: Path, runs: int) -> int:
 
 
 def write_raw(raw: Path, path: Path, runs: Sequence[tuple[str, int, int]], total: int) -> dict[str, int]:
-    """Convert a raw table to Parquet, flushed to disk; write nothing if it has no rows.
+    """Convert a raw table to Parquet, flushed to disk, and return the number of rows by run id.
+
+    Nothing is written if the table has no rows.
 
     Args:
         raw: the raw table.
         path: of the Parquet file.
-        runs: sorted by id: id, index in the block, last step to keep.
+        runs: id, index in the block, and last step to keep.
         total: how many train together, L.
-
-    Returns:
-        The number of rows by run id.
 
     Raises:
         OSError: it cannot be read or written.
@@ -228,9 +217,7 @@ def write_raw(raw: Path, path: Path, runs: Sequence[tuple[str, int, int]], total
 def write_columns(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
     """Write the tables of runs as one Parquet file of a block; write nothing if there are no columns.
 
-    Args:
-        path: of the file.
-        tables: columns by run id and name: `step` and any others; missing columns are filled with nulls.
+    The tables have columns by run id and name: `step` and any others. Missing ones are filled with nulls.
     """
     import numpy as np
     import pyarrow as pa
@@ -311,11 +298,7 @@ def has_ends(path: Path) -> bool:
 
 
 def rows_of(path: Path, runs: Collection[str] | None) -> int:
-    """The number of rows of a finished table according to its metadata; 0 if there is no table.
-
-    Args:
-        path: of the file.
-        runs: ids of the runs that it may contain; any if None.
+    """The number of rows of a finished table of these runs (any if None), from its metadata; 0 without a table.
 
     Raises:
         Damaged: it is not such a table, or has rows of other runs.
@@ -335,10 +318,19 @@ def _opened(path: Path) -> Iterator["pq.ParquetFile"]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    first = [("run_id", pa.dictionary(pa.int32(), pa.string())), ("step", pa.int64())]
     try:
         with pq.ParquetFile(path) as file:
-            _check_schema(path, file.schema_arrow)
-            _check_size(path, file.metadata)
+            found = [(field.name, field.type) for field in file.schema_arrow]
+            if found[:2] != first or not all(kind == pa.float64() for _, kind in found[2:]):
+                raise Damaged(path, "its columns are not run_id, step and numbers")
+            _check_names(path, [name for name, _ in found[2:]])
+            rows = sum(file.metadata.row_group(i).num_rows for i in range(file.num_row_groups))
+            if rows != file.metadata.num_rows:
+                raise Damaged(path, f"its parts have {rows} rows, but the file declares {file.metadata.num_rows}")
+            unpacked = 8 * rows * len(found)
+            if unpacked > max(_CHUNK, _MOST_PACKED * path.stat().st_size):
+                raise Damaged(path, f"it would decompress to {unpacked:,} bytes")
             yield file
     except (OSError, ValueError, TypeError, MemoryError, pa.ArrowException) as error:
         raise Damaged(path, str(error).partition("\n")[0][:200]) from None
@@ -356,26 +348,6 @@ def _check_steps(path: Path, steps: "NDArray[np.float64]", last: float = -1.0) -
 
     if len(steps) and not (np.isfinite(steps).all() and steps[0] >= max(0, last + 1e-9) and (np.diff(steps) > 0).all()):
         raise Damaged(path, "its steps do not increase")
-
-
-def _check_size(path: Path, metadata: Any) -> None:
-    """Refuse a table that decompresses excessively, or with inconsistent numbers of rows."""
-    rows = sum(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
-    if rows != metadata.num_rows:
-        raise Damaged(path, f"its parts have {rows} rows, but the file declares {metadata.num_rows}")
-    unpacked = 8 * rows * metadata.num_columns
-    if unpacked > max(_CHUNK, _MOST_PACKED * path.stat().st_size):
-        raise Damaged(path, f"it would decompress to {unpacked:,} bytes")
-
-
-def _check_schema(path: Path, schema: "pa.Schema") -> None:
-    import pyarrow as pa
-
-    first = [("run_id", pa.dictionary(pa.int32(), pa.string())), ("step", pa.int64())]
-    found = [(field.name, field.type) for field in schema]
-    if found[:2] != first or not all(kind == pa.float64() for _, kind in found[2:]):
-        raise Damaged(path, "its columns are not run_id, step and numbers")
-    _check_names(path, [name for name, _ in found[2:]])
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
