@@ -10,7 +10,7 @@ A bundle is a folder, or a zip file with these names in it. It is data: its code
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,9 +104,13 @@ def bundle(
         folder = Path(temporary) / "bundle"
         for task in sorted({bare(run.config["task"]) for run in runs}):
             own = sorted((run for run in runs if bare(run.config["task"]) == task), key=lambda run: run.run_id)
-            kept = {run.run_id: points and max(2, points // 10 if run.run_id in trials else points) for run in own}
-            records = [_kept(run, run.run_id in trials, kept[run.run_id]) for run in own]
-            _write_block(folder / STORE, records, tables, kept)
+            kept = [_kept(run, tables[run.run_id], points, trial=run.run_id in trials) for run in own]
+            done = folder / STORE / name_of([run.run_id for run in own]) / DONE
+            done.mkdir(parents=True)
+            write_records(done / RUNS, [record for record, _ in kept])
+            for name in TABLES:
+                found = {record.run_id: thin[name] for record, thin in kept if name in thin}
+                write_columns(done / f"{name}.parquet", found)
         for record in (*studies, *ladders):
             path = record.places(folder / STORE)[0]
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,37 +168,26 @@ def thinned(n: int, points: int) -> list[int]:
     return np.unique(np.concatenate([even, log]).round().astype(int)).tolist()
 
 
-def _kept(run: RunResult, trial: bool, points: int | None) -> RunResult:
-    names = {kind: bare(run.config[kind]) for kind in ("task", "opt")}  # without the folders of this machine
-    changes: dict[str, Any] = {"config": run.config | names}
-    if trial:
-        changes |= {"validations": run.validations[-1:], "specimen": None}
-    if points is not None and run.steps > points:
-        changes["thinned"] = True
-    return replace(run, **changes)
-
-
-def _write_block(
-    store: Path, runs: Sequence[RunResult], found: Mapping[str, Mapping[str, Columns]], kept: Mapping[str, int | None]
-) -> None:
+def _kept(
+    run: RunResult, tables: dict[str, Columns], points: int | None, *, trial: bool
+) -> tuple[RunResult, dict[str, Columns]]:
+    """What a bundle keeps of a run: its record without the folders of this machine, and its thinned tables."""
     import numpy as np
 
-    done = store / name_of([run.run_id for run in runs]) / DONE
-    done.mkdir(parents=True)
-    write_records(done / RUNS, runs)
-    for name in TABLES:
-        tables = {run.run_id: found[run.run_id][name] for run in runs if name in found[run.run_id]}
-        for run in runs:
-            if (points := kept[run.run_id]) is None or run.run_id not in tables:
-                continue
-            table = tables[run.run_id]
-            # Boards relate observations to the curve at their steps.
-            observed = name == "curve" and run.config["trainer"].get("observe")
-            also = found[run.run_id].get("measurements", {}).get("step", ()) if observed else ()
-            keep = np.isin(table["step"], also)
-            keep[thinned(len(keep), points)] = True
-            tables[run.run_id] = {name: column[keep] for name, column in table.items()}
-        write_columns(done / f"{name}.parquet", tables)
+    changes: dict[str, Any] = {"config": run.config | {kind: bare(run.config[kind]) for kind in ("task", "opt")}}
+    if trial:
+        changes |= {"validations": run.validations[-1:], "specimen": None}
+    if points is None:
+        return replace(run, **changes), tables
+    points = max(2, points // 10 if trial else points)
+    thin = dict[str, Columns]()
+    for name, table in tables.items():
+        # Boards relate observations to the curve at their steps.
+        observed = name == "curve" and run.config["trainer"].get("observe")
+        keep = np.isin(table["step"], tables.get("measurements", {}).get("step", ()) if observed else ())
+        keep[thinned(len(keep), points)] = True
+        thin[name] = {column: values[keep] for column, values in table.items()}
+    return replace(run, **changes, thinned=run.thinned or run.steps > points), thin
 
 
 def _tuned_of(study: StudyRecord, tuned: Path) -> Path | None:
