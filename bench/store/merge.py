@@ -10,8 +10,8 @@ import os
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
@@ -47,7 +47,7 @@ class Merged:
     copied: int = 0
     there: int = 0
     skipped: int = 0
-    records: Counter[str] = field(default_factory=Counter)
+    records: Counter[str] = field(default_factory=lambda: Counter({kind.folder: 0 for kind in KINDS}))
     damaged: list[Damaged] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
@@ -107,27 +107,27 @@ class _Merging(ExitStack):
             if time.monotonic() - said > _SECONDS:
                 said = time.monotonic()
                 say(f"bench: {source}: {n} of {len(blocks)} folders, {counted(self.merged.copied, 'run')} copied")
-            if isinstance(block, Damaged):
-                self.merged.damaged.append(block)
-                continue
-            self.merged.damaged += block.damaged
-            try:
-                with self._writing():
-                    self._block(block)
-            except Damaged as error:
-                self.merged.damaged.append(error)
-        with self._writing():
-            for kind in KINDS:
-                new = sum(self._report(path, record) for path, record in reports_in(source, kind).items())
-                self.merged.records[kind.folder] += new
+            with self._copying():
+                self._block(block)
+        for path, record in (item for kind in KINDS for item in reports_in(source, kind).items()):
+            with self._copying():
+                self._report(path, record)
 
-    def _writing(self) -> AbstractContextManager[None]:
-        """Convert disk errors into one line; before the first write, it suggests another destination."""
+    @contextmanager
+    def _copying(self) -> Iterator[None]:
+        """Note damage, and convert disk errors into one line, which suggests another destination at first."""
         begun = self.merged.copied or self.merged.records.total()
-        return disk_errors(self.into) if begun else making(self.into, "name another DEST")
+        try:
+            with disk_errors(self.into) if begun else making(self.into, "name another DEST"):
+                yield
+        except Damaged as error:
+            self.merged.damaged.append(error)
 
-    def _block(self, block: Block) -> None:
+    def _block(self, block: Block | Damaged) -> None:
         """Copy the needed part of a block."""
+        if isinstance(block, Damaged):
+            raise block
+        self.merged.damaged += block.damaged
         if block.busy:
             self._skip(f"{block.folder} is in training", len(block.runs))
             return
@@ -214,17 +214,12 @@ class _Merging(ExitStack):
             self._sound[block.folder] = _is_sound(block)
         return block if self._sound[block.folder] else None
 
-    def _report(self, path: Path, record: Record | Damaged) -> bool:
+    def _report(self, path: Path, record: Record | Damaged) -> None:
         """Copy the record of a study, of `bench check` or of a ladder, if it outweighs the destination's."""
         if isinstance(record, Damaged):
-            self.merged.damaged.append(record)
-            return False
+            raise record
         for target in record.places(self.into):
-            try:
-                _refuse_links(target.parent, target)
-            except Damaged as error:
-                self.merged.damaged.append(error)
-                return False
+            _refuse_links(target.parent, target)
             there = None
             with suppress(FileNotFoundError, Damaged):
                 there = read_report(target, type(record))
@@ -233,10 +228,10 @@ class _Merging(ExitStack):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with replacing(target) as temporary:
                     temporary.write_bytes(text)
-                return True
+                self.merged.records[record.folder] += 1
+                return
             if there.what == record.what:
-                break
-        return False
+                return
 
     def _skip(self, why: str, runs: int) -> None:
         self.merged.notes.append(why)
