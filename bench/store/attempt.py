@@ -31,7 +31,7 @@ from bench.store.claims import CLAIM, PATIENCE_SECONDS, Owner, beating, is_alive
 from bench.store.files import copy, disk_errors, link, making, move, remove, remove_empty, replacing, sync
 from bench.store.load import Damaged, is_there, parse_record
 from bench.store.record import RunResult
-from bench.store.tables import CURVE_FIELDS, TABLES, RawTable, write_raw
+from bench.store.tables import CURVE_FIELDS, TABLES, RawTable
 from bench.text import clean, plain
 
 if TYPE_CHECKING:
@@ -208,18 +208,16 @@ class Attempt:
         """
         assert [result.run_id for result in results] == [run.run_id for run in self.runs]
         assert all(result.finished for result in results)
-        places = sorted((result.run_id, place, result.steps) for place, result in enumerate(results))
+        places = [(result.run_id, place, result.steps) for place, result in enumerate(results)]
         out = self.path / f".{uuid4().hex}"
         try:
             with disk_errors(self.store):
                 self._refuse_if_gone()
                 out.mkdir()
-                rows = {
-                    name: write_raw(self.path / f"{name}.raw", out / f"{name}.parquet", places, len(results))
-                    for name in TABLES
-                }
+                self._measurements.write(out / "measurements.parquet", places)
+                rows = self._curve.write(out / "curve.parquet", places)
                 for result in results:
-                    there = rows["curve"].get(result.run_id, 0)
+                    there = rows.get(result.run_id, 0)
                     if there != result.steps and not result.thinned:
                         raise RunFailed(
                             f"the curve of {result.run_id} in {self.path} has {there} rows, and it made {result.steps}"

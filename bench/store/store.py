@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
 
 from bench.config.run_config import RunConfig, on_device
 from bench.errors import RunFailed, UserError
@@ -21,6 +20,7 @@ from bench.store.block import CHECKPOINT, PREFIX, Block, blocks_in, ended, name_
 from bench.store.files import making
 from bench.store.load import Damaged, is_there
 from bench.store.record import RunResult
+from bench.store.tables import Columns
 
 _SETTLED = 2e9  # nanoseconds after which a modification time reveals further changes, on any file system
 
@@ -43,10 +43,8 @@ class Contents:
 class Store:
     """A folder of blocks of runs.
 
-    A run that is in several blocks is read from the finished one, then from its own, then from the first by name.
-
-    Args:
-        folder: created when the first run begins.
+    A run that is in several blocks is read from the finished one, then from its own, then from the first by name. The
+    folder is created when the first run begins.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -132,8 +130,8 @@ class Store:
         block = self.find(run_id)
         return self.folder / run_id if block is None else block.folder
 
-    def tables(self, run_id: str) -> dict[str, dict[str, Any]]:
-        """The run's tables by name, each a dict of numpy columns; NaN for non-finite values.
+    def tables(self, run_id: str) -> dict[str, Columns]:
+        """The run's tables by name; none for a missing run.
 
         Raises:
             UserError: a table is damaged.
@@ -196,7 +194,7 @@ def stored_result(config: RunConfig) -> RunResult | None:
     return result
 
 
-def tables_of(block: Block, run_id: str) -> dict[str, dict[str, Any]]:
+def tables_of(block: Block, run_id: str) -> dict[str, Columns]:
     """See `Store.tables`."""
     try:
         return block.tables(run_id)

@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from bench.errors import UserError, unknown
 from bench.grammar.values import is_no_folder
@@ -13,6 +12,7 @@ from bench.store.load import Damaged
 from bench.store.record import RunResult
 from bench.store.reports import KINDS, CheckRecord, LadderRecord, Record, Report, StudyRecord, reports_in
 from bench.store.store import Contents, Store, tables_of
+from bench.store.tables import Columns
 from bench.text import plain
 from optimizers.plugins import bare
 
@@ -99,7 +99,7 @@ class Stores:
                 if bare(each) not in there:
                     raise unknown(f"{kind} in {self.shown}", each, there)
 
-    def tables(self, run_id: str) -> dict[str, dict[str, Any]]:
+    def tables(self, run_id: str) -> dict[str, Columns]:
         """See `Store.tables`."""
         return tables_of(self.blocks[run_id], run_id)
 

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from bench.errors import RunFailed
 from bench.store.files import replacing
@@ -42,7 +42,7 @@ Columns = dict[str, "NDArray[np.float64]"]
 
 
 class RawTable:
-    """A raw table: the training process appends to it.
+    """A raw table, to which the training process appends.
 
     Args:
         path: of the file; existing rows are kept.
@@ -57,7 +57,14 @@ class RawTable:
     def __init__(self, path: Path, runs: int, mode: Literal["a+b", "rb"] = "a+b") -> None:
         self.path, self.runs = path, runs
         self._file = path.open(mode)
-        self.names, self._offset = _header(self._file)
+        self._file.seek(0)
+        header = self._file.readline(_MOST_HEADER)
+        names: Any = []
+        with suppress(ValueError, RecursionError):
+            names = json.loads(header) if header.endswith(b"\n") else []
+        good = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        good = good and bool(names) and len({*names, "step", "run_id"}) == len(names) + 2
+        self.names, self._offset = (tuple(names), len(header)) if good else ((), 0)
         rows = self._count()
         if mode != "rb":
             self._cut(rows)  # the last row may be truncated
@@ -102,6 +109,57 @@ class RawTable:
         self._cut(bisect_right(range(self._count()), steps, key=self._step))
         self.last_step = steps
 
+    def read(self, which: int) -> Columns:
+        """The rows of the run with this index; empty before the first one.
+
+        They are read, never mapped: truncating a mapped file kills its reader.
+
+        Raises:
+            Damaged: the names or steps are invalid.
+            OSError: they cannot be read.
+        """
+        import numpy as np
+
+        if not self.names:
+            return {}
+        _check_names(self.path, self.names)
+        size, own = 8 * self._width, slice(1 + which * len(self.names), 1 + (which + 1) * len(self.names))
+        found, last = [np.empty((0, 1 + len(self.names)))], -1.0
+        self._file.seek(self._offset)
+        # Checked piece by piece: a sparse file of zeros could fill the memory.
+        while rows := len(text := self._file.read(max(1, _CHUNK // size) * size)) // size:
+            chunk = np.frombuffer(text, np.float64, rows * self._width).reshape(rows, -1)
+            _check_steps(self.path, chunk[:, 0], last)
+            last = float(chunk[-1, 0])
+            found.append(np.hstack([chunk[:, :1], chunk[:, own]]))
+        columns = np.concatenate(found).T.copy()
+        columns[~np.isfinite(columns)] = np.nan
+        return dict(zip(("step", *self.names), columns, strict=True))
+
+    def write(self, path: Path, runs: Sequence[tuple[str, int, int]]) -> dict[str, int]:
+        """Write a Parquet file, flushed to disk, and return the number of rows by run id; nothing without rows.
+
+        Args:
+            path: of the Parquet file.
+            runs: id, index in the block, and last step to keep.
+
+        Raises:
+            OSError: a file cannot be read or written.
+        """
+        import numpy as np
+
+        if not self.names:
+            return {}
+        rows = np.fromfile(self.path, np.float64, offset=self._offset)
+        rows = rows[: len(rows) // self._width * self._width].reshape(-1, self._width)
+        tables = dict[str, Columns]()
+        for run_id, place, last in runs:
+            own = rows[: rows[:, 0].searchsorted(last, "right")]
+            values = own[:, 1 + place * len(self.names) :]
+            tables[run_id] = {"step": own[:, 0], **{name: values[:, i] for i, name in enumerate(self.names)}}
+        write_columns(path, tables)
+        return {run_id: len(table["step"]) for run_id, table in tables.items()}
+
     def sync(self) -> None:
         """Flush all rows to disk."""
         os.fsync(self._file.fileno())
@@ -141,36 +199,16 @@ class RawTable:
 def read_raw(path: Path, runs: int, which: int) -> Columns:
     """The rows of one of the runs of a raw table, by its index; empty if there are none.
 
-    The file is read, never mapped: truncating a mapped file kills its reader.
-
     Raises:
         Damaged: it is not such a table.
     """
-    import numpy as np
-
     if is_there(path) is None:
         return {}
     try:
-        with path.open("rb") as file:
-            names, offset = _header(file)
-            if not names:
-                return {}
-            _check_names(path, names)
-            width, own = 1 + runs * len(names), slice(1 + which * len(names), 1 + (which + 1) * len(names))
-            file.seek(offset)
-            found, last = [np.empty((0, 1 + len(names)))], -1.0
-            at_once = 8 * width * max(1, _CHUNK // (8 * width))
-            # Checked piece by piece: a sparse file of zeros could fill the memory.
-            while rows := len(text := file.read(at_once)) // (8 * width):
-                chunk = np.frombuffer(text, np.float64, rows * width).reshape(rows, width)
-                _check_steps(path, chunk[:, 0], last)
-                last = float(chunk[-1, 0])
-                found.append(np.hstack([chunk[:, :1], chunk[:, own]]))
+        with closing(RawTable(path, runs, "rb")) as table:
+            return table.read(which)
     except OSError as error:
         raise Damaged(path, f"it cannot be read ({error.strerror})") from None
-    columns = np.concatenate(found).T.copy()
-    columns[~np.isfinite(columns)] = np.nan
-    return dict(zip(("step", *names), columns, strict=True))
 
 
 def last_step(path: Path, runs: int) -> int:
@@ -180,38 +218,6 @@ def last_step(path: Path, runs: int) -> int:
             with closing(RawTable(path, runs, "rb")) as table:
                 return table.last_step
     return 0
-
-
-def write_raw(raw: Path, path: Path, runs: Sequence[tuple[str, int, int]], total: int) -> dict[str, int]:
-    """Convert a raw table to Parquet, flushed to disk, and return the number of rows by run id.
-
-    Nothing is written if the table has no rows.
-
-    Args:
-        raw: the raw table.
-        path: of the Parquet file.
-        runs: id, index in the block, and last step to keep.
-        total: how many train together, L.
-
-    Raises:
-        OSError: it cannot be read or written.
-    """
-    import numpy as np
-
-    with raw.open("rb") as file:
-        names, offset = _header(file)
-    if not names:
-        return {}
-    width = 1 + total * len(names)
-    rows = np.fromfile(raw, np.float64, offset=offset)
-    rows = rows[: len(rows) // width * width].reshape(-1, width)
-    tables = dict[str, Columns]()
-    for run_id, place, last in runs:
-        own = rows[: rows[:, 0].searchsorted(last, "right")]
-        values = own[:, 1 + place * len(names) :]
-        tables[run_id] = {"step": own[:, 0], **{name: values[:, i] for i, name in enumerate(names)}}
-    write_columns(path, tables)
-    return {run_id: len(table["step"]) for run_id, table in tables.items()}
 
 
 def write_columns(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
@@ -371,16 +377,3 @@ def as_arrow(columns: Columns, **same: str | int) -> "pa.Table":
     first = {name: pa.repeat(value, len(columns["step"])) for name, value in same.items()}
     rest = {name: pa.array(values, from_pandas=True) for name, values in columns.items()}
     return pa.table({**first, **rest, "step": columns["step"].astype(np.int64)})
-
-
-def _header(file: BinaryIO) -> tuple[tuple[str, ...], int]:
-    """The names in a raw table, and the offset of its rows; no names without a complete header."""
-    file.seek(0)
-    header = file.readline(_MOST_HEADER)
-    try:
-        names = json.loads(header) if header.endswith(b"\n") else None
-    except (ValueError, RecursionError):
-        names = None
-    if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
-        return (), 0
-    return (tuple(names), len(header)) if len({*names, "step", "run_id"}) == len(names) + 2 else ((), 0)
