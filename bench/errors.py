@@ -35,7 +35,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that does not exist, with the nearest one that does."""
     known = list(known)
     near = meant(name, known) if kind == "option" else nearest(name, known)
-    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}" if known else "there is none"
     if kind in ("optimizer", "task") and not near and "." in name:
         hint = "name your own class as my_file.py:MyClass or my_package.module:MyClass"
     return UserError(f"unknown {kind} {name!r}; {hint}")

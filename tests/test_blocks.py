@@ -754,7 +754,7 @@ STAGES = [
     at("done", "rename"),
     lambda full: full.setattr(bench.store.attempt, "sync", no_space),
     lambda full: full.setattr(bench.store.files.os, "fsync", no_space),
-    lambda full: full.setattr(bench.store.attempt, "write_raw", no_space),
+    lambda full: full.setattr(bench.store.attempt.RawTable, "write", no_space),
 ]
 
 

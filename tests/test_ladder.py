@@ -319,7 +319,7 @@ def test_a_damaged_record_is_named(folder: Path, tmp_path: Path):
 
 def test_a_merge_takes_the_ladder_with_it(folder: Path, record: LadderRecord, tmp_path: Path):
     merged = merge([folder / "store"], tmp_path / "other", lambda line: None)
-    assert merged.ladders == 1
+    assert merged.records["ladders"] == 1
     assert Stores([tmp_path / "other"]).ladders == [record]
     assert numbers(record, tmp_path / "other") == numbers(record, folder / "store")
 

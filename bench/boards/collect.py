@@ -154,11 +154,7 @@ def collect(
     runs = _of_these_versions(runs, stores.shipped, notes)
     by_id = {run.run_id: run for run in runs}
     tasks, opts = (None if names is None else list(map(bare, names)) for names in (tasks, opts))
-    for kind, wanted, name in (("task", tasks, "task"), ("optimizer", opts, "opt")):
-        there = sorted({each for run in runs for each in run.names[name]})
-        for each in wanted or ():
-            if each not in there:
-                raise unknown(f"{kind} in {stores.shown}", each, there)
+    stores.refuse_unknown(tasks, opts, runs)
     tasks = tasks and sorted({bare(run.config["task"]) for run in runs if run.names["task"] & {*tasks}})
     read = None if opts is None else {*opts, *({reference} if reference else REFERENCES)}
     runs = _filtered([run for run in runs if _is_of(run, tasks, read)], only or {}, stores.shipped, by_id.values())

@@ -2,11 +2,10 @@
 
 from contextlib import ExitStack
 
-from bench.errors import UserError, unknown
+from bench.errors import UserError
 from bench.grammar.commands import parse
 from bench.output import answer, format_of, open_stores, remark, stores_of, warn_of, write
 from bench.text import counted
-from optimizers.plugins import bare
 
 
 def _sql(words: list[str]) -> int:
@@ -38,14 +37,11 @@ def _merge(words: list[str]) -> int:
     for note in merged.notes:
         remark("note", note)
     if args.json:
-        counts = {
-            name: getattr(merged, name) for name in ("copied", "there", "skipped", "studies", "checks", "ladders")
-        }
+        counts = {"copied": merged.copied, "there": merged.there, "skipped": merged.skipped, **merged.records}
         answer({"dest": args.dest, **counts, "differing": merged.differing, "damaged": [*map(str, merged.damaged)]})
         return int(bool(merged.damaged))
     counts = f"{counted(merged.copied, 'run')} copied, {merged.there} already there, {merged.skipped} skipped"
-    kinds = (merged.studies, "studies"), (merged.checks, "checks"), (merged.ladders, "ladders")
-    records = [f"{counted(n, 'record')} of {what}" for n, what in kinds if n]
+    records = [f"{counted(n, 'record')} of {what}" for what, n in merged.records.items() if n]
     print(counts + f"; {' and '.join(records)} copied" * bool(records))
     return 1 if merged.damaged else 0
 
@@ -58,17 +54,8 @@ def _bundle(words: list[str]) -> int:
     from bench.store.stores import Stores
 
     stores = Stores(stores_of(args))
-    wanted = {"task": args.task, "opt": args.opt}
-    for kind, given in wanted.items():
-        there = {name for run in stores.runs for name in run.names[kind]}
-        for name in given or ():
-            if bare(name) not in there:
-                raise unknown(f"{kind} in {stores.shown}", name, sorted(there))
-    runs = [
-        run
-        for run in stores.runs
-        if all(given is None or run.names[kind] & {*map(bare, given)} for kind, given in wanted.items())
-    ]
+    stores.refuse_unknown(args.task, args.opt, stores.runs)
+    runs = [run for run in stores.runs if run.is_of(args.task, args.opt)]
     plugins = [*(args.task or ()), *(args.opt or ())]
     made = bundle(stores, runs, args.out, points=args.points, tuned=args.tuned, plugins=plugins)
     code = warn_of(stores, made.damaged)

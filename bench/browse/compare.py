@@ -99,8 +99,7 @@ def _curves(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Agreement of two loss curves; differences are relative to the larger value."""
     import numpy as np
 
-    nothing = {"step": np.empty(0), "loss": np.empty(0)}
-    one, other = one or nothing, other or nothing
+    one, other = (table or {"step": np.empty(0), "loss": np.empty(0)} for table in (one, other))
     steps, first, second = np.intersect1d(one["step"], other["step"], return_indices=True)
     a, b = one["loss"][first], other["loss"][second]
     differ = (a != b) & ~(np.isnan(a) & np.isnan(b))

@@ -151,25 +151,15 @@ def lines(stores: Stores, asked: Filters) -> list[Line]:
         UserError: there is no such task, optimizer or study.
     """
     studies = studies_of(stores)
-    kinds: tuple[tuple[str, Sequence[str], Iterable[str]], ...] = (
-        ("task", asked.tasks, (name for run in stores.runs for name in run.names["task"])),
-        ("optimizer", asked.opts, (name for run in stores.runs for name in run.names["opt"])),
-        ("study", [asked.study] if asked.study else [], [*studies.values(), *(each.name for each in stores.studies)]),
-    )
-    for kind, wanted, names in kinds:
-        there = sorted({*names})
-        for name in wanted:
-            if (name if kind == "study" else bare(name)) not in there:
-                if not there:
-                    raise UserError(f"unknown {kind} in {stores.shown} {name!r}; there is none")
-                raise unknown(f"{kind} in {stores.shown}", name, there)
+    stores.refuse_unknown(asked.tasks, asked.opts, stores.runs)
+    there = {*studies.values(), *(each.name for each in stores.studies)}
+    if asked.study and asked.study not in there:
+        raise unknown(f"study in {stores.shown}", asked.study, sorted(there))
     begun = {run.run_id: begun_at(run, stores.blocks[run.run_id]) for run in stores.runs}
-    tasks, opts = {*map(bare, asked.tasks)}, {*map(bare, asked.opts)}
     runs = [
         run
         for run in stores.runs
-        if (not tasks or run.names["task"] & tasks)
-        and (not opts or run.names["opt"] & opts)
+        if run.is_of(asked.tasks, asked.opts)
         and (not asked.statuses or run.status in asked.statuses)
         and begun[run.run_id] >= asked.since
         and (not asked.study or studies.get(run.run_id) == asked.study)

@@ -16,6 +16,7 @@ from bench.run_summary import fit_words, remarks_on, result_json
 from bench.store.record import RESUMABLE, RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
+from bench.store.tables import Columns
 from bench.terminal import columns, is_unicode, plot, wrapped
 from bench.text import cell, duration, word_of
 
@@ -28,10 +29,7 @@ MOST = 50_000
 def lines(run: RunResult, store: Store) -> tuple[list[str], bool]:
     """The page, as wide as the terminal, and whether the tables were readable; text in the record is untrusted."""
     wide = columns()
-    try:
-        tables, damaged = store.tables(run.run_id), None
-    except UserError as error:
-        tables, damaged = {}, str(error)
+    tables, damaged = _tables(run, store)
     curve = _curve(run, tables.get("curve", {}), wide or 80) if damaged is None else [f"  {cell(damaged)}"]
     settings = {name: value for name, value in settings_of(run.config).items() if name not in ("task", "opt")}
     chosen = {name: value for name, value in settings.items() if name in run.chosen}
@@ -55,10 +53,7 @@ def lines(run: RunResult, store: Store) -> tuple[list[str], bool]:
 
 def as_json(run: RunResult, store: Store) -> tuple[dict[str, Any], bool]:
     """The run in a form for JSON, and whether its tables were readable."""
-    try:
-        tables, damaged = store.tables(run.run_id), None
-    except UserError as error:
-        tables, damaged = {}, str(error)
+    tables, damaged = _tables(run, store)
     found = {
         "kind": "run",
         **result_json(run, store.folder),
@@ -79,6 +74,14 @@ def as_json(run: RunResult, store: Store) -> tuple[dict[str, Any], bool]:
         "damaged": damaged,
     }
     return found, damaged is None
+
+
+def _tables(run: RunResult, store: Store) -> tuple[dict[str, Columns], str | None]:
+    """The run's tables, and what is wrong with them."""
+    try:
+        return store.tables(run.run_id), None
+    except UserError as error:
+        return {}, str(error)
 
 
 def _word(value: Any) -> str:
@@ -170,24 +173,21 @@ def _commands(run: RunResult, store: Store) -> dict[str, str]:
     order = run.config["data_seed"]
     seeds = f"--seed {run.config['seed']}" + f" --data_seed {order}" * (order != run.config["seed"])
     found = {"train it again, in another store; `bench diff` compares them": f"{fit_words(run)} {seeds} --store again"}
-    if run.status in RESUMABLE:
-        if store.checkpoint(run.run_id):
-            again = ["bench", "fit", "--resume", run.run_id, *naming(run.config)]
-            found["continue it"] = f"{shlex.join(again)} {place}"
-        elif run.engine == "lanes":
-            found["continue the sweep with its command; alone it starts from step 0"] = (
-                f"{fit_words(run)} {seeds} {place}"
-            )
-        else:
-            found["it has no checkpoint, so it starts from step 0"] = f"{fit_words(run)} {seeds} {place}"
+    if run.status in RESUMABLE and store.checkpoint(run.run_id):
+        again = ["bench", "fit", "--resume", run.run_id, *naming(run.config)]
+        found["continue it"] = f"{shlex.join(again)} {place}"
+    elif run.status in RESUMABLE:
+        alone = "continue the sweep with its command; alone it starts from step 0"
+        what = alone if run.engine == "lanes" else "it has no checkpoint, so it starts from step 0"
+        found[what] = f"{fit_words(run)} {seeds} {place}"
+    own = ["--task", run.config["task"], "--opt", run.config["opt"]]
     if _study(run, store) is not None:  # boards and curves exclude trials
-        words = ["bench", "plot", "sensitivity", "--task", run.config["task"], "--opt", run.config["opt"]]
-        found["plot its study"] = f"{shlex.join(words)} {place} -o study.png"
-        return {what: cell(words) for what, words in found.items()}
-    only = {"seed": run.config["seed"]} | {k: v for k, v in run.chosen.items() if v is not None}
-    words = ["bench", "plot", "curves", "--task", run.config["task"], "--opt", run.config["opt"], "--settings", "all"]
-    words += [word for name, value in only.items() for word in ("--only", f"{name}={_plain(value)}")]
-    found["plot its curve"] = f"{shlex.join(words)} {place} -o {shlex.quote(f'{run.run_id}.png')}"
+        found["plot its study"] = f"{shlex.join(['bench', 'plot', 'sensitivity', *own])} {place} -o study.png"
+    else:
+        only = {"seed": run.config["seed"]} | {k: v for k, v in run.chosen.items() if v is not None}
+        words = ["bench", "plot", "curves", *own, "--settings", "all"]
+        words += [word for name, value in only.items() for word in ("--only", f"{name}={_plain(value)}")]
+        found["plot its curve"] = f"{shlex.join(words)} {place} -o {shlex.quote(f'{run.run_id}.png')}"
     return {what: cell(words) for what, words in found.items()}
 
 

@@ -27,7 +27,7 @@ from bench.store.block import Block
 from bench.store.load import Damaged, is_there
 from bench.store.record import RunResult
 from bench.store.stores import Stores
-from bench.store.tables import CURVE_FIELDS
+from bench.store.tables import CURVE_FIELDS, as_arrow
 from bench.text import clean, plain
 
 if TYPE_CHECKING:
@@ -289,19 +289,12 @@ class _Views:
 
     def _growing(self, run_id: str, block: Block, name: str) -> "list[pa.Table]":
         """The table of a run in training or interrupted; an empty list if it has no rows."""
-        import numpy as np
-        import pyarrow as pa
-
         try:
-            columns = block.tables(run_id).get(_FILES[name], {})
+            columns = block.tables(run_id).get(_FILES[name])
         except Damaged as error:
             self.damaged[f"{block.folder}/{run_id}"] = error
             return []
-        if not columns:
-            return []
-        ids = pa.array([run_id] * len(columns["step"]), pa.string())
-        values = {name: pa.array(column, from_pandas=True) for name, column in columns.items()}  # NaN becomes null
-        return [pa.table({"run_id": ids, **values, "step": columns["step"].astype(np.int64)})]
+        return [as_arrow(columns, run_id=run_id)] if columns else []
 
 
 def _interruptibly(con: "DuckDBPyConnection", statement: str) -> None:
@@ -348,17 +341,13 @@ def _run_row(run: RunResult, study: str | None) -> dict[str, Any]:
         "seed": config["seed"],
         "data_seed": config["data_seed"],
         "machine": run.machine,
-        "torch": _text(run.versions.get("torch")),
+        "torch": None if (torch := run.versions.get("torch")) is None else str(torch),
         "versions": _json(run.versions),
         "settings": _json(settings_of(config)),
         "metrics": _json(run.metrics),
         "study": study,
         "begun": run.begun or None,
     }
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
 
 
 def _json(value: Any) -> str:

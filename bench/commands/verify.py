@@ -95,13 +95,7 @@ def draw(
     Raises:
         UserError: there is no such run.
     """
-    there = [
-        run
-        for run in stores.runs
-        if run.status in ("completed", "diverged")
-        and (tasks is None or run.names["task"] & {*map(bare, tasks)})
-        and (opts is None or run.names["opt"] & {*map(bare, opts)})
-    ]
+    there = [run for run in stores.runs if run.status in ("completed", "diverged") and run.is_of(tasks, opts)]
     if not there:
         raise UserError(f"no matching finished runs in {stores.shown}")
     return random.Random(seed).sample(there, min(count, len(there)))

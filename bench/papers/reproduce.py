@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from math import nan
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,9 +24,10 @@ from bench.papers.reproduction import Reproduction, Version, as_json, page
 from bench.papers.verdicts import Finding, corrected
 from bench.progress import SweepProgress, doing
 from bench.results.draw import write_pictures
+from bench.store.files import replacing
 from bench.store.record import RunResult
 from bench.store.store import Store
-from bench.store.tables import TABLES, Columns, write_parquet
+from bench.store.tables import TABLES, Columns, as_arrow
 from tasks.core.extras import not_installed
 
 
@@ -222,16 +222,12 @@ def _tables(store: Path, run: RunResult) -> dict[str, Columns]:
 
 def _write_data(arms: Iterable[Arm], folder: Path) -> None:
     """Write the runs' tables, a Parquet file for each kind, with the columns `arm` and `seed` in front."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     for kind in (*TABLES, "validations"):
-        parts = [(arm.label, seed, own.get(kind, {})) for arm in arms for (seed, _), own in arm.tables.items()]
-        names = dict.fromkeys(name for _, _, table in parts for name in table)
-        columns: dict[str, list[Any]] = {name: [] for name in ("arm", "seed", *names)}
-        for label, seed, table in parts:
-            rows = len(table.get("step", ()))
-            columns["arm"] += [label] * rows
-            columns["seed"] += [seed] * rows
-            for name in names:
-                values = table.get(name, [nan] * rows)
-                columns[name] += [None if value != value else value for value in values]
-        if columns.get("step"):
-            write_parquet(folder / f"{kind}.parquet", columns)
+        own = [(arm.label, seed, tables.get(kind)) for arm in arms for (seed, _), tables in arm.tables.items()]
+        parts = [as_arrow(table, arm=label, seed=seed) for label, seed, table in own if table is not None]
+        if any(map(len, parts)):
+            with replacing(folder / f"{kind}.parquet") as temporary:
+                pq.write_table(pa.concat_tables(parts, promote_options="default"), temporary, compression="zstd")

@@ -1,6 +1,5 @@
 """An attempt at a block: the files that the training process writes."""
 
-import errno
 import json
 import os
 import shutil
@@ -8,7 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,15 +21,17 @@ from bench.store.block import (
     RUNS,
     TRACEBACK,
     attempts,
+    ended,
     name_of,
     read_block,
+    readable,
     results_in,
 )
 from bench.store.claims import CLAIM, PATIENCE_SECONDS, Owner, beating, is_alive, owner_of, write_claim
-from bench.store.files import copy, disk_errors, link, making, remove, replacing, sync
+from bench.store.files import copy, disk_errors, link, making, move, remove, remove_empty, replacing, sync
 from bench.store.load import Damaged, is_there, parse_record
 from bench.store.record import RunResult
-from bench.store.tables import CURVE_FIELDS, TABLES, RawTable, write_raw
+from bench.store.tables import CURVE_FIELDS, TABLES, RawTable
 from bench.text import clean, plain
 
 if TYPE_CHECKING:
@@ -63,9 +64,11 @@ def begin(
     """
     folder = store / name_of([run.run_id for run in runs])
     what = f"run {runs[0].run_id}" if len(runs) == 1 else f"the block of runs {folder.name}"
+    trained = RunBusy(f"{what} was just trained by another process")
+    busy = RunBusy(f"{what} is in training by another process")
     before = ended(folder)
-    if before and not again and _is_sound(folder):
-        raise RunBusy(f"{what} was just trained by another process")
+    if before and not again and (block := readable(folder)) is not None and not block.damaged:
+        raise trained
     if folder.is_symlink():
         raise UserError(f"{folder} is a symbolic link, and links are not followed; copy the folder itself")
     with making(store):
@@ -74,31 +77,31 @@ def begin(
         with disk_errors(store):
             number, last = next(iter(attempts(folder)), (0, None))
             if last is not None and is_alive(last, (prepared / CLAIM).stat().st_mtime):
-                raise RunBusy(f"{what} is in training by another process")
+                raise busy
             if resume and last is not None and is_there(last / CHECKPOINT):
-                for name in (CHECKPOINT, *(f"{table}.raw" for table in TABLES)):
-                    if is_there(last / name):  # tables grow in place, so copy them; the checkpoint is replaced
-                        (link if name == CHECKPOINT else copy)(last / name, prepared / name)
-            _refuse_if_full(store, len(runs) * (BYTES_OF_STEP * steps + BYTES_OF_RUN), what)
+                link(last / CHECKPOINT, prepared / CHECKPOINT)  # it is replaced, but tables grow in place
+                for name in (f"{table}.raw" for table in TABLES):
+                    if is_there(last / name):
+                        copy(last / name, prepared / name)
+            free, needed = shutil.disk_usage(store).free, len(runs) * (BYTES_OF_STEP * steps + BYTES_OF_RUN)
+            if free < needed:  # better than after hours of training
+                raise RunFailed(
+                    f"the disk is full: the store {store} has {free / 1e6:.3g} MB left, and {what} needs"
+                    f" {needed / 1e6:.3g} MB{MAKE_ROOM}"
+                )
             write_records(prepared / RUNS, runs)
             path = folder / f"attempt-{number + 1}"
-            try:
-                prepared.rename(path)
-            except OSError as error:
-                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                    raise
-                raise RunBusy(f"{what} is in training by another process") from None
+            move(prepared, path, busy)
             if owner_of(path) != owner:  # a network file system may repeat a request
-                raise RunBusy(f"{what} is in training by another process")
+                raise busy
     except BaseException as error:
         remove(prepared)
-        with suppress(OSError):
-            folder.rmdir()  # fails unless empty
-        gone = isinstance(error, RunFailed) and isinstance(error.__context__, FileNotFoundError)
-        if gone and store.exists():  # another process finished the block and cleaned up just then
-            return begin(store, runs, resume=resume, again=again, steps=steps)
+        remove_empty(folder)
         if isinstance(error, RunFailed) and ended(folder) != before:  # the process that finishes cleans up
-            raise RunBusy(f"{what} was just trained by another process") from None
+            raise trained from None
+        gone = isinstance(error, RunFailed) and isinstance(error.__context__, FileNotFoundError)
+        if gone and store.exists():  # another process dropped the block and cleaned up just then
+            return begin(store, runs, resume=resume, again=again, steps=steps)
         raise
     try:
         if not again and ended(folder) == before and _put_aside(folder):  # only this process can finish it from here on
@@ -110,22 +113,9 @@ def begin(
     if ended(folder) != before:
         attempt.close()
         remove(path)
-        raise RunBusy(f"{what} was just trained by another process")
-    for n, old in attempts(folder):
-        if n < number:  # other ranks may still read the previous one
-            remove(old)
-    _clear_up(folder)
+        raise trained
+    attempt.clear_up(number)  # other ranks may still read the previous one
     return attempt
-
-
-def _refuse_if_full(store: Path, needed: int, what: str) -> None:
-    """Raise before hours of training if the disk lacks room for the results."""
-    free = shutil.disk_usage(store).free
-    if free < needed:
-        raise RunFailed(
-            f"the disk is full: the store {store} has {free / 1e6:.3g} MB left, and {what} needs {needed / 1e6:.3g} MB"
-            f"{MAKE_ROOM}"
-        )
 
 
 def prepare(folder: Path) -> tuple[Path, Owner]:
@@ -146,13 +136,10 @@ def prepare(folder: Path) -> tuple[Path, Owner]:
 
 
 class Attempt:
-    """A block that this process trains.
+    """A block that this process trains: its folder, the attempt's path, and the initial records (`runs`).
 
     Attributes:
-        folder: of the block.
-        path: of the attempt.
         checkpoint: file of the training state; it exists if the attempt continues from an earlier one.
-        runs: the initial records.
     """
 
     def __init__(self, store: Path, path: Path, runs: Sequence[RunResult], replaces: tuple[int, int] | None) -> None:
@@ -160,25 +147,17 @@ class Attempt:
         self.store, self.folder, self.path, self.runs = store, path.parent, path, list(runs)
         self.checkpoint = path / CHECKPOINT
         self._number = int(path.name.partition("-")[2])
-        self._claim = os.open(path / CLAIM, os.O_RDONLY | os.O_CLOEXEC)
-        self._open = ExitStack()
-        self._tables: list[RawTable] = []
-        try:
-            with disk_errors(store):
-                for name in TABLES:
-                    self._tables.append(RawTable(path / f"{name}.raw", len(runs)))
-            self._measurements, self._curve = self._tables
-            self._open.enter_context(beating(path))
-        except BaseException:
-            self._close_tables()
-            os.close(self._claim)
-            raise
+        with ExitStack() as opened, disk_errors(store):
+            self._claim = os.open(path / CLAIM, os.O_RDONLY | os.O_CLOEXEC)
+            opened.callback(os.close, self._claim)
+            self._measurements, self._curve = (
+                opened.enter_context(closing(RawTable(path / f"{name}.raw", len(runs)))) for name in TABLES
+            )
+            opened.enter_context(beating(path))
+            self._open = opened.pop_all()
 
     def append_curve(self, rows: "NDArray[np.float64]") -> None:
-        """Add the next steps.
-
-        Args:
-            rows: loss, gradient norm, raw step, applied step, shape (S, L, 4); NaN for missing values.
+        """Add the next steps: rows of shape (S, L, 4) in the order of `CURVE_FIELDS`, with NaN for missing values.
 
         Raises:
             RunFailed: the disk is full, or the store changed during the run.
@@ -189,12 +168,7 @@ class Attempt:
             self._curve.append(CURVE_FIELDS[1:], range(first, first + len(rows)), rows)
 
     def append_measurements(self, names: Sequence[str], steps: Sequence[int], values: "NDArray[np.float64]") -> None:
-        """Add measurements.
-
-        Args:
-            names: M names, the same in every call; none if the task measures nothing.
-            steps: K ascending steps.
-            values: shape (K, L, M); NaN for missing values.
+        """Add values of shape (K, L, M), NaN if missing, of M names (the same in every call) at K ascending steps.
 
         Raises:
             RunFailed: the disk is full, the store changed during the run, or the names changed.
@@ -224,10 +198,9 @@ class Attempt:
             self._measurements.sync()
 
     def end(self, results: Sequence[RunResult]) -> None:
-        """Finish the block: write tables (Parquet) and records in one atomic step. On failure the attempt continues.
+        """Finish the block: write tables and records in one atomic step. On failure the attempt continues.
 
-        Args:
-            results: finished, in the order of the runs; a run's tables end at its last step.
+        The results are in the order of the runs. A run's tables end at its last step.
 
         Raises:
             RunFailed: the disk is full, the store changed during the run, or a curve lacks rows for some steps.
@@ -235,23 +208,20 @@ class Attempt:
         """
         assert [result.run_id for result in results] == [run.run_id for run in self.runs]
         assert all(result.finished for result in results)
-        places = sorted((result.run_id, place, result.steps) for place, result in enumerate(results))
+        places = [(result.run_id, place, result.steps) for place, result in enumerate(results)]
         out = self.path / f".{uuid4().hex}"
         try:
             with disk_errors(self.store):
                 self._refuse_if_gone()
-                self._close_tables()
                 out.mkdir()
-                rows = {
-                    name: write_raw(self.path / f"{name}.raw", out / f"{name}.parquet", places, len(results))
-                    for name in TABLES
-                }["curve"]
+                self._measurements.write(out / "measurements.parquet", places)
+                rows = self._curve.write(out / "curve.parquet", places)
                 for result in results:
-                    if rows.get(result.run_id, 0) != result.steps and not result.thinned:
+                    there = rows.get(result.run_id, 0)
+                    if there != result.steps and not result.thinned:
                         raise RunFailed(
-                            f"the curve of {result.run_id} in {self.path} has {rows.get(result.run_id, 0)} rows, and it"
-                            f" made {result.steps} steps: the store changed during the run; train it again with"
-                            " --rerun"
+                            f"the curve of {result.run_id} in {self.path} has {there} rows, and it made {result.steps}"
+                            " steps: the store changed during the run; train it again with --rerun"
                         )
                 write_records(out / RUNS, results)
                 self._refuse_if_gone()
@@ -262,17 +232,26 @@ class Attempt:
         finally:
             remove(out)
         self.close()
-        for number, path in attempts(self.folder):
-            if number <= self._number:  # a rerun may have started a later one
+        self.clear_up(self._number + 1, finished=True)  # a rerun may have started a later one
+
+    def clear_up(self, number: int, *, finished: bool = False) -> None:
+        """Remove the attempts before this number, and hidden folders that killed processes left in the block.
+
+        If it has just finished, even those without a claim are useless.
+        """
+        for n, path in attempts(self.folder):
+            if n < number:
                 remove(path)
-        _clear_up(self.folder, ended=True)
+        for path in self.folder.glob(".*"):
+            if path.is_symlink() or not path.is_dir() or is_alive(path):
+                continue
+            with suppress(FileNotFoundError):  # it has just been renamed, or removed by another process
+                claimed = is_there(path / CLAIM) is not None
+                if finished or claimed or time.time() - path.lstat().st_mtime > PATIENCE_SECONDS:
+                    remove(path)
 
     def leave(self, results: Sequence[RunResult]) -> None:
-        """Leave the block for later, recording its progress; write nothing if the store is gone.
-
-        Args:
-            results: unfinished records, in the order of the runs.
-        """
+        """Leave the block for later with unfinished records, in the order of the runs; nothing if the store is gone."""
         try:
             with suppress(OSError, RunFailed):
                 self._refuse_if_gone()
@@ -286,8 +265,7 @@ class Attempt:
         if self._is_ours() and not kept:
             remove(self.path)
         self.close()
-        with suppress(OSError):
-            self.folder.rmdir()  # fails unless empty
+        remove_empty(self.folder)
 
     def keep_traceback(self, error: BaseException) -> Path | None:
         """Write the traceback of a failure and return its path; None if it cannot be written, as on a full disk."""
@@ -304,14 +282,12 @@ class Attempt:
 
     def close(self) -> None:
         """Release the claim; all files except it stay."""
-        self._open.close()
-        self._close_tables()
-        if self._is_ours():
-            with suppress(OSError):
+        with suppress(OSError):  # a full disk has already been reported
+            if self._is_ours():
                 (self.path / CLAIM).unlink()
-        if self._claim >= 0:
-            os.close(self._claim)
         self._claim = -1
+        with suppress(OSError):
+            self._open.close()
 
     def _is_ours(self) -> bool:
         """Whether the attempt is open and its folder is still the one that this process created."""
@@ -319,11 +295,6 @@ class Attempt:
             return self._claim >= 0 and os.path.samestat(os.fstat(self._claim), (self.path / CLAIM).lstat())
         except OSError:
             return False
-
-    def _close_tables(self) -> None:
-        for table in self._tables:
-            with suppress(OSError):  # a full disk has already been reported
-                table.close()
 
     def _refuse_if_gone(self) -> None:
         """Raise if the folder was deleted, replaced or taken over: nobody would read further writes."""
@@ -334,10 +305,10 @@ class Attempt:
 
 
 def commit(out: Path, folder: Path, replaces: tuple[int, int] | None = None) -> None:
-    """Move results into their block and flush them to disk.
+    """Move results, a folder on the same file system, into their block and flush them to disk.
 
     Args:
-        out: the folder with the results, on the same file system.
+        out: the results.
         folder: of the block.
         replaces: the results that they replace (`ended`), or None.
 
@@ -346,20 +317,19 @@ def commit(out: Path, folder: Path, replaces: tuple[int, int] | None = None) -> 
         OSError: a rename or a flush failed.
     """
     done, old = folder / DONE, folder / REPLACED
+    busy = RunBusy(f"{folder.name} was just trained by another process")
     sync(out)
     occupied = os.path.lexists(done)  # checked before `ended`: else results of another process might be replaced
     try:
         if occupied and ended(folder) == replaces:
             remove(old)
-            done.rename(old)
-        out.rename(done)
-    except BaseException as error:
+            move(done, old, busy)
+        move(out, done, busy)
+    except BaseException:
         if not os.path.lexists(done):
             with suppress(OSError):
                 old.rename(done)
-        if not isinstance(error, OSError) or error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-            raise
-        raise RunBusy(f"{folder.name} was just trained by another process") from None
+        raise
     sync(folder)
     sync(folder.parent)
     remove(old)
@@ -384,45 +354,21 @@ def write_records(path: Path, runs: Sequence[RunResult]) -> None:
         temporary.write_bytes(b"".join(line + b"\n" for line in lines))
 
 
-def _clear_up(folder: Path, *, ended: bool = False) -> None:
-    """Remove hidden folders that killed processes left in the folder of a block.
-
-    Args:
-        folder: of the block.
-        ended: the block has just finished, so that even folders without a claim are useless.
-    """
-    for path in folder.glob(".*"):
-        if path.is_symlink() or not path.is_dir() or is_alive(path):
-            continue
-        with suppress(FileNotFoundError):  # it has just been renamed, or removed by another process
-            claimed = is_there(path / CLAIM) is not None
-            if ended or claimed or time.time() - path.lstat().st_mtime > PATIENCE_SECONDS:
-                remove(path)
-
-
-def ended(folder: Path) -> tuple[int, int] | None:
-    """Identifies the current results of a block; None if it has none."""
-    results = results_in(folder)
-    found = None if results is None else is_there(results / RUNS)
-    return None if found is None else (found.st_ino, found.st_mtime_ns)
-
-
 def _put_aside(folder: Path) -> bool:
     """Rename `done`, with a warning, if it contains no readable results of this block; whether it did.
 
     It may contain misplaced files, such as another run's results.
     """
-    done = folder / DONE
+    done, why = folder / DONE, f"it has no {RUNS}"
     if not os.path.lexists(done):
         return False
-    why = f"it has no {RUNS}"
     if results_in(folder) == done:
         try:
             block = read_block(folder)
         except Damaged as error:
             why = error.why
         else:
-            if block is None or block.runs or not block.damaged:
+            if block is None or block.runs:
                 return False
             why = block.damaged[0].why
     names = (f"{DONE}.unreadable{f'-{n}' * (n > 1)}" for n in count(1))
@@ -433,12 +379,3 @@ def _put_aside(folder: Path) -> bool:
         print(f"bench: warning: {clean(text)}", file=sys.stderr)
         return True
     return False
-
-
-def _is_sound(folder: Path) -> bool:
-    """Whether all records of a block can be read."""
-    try:
-        block = read_block(folder)
-    except Damaged:
-        return False
-    return block is not None and not block.damaged

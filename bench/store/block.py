@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.store.claims import is_alive
@@ -51,7 +51,7 @@ class Block:
 
     Attributes:
         folder: of the block.
-        at: its subfolder with records and tables: the results, or the newest attempt.
+        at: its subfolder with records and tables (`current`).
         runs: records by id, in the order of the file, without damaged ones.
         done: whether `at` holds results.
         busy: whether a process trains it now.
@@ -62,12 +62,12 @@ class Block:
 
     folder: Path
     at: Path
-    runs: dict[str, RunResult] = field(default_factory=dict)
-    done: bool = True
-    busy: bool = False
-    places: dict[str, int] = field(default_factory=dict)
-    total: int = 0
-    damaged: tuple[Damaged, ...] = ()
+    runs: dict[str, RunResult]
+    done: bool
+    busy: bool
+    places: dict[str, int]
+    total: int
+    damaged: list[Damaged]
 
     def tables(self, run_id: str) -> dict[str, Columns]:
         """A run's tables by name; the final ones if the block has finished since it was read.
@@ -81,7 +81,7 @@ class Block:
             found, damaged = self._read_tables(run_id), None
         except Damaged as error:
             found, damaged = {}, error
-        if len(found) < len(TABLES) and not self._is_current():
+        if len(found) < len(TABLES) and current(self.folder) != self.at:
             now = read_block(self.folder)
             if now is not None and run_id in now.runs:
                 return now.tables(run_id)
@@ -92,21 +92,16 @@ class Block:
         return found
 
     def _read_tables(self, run_id: str) -> dict[str, Columns]:
-        if not self.done:
+        if self.done:
+            found = {name: read_parquet(self.at / f"{name}.parquet", run_id) for name in TABLES}
+            run, rows = self.runs[run_id], len(found["curve"].get("step", ()))
+            if rows != run.steps and not run.thinned:
+                path = self.at / "curve.parquet"
+                raise Damaged(path, f"it has {rows} rows of {run_id}, which took {run.steps} steps")
+        else:
             place = self.places[run_id]
             found = {name: read_raw(self.at / f"{name}.raw", self.total, place) for name in TABLES}
-            return {name: columns for name, columns in found.items() if columns}
-        found = {name: read_parquet(self.at / f"{name}.parquet", run_id) for name in TABLES}
-        run, rows = self.runs[run_id], len(found["curve"].get("step", ()))
-        if rows != run.steps and not run.thinned:
-            raise Damaged(self.at / "curve.parquet", f"it has {rows} rows of {run_id}, which took {run.steps} steps")
         return {name: columns for name, columns in found.items() if columns}
-
-    def _is_current(self) -> bool:
-        """Whether the block would still be read from the same folder."""
-        if self.done:
-            return results_in(self.folder) == self.at
-        return results_in(self.folder) is None and any(path == self.at for _, path in attempts(self.folder)[:1])
 
     def check_ends(self) -> None:
         """Check quickly that the tables of a finished block exist and are not truncated.
@@ -114,10 +109,8 @@ class Block:
         Raises:
             Damaged: one is missing or truncated.
         """
-        if not self.done:
-            return
-        there = {name: has_ends(self.at / f"{name}.parquet") for name in TABLES}
-        if not there["curve"] and any(run.steps and not run.thinned for run in self.runs.values()):
+        there = {name: has_ends(self.at / f"{name}.parquet") for name in TABLES if self.done}
+        if not there.get("curve", True) and any(run.steps and not run.thinned for run in self.runs.values()):
             raise Damaged(self.at / "curve.parquet", "it does not exist")
 
     def check_tables(self) -> None:
@@ -128,15 +121,12 @@ class Block:
         """
         if not self.done:
             return
-        ids = None if self.damaged else self.runs
-        found = {name: rows_of(self.at / f"{name}.parquet", ids) for name in TABLES}
-        if self.damaged:
-            return
         steps, thinned = sum(run.steps for run in self.runs.values()), any(run.thinned for run in self.runs.values())
-        for name, most in (("curve", steps), ("measurements", steps + self.total)):  # measurements include step 0
-            rows, exact = found[name], name == "curve" and not thinned
-            if rows > most or (exact and rows < most):
-                path = self.at / f"{name}.parquet"
+        limits = {"measurements": (0, steps + self.total), "curve": (0 if thinned else steps, steps)}  # also at step 0
+        for name, (least, most) in limits.items():
+            path = self.at / f"{name}.parquet"
+            rows = rows_of(path, None if self.damaged else self.runs)
+            if not self.damaged and not least <= rows <= most:
                 raise Damaged(path, f"it has {rows} rows, and its runs took {steps} steps")
 
 
@@ -148,15 +138,42 @@ def read_block(folder: Path) -> Block | None:
     """
     if os.path.islink(folder):  # noqa: PTH114 - three times as fast
         raise Damaged(folder, "it is a symbolic link; copy the folder itself")
+    with suppress(FileNotFoundError):
+        return _block(folder, folder / DONE)
+    at, damaged = current(folder), None
     try:
-        return _finished(folder, folder / DONE)
+        found = _without_results(folder) if at is None else _block(folder, at)
+        if found is not None and (found.done or found.busy):
+            return found
     except FileNotFoundError:
-        return _unfinished(folder)
+        found, damaged = None, Damaged(at or folder, f"it has no {RUNS}")
+    except Damaged as error:
+        found, damaged = None, error
+    if current(folder) != at:  # it has just ended, or begun again
+        return read_block(folder)
+    if damaged is not None:
+        raise damaged
+    return found
+
+
+def readable(folder: Path) -> Block | None:
+    """The content of a block's folder; None if it is not a block."""
+    try:
+        return read_block(folder)
+    except Damaged:
+        return None
 
 
 def results_in(folder: Path) -> Path | None:
     """The folder with the results of a block; None if it has none."""
     return next((folder / name for name in (DONE, REPLACED) if is_there(folder / name / RUNS)), None)
+
+
+def ended(folder: Path) -> tuple[int, int] | None:
+    """Identifies the current results of a block; None if it has none."""
+    results = results_in(folder)
+    found = None if results is None else is_there(results / RUNS)
+    return None if found is None else (found.st_ino, found.st_mtime_ns)
 
 
 def attempts(folder: Path) -> list[tuple[int, Path]]:
@@ -173,117 +190,75 @@ def attempts(folder: Path) -> list[tuple[int, Path]]:
     return sorted(found, reverse=True)
 
 
-def _finished(folder: Path, results: Path) -> Block:
-    """The block with these results; FileNotFoundError if there are none."""
-    path = results / RUNS
-    text = read_bytes(path)
-    if os.path.islink(results):  # noqa: PTH114 - three times as fast
-        raise Damaged(results, "it is a link")
-    records, damaged = _records(path, text)
-    return _block(folder, results, records, damaged)
+def current(folder: Path) -> Path | None:
+    """The subfolder from which a block is read: its results, else its newest attempt, if any."""
+    return results_in(folder) or next((path for _, path in attempts(folder)), None)
 
 
-def _unfinished(folder: Path) -> Block | None:
-    """The block without `done`; read again if it finishes meanwhile."""
-    with suppress(FileNotFoundError):
-        return _finished(folder, folder / REPLACED)
-    newest = next(iter(attempts(folder)), None)
-    if newest is None:
-        return _begun(folder)
-    path = newest[1]
-    alive = is_alive(path)
-    try:
-        text = read_bytes(path / RUNS)
-    except FileNotFoundError:
-        text = None
-    if not alive or text is None:
-        if results_in(folder) or attempts(folder)[:1] != [newest]:
-            return read_block(folder)
-        if text is None:
-            raise Damaged(path, f"it has no {RUNS}")
-    assert text is not None
-    records, damaged = _records(path / RUNS, text)
-    if not alive:
-        where = "" if is_there(path / CHECKPOINT) else ", before its first checkpoint"
-        steps = last_step(path / "curve.raw", len(records))  # the record may be older than the table
-        reason = f"its process ended without a message{where}"
-        records = [
-            replace(run, status="killed", reason=reason, steps=max(run.steps, steps))
-            if run is not None and run.status == "running"
-            else run
-            for run in records
-        ]
-    return _block(folder, path, records, damaged, done=False, busy=alive)
-
-
-def _begun(folder: Path) -> Block | None:
-    """A block without results or attempts: None if it is empty or missing."""
+def _without_results(folder: Path) -> None:
+    """A folder without results or attempts must be empty or missing."""
     if any(is_there(folder / name) for name in _OLD):
         raise Damaged(folder, "it has an older store format, which this version cannot read; train it again")
     try:
         with os.scandir(folder) as entries:
-            left = [entry.name for entry in entries if not entry.name.startswith(".")]
+            left = any(not entry.name.startswith(".") for entry in entries)
     except FileNotFoundError:  # the process that trained it has just dropped it
-        return None
+        return
     except OSError as error:
         raise Damaged(folder, f"it cannot be read ({error.strerror})") from None
-    if not left:
-        return None
-    if results_in(folder) or attempts(folder):
-        return read_block(folder)
-    raise Damaged(folder, "it contains neither results nor an attempt")
+    if left:
+        raise Damaged(folder, "it contains neither results nor an attempt")
 
 
-def _records(path: Path, text: bytes) -> tuple[list[RunResult | None], list[Damaged]]:
-    records: list[RunResult | None] = []
-    damaged, lines = [], text.splitlines()
-    for number, line in enumerate(lines, 1):
+def _block(folder: Path, at: Path) -> Block:
+    """The block with these results or this attempt.
+
+    Raises:
+        FileNotFoundError: there are no records.
+        Damaged: its records do not match its name or their place.
+    """
+    done = at.name in (DONE, REPLACED)
+    busy = not done and is_alive(at)  # before its records are read
+    path = at / RUNS
+    lines = read_bytes(path).splitlines()
+    if os.path.islink(at):  # noqa: PTH114 - three times as fast
+        raise Damaged(at, "it is a link")
+    runs, places, damaged = dict[str, RunResult](), dict[str, int](), list[Damaged]()
+    for place, line in enumerate(lines):
         try:
-            records.append(parse_record(line, path))
+            run = parse_record(line, path)
         except Damaged as error:
-            records.append(None)
-            damaged.append(Damaged(path, f"line {number}: {error.why}" if len(lines) > 1 else error.why))
-    return records, damaged
-
-
-def _block(
-    folder: Path,
-    at: Path,
-    records: Sequence[RunResult | None],
-    damaged: Sequence[Damaged],
-    *,
-    done: bool = True,
-    busy: bool = False,
-) -> Block:
-    """The block, if its records match its name."""
-    runs = {run.run_id: run for run in records if run is not None}
-    places = {run.run_id: place for place, run in enumerate(records) if run is not None}
-    if len(records) == 1:
+            damaged.append(Damaged(path, f"line {place + 1}: {error.why}" if len(lines) > 1 else error.why))
+        else:
+            runs[run.run_id], places[run.run_id] = run, place
+    if not lines:
+        raise Damaged(path, "it is empty")
+    if len(lines) == 1:
         right = not runs or folder.name in runs
     else:
-        right = folder.name.startswith("block-") if damaged else name_of(list(runs)) == folder.name
-    if not records:
-        raise Damaged(at / RUNS, "it is empty")
-    if len(runs) + len(damaged) != len(records) or not right:
-        raise Damaged(at / RUNS, f"its records do not belong to {folder.name}")
+        right = folder.name.startswith(PREFIX) if damaged else name_of(list(runs)) == folder.name
+    if len(runs) + len(damaged) != len(lines) or not right:
+        raise Damaged(path, f"its records do not belong to {folder.name}")
     if wrong := [run for run in runs.values() if run.finished != done]:
-        raise Damaged(at / RUNS, f"{wrong[0].run_id} has the impossible status {wrong[0].status}")
-    return Block(folder, at, runs, done, busy, places, len(records), tuple(damaged))
+        raise Damaged(path, f"{wrong[0].run_id} has the impossible status {wrong[0].status}")
+    if not (done or busy):
+        where = "" if is_there(at / CHECKPOINT) else ", before its first checkpoint"
+        steps = last_step(at / "curve.raw", len(lines))  # the record may be older than the table
+        reason = f"its process ended without a message{where}"
+        for run in [run for run in runs.values() if run.status == "running"]:
+            runs[run.run_id] = replace(run, status="killed", reason=reason, steps=max(run.steps, steps))
+    return Block(folder, at, runs, done, busy, places, len(lines), damaged)
 
 
 def names_in(folder: Path) -> tuple[list[str], bool]:
     """The ids of the runs in a block, and whether they are final: the block's name is the digest of these ids."""
-    newest = attempts(folder)[:1]
-    for at in (results_in(folder), *(path for _, path in newest)):
-        with suppress(Damaged, FileNotFoundError):
-            found = _RUN_ID.findall(read_bytes(at / RUNS)) if at is not None else []
-            ids = [each.decode() for each in found]
-            if ids and name_of(ids) == folder.name:
-                return ids, True
-    with suppress(Damaged):  # a record is damaged, or another program wrote it
-        block = read_block(folder)
-        return list(block.runs) if block is not None else [], False
-    return [], False
+    with suppress(Damaged, FileNotFoundError):
+        found = _RUN_ID.findall(read_bytes((current(folder) or folder) / RUNS))
+        ids = [each.decode() for each in found]
+        if ids and name_of(ids) == folder.name:
+            return ids, True
+    block = readable(folder)  # a record is damaged, or another program wrote it
+    return list(block.runs) if block is not None else [], False
 
 
 def _may_be_folder(entry: "os.DirEntry[str]") -> bool:
@@ -303,12 +278,9 @@ def blocks_in(store: Path) -> Iterator[Block | Damaged]:
     except OSError as error:
         yield Damaged(store, f"it cannot be read ({error.strerror})")
         return
-    for name in sorted(there):
-        folder = store / name
-        if name in FOLDERS:
-            continue
+    for name in sorted({*there}.difference(FOLDERS)):
         try:
-            block = read_block(folder)
+            block = read_block(store / name)
         except Damaged as error:
             block = error
         if block is not None:

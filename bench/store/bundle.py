@@ -10,7 +10,7 @@ A bundle is a folder, or a zip file with these names in it. It is data: its code
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,29 +98,28 @@ def bundle(
     trials = {run_id for study in studies for run_id in study.run_ids}
     sources = _sources(runs, plugins)
     settings = [path for study in studies if (path := _tuned_of(study, tuned)) is not None]
-    with disk_errors(out), TemporaryDirectory(dir=_existing(out)) as temporary:
+    ladders = [ladder for ladder in stores.ladders if ladder.run_ids & ids]
+    existing = next(each for each in out.absolute().parents if each.is_dir())
+    with disk_errors(out), TemporaryDirectory(dir=existing) as temporary:
         folder = Path(temporary) / "bundle"
         for task in sorted({bare(run.config["task"]) for run in runs}):
             own = sorted((run for run in runs if bare(run.config["task"]) == task), key=lambda run: run.run_id)
-            kept = {run.run_id: points and max(2, points // 10 if run.run_id in trials else points) for run in own}
-            records = [_kept(run, run.run_id in trials, kept[run.run_id]) for run in own]
-            _write_block(folder / STORE, records, tables, kept)
-        for study in studies:
-            path = study.places(folder / STORE)[0]
+            kept = [_kept(run, tables[run.run_id], points, trial=run.run_id in trials) for run in own]
+            done = folder / STORE / name_of([run.run_id for run in own]) / DONE
+            done.mkdir(parents=True)
+            write_records(done / RUNS, [record for record, _ in kept])
+            for name in TABLES:
+                found = {record.run_id: thin[name] for record, thin in kept if name in thin}
+                write_columns(done / f"{name}.parquet", found)
+        for record in (*studies, *ladders):
+            path = record.places(folder / STORE)[0]
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, vars(study), indent=1)
-        for ladder in stores.ladders:
-            if {run_id for rung in ladder.done for own in rung["fresh"].values() for run_id in own} & ids:
-                path = ladder.places(folder / STORE)[0]
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_json(path, vars(ladder), indent=1)
-        for path in settings:
-            to = folder / TUNED / path.parent.name / path.name
+            write_json(path, vars(record), indent=1)
+        copies = {folder / TUNED / path.parent.name / path.name: path for path in settings}
+        copies |= {folder / SOURCES / path.name: path for path in sources}
+        for to, path in copies.items():
             to.parent.mkdir(parents=True, exist_ok=True)
             to.write_bytes(path.read_bytes())
-        for path in sources:
-            (folder / SOURCES).mkdir(exist_ok=True)
-            (folder / SOURCES / path.name).write_bytes(path.read_bytes())
         if out.suffix == ".zip":
             _write_zip(folder, out)
         else:
@@ -156,11 +155,9 @@ def store_in(folder: Path) -> Path:
 
 
 def thinned(n: int, points: int) -> list[int]:
-    """Indices of the rows that a thinned table keeps: evenly and log-spaced ones, including the first and the last.
+    """Indices of the at most `points` (>= 2) rows of n that a thinned table keeps.
 
-    Args:
-        n: number of rows.
-        points: maximum number of rows to keep, at least 2.
+    They are evenly and log-spaced, and include the first and the last.
     """
     import numpy as np
 
@@ -171,41 +168,26 @@ def thinned(n: int, points: int) -> list[int]:
     return np.unique(np.concatenate([even, log]).round().astype(int)).tolist()
 
 
-def _kept(run: RunResult, trial: bool, points: int | None) -> RunResult:
-    names = {kind: bare(run.config[kind]) for kind in ("task", "opt")}  # without the folders of this machine
-    changes: dict[str, Any] = {"config": run.config | names}
-    if trial:
-        changes |= {"validations": run.validations[-1:], "specimen": None}
-    if points is not None and run.steps > points:
-        changes["thinned"] = True
-    return replace(run, **changes)
-
-
-def _write_block(
-    store: Path, runs: Sequence[RunResult], found: Mapping[str, Mapping[str, Columns]], kept: Mapping[str, int | None]
-) -> None:
-    done = store / name_of([run.run_id for run in runs]) / DONE
-    done.mkdir(parents=True)
-    write_records(done / RUNS, runs)
-    for name in TABLES:
-        # Boards relate observations to the curve at their steps.
-        observed = [run.run_id for run in runs if name == "curve" and run.config["trainer"].get("observe")]
-        also = {run_id: found[run_id].get("measurements", {}).get("step", ()) for run_id in observed}
-        tables = {run.run_id: found[run.run_id][name] for run in runs if name in found[run.run_id]}
-        tables = {run_id: _thin(table, kept[run_id], also.get(run_id, ())) for run_id, table in tables.items()}
-        write_columns(done / f"{name}.parquet", tables)
-
-
-def _thin(table: Columns, points: int | None, also: Iterable[float]) -> Columns:
-    """The kept rows of a table, and those at the steps `also`."""
-    if points is None:
-        return table
+def _kept(
+    run: RunResult, tables: dict[str, Columns], points: int | None, *, trial: bool
+) -> tuple[RunResult, dict[str, Columns]]:
+    """What a bundle keeps of a run: its record without the folders of this machine, and its thinned tables."""
     import numpy as np
 
-    steps = table["step"]
-    keep = np.isin(steps, list(also))
-    keep[thinned(len(steps), points)] = True
-    return {name: column[keep] for name, column in table.items()}
+    changes: dict[str, Any] = {"config": run.config | {kind: bare(run.config[kind]) for kind in ("task", "opt")}}
+    if trial:
+        changes |= {"validations": run.validations[-1:], "specimen": None}
+    if points is None:
+        return replace(run, **changes), tables
+    points = max(2, points // 10 if trial else points)
+    thin = dict[str, Columns]()
+    for name, table in tables.items():
+        # Boards relate observations to the curve at their steps.
+        observed = name == "curve" and run.config["trainer"].get("observe")
+        keep = np.isin(table["step"], tables.get("measurements", {}).get("step", ()) if observed else ())
+        keep[thinned(len(keep), points)] = True
+        thin[name] = {column: values[keep] for column, values in table.items()}
+    return replace(run, **changes, thinned=run.thinned or run.steps > points), thin
 
 
 def _tuned_of(study: StudyRecord, tuned: Path) -> Path | None:
@@ -239,10 +221,6 @@ def _sources(runs: Sequence[RunResult], plugins: Sequence[str]) -> list[Path]:
             path = Path(name.rpartition(":")[0])
             found[path.name] = path
     return [found[name] for name in sorted(found)]
-
-
-def _existing(path: Path) -> Path:
-    return next(folder for folder in path.absolute().parents if folder.is_dir())
 
 
 def _write_zip(folder: Path, out: Path) -> None:

@@ -83,7 +83,7 @@ _claimed: set[Path] = set()
 
 @cache
 def start_beating() -> None:
-    """Start the heartbeat thread for all attempts of this process, before training uses up the memory.
+    """Start the heartbeat thread for all attempts of this process.
 
     Raises:
         MemoryError: there is too little memory for a thread.
@@ -110,11 +110,7 @@ os.register_at_fork(after_in_child=start_beating.cache_clear)  # a child does no
 
 @contextmanager
 def beating(folder: Path) -> Iterator[None]:
-    """Send heartbeats while the context lasts.
-
-    Raises:
-        MemoryError: there is too little memory for a thread.
-    """
+    """Send heartbeats while the context lasts; see `start_beating`."""
     start_beating()
     _claimed.add(folder)
     try:

@@ -4,12 +4,12 @@ import errno
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from bench.errors import MAKE_ROOM, RunFailed, UserError
+from bench.errors import MAKE_ROOM, RunBusy, RunFailed, UserError
 from bench.text import plain
 
 
@@ -44,39 +44,37 @@ def write_json(path: Path, value: Any, **options: Any) -> None:
 
 
 @contextmanager
-def disk_errors(store: Path) -> Iterator[None]:
+def disk_errors(store: Path, todo: str = "") -> Iterator[None]:
     """Convert disk errors into one line for the user.
-
-    Raises:
-        RunFailed: the disk is full, read-only or gone.
-    """
-    try:
-        yield
-    except OSError as error:
-        todo = MAKE_ROOM if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        what = os.strerror(error.errno) if error.errno else error
-        raise RunFailed(f"cannot write to the store {store}: {what}{todo}") from None
-
-
-@contextmanager
-def making(store: Path, todo: str = "choose another with --store DIR") -> Iterator[None]:
-    """Convert errors of the first write to a store into one line for the user.
 
     Args:
         store: its folder.
-        todo: what the user can do.
+        todo: what to do if it cannot be created or written at all.
 
     Raises:
-        UserError: the store cannot be created or written.
-        RunFailed: the disk is full.
+        RunFailed: the disk is full, read-only or gone.
+        UserError: it is read-only or gone, and `todo` is given.
     """
     try:
         yield
     except OSError as error:
+        what = f"cannot write to the store {store}: {os.strerror(error.errno) if error.errno else error}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            with disk_errors(store):
-                raise
-        raise UserError(f"cannot write to the store {store}: {error.strerror}; {todo}") from None
+            raise RunFailed(what + MAKE_ROOM) from None
+        raise (UserError(f"{what}; {todo}") if todo else RunFailed(what)) from None
+
+
+def making(store: Path, todo: str = "choose another with --store DIR") -> AbstractContextManager[None]:
+    """`disk_errors` for the first write to a store."""
+    return disk_errors(store, todo)
+
+
+def move(folder: Path, to: Path, busy: RunBusy) -> None:
+    """Rename a folder to a name that only one process can take; raise `busy` if another one has."""
+    try:
+        folder.rename(to)
+    except OSError as error:
+        raise busy if error.errno in (errno.EEXIST, errno.ENOTEMPTY) else error from None
 
 
 def link(path: Path, to: Path) -> None:
@@ -88,11 +86,7 @@ def link(path: Path, to: Path) -> None:
 
 
 def copy(path: Path, to: Path) -> None:
-    """Copy a regular file and flush the copy; symbolic links are refused.
-
-    Raises:
-        OSError: it cannot be read or written.
-    """
+    """Copy a regular file and flush the copy; a symbolic link is an `OSError`."""
     source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(source, "rb") as file, to.open("xb") as target:
         while piece := file.read(1 << 20):
@@ -110,3 +104,9 @@ def remove(path: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder if it is empty."""
+    with suppress(OSError):
+        folder.rmdir()

@@ -23,12 +23,7 @@ MOST_LINE = 32 << 20
 
 
 class Damaged(Exception):
-    """The data read are invalid.
-
-    Args:
-        path: of the file or folder.
-        why: in words.
-    """
+    """The file or folder at a path is invalid; `why` says it in words."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(clean(f"{path}: {why}"))  # one line: file names may contain anything

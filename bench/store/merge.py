@@ -9,19 +9,20 @@ import errno
 import os
 import time
 import zipfile
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
 from bench.errors import RunBusy, UserError
-from bench.store.attempt import commit, ended, prepare, write_records
-from bench.store.block import CHECKPOINT, DONE, RUNS, Block, attempts, blocks_in, name_of, read_block
+from bench.store.attempt import commit, prepare, write_records
+from bench.store.block import CHECKPOINT, DONE, RUNS, Block, attempts, blocks_in, ended, name_of, read_block, readable
 from bench.store.claims import beating, is_alive
-from bench.store.files import copy, disk_errors, making, remove, replacing
+from bench.store.files import copy, disk_errors, making, move, remove, remove_empty, replacing
 from bench.store.load import Damaged, is_there, read_bytes
-from bench.store.reports import CheckRecord, LadderRecord, StudyRecord, read_report, reports_in
+from bench.store.reports import KINDS, Record, read_report, reports_in
 from bench.store.store import Store
 from bench.store.stores import no_store
 from bench.store.tables import TABLES, write_columns
@@ -37,7 +38,7 @@ class Merged:
 
     Attributes:
         copied, there, skipped: how many runs were copied, existed already, or were skipped.
-        studies, checks, ladders: how many records of studies, of `bench check` and of ladders were copied.
+        records: how many records of studies, of `bench check` and of ladders were copied, by folder.
         damaged: unreadable parts of the sources.
         notes: why runs were skipped.
         differing: runs that the destination keeps, although a source has another result.
@@ -46,9 +47,7 @@ class Merged:
     copied: int = 0
     there: int = 0
     skipped: int = 0
-    studies: int = 0
-    checks: int = 0
-    ladders: int = 0
+    records: Counter[str] = field(default_factory=lambda: Counter({kind.folder: 0 for kind in KINDS}))
     damaged: list[Damaged] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
@@ -81,72 +80,54 @@ def merge(sources: Sequence[Path], into: Path, say: Callable[[str], object]) -> 
     for folder in (*sources, into):
         if any(is_there(path / RUNS) for path in (folder / DONE, *(path for _, path in attempts(folder)))):
             raise UserError(f"{folder} is the folder of a run; name its store")
-    merging = _Merging(into)
-    try:
+    with _Merging(into) as merging:
         for source in dict.fromkeys(source.resolve() for source in sources):
             merging.store(source, say)
-    finally:
-        merging.close()
     return merging.merged
 
 
-class _Merging:
-    """A merge into a store.
-
-    Args:
-        into: its folder.
-    """
+class _Merging(ExitStack):
+    """A merge into a store."""
 
     def __init__(self, into: Path) -> None:
+        super().__init__()
         self.into, self.merged = into, Merged()
         self._there = Store(into).contents().runs
         self._sound: dict[Path, bool] = {}
         self._workplace: Path | None = None
-        self._beat = ExitStack()
 
     def store(self, source: Path, say: Callable[[str], object]) -> None:
         """Copy the content of a store: blocks of one run first, then others by name."""
-        self._clean()
+        for left in self.into.glob(f"{_WORKPLACE}*"):  # by killed processes
+            if left != self._workplace and not is_alive(left):
+                remove(left)
         blocks = list(blocks_in(source))
         said = time.monotonic()
         for n, block in enumerate(sorted(blocks, key=lambda each: isinstance(each, Block) and each.total > 1)):
             if time.monotonic() - said > _SECONDS:
                 said = time.monotonic()
                 say(f"bench: {source}: {n} of {len(blocks)} folders, {counted(self.merged.copied, 'run')} copied")
-            if isinstance(block, Damaged):
-                self.merged.damaged.append(block)
-                continue
-            self.merged.damaged += block.damaged
-            try:
-                with self._writing():
-                    self._block(block)
-            except Damaged as error:
-                self.merged.damaged.append(error)
-        with self._writing():
-            self.merged.studies += sum(self._report(*found) for found in reports_in(source, StudyRecord).items())
-            self.merged.checks += sum(self._report(*found) for found in reports_in(source, CheckRecord).items())
-            self.merged.ladders += sum(self._report(*found) for found in reports_in(source, LadderRecord).items())
+            with self._copying():
+                self._block(block)
+        for path, record in (item for kind in KINDS for item in reports_in(source, kind).items()):
+            with self._copying():
+                self._report(path, record)
 
-    def _writing(self) -> AbstractContextManager[None]:
-        """Convert disk errors into one line; before the first write, it suggests another destination."""
-        if self.merged.copied or self.merged.studies or self.merged.checks or self.merged.ladders:
-            return disk_errors(self.into)
-        return making(self.into, "name another DEST")
+    @contextmanager
+    def _copying(self) -> Iterator[None]:
+        """Note damage, and convert disk errors into one line, which suggests another destination at first."""
+        begun = self.merged.copied or self.merged.records.total()
+        try:
+            with disk_errors(self.into) if begun else making(self.into, "name another DEST"):
+                yield
+        except Damaged as error:
+            self.merged.damaged.append(error)
 
-    def _clean(self) -> None:
-        """Remove leftovers of killed processes."""
-        for left in self.into.glob(f"{_WORKPLACE}*"):
-            if left != self._workplace and not is_alive(left):
-                remove(left)
-
-    def close(self) -> None:
-        """Remove temporary files."""
-        self._beat.close()
-        if self._workplace is not None:
-            remove(self._workplace)
-
-    def _block(self, block: Block) -> None:
+    def _block(self, block: Block | Damaged) -> None:
         """Copy the needed part of a block."""
+        if isinstance(block, Damaged):
+            raise block
+        self.merged.damaged += block.damaged
         if block.busy:
             self._skip(f"{block.folder} is in training", len(block.runs))
             return
@@ -175,41 +156,34 @@ class _Merging:
                 write_columns(out / f"{name}.parquet", {k: own[name] for k, own in tables.items() if name in own})
             write_records(out / RUNS, [block.runs[run_id] for run_id in wanted])
         target = self.into / name_of(wanted)
-        _refuse_links(target, *_inside(target))
-        before = ended(target)
-        if self._is_there_now(target, wanted):
+        _refuse_links(target, *(target.iterdir() if target.is_dir() else ()))
+        before, now = ended(target), readable(target)
+        if now is not None and now.done and {*wanted} <= now.runs.keys() and _is_sound(now):
             self._skip(f"{target} was just trained", len(wanted))
             return
         if any(is_alive(path) for _, path in attempts(target)):
             self._skip(f"{target} is in training", len(wanted))
             return
+        if self._placed(target, f"{target} was just trained", wanted, lambda: commit(out, target, before)):
+            for _, path in attempts(target):
+                if not is_alive(path):
+                    remove(path)
+            self._sound[target] = True
+
+    def _placed(self, target: Path, busy: str, run_ids: Collection[str], place: Callable[[], None]) -> bool:
+        """Move runs into their block; whether no other process has taken it."""
         target.mkdir(parents=True, exist_ok=True)
         try:
-            commit(out, target, before)
+            place()
         except RunBusy:
-            self._skip(f"{target} was just trained", len(wanted))
-            return
-        finally:
-            with suppress(OSError):
-                target.rmdir()  # fails unless empty
-        for _, path in attempts(target):
-            if not is_alive(path):
-                remove(path)
-        copied = read_block(target)
-        assert copied is not None
-        self._there |= dict.fromkeys(copied.runs, copied)
-        self._sound[target] = True
-        self.merged.copied += len(wanted)
-
-    def _is_there_now(self, target: Path, wanted: Sequence[str]) -> bool:
-        """Whether a process has finished these runs since the merge began."""
-        try:
-            now = read_block(target)
-            if now is None or not now.done or not {*wanted} <= now.runs.keys():
-                return False
-            now.check_tables()
-        except Damaged:
+            self._skip(busy, len(run_ids))
             return False
+        finally:
+            remove_empty(target)
+        block = read_block(target)
+        assert block is not None
+        self._there |= dict.fromkeys(run_ids, block)
+        self.merged.copied += len(run_ids)
         return True
 
     def _unfinished(self, block: Block) -> None:
@@ -228,19 +202,8 @@ class _Merging:
         write_records(out / RUNS, list(block.runs.values()))
         for name in (CHECKPOINT, *(f"{table}.raw" for table in TABLES)):
             _take(block.at / name, out / name)
-        target.mkdir(parents=True, exist_ok=True)
-        try:
-            out.rename(target / "attempt-1")
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            self._skip(f"{target} is in training", len(block.runs))
-            return
-        finally:
-            with suppress(OSError):
-                target.rmdir()  # fails unless empty
-        self._there |= dict.fromkeys(block.runs, block)
-        self.merged.copied += len(block.runs)
+        busy = f"{target} is in training"
+        self._placed(target, busy, block.runs, lambda: move(out, target / "attempt-1", RunBusy(busy)))
 
     def _finished(self, run_id: str) -> Block | None:
         """The destination's block with undamaged results of a run, or None."""
@@ -248,37 +211,27 @@ class _Merging:
         if block is None or not block.runs[run_id].finished:
             return None
         if block.folder not in self._sound:
-            try:
-                block.check_tables()
-                self._sound[block.folder] = True
-            except Damaged:
-                self._sound[block.folder] = False
+            self._sound[block.folder] = _is_sound(block)
         return block if self._sound[block.folder] else None
 
-    def _report(self, path: Path, record: StudyRecord | CheckRecord | LadderRecord | Damaged) -> bool:
+    def _report(self, path: Path, record: Record | Damaged) -> None:
         """Copy the record of a study, of `bench check` or of a ladder, if it outweighs the destination's."""
         if isinstance(record, Damaged):
-            self.merged.damaged.append(record)
-            return False
+            raise record
         for target in record.places(self.into):
-            try:
-                _refuse_links(target.parent, target)
-            except Damaged as error:
-                self.merged.damaged.append(error)
-                return False
-            try:
+            _refuse_links(target.parent, target)
+            there = None
+            with suppress(FileNotFoundError, Damaged):
                 there = read_report(target, type(record))
-            except (FileNotFoundError, Damaged):
-                there = None
             if there is None or (there.what == record.what and record.weight > there.weight):
                 text = read_bytes(path)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with replacing(target) as temporary:
                     temporary.write_bytes(text)
-                return True
+                self.merged.records[record.folder] += 1
+                return
             if there.what == record.what:
-                break
-        return False
+                return
 
     def _skip(self, why: str, runs: int) -> None:
         self.merged.notes.append(why)
@@ -291,27 +244,26 @@ class _Merging:
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             self.into.mkdir(parents=True, exist_ok=True)
             prepared, _ = prepare(self.into)
-            try:
-                self._workplace = prepared.rename(self.into / f"{_WORKPLACE}{prepared.name[1:]}")
-                self._beat.enter_context(beating(self._workplace))
-            finally:
-                remove(prepared)
+            self._workplace = self.into / f"{_WORKPLACE}{prepared.name[1:]}"
+            self.callback(remove, self._workplace)
+            self.callback(remove, prepared)
+            prepared.rename(self._workplace)
+            self.enter_context(beating(self._workplace))
         place = self._workplace / uuid4().hex
         place.mkdir()
         return place
 
 
-def _inside(folder: Path) -> list[Path]:
-    """The content of a folder, if it exists."""
-    return list(folder.iterdir()) if folder.is_dir() else []
+def _is_sound(block: Block) -> bool:
+    try:
+        block.check_tables()
+    except Damaged:
+        return False
+    return True
 
 
 def _refuse_links(*paths: Path) -> None:
-    """Refuse paths that lead out of the destination.
-
-    Raises:
-        Damaged: one is a symbolic link.
-    """
+    """Refuse paths that lead out of the destination: a symbolic link is `Damaged`."""
     for path in paths:
         if path.is_symlink():
             raise Damaged(
@@ -320,12 +272,7 @@ def _refuse_links(*paths: Path) -> None:
 
 
 def _take(path: Path, to: Path) -> None:
-    """Copy a file of a source, if it exists.
-
-    Raises:
-        Damaged: it cannot be read.
-        OSError: the copy cannot be written.
-    """
+    """Copy a file of a source, if it exists; if it cannot be read, it is `Damaged`."""
     if is_there(path) is None:
         return
     if not os.access(path, os.R_OK):

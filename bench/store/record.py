@@ -3,6 +3,7 @@
 import math
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, lru_cache
@@ -219,6 +220,12 @@ class RunResult:
     def names(self) -> dict[str, set[str]]:
         """The names by which filters select its task and its optimizer (`opt`)."""
         return {"task": {self.task, bare(self.config["task"])}, "opt": {bare(self.config["opt"])}}
+
+    def is_of(self, tasks: Sequence[str] | None, opts: Sequence[str] | None) -> bool:
+        """Whether it has one of these tasks and one of these optimizers; None and no names allow all."""
+        return all(
+            not wanted or self.names[kind] & {*map(bare, wanted)} for kind, wanted in (("task", tasks), ("opt", opts))
+        )
 
     @property
     def machine(self) -> str:

@@ -4,7 +4,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NotRequired, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeVar
 
 from pydantic import ConfigDict, Field, StringConstraints, with_config
 from typing_extensions import TypedDict
@@ -38,8 +38,32 @@ class StudyTrial(TypedDict):
     runs: list[RunId]
 
 
+class Record:
+    """A record in a store: `FOLDER/NAME.json`."""
+
+    __pydantic_config__ = _STRICT
+    folder: ClassVar[str]
+    subject: ClassVar[tuple[str, ...]]
+    """The fields that tell what it is the record of."""
+    name: Any
+
+    @property
+    def what(self) -> str:
+        """Identifies its subject: two machines may use one name for different ones."""
+        return json.dumps([getattr(self, name) for name in self.subject], sort_keys=True)
+
+    @property
+    def weight(self) -> tuple[int, str]:
+        """Of two records of one subject, the one with the larger weight is used."""
+        raise NotImplementedError
+
+    def places(self, store: Path) -> list[Path]:
+        """The record's path in a store, and the alternatives if another subject has this name there already."""
+        return [store / self.folder / f"{self.name}.json"]
+
+
 @dataclass(frozen=True)
-class StudyRecord:
+class StudyRecord(Record):
     """The record of a study in a store, so that boards need no database.
 
     Attributes:
@@ -57,7 +81,7 @@ class StudyRecord:
         select_split: the split on which its trials were compared; empty if unknown.
     """
 
-    __pydantic_config__ = _STRICT
+    folder, subject = STUDIES, ("name", "task", "opt", "seeds", "axes")
 
     name: RunId
     task: Name
@@ -80,19 +104,13 @@ class StudyRecord:
         return {run for trial in self.trials for run in trial["runs"]}
 
     @property
-    def what(self) -> str:
-        """Identifies the study: two machines may use the same name for different ones."""
-        return json.dumps([self.name, self.task, self.opt, self.seeds, self.axes])
+    def weight(self) -> tuple[int, str]:
+        """More trials outweigh fewer."""
+        return len(self.trials), json.dumps(vars(self), sort_keys=True)
 
-    def places(self, store: Path) -> list[Path]:
-        """The record's path in a store, and the alternative if another study has this name there already."""
+    def places(self, store: Path) -> list[Path]:  # noqa: D102
         path = study_path(store, self.name)
         return [path, path.with_stem(f"{self.name}-{hashlib.sha256(self.what.encode()).hexdigest()[:8]}")]
-
-    @property
-    def weight(self) -> tuple[int, str]:
-        """Of two records of a study, the one with the larger weight is used: more trials."""
-        return len(self.trials), json.dumps(vars(self), sort_keys=True)
 
 
 def study_path(store: Path, name: str) -> Path:
@@ -116,7 +134,7 @@ class CheckVerdict(TypedDict):
 
 
 @dataclass(frozen=True)
-class CheckRecord:
+class CheckRecord(Record):
     """The record of `bench check` in a store: `bench.check.report.Report.as_json`.
 
     Attributes:
@@ -129,7 +147,7 @@ class CheckRecord:
         arguments: of its constructor.
     """
 
-    __pydantic_config__ = _STRICT
+    folder, subject = CHECKS, ("name", "version", "package")
 
     name: Name
     ok: bool
@@ -153,18 +171,12 @@ class CheckRecord:
         return [check for check in self.failed if severities[check] in ("results", "set-up")]
 
     @property
-    def what(self) -> str:
-        """Identifies the checked version of an optimizer."""
-        return json.dumps([self.name, self.version, self.package])
-
-    def places(self, store: Path) -> list[Path]:
-        """The record's path in a store."""
-        return [check_path(store, self.name, self.version, self.package)]
-
-    @property
     def weight(self) -> tuple[int, str]:
-        """Of two reports on one optimizer, the one with the larger weight is used: more failures."""
+        """More serious failures outweigh fewer, then more failures."""
         return len(self.serious), f"{len(self.failed):09}"
+
+    def places(self, store: Path) -> list[Path]:  # noqa: D102
+        return [check_path(store, self.name, self.version, self.package)]
 
 
 def check_path(store: Path, opt: str, version: int | None, package: str | None) -> Path:
@@ -202,7 +214,7 @@ class LadderRung(TypedDict):
 
 
 @dataclass(frozen=True)
-class LadderRecord:
+class LadderRecord(Record):
     """The record of `bench ladder` in a store.
 
     Attributes:
@@ -215,7 +227,7 @@ class LadderRecord:
         rungs: in ascending size. A completed rung never changes.
     """
 
-    __pydantic_config__ = _STRICT
+    folder, subject = LADDERS, ("name", "task", "opts", "reference", "axis", "declared")
 
     name: RunId
     task: Name
@@ -233,22 +245,18 @@ class LadderRecord:
         return [rung for rung in self.rungs if rung["done"]]
 
     @property
-    def what(self) -> str:
-        """Identifies the ladder."""
-        return json.dumps([self.name, self.task, self.opts, self.reference, self.axis, self.declared], sort_keys=True)
-
-    def places(self, store: Path) -> list[Path]:
-        """The record's path in a store."""
-        return [store / LADDERS / f"{self.name}.json"]
+    def run_ids(self) -> set[str]:
+        """The fresh runs of the completed rungs."""
+        return {run_id for rung in self.done for own in rung["fresh"].values() for run_id in own}
 
     @property
     def weight(self) -> tuple[int, str]:
-        """Of two records of one ladder, the one with the larger weight is used: more completed rungs."""
+        """More completed rungs outweigh fewer."""
         return len(self.done), json.dumps(vars(self), sort_keys=True)
 
 
-Report = TypeVar("Report", bound=StudyRecord | CheckRecord | LadderRecord)
-_PLACES = {StudyRecord: STUDIES, CheckRecord: CHECKS, LadderRecord: LADDERS}
+Report = TypeVar("Report", bound=Record)
+KINDS: tuple[type[Record], ...] = (StudyRecord, CheckRecord, LadderRecord)
 
 
 def read_report(path: Path, kind: type[Report]) -> Report:
@@ -270,7 +278,7 @@ def read_report(path: Path, kind: type[Report]) -> Report:
 def reports_in(store: Path, kind: type[Report]) -> dict[Path, Report | Damaged]:
     """All records of one kind in a store."""
     found: dict[Path, Report | Damaged] = {}
-    for path in sorted((store / _PLACES[kind]).glob("*.json")):
+    for path in sorted((store / kind.folder).glob("*.json")):
         try:
             found[path] = read_report(path, kind)
         except Damaged as error:

@@ -6,35 +6,21 @@ A store is data: readers write nothing, lock nothing, and import no code that it
 import gc
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
 
 from bench.config.run_config import RunConfig, on_device
 from bench.errors import RunFailed, UserError
 from bench.store import attempt
-from bench.store.block import (
-    CHECKPOINT,
-    CHECKS,
-    PREFIX,
-    RUNS,
-    STUDIES,
-    Block,
-    blocks_in,
-    name_of,
-    names_in,
-    read_block,
-    results_in,
-)
+from bench.store.block import CHECKPOINT, PREFIX, Block, blocks_in, ended, name_of, names_in, readable
 from bench.store.files import making
 from bench.store.load import Damaged, is_there
 from bench.store.record import RunResult
-
-__all__ = ["CHECKS", "STUDIES", "Contents", "Store"]
+from bench.store.tables import Columns
 
 _SETTLED = 2e9  # nanoseconds after which a modification time reveals further changes, on any file system
 
@@ -54,25 +40,11 @@ class Contents:
     damaged: list[Damaged] = field(default_factory=list)
 
 
-@contextmanager
-def _collection_paused() -> Iterator[None]:
-    """Pause garbage collection: records have no cycles, and collection would take a quarter of the reading time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
 class Store:
     """A folder of blocks of runs.
 
-    A run that is in several blocks is read from the finished one, then from its own, then from the first by name.
-
-    Args:
-        folder: created when the first run begins.
+    A run that is in several blocks is read from the finished one, then from its own, then from the first by name. The
+    folder is created when the first run begins.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -80,23 +52,27 @@ class Store:
 
     def contents(self) -> Contents:
         """The content of the store, read once."""
-        with _collection_paused():
+        was = gc.isenabled()
+        gc.disable()  # records have no cycles, and collection would take a quarter of the reading time
+        try:
             return self._read_all()
+        finally:
+            if was:
+                gc.enable()
 
     def _read_all(self) -> Contents:
         found = Contents()
         for block in blocks_in(self.folder):
             if isinstance(block, Damaged):
                 found.damaged.append(block)
-            elif block is not None:
-                found.damaged += block.damaged
-                for run_id in block.runs:
-                    known = found.runs.get(run_id)
-                    if known is not None:
-                        several = found.repeated.setdefault(run_id, [known.runs[run_id]])
-                        several.append(block.runs[run_id])
-                    if known is None or _order(block, run_id) < _order(known, run_id):
-                        found.runs[run_id] = block
+                continue
+            found.damaged += block.damaged
+            for run_id, run in block.runs.items():
+                known = found.runs.get(run_id)
+                if known is not None:
+                    found.repeated.setdefault(run_id, [known.runs[run_id]]).append(run)
+                if known is None or _order(block, run_id) < _order(known, run_id):
+                    found.runs[run_id] = block
         found.runs = dict(sorted(found.runs.items()))
         return found
 
@@ -107,19 +83,21 @@ class Store:
 
     def find(self, run_id: str) -> Block | None:
         """The block from which a run is read; None without a readable record."""
-        own = self._read(self.folder / run_id, run_id)
+        own = _block_with(run_id, readable(self.folder / run_id))
         if own is not None and own.done:
             return own
-        return self._first(run_id, own, self._wide())
+        index = _indices[self.folder]
+        index.look(self.folder)
+        return index.first(run_id, self.folder, own)
 
     def find_all(self, run_ids: Iterable[str]) -> dict[str, Block]:
         """The blocks from which runs are read, by run id, without missing ones; lists the folder only once."""
-        there = _names(self.folder)
-        wide = frozenset(name for name in there if name.startswith(PREFIX))
+        there, index = _names(self.folder), _indices[self.folder]
+        index.look(self.folder, there)
         found = {}
         for run_id in run_ids:
-            own = self._read(self.folder / run_id, run_id) if run_id in there else None
-            found[run_id] = own if own is not None and own.done else self._first(run_id, own, wide)
+            own = _block_with(run_id, readable(self.folder / run_id)) if run_id in there else None
+            found[run_id] = own if own is not None and own.done else index.first(run_id, self.folder, own)
         return {run_id: block for run_id, block in found.items() if block is not None}
 
     def get(self, run_id: str) -> RunResult | None:
@@ -152,8 +130,8 @@ class Store:
         block = self.find(run_id)
         return self.folder / run_id if block is None else block.folder
 
-    def tables(self, run_id: str) -> dict[str, dict[str, Any]]:
-        """The run's tables by name, each a dict of numpy columns; NaN for non-finite values.
+    def tables(self, run_id: str) -> dict[str, Columns]:
+        """The run's tables by name; none for a missing run.
 
         Raises:
             UserError: a table is damaged.
@@ -167,10 +145,7 @@ class Store:
 
     def last_checkpoint(self, run_ids: Sequence[str], *, lanes: bool = False) -> Path | None:
         """The checkpoint of an interrupted block; None without one, or if `lanes` does not match its engine."""
-        try:
-            block = read_block(self.folder / name_of(run_ids))
-        except Damaged:
-            return None
+        block = readable(self.folder / name_of(run_ids))
         if block is None or block.done or block.damaged:
             return None
         if any((run.engine == "lanes") != lanes for run in block.runs.values()):
@@ -180,15 +155,9 @@ class Store:
 
     def unfinished(self) -> list[Block]:
         """Blocks of several runs that are in training or were interrupted."""
-        found = []
-        for name in sorted(self._wide()):
-            try:
-                block = read_block(self.folder / name)
-            except Damaged:
-                continue
-            if block is not None and not block.done and not block.damaged:
-                found.append(block)
-        return found
+        names = sorted(name for name in _names(self.folder) if name.startswith(PREFIX))
+        blocks = (readable(self.folder / name) for name in names)
+        return [block for block in blocks if block is not None and not block.done and not block.damaged]
 
     def refuse_unwritable(self) -> None:
         """Check that runs can be stored, without leaving a trace.
@@ -205,40 +174,6 @@ class Store:
     ) -> attempt.Attempt:
         """Take the block of these runs for this process; see `bench.store.attempt.begin`."""
         return attempt.begin(self.folder, runs, resume=resume, again=again, steps=steps)
-
-    def _read(self, folder: Path, run_id: str) -> Block | None:
-        try:
-            block = read_block(folder)
-        except Damaged:
-            return None
-        return block if block is not None and run_id in block.runs else None
-
-    def _read_wide(self, folder: Path, run_id: str) -> Block | None:
-        """Read and cache a block of several runs: its other runs are usually needed too."""
-        results = results_in(folder)
-        found = None if results is None else is_there(results / RUNS)
-        if found is None:
-            return self._read(folder, run_id)
-        block = _results(folder, found.st_ino, found.st_mtime_ns, found.st_size)
-        return block if block is not None and run_id in block.runs else None
-
-    def _first(self, run_id: str, own: Block | None, wide: frozenset[str]) -> Block | None:
-        """The block from which a run is read, among its own and the blocks of several runs that contain it."""
-        index = _indices.setdefault(self.folder, _Index())
-        index.look(self.folder, wide)
-        wider = [self._read_wide(self.folder / name, run_id) for name in sorted(index.blocks.get(run_id, ()))]
-        found = [block for block in (own, *wider) if block is not None]
-        return min(found, key=lambda block: _order(block, run_id), default=None)
-
-    def _wide(self) -> frozenset[str]:
-        """The names of blocks of several runs."""
-        try:
-            now = self.folder.stat()
-        except OSError:
-            return frozenset()
-        # Cached: listing thousands of names for each of thousands of runs would take seconds.
-        settled = time.time_ns() - now.st_mtime_ns > _SETTLED
-        return (_settled_wide if settled else _wide)(self.folder, now.st_ino, now.st_mtime_ns)
 
 
 def stored_result(config: RunConfig) -> RunResult | None:
@@ -259,7 +194,7 @@ def stored_result(config: RunConfig) -> RunResult | None:
     return result
 
 
-def tables_of(block: Block, run_id: str) -> dict[str, dict[str, Any]]:
+def tables_of(block: Block, run_id: str) -> dict[str, Columns]:
     """See `Store.tables`."""
     try:
         return block.tables(run_id)
@@ -275,53 +210,64 @@ def _order(block: Block, run_id: str) -> tuple[bool, bool, bool]:
     return not block.runs[run_id].finished, not block.busy, block.folder.name != name_of([run_id])
 
 
-def _names(store: Path) -> frozenset[str]:
+def _names(store: Path) -> set[str]:
     try:
-        return frozenset(os.listdir(store))  # noqa: PTH208 - five times as fast
+        return {*os.listdir(store)}  # noqa: PTH208 - five times as fast
     except OSError:
-        return frozenset()
+        return set()
 
 
-def _wide(store: Path, inode: int, changed: int) -> frozenset[str]:
-    return frozenset(name for name in _names(store) if name.startswith(PREFIX))
-
-
-_settled_wide = lru_cache(maxsize=64)(_wide)
+def _block_with(run_id: str, block: Block | None) -> Block | None:
+    return block if block is not None and run_id in block.runs else None
 
 
 @lru_cache(maxsize=16)
-def _results(folder: Path, inode: int, changed: int, size: int) -> Block | None:
-    """A finished block, cached by the state of its file of records, which is never written again."""
-    try:
-        return read_block(folder)
-    except Damaged:
-        return None
+def _results(folder: Path, state: tuple[int, int]) -> Block | None:
+    """A block whose results (`ended`) have this state, cached: other runs of it are usually needed too."""
+    return readable(folder)
 
 
 class _Index:
-    """Which blocks of several runs contain a run. Entries stay valid, since a block's name is a digest of its ids.
+    """Which blocks of several runs contain a run; some may have been deleted since.
 
-    Attributes:
-        blocks: names of blocks by run id; some may have been deleted since.
+    Entries stay valid, since a block's name is a digest of its ids.
     """
 
     def __init__(self) -> None:
         self.blocks: dict[str, set[str]] = {}
         self._known: set[str] = set()
-        self._complete: frozenset[str] = frozenset()
+        self._complete: tuple[int, int] | None = None
 
-    def look(self, store: Path, there: frozenset[str]) -> None:
-        """Read the ids of new blocks."""
-        if there is self._complete:
+    def look(self, store: Path, names: set[str] | None = None) -> None:
+        """Read the ids of new blocks among these names; by default, list the folder if it has changed.
+
+        Listing thousands of names for each of thousands of runs would take seconds.
+        """
+        try:
+            now = store.stat()
+        except OSError:
             return
-        for name in there - self._known:
+        state = now.st_ino, now.st_mtime_ns
+        if state == self._complete:
+            return
+        wide = {name for name in (_names(store) if names is None else names) if name.startswith(PREFIX)}
+        for name in wide - self._known:
             ids, for_ever = names_in(store / name)
             for run_id in ids:
                 self.blocks.setdefault(run_id, set()).add(name)
             if for_ever:
                 self._known.add(name)
-        if there <= self._known:
-            self._complete = there
+        if wide <= self._known and time.time_ns() - now.st_mtime_ns > _SETTLED:
+            self._complete = state
+
+    def first(self, run_id: str, store: Path, own: Block | None) -> Block | None:
+        """The block from which a run is read, among its own and the blocks of several runs that contain it."""
+        found = [own]
+        for folder in (store / name for name in sorted(self.blocks.get(run_id, ()))):
+            state = ended(folder)
+            found.append(_block_with(run_id, readable(folder) if state is None else _results(folder, state)))
+        blocks = (block for block in found if block is not None)
+        return min(blocks, key=lambda block: _order(block, run_id), default=None)
 
 
-_indices: dict[Path, _Index] = {}
+_indices: defaultdict[Path, _Index] = defaultdict(_Index)

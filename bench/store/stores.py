@@ -4,16 +4,17 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from bench.errors import UserError
+from bench.errors import UserError, unknown
 from bench.grammar.values import is_no_folder
 from bench.store.block import Block
 from bench.store.load import Damaged
 from bench.store.record import RunResult
-from bench.store.reports import CheckRecord, LadderRecord, StudyRecord, reports_in
+from bench.store.reports import KINDS, CheckRecord, LadderRecord, Record, Report, StudyRecord, reports_in
 from bench.store.store import Contents, Store, tables_of
+from bench.store.tables import Columns
 from bench.text import plain
+from optimizers.plugins import bare
 
 
 class Stores:
@@ -44,29 +45,23 @@ class Stores:
 
     @cached_property
     def _contents(self) -> list[Contents]:
-        """Of the stores except the reference."""
-        return [store.contents() for store in self.own]
-
-    @cached_property
-    def _shipped(self) -> Contents:
-        return Contents() if self.reference is None else self.reference.contents()
+        return [store.contents() for store in self.stores]
 
     @cached_property
     def shipped(self) -> frozenset[str]:
         """The ids of the runs that are read from the reference."""
-        own = {run_id for contents in self._contents for run_id in contents.runs}
-        return frozenset(self._shipped.runs.keys() - own)
+        n = len(self.own)
+        own, reference = ({i for each in part for i in each.runs} for part in (self._contents[:n], self._contents[n:]))
+        return frozenset(reference - own)
 
     @cached_property
     def conflicts(self) -> list[str]:
         """Ids of runs that have finished records with different results, in one store or in several."""
         found: dict[str, list[RunResult]] = {}
-        for contents in self._contents:
-            several = contents.runs if len(self.own) > 1 else contents.repeated
-            for run_id in several:
-                found.setdefault(run_id, []).extend(
-                    contents.repeated.get(run_id) or [contents.runs[run_id].runs[run_id]]
-                )
+        for contents in self._contents[: len(self.own)]:
+            for run_id in contents.runs if len(self.own) > 1 else contents.repeated:
+                own = contents.repeated.get(run_id) or [contents.runs[run_id].runs[run_id]]
+                found.setdefault(run_id, []).extend(own)
         ended = {run_id: [run.outcome for run in runs if run.finished] for run_id, runs in found.items()}
         return sorted(run_id for run_id, outcomes in ended.items() if any(each != outcomes[0] for each in outcomes))
 
@@ -75,10 +70,11 @@ class Stores:
         """By run id, the block from which the run is read."""
         if len(self._contents) == 1 and not self.shipped:
             return self._contents[0].runs
-        found: dict[str, list[Block]] = {run_id: [self._shipped.runs[run_id]] for run_id in self.shipped}
-        for contents in self._contents:
+        found: dict[str, list[Block]] = {}
+        for n, contents in enumerate(self._contents):
             for run_id, block in contents.runs.items():
-                found.setdefault(run_id, []).append(block)
+                if n < len(self.own) or run_id in self.shipped:
+                    found.setdefault(run_id, []).append(block)
         return {
             name: min(several, key=lambda block: _order(block.runs[name])) if len(several) > 1 else several[0]
             for name, several in sorted(found.items())
@@ -89,7 +85,21 @@ class Stores:
         """All runs, by name."""
         return [block.runs[run_id] for run_id, block in self.blocks.items()]
 
-    def tables(self, run_id: str) -> dict[str, dict[str, Any]]:
+    def refuse_unknown(
+        self, tasks: Sequence[str] | None, opts: Sequence[str] | None, runs: Sequence[RunResult]
+    ) -> None:
+        """Check names of tasks and optimizers.
+
+        Raises:
+            UserError: none of these runs has one of them.
+        """
+        for kind, wanted, name in (("task", tasks, "task"), ("optimizer", opts, "opt")):
+            there = sorted({each for run in runs for each in run.names[name]})
+            for each in wanted or ():
+                if bare(each) not in there:
+                    raise unknown(f"{kind} in {self.shown}", each, there)
+
+    def tables(self, run_id: str) -> dict[str, Columns]:
         """See `Store.tables`."""
         return tables_of(self.blocks[run_id], run_id)
 
@@ -100,43 +110,34 @@ class Stores:
     @cached_property
     def studies(self) -> list[StudyRecord]:
         """All studies with a record, sorted by name; of several records of a study, the one with the most trials."""
-        found: dict[str, StudyRecord] = {}
-        for record in self._studies:
-            if isinstance(record, StudyRecord):
-                found[record.what] = max(found.get(record.what, record), record, key=lambda each: each.weight)
-        return [found[name] for name in sorted(found)]
+        return self._weightiest(StudyRecord)
 
     @cached_property
     def checks(self) -> list[CheckRecord]:
         """All reports of `bench check`; stores may have several reports on one optimizer."""
-        return [report for report in self._checks if isinstance(report, CheckRecord)]
+        return [report for report in self._reports if isinstance(report, CheckRecord)]
 
     @cached_property
     def ladders(self) -> list[LadderRecord]:
         """All ladders, sorted by name; of several records of a ladder, the one with the most rungs."""
-        found: dict[str, LadderRecord] = {}
-        for record in self._ladders:
-            if isinstance(record, LadderRecord):
-                found[record.what] = max(found.get(record.what, record), record, key=lambda each: each.weight)
-        return sorted(found.values(), key=lambda each: (each.name, each.what))
+        return self._weightiest(LadderRecord)
 
     @cached_property
     def damaged(self) -> list[Damaged]:
         """Unreadable files, with the reason."""
-        found = [each for contents in (*self._contents, self._shipped) for each in contents.damaged]
-        return found + [each for each in (*self._studies, *self._checks, *self._ladders) if isinstance(each, Damaged)]
+        found = [each for contents in self._contents for each in contents.damaged]
+        return found + [each for each in self._reports if isinstance(each, Damaged)]
 
     @cached_property
-    def _studies(self) -> list[StudyRecord | Damaged]:
-        return [each for store in self.stores for each in reports_in(store.folder, StudyRecord).values()]
+    def _reports(self) -> list[Record | Damaged]:
+        return [each for kind in KINDS for store in self.stores for each in reports_in(store.folder, kind).values()]
 
-    @cached_property
-    def _checks(self) -> list[CheckRecord | Damaged]:
-        return [each for store in self.stores for each in reports_in(store.folder, CheckRecord).values()]
-
-    @cached_property
-    def _ladders(self) -> list[LadderRecord | Damaged]:
-        return [each for store in self.stores for each in reports_in(store.folder, LadderRecord).values()]
+    def _weightiest(self, kind: type[Report]) -> list[Report]:
+        found: dict[str, Report] = {}
+        for record in self._reports:
+            if isinstance(record, kind):
+                found[record.what] = max(found.get(record.what, record), record, key=lambda each: each.weight)
+        return sorted(found.values(), key=lambda each: (each.name, each.what))
 
 
 HOW_TO_FILL = (

@@ -6,12 +6,14 @@ step, values, sorted by run and step.
 """
 
 import json
+import math
 import os
 import struct
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, Literal
 
 from bench.errors import RunFailed
 from bench.store.files import replacing
@@ -40,32 +42,37 @@ Columns = dict[str, "NDArray[np.float64]"]
 
 
 class RawTable:
-    """A raw table: the training process appends to it.
+    """A raw table, to which the training process appends.
 
     Args:
         path: of the file; existing rows are kept.
         runs: how many train together, L.
+        mode: `rb` only reads.
 
     Attributes:
         names: of the M values; empty before the first row.
-        last_step: step of the last row; 0 without one.
+        last_step: step of the last row; 0 without a valid one.
     """
 
-    def __init__(self, path: Path, runs: int) -> None:
+    def __init__(self, path: Path, runs: int, mode: Literal["a+b", "rb"] = "a+b") -> None:
         self.path, self.runs = path, runs
-        self._file = path.open("a+b")
-        self.names, self._offset = _header(self._file)
+        self._file = path.open(mode)
+        self._file.seek(0)
+        header = self._file.readline(_MOST_HEADER)
+        names: Any = []
+        with suppress(ValueError, RecursionError):
+            names = json.loads(header) if header.endswith(b"\n") else []
+        good = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        good = good and bool(names) and len({*names, "step", "run_id"}) == len(names) + 2
+        self.names, self._offset = (tuple(names), len(header)) if good else ((), 0)
         rows = self._count()
-        self._cut(rows)  # the last row may be truncated
-        self.last_step = int(self._steps(rows - 1)[0]) if rows else 0
+        if mode != "rb":
+            self._cut(rows)  # the last row may be truncated
+        last = self._step(rows - 1) if rows else 0.0
+        self.last_step = int(last) if 0 <= last < 2**53 else 0
 
     def append(self, names: Sequence[str], steps: Sequence[int], values: "NDArray[np.float64]") -> None:
-        """Append rows; the first call writes the names.
-
-        Args:
-            names: of the M values.
-            steps: S ascending steps.
-            values: shape (S, L, M).
+        """Append values of shape (S, L, M) of M names at S ascending steps; the first call writes the names.
 
         Raises:
             RunFailed: the names are invalid or differ from those in the file, or the file was changed or deleted.
@@ -76,14 +83,15 @@ class RawTable:
         if not names:
             return
         self._refuse_if_changed()
-        if not self.names and not _can_be_columns(names):
-            raise RunFailed(
-                f"a table cannot have the columns {', '.join(names)[:500]}: names must differ in more than capitals,"
-                " and step, run_id and filename are reserved; rename the task's measurements"
-            )
         if not self.names:
-            self.names, header = tuple(names), json.dumps(names)
+            header = json.dumps(names)
+            if not _can_be_columns(names) or len(header) >= _MOST_HEADER:
+                raise RunFailed(
+                    f"a table cannot have the columns {', '.join(names)[:500]}: names must differ in more than"
+                    " capitals, and step, run_id and filename are reserved; rename the task's measurements"
+                )
             padding = " " * (-(len(header) + 1) % 8)  # aligns the numbers
+            self.names = tuple(names)
             self._size = self._offset = self._file.write(f"{header}{padding}\n".encode())
         if tuple(names) != self.names:
             raise RunFailed(
@@ -98,9 +106,59 @@ class RawTable:
 
     def truncate(self, steps: int) -> None:
         """Remove the rows after this step; further rows follow it."""
-        rows = self._count()
-        self._cut(int(self._steps(0, rows).searchsorted(steps, "right")))
+        self._cut(bisect_right(range(self._count()), steps, key=self._step))
         self.last_step = steps
+
+    def read(self, which: int) -> Columns:
+        """The rows of the run with this index; empty before the first one.
+
+        They are read, never mapped: truncating a mapped file kills its reader.
+
+        Raises:
+            Damaged: the names or steps are invalid.
+            OSError: they cannot be read.
+        """
+        import numpy as np
+
+        if not self.names:
+            return {}
+        _check_names(self.path, self.names)
+        size, own = 8 * self._width, slice(1 + which * len(self.names), 1 + (which + 1) * len(self.names))
+        found, last = [np.empty((0, 1 + len(self.names)))], -1.0
+        self._file.seek(self._offset)
+        # Checked piece by piece: a sparse file of zeros could fill the memory.
+        while rows := len(text := self._file.read(max(1, _CHUNK // size) * size)) // size:
+            chunk = np.frombuffer(text, np.float64, rows * self._width).reshape(rows, -1)
+            _check_steps(self.path, chunk[:, 0], last)
+            last = float(chunk[-1, 0])
+            found.append(np.hstack([chunk[:, :1], chunk[:, own]]))
+        columns = np.concatenate(found).T.copy()
+        columns[~np.isfinite(columns)] = np.nan
+        return dict(zip(("step", *self.names), columns, strict=True))
+
+    def write(self, path: Path, runs: Sequence[tuple[str, int, int]]) -> dict[str, int]:
+        """Write a Parquet file, flushed to disk, and return the number of rows by run id; nothing without rows.
+
+        Args:
+            path: of the Parquet file.
+            runs: id, index in the block, and last step to keep.
+
+        Raises:
+            OSError: a file cannot be read or written.
+        """
+        import numpy as np
+
+        if not self.names:
+            return {}
+        rows = np.fromfile(self.path, np.float64, offset=self._offset)
+        rows = rows[: len(rows) // self._width * self._width].reshape(-1, self._width)
+        tables = dict[str, Columns]()
+        for run_id, place, last in runs:
+            own = rows[: rows[:, 0].searchsorted(last, "right")]
+            values = own[:, 1 + place * len(self.names) :]
+            tables[run_id] = {"step": own[:, 0], **{name: values[:, i] for i, name in enumerate(self.names)}}
+        write_columns(path, tables)
+        return {run_id: len(table["step"]) for run_id, table in tables.items()}
 
     def sync(self) -> None:
         """Flush all rows to disk."""
@@ -118,13 +176,9 @@ class RawTable:
         size = os.fstat(self._file.fileno()).st_size - self._offset
         return size // (8 * self._width) if self.names else 0
 
-    def _steps(self, first: int, count: int = 1) -> "NDArray[np.float64]":
-        """The steps of these rows."""
-        import numpy as np
-
-        self._file.seek(self._offset + 8 * self._width * first)
-        found = [chunk[:, 0].copy() for chunk in _chunks(self._file, self._width, count)]
-        return np.concatenate(found) if found else np.empty(0)
+    def _step(self, row: int) -> float:
+        text = os.pread(self._file.fileno(), 8, self._offset + 8 * self._width * row)
+        return struct.unpack("=d", text)[0] if len(text) == 8 else math.nan
 
     def _cut(self, rows: int) -> None:
         self._size = self._offset + 8 * self._width * rows
@@ -143,150 +197,62 @@ class RawTable:
 
 
 def read_raw(path: Path, runs: int, which: int) -> Columns:
-    """A run's rows of a raw table; empty if there are none.
-
-    The file is read, never mapped: truncating a mapped file kills its reader.
-
-    Args:
-        path: of the file.
-        runs: how many train together, L.
-        which: index of the run among them.
+    """The rows of one of the runs of a raw table, by its index; empty if there are none.
 
     Raises:
         Damaged: it is not such a table.
     """
-    import numpy as np
-
     if is_there(path) is None:
         return {}
     try:
-        with path.open("rb") as file:
-            names, offset = _header(file)
-            if not names:
-                return {}
-            _check_names(path, names)
-            width, own = 1 + runs * len(names), slice(1 + which * len(names), 1 + (which + 1) * len(names))
-            file.seek(offset)
-            found, last = [], -1.0
-            for chunk in _chunks(file, width):  # checked one by one: a sparse file of zeros could fill the memory
-                _check_steps(path, chunk[:, 0], last)
-                last = float(chunk[-1, 0])
-                found.append(np.hstack([chunk[:, :1], chunk[:, own]]))
+        with closing(RawTable(path, runs, "rb")) as table:
+            return table.read(which)
     except OSError as error:
         raise Damaged(path, f"it cannot be read ({error.strerror})") from None
-    rows = np.concatenate(found) if found else np.empty((0, 1 + len(names)))
-    rows[~np.isfinite(rows)] = np.nan
-    return dict(zip(("step", *names), rows.T.copy(), strict=True))
 
 
 def last_step(path: Path, runs: int) -> int:
-    """The last step of a raw table, from its last row alone; 0 without a readable one.
-
-    Args:
-        path: of the file.
-        runs: how many train together, L.
-    """
-    if is_there(path) is None:
-        return 0
-    try:
-        with path.open("rb") as file:
-            names, offset = _header(file)
-            width = 8 * (1 + runs * len(names))
-            rows = (file.seek(0, os.SEEK_END) - offset) // width
-            if not names or rows < 1:
-                return 0
-            file.seek(offset + width * (rows - 1))
-            (step,) = struct.unpack("=d", file.read(8))
-    except (OSError, struct.error):
-        return 0
-    return int(step) if 0 <= step < 2**53 else 0
-
-
-def write_raw(raw: Path, path: Path, runs: Sequence[tuple[str, int, int]], total: int) -> dict[str, int]:
-    """Convert a raw table to Parquet, flushed to disk; write nothing if it has no rows.
-
-    Args:
-        raw: the raw table.
-        path: of the Parquet file.
-        runs: sorted by id: id, index in the block, last step to keep.
-        total: how many train together, L.
-
-    Returns:
-        The number of rows by run id.
-
-    Raises:
-        OSError: it cannot be read or written.
-    """
-    import numpy as np
-
-    with raw.open("rb") as file:
-        names, offset = _header(file)
-        if not names:
-            return {}
-        file.seek(offset)
-        width = 1 + total * len(names)
-        rows = np.fromfile(file, np.float64)
-    rows = rows[: len(rows) // width * width].reshape(-1, width)
-    steps, values = rows[:, 0].astype(np.int64), rows[:, 1:].reshape(-1, total, len(names))
-    ends = steps.searchsorted([last for _, _, last in runs], "right")
-
-    def parts() -> Iterator[tuple[list[str], list[int], Any, Any]]:
-        at_once = max(1, ROW_GROUP // max(1, len(rows)))
-        for first in range(0, len(runs), at_once):
-            ids, places, _ = zip(*runs[first : first + at_once], strict=True)
-            own = ends[first : first + at_once]
-            numbers = np.concatenate([values[:n, place] for n, place in zip(own, places, strict=True)])
-            yield list(ids), own.tolist(), np.concatenate([steps[:n] for n in own]), numbers.T.copy()
-
-    _write(path, names, parts())
-    return {run_id: int(n) for (run_id, _, _), n in zip(runs, ends, strict=True)}
+    """The last step of a raw table of so many runs, from its last row alone; 0 without a readable one."""
+    with suppress(OSError):
+        if is_there(path):
+            with closing(RawTable(path, runs, "rb")) as table:
+                return table.last_step
+    return 0
 
 
 def write_columns(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
     """Write the tables of runs as one Parquet file of a block; write nothing if there are no columns.
 
-    Args:
-        path: of the file.
-        tables: columns by run id and name: `step` and any others; missing columns are filled with nulls.
+    The tables have columns by run id and name: `step` and any others. Missing ones are filled with nulls.
     """
-    import numpy as np
-
-    names = list(dict.fromkeys(name for table in tables.values() for name in table if name != "step"))
-    if not names:
-        return
-
-    def parts() -> Iterator[tuple[list[str], list[int], Any, Any]]:
-        ids: list[str] = []
-        steps: list[Any] = []
-        values: list[Any] = []
-        for run_id, table in sorted(tables.items()):
-            own = np.asarray(table["step"]).astype(np.int64)
-            if ids and sum(map(len, steps)) + len(own) > ROW_GROUP:
-                yield ids, list(map(len, steps)), np.concatenate(steps), np.concatenate(values, axis=1)
-                ids, steps, values = [], [], []
-            nothing = np.full(len(own), np.nan)
-            ids.append(run_id)
-            steps.append(own)
-            values.append(np.array([np.asarray(table.get(name, nothing), np.float64) for name in names]))
-        yield ids, list(map(len, steps)), np.concatenate(steps), np.concatenate(values, axis=1)
-
-    _write(path, names, parts())
-
-
-def _write(path: Path, names: Sequence[str], parts: Iterator[tuple[list[str], list[int], Any, Any]]) -> None:
-    """Write parts, each as a row group: run ids, their numbers of rows, steps, and columns of values."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    names = list(dict.fromkeys(name for table in tables.values() for name in table if name != "step"))
+    if not names:
+        return
+    parts, rows = [list[str]()], 0  # a row group each
+    for run_id in sorted(tables):
+        rows += len(tables[run_id]["step"])
+        if parts[-1] and rows > ROW_GROUP:
+            parts.append([])
+            rows = len(tables[run_id]["step"])
+        parts[-1].append(run_id)
     types = [pa.dictionary(pa.int32(), pa.string()), pa.int64(), *[pa.float64()] * len(names)]
     schema = pa.schema(zip(("run_id", "step", *names), types, strict=True))
     options: dict[str, Any] = {"compression": "zstd", "use_dictionary": ["run_id"]}
     with replacing(path) as temporary, pq.ParquetWriter(temporary, schema, **options) as file:
-        for ids, counts, steps, values in parts:
-            run_ids = pa.DictionaryArray.from_arrays(np.repeat(np.arange(len(ids), dtype=np.int32), counts), ids)
-            columns = [pa.array(column, mask=~np.isfinite(column)) for column in values]
-            file.write_table(pa.table([run_ids, steps, *columns], schema=schema))
+        for ids in parts:
+            steps = [np.asarray(tables[run_id]["step"], np.int64) for run_id in ids]
+            places = np.repeat(np.arange(len(ids), dtype=np.int32), [len(own) for own in steps])
+            columns: list[Any] = [pa.DictionaryArray.from_arrays(places, ids), np.concatenate(steps)]
+            for name in names:
+                nothing = ([np.nan] * len(own) for own in steps)
+                own = [tables[run_id].get(name, none) for run_id, none in zip(ids, nothing, strict=True)]
+                column = np.concatenate([np.asarray(part, np.float64) for part in own])
+                columns.append(pa.array(column, mask=~np.isfinite(column)))
+            file.write_table(pa.table(columns, schema=schema))
 
 
 def read_parquet(path: Path, run_id: str) -> Columns:
@@ -321,28 +287,24 @@ def has_ends(path: Path) -> bool:
     Raises:
         Damaged: it is empty or truncated.
     """
-    if is_there(path) is None:
+    found = is_there(path)
+    if found is None:
         return False
     try:
         with path.open("rb") as file:
             first = file.read(4)
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 8))
-            last = file.read(8)
+            file.seek(max(0, found.st_size - 8))
+            last = file.read()
     except OSError as error:
         raise Damaged(path, f"it cannot be read ({error.strerror})") from None
     footer = int.from_bytes(last[:4], "little")
-    if first != _MAGIC or last[4:] != _MAGIC or footer + 12 > size:
+    if first != _MAGIC or last[4:] != _MAGIC or footer + 12 > found.st_size:
         raise Damaged(path, "it is empty, truncated, or not a Parquet file")
     return True
 
 
 def rows_of(path: Path, runs: Collection[str] | None) -> int:
-    """The number of rows of a finished table according to its metadata; 0 if there is no table.
-
-    Args:
-        path: of the file.
-        runs: ids of the runs that it may contain; any if None.
+    """The number of rows of a finished table of these runs (any if None), from its metadata; 0 without a table.
 
     Raises:
         Damaged: it is not such a table, or has rows of other runs.
@@ -362,10 +324,19 @@ def _opened(path: Path) -> Iterator["pq.ParquetFile"]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    first = [("run_id", pa.dictionary(pa.int32(), pa.string())), ("step", pa.int64())]
     try:
         with pq.ParquetFile(path) as file:
-            _check_schema(path, file.schema_arrow)
-            _check_size(path, file.metadata)
+            found = [(field.name, field.type) for field in file.schema_arrow]
+            if found[:2] != first or not all(kind == pa.float64() for _, kind in found[2:]):
+                raise Damaged(path, "its columns are not run_id, step and numbers")
+            _check_names(path, [name for name, _ in found[2:]])
+            rows = sum(file.metadata.row_group(i).num_rows for i in range(file.num_row_groups))
+            if rows != file.metadata.num_rows:
+                raise Damaged(path, f"its parts have {rows} rows, but the file declares {file.metadata.num_rows}")
+            unpacked = 8 * rows * len(found)
+            if unpacked > max(_CHUNK, _MOST_PACKED * path.stat().st_size):
+                raise Damaged(path, f"it would decompress to {unpacked:,} bytes")
             yield file
     except (OSError, ValueError, TypeError, MemoryError, pa.ArrowException) as error:
         raise Damaged(path, str(error).partition("\n")[0][:200]) from None
@@ -385,78 +356,24 @@ def _check_steps(path: Path, steps: "NDArray[np.float64]", last: float = -1.0) -
         raise Damaged(path, "its steps do not increase")
 
 
-def _check_size(path: Path, metadata: Any) -> None:
-    """Refuse a table that decompresses excessively, or with inconsistent numbers of rows."""
-    rows = sum(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
-    if rows != metadata.num_rows:
-        raise Damaged(path, f"its parts have {rows} rows, but the file declares {metadata.num_rows}")
-    unpacked = 8 * rows * metadata.num_columns
-    if unpacked > max(_CHUNK, _MOST_PACKED * path.stat().st_size):
-        raise Damaged(path, f"it would decompress to {unpacked:,} bytes")
-
-
-def _check_schema(path: Path, schema: "pa.Schema") -> None:
-    import pyarrow as pa
-
-    first = [("run_id", pa.dictionary(pa.int32(), pa.string())), ("step", pa.int64())]
-    found = [(field.name, field.type) for field in schema]
-    if found[:2] != first or not all(kind == pa.float64() for _, kind in found[2:]):
-        raise Damaged(path, "its columns are not run_id, step and numbers")
-    _check_names(path, [name for name, _ in found[2:]])
-
-
 def _check_names(path: Path, names: Sequence[str]) -> None:
     """Refuse columns that databases cannot distinguish, and invalid curves."""
-    if len({name.casefold() for name in (*names, "step", "run_id", "filename")}) < len(names) + 3:
+    if not _can_be_columns(names):
         raise Damaged(path, "two of its columns have the same name, or a name that DuckDB uses")
     if path.stem == "curve" and tuple(names) != CURVE_FIELDS[1:]:
         raise Damaged(path, f"its columns are not {', '.join(CURVE_FIELDS)}")
 
 
-def write_parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Write a table atomically: `step` and `seed` as int64, other numbers as float64, text as strings."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    def kind(name: str, values: Sequence[Any]) -> Any:
-        if name in ("step", "seed"):
-            return pa.int64()
-        return pa.string() if len(values) and isinstance(values[0], str) else pa.float64()
-
-    table = pa.table({name: pa.array(values, kind(name, values)) for name, values in columns.items()})
-    with replacing(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
-
-
-def _header(file: BinaryIO) -> tuple[tuple[str, ...], int]:
-    """The names in a raw table, and the offset of its rows; no names without a complete header."""
-    file.seek(0)
-    header = file.readline(_MOST_HEADER)
-    try:
-        names = json.loads(header) if header.endswith(b"\n") else None
-    except (ValueError, RecursionError):
-        names = None
-    if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
-        return (), 0
-    return (tuple(names), len(header)) if len({*names, "step", "run_id"}) == len(names) + 2 else ((), 0)
-
-
 def _can_be_columns(names: Sequence[str]) -> bool:
-    """Whether names differ from each other and from reserved ones (also DuckDB's), ignoring case, and are short."""
-    own = {name.casefold() for name in (*names, "step", "run_id", "filename")}
-    return len(own) == len(names) + 3 and len(json.dumps(names)) < _MOST_HEADER
+    """Whether names differ from each other and from reserved ones (also DuckDB's), ignoring case."""
+    return len({name.casefold() for name in (*names, "step", "run_id", "filename")}) == len(names) + 3
 
 
-def _chunks(file: BinaryIO, width: int, count: int | None = None) -> Iterator["NDArray[np.float64]"]:
-    """The rows from the current position on, in chunks, without a truncated last one."""
+def as_arrow(columns: Columns, **same: str | int) -> "pa.Table":
+    """Columns as an Arrow table with nulls for NaN, after columns with one value each (`same`)."""
     import numpy as np
+    import pyarrow as pa
 
-    at_once = max(1, _CHUNK // (8 * width))
-    while count is None or count > 0:
-        wanted = at_once if count is None else min(at_once, count)
-        text = file.read(8 * width * wanted)
-        whole = len(text) // (8 * width)
-        if not whole:
-            return
-        yield np.frombuffer(text, np.float64, whole * width).reshape(whole, width)
-        count = None if count is None else count - whole
+    first = {name: pa.repeat(value, len(columns["step"])) for name, value in same.items()}
+    rest = {name: pa.array(values, from_pandas=True) for name, values in columns.items()}
+    return pa.table({**first, **rest, "step": columns["step"].astype(np.int64)})
