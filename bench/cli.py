@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from bench import process
 from bench.errors import MAKE_ROOM, RunFailed, UserError, unknown, unknown_run, was_interrupted
 from bench.grammar.commands import COMMANDS, parse
-from bench.grammar.parse import HELP, Args, check_settings, refuse_several, unknown_command, wants_help
+from bench.grammar.parse import HELP, Args, check_settings, unknown_command, wants_help
 from bench.grammar.values import place
 from bench.machine import is_main_process
 from bench.output import answer, remark, stores_of, warn_of
@@ -140,8 +140,7 @@ def _fit(words: list[str]) -> int:
             raise UserError(f"--resume takes the run's own settings; remove --{more[0]}")
         config = _stored_config(run.name, settings, places, command)
     else:
-        refuse_several(settings)
-        check_settings(COMMANDS["fit"], args)
+        check_settings(COMMANDS["fit"], settings)
         with doing("reading the settings"):
             from bench.config.run_config import resolve
 

@@ -13,7 +13,6 @@ from bench.api.arguments import (
     board_input,
     folders_of,
     listed_optimizers,
-    names_of,
     places_of,
     results_of_runs,
     session,
@@ -26,7 +25,7 @@ from bench.api.results import Comparison, Study, Sweep, Table
 from bench.api.runs import Run, Runs
 from bench.errors import UserError, unknown
 from bench.grammar.commands import COMMANDS
-from bench.grammar.parse import Args, check_settings, refuse_several
+from bench.grammar.parse import check_settings
 from bench.grammar.values import read_seeds
 from bench.progress import SweepProgress
 
@@ -143,29 +142,16 @@ def fit(
     """
     with training(progress, rerun=rerun, tuned=tuned):
         where = places_of(data, store)
-        words = words_of(
-            task,
-            [opt],
-            where["store"],
-            task_options,
-            trainer,
-            settings,
-            hyperparameters,
-            seed=seed,
-            data_seed=data_seed,
-            precision=precision,
-            device=device,
-            logger=logger,
-        )
-        refuse_several(words)
-        check_settings(COMMANDS["fit"], Args(of_runs=words))
+        top = {"seed": seed, "data_seed": data_seed, "precision": precision, "device": device, "logger": logger}
+        words = words_of(task, [opt], where["store"], task_options, trainer, settings, hyperparameters, top)
+        check_settings(COMMANDS["fit"], words)
         from bench.config.run_config import resolve
         from bench.config.settings import tuned_by
         from bench.store.store import stored_result
 
         config = resolve(words, tuned=tuned, fallback=where)
         study = tuned_by(config) if tuned else None
-        several = {"engine": engine, "workers": workers, "width": width, "memory": memory}
+        effort = {"engine": engine, "workers": workers, "width": width, "memory": memory}
         if seeds is not None:
             if one := [*(["seed"] if "seed" in words else []), *(["rerun"] if rerun else [])]:
                 raise UserError(f"{one[0]} is for one run; remove it or seeds")
@@ -173,8 +159,8 @@ def fit(
 
             configs = with_seeds(config, read_seeds(words_of_seeds("seeds", seeds)), words)
             shown = SweepProgress(f"{config.task} {config.opt}", config.task_spec.mode, enabled=progress)
-            return results_of_runs(configs, shown, "fit", study, **several)
-        if more := [name for name, value in several.items() if value is not None]:
+            return results_of_runs(configs, shown, "fit", effort, study)
+        if more := [name for name, value in effort.items() if value is not None]:
             raise UserError(f"{more[0]} is for several runs; give seeds too, or remove it")
         if config.trainer.ranks > 1:
             raise UserError(
@@ -248,18 +234,8 @@ def sweep(
     with training(progress, tuned=tuned):
         where = places_of(data, store)
         opts = listed_optimizers(opt)
-        words = words_of(
-            task,
-            opts,
-            where["store"],
-            task_options,
-            trainer,
-            settings,
-            hyperparameters,
-            data_seed=data_seed,
-            precision=precision,
-            device=device,
-        )
+        top = {"data_seed": data_seed, "precision": precision, "device": device}
+        words = words_of(task, opts, where["store"], task_options, trainer, settings, hyperparameters, top)
         from bench.execute.blocks import check_all
         from bench.sweeps.grid import configurations
         from bench.sweeps.sensitivity import analyse
@@ -268,7 +244,8 @@ def sweep(
         check_all(configs, early=True)
         mode = configs[0].task_spec.mode
         shown = SweepProgress(f"sweep {configs[0].task}", mode, enabled=progress)
-        runs = results_of_runs(configs, shown, "sweep", engine=engine, workers=workers, width=width, memory=memory)
+        effort = {"engine": engine, "workers": workers, "width": width, "memory": memory}
+        runs = results_of_runs(configs, shown, "sweep", effort)
         return Sweep(runs, analyse([run.result for run in runs], varied, mode))
 
 
@@ -337,18 +314,8 @@ def tune(
     """
     with training(progress, prune=prune):
         where = places_of(data, store)
-        words = words_of(
-            task,
-            [opt],
-            where["store"],
-            task_options,
-            trainer,
-            settings,
-            hyperparameters,
-            data_seed=data_seed,
-            precision=precision,
-            device=device,
-        )
+        top = {"data_seed": data_seed, "precision": precision, "device": device}
+        words = words_of(task, [opt], where["store"], task_options, trainer, settings, hyperparameters, top)
         from bench.config.checks import check_early
         from bench.execute import Effort
         from bench.execute.slots import slots
@@ -359,23 +326,9 @@ def tune(
         from bench.tuning.study_result import study_result
         from bench.tuning.tune import work
 
-        args = arguments_of(
-            "tune",
-            words,
-            where,
-            trials=trials,
-            seeds=words_of_seeds("seeds", seeds),
-            prune=prune,
-            retries=retries,
-            name=name,
-            report_seeds=words_of_seeds("report_seeds", report_seeds),
-            sampler=sampler,
-            engine=engine,
-            workers=workers,
-            width=width,
-            memory=memory,
-            storage=storage,
-        )
+        design = {"trials": trials, "seeds": seeds, "report_seeds": report_seeds, "sampler": sampler, "prune": prune}
+        how = {"engine": engine, "workers": workers, "width": width, "memory": memory, "storage": storage}
+        args = arguments_of("tune", words, where, design | how | {"name": name, "retries": retries})
         asked = of_words(args, words, where)
         typical = asked.spec.typical(where)
         check_early(typical)
@@ -457,36 +410,14 @@ def compare(
     with training(progress, anyway=anyway, reference_results=reference_results):
         where = places_of(data, store)
         opts = listed_optimizers(opt)
-        words = words_of(
-            task,
-            opts,
-            where["store"],
-            task_options,
-            trainer,
-            settings,
-            hyperparameters,
-            data_seed=data_seed,
-            precision=precision,
-            device=device,
-        )
+        top = {"data_seed": data_seed, "precision": precision, "device": device}
+        words = words_of(task, opts, where["store"], task_options, trainer, settings, hyperparameters, top)
         from bench.commands import comparison
 
-        args = arguments_of(
-            "compare",
-            words,
-            where,
-            against=names_of("against", against),
-            trials=trials,
-            seeds=None if seeds is None else words_of_seeds("seeds", seeds),
-            anyway=anyway,
-            no_reference=not reference_results,
-            report_seeds=words_of_seeds("report_seeds", report_seeds),
-            engine=engine,
-            workers=workers,
-            width=width,
-            memory=memory,
-            storage=storage,
-        )
+        design = {"against": against, "trials": trials, "seeds": seeds, "report_seeds": report_seeds}
+        how = {"engine": engine, "workers": workers, "width": width, "memory": memory, "storage": storage}
+        switches = {"anyway": anyway, "no_reference": not reference_results}
+        args = arguments_of("compare", words, where, design | how | switches)
         asked = comparison.ask(args)
         if not comparison.carry_out(asked, args, progress=progress):
             raise KeyboardInterrupt("the comparison was stopped; nothing is lost, and the same call continues")
@@ -550,9 +481,8 @@ def board(
     if str(name) not in BOARDS:
         raise unknown("board", str(name), BOARDS)
     with session(progress=True, mixed_versions=mixed_versions, reference_results=reference_results):
-        stores, asked = board_input(
-            store, task, opt, only, settings, mixed_versions, reference, target, reference_results
-        )
+        choice = {"task": task, "opt": opt, "settings": settings, "reference": reference, "target": target}
+        stores, asked = board_input(store, only, choice, mixed_versions, reference_results)
         made = BOARDS[name](asked)
         return Table(made, tuple(dict.fromkeys([*map(str, stores.damaged), *asked.damaged, *asked.notes])))
 
@@ -600,7 +530,8 @@ def plot(
     if y is not None and chart != "curves":
         raise UserError(f"y={y!r}: only curves have selectable columns, not {chart}")
     with session(progress=True, mixed_versions=mixed_versions, reference_results=reference_results):
-        _, asked = board_input(store, task, opt, only, settings, mixed_versions, reference, target, reference_results)
+        choice = {"task": task, "opt": opt, "settings": settings, "reference": reference, "target": target}
+        _, asked = board_input(store, only, choice, mixed_versions, reference_results)
         made = curves(asked, y) if y is not None else CHARTS[chart](asked)
         if not made.shown.panels:
             raise UserError("nothing to draw: " + "; ".join(f"{cell(p.title)}: {cell(p.note)}" for p in made.panels))

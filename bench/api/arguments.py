@@ -58,19 +58,15 @@ def results_of_runs(
     configs: "Sequence[RunConfig]",
     shown: SweepProgress,
     plan: str,
+    effort: "Settings",
     tuned_by: Any = None,
-    *,
-    engine: "Engine | None",
-    workers: int | str | None,
-    width: int | None,
-    memory: str | None,
 ) -> Runs:
     """The results of runs, after training the missing ones."""
     from bench.execute import Effort
     from bench.execute.command import results_of
 
-    effort = Effort.of(arguments_of("sweep", {}, {}, engine=engine, workers=workers, width=width, memory=memory))
-    results = results_of(configs, shown, effort, plan=plan, tuned_by=tuned_by)
+    args = arguments_of("sweep", {}, {}, effort)
+    results = results_of(configs, shown, Effort.of(args), plan=plan, tuned_by=tuned_by)
     if results is None:
         raise KeyboardInterrupt("the runs were stopped; finished ones are stored, and the same call continues")
     return Runs([Run(result, configs[0].store) for result in results])
@@ -90,7 +86,7 @@ def words_of(
     trainer: "Settings | None",
     settings: "Settings | None",
     hyperparameters: "Settings",
-    **top: Any,
+    top: "Settings",
 ) -> dict[str, Any]:
     """Settings in dotted form."""
     found: dict[str, Any] = {"task": task, "opt": ",".join(name_of(opt, store) for opt in opts)}
@@ -155,8 +151,8 @@ def listed_optimizers(opt: "Opt | Sequence[Opt]") -> "list[Opt]":
     return list(opt)
 
 
-def arguments_of(command: str, words: dict[str, Any], where: Mapping[str, Path], **given: Any) -> Args:
-    """The arguments of a command: its defaults and the given values.
+def arguments_of(command: str, words: dict[str, Any], where: Mapping[str, Path], given: "Settings") -> Args:
+    """The arguments of a command: the given values, and its defaults for None.
 
     Raises:
         UserError: a value is illegal.
@@ -168,8 +164,12 @@ def arguments_of(command: str, words: dict[str, Any], where: Mapping[str, Path],
 
 
 def _read(option: Option, value: Any) -> Any:
-    """A value as the command line reads it; switches and lists as they are."""
-    if not option.value or isinstance(value, list):
+    """A value as the command line reads it; switches, and lists that are not of seeds or names, as they are."""
+    if option.value == "SEEDS":
+        value = words_of_seeds(option.key, value)
+    elif option.value == "A,B":
+        return names_of(option.key, value)
+    elif not option.value or isinstance(value, list):
         return value
     if option.choices and value not in option.choices:
         raise unknown(option.key, str(value), option.choices)
@@ -179,15 +179,15 @@ def _read(option: Option, value: Any) -> Any:
         raise UserError(f"{option.key}={value!r}: {error}") from None
 
 
-def names_of(argument: str, given: "str | Sequence[str] | None") -> list[str] | None:
-    """One name or several as a list; None for None.
+def names_of(argument: str, given: "str | Sequence[str]") -> list[str]:
+    """One name or several as a list.
 
     Raises:
         UserError: they are neither.
     """
     own = [given] if isinstance(given, str) else given
-    if own is None or (isinstance(own, Sequence) and all(isinstance(name, str) for name in own)):
-        return None if own is None else list(own)
+    if isinstance(own, Sequence) and all(isinstance(name, str) for name in own):
+        return list(own)
     raise UserError(f"{argument}={given!r}: write a name or a list of names")
 
 
@@ -210,31 +210,19 @@ def _place(name: str, where: "Place | None") -> Path:
 
 def board_input(
     store: "Place | Sequence[Place] | None",
-    task: Any,
-    opt: Any,
     only: "Settings | None",
-    settings: str,
+    choice: "Settings",
     mixed_versions: bool,
-    reference: str | None,
-    target: float | None,
     reference_results: bool,
 ) -> tuple[Any, Any]:
     """The stores, and the input of their boards."""
     from bench.boards.cli import asked
     from bench.text import word_of
 
-    args = arguments_of(
-        "leaderboard",
-        {},
-        {},
-        store=[] if store is None else folders_of(store),
-        task=names_of("task", task),
-        opt=names_of("opt", opt),
-        only=[f"{name}={word_of(value)}" for name, value in _named("only", only).items()],
-        settings=settings,
-        mixed_versions=mixed_versions,
-        no_reference=not reference_results,
-        reference=reference,
-        target=target,
-    )
-    return asked(args)
+    given = {
+        "store": [] if store is None else folders_of(store),
+        "only": [f"{name}={word_of(value)}" for name, value in _named("only", only).items()],
+        "mixed_versions": mixed_versions,
+        "no_reference": not reference_results,
+    }
+    return asked(arguments_of("leaderboard", {}, {}, given | dict(choice)))

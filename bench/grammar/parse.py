@@ -259,13 +259,14 @@ def known_options(command: Command, task: str | None = None, opts: Sequence[str]
     return known
 
 
-def refuse_several(settings: Mapping[str, Any]) -> None:
-    """Refuse several tasks, optimizers or values in a command that trains one run.
+def check_settings(fit: Command, settings: Mapping[str, Any]) -> None:
+    """Refuse settings that the command `fit` cannot take, before slow imports.
 
     Raises:
-        UserError: there are several; the message names the command that takes them.
+        UserError: there are several tasks, optimizers or values, and the message names the command that takes them; or
+            a setting of a built-in task and optimizer does not exist, and it suggests the closest one.
     """
-    from bench.config.options import all_optimizer_options, task_options
+    from bench.config.options import all_optimizer_options, no_such_option, task_options
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
@@ -281,7 +282,8 @@ def refuse_several(settings: Mapping[str, Any]) -> None:
     options: dict[str, Any] = {}
     if opt in OPTIMIZERS.own:
         options |= {f"opt.{k}": o for k, o in all_optimizer_options(OPTIMIZERS[opt], settings, "opt.").items()}
-    options |= {f"task.{k}": o for k, o in (task_options(TASKS[task]) if task in TASKS.own else {}).items()}
+    if task in TASKS.own:
+        options |= {f"task.{k}": o for k, o in task_options(TASKS[task]).items()}
     for name, value in settings.items():
         kinds = options[name].type_name.split(" or ") if name in options else []
         several = isinstance(value, str) and {"int", "float"} & {*kinds} and (":" in value or "," in value)
@@ -290,28 +292,14 @@ def refuse_several(settings: Mapping[str, Any]) -> None:
                 f"--{name} {value}: bench fit trains one run; `bench sweep` takes several values"
                 f" (bench sweep --task {task} --opt {opt} --{name} {value})"
             )
-
-
-def check_settings(fit: Command, args: Args) -> None:
-    """Refuse misspelt settings of a built-in task and optimizer by the declaration of `fit`, before slow imports.
-
-    Raises:
-        UserError: a setting does not exist; the message suggests the closest one.
-    """
-    from bench.config.options import all_optimizer_options, no_such_option
-    from optimizers import OPTIMIZERS
-    from tasks import TASKS
-
-    task, opt = (str(args.of_runs.get(kind, "")) for kind in ("task", "opt"))
-    if task in TASKS.own and opt in OPTIMIZERS.own:
-        known = known_options(fit, task, [opt])
-        spec = OPTIMIZERS[opt]
-        there = {*known, *(f"--opt.{name}" for name in all_optimizer_options(spec, args.of_runs, "opt."))}
-        for name in sorted(name for name in args.of_runs if "." in name and f"--{name}" not in there):
-            group, _, own = name.partition(".")
-            if group == "opt":
-                raise no_such_option(spec, args.of_runs, own, "opt.", known)
-            raise unknown_setting(name, known)
+    if task not in TASKS.own or opt not in OPTIMIZERS.own:
+        return
+    known = known_options(fit, task, [opt])
+    for name in sorted(name for name in settings if "." in name and name not in options and f"--{name}" not in known):
+        group, _, own = name.partition(".")
+        if group == "opt":
+            raise no_such_option(OPTIMIZERS[opt], settings, own, "opt.", known)
+        raise unknown_setting(name, known)
 
 
 def unknown_setting(name: str, known: Sequence[str]) -> UserError:
