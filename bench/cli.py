@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from bench import process
 from bench.errors import MAKE_ROOM, RunFailed, UserError, unknown, unknown_run, was_interrupted
 from bench.grammar.commands import COMMANDS, parse
-from bench.grammar.parse import HELP, Args, check_settings, unknown_command, wants_help
+from bench.grammar.parse import HELP, Args, check_settings, unknown_command
 from bench.grammar.values import place
 from bench.machine import is_main_process
 from bench.output import answer, remark, stores_of, warn_of
@@ -112,7 +112,7 @@ def _dispatch(words: list[str]) -> int:
     if name not in COMMANDS:
         raise unknown_command(name, list(COMMANDS))
     words = [word for i, word in enumerate(words) if i != words.index(name)]
-    if wants_help(words):
+    if any(word in HELP for word in words):
         from bench.grammar.help import command_help
 
         print(command_help(COMMANDS[name], words))

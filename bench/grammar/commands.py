@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from bench.grammar.parse import Args, Command, Option
@@ -31,30 +32,35 @@ def _place(name: str, text: str, *, setting: bool = False) -> Option:
         "DIR",
         partial(place, name),
         None if setting else partial(place, name),
-        completes="folder",
+        completes="file",
         setting=setting,
     )
 
 
+def _path(name: str, text: str, value: str = "DIR", **more: Any) -> Option:
+    return Option(name, text, value, folder, completes="file", **more)
+
+
 def _out(text: str, value: str = "DIR", **more: Any) -> Option:
-    return Option("out", text, value, folder, completes="file", short="o", **more)
+    return _path("out", text, value, short="o", **more)
+
+
+def _names(name: str, text: str, completes: str = "", **more: Any) -> Option:
+    return Option(name, text, "A,B", names, completes=completes or name * (name in ("task", "opt")), **more)
+
+
+def _several_opts(text: str) -> Option:
+    return replace(OPT, help=text, value="A,B")
 
 
 DATA = _place("data", "folder of the data sets")
 STORE = _place("store", "folder of the runs")
-STORES = Option(
-    "store",
-    "folder of the runs; several are read as one (default: $BENCH_STORE, else ./runs)",
-    "DIR",
-    partial(place, "store"),
-    many=True,
-    completes="folder",
-)
+STORES = replace(_place("store", "folder of the runs; several are read as one"), default=None, many=True)
 NO_REFERENCE = Option("no-reference", "leave out the shipped reference results")
 TASK = Option("task", "as `bench list tasks` prints it", "TASK", completes="task", setting=True)
 OPT = Option("opt", "as `bench list optimizers` prints it", "OPTIMIZER", completes="opt", setting=True)
 DEVICE = Option("device", "cpu, cuda, mps or auto (default auto)", "D", completes="cpu cuda mps auto", default="auto")
-RUN_DEVICE = Option("device", DEVICE.help, "D", completes=DEVICE.completes, setting=True)
+RUN_DEVICE = replace(DEVICE, default=None, setting=True)
 PRECISION = Option(
     "precision",
     "32-true, bf16-mixed, 16-mixed or 64-true (default: the task's)",
@@ -70,7 +76,7 @@ LOGGER = Option(
     completes="tensorboard csv wandb mlflow trackio",
     setting=True,
 )
-CONFIG = Option("config", "settings from YAML; flags win", "FILE", folder, completes="file")
+CONFIG = _path("config", "settings from YAML; flags win", "FILE")
 JSON = Option("json", "print JSON and nothing else")
 STORAGE = Option(
     "storage",
@@ -125,6 +131,13 @@ SHARED_BY = Option(
     "N",
     whole(1),
 )
+REFERENCE = Option(
+    "reference",
+    "optimizer that the others are compared with (default adamw; gd where batches are full)",
+    "OPTIMIZER",
+    completes="opt",
+)
+TUNED = Option("tuned", "use the settings in tuned/TASK/OPT.yaml, else the shipped ones in configs/tuned")
 SETTINGS = ("task", "opt", "trainer")
 
 BOARD_NAMES = ("quality", "pairs", "speed", "tuning", "robustness", "theory", "attention")
@@ -144,8 +157,8 @@ FORMAT_NAMES = ("table", "md", "csv", "json", "tex", "html")
 _FORMAT = Option("format", "default: from the suffix of the file, else table", "FORMAT", choices=FORMAT_NAMES)
 _FILE = _out("write there instead of to standard output", "FILE")
 _CHOICE = (
-    Option("task", "only these tasks", "A,B", names, completes="task"),
-    Option("opt", "only these optimizers", "A,B", names, completes="opt"),
+    _names("task", "only these tasks"),
+    _names("opt", "only these optimizers"),
     STORES,
     Option(
         "settings",
@@ -163,12 +176,7 @@ _CHOICE = (
     ),
     NO_REFERENCE,
     Option("mixed-versions", "compare runs of different versions anyway"),
-    Option(
-        "reference",
-        "optimizer that the others are compared with (default adamw; gd where batches are full)",
-        "OPTIMIZER",
-        completes="opt",
-    ),
+    REFERENCE,
     Option(
         "target",
         "value of the metric that counts as reached, for the board `speed` and profiles (default: the task's)",
@@ -193,7 +201,7 @@ _ALL = (
         more="If its runs are stored, the command takes about 2 s.",
         options=(
             _out("the plot: ends in .png, .pdf or .svg (default: quickstart.png)", "FILE",
-                 default=lambda: folder("quickstart.png")),
+                 default=Path("quickstart.png")),
             JSON, DATA, STORE,
         ),
     ),
@@ -208,10 +216,8 @@ _ALL = (
             Option("seed", "problem instance, initialisation, dropout (default 0)", "N", setting=True),
             Option("seeds", "a run for each of several seeds, and their mean: a number (5: seeds 0 to 4) or a list"
                    " (3,5,8; 10:15 is 10 to 14)", "SEEDS", read_seeds),
-            DATA_SEED, CONFIG,
-            Option("tuned", "use the settings in tuned/TASK/OPT.yaml, else the shipped ones in configs/tuned"),
-            RUN_DEVICE, PRECISION, replace(ENGINE, help="for several seeds: " + ENGINE.help, default=None),
-            *RUNNING[1:],
+            DATA_SEED, CONFIG, TUNED, RUN_DEVICE, PRECISION,
+            replace(ENGINE, help="for several seeds: " + ENGINE.help, default=None), *RUNNING[1:],
             Option("resume", "continue an interrupted run (on CPUs bit for bit)", "RUN", completes="run"),
             Option("rerun", "train again although the result is stored"),
             LOGGER,
@@ -232,15 +238,14 @@ _ALL = (
         " terminal it shares the work.",
         groups=SETTINGS, elsewhere=_several("a sweep has"),
         options=(
-            TASK, Option("opt", "one or more optimizers: ngd,adam", "A,B", completes="opt", setting=True),
+            TASK, _several_opts("one or more optimizers: ngd,adam"),
             Option("seeds", "a number (32: seeds 0 to 31) or a list (3,5,8; 10:15 is 10 to 14); default 8",
-                   "SEEDS", read_seeds, default=lambda: read_seeds("8")),
+                   "SEEDS", read_seeds, default=lambda: [*range(8)]),
             CONFIG, Option("tuned", "fix the settings to those in tuned/TASK/OPT.yaml, else in configs/tuned"),
             *RUNNING,
             _out("folder of table and plot (default: swept/TASK/OPT-HASH; the hash identifies the set of runs)"),
-            RUN_DEVICE, Option("precision", "lanes need 32-true or 64-true (default: the task's)", "P", setting=True,
-                           completes=PRECISION.completes),
-            DATA_SEED, Option("logger", LOGGER.help, "L", setting=True, hidden=True),
+            RUN_DEVICE, replace(PRECISION, help="lanes need 32-true or 64-true (default: the task's)"),
+            DATA_SEED, replace(LOGGER, hidden=True),
             *ELSEWHERE, JSON, Option("dry-run", "list the runs and exit"), DATA, STORE,
         ),
     ),
@@ -255,10 +260,9 @@ _ALL = (
         " Exit code 1: a check failed, or an optimizer has no winner.",
         groups=SETTINGS, elsewhere=_several("trials have") | {"logger": "trials have none"},
         options=(
-            TASK, Option("opt", "one or more optimizers: my_file.py:MyOpt,ngd", "A,B", completes="opt", setting=True),
-            Option("against", "baselines to tune as well; the first is the reference (default: adamw, or gd for full"
-                   " batches)",
-                   "A,B", names, completes="opt"),
+            TASK, _several_opts("one or more optimizers: my_file.py:MyOpt,ngd"),
+            _names("against", "baselines to tune as well; the first is the reference (default: adamw, or gd for full"
+                   " batches)", completes="opt"),
             CONFIG,
             Option("trials", "trials of each optimizer (default: nine); if one grid grows, the others get as many",
                    "N", whole()),
@@ -288,18 +292,15 @@ _ALL = (
         " --store it shares the work. The record is STORE/ladders/NAME.json.",
         groups=SETTINGS, elsewhere=_several("a ladder has") | {"logger": "trials have none"},
         options=(
-            TASK, Option("opt", "two optimizers or more, the reference among them: adamw,muon,sngd", "A,B",
-                         completes="opt", setting=True),
+            TASK, _several_opts("two optimizers or more, the reference among them: adamw,muon,sngd"),
             Option("rungs", "number of rungs (default 4)", "N", whole(1), default=4),
-            Option("ratio", "ratio of the sizes of successive rungs (default 3)", "X", finite,
-                   default=3.0),
+            Option("ratio", "ratio of the sizes of successive rungs (default 3)", "X", finite, default=3.0),
             Option("axis", "the quantity that grows (default size: parameters, by width and depth)",
                    "AXIS", default="size", choices=("size", "width", "depth", "epochs", "data")),
             Option("tokens", "tokens of training for each parameter (default 20 where samples are rows of tokens and"
                    " --trainer.* sets no budget; otherwise the budget is the task's)", "X", finite),
             Option("start", "parameters of the first rung (default: 1/27 of the task's model)", "X", finite),
-            Option("reference", "optimizer that the others are compared with (default adamw; gd where batches are"
-                   " full)", "OPTIMIZER", completes="opt"),
+            REFERENCE,
             Option("trials", "settings tried by each optimizer at the first rung (default: nine, or more if"
                    " combinations of values need more)", "N", whole(1)),
             Option("margin", "search range of later rungs: decades on either side of the previous rung's winner"
@@ -313,8 +314,7 @@ _ALL = (
                    "SEEDS", default="5"),
             Option("budget", "a time, after which the workers stop and the result so far is shown (6h, 90min)", "COST",
                    read_budget),
-            Option("from", "train nothing: write the page again from this store", "STORE", folder,
-                   completes="folder"),
+            _path("from", "train nothing: write the page again from this store", "STORE"),
             Option("name", "with --from: this ladder alone", "NAME"),
             CONFIG, _out("folder of page, tables and pictures (default: laddered/NAME)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
@@ -336,15 +336,12 @@ _ALL = (
             "task": "write the tasks as words: bench race {0}",
         },
         options=(
-            Option("opt", "two optimizers or more: adamw,sngd", "A,B", completes="opt", setting=True),
-            Option("reference", "optimizer that the others are compared with (default adamw; gd where batches are"
-                   " full)", "OPTIMIZER", completes="opt"),
+            _several_opts("two optimizers or more: adamw,sngd"), REFERENCE,
             Option("seeds", "seeds of each optimizer at the start (default 5)", "N", whole(2), default=5),
             Option("most", "largest number of seeds of each optimizer (default 50)", "N", whole(), default=50),
             Option("budget", "limit: a number of runs, those of the start included (200runs), or a time, after which"
                              " no round begins (6h, 90min)", "COST", read_budget),
-            CONFIG, Option("tuned", "use the settings in tuned/TASK/OPT.yaml, else the shipped ones in configs/tuned"),
-            *RUNNING, RUN_DEVICE, PRECISION, JSON, Option("dry-run", "list the initial runs and exit"),
+            CONFIG, TUNED, *RUNNING, RUN_DEVICE, PRECISION, JSON, Option("dry-run", "list the initial runs and exit"),
             DATA, STORE,
         ),
     ),
@@ -392,11 +389,10 @@ _ALL = (
         positionals=(Option("file", "a YAML file, or the name of one in configs/suites", "FILE", completes="suite"),),
         options=(
             Option("dry-run", "print the plan, its stored part, and its approximate duration", also=("plan",)),
-            Option("task", "only these of its tasks", "A,B", names, completes="task"),
-            Option("opt", "only these of its optimizers", "A,B", names, completes="opt"),
+            _names("task", "only these of its tasks"), _names("opt", "only these of its optimizers"),
             WORKERS, ENGINE, MEMORY, WIDTH, *SLURM, replace(SHARED_BY, hidden=True),
             Option("train-only", "for array tasks: write no settings", hidden=True),
-            _out("folder of settings and plots (default: tuned)", default=lambda: folder("tuned")),
+            _out("folder of settings and plots (default: tuned)", default=Path("tuned")),
             JSON, STORAGE, DATA, STORE,
         ),
     ),
@@ -437,13 +433,12 @@ _ALL = (
         " rates), attention (of runs with --trainer.observe). Exit code 1: a run could not be read.",
         elsewhere={"seed": _ASK_ONLY, "seeds": _ASK_ONLY},
         options=(
-            Option("board", "names of boards, or `all`; default quality", "A,B", names, default=lambda: ["quality"],
+            _names("board", "names of boards, or `all`; default quality", default=lambda: ["quality"],
                    completes=" ".join((*BOARD_NAMES, "all"))),
             Option("explain", "explain this row instead: search space, trials, split, cost, reductions, and"
                               " commands", "ROW", completes="opt"),
             _FORMAT, replace(JSON, help="short for --format json"), _FILE,
-            Option("into", "write Markdown between the markers of this board in a file that has them", "FILE.md",
-                   folder, completes="file"),
+            _path("into", "write Markdown between the markers of this board in a file that has them", "FILE.md"),
             *_CHOICE,
         ),
     ),
@@ -451,7 +446,7 @@ _ALL = (
         "report", "write boards, charts and commands as one HTML page that needs no network",
         text="Write all boards, charts and the commands behind each row as one HTML page, which needs no network.",
         more="The same store gives the same bytes. Exit code 1: a run could not be read.",
-        options=(_out("default report.html", "FILE", default=lambda: folder("report.html")), JSON, *_CHOICE),
+        options=(_out("default report.html", "FILE", default=Path("report.html")), JSON, *_CHOICE),
     ),
     Command(
         "plot", "draw stored runs for a paper: effects, curves, sensitivity, profiles, step sizes, budgets",
@@ -496,13 +491,11 @@ _ALL = (
         " hold or fail, and every claim with its effect.",
         more="A claim holds, fails or is undecided only for an experiment as its paper defines it; the page 'Reproduce"
         " a paper' of the docs defines the other verdicts. Exit code 1: a page could not be read.",
-        positionals=(Option("folder", "with PAPER/EXPERIMENT/claims.json (default: the shipped pages)", "DIR", folder,
-                            completes="folder", least=0),),
+        positionals=(_path("folder", "with PAPER/EXPERIMENT/claims.json (default: the shipped pages)", least=0),),
         options=(
-            Option("paper", "only these papers: vasudeva2025", "A,B", names),
+            _names("paper", "only these papers: vasudeva2025"),
             Option("json", "the same as --format json"), _FORMAT, _FILE,
-            Option("into", "write Markdown between the markers of `claims` in a file that has them", "FILE.md", folder,
-                   completes="file"),
+            _path("into", "write Markdown between the markers of `claims` in a file that has them", "FILE.md"),
         ),
     ),
     Command(
@@ -525,9 +518,8 @@ _ALL = (
              " continues an interrupted merge. Databases of studies (studies.db) are not merged. Exit code 1:"
         " something could not be read.",
         positionals=(
-            Option("source", "a store or a bundle; it is only read", "SOURCE", folder, completes="folder", most=0),
-            Option("dest", "the destination; it is created if it does not exist", "DEST", folder,
-                   completes="folder"),
+            _path("source", "a store or a bundle; it is only read", "SOURCE", most=0),
+            _path("dest", "the destination; it is created if it does not exist", "DEST"),
         ),
         options=(JSON,),
     ),
@@ -539,12 +531,10 @@ _ALL = (
         " --store and `bench merge` copies. Exit code 1: something could not be read and was left out.",
         options=(
             _out("a new folder, or a file that ends in .zip", "FILE"),
-            Option("task", "only these tasks", "A,B", names, completes="task"),
-            Option("opt", "only these optimizers; a plug-in as file.py:NAME, with its source", "A,B", names,
-                   completes="opt"),
+            _names("task", "only these tasks"),
+            _names("opt", "only these optimizers; a plug-in as file.py:NAME, with its source"),
             Option("points", "rows kept of each curve (default: all)", "N", whole(2)),
-            Option("tuned", "the folder with tuned settings (default: tuned)", "DIR", folder, completes="folder",
-                   default=lambda: folder("tuned")),
+            _path("tuned", "the folder with tuned settings (default: tuned)", default=Path("tuned")),
             JSON, STORES,
         ),
     ),
@@ -555,13 +545,12 @@ _ALL = (
         more="On the same type of processor, with the same versions and engine, a run must agree bit for bit; elsewhere"
         " up to rounding, or within the spread over seeds. Plug-ins that PATH names are imported only if --opt or"
         " --task names them too, or with --allow-code. Exit code 1: a run was refuted, or is damaged.",
-        positionals=(Option("path", "a bundle or a store (default: the reference results)", "PATH", folder,
-                            completes="folder", least=0),),
+        positionals=(_path("path", "a bundle or a store (default: the reference results)", "PATH", least=0),),
         options=(
             Option("runs", "number of runs (default 3)", "N", whole(1), default=3),
             Option("seed", "seed of the random choice (default: different each time)", "N", whole(0)),
-            Option("task", "only of these tasks; a plug-in as file.py:SPEC", "A,B", names, completes="task"),
-            Option("opt", "only of these optimizers; a plug-in as file.py:NAME", "A,B", names, completes="opt"),
+            _names("task", "only of these tasks; a plug-in as file.py:SPEC"),
+            _names("opt", "only of these optimizers; a plug-in as file.py:NAME"),
             Option("allow-code", "import the plug-ins in the bundle: they run with your permissions"),
             DATA, JSON,
         ),
@@ -597,11 +586,11 @@ _ALL = (
         options=(
             Option("task", "check a task instead: a name of `bench list tasks`, module:SPEC or file.py:SPEC, with its"
                    " options as --task.NAME VALUE", "TASK", completes="task"),
-            Option("matrix", "check many, each a row of a table: all optimizer classes of a module (torch.optim) or"
-                   " file, module:Class, names; write muon: for a module with an optimizer's name", "A,B", names),
+            _names("matrix", "check many, each a row of a table: all optimizer classes of a module (torch.optim) or"
+                   " file, module:Class, names; write muon: for a module with an optimizer's name"),
             _out("file of the matrix: .html, .md, .csv, .json, .tex or .txt (default: Markdown on standard output);"
                  " may be repeated", "FILE", many=True),
-            Option("only", "only these checks", "A,B", names),
+            _names("only", "only these checks"),
             Option("reference", "float64 function that computes the optimizer's exact steps, to compare with",
                    "MODULE:FUNCTION"),
             Option("limit", "time for one check (default 30)", "SECONDS", seconds),
@@ -620,9 +609,8 @@ _ALL = (
         positionals=(Option("what", "what to list", "WHAT", choices=("tasks", "optimizers", "runs", "plans")),),
         options=(
             JSON, STORES,
-            Option("task", "only these tasks", "A,B", names, default=list, completes="task"),
-            Option("opt", "only these optimizers", "A,B", names, default=list, completes="opt"),
-            Option("status", "only these states: running, failed, ...", "A,B", names, default=list,
+            _names("task", "only these tasks", default=list), _names("opt", "only these optimizers", default=list),
+            _names("status", "only these states: running, failed, ...", default=list,
                    completes="running completed diverged timeout failed killed"),
             Option("since", "only runs that began then or later: 2026-11-22, 30m, 2h, 3d, 1w", "WHEN", default=""),
             Option("study", "the trials of this study, a line for each setting", "NAME", default="", completes="study"),

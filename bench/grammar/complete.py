@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.errors import UserError
 from bench.grammar.commands import COMMANDS
-from bench.grammar.parse import Command, Option, known_options, said
+from bench.grammar.parse import Command, Option, known_options, said, subject
 from bench.grammar.values import configs_folder, place
 
 FILES = ":files"
@@ -84,22 +84,22 @@ def following(words: Sequence[str]) -> list[str]:
     options |= {f"-{option.short}": option for option in command.options if option.short}
     name, equals, begun = last.partition("=")
     if equals and name.startswith("-"):
-        values = _values(command, options.get(name), name, begun, before)
+        values = _values(options.get(name), name, begun, before)
         return values if values == [FILES] else [f"{name}={value}" for value in values]
     asked = before[-1]
     if asked.startswith("-") and "=" not in asked and len(before) > 1:
         option = options.get(asked)
         if option.value if option else "." in asked:
-            return _values(command, option, asked, last, before)
+            return _values(option, asked, last, before)
     if last.startswith("-"):
         given = {word.partition("=")[0] for word in before}
         many = {option.flag for option in command.options if option.many}
-        known = known_options(command, said(command, before, "task"), (said(command, before, "opt") or "").split(","))
-        return _begun(last, [name for name in [*known, "--help"] if name not in given - many])
+        known = [*known_options(command, *subject(before)), "--help"]
+        return _begun(last, [name for name in known if name not in given - many])
     free = _free(command, options, before[1:])
     for each in command.positionals:
         if not each.most or free < each.most:
-            return _values(command, each, "", last, before)
+            return _values(each, "", last, before)
         free -= each.most
     return []
 
@@ -118,18 +118,18 @@ def _free(command: Command, options: dict[str, Option], words: Sequence[str]) ->
     return count
 
 
-def _values(command: Command, option: Option | None, name: str, begun: str, before: Sequence[str]) -> list[str]:
+def _values(option: Option | None, name: str, begun: str, before: Sequence[str]) -> list[str]:
     """Values of an option that start with `begun`; in a list, with the part after its last comma."""
     if option is None:
-        return _begun(begun, _values_of_setting(command, name, before))
-    if {"file", "folder"} & {*option.completes.split()}:
+        return _begun(begun, _values_of_setting(name, before))
+    if option.completes == "file":
         return [FILES]
     head, comma, tail = begun.rpartition(",") if "," in option.value else ("", "", begun)
-    known = option.choices or [value for kind in option.completes.split() for value in _of_kind(command, kind, before)]
+    known = option.choices or [value for kind in option.completes.split() for value in _of_kind(kind, before)]
     return [f"{head}{comma}{value}" for value in _begun(tail, known)]
 
 
-def _values_of_setting(command: Command, name: str, before: Sequence[str]) -> list[str]:
+def _values_of_setting(name: str, before: Sequence[str]) -> list[str]:
     """Values of a setting in dotted form, if it is a Literal or a boolean."""
     from bench.config.options import all_optimizer_options, task_options
     from optimizers import OPTIMIZERS
@@ -137,7 +137,7 @@ def _values_of_setting(command: Command, name: str, before: Sequence[str]) -> li
     from tasks import TASKS
 
     group, _, name = name.removeprefix("--").partition(".")
-    task, opts = said(command, before, "task"), (said(command, before, "opt") or "").split(",")
+    task, opts = subject(before)
     options = dict(task_options(TASKS[task])) if group == "task" and task in TASKS.own else {}
     for opt in opts if group == "opt" else []:
         if name == REST:
@@ -152,7 +152,7 @@ def _begun(begun: str, known: Iterable[str]) -> list[str]:
     return [name for name in known if name.startswith(begun)]
 
 
-def _of_kind(command: Command, kind: str, before: Sequence[str]) -> list[str]:
+def _of_kind(kind: str, before: Sequence[str]) -> list[str]:
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
@@ -166,7 +166,7 @@ def _of_kind(command: Command, kind: str, before: Sequence[str]) -> list[str]:
             return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.glob("*/*.yaml"))
         if kind == "suite":
             return sorted(path.stem for path in (configs_folder() / "suites").glob("*.yaml"))
-        store = place("store", said(command, before, "store"))
+        store = place("store", said(before, "store"))
         if kind == "run":
             return sorted(set(_runs(store)))
         return sorted(_studies(store)) if kind == "study" else [kind]

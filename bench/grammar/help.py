@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from bench.errors import unknown
 from bench.grammar.commands import COMMANDS
-from bench.grammar.parse import Command, Option, said
+from bench.grammar.parse import Command, Option, subject
 
 if TYPE_CHECKING:
     from bench.config.options import Option as Hyperparameter
@@ -71,7 +71,7 @@ def _settings(command: Command, words: Sequence[str]) -> list[str]:
     from tasks import TASKS
 
     lines: list[str] = []
-    task, opts = said(command, words, "task"), (said(command, words, "opt") or "").split(",")
+    task, opts = subject(words)
     if "task" in command.groups:
         if task is not None and task not in TASKS:
             raise unknown("task", task, TASKS)
@@ -80,12 +80,12 @@ def _settings(command: Command, words: Sequence[str]) -> list[str]:
         else:
             lines += ["", f"Name a task for its options: {command.typed} --task mnist --help", *_names("tasks", TASKS)]
     if "opt" in command.groups:
-        for opt in filter(None, opts):
+        for opt in opts:
             if opt not in OPTIMIZERS:
                 raise unknown("optimizer", opt, OPTIMIZERS)
             spec = OPTIMIZERS[opt].on(TASKS[task].family if task else "")
             lines += ["", f"optimizer {opt}: {spec.formula}", *hyperparameter_rows(spec)]
-        if not any(opts) and "opt" in {option.name for option in command.options}:
+        if not opts and "opt" in {option.name for option in command.options}:
             lines += [
                 "",
                 f"Name an optimizer for its options: {command.typed} --opt sngd --help",

@@ -23,8 +23,8 @@ class Option:
         read: converts its text to the value; a ValueError says what is wrong with it.
         default: the value if it is not given; a function is called.
         choices: all possible values.
-        completes: the kind of its values, for shell completion: `task`, `opt`, `run`, `experiment`, `study`,
-            `optimizer` or `file`.
+        completes: its values for shell completion, or their kinds: `task`, `opt`, `run`, `experiment`, `suite`,
+            `study` or `file` (also a folder).
         short: its one-letter form.
         also: its older names.
         many: whether it may be given several times; its value is then a list.
@@ -112,12 +112,7 @@ class Args(SimpleNamespace):
     of_runs: dict[str, Any]
 
 
-def wants_help(words: Sequence[str]) -> bool:
-    """Whether any word asks for help."""
-    return any(word in HELP for word in words)
-
-
-def said(command: Command, words: Sequence[str], name: str) -> str | None:
+def said(words: Sequence[str], name: str) -> str | None:
     """The value given for an option, even if other words are invalid."""
     found = None
     for i, word in enumerate(words):
@@ -125,6 +120,11 @@ def said(command: Command, words: Sequence[str], name: str) -> str | None:
         if given == f"--{name}":
             found = value if equals else next((w for w in words[i + 1 : i + 2] if not w.startswith("-")), found)
     return found
+
+
+def subject(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The task and the optimizers that are named, even if other words are invalid."""
+    return said(words, "task"), [opt for opt in (said(words, "opt") or "").split(",") if opt]
 
 
 def parse(command: Command, words: Sequence[str]) -> Args:
@@ -318,8 +318,7 @@ def unknown_option(command: Command, given: str, words: Sequence[str], value: st
     if "." in name and group in ("task", "opt", "trainer"):
         only = f", only {' and '.join(f'--{g}.*' for g in command.groups)}" if command.groups else ""
         return UserError(f"{given}: {command.typed} has no such setting{only}; see `{command.typed} -h`")
-    opts = (said(command, words, "opt") or "").split(",")
-    known = known_options(command, said(command, words, "task"), opts)
+    known = known_options(command, *subject(words))
     for option in command.options:
         if option.short and name == option.name:
             return UserError(f"unknown option {given!r}; did you mean '-{option.short}' or {option.flag!r}?")
