@@ -1,5 +1,6 @@
 """Return values of the API other than runs: tables, sweeps, studies and comparisons."""
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -151,9 +152,7 @@ class Study:
         """
         if self.found.best is None:
             raise UserError(f"study {self.name}: no trial has a score, so there is no winner")
-        spec, options = self.found.study.spec, self.found.best.runs[0].config["opt_options"]
-        fixed = [name for name in spec.chosen if name.startswith("opt.")]
-        return {name[4:]: options[name[4:]] for name in (*fixed, *self.found.best.point)}
+        return self.found.hyperparameters
 
     @property
     def score(self) -> float | None:
@@ -202,8 +201,6 @@ class Study:
         return "\n".join(summary.lines(self.found, analyse(self.found) if self.found.runs else None))
 
     def _repr_html_(self) -> str:
-        import html
-
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
@@ -247,6 +244,4 @@ class Comparison:
         return "\n".join([str(self.table), *self.verdicts])
 
     def _repr_html_(self) -> str:
-        import html
-
         return self.table._repr_html_() + "".join(f"<p>{html.escape(line)}</p>" for line in self.verdicts)

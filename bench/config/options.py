@@ -283,27 +283,32 @@ def _plain(kind: Any, default: Any) -> Any:
     return type(default) if type(default) in (int, float, bool, str) else None
 
 
+def _options_of(target: Any, skip: tuple[str, ...], *, own: bool) -> dict[str, Option]:
+    """The options of a class or of `module:Class`, without importing the suite's own."""
+    if isinstance(target, str) and (own or re.match(r"(optimizers|tasks)\.(?!py:)", target)):
+        return read_options(target, skip)
+    return imported_options(load(target) if isinstance(target, str) else target, len(skip))
+
+
 def optimizer_options(spec: Any) -> dict[str, Option]:
     """The options of an OptimizerSpec, with the suite's defaults in place of the signature's."""
-    own = spec.name in OPTIMIZERS.own or re.match(r"optimizers\.(?!py:)", spec.target)
-    options = read_options(spec.target, ("params",)) if own else imported_options(load(spec.target))
+    options = _options_of(spec.target, ("params",), own=spec.name in OPTIMIZERS.own)
     return {k: replace(o, default=spec.defaults.get(k, o.default)) for k, o in options.items()}
 
 
-def all_optimizer_options(spec: Any, given: Mapping[str, Any], prefix: str = "") -> dict[str, Option]:
+def all_optimizer_options(spec: Any, given: Mapping[str, Any]) -> dict[str, Option]:
     """The options of an OptimizerSpec, its options by role, and those of the optimizer for the rest, in dotted form.
 
     With a rest, the first method has only the role `matrix`, and the other one has all others.
 
     Args:
         spec: of the first optimizer.
-        given: settings by name; they may name the optimizer for the rest.
-        prefix: before their names.
+        given: hyperparameters by name; they may name the optimizer for the rest.
 
     Raises:
         UserError: as for `rest_of`.
     """
-    rest, own = rest_of(spec, given, prefix), optimizer_options(spec)
+    rest, own = rest_of(spec, given), optimizer_options(spec)
     others = [role for role in ROLES if role != "matrix"]
     found = own | _by_role(own, ROLES if rest is None else ["matrix"])
     help_ = (
@@ -327,20 +332,24 @@ def _by_role(options: Mapping[str, Option], roles: Iterable[str]) -> dict[str, O
     }
 
 
-def rest_of(spec: Any, given: Mapping[str, Any], prefix: str = "") -> str | None:
+def hyperparameters_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyperparameters, by name, among settings in dotted form."""
+    return {name.removeprefix("opt."): value for name, value in settings.items() if name.startswith("opt.")}
+
+
+def rest_of(spec: Any, given: Mapping[str, Any]) -> str | None:
     """The name of the optimizer for the rest: the given one, else the spec's default; None if there is none.
 
     It must be one of the suite's own: records and tuned files name it too, and must not cause imports.
 
     Args:
         spec: of the first optimizer.
-        given: settings by name.
-        prefix: before their names.
+        given: hyperparameters by name.
 
     Raises:
         UserError: there is no such optimizer, or it has a rest itself.
     """
-    name = given.get(f"{prefix}{REST}", spec.rest)
+    name = given.get(REST, spec.rest)
     if name is None or (isinstance(name, str) and name.lower() in ("none", "null")):
         return None
     known = [each for each, other in OPTIMIZERS.own.items() if other.rest is None]
@@ -353,19 +362,16 @@ def rest_of(spec: Any, given: Mapping[str, Any], prefix: str = "") -> str | None
     return str(name)
 
 
-def no_such_option(
-    spec: Any, given: Mapping[str, Any], name: str, prefix: str = "", others: Iterable[str] = ()
-) -> UserError:
+def no_such_option(spec: Any, given: Mapping[str, Any], name: str, others: Iterable[str] = ()) -> UserError:
     """The error for a hyperparameter that an optimizer does not have here, with advice on what to write.
 
     Args:
         spec: of the first optimizer.
-        given: settings by name; they may name the optimizer for the rest.
+        given: hyperparameters by name; they may name the optimizer for the rest.
         name: of the hyperparameter, with neither dashes nor group.
-        prefix: before the names of `given`.
         others: further options, with dashes, that may be meant.
     """
-    rest, known = rest_of(spec, given, prefix), all_optimizer_options(spec, given, prefix)
+    rest, known = rest_of(spec, given), all_optimizer_options(spec, given)
     first, _, tail = name.partition(".")
     if rest is None and first == REST:
         return UserError(
@@ -403,10 +409,7 @@ def task_options(spec: Any) -> dict[str, Option]:
     """The options of a TaskSpec: those of its data, then those of its module, then `preset` if it has presets."""
     own, options = spec.name in TASKS.own, dict[str, Option]()
     for target, skip in ((spec.data, ("root", "seed")), (spec.module, ("data",))):
-        if isinstance(target, str) and (own or target.startswith("tasks.")):
-            options |= read_options(target, skip)
-        else:
-            options |= imported_options(load(target) if isinstance(target, str) else target, len(skip))
+        options |= _options_of(target, skip, own=own)
     if spec.presets:
         sets = [
             f"{k}: {', '.join(f'{o} {v}' for o, v in values.items()) or 'the defaults'}"

@@ -17,6 +17,7 @@ from bench.config.options import (
     NO_BOOLEAN,
     Option,
     all_optimizer_options,
+    hyperparameters_of,
     is_stray_boolean,
     optimizer_values,
     rest_of,
@@ -374,10 +375,10 @@ def resolve(
 
 def _applicable(spec: OptimizerSpec, tuned: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Tuned settings, without those for the rest if `settings` name another optimizer for the rest."""
-    every = tuned | dict(settings)
-    if rest_of(spec, tuned, "opt.") == rest_of(spec, every, "opt."):
+    given = hyperparameters_of(tuned | dict(settings))
+    if rest_of(spec, hyperparameters_of(tuned)) == rest_of(spec, given):
         return tuned
-    known = {f"opt.{name}" for name in all_optimizer_options(spec, every, "opt.")}
+    known = {f"opt.{name}" for name in all_optimizer_options(spec, given)}
     return {
         name: value
         for name, value in tuned.items()

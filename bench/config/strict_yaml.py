@@ -69,10 +69,7 @@ class _Loader(yaml.SafeLoader):
         event: Any = self.peek_event()
         self._depth += 1
         self._count += 1
-        if self._depth > DEEPEST:
-            raise _too_deep(event)
-        if self._count > MOST_VALUES:
-            raise _too_many(event)
+        _refuse_large(self._count, self._depth, event)
         node: Any = super().compose_node(parent, index)
         self._depth -= 1
         if isinstance(node, yaml.ScalarNode) and any(c == "\0" or "\ud800" <= c <= "\udfff" for c in node.value):
@@ -83,10 +80,7 @@ class _Loader(yaml.SafeLoader):
             below = [] if isinstance(node, yaml.ScalarNode) else [n for each in node.value for n in _nodes(each)]
             sizes = [self._size[id(each)] for each in below]
             values, depth = 1 + sum(n for n, _ in sizes), 1 + max((d for _, d in sizes), default=0)
-            if values > MOST_VALUES:
-                raise _too_many(event)
-            if depth > DEEPEST:
-                raise _too_deep(event)
+            _refuse_large(values, depth, event)
             self._size[id(node)] = values, depth
         return node
 
@@ -119,12 +113,11 @@ def _nodes(each: Any) -> tuple[Any, ...]:
     return each if isinstance(each, tuple) else (each,)
 
 
-def _too_many(event: Any) -> ComposerError:
-    return ComposerError(None, None, f"there are more than {MOST_VALUES:,} values", event.start_mark)
-
-
-def _too_deep(event: Any) -> ComposerError:
-    return ComposerError(None, None, f"lists and mappings are nested more than {DEEPEST} deep", event.start_mark)
+def _refuse_large(values: int, depth: int, event: Any) -> None:
+    if values > MOST_VALUES:
+        raise ComposerError(None, None, f"there are more than {MOST_VALUES:,} values", event.start_mark)
+    if depth > DEEPEST:
+        raise ComposerError(None, None, f"lists and mappings are nested more than {DEEPEST} deep", event.start_mark)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -266,7 +266,7 @@ def check_settings(fit: Command, settings: Mapping[str, Any]) -> None:
         UserError: there are several tasks, optimizers or values, and the message names the command that takes them; or
             a setting of a built-in task and optimizer does not exist, and it suggests the closest one.
     """
-    from bench.config.options import all_optimizer_options, no_such_option, task_options
+    from bench.config.options import all_optimizer_options, hyperparameters_of, no_such_option, task_options
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
@@ -279,9 +279,9 @@ def check_settings(fit: Command, settings: Mapping[str, Any]) -> None:
         raise UserError(
             f"--task {task}: bench fit trains one task; give a command for each, or write a file for `bench suite`"
         )
-    options: dict[str, Any] = {}
+    options, given = dict[str, Any](), hyperparameters_of(settings)
     if opt in OPTIMIZERS.own:
-        options |= {f"opt.{k}": o for k, o in all_optimizer_options(OPTIMIZERS[opt], settings, "opt.").items()}
+        options |= {f"opt.{k}": o for k, o in all_optimizer_options(OPTIMIZERS[opt], given).items()}
     if task in TASKS.own:
         options |= {f"task.{k}": o for k, o in task_options(TASKS[task]).items()}
     for name, value in settings.items():
@@ -298,7 +298,7 @@ def check_settings(fit: Command, settings: Mapping[str, Any]) -> None:
     for name in sorted(name for name in settings if "." in name and name not in options and f"--{name}" not in known):
         group, _, own = name.partition(".")
         if group == "opt":
-            raise no_such_option(OPTIMIZERS[opt], settings, own, "opt.", known)
+            raise no_such_option(OPTIMIZERS[opt], given, own, known)
         raise unknown_setting(name, known)
 
 

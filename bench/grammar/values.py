@@ -296,14 +296,16 @@ def reference_folder() -> Path | None:
 
     `BENCH_REFERENCE` names another one; if it is set but empty, none is read.
     """
-    here = Path(__file__).parents[1]
-    shipped = here / "reference" if (here / "reference").is_dir() else here.parent / "results" / "reference" / "runs"
     named = os.environ.get("BENCH_REFERENCE")
-    folder = shipped if named is None else Path(named) if named else None
-    return folder if folder is not None and folder.is_dir() else None
+    found = Path(named) if named else _shipped("reference", "results/reference/runs") if named is None else None
+    return found if found is not None and found.is_dir() else None
 
 
 def configs_folder() -> Path:
     """The folder `configs`, in a checkout or in an installed wheel."""
+    return _shipped("configs", "configs")
+
+
+def _shipped(installed: str, checkout: str) -> Path:
     here = Path(__file__).parents[1]
-    return here / "configs" if (here / "configs").is_dir() else here.parent / "configs"
+    return here / installed if (here / installed).is_dir() else here.parent / checkout

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_origin
 
-from bench.config.options import Option, all_optimizer_options, task_options
+from bench.config.options import Option, all_optimizer_options, hyperparameters_of, task_options
 from bench.config.run_config import RunConfig, decided, resolve
 from bench.config.strict_yaml import flatten_yaml
 from bench.config.tuned import tuned_settings
@@ -131,7 +131,7 @@ def by_optimizer(words: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[s
 
 
 def _options(opt: str, settings: Mapping[str, Any]) -> dict[str, Option]:
-    return all_optimizer_options(OPTIMIZERS[opt], settings, "opt.")
+    return all_optimizer_options(OPTIMIZERS[opt], hyperparameters_of(settings))
 
 
 def _by_rest(settings: Mapping[str, Any]) -> list[dict[str, Any]]:

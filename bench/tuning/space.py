@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.config.options import Option, all_optimizer_options, no_such_option, optimizer_options, parse_options
+from bench.config.options import (
+    Option,
+    all_optimizer_options,
+    hyperparameters_of,
+    no_such_option,
+    optimizer_options,
+    parse_options,
+)
 from bench.errors import UserError, unknown
 from bench.grammar.values import ends_of_range
 from bench.sweeps.grid import values_of
@@ -65,8 +72,9 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
     if opt not in OPTIMIZERS:
         raise unknown("optimizer", opt, OPTIMIZERS)
     spec, task = OPTIMIZERS[opt], str(words.get("task", ""))
-    options = all_optimizer_options(spec, words, "opt.")
-    other_rest = words.get(f"opt.{REST}", spec.rest) != spec.rest  # its search ranges differ
+    given = hyperparameters_of(words)
+    options = all_optimizer_options(spec, given)
+    other_rest = given.get(REST, spec.rest) != spec.rest  # its search ranges differ
     own: Space = {
         f"opt.{name}": Range(axis.low, axis.high) if isinstance(axis, LogUniform) else axis
         for name, axis in spec.search.items()
@@ -82,7 +90,7 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
             fixed[key] = raw
             continue
         if name not in options:
-            raise no_such_option(spec, words, name, "opt.")
+            raise no_such_option(spec, given, name)
         if isinstance(raw, str) and raw.count(":") == 1:
             space[key] = _range(key, raw, options[name])
             continue

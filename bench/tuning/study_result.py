@@ -62,6 +62,15 @@ class StudyResult:
         return None if self.best is None else self.scores[point_key(self.best.point)]
 
     @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """The winner's hyperparameters, given or searched, as its runs parsed them; empty without a winner."""
+        if self.best is None:
+            return {}
+        options = self.best.runs[0].config["opt_options"]
+        given = [name for name in self.study.spec.chosen if name.startswith("opt.")]
+        return {name[4:]: options[name[4:]] for name in (*given, *self.best.point)}
+
+    @property
     def above_infimum(self) -> bool:
         """Whether scores and fresh values are suboptimality gaps."""
         return above_infimum([*self.runs, *self.fresh])

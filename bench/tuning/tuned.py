@@ -30,12 +30,9 @@ def tuned_yaml(found: StudyResult) -> str:
     if found.best is None:
         raise UserError(f"study {found.study.name}: no trial has a score, so there is nothing to write")
     spec, run = found.study.spec, found.best.runs[0]
-    fixed = [name for name in spec.chosen if name.startswith("opt.")]
-    # The run has parsed the options, so that numbers are numbers.
-    options = run.config["opt_options"]
-    values = {name[4:]: options[name[4:]] for name in (*fixed, *found.best.point)}
     # Defaults are written too: later changes of them must not change tuned settings.
-    values |= {k: v for k, v in options.items() if v is not None and v is not False and v != TASK_VALUE}
+    every = run.config["opt_options"].items()
+    values = found.hyperparameters | {k: v for k, v in every if v is not None and v is not False and v != TASK_VALUE}
     where = run.environment.get("gpu") or run.environment.get("cpu")
     machine = f"{where}, " * bool(where) + f"{run.environment.get('threads')} threads a run"
     kinds = {
