@@ -84,6 +84,15 @@ def test_a_class_without_an_option_names_it_as_required(tmp_path, monkeypatch):
         parse_options("opt", options, {})
 
 
+def test_a_file_named_tasks_py_is_not_taken_for_the_suites_own_package(tmp_path, monkeypatch):
+    data = "class Data:\n    def __init__(self, root, seed, n: int = 3): ...\n"
+    code = f"{data}class Net:\n    def __init__(self, data, h: int = 2): ...\n"
+    (tmp_path / "tasks.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    spec = replace(TASKS["synthetic"], name="mine", data="tasks.py:Data", module="tasks.py:Net")
+    assert {name: option.default for name, option in task_options(spec).items()} == {"n": 3, "h": 2}
+
+
 def test_an_inherited_constructor_is_found(tmp_path, monkeypatch):
     (tmp_path / "parents.py").write_text("class Parent:\n    def __init__(self, params, lr: float = 0.5): ...\n")
     (tmp_path / "children.py").write_text("from parents import Parent as P\n\nclass Child(P):\n    pass\n")
