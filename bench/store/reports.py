@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeVar
@@ -38,7 +39,7 @@ class StudyTrial(TypedDict):
     runs: list[RunId]
 
 
-class Record:
+class Record(ABC):
     """A record in a store: `FOLDER/NAME.json`."""
 
     __pydantic_config__ = _STRICT
@@ -53,9 +54,9 @@ class Record:
         return json.dumps([getattr(self, name) for name in self.subject], sort_keys=True)
 
     @property
+    @abstractmethod
     def weight(self) -> tuple[int, str]:
         """Of two records of one subject, the one with the larger weight is used."""
-        raise NotImplementedError
 
     def places(self, store: Path) -> list[Path]:
         """The record's path in a store, and the alternatives if another subject has this name there already."""

@@ -50,9 +50,10 @@ class Stores:
     @cached_property
     def shipped(self) -> frozenset[str]:
         """The ids of the runs that are read from the reference."""
-        n = len(self.own)
-        own, reference = ({i for each in part for i in each.runs} for part in (self._contents[:n], self._contents[n:]))
-        return frozenset(reference - own)
+        if self.reference is None:
+            return frozenset()
+        *own, reference = self._contents
+        return frozenset(reference.runs.keys() - {run_id for contents in own for run_id in contents.runs})
 
     @cached_property
     def conflicts(self) -> list[str]:
