@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as deep the tests that need a server, and all cells of a matrix except those that are kept.
 
-    Of the deep cells of a large matrix, all but half (with `matrix(share=4)` a quarter), chosen by their names, are
+    Of the deep cells of a large matrix, all but a quarter (with `matrix(share=2)` a half), chosen by their names, are
     marked `whole` as well: CI leaves them out.
     """
     matrices = defaultdict(list)
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         mark = cells[0].get_closest_marker("matrix")
         shallow = [item for item in cells if not item.get_closest_marker("deep")]
         keep = kept([cell(item) for item in shallow], mark.kwargs.get("keep"))
-        share = mark.kwargs.get("share", 2)
+        share = mark.kwargs.get("share", 4)
         for i, item in enumerate(shallow):
             if i not in keep:
                 deepen(item)

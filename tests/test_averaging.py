@@ -35,6 +35,7 @@ from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tasks.core.averaging import Average, Averaging
 from tests import slow, tiny
+from tests.depth import selected
 from tests.entered import keep, seeds
 from tests.equivalence import STEPS, Case, build, by_plain_loop, config_of, flat
 from tests.programs import Program
@@ -534,7 +535,6 @@ def test_a_block_that_was_stopped_goes_on_as_if_it_had_not_been(kind: str, store
 
 RANKS = [(opt, kind) for opt in ("adam", "muon") for kind in WORDS] + [("sfadamw", "none")]
 each_of_ranks = pytest.mark.parametrize(("opt", "kind"), RANKS)
-STRATEGIES = {"ddp": 1e-9, "fsdp": 1e-6}
 
 
 def by_ranks(opt: str, kind: str, **words: Any) -> dict[str, Any]:
@@ -543,10 +543,10 @@ def by_ranks(opt: str, kind: str, **words: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["-m", "tests.test_averaging", str(folder)]
+    command += ["-m", "tests.test_averaging", str(folder), *sorted(selected(request, "strategy"))]
     done = subprocess.run(command, cwd=tiny.ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
@@ -554,7 +554,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.deep
 @each_of_ranks
-@pytest.mark.parametrize(("strategy", "most"), STRATEGIES.items())
+@pytest.mark.parametrize(
+    ("strategy", "most"), [("ddp", 1e-9), pytest.param("fsdp", 1e-6, marks=pytest.mark.whole)], ids=["ddp", "fsdp"]
+)
 def test_two_processes_evaluate_what_one_does(strategy: str, most: float, opt: str, kind: str, ranks: Path) -> None:
     alone = by_ranks(opt, kind)
     for rank in (0, 1):
@@ -587,9 +589,9 @@ def test_two_processes_stop_and_go_on_with_their_average(strategy: str, kind: st
     assert losses[0] == pytest.approx(losses[1], abs=most)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, strategies: list[str]) -> None:
     """Train on this rank and save its results."""
-    for strategy in STRATEGIES:
+    for strategy in strategies:
         for opt, kind in RANKS:
             found = by_ranks(opt, kind, devices=2, strategy=strategy)
             torch.save(found, folder / f"{strategy}-{opt}-{kind}-{torch.distributed.get_rank()}.pt")
@@ -598,4 +600,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

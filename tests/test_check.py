@@ -67,7 +67,7 @@ def table(report: Report) -> str:
 # ---- What it finds ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.matrix(keep=2, share=3)
+@pytest.mark.matrix(keep=2)
 @pytest.mark.parametrize("name", [name for name in FAULTS if name not in SLOW])
 def test_a_fault_fails_its_checks_and_no_others(name: str, reports: dict[str, Report]) -> None:
     assert set(reports[name].failed) == FAULTS[name], table(reports[name])

@@ -137,6 +137,7 @@ def test_what_is_checked_stands_on_the_board_and_grids_are_topped_up(cli) -> Non
     assert any(line.startswith("my.py:Signs: ") and "seeds" in line for line in found["said"][1:])
 
 
+@pytest.mark.whole
 @pytest.mark.deep
 def test_an_optimizer_that_fails_a_check_is_stopped_unless_somebody_goes_on_anyway(cli, store: Path) -> None:
     words = [w.replace("Signs", "Forgets") for w in COMPARE]

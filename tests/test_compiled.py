@@ -134,6 +134,7 @@ def test_one_program_holds_for_all_steps_and_micro_batches() -> None:
 # -- interrupted runs -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize("then", ["off", "step"])
 def test_a_compiled_run_goes_on_where_it_was_stopped(

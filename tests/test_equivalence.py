@@ -115,7 +115,7 @@ def test_the_matrix_moves_the_weights_and_clipping_matters(task: str) -> None:
         assert (min if task == "tiny" else max)(norms) > CLIP, opt  # on text NGD gets close to a stationary point
 
 
-@pytest.mark.matrix(keep=0, share=4)
+@pytest.mark.matrix(keep=0)
 @each_case
 def test_two_ddp_processes_equal_the_plain_loop(case: Case, ddp: list[dict[str, dict]]) -> None:
     mine, expected = ddp[0][case.name], plain(case)

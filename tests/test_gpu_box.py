@@ -389,6 +389,7 @@ def test_a_stopped_command_leaves_no_process_behind(number: signal.Signals, code
         pass
 
 
+@pytest.mark.whole
 @pytest.mark.deep
 def test_a_damaged_bundle_is_one_line_and_other_parts_go_on(tmp_path: Path) -> None:
     (tmp_path / "runs-mnist.zip").write_text("not a zip file")
@@ -425,6 +426,7 @@ def test_a_box_goes_on_where_it_was_cut_off(cli: Cli, tmp_path: Path) -> None:
         assert {run.run_id: run.final for run in Store(store_in(folder)).runs()} == made
 
 
+@pytest.mark.whole
 @pytest.mark.deep
 def test_a_part_whose_time_is_over_keeps_what_it_has(tmp_path: Path) -> None:
     with subprocess.Popen(

@@ -276,7 +276,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
     return of
 
 
-@kills({"tune": 5, "tune of roles": 1, "sweep": 1, "reproduce": 1, "suite": 1}, each=30)
+@kills({"tune": 5, "tune of roles": 0, "sweep": 1, "reproduce": 1, "suite": 1}, each=30)
 def test_kill_9_of_a_command_and_its_workers_changes_no_result(
     cli, tmp_path: Path, undisturbed, kind: str, n: int
 ) -> None:
@@ -286,7 +286,7 @@ def test_kill_9_of_a_command_and_its_workers_changes_no_result(
     assert not (sharing.store / "plans").exists()
 
 
-@kills({"tune of two": 1, "suite": 1}, each=5)
+@kills({"tune of two": 0, "suite": 1}, each=5)
 def test_kill_9_with_postgresql_changes_no_result(
     cli, tmp_path: Path, undisturbed, postgres_url: str, kind: str, n: int
 ) -> None:
@@ -318,6 +318,7 @@ def training_worker(sharing: Sharing, command: int) -> int | None:
     return None
 
 
+@pytest.mark.whole
 @pytest.mark.deep
 def test_a_worker_that_is_killed_is_replaced_and_its_block_goes_on(tmp_path: Path, undisturbed) -> None:
     result, _ = undisturbed("long sweep")

@@ -733,6 +733,7 @@ def test_a_converged_lane_keeps_its_final_weights_while_the_block_goes_on(store:
         assert gap(lane, alone) < 1e-9
 
 
+@pytest.mark.whole
 @pytest.mark.deep
 def test_polyak_converges_to_a_gradient_of_zero_while_slower_lanes_go_on(store: Path) -> None:
     grid = block(store, "synthetic", "ps", lrs(1.0, 0.01), seeds=(1, 3), trainer__max_steps=800, **SMALL)
@@ -911,6 +912,7 @@ def test_a_block_that_was_stopped_goes_on_as_if_it_had_not_been(spec: OptimizerS
     assert_goes_on(grid, whole, 24 - 15)
 
 
+@pytest.mark.whole
 @pytest.mark.deep
 def test_a_stopped_block_that_is_observed_goes_on(store: Path) -> None:
     words = {"trainer__max_steps": 24, "trainer__observe": 12}  # also after 10 steps, 8 of which come before

@@ -180,6 +180,7 @@ def test_the_maps_of_heads_are_those_that_attention_uses(name: str, follow) -> N
 # -- the model --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole  # has no effect on the quick cell
 @pytest.mark.matrix(keep=1)
 @each_task
 def test_curvature_is_that_of_the_whole_hessian(name: str, follow) -> None:

@@ -20,11 +20,12 @@ from tests.tiny import ROOT
 pytestmark = pytest.mark.numeric
 
 
+@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize(
     ("opt", "options"),
     [
-        pytest.param("sngd", {"opt.lr": 0.3, "opt.max_step": 0.3}, marks=pytest.mark.whole),
+        ("sngd", {"opt.lr": 0.3, "opt.max_step": 0.3}),
         ("sps", {"opt.c": 2, "opt.max_step": 0.5}),
     ],
 )

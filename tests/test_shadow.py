@@ -110,8 +110,9 @@ def test_a_run_and_processes_that_its_code_starts_find_the_suite(here: Path, sto
     assert [run.status for run in Store(store).runs()] == ["completed"]
 
 
+@pytest.mark.whole
 @pytest.mark.deep
-@pytest.mark.parametrize("start", [pytest.param("bench", marks=pytest.mark.whole), "python"])
+@pytest.mark.parametrize("start", ["bench", "python"])
 def test_ranks_find_the_suite(here: Path, store: Path, start: str) -> None:
     begin = [SCRIPT] if start == "bench" else [sys.executable, "-P", "-m", "bench"]
     for strategy in ("ddp", "fsdp"):

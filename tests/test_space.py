@@ -611,6 +611,7 @@ def test_a_score_that_comes_to_be_known_only_appends_points(drawn, data, mode):
     assert before == order
 
 
+@pytest.mark.whole
 @pytest.mark.deep
 @often
 @given(designs(), st.data(), st.sampled_from(["min", "max"]), st.sampled_from([ALL, CONVERGED]))

@@ -482,8 +482,9 @@ def test_a_problem_too_large_for_the_solver_is_trained_all_the_same(cli: Any) ->
     assert "att_svm, which is not solved: 5000 constraints, more than the limit of 3000" in answer.out
 
 
+@pytest.mark.whole
 @pytest.mark.deep
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.whole)])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_ranks_measure_what_one_process_measures(strategy: str, store: Any) -> None:
     settings = {"task": "synthetic_joint", "opt": "ngd", "trainer.max_steps": 40, "device": "cpu", "store": store}
     alone = run(resolve(settings), progress=False)

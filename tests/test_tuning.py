@@ -767,6 +767,7 @@ def test_workers_that_die_at_once_are_not_started_for_ever(
     assert answer.err.count("died (exit code 7); starting another") == 1  # repeated lines are shown once
 
 
+@pytest.mark.whole
 @pytest.mark.deep
 def test_a_trial_on_two_devices_is_a_bench_fit_of_its_own(cli, sqlite_url: str, tmp_path: Path) -> None:
     study = begin(sqlite_url, 1, report=False, trainer__devices="2")
