@@ -20,6 +20,7 @@ from bench.boards.charts import curves
 from bench.boards.collect import Collected, collect
 from bench.boards.entries import Entry
 from bench.boards.quality import quality
+from bench.boards.theory import ALIGNED, theory
 from bench.grammar.values import place
 from bench.output import write
 from bench.results.chart import Chart, Panel
@@ -126,20 +127,26 @@ def text(found: Collected, panels: Sequence[Panel]) -> str:
     """
     lines = [f"![{ALT}]({FIGURE})", "", *wrap(_caption(panels), 120)]
     tables = {table.title: table for table in quality(found).tables}
+    aligned_by_name = {table.title: table for table in theory(found).tables}
     for part, title in PARTS.items():
         tasks = {task for declared in suite.load(part) for task in declared.tasks}
         entries = {problem.task: own for problem, own in found.problems.items() if problem.task in tasks}
         own = {problem.task: tables[problem.name] for problem in found.problems if problem.task in tasks}
         if not own:
             continue
-        said = [_summary(own)] * (len(own) > 1) + [_sentence(task, table) for task, table in own.items()]
+        ranked = {task: table for task, table in own.items() if not _at_floor(table)}
+        aligned = {task: aligned_by_name[own[task].title] for task in own if task not in ranked}
+        said = [_summary(ranked)] * (len(ranked) > 1) + [_sentence(task, table) for task, table in ranked.items()]
+        said += [_floors(own, aligned)] * bool(aligned)
         means = "The table has means over fresh seeds with 95 % intervals."
         lines += ["", *wrap(" ".join([f"**{title}.**", *said, _set_up(entries), means]), 120), ""]
         cells: dict[str, dict[str, str]] = {}
-        for task, table in own.items():
-            for row in table.rows:
-                cells.setdefault(row["opt"], {})[task] = cell(row["final"])
-        columns = [Column("opt", "optimizer"), *(Column(task, f"{task}: {_metric(own[task])}") for task in own)]
+        for shown, key in ((ranked, "final"), (aligned, "alignment")):
+            for task, table in shown.items():
+                for row in table.rows:
+                    cells.setdefault(row["opt"], {})[task] = cell(row[key])
+        titles = {task: _metric(table) for task, table in ranked.items()} | dict.fromkeys(aligned, "final alignment")
+        columns = [Column("opt", "optimizer"), *(Column(task, f"{task}: {what}") for task, what in titles.items())]
         lines += markdown_table(Table("", columns, [{"opt": opt, **own} for opt, own in sorted(cells.items())]))
     return "\n".join([*lines, ""])
 
@@ -223,6 +230,11 @@ def _metric(table: Table) -> str:
 
 def _sentence(task: str, table: Table) -> str:
     """The verdicts of a task in one sentence."""
+    return f"On {task}, {_told(table)}."
+
+
+def _told(table: Table) -> str:
+    """The optimizers by their verdict."""
     reference = next((row["opt"] for row in table.rows if row["is_reference"]), "nobody")
     groups: dict[str, list[str]] = {}
     for row in table.rows:
@@ -234,9 +246,23 @@ def _sentence(task: str, table: Table) -> str:
         "worse": f"worse than {reference}",
     }
     order = sorted(groups, key=lambda w: (w not in words, w))
-    told = [f"{words.get(word, word)}: {', '.join(groups[word])}" for word in order]
-    floor = any("at the floor" in note for note in table.notes)
-    return f"On {task}, {'; '.join(told)}" + f" ({reference} is at the floor)" * floor + "."
+    return "; ".join(f"{words.get(word, word)}: {', '.join(groups[word])}" for word in order)
+
+
+def _at_floor(table: Table) -> bool:
+    """Whether the reference is at the floor of the metric, so that the table ranks nothing."""
+    return any("at the floor" in note for note in table.notes)
+
+
+def _floors(tables: Mapping[str, Table], aligned: Mapping[str, Table]) -> str:
+    """Verdicts on the tasks whose final loss ranks nothing: by the steps to alignment with the theory's solution."""
+    references = dict.fromkeys(row["opt"] for task in aligned for row in tables[task].rows if row["is_reference"])
+    verdicts = "; ".join(f"{task}, {_told(table)}" for task, table in aligned.items())
+    return (
+        f"On {listed(list(aligned))}, tuned {' or '.join(references)} reaches the floor of the loss, so the table has"
+        " the cosine between the weights and the max-margin solution. Verdicts by steps to a cosine of"
+        f" {ALIGNED:g}, at settings tuned for the loss: {verdicts}."
+    )
 
 
 def shown() -> tuple[Collected, Chart, dict[str, Collected]]:
