@@ -273,7 +273,7 @@ def test_the_reference_is_the_tuned_one_and_is_named(store):
     tuned(store, "adam", HIGH)
     keep(store, *seeds("adam", [0.1] * 7), *seeds("sgd", LOW))
     table = board("quality", store).tables[-1]
-    assert table.columns[4].title == "against adam (tuned)"
+    assert table.columns[3].title == "against adam (tuned)"
     own = {row["opt"]: row for row in table.rows}
     assert own["adam"]["settings"] == "tuned"
     assert own["sgd"]["effect"].mean == pytest.approx(np.median(np.subtract(LOW, HIGH)))

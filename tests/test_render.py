@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -179,6 +180,36 @@ def test_nothing_is_wider_than_the_terminal_and_nothing_is_lost(wide, styled):
     assert max(map(width, page.splitlines())) <= wide
     for value in VALUES.values():
         assert re.sub(r"\s", "", cell(value)) in re.sub(r"\s", "", page)
+
+
+def test_columns_that_do_not_fit_follow_as_tables_that_name_their_rows():
+    own = [Column("opt", "optimizer"), Column("first", "a" * 20), Column("second", "b" * 20)]
+    rows = [{"opt": "adam", "first": 1, "second": 2}, {"opt": "sgd", "first": 3, "second": 4}]
+    boards = [Board("b", "board", [Table("t", own, rows)])]
+    assert text(boards, 60).splitlines()[5:] == [
+        "optimizer  aaaaaaaaaaaaaaaaaaaa  bbbbbbbbbbbbbbbbbbbb",
+        "adam                          1                     2",
+        "sgd                           3                     4",
+    ]
+    assert text(boards, 40).splitlines()[5:] == [
+        "optimizer  aaaaaaaaaaaaaaaaaaaa",
+        "adam                          1",
+        "sgd                           3",
+        "",
+        "optimizer  bbbbbbbbbbbbbbbbbbbb",
+        "adam                          2",
+        "sgd                           4",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["table", "md", "tex", "html"])
+def test_flags_of_all_rows_are_a_note(kind):
+    rows = [{"opt": "adam", "flags": ["shipped", "own"]}, {"opt": "sgd", "flags": ["shipped"]}]
+    table = Table("t", [Column("opt", "optimizer"), Column("flags", "flags")], rows)
+    said = FORMATS[kind]([Board("b", "board", [table])])
+    assert (said.count("shipped"), said.count("all rows: shipped"), said.count("own")) == (1, 1, 1)
+    alone = FORMATS[kind]([Board("b", "board", [replace(table, rows=rows[:1])])])
+    assert (alone.count("shipped"), "all rows" in alone) == (1, False)
 
 
 @pytest.mark.parametrize("wide", [20, 33, 34, 60])

@@ -17,7 +17,7 @@ from bench.boards.entries import Entry
 from bench.boards.headline import headlines
 from bench.results.chart import Chart
 from bench.results.embed import embed, variables
-from bench.results.render import template
+from bench.results.render import telling, template
 from bench.results.stats import Interval, MedianTime
 from bench.results.table import Board, Column, Table
 from bench.run_summary import fit_words
@@ -157,18 +157,14 @@ def _board(board: Board, made: dict[str, int]) -> dict[str, Any]:
 
 def _table(table: Table, made: dict[str, int]) -> dict[str, Any]:
     """A table's texts and sort keys; columns without any value are omitted."""
-    told = [c for c in table.columns if c.key in ("rank", "opt") or any(_says(row.get(c.key)) for row in table.rows)]
+    table = telling(table)
     rows = []
     for row in table.rows:
         place = next((made[run_id] for run_id in row.get("run_ids", ()) if run_id in made), None)
-        cells = [_cell(column, row.get(column.key)) for column in told]
+        cells = [_cell(column, row.get(column.key)) for column in table.columns]
         rows.append({"cells": cells, "made": place})
-    columns = [{"key": c.key, "title": cell(c.title), "help": cell(c.help)} for c in told]
+    columns = [{"key": c.key, "title": cell(c.title), "help": cell(c.help)} for c in table.columns]
     return {"title": cell(table.title), "columns": columns, "rows": rows, "notes": list(map(cell, table.notes))}
-
-
-def _says(value: Any) -> bool:
-    return value is not None and value != [] and value != {}
 
 
 def _cell(column: Column, value: Any) -> dict[str, Any]:

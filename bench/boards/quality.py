@@ -65,8 +65,8 @@ def quality(found: Collected) -> Board:
                 f"at the last step, {mean} over seeds with 95 % t-interval;"
                 f" {'larger' if problem.mode == 'max' else 'smaller'} is better",
             ),
-            Column("final_tuned", "with the noise of tuning", TUNING_NOISE),
             *verdicts.columns,
+            Column("final_tuned", "with the noise of tuning", TUNING_NOISE),
             Column(
                 "best",
                 "at the best step",

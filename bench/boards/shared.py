@@ -177,7 +177,7 @@ class Verdicts:
             ),
             Column(
                 "more",
-                "told",
+                "decided at",
                 "number of seeds at which the verdict was decided; for an open one, the number"
                 " that decides it with 80 % probability, estimated from these seeds",
             ),

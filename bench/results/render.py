@@ -44,15 +44,23 @@ def _sided(table: Table) -> list[Column]:
     return [replace(c, side=c.side or ("right" if numeric[c.key] else "left")) for c in table.columns]
 
 
-def _telling(table: Table) -> Table:
-    """The table without columns that are empty in all rows, or only repeat the number of runs."""
+def telling(table: Table) -> Table:
+    """The table without columns that are empty in all rows, or only repeat the number of runs.
+
+    Flags of all rows become a note.
+    """
+    flags = [row.get("flags") or [] for row in table.rows]
+    common = [flag for flag in flags[0] if all(flag in own for own in flags)] if len(flags) > 1 else []
+    rows = [
+        row | {"flags": [flag for flag in row["flags"] if flag not in common]} if common else row for row in table.rows
+    ]
 
     def says(key: str, row: Row) -> bool:
         usual = {"completed": row.get("n")} if key == "runs" else None
         return row.get(key) not in (None, [], {}, usual)
 
-    said = [c for c in table.columns if c.key in ("rank", "opt") or any(says(c.key, row) for row in table.rows)]
-    return replace(table, columns=said)
+    said = [c for c in table.columns if c.key in ("rank", "opt") or any(says(c.key, row) for row in rows)]
+    return replace(table, columns=said, rows=rows, notes=[*table.notes, *(f"all rows: {flag}" for flag in common)])
 
 
 # -- for a terminal ---------------------------------------------------------------------------------------------------
@@ -100,6 +108,23 @@ def _drawn(row: Sequence[str], widths: Sequence[int], own: Sequence[Column], *, 
         yield f"\x1b[1m{line}\x1b[0m" if styled else line.rstrip()
 
 
+def _groups(own: Sequence[Column], rows: Sequence[Row], wide: int | None) -> list[list[Column]]:
+    """Groups of columns that fit a terminal of `wide` columns; each begins with the first column, which names a row."""
+    first, *others = own
+    if wide is None or not others:
+        return [[*own]]
+    widths = {c.key: max(map(width, [_head(c), *(_word(c, row) for row in rows)])) for c in own}
+    groups: list[list[Column]] = []
+    left = 0
+    for column in others:
+        left -= widths[column.key] + 2
+        if left < 0:
+            groups.append([first])
+            left = wide - widths[first.key] - 2 - widths[column.key]
+        groups[-1].append(column)
+    return groups
+
+
 def text(boards: Sequence[Board], wide: int | None = None, *, styled: bool = False) -> str:
     """Boards for a terminal of `wide` columns."""
 
@@ -113,9 +138,10 @@ def text(boards: Sequence[Board], wide: int | None = None, *, styled: bool = Fal
     lines: list[str] = []
     for board in boards:
         lines += [*headed(board.title, "="), ""]
-        for table in map(_telling, board.tables):
+        for table in map(telling, board.tables):
             lines += headed(table.title, "-")
-            lines += text_lines(_sided(table), table.rows, wide, styled=styled)
+            for i, own in enumerate(_groups(_sided(table), table.rows, wide)):
+                lines += [*[""] * (i > 0), *text_lines(own, table.rows, wide, styled=styled)]
             lines += [*(line for note in table.notes for line in said(f"  note: {note}")), ""]
         lines += [*(line for note in board.notes for line in said(f"note: {note}")), ""]
     return "\n".join(lines).rstrip() + "\n"
@@ -168,7 +194,7 @@ def markdown(boards: Sequence[Board], level: int = 2) -> str:
     lines: list[str] = []
     for board in boards:
         lines += [f"{'#' * level} {in_markdown(board.title)}", ""]
-        for table in map(_telling, board.tables):
+        for table in map(telling, board.tables):
             lines += [f"**{in_markdown(table.title)}**", "", *markdown_table(table)]
             lines += ["", *(f"* {in_markdown(note)}" for note in table.notes), ""]
         lines += [*(f"{in_markdown(note)[0].upper()}{in_markdown(note)[1:]}.  " for note in board.notes), ""]
@@ -179,7 +205,7 @@ def tex(boards: Sequence[Board]) -> str:
     """As LaTeX tables with booktabs."""
     lines = ["% needs \\usepackage{booktabs}"]
     for board in boards:
-        for table in map(_telling, board.tables):
+        for table in map(telling, board.tables):
             own = _sided(table)
             lines += [
                 "\\begin{table}",
@@ -229,7 +255,7 @@ def html_fragment(boards: Sequence[Board]) -> str:
     parts: list[str] = []
     for board in boards:
         parts.append(f"<h2>{said(board.title)}</h2>")
-        for table in map(_telling, board.tables):
+        for table in map(telling, board.tables):
             own = table.columns
             head = "".join(f'<th scope="col" title="{said(c.help)}">{said(_head(c))}</th>' for c in own)
             rows = ("".join(f"<td>{said(_word(c, row))}</td>" for c in own) for row in table.rows)
