@@ -312,6 +312,7 @@ def test_the_grid_of_pairs_has_holms_correction_and_rank_intervals(store):
     assert table.title == "mnist, max_steps 100: Holm over 3 pairs"
     # Seven wins of seven decide a single pair, but none of three pairs.
     assert {row["places"] for row in table.rows} == {"1 to 3"}
+    assert table.notes == ["7 seeds cannot decide any of 3 pairs; it takes 8 seeds or more"]
     keep(
         store,
         *seeds("adam", HIGH, first=7),
@@ -322,6 +323,7 @@ def test_the_grid_of_pairs_has_holms_correction_and_rank_intervals(store):
     assert [(row["opt"], row["places"]) for row in table.rows] == [("adamw", "1"), ("adam", "2"), ("sgd", "3")]
     assert [table.rows[0].get(f"over{j}") for j in range(3)] == [None, "better", "better"]
     assert [table.rows[2].get(f"over{j}") for j in range(3)] == ["worse", "worse", None]
+    assert not table.notes
 
 
 def test_a_grid_of_too_many_rows_says_how_many_it_takes(store, monkeypatch):

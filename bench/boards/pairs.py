@@ -1,17 +1,18 @@
 """All pairwise comparisons, corrected for their number. A second view; verdicts are in `quality`."""
 
+from itertools import count
 from typing import Any
 
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
 from bench.boards.quality import judged
-from bench.results.sequential import grid, places
+from bench.results.sequential import grid, least_wins, places
 from bench.results.table import Board, Column, Table
 
 MOST_ROWS = 100
 """Maximum number of rows of the grid of pairs. Ours."""
 
-_SIGNS = {1: "better", -1: "worse", 0: "tied"}
+_SIGNS = {1: "better", -1: "worse", 0: "undecided"}
 
 
 def pairs(found: Collected) -> Board:
@@ -47,11 +48,16 @@ def _table(found: Collected, problem: Problem, entries: list[Entry]) -> Table:
         Column("places", "rank interval", "ranks compatible with the decided pairs"),
         Column("opt", "optimizer", "name, with the hyperparameters that distinguish rows of the same name"),
         *(
-            Column(f"over{j}", f"against {entry.name}", "of the row; tied: no difference found")
+            Column(f"over{j}", f"against {entry.name}", "of the row; undecided: no difference found")
             for j, entry in enumerate(sound)
         ),
         Column("n", "n", "finished runs, one per seed"),
     ]
-    left = [f"{name} is not compared: {why}" for name, why in refused.items()]
     number = len(sound) * (len(sound) - 1) // 2
-    return Table(f"{problem.name}: Holm over {number} pairs", columns, rows, [*([floor] if floor else []), *left])
+    notes = [floor] if floor else []
+    seeds = max((len(entry.runs) for entry in sound), default=0)
+    if number and least_wins(seeds, tests=number) > seeds:
+        needed = next(n for n in count(seeds + 1) if least_wins(n, tests=number) <= n)
+        notes.append(f"{seeds} seeds cannot decide any of {number} pairs; it takes {needed} seeds or more")
+    notes += [f"{name} is not compared: {why}" for name, why in refused.items()]
+    return Table(f"{problem.name}: Holm over {number} pairs", columns, rows, notes)
