@@ -4,7 +4,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from bench.check.catalogue import CATALOGUES, CHECKS, SEVERITIES, Kind
+from bench.check.catalogue import CATALOGUES, CHECKS, Kind
 from bench.check.report import Report, Verdict, write_verdict
 from bench.check.supervisor import LIMIT, conformance, examination_of_task, run
 from bench.errors import UserError
@@ -84,7 +84,7 @@ def _listed(kind: Kind) -> list[str]:
     lines = []
     for check in CATALOGUES[kind].values():
         bound = "reported" if check.tolerance is None else f"at most {check.tolerance:g}"
-        failure = f"; a failure: {SEVERITIES[check.severity]}" if check.severity else ""
+        failure = f"; a failure: {check.consequence}" if check.severity else ""
         lines += [f"{check.name}: {check.meaning}", f"    {bound} ({check.because}){failure}"]
     return lines
 

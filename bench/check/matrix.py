@@ -10,7 +10,7 @@ from pathlib import Path
 from platform import python_version
 from typing import Any
 
-from bench.check.catalogue import CHECKS, SEVERITIES, weight
+from bench.check.catalogue import CHECKS
 from bench.check.child import START, Child, Ended
 from bench.check.examiner import Examination
 from bench.check.journal import Journal
@@ -141,7 +141,7 @@ def board(found: Sequence[Row], notes: Sequence[str] = ()) -> Board:
         notes: on the machine and method.
     """
     made_of = {v.check for row in found for v in row.report.verdicts}
-    checks = sorted((check for check in CHECKS if check in made_of), key=lambda check: weight(CHECKS[check]))
+    checks = sorted((check for check in CHECKS if check in made_of), key=lambda check: CHECKS[check].weight)
     found = sorted(found, key=_rank)
     versions = next((row.report.about["versions"] for row in found if row.report.about), {})
     legend = (
@@ -238,16 +238,11 @@ def _totals(found: Sequence[Row], checks: Sequence[str]) -> Table:
         check: Counter(v.verdict for row in found for v in row.report.verdicts if v.check == check) for check in checks
     }
     values = [
-        {"check": c, "meaning": CHECKS[c].meaning, "severity": _severity(c), "tolerance": CHECKS[c].tolerance}
+        {"check": c, "meaning": CHECKS[c].meaning, "severity": CHECKS[c].consequence, "tolerance": CHECKS[c].tolerance}
         | {word: count[c][word] for word in WORDS}
         for c in checks
     ]
     return Table("By check", columns, values)
-
-
-def _severity(check: str) -> str | None:
-    severity = CHECKS[check].severity
-    return severity and SEVERITIES[severity]
 
 
 def in_cell(verdict: Verdict) -> str:

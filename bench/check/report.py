@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.check.catalogue import CATALOGUES, SERIOUS, SEVERITIES, Check, Kind, weight
+from bench.check.catalogue import CATALOGUES, SERIOUS, SEVERITIES, Check, Kind
 
 Word = Literal["pass", "fail", "not applicable", "error"]
 
@@ -67,7 +67,7 @@ class Report:
         """Names of the checks that failed, or in which the optimizer raised, the worst first."""
         return sorted(
             (verdict.check for verdict in self.verdicts if not verdict.ok),
-            key=lambda check: weight(self.catalogue[check]),
+            key=lambda check: self.catalogue[check].weight,
         )
 
     @property
@@ -106,7 +106,7 @@ class Report:
             check = self.catalogue[v.check]
             lines += [
                 "",
-                f"{v.check} ({SEVERITIES[check.severity]}): {check.meaning}" if check.severity else v.check,
+                f"{v.check} ({check.consequence}): {check.meaning}" if check.severity else v.check,
                 f"  tolerance: {check.because}",
                 f"  to do: {check.advice}",
             ]
