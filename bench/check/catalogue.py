@@ -27,7 +27,7 @@ class Check:
 
     Attributes:
         name: what `--only` takes.
-        target: `module:function`; from a `Subject` (`TaskSubject`) to a `Measured` (`bench/check/subject.py`).
+        target: `module:function`; from a `Subject` (`TaskSubject`) to a `Measured` (`bench/check/findings.py`).
         meaning: one line.
         tolerance: largest value that passes; None for a check that is only reported.
         because: reason for the tolerance.

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.check.findings import Failed, Measured, NotApplicable
 from bench.check.probes import place
-from bench.check.steps import NotApplicable, gap, values
-from bench.check.subject import Failed, Measured, Subject
+from bench.check.steps import gap, values
+from bench.check.subject import Subject
 
 
 def closure(subject: Subject) -> Measured:
@@ -101,7 +102,7 @@ def grad_scaler(subject: Subject) -> Measured:
     result = scaled.gap(plain)
     before, overflow = values(scaled.params), True
     scaled.step(by=by)
-    if any(not torch.equal(p, value) for p, value in zip(scaled.params, before, strict=True)):
+    if not all(map(torch.equal, scaled.params, before)):
         raise Failed("a gradient that overflows moves the weights; GradScaler must be able to skip the step")
     overflow = False
     scaled.step(by=by)

@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bench.check.findings import Failed, Measured, NotApplicable, Raised
 from bench.check.problem import SAMPLES, Attention
-from bench.check.steps import NotApplicable, gap, values
-from bench.check.subject import Failed, Measured, Raised, Subject
+from bench.check.steps import gap, values
+from bench.check.subject import Subject
 from bench.errors import described
 
 _WORLD = 2

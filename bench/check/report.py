@@ -125,11 +125,13 @@ class Report:
             check = self.catalogue[v.check]
             about = {name: getattr(check, name) for name in ("tolerance", "severity", "meaning", "advice")}
             rows.append(asdict(v) | about)
-        options = {
-            name: value if isinstance(value, int | float | str | bool | None) else str(value)
-            for name, value in self.options.items()
-        }
+        options = told(self.options)
         return plain({"name": self.name, "ok": self.ok, "options": options, **self.about, "verdicts": rows})
+
+
+def told(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments for a record: numbers and None as they are, all else as text."""
+    return {name: value if isinstance(value, int | float | None) else str(value) for name, value in arguments.items()}
 
 
 def write_verdict(store: Path, report: Report) -> Path:

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
+from bench.check.findings import Measured
 from bench.check.steps import flat, gap, values
-from bench.check.subject import Measured, Subject
+from bench.check.subject import Subject
 
 
 def scale(subject: Subject) -> Measured:
