@@ -5,20 +5,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from importlib.metadata import packages_distributions, version
+from importlib.metadata import packages_distributions
 from pathlib import Path
-from platform import python_version
 from typing import Any
 
 from bench.check.catalogue import CHECKS
 from bench.check.child import START, Child, Ended
-from bench.check.examiner import Examination
+from bench.check.examiner import Examination, versions
 from bench.check.journal import Journal
 from bench.check.report import Report, Verdict, write_verdict
-from bench.check.supervisor import LIMIT, Known, Show, examination_of, reports
+from bench.check.supervisor import LIMIT, Known, Show, checks_of, examination_of, reports
 from bench.errors import UserError
 from bench.grammar.near import nearest
-from bench.output import write
+from bench.output import ENDINGS, write
 from bench.progress import StatusLine, say
 from bench.results.render import FORMATS, template
 from bench.results.table import Board, Column, Table
@@ -31,7 +30,9 @@ MATRIX_CHECKS = tuple(name for name in CHECKS if name != "reference")
 WORDS = {"pass": "pass", "fail": "FAIL", "error": "ERROR", "not applicable": "n.a."}
 """Verdicts as shown in a cell."""
 
-_KINDS = {".md": "md", ".html": "html", ".csv": "csv", ".json": "json", ".tex": "tex", ".txt": "table"}
+_KINDS = {**ENDINGS, ".txt": "table"}
+_OPTIMIZER = Column("opt", "optimizer", "argument of `bench check`")
+_PACKAGE = Column("package", "package", "distribution and version")
 
 
 @dataclass(frozen=True)
@@ -80,17 +81,18 @@ def members(words: Sequence[str], limit: float = START) -> list[dict[str, str]]:
     with Child({i: Examination(word, asked=True) for i, word in enumerate(words)}, limit) as child:
         try:
             for event in child.events():
-                if event["event"] == "examination":
-                    at = words[int(event["examination"])]
-                elif event["event"] == "refused":
-                    raise UserError(event["why"] + _near(at))
-                elif event["event"] == "members":
-                    if not event["packages"]:
-                        raise UserError(
-                            f"there is no public torch.optim.Optimizer class in {at}; name a class: {at}:Class"
-                        )
-                    found.append({name: package for name, package in event["packages"].items() if name not in known})
-                    known |= found[-1].keys()
+                match event:
+                    case {"event": "examination", "examination": number}:
+                        at = words[int(number)]
+                    case {"event": "refused", "why": why}:
+                        raise UserError(why + _near(at))
+                    case {"event": "members", "packages": packages}:
+                        if not packages:
+                            raise UserError(
+                                f"there is no public torch.optim.Optimizer class in {at}; name a class: {at}:Class"
+                            )
+                        found.append({name: package for name, package in packages.items() if name not in known})
+                        known |= found[-1].keys()
         except Ended as ended:
             raise UserError(f"importing {at}: {ended}") from None
     return found
@@ -143,14 +145,14 @@ def board(found: Sequence[Row], notes: Sequence[str] = ()) -> Board:
     made_of = {v.check for row in found for v in row.report.verdicts}
     checks = sorted((check for check in CHECKS if check in made_of), key=lambda check: CHECKS[check].weight)
     found = sorted(found, key=_rank)
-    versions = next((row.report.about["versions"] for row in found if row.report.about), {})
+    made_with = next((row.report.about["versions"] for row in found if row.report.about), {})
     legend = (
         "FAIL: the property does not hold; ERROR: the optimizer raised an exception, ended its process, or did not"
         " finish;"
         " n.a.: not applicable, or not run since the optimizer does not build; a number is only reported. Faults are"
         " failures that change results or block a set-up; columns are ordered by severity"
     )
-    made = [f"made with {', '.join(f'{name} {number}' for name, number in versions.items())}"] if versions else []
+    made = [f"made with {', '.join(f'{name} {number}' for name, number in made_with.items())}"] if made_with else []
     return Board(
         "conformance",
         f"Conformance of {len(found)} optimizers",
@@ -161,23 +163,24 @@ def board(found: Sequence[Row], notes: Sequence[str] = ()) -> Board:
 
 def _packages(found: Sequence[Row]) -> Table:
     columns = [
-        Column("package", "package", "distribution and version"),
+        _PACKAGE,
         Column("optimizers", "optimizers", "checked classes"),
         Column("built", "built", "of these, those that pass the check `builds` with default arguments"),
         Column("clean", "without a fault", "of these, those without a failure that changes results or blocks a set-up"),
         Column("spotless", "pass all", "of these, those that pass all applicable checks"),
     ]
-    packages = dict.fromkeys(row.package for row in found)
-    own = {package: [row.report for row in found if row.package == package] for package in packages}
+    packages: dict[str, list[Report]] = {}
+    for row in found:
+        packages.setdefault(row.package, []).append(row.report)
     values = [
         {
             "package": package,
-            "optimizers": len(own[package]),
-            "built": sum(map(_built, own[package])),
-            "clean": sum(report.ok for report in own[package]),
-            "spotless": sum(not report.failed for report in own[package]),
+            "optimizers": len(own),
+            "built": sum(map(_built, own)),
+            "clean": sum(report.ok for report in own),
+            "spotless": sum(not report.failed for report in own),
         }
-        for package in packages
+        for package, own in packages.items()
     ]
     return Table("By package", columns, values)
 
@@ -197,18 +200,14 @@ def _not_built(found: Sequence[Row]) -> list[Table]:
         for row in found
         if not _built(row.report) and row.report.failed
     ]
-    columns = [
-        Column("opt", "optimizer", "argument of `bench check`"),
-        Column("package", "package", "distribution and version"),
-        Column("why", "why", "the reason and the exception"),
-    ]
+    columns = [_OPTIMIZER, _PACKAGE, Column("why", "why", "the reason and the exception")]
     return [Table("Not built with default arguments", columns, values)] if values else []
 
 
 def _matrix(found: Sequence[Row], checks: Sequence[str]) -> Table:
     columns = [
-        Column("opt", "optimizer", "argument of `bench check`"),
-        Column("package", "package", "distribution and version"),
+        _OPTIMIZER,
+        _PACKAGE,
         Column("faults", "faults", "number of failures that change results or block a set-up"),
         Column("less", "less", "number of failures that cost speed or concern hygiene"),
         *(Column(check, check, CHECKS[check].meaning) for check in checks),
@@ -234,12 +233,10 @@ def _totals(found: Sequence[Row], checks: Sequence[str]) -> Table:
         Column("tolerance", "at most", "largest value that passes"),
         *(Column(word, WORDS[word], f"optimizers with this verdict: {word}") for word in WORDS),
     ]
-    count = {
-        check: Counter(v.verdict for row in found for v in row.report.verdicts if v.check == check) for check in checks
-    }
+    count = Counter((v.check, v.verdict) for row in found for v in row.report.verdicts)
     values = [
         {"check": c, "meaning": CHECKS[c].meaning, "severity": CHECKS[c].consequence, "tolerance": CHECKS[c].tolerance}
-        | {word: count[c][word] for word in WORDS}
+        | {word: count[c, word] for word in WORDS}
         for c in checks
     ]
     return Table("By check", columns, values)
@@ -274,11 +271,9 @@ def as_text(found: Sequence[Row], kind: str, notes: Sequence[str] = ()) -> str:
         notes: on the machine and method.
     """
     whole = board(found, notes)
-    return _page(found, whole) if kind == "html" else FORMATS[kind]([whole])
-
-
-def _page(found: Sequence[Row], whole: Board) -> str:
-    """The matrix as a page; each cell has its measurement as a tooltip."""
+    if kind != "html":
+        return FORMATS[kind]([whole])
+    # A page, whose cells have their measurements as tooltips.
     verdicts = {row.report.name: {v.check: v for v in row.report.verdicts} for row in found}
     return template("bench.check", "matrix.html.j2").render(board=whole, verdicts=verdicts, said=said, cell=cell)
 
@@ -306,12 +301,10 @@ def command(
         UserError: a word names no optimizer, a file cannot be written, or another process makes this matrix.
         KeyboardInterrupt: it was interrupted.
     """
-    examination_of("sgd", only=only)  # report a misspelt check before importing anything
+    checks = [check for check in checks_of("optimizer", only) if check in MATRIX_CHECKS]
     kinds = [kind_of(path) for path in outputs]
     groups = members(words)
-    versions = [python_version(), *(version(name) for name in ("torch", "attention-optimizer-bench"))]
-    checks = [check for check in MATRIX_CHECKS if only is None or check in only]
-    journal = Journal(store, [groups, checks, limit, versions])
+    journal = Journal(store, [groups, checks, limit, list(versions().values())])
     found: list[Row] = []
     done = False
     progress = _Progress(sum(map(len, groups)), journal)
@@ -343,7 +336,8 @@ class _Progress:
     def __init__(self, total: int, journal: Journal) -> None:
         self.done, self.total, self.line, self.journal = 0, total, StatusLine(), journal
         if journal.known:
-            say(f"continuing after {sum(len(known) for _, known in journal.known.values())} verdicts in {journal.path}")
+            done = sum(len(report.verdicts) for report in journal.known.values())
+            say(f"continuing after {done} verdicts in {journal.path}")
 
     def show(self, report: Report, verdict: Verdict) -> None:
         """Store a verdict and show it."""
