@@ -172,36 +172,26 @@ def _packages(found: Sequence[Row]) -> Table:
     packages: dict[str, list[Report]] = {}
     for row in found:
         packages.setdefault(row.package, []).append(row.report)
-    values = [
-        {
-            "package": package,
-            "optimizers": len(own),
-            "built": sum(map(_built, own)),
-            "clean": sum(report.ok for report in own),
-            "spotless": sum(not report.failed for report in own),
-        }
+    rows = [
+        (package, len(own), sum(r.built for r in own), sum(r.ok for r in own), sum(not r.failed for r in own))
         for package, own in packages.items()
     ]
-    return Table("By package", columns, values)
-
-
-def _built(report: Report) -> bool:
-    return bool(report.about) and "builds" not in report.failed
+    return Table.of(columns, rows, "By package")
 
 
 def _rank(row: Row) -> tuple[bool, int, int]:
     """Order: optimizers without faults first, optimizers that cannot be built last."""
-    return not _built(row.report), len(row.report.serious), len(row.report.failed)
+    return not row.report.built, len(row.report.serious), len(row.report.failed)
 
 
 def _not_built(found: Sequence[Row]) -> list[Table]:
-    values = [
-        {"opt": row.report.name, "package": row.package, "why": _without_folders(row.report[row.report.failed[0]].note)}
+    rows = [
+        (row.report.name, row.package, _without_folders(row.report[row.report.failed[0]].note))
         for row in found
-        if not _built(row.report) and row.report.failed
+        if not row.report.built and row.report.failed
     ]
     columns = [_OPTIMIZER, _PACKAGE, Column("why", "why", "the reason and the exception")]
-    return [Table("Not built with default arguments", columns, values)] if values else []
+    return [Table.of(columns, rows, "Not built with default arguments")] if rows else []
 
 
 def _matrix(found: Sequence[Row], checks: Sequence[str]) -> Table:
@@ -212,17 +202,16 @@ def _matrix(found: Sequence[Row], checks: Sequence[str]) -> Table:
         Column("less", "less", "number of failures that cost speed or concern hygiene"),
         *(Column(check, check, CHECKS[check].meaning) for check in checks),
     ]
-    values, failures = [], []
+    rows, failures = [], []
     for row in found:
         report = row.report
-        value: dict[str, Any] = {"opt": report.name, "package": row.package, "faults": "not built", "less": None}
-        if _built(report):
-            value |= {"faults": len(report.serious), "less": len(report.failed) - len(report.serious)}
-        value |= {v.check: in_cell(v) for v in report.verdicts}
-        values.append(value)
-        if _built(report) and report.failed:
-            failures.append(f"{report.name}: " + "; ".join(said(report[check]) for check in report.failed))
-    return Table("Optimizers and checks", columns, values, failures)
+        values: dict[str, Any] = {"opt": report.name, "package": row.package, "faults": "not built", "less": None}
+        if report.built:
+            values |= {"faults": len(report.serious), "less": len(report.failed) - len(report.serious)}
+            if report.failed:
+                failures.append(f"{report.name}: " + "; ".join(said(report[check]) for check in report.failed))
+        rows.append(values | {v.check: in_cell(v) for v in report.verdicts})
+    return Table("Optimizers and checks", columns, rows, failures)
 
 
 def _totals(found: Sequence[Row], checks: Sequence[str]) -> Table:
@@ -234,12 +223,11 @@ def _totals(found: Sequence[Row], checks: Sequence[str]) -> Table:
         *(Column(word, WORDS[word], f"optimizers with this verdict: {word}") for word in WORDS),
     ]
     count = Counter((v.check, v.verdict) for row in found for v in row.report.verdicts)
-    values = [
-        {"check": c, "meaning": CHECKS[c].meaning, "severity": CHECKS[c].consequence, "tolerance": CHECKS[c].tolerance}
-        | {word: count[c, word] for word in WORDS}
+    rows = [
+        (c, CHECKS[c].meaning, CHECKS[c].consequence, CHECKS[c].tolerance, *(count[c, word] for word in WORDS))
         for c in checks
     ]
-    return Table("By check", columns, values)
+    return Table.of(columns, rows, "By check")
 
 
 def in_cell(verdict: Verdict) -> str:
@@ -348,5 +336,5 @@ class _Progress:
         """Show the result of an optimizer."""
         self.done += 1
         if not self.line.live:
-            said = row.report.headline() if _built(row.report) else "not built"
+            said = row.report.headline() if row.report.built else "not built"
             say(f"{self.done}/{self.total} {row.report.name}: {said}")

@@ -58,6 +58,11 @@ class Report:
         return CATALOGUES[self.kind]
 
     @property
+    def built(self) -> bool:
+        """Whether the optimizer could be loaded and built."""
+        return bool(self.about) and "builds" not in self.failed
+
+    @property
     def ok(self) -> bool:
         """Whether no failure changes results or blocks a set-up."""
         return not self.serious
