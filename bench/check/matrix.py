@@ -112,9 +112,7 @@ def rows(
     show: Show | None = None,
     known: Known | None = None,
 ) -> Iterator[Row]:
-    """Check optimizers, each group in a separate process.
-
-    Optimizers that cannot be loaded or built get such verdicts.
+    """Check optimizers, each group in a separate process; those that cannot be loaded or built get such verdicts.
 
     Args:
         groups: packages by name, as in `members`.

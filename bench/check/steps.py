@@ -25,18 +25,17 @@ class Stepper:
         spec: of the optimizer.
         model: has `rows`, `loss` and `reduced` (`bench/check/problem.py`).
         optimizer: None for a model whose loss and gradients are only evaluated.
+        seeds: the first step's seed.
 
     Attributes:
         calls: of the closure, by step.
-        seeds: the first step's seed.
     """
 
-    def __init__(self, spec: OptimizerSpec, model: Any, optimizer: Any = None) -> None:
-        self.spec, self.model, self.optimizer = spec, model, optimizer
+    def __init__(self, spec: OptimizerSpec, model: Any, optimizer: Any = None, seeds: int = 0) -> None:
+        self.spec, self.model, self.optimizer, self.seeds = spec, model, optimizer, seeds
         self.params: list[Any] = list(model.parameters())
         self.start = values(self.params)
         self.calls: list[int] = []
-        self.seeds = 0
 
     def backward(self, parts: int = 1) -> Tensor:
         """The whole batch's mean loss, with its gradient in `.grad`."""

@@ -74,9 +74,9 @@ class Subject:
             self._join(OPTIMIZERS[rest], others)
         elif not self._steps((4, 3), (3,)):
             self.matrices = self._steps((4, 3), (3, 1))
-            self.by_role = self._flags = not self.matrices
-            if self._flags and not self._steps((4, 3), (3,)):
-                self.by_role = self._flags = False
+            if not self.matrices:
+                self._flags = True
+                self._flags = self.by_role = self._steps((4, 3), (3,))
 
     def _join(self, rest: OptimizerSpec, given: Mapping[str, Any]) -> None:
         """Use another method for all parameters except matrices."""
@@ -169,11 +169,8 @@ class Subject:
             seeded: first seed of the global generators.
         """
         model = self.attention() if model is None else model
-        stepper = Stepper(
-            self.spec, model, self.make(groups(list(model.parameters())), seeded=seeded, **(arguments or {}))
-        )
-        stepper.seeds = seeded
-        return stepper
+        optimizer = self.make(groups(list(model.parameters())), seeded=seeded, **(arguments or {}))
+        return Stepper(self.spec, model, optimizer, seeded)
 
     def push(self, optimizer: Any, params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
         """One step with given gradients; the closure only returns a loss.
