@@ -65,7 +65,7 @@ def lr_zero(subject: Subject) -> Measured:
     rates = [group["lr"] for group in stepper.optimizer.param_groups]
     for group in stepper.optimizer.param_groups:
         group["lr"] = 0.0
-    moved = gap(values(stepper.run(3).params), before, stepper.start)
+    moved = gap(stepper.run(3).params, before, stepper.start)
     for group, lr in zip(stepper.optimizer.param_groups, rates, strict=True):
         group["lr"] = lr
     stepper.run(3)

@@ -54,7 +54,7 @@ def _resumed(subject: Subject, dtype: torch.dtype) -> Measured:
     lost = difference(before, _remembered(again.optimizer))
     again.calls = [0] * _BEFORE  # so that it draws the random numbers of these steps
     again.run(_AFTER)
-    measured = gap(values(again.params), values(whole.params), weights)
+    measured = gap(again.params, whole.params, weights)
     return Measured(measured, f"after resuming, {lost}" if measured and lost else "")
 
 

@@ -83,7 +83,7 @@ class Stepper:
 
     def gap(self, other: "Stepper") -> float:
         """Distance of the weights from another's, relative to the distance that the other moved."""
-        return gap(values(self.params), values(other.params), other.start)
+        return gap(self.params, other.params, other.start)
 
 
 def gradients(shapes: Iterable[Sequence[int]], step: int) -> list[Tensor]:
