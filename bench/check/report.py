@@ -1,11 +1,13 @@
 """Verdicts: as a table, as JSON, in a store. Importing this file imports no torch."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.check.catalogue import CATALOGUES, SERIOUS, SEVERITIES, Check, Kind
+from bench.check.catalogue import CATALOGUES, SERIOUS, Check, Kind
 
 Word = Literal["pass", "fail", "not applicable", "error"]
 
@@ -82,15 +84,9 @@ class Report:
 
     def headline(self) -> str:
         """Faults and lesser failures: `1 fault (changes results: groups); less: costs speed: syncs, temporaries`."""
-        by: dict[Any, list[str]] = {}
-        for check in self.failed:
-            by.setdefault(self.catalogue[check].severity, []).append(check)
-        serious, less = (
-            "; ".join(
-                f"{word}: {', '.join(by[s])}" for s, word in SEVERITIES.items() if s in by and (s in SERIOUS) is it
-            )
-            for it in (True, False)
-        )
+        by = groupby(self.failed, lambda check: (self.catalogue[check].severity, self.catalogue[check].consequence))
+        said = [(severity, f"{word}: {', '.join(checks)}") for (severity, word), checks in by if word]
+        serious, less = ("; ".join(words for s, words in said if (s in SERIOUS) is it) for it in (True, False))
         n = len(self.serious)
         return (f"{n} fault{'s' * (n != 1)} ({serious})" if n else "no fault") + (f"; less: {less}" if less else "")
 
@@ -115,10 +111,9 @@ class Report:
                 f"  tolerance: {check.because}",
                 f"  to do: {check.advice}",
             ]
-        count = {
-            word: sum(v.verdict == word for v in self.verdicts) for word in ("pass", "fail", "error", "not applicable")
-        }
-        total = ", ".join(f"{n} {word}" for word, n in count.items() if n)
+        count = Counter(v.verdict for v in self.verdicts)
+        words = [word for word in ("pass", "fail", "error", "not applicable") if count[word]]
+        total = ", ".join(f"{count[word]} {word}" for word in words)
         return "\n".join([*lines, "", f"{self.name}: {self.headline()}; {total}"])
 
     def as_json(self) -> dict[str, Any]:
