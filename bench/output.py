@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ROOM = 10 * 2**20
 """Free bytes required on the output's disk before training; the largest output so far has 8 million."""
-ENDINGS = {".md": "md", ".csv": "csv", ".json": "json", ".tex": "tex", ".html": "html"}
+ENDINGS = {".md": "md", ".html": "html", ".csv": "csv", ".json": "json", ".tex": "tex"}
 """Formats of tables by the ending of a file's name."""
 
 

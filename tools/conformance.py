@@ -57,20 +57,7 @@ def main() -> None:
 
     asked = ",".join([*OPTIMIZERS.own, "torch.optim", *(f"{module}:" for module in PACKAGES.values())])
     table, page = OUT / "matrix.md", OUT / "matrix.html"
-    words = [
-        str(python),
-        "-m",
-        "bench",
-        "check",
-        "--matrix",
-        asked,
-        "--limit",
-        "60",
-        "-o",
-        str(page),
-        "-o",
-        str(table),
-    ]
+    words = [str(python), "-m", "bench", "check", "--matrix", asked, "--limit", "60", "-o", str(page), "-o", str(table)]
     if code := subprocess.run(words, cwd=ROOT, env=environment).returncode:
         sys.exit(code)
     (OUT / "README.md").write_text(introduction() + table.read_text("utf-8"), "utf-8")

@@ -10,10 +10,13 @@ import torch
 from torch.nn.utils import vector_to_parameters
 from torch.optim import Optimizer
 
-from bench.check.steps import NotApplicable, Stepper, flat
-from bench.check.subject import Failed, Measured, Raised, Subject
+from bench.check.catalogue import CHECKS
+from bench.check.findings import Failed, Measured, NotApplicable, Raised
+from bench.check.steps import Stepper, flat
+from bench.check.subject import Subject
 from bench.errors import described
 
+_TOLERANCE = CHECKS["quadratic"].tolerance or 0.0
 _FACTORS = (1.0, 10.0, 100.0, 0.1, 1000.0, 0.01)
 
 
@@ -38,19 +41,19 @@ def builds(subject: Subject) -> Measured:
     return Measured(None, "on matrices only" if subject.matrices else "by role" if subject.by_role else "")
 
 
-def _lowered(subject: Subject, model: Callable[[], Any], tolerance: float = 0.5, steps: int = 60) -> Measured:
+def _lowered(subject: Subject, model: Callable[[], Any]) -> Measured:
     """Lowest loss after some steps over the initial loss, and its factor on lr."""
     best, at = inf, 1.0
     for factor in _FACTORS if subject.lr else _FACTORS[:1]:
         stepper = subject.stepper(model(), arguments={"lr": factor * subject.lr} if subject.lr else {})
         before = float(stepper.backward())
-        stepper.run(steps)
+        stepper.run(60)
         if callable(getattr(stepper.optimizer, "eval", None)):
             stepper.optimizer.eval()  # methods that keep other weights for evaluation
         ratio = float(stepper.backward()) / before
         if isfinite(ratio) and ratio < best:
             best, at = ratio, factor
-        if best <= tolerance:
+        if best <= _TOLERANCE:
             break
     return Measured(best, f"at lr {at * subject.lr:g}" if subject.lr else "")
 
@@ -82,8 +85,7 @@ def reference(subject: Subject) -> Measured:
     takes_more = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
     told = {name: value for name, value in subject.hparams.items() if name in parameters}
     told |= subject.arguments if takes_more else {}
-    stepper, model = subject.stepper(), subject.attention()
-    at = Stepper(subject, model, torch.optim.SGD(model.parameters()))
+    stepper, at = subject.stepper(), Stepper(subject.spec, subject.attention())
     weights, memory = flat(at.params).numpy(), {}
     worst = 0.0
     for step in range(10):

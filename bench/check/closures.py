@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.check.findings import Failed, Measured, NotApplicable
 from bench.check.probes import place
-from bench.check.steps import NotApplicable, gap, values
-from bench.check.subject import Failed, Measured, Subject
+from bench.check.steps import values
+from bench.check.subject import Subject
 
 
 def closure(subject: Subject) -> Measured:
@@ -77,10 +78,8 @@ def grad_scaler(subject: Subject) -> Measured:
     """Scaled losses, unscaled before the step, against a run without; then a gradient that overflows."""
     if subject.spec.traits.calls_closure_again or subject.spec.traits.create_graph:
         raise NotApplicable("a GradScaler cannot follow a method that evaluates or differentiates the loss again")
-    plain, scaled = (
-        subject.stepper(subject.attention(torch.float32)).run(),
-        subject.stepper(subject.attention(torch.float32)),
-    )
+    plain, scaled = (subject.stepper(subject.attention(torch.float32)) for _ in range(2))
+    plain.run()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     overflow = False
 
@@ -101,10 +100,10 @@ def grad_scaler(subject: Subject) -> Measured:
     result = scaled.gap(plain)
     before, overflow = values(scaled.params), True
     scaled.step(by=by)
-    if any(not torch.equal(p, value) for p, value in zip(scaled.params, before, strict=True)):
+    if not all(map(torch.equal, scaled.params, before)):
         raise Failed("a gradient that overflows moves the weights; GradScaler must be able to skip the step")
     overflow = False
     scaled.step(by=by)
-    if gap(scaled.params, scaled.start, scaled.start) == inf and not all(p.isfinite().all() for p in scaled.params):
+    if not all(p.isfinite().all() for p in scaled.params):
         raise Failed("after a skipped step, weights are not finite")
     return Measured(result)

@@ -9,18 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bench.check.findings import Measured
 from bench.check.probes import Memory, Reads
-from bench.check.steps import Stepper, push
-from bench.check.subject import Measured, Subject
+from bench.check.steps import Stepper
+from bench.check.subject import Subject
 
 
 def syncs(subject: Subject) -> Measured:
     """Synchronisations in two steps with the kernels of a GPU: foreach if available."""
-    ways: list[dict[str, Any]] = [{}]
-    if "foreach" in subject.options and not subject.arguments.get("fused"):
-        ways.append({"foreach": True})
     most: list[str] = []
-    for way in ways:
+    for way in subject.kernels:
         stepper = subject.stepper(arguments=way).run(1)
         for _ in range(2):
             watch = Reads()
@@ -68,10 +66,7 @@ def memory(subject: Subject) -> Measured:
 
 def temporaries(subject: Subject) -> Measured:
     """Temporaries beyond the declared ones, with the kernels of GPUs."""
-    ways: list[dict[str, Any]] = [{}]
-    if "foreach" in subject.options and not subject.arguments.get("fused"):
-        ways.append({"foreach": True})
-    most = max(_copies(subject, way)[1] for way in ways)
+    most = max(_copies(subject, way)[1] for way in subject.kernels)
     declared = subject.spec.temporaries
     return Measured(max(0.0, most - declared), f"{most:.2g} copies, {declared:g} declared")
 
@@ -113,16 +108,16 @@ def _large(subject: Subject, elements: int) -> list[nn.Parameter]:
 
 
 def _push(subject: Subject, optimizer: Any, params: list[nn.Parameter]) -> None:
-    push(subject, optimizer, [(p, p.grad) for p in params])
+    subject.push(optimizer, params, [p.grad for p in params])
 
 
 def _size(params: list[Any]) -> int:
     return sum(p.numel() * p.element_size() for p in params)
 
 
-def _median(call: Callable[[], Any], times: int = 15) -> float:
+def _median(call: Callable[[], Any]) -> float:
     seconds = []
-    for _ in range(times):
+    for _ in range(15):
         begun = clock.perf_counter()
         call()
         seconds.append(clock.perf_counter() - begun)

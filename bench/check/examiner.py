@@ -18,8 +18,10 @@ from platform import python_version
 from typing import Any
 
 from bench import process
-from bench.check.catalogue import CATALOGUES, Kind
-from bench.check.report import Verdict
+from bench.check.catalogue import CATALOGUES, Check, Kind
+from bench.check.findings import Concluded
+from bench.check.reasons import explained
+from bench.check.report import Verdict, Word, told
 from bench.errors import UserError, described, unknown
 from optimizers import OPTIMIZERS, OptimizerSpec
 from optimizers.plugins import PluginError, load, load_module, provenance
@@ -95,30 +97,34 @@ class Examiner:
         from bench.check.subject import Subject
 
         spec: OptimizerSpec | None = None
+        first, *_ = examination.checks
         try:
             self._warm_up()
-            self.tell("check", check=examination.checks[0])  # loading counts as one
+            self.tell("check", check=first)  # loading counts as one
             if examination.kind == "task":
-                subject = _task(examination)
+                from bench.check.task import TaskSubject
+
+                subject = TaskSubject(examination.name, examination.options, examination.data)
             else:
-                spec = examination.spec or _found(examination.name)
+                spec = examination.spec or OPTIMIZERS.get(examination.name)
+                if spec is None:
+                    raise unknown("optimizer", examination.name, OPTIMIZERS)
                 reference = load(examination.reference) if examination.reference else None
                 subject = Subject(spec, examination.options, reference, limit=self.limit)
         except (UserError, PluginError) as error:
-            self.tell("refused", why=_explained(spec, str(error)))
+            self.tell("refused", why=explained(spec, str(error)))
             return
         except BaseException as error:
-            self._verdict(Verdict(examination.checks[0], "error", note=_explained(spec, described(error))))
+            self._verdict(Verdict(first, "error", note=explained(spec, described(error))))
             return
         self.tell("about", about=_about(subject))
         for name in examination.checks:
             self.tell("check", check=name)
-            verdict = judged(name, subject, examination.kind)
-            if spec is not None and name == "builds" and not verdict.ok:
-                verdict = replace(verdict, note=_explained(spec, verdict.note))
-            self._verdict(verdict)
+            verdict = judged(CATALOGUES[examination.kind][name], subject)
             if name == "builds" and not verdict.ok:
+                self._verdict(replace(verdict, note=explained(spec, verdict.note)))
                 return
+            self._verdict(verdict)
 
     def _warm_up(self) -> None:
         """The first optimizer of a process imports torch's compiler, which takes as long as torch itself."""
@@ -134,30 +140,10 @@ class Examiner:
         self.tell("verdict", verdict=asdict(verdict))
 
 
-def _explained(spec: OptimizerSpec | None, said: str) -> str:
-    """An error, after the reason that its class shows."""
-    from bench.check.reasons import why
-
-    try:
-        return said if spec is None else why(spec.cls, said)
-    except Exception:  # a class that cannot be inspected
-        return said
-
-
-def _task(examination: Examination) -> Any:
-    from bench.check.task import TaskSubject
-
-    subject = TaskSubject(examination.name, examination.options, examination.data)
-    subject.make()
-    return subject
-
-
-def judged(name: str, subject: Any, kind: Kind = "optimizer") -> Verdict:
+def judged(check: Check, subject: Any) -> Verdict:
     """Run one check."""
-    from bench.check.steps import NotApplicable, seed
-    from bench.check.subject import Failed, Raised
+    from bench.check.steps import seed
 
-    check = CATALOGUES[kind][name]
     module, _, function = check.target.partition(":")
     measure = getattr(import_module(module), function)
     seed(0)
@@ -167,23 +153,12 @@ def judged(name: str, subject: Any, kind: Kind = "optimizer") -> Verdict:
         finding = measure(subject)
         measured, note = finding.measured, finding.note
         good = check.tolerance is None or measured is None or measured <= check.tolerance
-        word = "pass" if good else "fail"
-    except Failed as error:
-        word, note = "fail", str(error)
-    except NotApplicable as error:
-        word, note = "not applicable", str(error)
-    except Raised as error:
-        word, note = "error", str(error)
+        word: Word = "pass" if good else "fail"
+    except Concluded as error:
+        word, note = error.word, str(error)
     except BaseException as error:
         word, note = "error", described(error)
-    return Verdict(name, word, measured, note, round(time.perf_counter() - begun, 3))
-
-
-def _found(name: str) -> OptimizerSpec:
-    try:
-        return OPTIMIZERS[name]
-    except KeyError:
-        raise unknown("optimizer", name, OPTIMIZERS) from None
+    return Verdict(check.name, word, measured, note, round(time.perf_counter() - begun, 3))
 
 
 def _package(name: str) -> str:
@@ -206,20 +181,19 @@ def _members(name: str) -> list[str]:
     return list(found.values())
 
 
+def versions() -> dict[str, str]:
+    """Of what the verdicts depend on, besides the optimizer's package."""
+    return {"python": python_version(), "torch": version("torch"), "bench": version(_SUITE)}
+
+
 def _about(subject: Any) -> dict[str, Any]:
     spec = subject.spec
-    versions = {"python": python_version(), "torch": version("torch"), "bench": version(_SUITE)}
-    arguments = {
-        name: value if isinstance(value, int | float | bool | None) else str(value)
-        for name, value in subject.arguments.items()
-    }
-    target = spec.target if isinstance(spec, OptimizerSpec) else ":".join(place_of(spec.module))
     return {
-        "target": target,
+        "target": spec.target if isinstance(spec, OptimizerSpec) else ":".join(place_of(spec.module)),
         "version": spec.version,
         "package": spec.package,
-        "versions": versions,
-        "arguments": arguments,
+        "versions": versions(),
+        "arguments": told(subject.arguments),
     }
 
 

@@ -7,9 +7,10 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from bench.check.catalogue import CHECKS
+from bench.check.findings import Failed, Measured
 from bench.check.state import difference
-from bench.check.steps import STEPS, Stepper, gap, push, values
-from bench.check.subject import Failed, Measured, Subject, in_training
+from bench.check.steps import STEPS, Stepper, gap, values
+from bench.check.subject import Subject, in_training
 
 _TOLERANCE = CHECKS["groups"].tolerance or 0.0
 
@@ -64,19 +65,16 @@ def lr_zero(subject: Subject) -> Measured:
     rates = [group["lr"] for group in stepper.optimizer.param_groups]
     for group in stepper.optimizer.param_groups:
         group["lr"] = 0.0
-    moved = gap(values(stepper.run(3).params), before, stepper.start)
+    moved = gap(stepper.run(3).params, before, stepper.start)
     for group, lr in zip(stepper.optimizer.param_groups, rates, strict=True):
         group["lr"] = lr
     stepper.run(3)
     if not all(p.isfinite().all() for p in stepper.params):
         raise Failed("after a pause at lr = 0, weights are not finite")
-    if moved == 0 and _same(stepper.params, before) and not _same(before, stepper.start):
+    unmoved = moved == 0 and all(map(torch.equal, stepper.params, before))
+    if unmoved and not all(map(torch.equal, before, stepper.start)):
         raise Failed("after a pause at lr = 0, the weights no longer change")
     return Measured(moved)
-
-
-def _same(a: list[Any], b: list[Any]) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def _check_lr(stepper: Stepper) -> None:
@@ -96,8 +94,8 @@ def frozen(subject: Subject) -> Measured:
     if subject.spec.traits.create_graph:
         return Measured(among.gap(alone))
     none = subject.stepper()
-    push(subject, none.optimizer, [(p, None) for p in none.params])
-    if not _same(none.params, none.start):
+    subject.push(none.optimizer, none.params, [None] * len(none.params))
+    if not all(map(torch.equal, none.params, none.start)):
         raise Failed("a step without gradients changes weights")
     return Measured(among.gap(alone))
 
@@ -112,6 +110,6 @@ def zero_gradient(subject: Subject) -> Measured:
                 stepper.backward()
                 grads: list[Any] = [p.grad for p in stepper.params]
                 grads[which] = [torch.zeros_like(p) for p in stepper.params[which]]
-                push(subject, stepper.optimizer, list(zip(stepper.params, grads, strict=True)))
+                subject.push(stepper.optimizer, stepper.params, grads)
             broken += sum(int((~p.isfinite()).sum()) for p in stepper.params)
     return Measured(float(broken))

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.check.steps import NotApplicable, gap, push, values
-from bench.check.subject import Failed, Measured, Subject
+from bench.check.findings import Failed, Measured, NotApplicable
+from bench.check.steps import gap, gradients, values
+from bench.check.subject import Subject
 
 _PUSHES = 4
 _MATTERS = 1e-6  # a gap above rounding
+_HALVES = (slice(2), slice(2, None))  # the parameters of two groups
 
 
 def lr_changes(subject: Subject) -> Measured:
@@ -41,13 +43,19 @@ def group_values(subject: Subject) -> Measured:
     """
     subject.refuse_chance()
     plain = _moved(subject)
-    separable = all(gap(_moved(subject, shifted=1 - i)[i], plain[i], _start(subject)[i]) == 0 for i in (0, 1))
+    separable = all(
+        _gap(subject, _moved(subject, shifted=other), plain, half) == 0
+        for half, other in zip(_HALVES, reversed(_HALVES), strict=True)
+    )
     worst, differs, held, refused = 0.0, "", [], []
     for label, name, others in _numbers(subject):
         value = subject.hparams[name]
         for other in others:
-            uniform = _if_made(subject, {name: other})
-            if uniform is None or not _MATTERS < _gap(subject, uniform, plain) < inf:
+            try:
+                uniform = _moved(subject, {name: other})
+            except Exception:
+                continue
+            if not _MATTERS < _gap(subject, uniform, plain) < inf:
                 continue
             try:
                 found = _two(subject, name, (value, other), (plain, uniform), separable=separable)
@@ -86,22 +94,13 @@ def _others(value: float) -> list[Any]:
     return [value / 2, 2 * value, value + 0.1] if value else [0.1, 1.5]
 
 
-Halves = tuple[list[Tensor], list[Tensor]]
-"""Weights of the first parameters, and of the others."""
-
-
-def _start(subject: Subject) -> Halves:
-    params = values(list(subject.attention().parameters()))
-    return params[:2], params[2:]
-
-
 def _moved(
     subject: Subject,
     arguments: Mapping[str, Any] | None = None,
     own: Sequence[Mapping[str, Any]] = ({}, {}),
     order: Sequence[int] = (0, 1),
-    shifted: int | None = None,
-) -> Halves:
+    shifted: slice = slice(0),
+) -> list[Tensor]:
     """Weights after some steps with synthetic gradients, always the same.
 
     Args:
@@ -109,36 +108,35 @@ def _moved(
         arguments: of the constructor.
         own: values of the two halves' groups.
         order: of the halves among the groups.
-        shifted: a half whose weights are shifted and whose gradients are doubled after the first step, or None.
+        shifted: weights that are shifted, and whose gradients are doubled, after the first step.
     """
-    params: list[Any] = list(subject.attention().parameters())
-    halves = params[:2], params[2:]
-    optimizer = subject.make([{"params": halves[i], **own[i]} for i in order], **(arguments or {}))
+    params = list(subject.attention().parameters())
+    optimizer = subject.make([{"params": params[_HALVES[i]], **own[i]} for i in order], **(arguments or {}))
     for step in range(_PUSHES):
-        random = torch.Generator().manual_seed(step)
-        grads = [0.3 * torch.randn(p.shape, generator=random, dtype=p.dtype) for p in params]
-        if step and shifted is not None:
-            grads = [2 * g if (i < 2) == (shifted == 0) else g for i, g in enumerate(grads)]
-        push(subject, optimizer, list(zip(params, grads, strict=True)))
-        if step == 0 and shifted is not None:
+        grads = gradients([p.shape for p in params], step)
+        if step > 0:
+            grads[shifted] = [2 * g for g in grads[shifted]]
+        subject.push(optimizer, params, grads)
+        if step == 0:
             with torch.no_grad():
-                for p in halves[shifted]:
+                for p in params[shifted]:
                     p.add_(0.1)
-    return values(halves[0]), values(halves[1])
+    return values(params)
 
 
-def _if_made(subject: Subject, arguments: Mapping[str, Any]) -> Halves | None:
-    try:
-        return _moved(subject, arguments)
-    except Exception:
-        return None
+def _gap(subject: Subject, a: list[Tensor], b: list[Tensor], half: slice = slice(None)) -> float:
+    """The gap of all weights, or of one half."""
+    return gap(a[half], b[half], list(subject.attention().parameters())[half])
 
 
-def _gap(subject: Subject, a: Halves, b: Halves) -> float:
-    return gap([*a[0], *a[1]], [*b[0], *b[1]], [p for half in _start(subject) for p in half])
-
-
-def _two(subject: Subject, name: str, of: tuple[Any, Any], uniform: tuple[Halves, Halves], *, separable: bool) -> float:
+def _two(
+    subject: Subject,
+    name: str,
+    of: tuple[Any, Any],
+    uniform: tuple[list[Tensor], list[Tensor]],
+    *,
+    separable: bool,
+) -> float:
     """The largest gap of two groups with these values from the expected weights.
 
     Args:
@@ -150,10 +148,10 @@ def _two(subject: Subject, name: str, of: tuple[Any, Any], uniform: tuple[Halves
     """
     own = [{name: value} for value in of]
     told = [_moved(subject, {name: of[0]}, own), _moved(subject, {name: of[1]}, own, order=(1, 0))]
-    start = _start(subject)
     if separable:
-        return max(gap(each[i], uniform[i][i], start[i]) for each in told for i in (0, 1))
-    both_matter = all(gap(uniform[0][i], uniform[1][i], start[i]) > _MATTERS for i in (0, 1))
+        expected = list(zip(uniform, _HALVES, strict=True))
+        return max(_gap(subject, each, weights, half) for each in told for weights, half in expected)
+    both_matter = all(_gap(subject, *uniform, half) > _MATTERS for half in _HALVES)
     if both_matter and min(_gap(subject, told[0], each) for each in uniform) <= _MATTERS:
         return inf
     return _gap(subject, told[0], told[1])

@@ -4,9 +4,8 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ class Journal:
         what: everything that determines the verdicts, as plain values; each `what` has its own file.
 
     Attributes:
-        known: by optimizer, its facts and verdicts when the file was opened.
+        known: by optimizer, its report when the file was opened.
 
     Raises:
         UserError: the file cannot be written, or another process writes it.
@@ -44,7 +43,7 @@ class Journal:
         except OSError:
             self.file.close()
             raise UserError(f"another process is making this matrix ({self.path}): wait for it, or end it") from None
-        self.known: dict[str, tuple[Mapping[str, Any], list[Verdict]]] = {}
+        self.known: dict[str, Report] = {}
         self._read()
 
     def _read(self) -> None:
@@ -55,12 +54,11 @@ class Journal:
         for line in whole.splitlines():
             with suppress(ValueError, KeyError, TypeError):  # not written by this program
                 entry = json.loads(line)
-                about, verdicts = self.known.get(entry["name"], ({}, []))
-                verdict, told = Verdict(**entry["verdict"]), entry["about"]
-                if not isinstance(told, dict) or not isinstance(verdict.measured, float | int | None):
-                    continue
-                if verdict.check not in {each.check for each in verdicts}:
-                    self.known[entry["name"]] = (entry["about"] or about, [*verdicts, verdict])
+                known = self.known.get(entry["name"], Report(entry["name"]))
+                verdict, about = Verdict(**entry["verdict"]), entry["about"] or known.about
+                valid = isinstance(entry["about"], dict) and isinstance(verdict.measured, float | int | None)
+                if valid and verdict.check not in {each.check for each in known.verdicts}:
+                    self.known[entry["name"]] = replace(known, about=about, verdicts=(*known.verdicts, verdict))
 
     def write(self, report: Report, verdict: Verdict) -> None:
         """Add a verdict; it is in the file when this returns."""

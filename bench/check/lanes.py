@@ -6,33 +6,43 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from bench.check.steps import STEPS, NotApplicable, Stepper, flat
-from bench.check.subject import Measured, Subject
+from bench.check.findings import Measured, NotApplicable
+from bench.check.problem import Attention
+from bench.check.steps import STEPS, Stepper, flat
+from bench.check.subject import Subject
 
-_LANES = 3
+_FACTORS = (1.0, 0.5, 2.0)  # of lr, one for each lane
 
 
 def lanes(subject: Subject) -> Measured:
     """The pure update of three lanes, or their instances on one stack of weights, against three runs alone."""
-    factors = (1.0, 0.5, 2.0)
-    rates = [{} if subject.lr is None else {"lr": factor * subject.lr} for factor in factors]
-    alone = [
-        subject.stepper(subject.attention(seed=10 * lane), arguments=rate).run() for lane, rate in enumerate(rates)
-    ]
+    rates = [{} if subject.lr is None else {"lr": factor * subject.lr} for factor in _FACTORS]
+    alone = [subject.stepper(model, arguments=rate).run() for model, rate in zip(_models(subject), rates, strict=True)]
     if subject.spec.pure_update is None:
-        return _one_by_one(subject, alone, rates)
-    subject.refuse_chance()
-    if subject.lr is None:
-        raise NotApplicable("pure updates need a constructor with lr")
-    return _together(subject, alone, [factor * subject.lr for factor in factors])
+        found, how = [_one_by_one(subject, rates)], "instances, lane by lane"
+    else:
+        subject.refuse_chance()
+        if subject.lr is None:
+            raise NotApplicable("pure updates need a constructor with lr")
+        # Without norms, and with given ones, as in sweeps.
+        ways = dict.fromkeys([(), tuple(sorted(subject.spec.update_keywords))])
+        found = [_updated(subject, [rate["lr"] for rate in rates], keywords) for keywords in ways]
+        how = "pure update through vmap"
+    gaps = [
+        Stepper(subject.spec, model).gap(stepper)
+        for models in found
+        for stepper, model in zip(alone, models, strict=True)
+    ]
+    return Measured(max(gaps), how)
 
 
-def _worst(alone: list[Stepper], models: list[Any]) -> float:
-    return max(Stepper(stepper.subject, model, None).gap(stepper) for stepper, model in zip(alone, models, strict=True))
+def _models(subject: Subject) -> list[Attention]:
+    return [subject.attention(seed=10 * lane) for lane in range(len(_FACTORS))]
 
 
-def _one_by_one(subject: Subject, alone: list[Stepper], rates: list[dict[str, Any]]) -> Measured:
-    models = [subject.attention(seed=10 * lane) for lane in range(_LANES)]
+def _one_by_one(subject: Subject, rates: list[dict[str, Any]]) -> list[Attention]:
+    """Models whose weights are views of one stack, after steps of an instance for each."""
+    models = _models(subject)
     for name, _ in list(models[0].named_parameters()):
         stack = torch.stack([getattr(model, name).detach() for model in models])
         for model, view in zip(models, stack, strict=True):
@@ -41,20 +51,13 @@ def _one_by_one(subject: Subject, alone: list[Stepper], rates: list[dict[str, An
     for _ in range(STEPS):
         for stepper in steppers:
             stepper.step()
-    return Measured(_worst(alone, models), "instances, lane by lane")
+    return models
 
 
-def _together(subject: Subject, alone: list[Stepper], rates: list[float]) -> Measured:
-    """With given norms, as in sweeps, and without."""
-    ways = [(), tuple(sorted(subject.spec.update_keywords))]
-    found = [_moved(subject, alone, rates, keywords) for keywords in dict.fromkeys(ways)]
-    return Measured(max(found), "pure update through vmap")
-
-
-def _moved(subject: Subject, alone: list[Stepper], rates: list[float], keywords: tuple[str, ...]) -> float:
-    models = [subject.attention(seed=10 * lane) for lane in range(_LANES)]
-    # Only evaluates; the update steps.
-    steppers = [Stepper(subject, model, torch.optim.SGD(model.parameters())) for model in models]
+def _updated(subject: Subject, rates: list[float], keywords: tuple[str, ...]) -> list[Attention]:
+    """Models after steps of the pure update."""
+    models = _models(subject)
+    steppers = [Stepper(subject.spec, model) for model in models]
     hparams = {**subject.hparams, "lr": torch.tensor(rates, dtype=torch.float64)}
     update = subject.spec.pure_update
     assert update is not None
@@ -74,7 +77,7 @@ def _moved(subject: Subject, alone: list[Stepper], rates: list[float], keywords:
             for stepper, *new in zip(steppers, *moved, strict=True):
                 for p, value in zip(stepper.params, new, strict=True):
                     p.copy_(value)
-    return _worst(alone, models)
+    return models
 
 
 def _stacked(lanes: list[list[Tensor]]) -> list[Tensor]:

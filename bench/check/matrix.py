@@ -5,20 +5,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from importlib.metadata import packages_distributions, version
+from importlib.metadata import packages_distributions
 from pathlib import Path
-from platform import python_version
 from typing import Any
 
-from bench.check.catalogue import CHECKS, SEVERITIES, weight
+from bench.check.catalogue import CHECKS
 from bench.check.child import START, Child, Ended
-from bench.check.examiner import Examination
+from bench.check.examiner import Examination, versions
 from bench.check.journal import Journal
 from bench.check.report import Report, Verdict, write_verdict
-from bench.check.supervisor import LIMIT, Known, Show, examination_of, reports
+from bench.check.supervisor import LIMIT, Known, Show, checks_of, examination_of, reports
 from bench.errors import UserError
 from bench.grammar.near import nearest
-from bench.output import write
+from bench.output import ENDINGS, write
 from bench.progress import StatusLine, say
 from bench.results.render import FORMATS, template
 from bench.results.table import Board, Column, Table
@@ -31,7 +30,9 @@ MATRIX_CHECKS = tuple(name for name in CHECKS if name != "reference")
 WORDS = {"pass": "pass", "fail": "FAIL", "error": "ERROR", "not applicable": "n.a."}
 """Verdicts as shown in a cell."""
 
-_KINDS = {".md": "md", ".html": "html", ".csv": "csv", ".json": "json", ".tex": "tex", ".txt": "table"}
+_KINDS = {**ENDINGS, ".txt": "table"}
+_OPTIMIZER = Column("opt", "optimizer", "argument of `bench check`")
+_PACKAGE = Column("package", "package", "distribution and version")
 
 
 @dataclass(frozen=True)
@@ -80,17 +81,18 @@ def members(words: Sequence[str], limit: float = START) -> list[dict[str, str]]:
     with Child({i: Examination(word, asked=True) for i, word in enumerate(words)}, limit) as child:
         try:
             for event in child.events():
-                if event["event"] == "examination":
-                    at = words[int(event["examination"])]
-                elif event["event"] == "refused":
-                    raise UserError(event["why"] + _near(at))
-                elif event["event"] == "members":
-                    if not event["packages"]:
-                        raise UserError(
-                            f"there is no public torch.optim.Optimizer class in {at}; name a class: {at}:Class"
-                        )
-                    found.append({name: package for name, package in event["packages"].items() if name not in known})
-                    known |= found[-1].keys()
+                match event:
+                    case {"event": "examination", "examination": number}:
+                        at = words[int(number)]
+                    case {"event": "refused", "why": why}:
+                        raise UserError(why + _near(at))
+                    case {"event": "members", "packages": packages}:
+                        if not packages:
+                            raise UserError(
+                                f"there is no public torch.optim.Optimizer class in {at}; name a class: {at}:Class"
+                            )
+                        found.append({name: package for name, package in packages.items() if name not in known})
+                        known |= found[-1].keys()
         except Ended as ended:
             raise UserError(f"importing {at}: {ended}") from None
     return found
@@ -110,9 +112,7 @@ def rows(
     show: Show | None = None,
     known: Known | None = None,
 ) -> Iterator[Row]:
-    """Check optimizers, each group in a separate process.
-
-    Optimizers that cannot be loaded or built get such verdicts.
+    """Check optimizers, each group in a separate process; those that cannot be loaded or built get such verdicts.
 
     Args:
         groups: packages by name, as in `members`.
@@ -141,16 +141,16 @@ def board(found: Sequence[Row], notes: Sequence[str] = ()) -> Board:
         notes: on the machine and method.
     """
     made_of = {v.check for row in found for v in row.report.verdicts}
-    checks = sorted((check for check in CHECKS if check in made_of), key=lambda check: weight(CHECKS[check]))
+    checks = sorted((check for check in CHECKS if check in made_of), key=lambda check: CHECKS[check].weight)
     found = sorted(found, key=_rank)
-    versions = next((row.report.about["versions"] for row in found if row.report.about), {})
+    made_with = next((row.report.about["versions"] for row in found if row.report.about), {})
     legend = (
         "FAIL: the property does not hold; ERROR: the optimizer raised an exception, ended its process, or did not"
         " finish;"
         " n.a.: not applicable, or not run since the optimizer does not build; a number is only reported. Faults are"
         " failures that change results or block a set-up; columns are ordered by severity"
     )
-    made = [f"made with {', '.join(f'{name} {number}' for name, number in versions.items())}"] if versions else []
+    made = [f"made with {', '.join(f'{name} {number}' for name, number in made_with.items())}"] if made_with else []
     return Board(
         "conformance",
         f"Conformance of {len(found)} optimizers",
@@ -161,69 +161,55 @@ def board(found: Sequence[Row], notes: Sequence[str] = ()) -> Board:
 
 def _packages(found: Sequence[Row]) -> Table:
     columns = [
-        Column("package", "package", "distribution and version"),
+        _PACKAGE,
         Column("optimizers", "optimizers", "checked classes"),
         Column("built", "built", "of these, those that pass the check `builds` with default arguments"),
         Column("clean", "without a fault", "of these, those without a failure that changes results or blocks a set-up"),
         Column("spotless", "pass all", "of these, those that pass all applicable checks"),
     ]
-    packages = dict.fromkeys(row.package for row in found)
-    own = {package: [row.report for row in found if row.package == package] for package in packages}
-    values = [
-        {
-            "package": package,
-            "optimizers": len(own[package]),
-            "built": sum(map(_built, own[package])),
-            "clean": sum(report.ok for report in own[package]),
-            "spotless": sum(not report.failed for report in own[package]),
-        }
-        for package in packages
+    packages: dict[str, list[Report]] = {}
+    for row in found:
+        packages.setdefault(row.package, []).append(row.report)
+    rows = [
+        (package, len(own), sum(r.built for r in own), sum(r.ok for r in own), sum(not r.failed for r in own))
+        for package, own in packages.items()
     ]
-    return Table("By package", columns, values)
-
-
-def _built(report: Report) -> bool:
-    return bool(report.about) and "builds" not in report.failed
+    return Table.of(columns, rows, "By package")
 
 
 def _rank(row: Row) -> tuple[bool, int, int]:
     """Order: optimizers without faults first, optimizers that cannot be built last."""
-    return not _built(row.report), len(row.report.serious), len(row.report.failed)
+    return not row.report.built, len(row.report.serious), len(row.report.failed)
 
 
 def _not_built(found: Sequence[Row]) -> list[Table]:
-    values = [
-        {"opt": row.report.name, "package": row.package, "why": _without_folders(row.report[row.report.failed[0]].note)}
+    rows = [
+        (row.report.name, row.package, _without_folders(row.report[row.report.failed[0]].note))
         for row in found
-        if not _built(row.report) and row.report.failed
+        if not row.report.built and row.report.failed
     ]
-    columns = [
-        Column("opt", "optimizer", "argument of `bench check`"),
-        Column("package", "package", "distribution and version"),
-        Column("why", "why", "the reason and the exception"),
-    ]
-    return [Table("Not built with default arguments", columns, values)] if values else []
+    columns = [_OPTIMIZER, _PACKAGE, Column("why", "why", "the reason and the exception")]
+    return [Table.of(columns, rows, "Not built with default arguments")] if rows else []
 
 
 def _matrix(found: Sequence[Row], checks: Sequence[str]) -> Table:
     columns = [
-        Column("opt", "optimizer", "argument of `bench check`"),
-        Column("package", "package", "distribution and version"),
+        _OPTIMIZER,
+        _PACKAGE,
         Column("faults", "faults", "number of failures that change results or block a set-up"),
         Column("less", "less", "number of failures that cost speed or concern hygiene"),
         *(Column(check, check, CHECKS[check].meaning) for check in checks),
     ]
-    values, failures = [], []
+    rows, failures = [], []
     for row in found:
         report = row.report
-        value: dict[str, Any] = {"opt": report.name, "package": row.package, "faults": "not built", "less": None}
-        if _built(report):
-            value |= {"faults": len(report.serious), "less": len(report.failed) - len(report.serious)}
-        value |= {v.check: in_cell(v) for v in report.verdicts}
-        values.append(value)
-        if _built(report) and report.failed:
-            failures.append(f"{report.name}: " + "; ".join(said(report[check]) for check in report.failed))
-    return Table("Optimizers and checks", columns, values, failures)
+        values: dict[str, Any] = {"opt": report.name, "package": row.package, "faults": "not built", "less": None}
+        if report.built:
+            values |= {"faults": len(report.serious), "less": len(report.failed) - len(report.serious)}
+            if report.failed:
+                failures.append(f"{report.name}: " + "; ".join(said(report[check]) for check in report.failed))
+        rows.append(values | {v.check: in_cell(v) for v in report.verdicts})
+    return Table("Optimizers and checks", columns, rows, failures)
 
 
 def _totals(found: Sequence[Row], checks: Sequence[str]) -> Table:
@@ -234,20 +220,12 @@ def _totals(found: Sequence[Row], checks: Sequence[str]) -> Table:
         Column("tolerance", "at most", "largest value that passes"),
         *(Column(word, WORDS[word], f"optimizers with this verdict: {word}") for word in WORDS),
     ]
-    count = {
-        check: Counter(v.verdict for row in found for v in row.report.verdicts if v.check == check) for check in checks
-    }
-    values = [
-        {"check": c, "meaning": CHECKS[c].meaning, "severity": _severity(c), "tolerance": CHECKS[c].tolerance}
-        | {word: count[c][word] for word in WORDS}
+    count = Counter((v.check, v.verdict) for row in found for v in row.report.verdicts)
+    rows = [
+        (c, CHECKS[c].meaning, CHECKS[c].consequence, CHECKS[c].tolerance, *(count[c, word] for word in WORDS))
         for c in checks
     ]
-    return Table("By check", columns, values)
-
-
-def _severity(check: str) -> str | None:
-    severity = CHECKS[check].severity
-    return severity and SEVERITIES[severity]
+    return Table.of(columns, rows, "By check")
 
 
 def in_cell(verdict: Verdict) -> str:
@@ -279,11 +257,9 @@ def as_text(found: Sequence[Row], kind: str, notes: Sequence[str] = ()) -> str:
         notes: on the machine and method.
     """
     whole = board(found, notes)
-    return _page(found, whole) if kind == "html" else FORMATS[kind]([whole])
-
-
-def _page(found: Sequence[Row], whole: Board) -> str:
-    """The matrix as a page; each cell has its measurement as a tooltip."""
+    if kind != "html":
+        return FORMATS[kind]([whole])
+    # A page, whose cells have their measurements as tooltips.
     verdicts = {row.report.name: {v.check: v for v in row.report.verdicts} for row in found}
     return template("bench.check", "matrix.html.j2").render(board=whole, verdicts=verdicts, said=said, cell=cell)
 
@@ -311,12 +287,10 @@ def command(
         UserError: a word names no optimizer, a file cannot be written, or another process makes this matrix.
         KeyboardInterrupt: it was interrupted.
     """
-    examination_of("sgd", only=only)  # report a misspelt check before importing anything
+    checks = [check for check in checks_of("optimizer", only) if check in MATRIX_CHECKS]
     kinds = [kind_of(path) for path in outputs]
     groups = members(words)
-    versions = [python_version(), *(version(name) for name in ("torch", "attention-optimizer-bench"))]
-    checks = [check for check in MATRIX_CHECKS if only is None or check in only]
-    journal = Journal(store, [groups, checks, limit, versions])
+    journal = Journal(store, [groups, checks, limit, list(versions().values())])
     found: list[Row] = []
     done = False
     progress = _Progress(sum(map(len, groups)), journal)
@@ -348,7 +322,8 @@ class _Progress:
     def __init__(self, total: int, journal: Journal) -> None:
         self.done, self.total, self.line, self.journal = 0, total, StatusLine(), journal
         if journal.known:
-            say(f"continuing after {sum(len(known) for _, known in journal.known.values())} verdicts in {journal.path}")
+            done = sum(len(report.verdicts) for report in journal.known.values())
+            say(f"continuing after {done} verdicts in {journal.path}")
 
     def show(self, report: Report, verdict: Verdict) -> None:
         """Store a verdict and show it."""
@@ -359,5 +334,5 @@ class _Progress:
         """Show the result of an optimizer."""
         self.done += 1
         if not self.line.live:
-            said = row.report.headline() if _built(row.report) else "not built"
+            said = row.report.headline() if row.report.built else "not built"
             say(f"{self.done}/{self.total} {row.report.name}: {said}")

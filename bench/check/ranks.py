@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bench.check.findings import Failed, Measured, NotApplicable, Raised
 from bench.check.problem import SAMPLES, Attention
-from bench.check.steps import NotApplicable, gap, values
-from bench.check.subject import Failed, Measured, Raised, Subject
+from bench.check.steps import gap, values
+from bench.check.subject import Subject
 from bench.errors import described
 
 _WORLD = 2
@@ -54,7 +55,7 @@ def ddp(subject: Subject) -> Measured:
     if apart:
         raise Failed(f"the replicas diverge, after 6 steps by {apart:.2g} of their way")
     alone = subject.stepper().run()
-    return Measured(gap(first, values(alone.params), alone.start))
+    return Measured(gap(first, alone.params, alone.start))
 
 
 def rank_seeds(subject: Subject) -> Measured:
@@ -85,7 +86,7 @@ def _replicas(subject: Subject, *, own_loss: bool = False, own_seeds: bool = Fal
         return values(subject.stepper(model, seeded=1000 * dist.get_rank() if own_seeds else 0).run().params)
 
     first, second = _on_ranks(train, 0.7 * subject.limit)
-    return first, gap(second, first, values(list(subject.attention().parameters())))
+    return first, gap(second, first, list(subject.attention().parameters()))
 
 
 def fsdp(subject: Subject) -> Measured:
@@ -102,9 +103,8 @@ def fsdp(subject: Subject) -> Measured:
         return [p.detach().full_tensor() for p in params]
 
     alone = subject.stepper().run()
-    return Measured(
-        max(gap(weights, values(alone.params), alone.start) for weights in _on_ranks(train, 0.7 * subject.limit))
-    )
+    ranks = _on_ranks(train, 0.7 * subject.limit)
+    return Measured(max(gap(weights, alone.params, alone.start) for weights in ranks))
 
 
 def _check_applicable(subject: Subject) -> None:

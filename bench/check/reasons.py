@@ -3,6 +3,8 @@
 import inspect
 from typing import Any
 
+from optimizers import OptimizerSpec
+
 _SAID = {
     "does not support dense gradients": "it takes sparse gradients only",
     "process group has not been initialized": "it needs processes of torch.distributed",
@@ -14,28 +16,28 @@ _SAID = {
 """Texts of errors, ignoring case, and their meaning."""
 
 
-def why(cls: Any, said: str) -> str:
-    """The reason why a class is not built, followed by the error.
+def explained(spec: OptimizerSpec | None, said: str) -> str:
+    """An error, after the reason that the optimizer's class shows, if any."""
+    try:
+        reason = "" if spec is None else _reason(spec.cls, said)
+    except Exception:  # a class that cannot be inspected
+        reason = ""
+    return f"{reason}: {said}" if reason else said
 
-    Args:
-        cls: the class.
-        said: the error.
-    """
+
+def _reason(cls: Any, said: str) -> str:
     parameters = [p for p in inspect.signature(cls).parameters.values() if p.kind < p.VAR_KEYWORD]
     names = [p.name for p in parameters if p.kind != p.VAR_POSITIONAL]
     first, required = names[0] if names else "", [p.name for p in parameters[1:] if p.default is p.empty]
     wrapped = next((name for name in names if "optimizer" in name.lower()), None)
-    reason = ""
     if inspect.isabstract(cls) or "defaults" in required or "NotImplementedError" in said:
-        reason = "it is an abstract base class"
-    elif wrapped is not None:
-        reason = f"it wraps another optimizer (argument {wrapped})"
-    elif first in ("model", "module"):
-        reason = f"it takes a model in place of parameters (argument {first})"
-    elif first and not first.startswith(("param", "named_param")):
-        reason = f"it takes {first} in place of parameters"
-    elif required:
-        reason = f"it has no default for {', '.join(required)}"
-    else:
-        reason = next((means for word, means in _SAID.items() if word.lower() in said.lower()), "")
-    return f"{reason}: {said}" if reason else said
+        return "it is an abstract base class"
+    if wrapped is not None:
+        return f"it wraps another optimizer (argument {wrapped})"
+    if first in ("model", "module"):
+        return f"it takes a model in place of parameters (argument {first})"
+    if first and not first.startswith(("param", "named_param")):
+        return f"it takes {first} in place of parameters"
+    if required:
+        return f"it has no default for {', '.join(required)}"
+    return next((means for word, means in _SAID.items() if word.lower() in said.lower()), "")

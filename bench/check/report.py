@@ -1,11 +1,13 @@
 """Verdicts: as a table, as JSON, in a store. Importing this file imports no torch."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.check.catalogue import CATALOGUES, SERIOUS, SEVERITIES, Check, Kind, weight
+from bench.check.catalogue import CATALOGUES, SERIOUS, Check, Kind
 
 Word = Literal["pass", "fail", "not applicable", "error"]
 
@@ -58,6 +60,11 @@ class Report:
         return CATALOGUES[self.kind]
 
     @property
+    def built(self) -> bool:
+        """Whether the optimizer could be loaded and built."""
+        return bool(self.about) and "builds" not in self.failed
+
+    @property
     def ok(self) -> bool:
         """Whether no failure changes results or blocks a set-up."""
         return not self.serious
@@ -67,7 +74,7 @@ class Report:
         """Names of the checks that failed, or in which the optimizer raised, the worst first."""
         return sorted(
             (verdict.check for verdict in self.verdicts if not verdict.ok),
-            key=lambda check: weight(self.catalogue[check]),
+            key=lambda check: self.catalogue[check].weight,
         )
 
     @property
@@ -77,15 +84,9 @@ class Report:
 
     def headline(self) -> str:
         """Faults and lesser failures: `1 fault (changes results: groups); less: costs speed: syncs, temporaries`."""
-        by: dict[Any, list[str]] = {}
-        for check in self.failed:
-            by.setdefault(self.catalogue[check].severity, []).append(check)
-        serious, less = (
-            "; ".join(
-                f"{word}: {', '.join(by[s])}" for s, word in SEVERITIES.items() if s in by and (s in SERIOUS) is it
-            )
-            for it in (True, False)
-        )
+        by = groupby(self.failed, lambda check: (self.catalogue[check].severity, self.catalogue[check].consequence))
+        said = [(severity, f"{word}: {', '.join(checks)}") for (severity, word), checks in by if word]
+        serious, less = ("; ".join(words for s, words in said if (s in SERIOUS) is it) for it in (True, False))
         n = len(self.serious)
         return (f"{n} fault{'s' * (n != 1)} ({serious})" if n else "no fault") + (f"; less: {less}" if less else "")
 
@@ -106,14 +107,13 @@ class Report:
             check = self.catalogue[v.check]
             lines += [
                 "",
-                f"{v.check} ({SEVERITIES[check.severity]}): {check.meaning}" if check.severity else v.check,
+                f"{v.check} ({check.consequence}): {check.meaning}" if check.severity else v.check,
                 f"  tolerance: {check.because}",
                 f"  to do: {check.advice}",
             ]
-        count = {
-            word: sum(v.verdict == word for v in self.verdicts) for word in ("pass", "fail", "error", "not applicable")
-        }
-        total = ", ".join(f"{n} {word}" for word, n in count.items() if n)
+        count = Counter(v.verdict for v in self.verdicts)
+        words = [word for word in ("pass", "fail", "error", "not applicable") if count[word]]
+        total = ", ".join(f"{count[word]} {word}" for word in words)
         return "\n".join([*lines, "", f"{self.name}: {self.headline()}; {total}"])
 
     def as_json(self) -> dict[str, Any]:
@@ -125,11 +125,13 @@ class Report:
             check = self.catalogue[v.check]
             about = {name: getattr(check, name) for name in ("tolerance", "severity", "meaning", "advice")}
             rows.append(asdict(v) | about)
-        options = {
-            name: value if isinstance(value, int | float | str | bool | None) else str(value)
-            for name, value in self.options.items()
-        }
+        options = told(self.options)
         return plain({"name": self.name, "ok": self.ok, "options": options, **self.about, "verdicts": rows})
+
+
+def told(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments for a record: numbers and None as they are, all else as text."""
+    return {name: value if isinstance(value, int | float | None) else str(value) for name, value in arguments.items()}
 
 
 def write_verdict(store: Path, report: Report) -> Path:

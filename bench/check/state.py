@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.check.steps import NotApplicable, Stepper, gap, values
-from bench.check.subject import Failed, Measured, Raised, Subject
+from bench.check.findings import Failed, Measured, NotApplicable, Raised
+from bench.check.steps import Stepper, gap, values
+from bench.check.subject import Subject
 from bench.errors import described
 
 _BEFORE, _AFTER = 3, 4
@@ -53,7 +54,7 @@ def _resumed(subject: Subject, dtype: torch.dtype) -> Measured:
     lost = difference(before, _remembered(again.optimizer))
     again.calls = [0] * _BEFORE  # so that it draws the random numbers of these steps
     again.run(_AFTER)
-    measured = gap(values(again.params), values(whole.params), weights)
+    measured = gap(again.params, whole.params, weights)
     return Measured(measured, f"after resuming, {lost}" if measured and lost else "")
 
 
@@ -122,12 +123,12 @@ def copies(subject: Subject) -> Measured:
                 p.grad = None  # one with a graph cannot be copied
             try:
                 model, optimizer = copied((stepper.model, stepper.optimizer))
-                twin = Stepper(subject, model, optimizer)
+                twin = Stepper(subject.spec, model, optimizer)
                 twin.calls = [0] * steps
                 twin.run(_AFTER)
             except Exception as error:
                 raise Raised(f"{name} after {steps} steps: {described(error)}") from error
-            if any(not torch.equal(p, value) for p, value in zip(stepper.params, before, strict=True)):
+            if not all(map(torch.equal, stepper.params, before)):
                 raise Failed(f"{name}: steps of the copy change the original")
             stepper.run(_AFTER)
             worst = max(worst, twin.gap(stepper))

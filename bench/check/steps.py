@@ -1,25 +1,19 @@
 """Steps of an optimizer, on a model as in the suite or with synthetic gradients, and gaps between results."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from optimizers import OptimizerSpec
 from optimizers.closures import once_known
-
-if TYPE_CHECKING:
-    from bench.check.subject import Subject
 
 STEPS = 6
 """Steps of most checks: enough for momentum and bias corrections, few enough that rounding stays small."""
-
-
-class NotApplicable(Exception):
-    """The property does not apply to this optimizer; the text gives the reason."""
 
 
 class Stepper:
@@ -27,27 +21,30 @@ class Stepper:
 
     The closure's first call returns the known loss; later calls evaluate again.
 
+    Args:
+        spec: of the optimizer.
+        model: has `rows`, `loss` and `reduced` (`bench/check/problem.py`).
+        optimizer: None for a model whose loss and gradients are only evaluated.
+        seeds: the first step's seed.
+
     Attributes:
         calls: of the closure, by step.
-        seeds: the first step's seed.
     """
 
-    def __init__(self, subject: "Subject", model: Any, optimizer: Any) -> None:
-        self.subject, self.model, self.optimizer = subject, model, optimizer
+    def __init__(self, spec: OptimizerSpec, model: Any, optimizer: Any = None, seeds: int = 0) -> None:
+        self.spec, self.model, self.optimizer, self.seeds = spec, model, optimizer, seeds
         self.params: list[Any] = list(model.parameters())
         self.start = values(self.params)
         self.calls: list[int] = []
-        self.seeds = 0
 
     def backward(self, parts: int = 1) -> Tensor:
         """The whole batch's mean loss, with its gradient in `.grad`."""
-        for group in self.optimizer.param_groups:
-            for p in group["params"]:
-                p.grad = None
+        for p in self.params:
+            p.grad = None
         total = torch.zeros(())
         for rows in self.model.rows(parts):
             loss = self.model.loss(rows)
-            loss.backward(create_graph=self.subject.spec.traits.create_graph)
+            loss.backward(create_graph=self.spec.traits.create_graph)
             total = total + loss.detach()
         return self.model.reduced(total)
 
@@ -75,7 +72,7 @@ class Stepper:
         told: dict[str, Tensor] = {}
         if norms:
             norm = torch.cat([p.grad.flatten() for p in self.params]).norm()
-            told = dict.fromkeys(self.subject.spec.step_keywords, norm)
+            told = dict.fromkeys(self.spec.step_keywords, norm)
         return (by or self.optimizer.step)(closure, **told)
 
     def run(self, steps: int = STEPS, **how: Any) -> "Stepper":
@@ -86,24 +83,13 @@ class Stepper:
 
     def gap(self, other: "Stepper") -> float:
         """Distance of the weights from another's, relative to the distance that the other moved."""
-        return gap(values(self.params), values(other.params), other.start)
+        return gap(self.params, other.params, other.start)
 
 
-def push(
-    subject: "Subject", optimizer: Any, gradients: Sequence[tuple[Tensor, Tensor | None]], loss: float = 0.5
-) -> None:
-    """One step with given gradients; the closure only returns a loss.
-
-    Raises:
-        NotApplicable: the method differentiates gradients, and these have no graph.
-    """
-    if subject.spec.traits.create_graph:
-        raise NotApplicable("it differentiates gradients, and synthetic gradients have no graph")
-    seed(0)
-    for p, g in gradients:
-        p.grad = g
-    value = torch.tensor(loss, dtype=torch.float64)
-    optimizer.step(lambda: value)
+def gradients(shapes: Iterable[Sequence[int]], step: int) -> list[Tensor]:
+    """Synthetic gradients of a step, always the same."""
+    random = torch.Generator().manual_seed(step)
+    return [0.3 * torch.randn(tuple(shape), generator=random, dtype=torch.float64) for shape in shapes]
 
 
 def values(tensors: Sequence[Tensor]) -> list[Tensor]:

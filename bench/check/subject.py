@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import inf
 from typing import Any
@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bench.check.findings import NotApplicable
 from bench.check.problem import Attention, Quadratic
-from bench.check.steps import NotApplicable, Stepper, push, seed
+from bench.check.steps import Stepper, seed
 from bench.config.options import MISSING, optimizer_options, parse_options, rest_of
 from optimizers import OPTIMIZERS, TASK_VALUE, OptimizerSpec, Traits
 from optimizers.groups import REST, split_rest
@@ -19,22 +20,6 @@ from optimizers.hybrid import Hybrid, takes_names
 
 _CAPS = ("max_step", "max_lr", "max_step_size", "eta_max")
 _LR = 0.01  # of a constructor that has no default
-
-
-class Failed(Exception):
-    """The optimizer does not have the property; the text gives the observation."""
-
-
-class Raised(Exception):
-    """The optimizer raised an exception unexpectedly or in another process; the text gives it."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Result of a check: a number to compare with the tolerance, and a text."""
-
-    measured: float | None
-    note: str = ""
 
 
 class Subject:
@@ -79,9 +64,8 @@ class Subject:
         for name in _CAPS:
             if name in options and name not in given:
                 self.arguments |= self._lifted(name)
-        signature = inspect.signature(self.cls).parameters
-        own = {name: parameter.default for name, parameter in signature.items() if name != "params"}
-        own = {name: default for name, default in own.items() if default is not inspect.Parameter.empty}
+        parameters = inspect.signature(self.cls).parameters.values()
+        own = {p.name: p.default for p in parameters if p.name != "params" and p.default is not p.empty}
         self.hparams: dict[str, Any] = own | self.arguments
         self.options = set(options)
         self.matrices, self.by_role = False, rest is not None
@@ -90,9 +74,9 @@ class Subject:
             self._join(OPTIMIZERS[rest], others)
         elif not self._steps((4, 3), (3,)):
             self.matrices = self._steps((4, 3), (3, 1))
-            self.by_role = self._flags = not self.matrices
-            if self._flags and not self._steps((4, 3), (3,)):
-                self.by_role = self._flags = False
+            if not self.matrices:
+                self._flags = True
+                self._flags = self.by_role = self._steps((4, 3), (3,))
 
     def _join(self, rest: OptimizerSpec, given: Mapping[str, Any]) -> None:
         """Use another method for all parameters except matrices."""
@@ -107,7 +91,7 @@ class Subject:
         """Whether it steps on parameters of these shapes."""
         params = [nn.Parameter(torch.ones(shape, dtype=torch.float64)) for shape in shapes]
         try:
-            push(self, self.make(params), [(p, torch.ones_like(p)) for p in params])
+            self.push(self.make(params), params, [torch.ones_like(p) for p in params])
         except Exception:
             return False
         return True
@@ -146,6 +130,12 @@ class Subject:
             raise NotApplicable("it draws random numbers, which depend on the layout of tensors")
 
     @property
+    def kernels(self) -> list[dict[str, Any]]:
+        """Further arguments of the constructor: none, and those for the kernels of a GPU, if it takes them."""
+        foreach = "foreach" in self.options and not self.arguments.get("fused")
+        return [{}, {"foreach": True}] if foreach else [{}]
+
+    @property
     def lr(self) -> float | None:
         """The learning rate that the constructor takes, or None."""
         lr = self.hparams.get("lr")
@@ -179,9 +169,22 @@ class Subject:
             seeded: first seed of the global generators.
         """
         model = self.attention() if model is None else model
-        stepper = Stepper(self, model, self.make(groups(list(model.parameters())), seeded=seeded, **(arguments or {})))
-        stepper.seeds = seeded
-        return stepper
+        optimizer = self.make(groups(list(model.parameters())), seeded=seeded, **(arguments or {}))
+        return Stepper(self.spec, model, optimizer, seeded)
+
+    def push(self, optimizer: Any, params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        """One step with given gradients; the closure only returns a loss.
+
+        Raises:
+            NotApplicable: the method differentiates gradients, and these have no graph.
+        """
+        if self.spec.traits.create_graph:
+            raise NotApplicable("it differentiates gradients, and synthetic gradients have no graph")
+        seed(0)
+        for p, gradient in zip(params, gradients, strict=True):
+            p.grad = gradient
+        loss = torch.tensor(0.5, dtype=torch.float64)
+        optimizer.step(lambda: loss)
 
 
 class Joint:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.check.catalogue import CATALOGUES, CHECKS
+from bench.check.catalogue import CATALOGUES, Kind
 from bench.check.child import INSIDE, Child, Ended
 from bench.check.examiner import Examination
 from bench.check.report import Report, Verdict
@@ -19,12 +19,13 @@ from tasks import TASKS
 LIMIT = 30.0
 """Seconds that one check may take."""
 
+_UNBUILT = "it does not build"
 _LOST = 3  # processes that an optimizer may end before its remaining checks are skipped
 
 Show = Callable[[Report, Verdict], None]
 """Receives the report on an optimizer so far, and the new verdict."""
-Known = Mapping[str, tuple[Mapping[str, Any], Sequence[Verdict]]]
-"""Earlier results by name: `Report.about` and verdicts."""
+Known = Mapping[str, Report]
+"""Earlier results by name."""
 
 
 def conformance(
@@ -65,18 +66,12 @@ def examination_of(
     options: Mapping[str, Any] | None = None,
 ) -> Examination:
     """An examination for `run`; arguments and errors are those of `conformance`."""
-    only = only.split(",") if isinstance(only, str) else only
-    if only is not None and not only:
-        raise UserError(f"no check is named; there are {', '.join(CHECKS)}")
-    for name in only or ():
-        if name not in CHECKS:
-            raise unknown("check", name, CHECKS)
+    checks = checks_of("optimizer", only.split(",") if isinstance(only, str) else only)
     spec = replace(target) if isinstance(target, OptimizerSpec) else None  # without an imported class
     name = spec.name if spec is not None else _named(target)
     if spec is None and name not in OPTIMIZERS:
         raise unknown("optimizer", name, OPTIMIZERS)
     formula = reference if reference is None else _named(reference)
-    checks = tuple(check for check in CHECKS if only is None or check in only)
     return Examination(name, spec, dict(options or {}), formula, checks)
 
 
@@ -94,14 +89,25 @@ def examination_of_task(
     Raises:
         UserError: there is no such task or check.
     """
-    checks = CATALOGUES["task"]
-    for each in only or ():
-        if each not in checks:
-            raise unknown("check", each, checks)
+    checks = checks_of("task", only)
     if _named(name) not in TASKS:
         raise unknown("task", name, TASKS)
-    chosen = tuple(check for check in checks if only is None or check in only)
-    return Examination(name, options=dict(options or {}), checks=chosen, kind="task", data=data)
+    return Examination(name, options=dict(options or {}), checks=checks, kind="task", data=data)
+
+
+def checks_of(kind: Kind, only: Sequence[str] | None) -> tuple[str, ...]:
+    """The named checks, or all if None, in their order.
+
+    Raises:
+        UserError: there is no such check, or none is named.
+    """
+    known = CATALOGUES[kind]
+    if only is not None and not only:
+        raise UserError(f"no check is named; there are {', '.join(known)}")
+    for name in only or ():
+        if name not in known:
+            raise unknown("check", name, known)
+    return tuple(check for check in known if only is None or check in only)
 
 
 def _named(value: Any) -> str:
@@ -126,16 +132,7 @@ def _named(value: Any) -> str:
 
 
 def run(examinations: Sequence[Examination], *, limit: float = LIMIT, show: Show | None = None) -> list[Report]:
-    """Check several optimizers, in one process while it lives.
-
-    Args:
-        examinations: what to check.
-        limit: seconds that one check may take.
-        show: called with each verdict as it comes.
-
-    Raises:
-        UserError: an optimizer cannot be loaded, or an option is wrong.
-    """
+    """All of `reports`."""
     return list(reports(examinations, limit=limit, show=show))
 
 
@@ -147,7 +144,7 @@ def reports(
     refuse: bool = True,
     known: Known | None = None,
 ) -> Generator[Report, None, None]:
-    """As `run`, yielding each report when complete, in the order of the examinations.
+    """Check several optimizers, in one process while it lives; yields each report when complete, in their order.
 
     Args:
         examinations: what to check.
@@ -163,10 +160,8 @@ def reports(
         raise UserError(
             "conformance() runs while it imports the optimizer: put the call under `if __name__ == '__main__':`"
         )
-    states = {
-        number: _State(examination, show, (known or {}).get(examination.name))
-        for number, examination in enumerate(examinations)
-    }
+    known = known or {}
+    states = {number: _State(each, show, known.get(each.name)) for number, each in enumerate(examinations)}
     told = 0
     while open_ := {number: state for number, state in states.items() if state.left}:
         for _ in _one_process(open_, limit, refuse):
@@ -180,18 +175,13 @@ def reports(
 class _State:
     """State of an examination."""
 
-    def __init__(
-        self,
-        examination: Examination,
-        show: Show | None,
-        known: tuple[Mapping[str, Any], Sequence[Verdict]] | None = None,
-    ) -> None:
-        self.examination, self.show = examination, show
-        self.about, before = known or ({}, ())
-        self.verdicts = {verdict.check: verdict for verdict in before if verdict.check in examination.checks}
-        self.lost = 0
+    def __init__(self, examination: Examination, show: Show | None = None, known: Report | None = None) -> None:
+        self.examination, self.show, self.lost = examination, show, 0
+        known = known or Report(examination.name)
+        self.about = known.about
+        self.verdicts = {verdict.check: verdict for verdict in known.verdicts if verdict.check in examination.checks}
         if "builds" in self.verdicts and not self.verdicts["builds"].ok:
-            self.close("it does not build")
+            self.close(_UNBUILT)
 
     @property
     def left(self) -> tuple[str, ...]:
@@ -199,10 +189,12 @@ class _State:
         return tuple(check for check in self.examination.checks if check not in self.verdicts)
 
     def judge(self, verdict: Verdict) -> None:
-        """Add a verdict."""
+        """Add a verdict; an optimizer that does not build is checked no further."""
         self.verdicts[verdict.check] = verdict
         if self.show is not None:
             self.show(self.report(), verdict)
+        if verdict.check == "builds" and not verdict.ok:
+            self.close(_UNBUILT)
 
     def close(self, why: str) -> None:
         """Finish the report."""
@@ -215,9 +207,7 @@ class _State:
         check = check if check in self.left else next(iter(self.left), None)
         if check is not None:
             self.judge(Verdict(check, "error", note=why, seconds=round(seconds, 3)))
-        if check == "builds":
-            self.close("it does not build")
-        elif self.lost == _LOST:
+        if self.lost == _LOST:
             self.close(f"not run: {_LOST} checks before ended the process or did not end")
 
     def report(self) -> Report:
@@ -235,23 +225,22 @@ def _one_process(states: Mapping[int, _State], limit: float, refuse: bool) -> It
     with Child(examinations, limit) as child:
         try:
             for event in child.events():
-                if event["event"] == "examination":
+                if event["event"] in ("examination", "end"):
                     if current is not None:
-                        current.close("it does not build")
-                    current, check = states[event["examination"]], None
-                elif event["event"] == "end" and current is not None:
-                    current.close("it does not build")
+                        current.close(_UNBUILT)
+                    current, check = states.get(event.get("examination", -1)), None
                 elif current is not None:
-                    if event["event"] == "check":
-                        check, begun = event["check"], time.monotonic()
-                    elif event["event"] == "about":
-                        current.about = event["about"]
-                    elif event["event"] == "verdict":
-                        current.judge(Verdict(**event["verdict"]))
-                    elif event["event"] == "refused":
-                        if refuse:
-                            raise UserError(event["why"])
-                        current.judge(Verdict(current.left[0], "error", note=event["why"]))
+                    match event:
+                        case {"event": "check", "check": check}:
+                            begun = time.monotonic()
+                        case {"event": "about", "about": about}:
+                            current.about = about
+                        case {"event": "verdict", "verdict": verdict}:
+                            current.judge(Verdict(**verdict))
+                        case {"event": "refused", "why": why}:
+                            if refuse:
+                                raise UserError(why)
+                            current.judge(Verdict(current.left[0], "error", note=why))
                 yield
         except Ended as ended:
             blamed = current or next(iter(states.values()))

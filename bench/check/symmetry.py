@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from bench.check.steps import flat, gap, values
-from bench.check.subject import Measured, Subject
+from bench.check.findings import Measured
+from bench.check.steps import flat, gap
+from bench.check.subject import Subject
 
 
 def scale(subject: Subject) -> Measured:
@@ -38,5 +39,5 @@ def permutation(subject: Subject) -> Measured:
 
 def _turned(subject: Subject, turn: Tensor) -> Measured:
     plain, turned = subject.stepper(subject.quadratic()).run(), subject.stepper(subject.quadratic(turn)).run()
-    distance = gap([turn.T @ flat(turned.params)], values(plain.params), plain.start)
+    distance = gap([turn.T @ flat(turned.params)], plain.params, plain.start)
     return Measured(distance, "equivariant" if distance < 1e-6 else "not equivariant")

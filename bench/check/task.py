@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.check.steps import NotApplicable, gap, values
-from bench.check.subject import Failed, Measured
+from bench.check.findings import Failed, Measured, NotApplicable
+from bench.check.steps import gap, values
 from bench.config.run_config import RunConfig, resolve
 from bench.lanes.runs import make_lanes
 from bench.train.runner import build, make_trainer, quiet
@@ -51,39 +51,36 @@ class TaskSubject:
 
     Attributes:
         arguments: the given options.
+        batch: samples of a batch.
 
     Raises:
         UserError: there is no such task or option, or data are missing.
     """
 
     def __init__(self, name: str, given: Mapping[str, Any], data: Path | None = None) -> None:
-        self.name, self.spec, self.arguments = name, TASKS[name], dict(given)
-        self._data: dict[str, Any] = {} if data is None else {"data": data}
-        self._size: int | None = None
-
-    def config(self, **more: Any) -> RunConfig:
-        """A configuration of few steps; `more` has `__` in place of dots."""
-        settings: dict[str, Any] = {
-            "task": self.name,
+        self.spec, self.arguments = TASKS[name], dict(given)
+        self._settings: dict[str, Any] = {
+            "task": name,
             "opt": "sgdm",
             "opt.lr": _LR,
             "device": "cpu",
             "precision": "64-true",
             "trainer.max_steps": _STEPS,
             "store": tempfile.gettempdir(),
-            **self._data,
         }
-        if self._size is not None:
-            settings["trainer.batch_size"] = min(_BATCH, self._size)
-        settings |= {f"task.{name}": value for name, value in self.arguments.items()}
-        return resolve(settings | {name.replace("__", "."): value for name, value in more.items()})
+        self._settings |= {} if data is None else {"data": data}
+        self._settings |= {f"task.{option}": value for option, value in given.items()}
+        self.batch = min(_BATCH, self.make().data.sizes["train"])
+        self._settings["trainer.batch_size"] = self.batch
+        self.make()
 
-    def make(self, **more: Any) -> tuple[Any, RunConfig]:
-        """The task, with weights initialised from the seed, and its configuration."""
-        if self._size is None:
-            self._size = build(self.config())[0].data.sizes["train"]
-        config = self.config(**more)
-        return build(config)[0], config
+    def config(self, **more: Any) -> RunConfig:
+        """A configuration of few steps; `more` has `__` in place of dots."""
+        return resolve(self._settings | {name.replace("__", "."): value for name, value in more.items()})
+
+    def make(self) -> Any:
+        """The task, with weights initialised from the seed."""
+        return build(self.config())[0]
 
     def run(self, steps: int = _STEPS, begin: Path | None = None, end: Path | None = None, **more: Any) -> Run:
         """Train.
@@ -94,7 +91,8 @@ class TaskSubject:
             end: where to save one.
             more: settings.
         """
-        task, config = self.make(**more)
+        config = self.config(**more)
+        task = build(config)[0]
         trained = [p for p in task.parameters() if p.requires_grad]
         start = values(trained)
         with quiet():
@@ -122,7 +120,7 @@ def builds(subject: TaskSubject) -> Measured:
         raise Failed(f"losses of the first steps are {', '.join(f'{loss:g}' for loss in run.losses)}")
     if all(map(torch.equal, run.weights, run.start)):
         raise Failed("six steps change no weight: no gradient reaches the parameters")
-    found = Counter(parameter.role for parameter in subject.make()[0].parameter_roles())
+    found = Counter(parameter.role for parameter in subject.make().parameter_roles())
     roles = ", ".join(f"{found[role]} {role}" for role in ROLES if found[role])
     return Measured(None, f"loss {run.losses[0]:.4g}, after {_STEPS - 1} steps {run.losses[-1]:.4g}; {roles}")
 
@@ -139,15 +137,8 @@ def deterministic(subject: TaskSubject) -> Measured:
 def micro_batches(subject: TaskSubject) -> Measured:
     """Train with batches in one piece and in three."""
     whole = subject.run()
-    cut = subject.run(trainer__micro_batch_size=-(-len_of(subject) // 3))
+    cut = subject.run(trainer__micro_batch_size=-(-subject.batch // 3))
     return Measured(cut.gap(whole))
-
-
-def len_of(subject: TaskSubject) -> int:
-    """Samples of a batch."""
-    size = subject.config().trainer.batch_size
-    assert isinstance(size, int)
-    return size
 
 
 def resume(subject: TaskSubject) -> Measured:
@@ -158,18 +149,18 @@ def resume(subject: TaskSubject) -> Measured:
         subject.run(_STEPS // 2, end=path)
         torch.manual_seed(1)  # as in another process
         again = subject.run(begin=path)
-    return Measured(gap(again.weights, whole.weights, whole.start))
+    return Measured(again.gap(whole))
 
 
 def dropout(subject: TaskSubject) -> Measured:
     """The largest number of further calls of one dropout in a forward pass."""
-    task = subject.make()[0]
+    task = subject.make()
     task.configure_model()
     calls: Counter[str] = Counter()
     for name, module in task.named_modules():
         if isinstance(module, BatchDropout):
             module.register_forward_pre_hook(lambda *_, name=name: calls.update([name]))
-    rows = slice(0, len_of(subject))
+    rows = slice(0, subject.batch)
     task.data.to(task.device, task.dtype)
     task.randomness.rows, task.randomness.batch_size = rows, rows.stop
     task.loss(task.data.batch("train", rows, task.randomness))
@@ -184,7 +175,6 @@ def lanes(subject: TaskSubject) -> Measured:
     if not subject.spec.lanes:
         raise NotApplicable("its TaskSpec does not declare lanes=True, so its runs train one by one")
     rates = (_LR, _LR / 2)
-    subject.make()
     together = make_lanes([[subject.config(seed=seed, opt__lr=lr) for lr in rates] for seed in (0, 1)])
     for _ in range(_STEPS):
         together.step()
@@ -199,7 +189,7 @@ def lanes(subject: TaskSubject) -> Measured:
 
 def leakage(subject: TaskSubject) -> Measured:
     """Share of held-out rows that are also in the training split, for the worst split."""
-    data = subject.make()[0].data
+    data = subject.make().data
     held_out = [split for split in data.sizes if split != "train"]
     if not held_out:
         raise NotApplicable("it has no split but train")
