@@ -15,7 +15,6 @@ import sqlalchemy.exc
 from optuna.storages import RDBStorage
 
 from bench.errors import MAKE_ROOM, RunFailed, UserError, first_line, unknown
-from bench.results.selection import CONVERGED
 from bench.store.load import Damaged, parse
 from bench.store.record import is_file_name
 from bench.tuning.rows import Rows
@@ -225,7 +224,7 @@ class Studies:
         spec, request = self._parsed(name, StudySpec, "bench"), self.request_of(name)
         try:
             if request.trials:  # else it was created, and nothing requested yet
-                spec.design.wanted({}, spec.mode, CONVERGED, request.trials, request.total)
+                spec.design.wanted(request.trials, request.total)
         except UserError as error:
             raise self._damaged(name, f"request: {error}") from None
         return Study(self, name, spec)

@@ -13,9 +13,8 @@ from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.sweeps import sensitivity
 from bench.text import counted
-from bench.tuning.design import replay
 from bench.tuning.space import point_key
-from bench.tuning.study import Study, capped_points
+from bench.tuning.study import Study
 from bench.tuning.trials import Trial
 
 
@@ -121,7 +120,8 @@ def study_result(study: Study, budget: int | None = None) -> StudyResult:
     """
     trials = study.trials()
     own = [trial for trial in trials if not trial.fresh]
-    scores, least = study.scores(own)
+    known = study.scores(own)
+    scores = known.by_key
     request, spec = study.request, study.spec
     if request.trials < 1:
         raise UserError(
@@ -132,9 +132,7 @@ def study_result(study: Study, budget: int | None = None) -> StudyResult:
             f"--budget {budget}: {study.name} has {request.trials} trials in its design; write 1 to {request.trials}"
         )
     total = request.total if budget is None else 0
-    found = replay(
-        spec.design, scores, spec.mode, least, request.trials if budget is None else budget, total, capped_points(own)
-    )
+    found = spec.design.replay(budget or request.trials, total, known)
     last = {
         point_key(trial.point): trial for trial in own if trial.state != "failed" or point_key(trial.point) in scores
     }

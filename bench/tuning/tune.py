@@ -15,7 +15,6 @@ from bench.execute.slots import slots
 from bench.execute.slurm import absolute_places, array_size, options_of, script
 from bench.grammar.values import counts_seeds, read_seeds, refuse_too_many
 from bench.process import bench_command
-from bench.results.selection import CONVERGED
 from bench.text import counted, plain
 from bench.tuning.design import Design
 from bench.tuning.progress import TuningProgress
@@ -76,7 +75,7 @@ def make_spec(
     space, fixed = read_space(words, str(words["opt"]))
     design = Design(space, sampler or "grid")
     refuse_too_many(f"this search with {counted(len(seeds), 'seed')}", default_trials(design) * len(seeds))
-    first = design.wanted({}, "min", CONVERGED, default_trials(design))[0].point
+    first = design.wanted(default_trials(design))[0].point
     config = resolve({**fixed, **first, "seed": seeds[0]}, fallback=places)
     settings = plain(settings_of(config.model_dump(exclude={"data", "store", "logger", "seed"})))
     left_out = {"task", "opt", *space} | ({"data_seed"} - fixed.keys())
@@ -139,11 +138,11 @@ def default_trials(design: Design) -> int:
     It is the same for all methods: one with more hyperparameters must not get more trials. A design of lists alone has
     all their combinations.
     """
-    values = math.prod(len(axis) for axis in design.space.values() if not isinstance(axis, Range))
-    ranges = any(isinstance(axis, Range) for axis in design.space.values())
-    if not ranges:
-        return values
-    return -(-GRID_POINTS // values) * values if design.sampler == "grid" else GRID_POINTS
+    if not design.ranges:
+        return design.combinations
+    return (
+        math.ceil(GRID_POINTS / design.combinations) * design.combinations if design.sampler == "grid" else GRID_POINTS
+    )
 
 
 def make_request(
@@ -183,7 +182,7 @@ def make_request(
     trials = usual if trials is None else trials
     refuse_too_many(f"{counted(trials, 'trial')} of {counted(seeds, 'seed')}", trials * seeds)
     refine = trials - usual if tpe else 0
-    design.wanted({}, "min", CONVERGED, trials - refine)  # raises before the study is created
+    design.wanted(trials - refine)  # raises before the study is created
     place = None if out is None else str(out.absolute())
     return Request(trials=trials - refine, refine=refine, retries=retries, report=report, out=place, engine=engine)
 
@@ -194,7 +193,7 @@ def promise(spec: StudySpec, trials: int) -> str:
     steps = iter(("half decades", *["decades"] * len(spec.axes)))
     for name, axis in spec.axes.items():
         if isinstance(axis, Range) and spec.sampler == "grid":
-            tried = [each.point[name] for each in spec.design.wanted({}, spec.mode, CONVERGED, trials)]
+            tried = [each.point[name] for each in spec.design.wanted(trials)]
             text += (
                 f", {name} {min(tried):g} to {max(tried):g}, {next(steps)} around the middle of"
                 f" {axis.low:g}:{axis.high:g}"

@@ -33,7 +33,6 @@ def main(words: list[str]) -> int:
         from bench.config.plugins import naming
         from bench.execute.elsewhere import made_elsewhere
         from bench.execute.slots import slots
-        from bench.results.selection import CONVERGED
         from bench.sweeps.grid import settings_in
         from bench.tuning.progress import TuningProgress, spoken
         from bench.tuning.tune import promise, slurm_script, work
@@ -55,7 +54,7 @@ def main(words: list[str]) -> int:
         check_early(typical)
         slots(args.workers, typical)  # raises if this machine lacks the devices
     if args.dry_run:
-        points = [w.point for w in spec.design.wanted({}, spec.mode, CONVERGED, request.trials, request.total)]
+        points = [w.point for w in spec.design.wanted(request.trials, request.total)]
         if args.json:
             answer(points)
         else:
