@@ -1,5 +1,6 @@
 """Results of a study: the winner with its score on fresh seeds, and the cost."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,9 +46,20 @@ class StudyResult:
     missing: int
 
     @property
+    def trials(self) -> list[Trial]:
+        """The settled trials, those that TPE added last."""
+        return [*self.scored, *self.refined]
+
+    @property
+    def added(self) -> dict[str, int]:
+        """Numbers of trials beyond the design, by kind."""
+        kinds = Counter(trial.kind for trial in self.trials)
+        return {kind: kinds[kind] for kind in ("extension", "top-up", "refinement") if kinds[kind]}
+
+    @property
     def runs(self) -> list[RunResult]:
         """All runs of the trials, without the fresh seeds."""
-        return [run for trial in (*self.scored, *self.refined) for run in trial.runs]
+        return [run for trial in self.trials for run in trial.runs]
 
     @property
     def select_split(self) -> str:

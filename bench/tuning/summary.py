@@ -1,5 +1,6 @@
 """Results of a study, as text and as JSON."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,15 +18,13 @@ from bench.tuning.study_result import StudyResult
 def lines(found: StudyResult, analysed: sensitivity.Sensitivity | None) -> list[str]:
     """The table for a terminal."""
     spec, best = found.study.spec, found.best
-    kinds = {kind: sum(trial.kind == kind for trial in found.scored) for kind in ("extension", "top-up")}
-    added = [f"{n} by {kind}" for kind, n in kinds.items() if n]
-    failed = sum(trial.state == "failed" for trial in found.scored)
-    pruned = sum(trial.state == "pruned" for trial in found.scored)
+    added = [f"{n} by {kind}" for kind, n in found.added.items() if kind != "refinement"]
+    states = Counter(trial.state for trial in found.scored)
     counts = f"{counted(len(found.scored), 'trial')} of {counted(len(spec.seeds), 'seed')}"
     counts += f" ({', '.join(added)})" * bool(added)
     more = [f"{len(found.refined)} refinements by TPE"] * bool(found.refined)
-    more += [f"{failed} failed"] * bool(failed) + [f"{pruned} pruned (--prune)"] * bool(pruned)
-    more += [f"{found.missing} not done yet"] * bool(found.missing)
+    counts_of = (states["failed"], "failed"), (states["pruned"], "pruned (--prune)"), (found.missing, "not done yet")
+    more += [f"{n} {what}" for n, what in counts_of if n]
     facts = [("study", f"{found.study.name}: {', '.join([counts, *more])}")]
     if best is None:
         facts.append(("best", "none: no trial has a score"))
@@ -48,7 +47,7 @@ def lines(found: StudyResult, analysed: sensitivity.Sensitivity | None) -> list[
 
 def _notes(found: StudyResult) -> list[str]:
     notes = []
-    if capped := sum(is_capped(trial.runs) for trial in (*found.scored, *found.refined)):
+    if capped := sum(is_capped(trial.runs) for trial in found.trials):
         notes.append(
             f"{counted(capped, 'setting')} excluded from the choice: the step cap bound on more than"
             f" {CAP_BINDS:.0%} of the steps, which makes the method SGD with a fixed step"
@@ -123,7 +122,7 @@ def as_json(found: StudyResult) -> dict[str, Any]:
             "pruning": spec.prune,
             "tried": [
                 {"point": t.point, "kind": t.kind, "state": t.state, "score": found.scores.get(point_key(t.point))}
-                for t in (*found.scored, *found.refined)
+                for t in found.trials
             ],
         }
     )
