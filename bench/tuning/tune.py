@@ -12,9 +12,8 @@ from bench.config.settings import chosen_of
 from bench.errors import UserError, unknown
 from bench.execute import Effort, Engine
 from bench.execute.slots import slots
-from bench.execute.slurm import absolute_places, array_size, options_of, script
+from bench.execute.slurm import array_size, script
 from bench.grammar.values import counts_seeds, read_seeds, refuse_too_many
-from bench.process import bench_command
 from bench.text import counted, plain
 from bench.tuning.design import Design
 from bench.tuning.progress import TuningProgress
@@ -227,28 +226,41 @@ def work(study: Study, workers: str, places: Mapping[str, Any], effort: Effort, 
 
 
 def slurm_script(
-    name: str, spec: StudySpec, trials: int, workers: str, places: Mapping[str, Path], effort: Effort, options: str
+    name: str,
+    words: Sequence[str],
+    cells: Sequence[tuple[StudySpec, int]],
+    workers: str,
+    places: Mapping[str, Path],
+    effort: Effort,
+    sbatch: str,
 ) -> str:
-    """A script for `sbatch` that works on a study.
+    """A script for `sbatch`: an array whose tasks all run one command and share its studies.
 
     Args:
-        name: of the study; it need not exist yet.
-        spec: of the study.
-        trials: of its design.
+        name: of the array.
+        words: of the command, without options for execution and places.
+        cells: studies, which need not exist yet, each with the number of trials of its design.
         workers: tasks of the array, or `auto`.
         places: paths of data and store, on a file system that all nodes see.
         effort: how runs are executed.
-        options: further options of sbatch, as typed.
+        sbatch: further options of sbatch, as typed.
 
     Raises:
         UserError: a run needs several machines, an option is malformed, or sbatch cannot read a path.
     """
-    count = array_size(workers, trials)
-    if spec.trainer.num_nodes > 1:
-        raise UserError(f"--trainer.num_nodes {spec.trainer.num_nodes}: an array task has one machine; remove it")
-    there = absolute_places(places)
-    names = naming({kind: absolute(each) for kind, each in spec.names.items()})
-    command = bench_command("worker", "--study", name, *effort.words(), "--shared-by", str(count), *names)
-    command += [word for place, path in there.items() for word in (f"--{place}", str(path))]
-    gpus = 0 if spec.settings["device"] == "cpu" else spec.trainer.devices
-    return script(name, command, count, gpus, there["store"], options_of(options))
+    count = array_size(workers, sum(trials for _, trials in cells))
+    nodes = max(spec.trainer.num_nodes for spec, _ in cells)
+    if nodes > 1:
+        raise UserError(f"--trainer.num_nodes {nodes}: an array task has one machine; remove it")
+    gpus = max(0 if spec.settings["device"] == "cpu" else spec.trainer.devices for spec, _ in cells)
+    return script(name, [*words, "--shared-by", str(count), *effort.words()], count, gpus, places, sbatch)
+
+
+def worker_words(name: str, spec: StudySpec) -> list[str]:
+    """The command of a study's worker, without options for execution and places.
+
+    Args:
+        name: of the study.
+        spec: of the study.
+    """
+    return ["worker", "--study", name, *naming({kind: absolute(each) for kind, each in spec.names.items()})]

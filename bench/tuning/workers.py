@@ -9,6 +9,7 @@ from bench.execute import Effort
 from bench.execute.pool import Event, Pool, WorkerProcess
 from bench.execute.slots import Slot, sharing
 from bench.machine import lives
+from bench.process import as_options
 from bench.train.stop import StopRequest
 from bench.tuning.progress import TuningProgress
 from bench.tuning.studies import Studies
@@ -37,8 +38,7 @@ class Workers:
         shared_by: int | None = None,
     ) -> None:
         words = ["worker", "--events", *effort.words(), "--processes", str(sharing(slots))]
-        words += ["--shared-by", str(shared_by or len(slots)), *named]
-        words += [word for name, place in places.items() for word in (f"--{name}", str(place))]
+        words += ["--shared-by", str(shared_by or len(slots)), *named, *as_options(places)]
         # Not an argument: every user of the machine can read those.
         environment = {"BENCH_STORAGE": studies.url.render_as_string(hide_password=False)}
         self._pool = Pool(words, dict(enumerate(slots)), environment)

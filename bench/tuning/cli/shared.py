@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from bench.errors import UserError
 from bench.grammar.parse import Args
 from bench.output import answer, note, remark
+from bench.process import as_options
 from bench.text import clean
 from bench.train.stop import deadline
 
@@ -148,5 +149,4 @@ def _use(found: "StudyResult", out: Path | None) -> str:
     spec, folder = found.study.spec, Path(out or ".")
     here = folder.absolute() == Path("tuned").absolute()
     there = ["--tuned"] if here else ["--config", str(tuned_path(folder, spec))]
-    words = [word for name, value in conditions(found).items() for word in (f"--{name}", value)]
-    return shlex.join(["bench", "fit", "--task", spec.task, "--opt", spec.opt, *there, *words])
+    return shlex.join(["bench", "fit", "--task", spec.task, "--opt", spec.opt, *there, *as_options(conditions(found))])

@@ -170,22 +170,14 @@ def submit_array(
         UserError: tasks cannot share a database, or a run needs several machines.
     """
     from bench.execute.elsewhere import refuse_json
-    from bench.execute.slurm import absolute_places, array_size, options_of, script, submit
-    from bench.process import bench_command
-    from bench.tuning.tune import make_request
+    from bench.execute.slurm import submit
+    from bench.tuning.tune import make_request, slurm_script
 
     need_server(args)
     refuse_json(args)
-    most = sum(make_request(spec.design, trials).trials for spec, trials in cells)
-    count = array_size(args.workers, most)
-    if nodes := max(spec.trainer.num_nodes for spec, _ in cells) - 1:
-        raise UserError(f"trainer.num_nodes {nodes + 1}: an array task has one machine; remove it")
-    places = absolute_places(places)
-    command = bench_command(*words, "--workers", "1", "--shared-by", str(count))
-    command += Effort.of(args).words()
-    command += [word for each, path in places.items() for word in (f"--{each}", str(path))]
-    gpus = max(0 if spec.settings["device"] == "cpu" else spec.trainer.devices for spec, _ in cells)
-    text = script(name, command, count, gpus, places["store"], options_of(args.sbatch))
+    trials = [(spec, make_request(spec.design, asked).trials) for spec, asked in cells]
+    words = [*words, "--workers", "1"]
+    text = slurm_script(name, words, trials, args.workers, places, Effort.of(args), args.sbatch)
     if args.print:
         print(text, end="")
         return 0

@@ -35,7 +35,7 @@ def main(words: list[str]) -> int:
         from bench.execute.slots import slots
         from bench.sweeps.grid import settings_in
         from bench.tuning.progress import TuningProgress, spoken
-        from bench.tuning.tune import promise, slurm_script, work
+        from bench.tuning.tune import promise, slurm_script, work, worker_words
 
     made_elsewhere(args)
     places = {"data": args.data, "store": args.store}
@@ -48,7 +48,8 @@ def main(words: list[str]) -> int:
     need_server(args)
     text = ""
     if args.slurm:
-        text = slurm_script(name, spec, request.trials, args.workers, places, effort, args.sbatch)
+        words_of = worker_words(name, spec)
+        text = slurm_script(name, words_of, [(spec, request.trials)], args.workers, places, effort, args.sbatch)
     elif not args.create:
         typical = spec.typical(places)
         check_early(typical)
