@@ -276,14 +276,11 @@ class Study:
             sampler=optuna.samplers.TPESampler(seed=len(known), n_startup_trials=0),
         )
         space = self.spec.design.around(best.point)
-        worst = math.inf if self.spec.mode == "min" else -math.inf
         near = {name: _distribution(axis) for name, axis in space.items()}
         for trial in trials:
             value = known.get(point_key(trial.point))
             if trial.state == "completed" and all(_within(trial.point[name], axis) for name, axis in space.items()):
-                study.add_trial(
-                    create_trial(params=trial.point, distributions=near, value=worst if value is None else value)
-                )
+                study.add_trial(create_trial(params=trial.point, distributions=near, value=self._number(value)))
         points: dict[str, Point] = {}
         for _ in range(20 * count):
             trial = study.ask(near)
@@ -327,11 +324,8 @@ class Study:
 
     def complete(self, trial: Trial, runs: Sequence[RunResult]) -> bool:
         """Record the result of a trial; False if its worker was presumed dead and another one got it."""
-        value = seed_median([value_of(run, trial.fresh) for run in runs], self.spec.mode)
-        worst = math.inf if self.spec.mode == "min" else -math.inf
-        return self._insist(
-            lambda: self._end(trial, TrialState.COMPLETE, runs=runs, value=worst if value is None else value)
-        )
+        value = self._number(seed_median([value_of(run, trial.fresh) for run in runs], self.spec.mode))
+        return self._insist(lambda: self._end(trial, TrialState.COMPLETE, runs=runs, value=value))
 
     def prune(self, trial: Trial, runs: Sequence[RunResult], reason: str) -> bool:
         """Record that a trial was stopped early."""
@@ -419,6 +413,10 @@ class Study:
             self._rdb.set_trial_user_attr(number, "reason", reason)
         self._rdb.set_trial_state_values(number, state, None if value is None else [value])
         return True
+
+    def _number(self, value: End) -> float:
+        """A value for Optuna: infinitely bad if there is none."""
+        return value if value is not None else math.inf if self.spec.mode == "min" else -math.inf
 
     def _id(self, trial: Trial) -> int:
         return self._rdb.get_trial_id_from_study_id_trial_number(self._ids[trial.fresh], trial.number)
