@@ -162,8 +162,7 @@ def carry_out(asked: Contest, args: Args, *, progress: bool = True) -> bool:
 
     _check([spec for spec in asked.specs if spec.opt in asked.opts], args, progress=progress)
     note(asked.suite.title if progress else None)
-    cut = asked.cut
-    return train(args, [asked.suite], open_studies(args), asked.places, cut, len(cut), progress=progress) is not None
+    return train(args, [asked.suite], open_studies(args), asked.places, asked.cut, progress=progress) is not None
 
 
 def _sampler(name: str) -> "Sampler":

@@ -58,7 +58,7 @@ def main(words: list[str]) -> int:
     studies = open_studies(args)
 
     def carried_out(suite: "Suite") -> "list[Study] | None":
-        return train(args, [suite], studies, places, cut, max(args.shared_by or 1, len(cut)))
+        return train(args, [suite], studies, places, cut)
 
     note(f"ladder {ladder.name}: {len(sizes)} rungs of {', '.join(ladder.opts)}; its record is in {args.store}")
     if not in_time(args, lambda: climb(ladder, sizes, studies, places, carried_out, note)):

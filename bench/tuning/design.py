@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from bench.errors import UserError
 from bench.grammar.values import refuse_too_many, typed
 from bench.results.selection import End, Mode, best_index
+from bench.text import counted
 from bench.tuning.space import Axis, Key, Point, Range, Space, is_number, point_key
 
 Sampler = Literal["grid", "qmc"]
@@ -246,11 +247,11 @@ class Design:
         points = list(_combinations(self.space))
         if trials != len(points):
             raise UserError(
-                f"--trials {trials}: these values make {_settings(len(points))}: write --trials {len(points)}"
+                f"--trials {trials}: these values make {counted(len(points), 'setting')}: write --trials {len(points)}"
             )
         if total > trials:
             raise UserError(
-                f"{total} settings are impossible: these values make {_settings(trials)};"
+                f"{total} settings are impossible: these values make {counted(trials, 'setting')};"
                 " give a range (LOW:HIGH) instead"
             )
         return [Wanted(point, "design") for point in points]
@@ -301,9 +302,8 @@ class Design:
         drawn, enough = count, 100 * count + 10_000  # enough to find `count` distinct points if there are so many
         while len(found) < count:
             if drawn > enough:
-                raise UserError(
-                    f"--trials {count}: there are only {_settings(len(found))}; request no more, or widen a range"
-                )
+                only = counted(len(found), "setting")
+                raise UserError(f"--trials {count}: there are only {only}; request no more, or widen a range")
             for row in _halton(len(self.space), drawn):
                 point = {name: _at(axis, u) for (name, axis), u in zip(self.space.items(), row, strict=True)}
                 found.setdefault(point_key(point), point)
@@ -364,10 +364,6 @@ def _beyond(kinds: Mapping[Place, Kind], best: Place | None, steps: Sequence[int
 
 def _moved(place: Place, axis: int, by: int) -> Place:
     return (*place[:axis], place[axis] + by, *place[axis + 1 :])
-
-
-def _settings(count: int) -> str:
-    return "1 setting" if count == 1 else f"{count} settings"
 
 
 @lru_cache(maxsize=32)

@@ -12,10 +12,10 @@ from bench.sweeps import sensitivity
 from bench.text import counted, duration, plain
 from bench.tuning.progress import spoken
 from bench.tuning.space import Range, point_key
-from bench.tuning.study_result import StudyResult
+from bench.tuning.study_result import StudyResult, analyse
 
 
-def lines(found: StudyResult, analysed: sensitivity.Sensitivity | None) -> list[str]:
+def lines(found: StudyResult) -> list[str]:
     """The table for a terminal."""
     spec, best = found.study.spec, found.best
     added = [f"{n} by {kind}" for kind, n in found.added.items() if kind != "refinement"]
@@ -42,7 +42,7 @@ def lines(found: StudyResult, analysed: sensitivity.Sensitivity | None) -> list[
     fresh = f"fresh seeds {duration(cost['fresh_seconds'])} and {cost['fresh_gradient_evaluations']:,}"
     facts.append(("cost", f"{trials} (of a batch), {fresh}"))
     facts += [("note", note) for note in _notes(found)]
-    return [*(sensitivity.lines(analysed) if analysed else []), "", *shown(Table.facts(facts, least=7))]
+    return [*(sensitivity.lines(analyse(found)) if found.runs else []), "", *shown(Table.facts(facts, least=7))]
 
 
 def _notes(found: StudyResult) -> list[str]:

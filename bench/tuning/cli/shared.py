@@ -33,13 +33,12 @@ def show(
 ) -> int:
     """Print the results of a study, and write them if `out` or `store` is given; the exit code."""
     from bench.tuning import summary, tuned
-    from bench.tuning.study_result import analyse, missing_runs, study_result
+    from bench.tuning.study_result import missing_runs, study_result
 
     found = study_result(study, budget)
     if store is not None:
         tuned.remember(found, store)
         note(missing_runs(found, store))
-    shown = analyse(found) if found.runs else None
     paths: list[Path] = []
     if out is not None and found.best is not None:
         note(tuned.replaced(out, found))
@@ -47,7 +46,7 @@ def show(
     if as_json:
         answer(summary.as_json(found) | {"out": out if paths else None})
     else:
-        print("\n".join(map(clean, summary.lines(found, shown))))
+        print("\n".join(map(clean, summary.lines(found))))
         if paths:
             print(f"written to {out}: {', '.join(str(path.relative_to(out or '.')) for path in paths)}")
             print(f"use it: {_use(found, out)}")

@@ -53,7 +53,7 @@ def main(words: list[str]) -> int:
         return show_plan(args, parts, places, cut)
     if not args.train_only:
         check_output(args.out)  # fail before hours of training
-    done = train(args, parts, open_studies(args), places, cut, max(args.shared_by or 1, len(cut)))
+    done = train(args, parts, open_studies(args), places, cut)
     if done is None:
         note(STOPPED)
         return 130
@@ -108,19 +108,17 @@ def train(
     studies: "Studies",
     places: Mapping[str, Path],
     cut: Sequence["Slot"],
-    shared_by: int,
     *,
     progress: bool = True,
 ) -> "list[Study] | None":
     """Run a suite with workers on this machine; None if a signal asked to stop.
 
     Args:
-        args: of the command (`engine`, `width`, `memory`).
+        args: of the command (`engine`, `width`, `memory`, and `shared_by` if it has that option).
         parts: of the suite, in order.
         studies: the database of its studies.
         places: paths of data and store.
         cut: resources of each worker.
-        shared_by: number of workers that share the trials, on all machines.
         progress: whether to show progress.
 
     Raises:
@@ -131,6 +129,7 @@ def train(
     from bench.tuning.workers import Workers
 
     named = naming(*(spec.names for part in parts for spec in part.specs(places)))
+    shared_by = max(getattr(args, "shared_by", None) or 1, len(cut))
     every: list[Study] = []
     with Workers(studies, cut, places, Effort.of(args), named, shared_by) as workers:
         for part in parts:

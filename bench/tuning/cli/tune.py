@@ -10,7 +10,7 @@ from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.output import answer, check_output, note
 from bench.train.stop import deadline
-from bench.tuning.cli.shared import as_typed, need_server, open_studies, show, without_storage
+from bench.tuning.cli.shared import as_typed, fewest_slots, need_server, open_studies, show, without_storage
 from optimizers.plugins import bare
 
 if TYPE_CHECKING:
@@ -29,10 +29,8 @@ def main(words: list[str]) -> int:
     from bench.progress import doing
 
     with doing("importing optuna"):
-        from bench.config.checks import check_early
         from bench.config.plugins import naming
         from bench.execute.elsewhere import made_elsewhere
-        from bench.execute.slots import slots
         from bench.sweeps.grid import settings_in
         from bench.tuning.progress import TuningProgress, spoken
         from bench.tuning.tune import promise, slurm_script, work, worker_words
@@ -51,9 +49,7 @@ def main(words: list[str]) -> int:
         words_of = worker_words(name, spec)
         text = slurm_script(name, words_of, [(spec, request.trials)], args.workers, places, effort, args.sbatch)
     elif not args.create:
-        typical = spec.typical(places)
-        check_early(typical)
-        slots(args.workers, typical)  # raises if this machine lacks the devices
+        fewest_slots(args.workers, [spec], places)  # raises if it cannot be trained here
     if args.dry_run:
         points = [w.point for w in spec.design.wanted(request.trials, request.total)]
         if args.json:
