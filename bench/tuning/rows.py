@@ -45,7 +45,7 @@ class Rows:
             else "substr(convert_to(CAST({} AS TEXT), 'UTF8'), 1, {})"
         )
 
-    def _are_there(self) -> bool:
+    def are_there(self) -> bool:
         """Whether Optuna's tables exist; views do not count, since they may compute for ever."""
         if not self._seen:
             with self._engine.connect() as connection:
@@ -86,7 +86,7 @@ class Rows:
 
     def _select(self, columns: list[str], rest: str, **words: object) -> Iterator[tuple[bytes, ...]]:
         """These columns as bytes, regardless of their type in the database; empty for NULL."""
-        if not self._are_there():
+        if not self.are_there():
             return iter(())
         raw = ", ".join(self._raw.format(column, MOST_BYTES + 1) for column in columns)
         with self._engine.connect() as connection:

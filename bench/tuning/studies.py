@@ -111,7 +111,7 @@ class Studies:
             weakref.finalize(self, self._engine.dispose)  # else connections would not be closed properly
             self.rows = Rows(self._engine)
             if read_only:
-                self.rows.names()  # raises if it is not a database
+                self.rows.are_there()  # raises if it is not a database
                 return
             with self.lock():  # else two processes could create the tables at once and fail
                 try:
