@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -171,9 +170,8 @@ class StudySpec(BaseModel):
         Raises:
             UserError: the device does not exist.
         """
-        values = {name: axis[0] for name, axis in self.axes.items() if not isinstance(axis, Range)}
-        middle = {name: math.sqrt(axis.low * axis.high) for name, axis in self.axes.items() if isinstance(axis, Range)}
-        return on_device(self.config(values | middle, self.seeds[0], places))
+        middle = {name: axis.middle if isinstance(axis, Range) else axis[0] for name, axis in self.axes.items()}
+        return on_device(self.config(middle, self.seeds[0], places))
 
     def differences(self, other: "StudySpec") -> list[str]:
         """The differences, one line each: `name: VALUE there, VALUE now`."""

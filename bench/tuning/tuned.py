@@ -4,10 +4,10 @@ from datetime import date
 from pathlib import Path
 
 from bench.config.tuned import read_tuned
-from bench.errors import RunFailed, UserError
+from bench.errors import UserError
 from bench.results.selection import End, cap_share, is_capped
-from bench.store.files import disk_errors, replacing, write_json
-from bench.store.reports import StudyRecord, study_path
+from bench.store.files import replacing
+from bench.store.reports import StudyRecord
 from bench.sweeps import sensitivity
 from bench.text import plain
 from bench.tuning.progress import spoken
@@ -145,7 +145,7 @@ def remember(found: StudyResult, store: Path) -> None:
     """Write the study's record into a store, so that boards need no database.
 
     Raises:
-        RunFailed: the disk is full or unavailable.
+        RunFailed: as in `Record.write`.
     """
     spec = found.study.spec
     record = StudyRecord(
@@ -173,9 +173,4 @@ def remember(found: StudyResult, store: Path) -> None:
         metric=spec.metric,
         select_split=found.select_split,
     )
-    path = study_path(store, found.study.name)
-    with disk_errors(store):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.parent.is_symlink():  # in a store from someone else
-            raise RunFailed(f"{path.parent} is a symbolic link, and links are not followed; replace it by a folder")
-        write_json(path, vars(record), indent=1)
+    record.write(store)
