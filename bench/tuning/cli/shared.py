@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bench.tuning.study_result import StudyResult
     from bench.tuning.trials import StudySpec
 
+SPENT = "this is the result so far, and the same command continues"
 STOPPED = "stopped; nothing is lost, and the same command continues"
 
 
@@ -75,23 +76,21 @@ def fewest_slots(workers: str, specs: "Sequence[StudySpec]", places: Mapping[str
     return min((slots(workers, config) for config in typical), key=len)
 
 
-def in_time(args: Args, work: Callable[[], object]) -> bool:
+def in_time(args: Args, work: Callable[[], object], spends: str = SPENT, stopped: str = STOPPED) -> bool:
     """Whether to show results after the work: it is done, or its time is spent; False if a signal stopped it.
 
     Args:
         args: with `budget`; a note says what ended the work early.
         work: returns something false if a signal stopped it.
+        spends: what to say of the result if the time is spent.
+        stopped: what to say if a signal stopped it.
     """
     done: object = False
     with deadline(args.budget and args.budget.seconds) as spent:
         done = work()
     if done:
         return True
-    note(
-        f"the budget of {args.budget.text} is spent; this is the result so far, and the same command continues"
-        if spent()
-        else STOPPED
-    )
+    note(f"the budget of {args.budget.text} is spent; {spends}" if spent() else stopped)
     return spent()
 
 
