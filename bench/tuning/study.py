@@ -188,7 +188,7 @@ class Study:
         known, wanted = scores.by_key, self.spec.design.wanted(request.trials, request.total, scores)
         seeds = self.spec.seeds
         added = self._add([(w, seeds) for w in wanted], trials, known)
-        open_ = any(point_key(w.point) not in known for w in wanted)
+        open_ = any(w.key not in known for w in wanted)
         if not open_ and request.refine:
             refined = {point_key(trial.point): trial.point for trial in trials if trial.kind == "refinement"}
             open_ = any(key not in known for key in refined)
@@ -258,8 +258,8 @@ class Study:
             attempts.setdefault(trial.key, []).append(trial.state)
         retries, added = self.request.retries, False
         for wish, seeds in wishes:
-            states = attempts.get((point_key(wish.point), tuple(seeds)), [])
-            if point_key(wish.point) in known or any(state != "failed" for state in states) or len(states) > retries:
+            states = attempts.get((wish.key, tuple(seeds)), [])
+            if wish.key in known or any(state != "failed" for state in states) or len(states) > retries:
                 continue
             self._rdb.create_new_trial(self._ids[fresh], _template(wish, seeds, self.spec.axes))
             added = True

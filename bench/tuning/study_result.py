@@ -153,10 +153,8 @@ def study_result(study: Study, budget: int | None = None) -> StudyResult:
     best = study.best([*scored, *refined])
     winner = [trial for trial in trials if trial.fresh and best is not None and trial.point == best.point]
     fresh = sorted((trial for trial in winner if trial.state == "completed"), key=lambda trial: trial.seeds)
-    failed = {trial.seeds[0]: trial.reason or "" for trial in winner if trial.state == "failed"}
-    for trial in winner:
-        if trial.state != "failed":
-            failed.pop(trial.seeds[0], None)
+    again = {trial.seeds[0] for trial in winner if trial.state != "failed"}
+    failed = {trial.seeds[0]: trial.reason or "" for trial in winner if trial.seeds[0] not in again}
     tried = [trial.point for trial in (*scored, *refined)]
     edge = best is not None and spec.design.at_boundary(tried, best.point)
     runs = [run for trial in fresh for run in trial.runs]

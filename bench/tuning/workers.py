@@ -1,7 +1,7 @@
 """Worker processes on this machine that work on studies."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from bench.errors import RunFailed
@@ -16,7 +16,7 @@ from bench.tuning.studies import Studies
 from bench.tuning.study import Study
 
 
-class Workers:
+class Workers(AbstractContextManager["Workers"]):
     """Worker processes on this machine, which work on one study after another.
 
     Args:
@@ -42,9 +42,6 @@ class Workers:
         # Not an argument: every user of the machine can read those.
         environment = {"BENCH_STORAGE": studies.url.render_as_string(hide_password=False)}
         self._pool = Pool(words, dict(enumerate(slots)), environment)
-
-    def __enter__(self) -> "Workers":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._pool.__exit__(kind, *error)

@@ -12,6 +12,7 @@ from bench.execute import Effort
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.output import answer, check_output, note
+from bench.process import as_options
 from bench.tuning.cli.shared import STOPPED, fewest_slots, need_server, open_studies, without_storage
 from optimizers.plugins import slug
 
@@ -144,8 +145,8 @@ def _slurm(args: Args, parts: Sequence["Suite"], places: Mapping[str, Path]) -> 
     """Submit an array whose tasks all run this command and share the work; or print its script."""
     cells = [(spec, part.tune.trials) for part in parts for spec in part.specs(places)]
     file = str(Path(args.file).absolute()) if Path(args.file).is_file() else args.file
-    chosen = [word for name in ("task", "opt") if (own := getattr(args, name)) for word in (f"--{name}", ",".join(own))]
-    words = ["suite", file, *chosen, "--train-only"]
+    chosen = {name: ",".join(own) for name in ("task", "opt") if (own := getattr(args, name))}
+    words = ["suite", file, *as_options(chosen), "--train-only"]
     return submit_array(args, f"suite-{slug(Path(args.file).stem)}", words, cells, places)
 
 
