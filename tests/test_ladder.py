@@ -175,7 +175,7 @@ def test_unequal_budgets_end_the_ladder(folder: Path, tmp_path: Path, monkeypatc
 
     class Found:
         def __init__(self, opt: str, trials: int) -> None:
-            self.study, self.scored, self.refined, self.missing = self, [None] * trials, [], 0
+            self.study, self.trials, self.missing = self, [None] * trials, 0
             self.spec, self.opt = self, opt
 
     counts = iter([3, 4, 3])

@@ -225,7 +225,7 @@ def _refuse_unequal(found: Sequence[StudyResult]) -> None:
     Raises:
         RunFailed: the budgets differ.
     """
-    trials = {each.study.spec.opt: len(each.scored) + len(each.refined) for each in found}
+    trials = {each.study.spec.opt: len(each.trials) for each in found}
     if len({*trials.values()}) > 1 or any(each.missing for each in found):
         shown = ", ".join(f"{name} {count}" for name, count in trials.items())
         raise RunFailed(f"budgets are not equal: {shown} trials; some failed: see `bench studies`")

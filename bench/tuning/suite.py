@@ -25,7 +25,7 @@ from bench.tuning.progress import TuningProgress, spoken
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study
 from bench.tuning.study_result import StudyResult, study_result
-from bench.tuning.trials import Request, StudySpec
+from bench.tuning.trials import StudySpec
 from bench.tuning.tune import default_trials, make_request, make_spec, refuse_twice, reporting_seeds, tuning_seeds
 from bench.tuning.workers import Workers
 from optimizers.plugins import slug
@@ -327,28 +327,28 @@ def carry_out(
         UserError: a run cannot be trained; finished runs are stored.
     """
 
-    def request(study: Study, total: int, *, report: bool = False) -> Request:
+    def ask(study: Study, total: int, *, report: bool = False) -> None:
         own = make_request(study.spec.design, suite.tune.trials, retries=suite.tune.retries, report=report)
-        return own.model_copy(update={"total": total})
+        study.ask(own.model_copy(update={"total": total}))
 
-    def work(study: Study, asked: Request) -> bool:
-        study.ask(asked)
+    def work(study: Study, total: int, *, report: bool = False) -> bool:
+        ask(study, total, report=report)
         if study.finished():
             return True
-        what = "fresh seeds of the winner" if asked.report else "tuning"
+        what = "fresh seeds of the winner" if report else "tuning"
         told(f"{study.spec.task} {study.spec.opt}: {what} (study {study.name})")
         return workers.work(study, TuningProgress(f"study {study.name}", study.spec.metric, enabled=progress))
 
     told: Callable[[str], object] = say if progress else lambda line: None
     all_studies = [studies.create(spec) for spec in suite.specs(places)]
     for study in all_studies:
-        study.ask(request(study, 0))
+        ask(study, 0)
     check_places(study.spec.typical(places) for study in all_studies if not study.finished())
     for task in dict.fromkeys(study.spec.task for study in all_studies):
         own = [study for study in all_studies if study.spec.task == task]
         totals = [suite.tune.total * study.spec.design.can_grow for study in own]
         while True:
-            if not all(work(study, request(study, total)) for study, total in zip(own, totals, strict=True)):
+            if not all(map(work, own, totals)):
                 return None
             found = [study_result(study) for study in own]
             most = max(len(each.trials) for each in found)
@@ -356,7 +356,7 @@ def carry_out(
             if all(len(each.trials) == most for each in found):
                 break
             told(f"{task}: a grid was extended, so all get {most} trials")
-        if not all(work(study, request(study, total, report=True)) for study, total in zip(own, totals, strict=True)):
+        if not all(work(study, total, report=True) for study, total in zip(own, totals, strict=True)):
             return None
     return all_studies
 

@@ -22,10 +22,13 @@ def lines(found: StudyResult) -> list[str]:
     states = Counter(trial.state for trial in found.scored)
     counts = f"{counted(len(found.scored), 'trial')} of {counted(len(spec.seeds), 'seed')}"
     counts += f" ({', '.join(added)})" * bool(added)
-    more = [f"{len(found.refined)} refinements by TPE"] * bool(found.refined)
-    counts_of = (states["failed"], "failed"), (states["pruned"], "pruned (--prune)"), (found.missing, "not done yet")
-    more += [f"{n} {what}" for n, what in counts_of if n]
-    facts = [("study", f"{found.study.name}: {', '.join([counts, *more])}")]
+    more = [
+        (len(found.refined), "refinements by TPE"),
+        (states["failed"], "failed"),
+        (states["pruned"], "pruned (--prune)"),
+        (found.missing, "not done yet"),
+    ]
+    facts = [("study", f"{found.study.name}: {', '.join([counts, *(f'{n} {what}' for n, what in more if n)])}")]
     if best is None:
         facts.append(("best", "none: no trial has a score"))
     else:
