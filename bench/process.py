@@ -10,7 +10,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -61,6 +61,11 @@ def python_command(*words: str) -> list[str]:
 def bench_command(*words: str) -> list[str]:
     """The command that starts `bench` as a separate process, in any folder."""
     return python_command("-m", "bench", *words)
+
+
+def as_options(values: Mapping[str, object]) -> list[str]:
+    """Values by name as arguments of a command: `--name value` each."""
+    return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
 
 def begin() -> None:

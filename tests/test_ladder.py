@@ -175,7 +175,7 @@ def test_unequal_budgets_end_the_ladder(folder: Path, tmp_path: Path, monkeypatc
 
     class Found:
         def __init__(self, opt: str, trials: int) -> None:
-            self.study, self.scored, self.refined, self.missing = self, [None] * trials, [], 0
+            self.study, self.trials, self.missing = self, [None] * trials, 0
             self.spec, self.opt = self, opt
 
     counts = iter([3, 4, 3])
@@ -196,7 +196,7 @@ def test_ranges_lie_around_what_won_before(folder: Path, record: LadderRecord):
         best = winners[spec.opt]["opt.lr"]
         assert axis.low == pytest.approx(best / 10**0.5, rel=1e-3)  # type: ignore[union-attr]
         assert axis.high == pytest.approx(best * 10**0.5, rel=1e-3)  # type: ignore[union-attr]
-        points = [each.point["opt.lr"] for each in spec.design.wanted({}, "min", 0.0, suite.tune.trials or 0)]
+        points = [each.point["opt.lr"] for each in spec.design.wanted(suite.tune.trials or 0)]
         assert points[0] == best  # to measure the previous rung's settings at this rung
 
 

@@ -17,7 +17,7 @@ from bench.process import bench_command
 from bench.store.record import RunResult
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study
-from bench.tuning.tune import slurm_script
+from bench.tuning.tune import slurm_script, worker_words
 from optimizers.plugins import provenance
 from tests.conftest import Answer
 from tests.stored import put
@@ -127,7 +127,7 @@ def test_workers_and_scripts_name_the_code_of_their_study(here: Path, imported: 
     (here / "a folder/fine.py").write_text(CLASS)
     made = spec(opt="a folder/fine.py:X")
     assert made.versions["opt_package"] == provenance("a folder/fine.py:X")
-    text = slurm_script("s", made, 9, "4", {"data": "d", "store": here}, Effort(), "")
+    text = slurm_script("s", worker_words("s", made), [(made, 9)], "4", {"data": "d", "store": here}, Effort(), "")
     assert f"{sys.executable} -P -m bench worker --study s " in text
     assert f" --opt '{here}/a folder/fine.py:X' " in text
     assert naming(made.names, made.names, {"opt": "sgd"}, {"task": "t:T"}) == [

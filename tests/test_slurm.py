@@ -16,9 +16,14 @@ from bench.process import bench_command
 from bench.tuning.space import point_key
 from bench.tuning.studies import Studies
 from bench.tuning.trials import Request, StudySpec
-from bench.tuning.tune import make_spec, slurm_script
+from bench.tuning.tune import make_spec, slurm_script, worker_words
 from tests.daemons import until
 from tests.slow import GATE, HELD, SLOW
+
+
+def script_of(made: StudySpec, *args: Any) -> str:
+    return slurm_script("s", worker_words("s", made), [(made, 9)], *args)
+
 
 WORDS = ["--task", "synthetic", "--opt", SLOW, "--opt.lr", "1e-2:1e0"]
 WORDS += ["--trials", "3", "--seeds", "1", "--report_seeds", "2"]
@@ -40,7 +45,7 @@ def spec(tmp_path: Path, **settings: str) -> StudySpec:
 
 
 def test_script_asks_for_a_gpu_a_task(tmp_path: Path) -> None:
-    text = slurm_script("s", spec(tmp_path), 9, "4", {"data": "d", "store": tmp_path}, Effort(), "--partition=gpu")
+    text = script_of(spec(tmp_path), "4", {"data": "d", "store": tmp_path}, Effort(), "--partition=gpu")
     assert "#SBATCH --array=0-3" in text
     assert "#SBATCH --gres=gpu:1" in text
     assert "#SBATCH --partition=gpu" in text
@@ -49,14 +54,14 @@ def test_script_asks_for_a_gpu_a_task(tmp_path: Path) -> None:
 
 
 def test_script_for_a_cpu_asks_for_no_gpu_and_auto_has_no_more_tasks_than_trials(tmp_path: Path) -> None:
-    text = slurm_script("s", spec(tmp_path, device="cpu"), 9, "auto", {"data": "d", "store": tmp_path}, Effort(), "")
+    text = script_of(spec(tmp_path, device="cpu"), "auto", {"data": "d", "store": tmp_path}, Effort(), "")
     assert "gres" not in text
     assert "#SBATCH --array=0-7" in text
 
 
 def test_a_script_says_how_runs_are_made(tmp_path: Path) -> None:
     effort = Effort("lanes", 3, read_memory("2G"))
-    text = slurm_script("s", spec(tmp_path), 9, "4", {"store": tmp_path}, effort, "")
+    text = script_of(spec(tmp_path), "4", {"store": tmp_path}, effort, "")
     assert " --engine lanes --width 3 --memory 2G " in text
 
 
@@ -124,14 +129,14 @@ HARD = "a folder of 100% 'odd' \"names\" #1, with $HOME; and &"
 
 def test_paths_with_spaces_survive_in_the_script(tmp_path: Path) -> None:
     places = {"data": tmp_path / HARD, "store": tmp_path / HARD}
-    text = slurm_script("s", spec(tmp_path), 9, "4", places, Effort(), "'--comment=a b' -p gpu")
+    text = script_of(spec(tmp_path), "4", places, Effort(), "'--comment=a b' -p gpu")
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
     (line,) = (line.removesuffix(" &") for line in text.splitlines() if " -m bench " in line)
     words = shlex.split(line)
     assert words[:5] == bench_command("worker")
     assert words[words.index("--store") + 1] == words[words.index("--data") + 1] == str(tmp_path / HARD)
     assert '#SBATCH "--comment=a b" -p gpu' in text
-    plain = slurm_script("s", spec(tmp_path), 9, "4", {"store": "/a b"}, Effort(), "")
+    plain = script_of(spec(tmp_path), "4", {"store": "/a b"}, Effort(), "")
     assert '#SBATCH "--output=/a b/slurm-%A_%a.log"' in plain
 
 
@@ -147,7 +152,7 @@ def test_a_path_that_no_script_can_hold_is_refused(cli, name: str) -> None:
 def test_slurm_reads_paths_with_spaces_from_the_script(slurm, tmp_path: Path) -> None:
     folder = tmp_path / HARD
     folder.mkdir()
-    text = slurm_script("s", spec(tmp_path, device="cpu"), 9, "1", {"store": folder}, Effort(), "'--comment=a b' -J me")
+    text = script_of(spec(tmp_path, device="cpu"), "1", {"store": folder}, Effort(), "'--comment=a b' -J me")
     head = [line for line in text.splitlines() if line.startswith(("#!", "#SBATCH"))]
     path = folder / "slurm s.sh"
     path.write_text("\n".join([*head, "echo it ran in $SLURM_JOB_NAME", ""]))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bench.errors import UserError
 from bench.grammar.values import log_grid
 from bench.results.selection import CONVERGED
-from bench.tuning.design import EXTENSION_LIMIT, LONGEST_GRID, Design, Replay, Wanted, replay
+from bench.tuning.design import EXTENSION_LIMIT, LONGEST_GRID, Design, Replay, Scores, Wanted
 from bench.tuning.space import Range, point_key, read_space, space_as_json, space_from_json
 from bench.tuning.tune import default_trials
 from optimizers import OPTIMIZERS
@@ -83,7 +83,7 @@ def test_every_optimizer_can_be_tuned_without_a_word(name):
     assert list(space) == [f"opt.{key}" for key in OPTIMIZERS[name].search]
     assert fixed == {}
     assert default_trials(Design(space, "grid")) == 9  # a method with more hyperparameters gets no more trials
-    assert len(Design(space, "grid").wanted({}, "min", ALL, 9)) == 9
+    assert len(Design(space, "grid").wanted(9)) == 9
 
 
 RANGE = "a range is LOW:HIGH with 0 < LOW < HIGH, both between 1e-100 and 1e100, such as 1e-3:1e1"
@@ -180,7 +180,7 @@ GRID1 = Design({"opt.lr": LR}, "grid")
 
 
 def rates(design: Design, trials: int, known=None, total=0, mode="min", least=ALL) -> list[float]:
-    return [each.point["opt.lr"] for each in design.wanted(known or {}, mode, least, trials, total)]
+    return [each.point["opt.lr"] for each in design.wanted(trials, total, Scores(known or {}, mode, least))]
 
 
 def simulate(design: Design, score, trials: int, total=0, mode="min", least=ALL, most=10_000):
@@ -188,7 +188,7 @@ def simulate(design: Design, score, trials: int, total=0, mode="min", least=ALL,
     known: dict[str, float | None] = {}
     order: list[Wanted] = []
     for _ in range(most):
-        wanted = design.wanted(known, mode, least, trials, total)
+        wanted = design.wanted(trials, total, Scores(known, mode, least))
         assert wanted[: len(order)] == order  # tried points stay, in their order
         new = [each for each in wanted if each.key not in known]
         if not new:
@@ -212,7 +212,7 @@ def test_a_grid_is_of_half_decades_from_the_middle_outwards():
     assert rates(GRID1, 9) == [0.1, 0.03162, 0.3162, 0.01, 1.0, 0.003162, 3.162, 0.001, 10.0]
     assert sorted(rates(GRID1, 9)) == log_grid(1e-3, 1e1, 9)
     assert rates(GRID1, 1) == [0.1]
-    assert {each.kind for each in GRID1.wanted({}, "min", ALL, 9)} == {"design"}
+    assert {each.kind for each in GRID1.wanted(9)} == {"design"}
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_the_middle_of_a_grid(low, high, middle):
 
 def test_the_other_axes_vary_fastest():
     space = {"opt.nesterov": (True, False), "opt.lr": LR, "opt.momentum": (0.0, 0.9)}
-    wanted = Design(space, "grid").wanted({}, "min", ALL, 8)
+    wanted = Design(space, "grid").wanted(8)
     assert [tuple(each.point.items()) for each in wanted[:5]] == [
         (("opt.nesterov", n), ("opt.lr", lr), ("opt.momentum", m))
         for lr, n, m in [(0.1, True, 0.0), (0.1, True, 0.9), (0.1, False, 0.0), (0.1, False, 0.9), (0.03162, True, 0.0)]
@@ -258,7 +258,7 @@ def test_a_grid_grows_where_its_best_is_at_an_edge():
         3.162e-05: "extension",
         1e-05: "extension",
     }
-    assert GRID1.best([each.point for each in order], known, "min", ALL) == {"opt.lr": 1e-4}
+    assert GRID1.best([each.point for each in order], Scores(known)) == {"opt.lr": 1e-4}
     order, _ = simulate(GRID1, lambda point: -valley(3.162)(point), 5, mode="max")
     assert list(kinds(order))[5:] == [3.162, 10.0]
     assert len(simulate(GRID1, valley(0.1), 5)[0]) == 5
@@ -276,7 +276,7 @@ def test_how_far_a_grid_may_grow_is_known_before():
     grid, values = Design({"opt.lr": LR}, "grid"), Design({"opt.lr": LR, "opt.momentum": (0.0, 0.9)}, "grid")
     for design, trials, more in ((grid, 1, 0), (grid, 2, 8), (values, 2, 0), (values, 4, 16)):
         known = {}
-        while lacking := [w for w in design.wanted(known, "min", ALL, trials) if w.key not in known]:
+        while lacking := [w for w in design.wanted(trials, 0, Scores(known)) if w.key not in known]:
             known |= {w.key: w.point["opt.lr"] for w in lacking}  # the smallest is always the best
         assert (design.may_grow_by(trials), len(known)) == (more, trials + more)
     assert Design({"opt.lr": LR}, "qmc").may_grow_by(9) == Design({"opt.lr": (0.1, 1.0)}, "grid").may_grow_by(2) == 0
@@ -297,7 +297,7 @@ def test_where_all_diverged_smaller_steps_are_tried():
 def test_equals_do_not_let_a_grid_grow():
     order, known = simulate(GRID1, lambda p: 1e-20 * p["opt.lr"], 5, least=CONVERGED)
     assert len(order) == 5
-    assert GRID1.best([each.point for each in order], known, "min", CONVERGED) == {"opt.lr": 0.1}
+    assert GRID1.best([each.point for each in order], Scores(known, least=CONVERGED)) == {"opt.lr": 0.1}
 
 
 def test_a_grid_grows_with_all_combinations_if_the_best_of_all_is_at_an_edge():
@@ -343,7 +343,7 @@ TWO_RANGES = Design({"opt.lr": Range(1e-4, 1.0), "opt.c": Range(0.1, 100.0)}, "g
 
 
 def test_a_grid_of_two_ranges_goes_outwards_by_their_widths():
-    order = TWO_RANGES.wanted({}, "min", ALL, 9)
+    order = TWO_RANGES.wanted(9)
     assert [(each.point["opt.lr"], each.point["opt.c"]) for each in order] == [
         (0.01, 1.0),
         (0.003162, 1.0),
@@ -362,7 +362,7 @@ def test_a_grid_of_two_ranges_grows_beside_its_best_until_all_neighbours_are_tri
         return math.log10(point["opt.lr"] / 0.1) ** 2 + math.log10(point["opt.c"] / 10) ** 2
 
     order, known = simulate(TWO_RANGES, bowl, 9)
-    best = TWO_RANGES.best([each.point for each in order], known, "min", ALL)
+    best = TWO_RANGES.best([each.point for each in order], Scores(known))
     assert best == {"opt.lr": 0.1, "opt.c": 10.0}
     grown = {(each.point["opt.lr"], each.point["opt.c"]) for each in order[9:]}
     assert {each.kind for each in order[9:]} == {"extension"}
@@ -384,10 +384,10 @@ def test_a_grid_grows_by_what_there_is_room_for_the_nearest_of_each_side_first()
 
 def test_where_all_is_capped_a_grid_does_not_grow_towards_smaller_steps():
     design, known = GRID1, {}
-    for each in design.wanted({}, "min", ALL, 5):
+    for each in design.wanted(5):
         known[each.key] = None
-    assert len(design.wanted(known, "min", ALL, 5)) == 7  # as if all had diverged
-    assert len(design.wanted(known, "min", ALL, 5, capped=[each.key for each in design.wanted({}, "min", ALL, 5)])) == 5
+    assert len(design.wanted(5, 0, Scores(known))) == 7  # as if all had diverged
+    assert len(design.wanted(5, 0, Scores(known, capped=[each.key for each in design.wanted(5)]))) == 5
 
 
 def test_values_alone_are_their_product():
@@ -419,7 +419,7 @@ def test_values_alone_are_their_product():
     ],
 )  # fmt: skip
 def test_grids_that_are_refused(space, trials, total, error):
-    assert message(Design(space, "grid").wanted, {}, "min", ALL, trials, total) == error
+    assert message(Design(space, "grid").wanted, trials, total) == error
 
 
 @pytest.mark.deep
@@ -450,9 +450,9 @@ TWO = {"opt.lr": Range(1e-4, 1e0), "opt.momentum": (0.0, 0.9, 0.99)}
 
 
 def test_a_sequence_fills_the_box():
-    wanted = Design({"opt.lr": Range(1e-4, 1e0)}, "qmc").wanted({}, "min", ALL, 7)
+    wanted = Design({"opt.lr": Range(1e-4, 1e0)}, "qmc").wanted(7)
     assert [each.point["opt.lr"] for each in wanted] == [0.01, 0.001, 0.1, 0.0003162, 0.03162, 0.003162, 0.3162]
-    wanted = Design(TWO, "qmc").wanted({}, "min", ALL, 6)
+    wanted = Design(TWO, "qmc").wanted(6)
     assert [tuple(each.point.values()) for each in wanted] == [
         (0.01, 0.9),
         (0.001, 0.99),
@@ -476,10 +476,7 @@ def test_a_sequence_takes_equal_parts_of_values(parts):
     design = Design(
         {name: tuple(range(parts)) if i == [2, 3, 5, 7].index(parts) else LR for i, name in enumerate(names)}, "qmc"
     )
-    taken = [
-        next(v for v in each.point.values() if isinstance(v, int))
-        for each in design.wanted({}, "min", ALL, 5 * parts - 1)
-    ]
+    taken = [next(v for v in each.point.values() if isinstance(v, int)) for each in design.wanted(5 * parts - 1)]
     assert sorted(taken.count(v) for v in range(parts)) == [4, *[5] * (parts - 1)]  # the origin is left out
 
 
@@ -487,28 +484,23 @@ def test_a_sequence_does_not_grow_and_is_topped_up_with_its_next_points():
     design = Design(TWO, "qmc")
     order, _ = simulate(design, lambda p: None, 6, total=9)
     assert [each.kind for each in order] == ["design"] * 6 + ["top-up"] * 3
-    assert [each.point for each in order] == [each.point for each in design.wanted({}, "min", ALL, 9)]
+    assert [each.point for each in order] == [each.point for each in design.wanted(9)]
 
 
 def test_what_comes_out_twice_is_tried_once():
     design = Design({"opt.a": (1, 2), "opt.b": (True, False), "opt.c": ("x", "y", "z")}, "qmc")
-    points = [each.point for each in design.wanted({}, "min", ALL, 12)]
+    points = [each.point for each in design.wanted(12)]
     assert {tuple(p.values()) for p in points} == set(itertools.product((1, 2), (True, False), ("x", "y", "z")))
-    assert message(design.wanted, {}, "min", ALL, 13) == (
-        "--trials 13: there are only 12 settings; request no more, or widen a range"
-    )
-    assert "--trials 20: there are only 12" in message(design.wanted, {}, "min", ALL, 5, 20)
+    assert message(design.wanted, 13) == ("--trials 13: there are only 12 settings; request no more, or widen a range")
+    assert "--trials 20: there are only 12" in message(design.wanted, 5, 20)
     narrow = Design({"opt.lr": Range(1.0, 1.002)}, "qmc")
     assert sorted(rates(narrow, 3)) == [1.0, 1.001, 1.002]
-    assert "only 3 settings" in message(narrow.wanted, {}, "min", ALL, 4)
+    assert "only 3 settings" in message(narrow.wanted, 4)
 
 
 @pytest.mark.parametrize("trials", [0, -1])
 def test_a_sequence_has_points(trials):
-    assert (
-        message(Design(TWO, "qmc").wanted, {}, "min", ALL, trials)
-        == f"--trials {trials}: at least one setting is needed"
-    )
+    assert message(Design(TWO, "qmc").wanted, trials) == f"--trials {trials}: at least one setting is needed"
 
 
 @often
@@ -563,11 +555,11 @@ def scores_of(design: Design, data) -> dict:
 @given(designs(), st.data())
 def test_a_smaller_design_is_the_beginning_of_a_larger_one(drawn, data):
     design, step, most = drawn
-    whole = [each.point for each in design.wanted({}, "min", ALL, most)]
+    whole = [each.point for each in design.wanted(most)]
     assert len(whole) == most
     assert len({point_key(point) for point in whole}) == most
     for trials in range(step, most, step):
-        assert [each.point for each in design.wanted({}, "max", 0.0, trials)] == whole[:trials]
+        assert [each.point for each in design.wanted(trials, 0, Scores({}, "max", 0.0))] == whole[:trials]
 
 
 @pytest.mark.deep
@@ -601,12 +593,12 @@ def test_a_score_that_comes_to_be_known_only_appends_points(drawn, data, mode):
     order, known = simulate(design, scores_of(design, data), trials, total, mode)
     order_of_ends = data.draw(st.permutations(list(known)))  # workers finish in any order
     told: dict[str, float | None] = {point_key({"opt.z": 1}): -1e9}  # a point of another design
-    before = design.wanted(told, mode, ALL, trials, total)
+    before = design.wanted(trials, total, Scores(told, mode))
     for key in order_of_ends:
         told[key] = known[key]
-        after = design.wanted(told, mode, ALL, trials, total)
+        after = design.wanted(trials, total, Scores(told, mode))
         assert after[: len(before)] == before
-        assert after == design.wanted(dict(reversed(told.items())), mode, ALL, trials, total)
+        assert after == design.wanted(trials, total, Scores(dict(reversed(told.items())), mode))
         before = after
     assert before == order
 
@@ -620,38 +612,40 @@ def test_a_replay_is_what_a_tuning_of_that_budget_would_have_done(drawn, data, m
     score = scores_of(design, data)
     order, known = simulate(design, score, most, 0, mode, least)
     for trials in range(step, most + 1, step):
-        found = replay(design, known, mode, least, trials)
+        found = design.replay(trials, 0, Scores(known, mode, least))
         real, scores = simulate(design, score, trials, 0, mode, least)
         if found.missing:  # the smaller one grew beyond the points of the larger one
             keys = [point_key(point) for point in found.missing]
             assert not set(keys) & known.keys()
             assert [each for each in real if each.key in known][: len(found.scored)] == found.scored
             assert keys[0] in scores
-            found = replay(design, known | scores, mode, least, trials)
+            found = design.replay(trials, 0, Scores(known | scores, mode, least))
         assert found.scored == real
         assert found.missing == []
-        assert found.best == design.best([each.point for each in real], scores, mode, least)
+        assert found.best == design.best([each.point for each in real], Scores(scores, mode, least))
         assert (found.best is None) == all(value is None for value in scores.values())
         if found.best is not None:
             values = [max(v, least) for v in scores.values() if v is not None]
             assert max(scores[point_key(found.best)], least) == (min(values) if mode == "min" else max(values))
-    assert [each.point for each in replay(design, known, mode, least, most).scored] == [each.point for each in order]
+    assert [each.point for each in design.replay(most, 0, Scores(known, mode, least)).scored] == [
+        each.point for each in order
+    ]
 
 
 def test_a_replay_says_what_is_missing():
     _, known = simulate(GRID1, valley(0.1), 5)
-    assert replay(GRID1, known, "min", ALL, 3) == Replay({"opt.lr": 0.1}, GRID1.wanted({}, "min", ALL, 3), [])
-    more = replay(GRID1, known, "min", ALL, 7)
+    assert GRID1.replay(3, 0, Scores(known)) == Replay({"opt.lr": 0.1}, GRID1.wanted(3), [])
+    more = GRID1.replay(7, 0, Scores(known))
     assert (len(more.scored), more.missing) == (5, [{"opt.lr": 0.003162}, {"opt.lr": 3.162}])
-    assert replay(GRID1, {}, "min", ALL, 1) == Replay(None, [], [{"opt.lr": 0.1}])
-    assert replay(GRID1, dict.fromkeys(known), "min", ALL, 1).best is None
+    assert GRID1.replay(1, 0, Scores()) == Replay(None, [], [{"opt.lr": 0.1}])
+    assert GRID1.replay(1, 0, Scores(dict.fromkeys(known))).best is None
     with pytest.raises(UserError, match="--trials 0: "):
-        replay(GRID1, known, "min", ALL, 0)
+        GRID1.replay(0, 0, Scores(known))
 
 
 def test_a_replay_grows_as_the_tuning_would_have():
     _, known = simulate(GRID1, valley(10.0), 9)
-    best, scored, missing = replay(GRID1, known, "min", ALL, 3)
+    best, scored, missing = GRID1.replay(3, 0, Scores(known))
     assert (best, missing) == ({"opt.lr": 10.0}, [])
     assert [(each.point["opt.lr"], each.kind) for each in scored[3:]] == [
         (1.0, "extension"),
@@ -659,8 +653,8 @@ def test_a_replay_grows_as_the_tuning_would_have():
         (10.0, "extension"),
         (31.62, "extension"),
     ]
-    assert replay(GRID1, known, "min", ALL, 3, total=8).missing == []
-    assert replay(GRID1, known, "min", ALL, 3, total=8).scored[-1] == Wanted({"opt.lr": 0.01}, "top-up")
+    assert GRID1.replay(3, 8, Scores(known)).missing == []
+    assert GRID1.replay(3, 8, Scores(known)).scored[-1] == Wanted({"opt.lr": 0.01}, "top-up")
 
 
 # -- the best, its edge and its neighbours --------------------------------------------------------------------------
@@ -683,10 +677,10 @@ def test_the_main_axis(space, main):
 @given(designs(), st.data())
 def test_the_best_does_not_depend_on_the_order_of_points(drawn, data):
     design, _, most = drawn
-    points = [each.point for each in design.wanted({}, "min", ALL, most)]
+    points = [each.point for each in design.wanted(most)]
     scores = {point_key(point): data.draw(st.sampled_from([None, 1.0, 2.0])) for point in points}
-    best = design.best(points, scores, "min", ALL)
-    assert design.best(data.draw(st.permutations(points)), scores, "min", ALL) == best
+    best = design.best(points, Scores(scores))
+    assert design.best(data.draw(st.permutations(points)), Scores(scores)) == best
     assert len(set(map(design.position, points))) == most
 
 
@@ -694,7 +688,7 @@ def test_the_best_does_not_depend_on_the_order_of_points(drawn, data):
     ("best", "edge"), [(1e-3, True), (10.0, True), (3.162e-3, False), (0.1, False), (3.162, False)]
 )
 def test_the_edge_of_a_grid(best, edge):
-    points = [each.point for each in GRID1.wanted({}, "min", ALL, 9)]
+    points = [each.point for each in GRID1.wanted(9)]
     assert GRID1.at_boundary(points, {"opt.lr": best}) is edge
 
 
@@ -705,23 +699,23 @@ def test_the_edge_is_of_what_was_tried():
     assert not GRID1.at_boundary(points, {"opt.lr": 1e-4})
     order, known = simulate(GRID1, lambda p: p["opt.lr"], 5)  # it grew to its limit
     points = [each.point for each in order]
-    best = GRID1.best(points, known, "min", ALL)
+    best = GRID1.best(points, Scores(known))
     assert best is not None
     assert GRID1.at_boundary(points, best)
 
 
 def test_the_edge_among_values_and_words():
     design = Design({"opt.n": (True, False), "opt.lr": (1.0, 0.1, 10.0)}, "grid")
-    points = [each.point for each in design.wanted({}, "min", ALL, 6)]
+    points = [each.point for each in design.wanted(6)]
     assert [design.at_boundary(points, point) for point in points] == [False, True, True] * 2
     words = Design({"opt.n": (True, False)}, "grid")
-    points = [each.point for each in words.wanted({}, "min", ALL, 2)]
+    points = [each.point for each in words.wanted(2)]
     assert [words.at_boundary(points, point) for point in points] == [False, False]
 
 
 def test_the_edge_of_a_sequence_is_its_outermost_parts():
     design = Design({"opt.lr": Range(1e-4, 1e0)}, "qmc")
-    points = [each.point for each in design.wanted({}, "min", ALL, 10)]
+    points = [each.point for each in design.wanted(10)]
     edge = {point["opt.lr"] for point in points if design.at_boundary(points, point)}
     assert edge == {lr for lr in rates(design, 10) if lr <= 10**-3.6 or lr >= 10**-0.4}
     assert edge

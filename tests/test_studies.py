@@ -345,7 +345,7 @@ def test_a_setting_whose_cap_sets_the_steps_is_never_the_winner_and_counted(sqli
     assert found.best is not None
     assert found.best.point["opt.lr"] in (0.03162, 0.3162)
     assert found.scores[point_key({"opt.lr": 0.1})] is None
-    (note,) = [line for line in summary.lines(found, analyse(found)) if "excluded from the choice" in line]
+    (note,) = [line for line in summary.lines(found) if "excluded from the choice" in line]
     assert "1 setting excluded from the choice: the step cap bound on more than 90%" in note
     assert analyse(found).curves[0].points[analyse(found).curves[0].best or 0].x in (0.03162, 0.3162)
 
@@ -377,7 +377,7 @@ def test_a_trial_that_comes_to_nothing_is_tried_again_and_then_failed(url: str) 
     assert found.best is not None
     assert found.best.point != lost[0].point
     assert [trial.state for trial in found.scored].count("failed") == 1
-    assert "note     opt.lr 0.1 failed: out of luck 2" in summary.lines(found, None)
+    assert "note     opt.lr 0.1 failed: out of luck 2" in summary.lines(found)
     # With more retries it gets exactly one more attempt.
     study.ask(study.request.model_copy(update={"retries": 3}))
     (again,) = drain(study)[:1]
@@ -428,7 +428,7 @@ def test_a_pruned_trial_is_labelled_and_never_best(url: str) -> None:
     found = study_result(study)
     assert found.best is not None
     assert found.best.point != best.point
-    assert "1 pruned (--prune)" in "\n".join(summary.lines(found, None))
+    assert "1 pruned (--prune)" in "\n".join(summary.lines(found))
     assert "opt.lr 0.1: pruned\n" in tuned.tuned_yaml(found)
     assert "pruning: trials worse than the median of the others were stopped early\n" in tuned.tuned_yaml(found)
 
@@ -646,7 +646,7 @@ def test_refinements_count_for_no_budget(sqlite_url: str) -> None:
     found, replayed = study_result(study), study_result(study, 5)
     assert (len(found.scored), len(found.refined)) == (5, 2)
     assert (len(replayed.scored), len(replayed.refined)) == (5, 0)
-    assert "2 refinements by TPE" in "\n".join(summary.lines(found, None))
+    assert "2 refinements by TPE" in "\n".join(summary.lines(found))
     assert tuned.tuned_yaml(found).count("(refinement)") == 2
 
 
@@ -660,7 +660,7 @@ def test_a_study_that_has_just_begun_has_found_nothing(sqlite_url: str) -> None:
     study = begin(sqlite_url, 3)
     found = study_result(study)
     assert (found.best, found.score, found.missing, found.runs) == (None, None, 3, [])
-    assert "best     none: no trial has a score" in summary.lines(found, None)
+    assert "best     none: no trial has a score" in summary.lines(found)
 
 
 # -- names and settings -----------------------------------------------------------------------------------------------
@@ -978,7 +978,7 @@ def test_what_was_pruned_is_in_the_table_and_no_edge_is_seen_where_it_was_tried(
     found = study_result(study)
     assert found.best is not None
     assert (found.best.point, found.lr_at_boundary) == ({"opt.lr": 0.1}, False)
-    text = "\n".join(summary.lines(found, analyse(found)))
+    text = "\n".join(summary.lines(found))
     assert [line.split()[:2] for line in text.splitlines() if "pruned  " in line] == [
         ["0.01", "pruned"],
         ["0.03162", "pruned"],
@@ -998,7 +998,7 @@ def test_a_grid_says_how_far_it_goes_and_a_winner_that_lies_beyond_the_range(sql
     )
     assert promise(spec(opt__lr="0.01,1", seeds=[5]), 2) == "2 trials of 1 seed"
     drain(study, slope)
-    found = summary.lines(study_result(study), None)
+    found = summary.lines(study_result(study))
     assert f"study    {study.name}: 13 trials of 2 seeds (8 by extension)" in found
     assert "note     opt.lr 1e-06 is outside of 0.01:1; the grid is centred on that range" in found
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from bench.config.run_config import decided, resolve
 from bench.grammar.values import place, reference_folder
+from bench.process import as_options
 from bench.results.render import markdown_table
 from bench.results.selection import final_value
 from bench.results.table import Column, Table
@@ -102,7 +103,7 @@ def full_run(settings: Mapping[str, Any]) -> RunResult | None:
     config = decided(resolve({**settings, "data": place("data"), "store": place("store")}))
     if (run := Store(config.store).finished_all([config.run_id]).get(config.run_id)) is not None:
         return run
-    words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    words = as_options(settings)
     done = subprocess.run([sys.executable, "-m", "bench", "fit", *words], stdout=subprocess.DEVNULL, check=False)
     if done.returncode == 130:
         sys.exit(130)  # a diverged run ends with 1, which is a result

@@ -316,11 +316,9 @@ def tune(
         where = places_of(data, store)
         top = {"data_seed": data_seed, "precision": precision, "device": device}
         words = words_of(task, [opt], where["store"], task_options, trainer, settings, hyperparameters, top)
-        from bench.config.checks import check_early
         from bench.execute import Effort
-        from bench.execute.slots import slots
         from bench.tuning import tuned
-        from bench.tuning.cli.shared import open_studies
+        from bench.tuning.cli.shared import fewest_slots, open_studies
         from bench.tuning.cli.tune import of_words
         from bench.tuning.progress import TuningProgress
         from bench.tuning.study_result import study_result
@@ -330,9 +328,7 @@ def tune(
         how = {"engine": engine, "workers": workers, "width": width, "memory": memory, "storage": storage}
         args = arguments_of("tune", words, where, design | how | {"name": name, "retries": retries})
         asked = of_words(args, words, where)
-        typical = asked.spec.typical(where)
-        check_early(typical)
-        slots(args.workers, typical)
+        fewest_slots(args.workers, [asked.spec], where)
         study = open_studies(args).create(asked.spec, args.name)
         study.ask(asked.request)
         effort = Effort(asked.request.engine or "auto", args.width, args.memory)

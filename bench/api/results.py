@@ -196,9 +196,8 @@ class Study:
 
     def __str__(self) -> str:
         from bench.tuning import summary
-        from bench.tuning.study_result import analyse
 
-        return "\n".join(summary.lines(self.found, analyse(self.found) if self.found.runs else None))
+        return "\n".join(summary.lines(self.found))
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"

@@ -15,6 +15,7 @@ from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.grammar.values import parts, reference_folder
 from bench.output import answer, check_output, note, remark, warn_of, write
+from bench.process import as_options
 from bench.progress import doing
 from optimizers.plugins import bare, slug
 
@@ -161,8 +162,7 @@ def carry_out(asked: Contest, args: Args, *, progress: bool = True) -> bool:
 
     _check([spec for spec in asked.specs if spec.opt in asked.opts], args, progress=progress)
     note(asked.suite.title if progress else None)
-    cut = asked.cut
-    return train(args, [asked.suite], open_studies(args), asked.places, cut, len(cut), progress=progress) is not None
+    return train(args, [asked.suite], open_studies(args), asked.places, asked.cut, progress=progress) is not None
 
 
 def _sampler(name: str) -> "Sampler":
@@ -236,7 +236,7 @@ def _check(specs: "Sequence[StudySpec]", args: Args, *, progress: bool) -> None:
         note(f"{report.name}: {report.headline()}" if progress else None)
         wrong = [name for name in report.failed if name == "builds" or report.catalogue[name].severity == "results"]
         if wrong:
-            command = ["bench", "check", report.name, *(w for k, v in own.items() for w in (f"--opt.{k}", str(v)))]
+            command = ["bench", "check", report.name, *as_options({f"opt.{k}": v for k, v in own.items()})]
             why = f"{report.name} fails {', '.join(wrong)}, which changes results: {shlex.join(command)} gives advice"
             if not args.anyway:
                 raise RunFailed(f"{why}; --anyway continues")

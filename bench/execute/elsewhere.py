@@ -11,10 +11,10 @@ from bench.config.run_config import RunConfig
 from bench.errors import UserError
 from bench.execute.blocks import check_all
 from bench.execute.plan import PLAN, Plan, load
-from bench.execute.slurm import absolute_places, array_size, need_slurm, options_of, script, submit
+from bench.execute.slurm import absolute_places, array_size, need_slurm, script, submit
 from bench.grammar.parse import Args
 from bench.output import note
-from bench.process import bench_command
+from bench.process import as_options
 from bench.progress import SweepProgress, doing
 from bench.store.block import PLANS
 from optimizers.plugins import absolute
@@ -74,19 +74,11 @@ def publish(title: str, configs: Sequence[RunConfig], args: Args, device: str | 
         note(f"all {len(configs)} runs are stored; the command without --slurm or --create shows the result")
         return 0
     names = [{kind: absolute(name) for kind, name in (("task", c.task), ("opt", c.opt))} for c in configs]
-    where = [word for name, place in places.items() for word in (f"--{name}", str(place))]
     memory = [] if args.memory is None else ["--memory", args.memory.text]
-    words = ["worker", "--plan", plan.name, *memory, *naming(*names), *where]
+    words = ["worker", "--plan", plan.name, *memory, *naming(*names)]
     gpus = 0 if device == "cpu" else configs[0].trainer.devices
-    text = script(
-        plan.name,
-        bench_command(*words),
-        count,
-        gpus,
-        places["store"],
-        options_of(args.sbatch),
-        only_if=places["store"] / PLANS / plan.name / PLAN,
-    )
+    left = places["store"] / PLANS / plan.name / PLAN
+    text = script(plan.name, words, count, gpus, places, args.sbatch, only_if=left)
     if args.print:
         print(text, end="")
         note(f"plan {plan.name} must be in the store: the same command with --create instead of --slurm --print")
@@ -97,7 +89,7 @@ def publish(title: str, configs: Sequence[RunConfig], args: Args, device: str | 
     if args.create:
         print(
             f"plan {plan.name} of {len(missing)} runs is in {args.store}; to work on it, on any machine that sees it:"
-            f" {shlex.join(['bench', *words])}"
+            f" {shlex.join(['bench', *words, *as_options(places)])}"
         )
     else:
         try:

@@ -131,10 +131,8 @@ class Plan:
 
     def forget(self) -> None:
         """Remove it from the store; its runs stay."""
-        for name in (CUTS, PLAN):
-            (self.folder / name).unlink(missing_ok=True)
         with suppress(OSError):
-            self.folder.rmdir()
+            _remove(self.folder, CUTS, PLAN)
             self.folder.parent.rmdir()
 
     def _stored(self) -> Stored:
@@ -218,16 +216,17 @@ def _forget(store: Store, folder: Path) -> None:
     try:
         ids = read(folder / PLAN, Stored)["runs"].keys()
     except FileNotFoundError:  # it was partly removed, or is just being written
-        for left in folder.glob(".*"):
-            left.unlink(missing_ok=True)
-        folder.rmdir()
+        _remove(folder)
         return
     if store.finished_all(ids).keys() == ids:
-        for name in (CUTS, PLAN):  # cuts first: a plan without cuts is valid, but not cuts without a plan
-            (folder / name).unlink(missing_ok=True)
-        for left in folder.glob(".*"):  # of a killed process; one that is writing now tries again
-            left.unlink(missing_ok=True)
-        folder.rmdir()
+        _remove(folder, CUTS, PLAN)  # cuts first: a plan without cuts is valid, but not cuts without a plan
+
+
+def _remove(folder: Path, *names: str) -> None:
+    """Remove files of a plan and those that killed processes left; a process that is writing now tries again."""
+    for path in (*(folder / name for name in names), *folder.glob(".*")):
+        path.unlink(missing_ok=True)
+    folder.rmdir()
 
 
 def open_plans(store: Path) -> list[str]:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from queue import Empty, Queue
 from typing import Any
@@ -60,7 +60,7 @@ class WorkerProcess:
             self.process.stdin.close()
 
 
-class Pool:
+class Pool(AbstractContextManager["Pool"]):
     """Worker processes, which process jobs one after another.
 
     A worker reads jobs from its standard input, one per line, and writes events to its standard output, one line of
@@ -79,9 +79,6 @@ class Pool:
         self._busy: set[int] = set()
         self._events: Queue[tuple[WorkerProcess, Event]] = Queue()
         self._stillborn = 0
-
-    def __enter__(self) -> "Pool":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.stop(0 if kind is KeyboardInterrupt else PATIENCE_SECONDS)
@@ -150,9 +147,7 @@ class Pool:
             errors="replace",
             start_new_session=True,  # only this process gets Ctrl-C, and asks its workers to stop
         )
-        if slot.cpus and hasattr(os, "sched_setaffinity"):
-            with suppress(OSError):
-                os.sched_setaffinity(process.pid, slot.cpus)
+        slot.pin(process.pid)
         worker = WorkerProcess(index, process)
         for target in (self._read_events, self._read_errors):
             worker._readers.append(threading.Thread(target=target, args=(worker,), daemon=True))

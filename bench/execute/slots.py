@@ -30,20 +30,21 @@ class Slot:
             {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
         )
 
+    def pin(self, pid: int = 0) -> None:
+        """Pin a process, by default this one, to the slot's processors, where the system can."""
+        if self.cpus and hasattr(os, "sched_setaffinity"):
+            with suppress(OSError):
+                os.sched_setaffinity(pid, self.cpus)
+
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Pin this process to the slot's processors while the context lasts."""
-        if not (self.cpus and hasattr(os, "sched_setaffinity")):
-            yield
-            return
-        before = os.sched_getaffinity(0)
-        with suppress(OSError):
-            os.sched_setaffinity(0, self.cpus)
+        before = Slot(tuple(_cpus()) if self.cpus else ())
+        self.pin()
         try:
             yield
         finally:
-            with suppress(OSError):
-                os.sched_setaffinity(0, before)
+            before.pin()
 
 
 def slots(workers: str, config: RunConfig, runs: int | None = None) -> list[Slot]:

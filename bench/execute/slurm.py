@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.errors import UserError
+from bench.process import as_options, bench_command
 from bench.store.files import making
 
 MOST_TASKS = 8
@@ -41,25 +42,13 @@ def absolute_places(places: Mapping[str, Path]) -> dict[str, Path]:
     return there
 
 
-def options_of(text: str) -> list[str]:
-    """The words of `--sbatch`.
-
-    Raises:
-        UserError: a quote is not closed.
-    """
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise UserError(f"--sbatch {text}: {str(error).lower()}") from None
-
-
 def script(
     name: str,
-    command: Sequence[str],
+    words: Sequence[str],
     count: int,
     gpus: int,
-    store: Path,
-    options: Sequence[str],
+    places: Mapping[str, Path],
+    sbatch: str,
     *,
     only_if: Path | None = None,
 ) -> str:
@@ -69,13 +58,21 @@ def script(
 
     Args:
         name: of the plan or the study.
-        command: of a worker.
+        words: of a task's `bench` command, without the places.
         count: number of tasks of the array.
         gpus: GPUs of a task.
-        store: absolute path of the store, on a file system that all nodes see; Slurm's logs go there.
-        options: further options of sbatch, such as `--partition=gpu`.
+        places: paths of data and store, on a file system that all nodes see; Slurm's logs go to the store.
+        sbatch: further options of sbatch, as typed, such as `--partition=gpu`.
         only_if: a file that exists while work is left; if None, workers need a database (BENCH_STORAGE).
+
+    Raises:
+        UserError: a quote of `sbatch` is not closed, or sbatch cannot read a path.
     """
+    places = absolute_places(places)
+    try:
+        options = shlex.split(sbatch)
+    except ValueError as error:
+        raise UserError(f"--sbatch {sbatch}: {str(error).lower()}") from None
     directives = [
         f"--job-name=bench-{name}",
         f"--array=0-{count - 1}",
@@ -85,9 +82,9 @@ def script(
         "--requeue",
         "--signal=B:USR1@90",
         "--open-mode=append",
-        f"--output={str(store).replace('%', '%%')}/slurm-%A_%a.log",
+        f"--output={str(places['store']).replace('%', '%%')}/slurm-%A_%a.log",
     ]
-    lines = [[directive] for directive in directives] + ([list(options)] if options else [])
+    lines = [[directive] for directive in directives] + ([options] if options else [])
     return "\n".join(
         [
             "#!/bin/bash",
@@ -97,7 +94,7 @@ def script(
             else f"[ -e {shlex.quote(str(only_if))} ] || exit 0  # others have made all runs",
             'export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"',
             "unset SLURM_NTASKS SLURM_PROCID  # a run on several devices starts its own processes",
-            f"{shlex.join(command)} &",
+            f"{shlex.join(bench_command(*words, *as_options(places)))} &",
             "worker=$!",
             (
                 "# Asked to stop, the worker saves its runs and gives them back;"

@@ -58,7 +58,7 @@ def main(words: list[str]) -> int:
     studies = open_studies(args)
 
     def carried_out(suite: "Suite") -> "list[Study] | None":
-        return train(args, [suite], studies, places, cut, max(args.shared_by or 1, len(cut)))
+        return train(args, [suite], studies, places, cut)
 
     note(f"ladder {ladder.name}: {len(sizes)} rungs of {', '.join(ladder.opts)}; its record is in {args.store}")
     if not in_time(args, lambda: climb(ladder, sizes, studies, places, carried_out, note)):
@@ -198,8 +198,9 @@ def _plan(
     for number, size in enumerate(sizes, 1):
         # Any winner will do: it only matters that later rungs try fewer settings around one.
         specs = ladder.suite(size, {}, places).specs(places)
-        winners = {spec.opt: {} for spec in specs} if number > 1 else {}
-        suite = ladder.suite(size, {opt: _middle(spec) for opt, spec in zip(winners, specs, strict=False)}, places)
+        middles = ({name: axis.middle for name, axis in spec.design.ranges.items()} for spec in specs)
+        winners = dict(zip((spec.opt for spec in specs), middles, strict=True)) if number > 1 else {}
+        suite = ladder.suite(size, winners, places)
         trials = suite.tune.trials or 0
         runs = trials * len(ladder.seeds) + len(ladder.fresh)
         each = {spec.opt: measure(spec) for spec in specs}
@@ -241,12 +242,6 @@ def _plan(
         f" without evaluations; more if the best point of a grid is at its edge"
     )
     return 0
-
-
-def _middle(spec: Any) -> dict[str, float]:
-    from bench.tuning.space import Range
-
-    return {name: (a.low * a.high) ** 0.5 for name, a in spec.axes.items() if isinstance(a, Range)}
 
 
 def _show(found: "Findings", out: Path, command: str, *, as_json: bool) -> int:

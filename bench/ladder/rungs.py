@@ -16,14 +16,12 @@ from bench.errors import RunFailed, UserError
 from bench.grammar.values import typed
 from bench.ladder.findings import predicted, read_ladder
 from bench.ladder.sizes import Rule, Size, in_words
-from bench.store.files import disk_errors, write_json
 from bench.store.record import now
 from bench.store.reports import LadderRecord, LadderRung, StudyRecord, read_report
 from bench.store.stores import Stores
 from bench.text import plain
 from bench.tuning import tuned
 from bench.tuning.design import Sampler
-from bench.tuning.space import Range
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study
 from bench.tuning.study_result import StudyResult, study_result
@@ -135,7 +133,7 @@ class Ladder:
             raise UserError(
                 f"batch sizes differ, which makes different problems ({sizes}); give --trainer.batch_size to all"
             )
-        step = math.lcm(*(_combinations(spec) for spec in specs))
+        step = math.lcm(*(spec.design.combinations for spec in specs))
         wanted = max(default_trials(spec.design) for spec in specs) if self.trials is None else self.trials
         if winners:
             wanted = min(wanted, math.ceil(4 * self.margin) + 1)  # half decades
@@ -154,15 +152,9 @@ class Ladder:
         )
 
 
-def _combinations(spec: StudySpec) -> int:
-    """Number of settings at each place of its ranges."""
-    return math.prod(len(axis) for axis in spec.axes.values() if not isinstance(axis, Range))
-
-
 def _centred(spec: StudySpec, winner: Words | None, margin: float) -> dict[str, str]:
     """Ranges around a winner; without one the ranges stay."""
-    ranges = [name for name, axis in spec.axes.items() if isinstance(axis, Range)]
-    around = {name: winner[name] for name in ranges if winner is not None}
+    around = {name: winner[name] for name in spec.design.ranges if winner is not None}
     return {name: f"{typed(x / 10**margin):g}:{typed(x * 10**margin):g}" for name, x in around.items()}
 
 
@@ -206,7 +198,7 @@ def climb(
                 record = begun(ladder, sizes, store)
                 if record.rungs[k]["predicted"] is None:
                     record.rungs[k]["predicted"] = said
-                    _write(record, store)
+                    record.write(store)
         suite = ladder.suite(rung, winners_of(record, k - 1, store) if k else {}, places)
         say(f"rung {k + 1} of {len(sizes)}: {size.parameters:,} parameters, {size.steps:,} steps")
         done = train(suite)
@@ -223,7 +215,7 @@ def climb(
                 rung["studies"] = {each.study.spec.opt: each.study.name for each in found}
                 rung["fresh"] = {each.study.spec.opt: [run.run_id for run in each.fresh] for each in found}
                 rung["done"] = now()
-                _write(record, store)
+                record.write(store)
     return True
 
 
@@ -233,7 +225,7 @@ def _refuse_unequal(found: Sequence[StudyResult]) -> None:
     Raises:
         RunFailed: the budgets differ.
     """
-    trials = {each.study.spec.opt: len(each.scored) + len(each.refined) for each in found}
+    trials = {each.study.spec.opt: len(each.trials) for each in found}
     if len({*trials.values()}) > 1 or any(each.missing for each in found):
         shown = ", ".join(f"{name} {count}" for name, count in trials.items())
         raise RunFailed(f"budgets are not equal: {shown} trials; some failed: see `bench studies`")
@@ -251,21 +243,12 @@ def begun(ladder: Ladder, sizes: Sequence[Size], store: Path) -> LadderRecord:
     except FileNotFoundError:
         there = None
     if there is None:
-        _write(fresh, store)
+        fresh.write(store)
         return fresh
     if len(there.rungs) < len(sizes):
         there = replace(there, rungs=[*there.rungs, *fresh.rungs[len(there.rungs) :]])
-        _write(there, store)
+        there.write(store)
     return there
-
-
-def _write(record: LadderRecord, store: Path) -> None:
-    path = record.places(store)[0]
-    with disk_errors(store):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.parent.is_symlink():  # in a store from someone else
-            raise RunFailed(f"{path.parent} is a symbolic link, and links are not followed; replace it by a folder")
-        write_json(path, vars(record), indent=1)
 
 
 def winners_of(record: LadderRecord, k: int, store: Path) -> dict[str, Words]:

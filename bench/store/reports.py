@@ -10,7 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeVar
 from pydantic import ConfigDict, Field, StringConstraints, with_config
 from typing_extensions import TypedDict
 
+from bench.errors import RunFailed
 from bench.store.block import CHECKS, LADDERS, STUDIES
+from bench.store.files import disk_errors, write_json
 from bench.store.load import Damaged, read
 from bench.store.record import Count, Json, Mode, Moment, Name, RunId, Seconds
 from optimizers.plugins import bare, slug
@@ -61,6 +63,19 @@ class Record(ABC):
     def places(self, store: Path) -> list[Path]:
         """The record's path in a store, and the alternatives if another subject has this name there already."""
         return [store / self.folder / f"{self.name}.json"]
+
+    def write(self, store: Path) -> None:
+        """Write it into a store.
+
+        Raises:
+            RunFailed: the disk is full or unavailable, or the folder of such records is a symbolic link.
+        """
+        path = self.places(store)[0]
+        with disk_errors(store):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.parent.is_symlink():  # in a store from someone else
+                raise RunFailed(f"{path.parent} is a symbolic link, and links are not followed; replace it by a folder")
+            write_json(path, vars(self), indent=1)
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,21 @@
 """Designs: the points of a search space to try next.
 
 A design is a pure function of the known scores. So interrupted tuning continues where it stopped, and the scores of a
-large budget give the result of any smaller one (`replay`).
+large budget give the result of any smaller one (`Design.replay`).
 """
 
 import heapq
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from bench.errors import UserError
 from bench.grammar.values import refuse_too_many, typed
 from bench.results.selection import End, Mode, best_index
+from bench.text import counted
 from bench.tuning.space import Axis, Key, Point, Range, Space, is_number, point_key
 
 Sampler = Literal["grid", "qmc"]
@@ -45,6 +46,24 @@ class Wanted(NamedTuple):
     def key(self) -> Key:
         """The point as text."""
         return point_key(self.point)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What is known of the points tried so far.
+
+    Attributes:
+        by_key: scores by point, None for one that cannot be the best; those of other points are ignored.
+        mode: of the metric.
+        least: scores below it count as equal; minus infinity if every difference counts.
+        capped: points without a score because a step cap set the step size (`is_capped`). If no point has a score and
+            one is capped, a grid does not grow towards smaller steps.
+    """
+
+    by_key: Mapping[Key, End] = field(default_factory=dict)
+    mode: Mode = "min"
+    least: float = -math.inf
+    capped: Collection[Key] = ()
 
 
 class Replay(NamedTuple):
@@ -88,7 +107,7 @@ class Design:
     def __post_init__(self) -> None:
         if self.sampler == "qmc":
             return
-        for step, (name, axis) in zip(self._steps, self._ranges.items(), strict=True):
+        for step, (name, axis) in zip(self._steps, self.ranges.items(), strict=True):
             if math.log10(axis.high / axis.low) < step / 2 - 0.001:  # 1e-3:3.162e-3 is half a decade
                 raise UserError(
                     f"--{name} {axis.low:g}:{axis.high:g}: narrower than a grid step, {_STEPS[step]}; use --sampler"
@@ -96,53 +115,47 @@ class Design:
                 )
 
     @property
-    def _ranges(self) -> dict[str, Range]:
+    def ranges(self) -> dict[str, Range]:
+        """The axes that are ranges."""
         return {name: axis for name, axis in self.space.items() if isinstance(axis, Range)}
 
     @property
     def _steps(self) -> list[int]:
         """Grid steps of the ranges, in half decades."""
-        return [1 if i == 0 else 2 for i in range(len(self._ranges))]
+        return [1 if i == 0 else 2 for i in range(len(self.ranges))]
+
+    @property
+    def combinations(self) -> int:
+        """Number of combinations of the listed values."""
+        return math.prod(len(axis) for axis in self.space.values() if not isinstance(axis, Range))
 
     @property
     def main(self) -> str | None:
         """The name of the axis by which points are ordered: the first range, else the first list of numbers."""
         numbers = [n for n, axis in self.space.items() if not isinstance(axis, Range) and all(map(is_number, axis))]
-        return next(iter([*self._ranges, *numbers]), None)
+        return next(iter([*self.ranges, *numbers]), None)
 
     @property
     def can_grow(self) -> bool:
         """Whether the number of points is unlimited."""
-        return self.sampler == "qmc" or any(isinstance(axis, Range) for axis in self.space.values())
+        return self.sampler == "qmc" or bool(self.ranges)
 
     def may_grow_by(self, trials: int) -> int:
         """Maximum number of points beyond `trials`, if the best is at an edge."""
-        others = math.prod(len(axis) for axis in self.space.values() if not isinstance(axis, Range))
-        return EXTENSION_LIMIT * others if self.sampler == "grid" and self.can_grow and trials > others else 0
+        others = self.combinations
+        return EXTENSION_LIMIT * others if self.sampler == "grid" and self.ranges and trials > others else 0
 
-    def wanted(
-        self,
-        known: Mapping[Key, End],
-        mode: Mode,
-        least: float,
-        trials: int,
-        total: int = 0,
-        capped: Collection[Key] = (),
-    ) -> list[Wanted]:
+    def wanted(self, trials: int, total: int = 0, scores: Scores | None = None) -> list[Wanted]:
         """All points wanted so far, in the order in which they are tried.
 
         Points without a known score are to be tried next; when all have one, tuning has ended. New scores only ever
         append points.
 
         Args:
-            known: scores by point; those of other points are ignored.
-            mode: of the metric.
-            least: scores below it count as equal; minus infinity if every difference counts.
             trials: number of points of the design.
             total: minimum number of points at the end. When the best is not at an edge, or the grid has reached its
                 limit, the next points in the design's order are added.
-            capped: points without a score because a step cap set the step size (`is_capped`). If no point has a score
-                and one is capped, a grid does not grow towards smaller steps.
+            scores: the known ones; none by default.
 
         Raises:
             UserError: no design has such numbers.
@@ -150,26 +163,39 @@ class Design:
         if trials < 1:
             raise UserError(f"--trials {trials}: at least one setting is needed")
         refuse_too_many(f"--trials {max(trials, total)}", max(trials, total))
-        combinations = math.prod(len(axis) for axis in self.space.values() if not isinstance(axis, Range))
-        refuse_too_many("all combinations of these values", combinations)
+        refuse_too_many("all combinations of these values", self.combinations)
         if self.sampler == "qmc":
             points = self._sequence(max(trials, total))
             return [Wanted(point, "design" if i < trials else "top-up") for i, point in enumerate(points)]
-        if not self.can_grow:
+        if not self.ranges:
             return self._product(trials, total)
-        return self._grown(known, mode, least, trials, total, capped)
+        return self._grown(scores or Scores(), trials, total)
 
-    def best(self, points: Sequence[Point], scores: Mapping[Key, End], mode: Mode, least: float) -> Point | None:
+    def replay(self, trials: int, total: int, scores: Scores) -> Replay:
+        """The result of tuning with this design, from known scores.
+
+        Args:
+            trials: number of points of the design.
+            total: as in `wanted`.
+            scores: the known ones.
+
+        Raises:
+            UserError: no design has such numbers.
+        """
+        wanted = self.wanted(trials, total, scores)
+        scored = [each for each in wanted if each.key in scores.by_key]
+        missing = [each.point for each in wanted if each.key not in scores.by_key]
+        return Replay(self.best([each.point for each in scored], scores), scored, missing)
+
+    def best(self, points: Sequence[Point], scores: Scores) -> Point | None:
         """The best point with a known score, the middle one of equals by `position`; None if there is none.
 
         Args:
             points: in any order.
-            scores: by point.
-            mode: of the metric.
-            least: scores below it count as equal; minus infinity if every difference counts.
+            scores: the known ones.
         """
-        there = sorted((point for point in points if point_key(point) in scores), key=self.position)
-        best = best_index([scores[point_key(point)] for point in there], mode, least)
+        there = sorted((point for point in points if point_key(point) in scores.by_key), key=self.position)
+        best = best_index([scores.by_key[point_key(point)] for point in there], scores.mode, scores.least)
         return None if best is None else there[best]
 
     def position(self, point: Point) -> tuple[float, ...]:
@@ -193,7 +219,7 @@ class Design:
             best: one of them.
         """
         main = self.main
-        names = list(self._ranges) or ([] if main is None else [main])
+        names = list(self.ranges) or ([] if main is None else [main])
 
         def is_last(name: str) -> bool:
             axis, value = self.space[name], best[name]
@@ -207,7 +233,7 @@ class Design:
 
     def around(self, point: Point) -> Space:
         """The space around a point, up to its grid neighbours in each range; lists of values stay."""
-        near = zip(self._ranges.items(), self._steps, strict=True)
+        near = zip(self.ranges.items(), self._steps, strict=True)
         return self.space | {name: self._near(axis, point[name], step) for (name, axis), step in near}
 
     def _near(self, axis: Range, value: float, step: int) -> Range:
@@ -221,19 +247,17 @@ class Design:
         points = list(_combinations(self.space))
         if trials != len(points):
             raise UserError(
-                f"--trials {trials}: these values make {_settings(len(points))}: write --trials {len(points)}"
+                f"--trials {trials}: these values make {counted(len(points), 'setting')}: write --trials {len(points)}"
             )
         if total > trials:
             raise UserError(
-                f"{total} settings are impossible: these values make {_settings(trials)};"
+                f"{total} settings are impossible: these values make {counted(trials, 'setting')};"
                 " give a range (LOW:HIGH) instead"
             )
         return [Wanted(point, "design") for point in points]
 
-    def _grown(
-        self, known: Mapping[Key, End], mode: Mode, least: float, trials: int, total: int, capped: Collection[Key]
-    ) -> list[Wanted]:
-        ranges, steps = self._ranges, self._steps
+    def _grown(self, scores: Scores, trials: int, total: int) -> list[Wanted]:
+        ranges, steps = self.ranges, self._steps
         others = list(_combinations({name: axis for name, axis in self.space.items() if name not in ranges}))
         if trials % len(others):
             near = [str(n * len(others)) for n in (trials // len(others), trials // len(others) + 1) if n]
@@ -255,12 +279,12 @@ class Design:
         while True:
             made = {place: points(place) for place in kinds}
             wanted = [Wanted(point, kind) for place, kind in kinds.items() for point in made[place]]
-            if any(each.key not in known for each in wanted):
+            if any(each.key not in scores.by_key for each in wanted):
                 return wanted
-            best = self.best([each.point for each in wanted], known, mode, least)
+            best = self.best([each.point for each in wanted], scores)
             first = [point_key(point) for place in kinds if kinds[place] == "design" for point in made[place]]
             grow = []
-            if best is not None or not any(key in capped for key in first):
+            if best is not None or not any(key in scores.capped for key in first):
                 grow = _beyond(kinds, next((place for place, own in made.items() if best in own), None), steps)
             if grow:
                 kinds |= dict.fromkeys(grow, "extension")
@@ -278,43 +302,13 @@ class Design:
         drawn, enough = count, 100 * count + 10_000  # enough to find `count` distinct points if there are so many
         while len(found) < count:
             if drawn > enough:
-                raise UserError(
-                    f"--trials {count}: there are only {_settings(len(found))}; request no more, or widen a range"
-                )
+                only = counted(len(found), "setting")
+                raise UserError(f"--trials {count}: there are only {only}; request no more, or widen a range")
             for row in _halton(len(self.space), drawn):
                 point = {name: _at(axis, u) for (name, axis), u in zip(self.space.items(), row, strict=True)}
                 found.setdefault(point_key(point), point)
             drawn *= 2
         return list(found.values())[:count]
-
-
-def replay(
-    design: Design,
-    scores: Mapping[Key, End],
-    mode: Mode,
-    least: float,
-    trials: int,
-    total: int = 0,
-    capped: Collection[Key] = (),
-) -> Replay:
-    """The result of tuning with this design, from known scores.
-
-    Args:
-        design: the design.
-        scores: by point; those of other points are ignored.
-        mode: of the metric.
-        least: scores below it count as equal; minus infinity if every difference counts.
-        trials: number of points of the design.
-        total: as in `Design.wanted`.
-        capped: as in `Design.wanted`.
-
-    Raises:
-        UserError: no design has such numbers.
-    """
-    wanted = design.wanted(scores, mode, least, trials, total, capped)
-    scored = [each for each in wanted if each.key in scores]
-    missing = [each.point for each in wanted if each.key not in scores]
-    return Replay(design.best([each.point for each in scored], scores, mode, least), scored, missing)
 
 
 def _combinations(space: Space) -> Iterator[Point]:
@@ -370,10 +364,6 @@ def _beyond(kinds: Mapping[Place, Kind], best: Place | None, steps: Sequence[int
 
 def _moved(place: Place, axis: int, by: int) -> Place:
     return (*place[:axis], place[axis] + by, *place[axis + 1 :])
-
-
-def _settings(count: int) -> str:
-    return "1 setting" if count == 1 else f"{count} settings"
 
 
 @lru_cache(maxsize=32)

@@ -75,17 +75,15 @@ class TuningProgress(LiveView):
             row["trial"] = _name(event["trial"]) + seed
             if "step" in event:
                 row["step"] = f"step {event['step']:,}/{event['total']:,}"
-            if event.get("score") is not None:
-                row["score"] = f"{self.metric} {score_text(event['score'], self.metric)}"
         elif "lanes" in event:
             row.pop("doing", None)
             row["trial"] = f"{event['over']:,}/{event['runs']:,} runs, {event['lanes']:,} in training"
             row["step"] = f"{event['share']:.0%}"
-            if event.get("score") is not None:
-                row["score"] = f"best {self.metric} {score_text(event['score'], self.metric)}"
         elif "idle" in event:
             row.clear()
             row["trial"] = "waiting for the others"
+        if event.get("score") is not None:
+            row["score"] = f"{'best ' * ('lanes' in event)}{self.metric} {score_text(event['score'], self.metric)}"
 
     def _say_ended(self, event: Mapping[str, Any]) -> None:
         if event["state"] == "given back":

@@ -31,14 +31,14 @@ class TrialRow(NamedTuple):
 
 
 class Rows:
-    """The rows of a database.
+    """The rows of a database; none while it lacks Optuna's tables.
 
     Args:
         engine: connects to it.
     """
 
     def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
+        self._engine, self._seen = engine, False
         self._raw = (
             "substr(CAST(CAST({} AS TEXT) AS BLOB), 1, {})"
             if engine.dialect.name == "sqlite"
@@ -47,8 +47,10 @@ class Rows:
 
     def are_there(self) -> bool:
         """Whether Optuna's tables exist; views do not count, since they may compute for ever."""
-        with self._engine.connect() as connection:
-            return set(sa.inspect(connection).get_table_names()) >= TABLES
+        if not self._seen:
+            with self._engine.connect() as connection:
+                self._seen = set(sa.inspect(connection).get_table_names()) >= TABLES
+        return self._seen
 
     def names(self) -> list[str]:
         """Names of all Optuna studies, including those of other programs."""
@@ -84,6 +86,8 @@ class Rows:
 
     def _select(self, columns: list[str], rest: str, **words: object) -> Iterator[tuple[bytes, ...]]:
         """These columns as bytes, regardless of their type in the database; empty for NULL."""
+        if not self.are_there():
+            return iter(())
         raw = ", ".join(self._raw.format(column, MOST_BYTES + 1) for column in columns)
         with self._engine.connect() as connection:
             rows = connection.execute(sa.text(f"SELECT {raw} {rest}"), words).all()

@@ -29,6 +29,11 @@ class Range:
     low: float
     high: float
 
+    @property
+    def middle(self) -> float:
+        """The middle on the log scale."""
+        return math.sqrt(self.low * self.high)
+
 
 Axis = Range | tuple[Any, ...]
 """A range, or a list of values."""

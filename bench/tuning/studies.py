@@ -15,7 +15,6 @@ import sqlalchemy.exc
 from optuna.storages import RDBStorage
 
 from bench.errors import MAKE_ROOM, RunFailed, UserError, first_line, unknown
-from bench.results.selection import CONVERGED
 from bench.store.load import Damaged, parse
 from bench.store.record import is_file_name
 from bench.tuning.rows import Rows
@@ -95,36 +94,32 @@ class Studies:
         options = {"connect_args": arguments, "pool_pre_ping": True}
         self._file: os.stat_result | None = None
         self.heartbeat, self.read_only = heartbeat, read_only
-        if self._path is not None and not self._path.exists() and (read_only or not make):
-            raise NoDatabase(self.shown)
-        if self._path is not None and self._path.exists() and not self._path.is_file():
-            raise UserError(f"{self.asked}: {self._path} is not a file")
-        if self._path is not None and asked is not None and self._path.is_symlink():
-            raise UserError(
-                f"{self.asked}: {self._path} is a symbolic link, which is followed only if you name it: --storage"
-                f" sqlite:///PATH"
-            )
-        if read_only:
-            with self.errors(opening=True):
-                self._engine = self._reading(options)
-                weakref.finalize(self, self._engine.dispose)
-                self.rows = Rows(self._engine)
-                self._empty = not self.rows.are_there()
-            return
-        self._empty = False
+        if (path := self._path) is not None:
+            if not path.exists() and (read_only or not make):
+                raise NoDatabase(self.shown)
+            if path.exists() and not path.is_file():
+                raise UserError(f"{self.asked}: {path} is not a file")
+            if asked is not None and path.is_symlink():
+                raise UserError(
+                    f"{self.asked}: {path} is a symbolic link, which is followed only if you name it: --storage"
+                    f" sqlite:///PATH"
+                )
         with self.errors(opening=True):
-            if self._path is not None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._engine = sa.create_engine(self.url, **options)
+            if path is not None and not read_only:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self._engine = self._reading(options) if read_only else sa.create_engine(self.url, **options)
             weakref.finalize(self, self._engine.dispose)  # else connections would not be closed properly
             self.rows = Rows(self._engine)
+            if read_only:
+                self.rows.are_there()  # raises if it is not a database
+                return
             with self.lock():  # else two processes could create the tables at once and fail
                 try:
                     self.rdb = RDBStorage(self.url.render_as_string(hide_password=False), engine_kwargs=options)
                 except RuntimeError as error:  # tables of another version of Optuna
                     raise UserError(f"{self.asked}: {first_line(error)}") from None
                 weakref.finalize(self, self.rdb.engine.dispose)
-            self._file = self._path and self._path.stat()
+            self._file = path and path.stat()
 
     def _reading(self, options: dict[str, Any]) -> sa.Engine:
         """A read-only engine."""
@@ -159,12 +154,12 @@ class Studies:
     def _all(self) -> list[str]:
         """Names of all Optuna studies in this database."""
         with self.errors():
-            return [] if self._empty else sorted(self.rows.names())
+            return sorted(self.rows.names())
 
     def _attributes(self, name: str) -> dict[str, bytes]:
         """The attributes of a study, as JSON; empty if it does not exist."""
         with self.errors():
-            number = None if self._empty else self.rows.id_of(name)
+            number = self.rows.id_of(name)
             return {} if number is None else self.rows.study(number)
 
     def request_of(self, name: str) -> Request:
@@ -225,7 +220,7 @@ class Studies:
         spec, request = self._parsed(name, StudySpec, "bench"), self.request_of(name)
         try:
             if request.trials:  # else it was created, and nothing requested yet
-                spec.design.wanted({}, spec.mode, CONVERGED, request.trials, request.total)
+                spec.design.wanted(request.trials, request.total)
         except UserError as error:
             raise self._damaged(name, f"request: {error}") from None
         return Study(self, name, spec)

@@ -26,7 +26,6 @@ from bench.config.plugins import allowed
 from bench.errors import RunFailed, UserError
 from bench.machine import lives
 from bench.results.selection import (
-    CONVERGED,
     End,
     above_infimum,
     equal_below,
@@ -39,9 +38,9 @@ from bench.results.selection import (
 from bench.store.load import Damaged
 from bench.store.record import RunResult
 from bench.text import plain
-from bench.tuning.design import Wanted
+from bench.tuning.design import Scores, Wanted
 from bench.tuning.rows import TrialRow
-from bench.tuning.space import Axis, Key, Point, Range, Space, point_key
+from bench.tuning.space import Axis, Point, Range, Space, point_key
 from bench.tuning.trials import Request, State, StudySpec, Trial, read_trial, versions_of
 from optimizers import OPTIMIZERS
 from optimizers.groups import REST
@@ -116,7 +115,7 @@ class Study:
         def grow() -> Request:
             old = self.request
             grown = {name: max(getattr(old, name), getattr(request, name)) for name in ("trials", "total", "refine")}
-            self.spec.design.wanted({}, self.spec.mode, CONVERGED, grown["trials"], grown["total"])  # may raise
+            self.spec.design.wanted(grown["trials"], grown["total"])  # may raise
             latest = {name: getattr(request, name) or getattr(old, name) for name in ("out", "engine")}
             new = request.model_copy(update=grown | latest)
             self._rdb.set_study_user_attr(self._ids[False], "request", new.model_dump())
@@ -148,20 +147,18 @@ class Study:
 
     # -- what comes next ----------------------------------------------------------------------------------------------
 
-    def scores(self, trials: Sequence[Trial]) -> tuple[dict[str, End], float]:
-        """The known scores, and the bound below which losses count as equal.
+    def scores(self, trials: Sequence[Trial]) -> Scores:
+        """The known scores: medians over the seeds of the last evaluation on the selection split.
+
+        A score is None if half of the seeds diverged, a cap set the step size (`is_capped`), the trial was pruned, or
+        all attempts failed.
 
         Args:
             trials: of the design, all attempts.
-
-        Returns:
-            Median over the seeds of the last evaluation on the selection split, by `point_key`: None if half of the
-            seeds diverged, a cap set the step size (`is_capped`), the trial was pruned, or all attempts failed. The
-            bound is `equal_below`.
         """
         retries = self.request.retries
-        runs = [run for trial in trials if trial.state == "completed" for run in trial.runs]
-        above = above_infimum(runs)
+        completed = [trial for trial in trials if trial.state == "completed"]
+        above = above_infimum([run for trial in completed for run in trial.runs])
         failures: dict[str, int] = {}
         known: dict[str, End] = {}
         for trial in trials:
@@ -174,7 +171,8 @@ class Study:
                 failures[key] = failures.get(key, 0) + 1
                 if failures[key] > retries:
                     known.setdefault(key, None)
-        return known, equal_below(known.values(), self.spec.metric)
+        capped = {point_key(trial.point) for trial in completed if is_capped(trial.runs)}
+        return Scores(known, self.spec.mode, equal_below(known.values(), self.spec.metric), capped)
 
     def advance(self) -> list[Trial]:
         """Add the missing trials that are wanted now, release those of dead workers, and return all.
@@ -186,13 +184,11 @@ class Study:
                 self._end(trial, TrialState.FAIL, reason=why)
         trials = self.trials(fresh=False)
         request = self.request
-        known, least = self.scores(trials)
-        wanted = self.spec.design.wanted(
-            known, self.spec.mode, least, request.trials, request.total, capped_points(trials)
-        )
+        scores = self.scores(trials)
+        known, wanted = scores.by_key, self.spec.design.wanted(request.trials, request.total, scores)
         seeds = self.spec.seeds
         added = self._add([(w, seeds) for w in wanted], trials, known)
-        open_ = any(point_key(w.point) not in known for w in wanted)
+        open_ = any(w.key not in known for w in wanted)
         if not open_ and request.refine:
             refined = {point_key(trial.point): trial.point for trial in trials if trial.kind == "refinement"}
             open_ = any(key not in known for key in refined)
@@ -248,9 +244,8 @@ class Study:
 
     def best(self, trials: Sequence[Trial]) -> Trial | None:
         """The trial with the best score, of equals the middle one along the main axis; None if none has a score."""
-        known, least = self.scores(trials)
         by_key = {point_key(trial.point): trial for trial in trials if trial.state == "completed"}
-        best = self.spec.design.best([trial.point for trial in by_key.values()], known, self.spec.mode, least)
+        best = self.spec.design.best([trial.point for trial in by_key.values()], self.scores(trials))
         return None if best is None else by_key[point_key(best)]
 
     def _add(
@@ -263,8 +258,8 @@ class Study:
             attempts.setdefault(trial.key, []).append(trial.state)
         retries, added = self.request.retries, False
         for wish, seeds in wishes:
-            states = attempts.get((point_key(wish.point), tuple(seeds)), [])
-            if point_key(wish.point) in known or any(state != "failed" for state in states) or len(states) > retries:
+            states = attempts.get((wish.key, tuple(seeds)), [])
+            if wish.key in known or any(state != "failed" for state in states) or len(states) > retries:
                 continue
             self._rdb.create_new_trial(self._ids[fresh], _template(wish, seeds, self.spec.axes))
             added = True
@@ -281,14 +276,11 @@ class Study:
             sampler=optuna.samplers.TPESampler(seed=len(known), n_startup_trials=0),
         )
         space = self.spec.design.around(best.point)
-        worst = math.inf if self.spec.mode == "min" else -math.inf
         near = {name: _distribution(axis) for name, axis in space.items()}
         for trial in trials:
             value = known.get(point_key(trial.point))
             if trial.state == "completed" and all(_within(trial.point[name], axis) for name, axis in space.items()):
-                study.add_trial(
-                    create_trial(params=trial.point, distributions=near, value=worst if value is None else value)
-                )
+                study.add_trial(create_trial(params=trial.point, distributions=near, value=self._number(value)))
         points: dict[str, Point] = {}
         for _ in range(20 * count):
             trial = study.ask(near)
@@ -332,11 +324,8 @@ class Study:
 
     def complete(self, trial: Trial, runs: Sequence[RunResult]) -> bool:
         """Record the result of a trial; False if its worker was presumed dead and another one got it."""
-        value = seed_median([value_of(run, trial.fresh) for run in runs], self.spec.mode)
-        worst = math.inf if self.spec.mode == "min" else -math.inf
-        return self._insist(
-            lambda: self._end(trial, TrialState.COMPLETE, runs=runs, value=worst if value is None else value)
-        )
+        value = self._number(seed_median([value_of(run, trial.fresh) for run in runs], self.spec.mode))
+        return self._insist(lambda: self._end(trial, TrialState.COMPLETE, runs=runs, value=value))
 
     def prune(self, trial: Trial, runs: Sequence[RunResult], reason: str) -> bool:
         """Record that a trial was stopped early."""
@@ -425,13 +414,12 @@ class Study:
         self._rdb.set_trial_state_values(number, state, None if value is None else [value])
         return True
 
+    def _number(self, value: End) -> float:
+        """A value for Optuna: infinitely bad if there is none."""
+        return value if value is not None else math.inf if self.spec.mode == "min" else -math.inf
+
     def _id(self, trial: Trial) -> int:
         return self._rdb.get_trial_id_from_study_id_trial_number(self._ids[trial.fresh], trial.number)
-
-
-def capped_points(trials: Sequence[Trial]) -> set[Key]:
-    """The points without a score because a step cap set their step size."""
-    return {point_key(trial.point) for trial in trials if trial.state == "completed" and is_capped(trial.runs)}
 
 
 def _row(trial: Trial, state: TrialState, runs: list[dict[str, Any]]) -> TrialRow:

@@ -1,5 +1,6 @@
 """Results of a study: the winner with its score on fresh seeds, and the cost."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +14,8 @@ from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.sweeps import sensitivity
 from bench.text import counted
-from bench.tuning.design import replay
 from bench.tuning.space import point_key
-from bench.tuning.study import Study, capped_points
+from bench.tuning.study import Study
 from bench.tuning.trials import Trial
 
 
@@ -46,9 +46,20 @@ class StudyResult:
     missing: int
 
     @property
+    def trials(self) -> list[Trial]:
+        """The settled trials, those that TPE added last."""
+        return [*self.scored, *self.refined]
+
+    @property
+    def added(self) -> dict[str, int]:
+        """Numbers of trials beyond the design, by kind."""
+        kinds = Counter(trial.kind for trial in self.trials)
+        return {kind: kinds[kind] for kind in ("extension", "top-up", "refinement") if kinds[kind]}
+
+    @property
     def runs(self) -> list[RunResult]:
         """All runs of the trials, without the fresh seeds."""
-        return [run for trial in (*self.scored, *self.refined) for run in trial.runs]
+        return [run for trial in self.trials for run in trial.runs]
 
     @property
     def select_split(self) -> str:
@@ -121,7 +132,8 @@ def study_result(study: Study, budget: int | None = None) -> StudyResult:
     """
     trials = study.trials()
     own = [trial for trial in trials if not trial.fresh]
-    scores, least = study.scores(own)
+    known = study.scores(own)
+    scores = known.by_key
     request, spec = study.request, study.spec
     if request.trials < 1:
         raise UserError(
@@ -132,9 +144,7 @@ def study_result(study: Study, budget: int | None = None) -> StudyResult:
             f"--budget {budget}: {study.name} has {request.trials} trials in its design; write 1 to {request.trials}"
         )
     total = request.total if budget is None else 0
-    found = replay(
-        spec.design, scores, spec.mode, least, request.trials if budget is None else budget, total, capped_points(own)
-    )
+    found = spec.design.replay(budget or request.trials, total, known)
     last = {
         point_key(trial.point): trial for trial in own if trial.state != "failed" or point_key(trial.point) in scores
     }
@@ -143,10 +153,8 @@ def study_result(study: Study, budget: int | None = None) -> StudyResult:
     best = study.best([*scored, *refined])
     winner = [trial for trial in trials if trial.fresh and best is not None and trial.point == best.point]
     fresh = sorted((trial for trial in winner if trial.state == "completed"), key=lambda trial: trial.seeds)
-    failed = {trial.seeds[0]: trial.reason or "" for trial in winner if trial.state == "failed"}
-    for trial in winner:
-        if trial.state != "failed":
-            failed.pop(trial.seeds[0], None)
+    again = {trial.seeds[0] for trial in winner if trial.state != "failed"}
+    failed = {trial.seeds[0]: trial.reason or "" for trial in winner if trial.seeds[0] not in again}
     tried = [trial.point for trial in (*scored, *refined)]
     edge = best is not None and spec.design.at_boundary(tried, best.point)
     runs = [run for trial in fresh for run in trial.runs]

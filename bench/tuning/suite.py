@@ -1,21 +1,20 @@
 """Suites: tasks x optimizers, tuned with equal budgets and run on fresh seeds, as one resumable plan."""
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
 from bench.config.checks import check_places
 from bench.config.run_config import NoBooleans
 from bench.config.strict_yaml import read_yaml
 from bench.errors import UserError, unknown
 from bench.grammar.values import configs_folder, refuse_too_many
-from bench.progress import doing
+from bench.progress import doing, say
 from bench.results.render import shown
 from bench.results.selection import score_text
 from bench.results.table import Column, Table
@@ -26,12 +25,24 @@ from bench.tuning.progress import TuningProgress, spoken
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study
 from bench.tuning.study_result import StudyResult, study_result
-from bench.tuning.trials import Request, StudySpec
+from bench.tuning.trials import StudySpec
 from bench.tuning.tune import default_trials, make_request, make_spec, refuse_twice, reporting_seeds, tuning_seeds
 from bench.tuning.workers import Workers
 from optimizers.plugins import slug
 
 Settings = dict[str, Any]
+
+
+def _by_name(entries: object, field: ValidationInfo) -> object:
+    """A list of names as settings by name; anything else as it is."""
+    if not isinstance(entries, list) or not entries or not all(isinstance(name, str) for name in entries):
+        return entries
+    refuse_twice(str(field.field_name), entries)
+    return dict.fromkeys(entries)
+
+
+Named = Annotated[dict[str, Settings | None], BeforeValidator(_by_name), Field(min_length=1)]
+"""Settings by name; a file may have a list of names."""
 
 
 class Tune(NoBooleans):
@@ -61,8 +72,8 @@ class Suite(NoBooleans, BaseModel):
 
     Attributes:
         title: one line.
-        tasks: names, or settings by name.
-        optimizers: names, or settings by name; a range or a list of values is searched.
+        tasks: settings by name, or names.
+        optimizers: settings by name, or names; a range or a list of values is searched.
         settings: of all runs.
         tune: how each optimizer is tuned.
         seeds: fresh seeds of each winner: how many, or which.
@@ -71,8 +82,8 @@ class Suite(NoBooleans, BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     title: str
-    tasks: dict[str, Settings | None] | list[str] = Field(min_length=1)
-    optimizers: dict[str, Settings | None] | list[str] = Field(min_length=1)
+    tasks: Named
+    optimizers: Named
     settings: Settings = {}
     tune: Tune = Tune()
     seeds: int | list[int] = 5
@@ -86,19 +97,17 @@ class Suite(NoBooleans, BaseModel):
         Raises:
             UserError: a setting is unknown or illegal, or budgets cannot be made equal.
         """
-        for where, names in (("tasks", self.tasks), ("optimizers", self.optimizers)):
-            refuse_twice(where, list(names))
         specs = [
             make_spec(
-                {**self.settings, **own_task, **own_opt, "task": task, "opt": opt},
+                {**self.settings, **(own_task or {}), **(own_opt or {}), "task": task, "opt": opt},
                 sampler=self.tune.sampler,
                 seeds=tuning_seeds(_text(self.tune.seeds)),
                 report_seeds=reporting_seeds(_text(self.seeds)),
                 prune=self.tune.prune,
                 places=places,
             )
-            for task, own_task in _by_name(self.tasks).items()
-            for opt, own_opt in _by_name(self.optimizers).items()
+            for task, own_task in self.tasks.items()
+            for opt, own_opt in self.optimizers.items()
         ]
         runs = 0
         for spec in specs:
@@ -140,18 +149,8 @@ def narrowed(parts: Sequence[Suite], tasks: Sequence[str] | None, opts: Sequence
     return left
 
 
-def _only(
-    entries: dict[str, Settings | None] | list[str], names: Sequence[str] | None
-) -> dict[str, Settings | None] | list[str]:
-    if names is None:
-        return entries
-    if isinstance(entries, list):
-        return [name for name in entries if name in names]
-    return {name: own for name, own in entries.items() if name in names}
-
-
-def _by_name(entries: Mapping[str, Settings | None] | Sequence[str]) -> dict[str, Settings]:
-    return {name: dict((entries[name] if isinstance(entries, Mapping) else None) or {}) for name in entries}
+def _only(entries: Mapping[str, Settings | None], names: Sequence[str] | None) -> dict[str, Settings | None]:
+    return {name: own for name, own in entries.items() if names is None or name in names}
 
 
 def _text(seeds: int | list[int]) -> str:
@@ -195,6 +194,8 @@ def load(name: str) -> list[Suite]:
         return [suite for part in whole for suite in part]
     try:
         return [Suite.model_validate(content)]
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][: 2 if first["loc"][0] == "tune" else 1])
@@ -244,16 +245,14 @@ def plan(
     for spec in suite.specs(places):
         request = make_request(spec.design, suite.tune.trials)
         study = studies.open(spec.name) if studies is not None and spec.name in studies.names() else None
+        step, times = Step(spec, (request.trials, 0), (len(spec.report_seeds), 0), 0.0), []
         if study is not None and study.request.trials:
             found = study_result(study)
             trials = max(request.trials, len(found.scored) + found.missing), len(found.scored)
-            fresh = len(spec.report_seeds), len(found.fresh)
+            step = replace(step, trials=trials, fresh=(step.fresh[0], len(found.fresh)))
             times = [run.wall_s for run in (*found.runs, *found.fresh)]
-        else:
-            trials, fresh, times = (request.trials, 0), (len(spec.report_seeds), 0), []
-        step = Step(spec, trials, fresh, 0.0)
         each = median(times) if times else measure(spec) if step.runs_left else 0.0
-        steps.append(Step(spec, trials, fresh, each * step.runs_left))
+        steps.append(replace(step, seconds=each * step.runs_left))
     return steps
 
 
@@ -327,57 +326,55 @@ def carry_out(
     Raises:
         UserError: a run cannot be trained; finished runs are stored.
     """
-    specs = suite.specs(places)
-    asked = [make_request(spec.design, suite.tune.trials, retries=suite.tune.retries, report=False) for spec in specs]
-    all_studies = [studies.create(spec) for spec in specs]
-    for study, request in zip(all_studies, asked, strict=True):
-        study.ask(request)
+
+    def ask(study: Study, total: int, *, report: bool = False) -> None:
+        own = make_request(study.spec.design, suite.tune.trials, retries=suite.tune.retries, report=report)
+        study.ask(own.model_copy(update={"total": total}))
+
+    def work(study: Study, total: int, *, report: bool = False) -> bool:
+        ask(study, total, report=report)
+        if study.finished():
+            return True
+        what = "fresh seeds of the winner" if report else "tuning"
+        told(f"{study.spec.task} {study.spec.opt}: {what} (study {study.name})")
+        return workers.work(study, TuningProgress(f"study {study.name}", study.spec.metric, enabled=progress))
+
+    told: Callable[[str], object] = say if progress else lambda line: None
+    all_studies = [studies.create(spec) for spec in suite.specs(places)]
+    for study in all_studies:
+        ask(study, 0)
     check_places(study.spec.typical(places) for study in all_studies if not study.finished())
-    for task in dict.fromkeys(spec.task for spec in specs):
-        own = [(study, request) for study, request in zip(all_studies, asked, strict=True) if study.spec.task == task]
-        totals = [suite.tune.total * study.spec.design.can_grow for study, _ in own]
+    for task in dict.fromkeys(study.spec.task for study in all_studies):
+        own = [study for study in all_studies if study.spec.task == task]
+        totals = [suite.tune.total * study.spec.design.can_grow for study in own]
         while True:
-            for (study, request), total in zip(own, totals, strict=True):
-                if not _work(study, request.model_copy(update={"total": total}), workers, progress=progress):
-                    return None
-            found = [study_result(study) for study, _ in own]
-            most = max(len(each.scored) + len(each.refined) for each in found)
-            totals = [most - len(each.refined) for each in found]
-            if all(total <= len(each.scored) for total, each in zip(totals, found, strict=True)):
-                break
-            _say(f"{task}: a grid was extended, so all get {most} trials", progress)
-        for (study, request), total in zip(own, totals, strict=True):
-            if not _work(
-                study, request.model_copy(update={"total": total, "report": True}), workers, progress=progress
-            ):
+            if not all(map(work, own, totals)):
                 return None
+            found = [study_result(study) for study in own]
+            most = max(len(each.trials) for each in found)
+            totals = [most - len(each.refined) for each in found]
+            if all(len(each.trials) == most for each in found):
+                break
+            told(f"{task}: a grid was extended, so all get {most} trials")
+        if not all(work(study, total, report=True) for study, total in zip(own, totals, strict=True)):
+            return None
     return all_studies
 
 
-def _work(study: Study, request: Request, workers: Workers, *, progress: bool) -> bool:
-    study.ask(request)
-    if study.finished():
-        return True
-    what = "fresh seeds of the winner" if request.report else "tuning"
-    _say(f"{study.spec.task} {study.spec.opt}: {what} (study {study.name})", progress)
-    return workers.work(study, TuningProgress(f"study {study.name}", study.spec.metric, enabled=progress))
-
-
-def _say(line: str, progress: bool) -> None:
-    if progress:
-        print(line, file=sys.stderr, flush=True)
+def _by_task(found: Sequence[StudyResult]) -> dict[str, list[StudyResult]]:
+    tasks = dict.fromkeys(each.study.spec.task for each in found)
+    return {task: [each for each in found if each.study.spec.task == task] for task in tasks}
 
 
 def result_lines(found: Sequence[StudyResult]) -> list[str]:
     """Results of the studies, task by task."""
     lines: list[str] = []
-    for task in dict.fromkeys(each.study.spec.task for each in found):
-        own = [each for each in found if each.study.spec.task == task]
+    for task, own in _by_task(found).items():
         metric = f"{own[0].study.spec.metric}{own[0].metric_suffix}"
         rows = [
             (
                 each.study.spec.opt,
-                len(each.scored) + len(each.refined),
+                len(each.trials),
                 "none" if each.best is None else spoken(each.best.point),
                 None if each.score is None else score_text(each.score, each.study.spec.metric),
                 each.fresh_interval,
@@ -399,14 +396,10 @@ def write(out: Path, found: Sequence[StudyResult], command: str) -> list[Path]:
         UserError: the folder cannot be written.
     """
     paths: list[Path] = []
-    for task in dict.fromkeys(each.study.spec.task for each in found):
-        own = [each for each in found if each.study.spec.task == task and each.best is not None]
+    for task, own in _by_task([each for each in found if each.best is not None]).items():
         for each in own:
             paths += tuned.write(out, each, command)
-        if own:
-            varied = dict.fromkeys(name for each in own for name in each.study.spec.axes)
-            shown = sensitivity.analyse(
-                [run for each in own for run in each.runs], list(varied), own[0].study.spec.mode
-            )
-            paths += sensitivity.write(out / slug(task), shown, command)
+        varied = dict.fromkeys(name for each in own for name in each.study.spec.axes)
+        shown = sensitivity.analyse([run for each in own for run in each.runs], list(varied), own[0].study.spec.mode)
+        paths += sensitivity.write(out / slug(task), shown, command)
     return paths

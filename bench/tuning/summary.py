@@ -1,5 +1,6 @@
 """Results of a study, as text and as JSON."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,22 +12,23 @@ from bench.sweeps import sensitivity
 from bench.text import counted, duration, plain
 from bench.tuning.progress import spoken
 from bench.tuning.space import Range, point_key
-from bench.tuning.study_result import StudyResult
+from bench.tuning.study_result import StudyResult, analyse
 
 
-def lines(found: StudyResult, analysed: sensitivity.Sensitivity | None) -> list[str]:
+def lines(found: StudyResult) -> list[str]:
     """The table for a terminal."""
     spec, best = found.study.spec, found.best
-    kinds = {kind: sum(trial.kind == kind for trial in found.scored) for kind in ("extension", "top-up")}
-    added = [f"{n} by {kind}" for kind, n in kinds.items() if n]
-    failed = sum(trial.state == "failed" for trial in found.scored)
-    pruned = sum(trial.state == "pruned" for trial in found.scored)
+    added = [f"{n} by {kind}" for kind, n in found.added.items() if kind != "refinement"]
+    states = Counter(trial.state for trial in found.scored)
     counts = f"{counted(len(found.scored), 'trial')} of {counted(len(spec.seeds), 'seed')}"
     counts += f" ({', '.join(added)})" * bool(added)
-    more = [f"{len(found.refined)} refinements by TPE"] * bool(found.refined)
-    more += [f"{failed} failed"] * bool(failed) + [f"{pruned} pruned (--prune)"] * bool(pruned)
-    more += [f"{found.missing} not done yet"] * bool(found.missing)
-    facts = [("study", f"{found.study.name}: {', '.join([counts, *more])}")]
+    more = [
+        (len(found.refined), "refinements by TPE"),
+        (states["failed"], "failed"),
+        (states["pruned"], "pruned (--prune)"),
+        (found.missing, "not done yet"),
+    ]
+    facts = [("study", f"{found.study.name}: {', '.join([counts, *(f'{n} {what}' for n, what in more if n)])}")]
     if best is None:
         facts.append(("best", "none: no trial has a score"))
     else:
@@ -43,12 +45,12 @@ def lines(found: StudyResult, analysed: sensitivity.Sensitivity | None) -> list[
     fresh = f"fresh seeds {duration(cost['fresh_seconds'])} and {cost['fresh_gradient_evaluations']:,}"
     facts.append(("cost", f"{trials} (of a batch), {fresh}"))
     facts += [("note", note) for note in _notes(found)]
-    return [*(sensitivity.lines(analysed) if analysed else []), "", *shown(Table.facts(facts, least=7))]
+    return [*(sensitivity.lines(analyse(found)) if found.runs else []), "", *shown(Table.facts(facts, least=7))]
 
 
 def _notes(found: StudyResult) -> list[str]:
     notes = []
-    if capped := sum(is_capped(trial.runs) for trial in (*found.scored, *found.refined)):
+    if capped := sum(is_capped(trial.runs) for trial in found.trials):
         notes.append(
             f"{counted(capped, 'setting')} excluded from the choice: the step cap bound on more than"
             f" {CAP_BINDS:.0%} of the steps, which makes the method SGD with a fixed step"
@@ -123,7 +125,7 @@ def as_json(found: StudyResult) -> dict[str, Any]:
             "pruning": spec.prune,
             "tried": [
                 {"point": t.point, "kind": t.kind, "state": t.state, "score": found.scores.get(point_key(t.point))}
-                for t in (*found.scored, *found.refined)
+                for t in found.trials
             ],
         }
     )

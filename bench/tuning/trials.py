@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -59,10 +58,21 @@ class _Ends(TypedDict):
     high: End
 
 
+@with_config(ConfigDict(extra="allow"))
+class _Process(TypedDict):
+    """`bench.machine.this_process`, with the checked fields."""
+
+    pid: Annotated[int, Field(gt=0, lt=2**31)]
+    started: str | None
+
+
 if TYPE_CHECKING:
     Axes = list[dict[str, Any]]
+    Process = dict[str, Any]
+    Coordinates = dict[str, Any]
 else:
     Axes = Annotated[list[_Ends | _Values], Field(min_length=1, max_length=MOST_AXES)]
+    Process, Coordinates = _Process, dict[Name, Value]
 
 
 class StudySpec(BaseModel):
@@ -160,13 +170,12 @@ class StudySpec(BaseModel):
         Raises:
             UserError: the device does not exist.
         """
-        values = {name: axis[0] for name, axis in self.axes.items() if not isinstance(axis, Range)}
-        middle = {name: math.sqrt(axis.low * axis.high) for name, axis in self.axes.items() if isinstance(axis, Range)}
-        return on_device(self.config(values | middle, self.seeds[0], places))
+        middle = {name: axis.middle if isinstance(axis, Range) else axis[0] for name, axis in self.axes.items()}
+        return on_device(self.config(middle, self.seeds[0], places))
 
     def differences(self, other: "StudySpec") -> list[str]:
         """The differences, one line each: `name: VALUE there, VALUE now`."""
-        mine, others = _flat(self.model_dump(mode="json")), _flat(other.model_dump(mode="json"))
+        mine, others = _flat(self), _flat(other)
         return [
             f"{name}: {others.get(name, 'nothing')} there, {mine.get(name, 'nothing')} now"
             for name in dict.fromkeys([*mine, *others])
@@ -199,12 +208,10 @@ class Request(BaseModel):
 
 
 @dataclass
-class Trial:
-    """A point of a study, or the winner with a fresh seed.
+class Stored:
+    """The attributes of a trial that this suite writes.
 
     Attributes:
-        number: in the Optuna study.
-        state: `failed` if the attempt failed; a later trial may have the same point.
         point: settings in dotted form.
         kind: `design`, `extension`, `top-up`, `refinement` or `fresh`.
         seeds: of its runs.
@@ -212,19 +219,32 @@ class Trial:
         reason: why it failed, was pruned or given back.
         worker: the process that has it, or had it last.
         beat: number of the worker's last heartbeat, if any.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+    point: Coordinates
+    kind: Kind
+    seeds: Annotated[list[Count], Field(min_length=1)]
+    runs: list[RunResult] = field(default_factory=list)
+    reason: str | None = None
+    worker: Process = field(default_factory=dict)
+    beat: Count | None = None
+
+
+@dataclass(kw_only=True)
+class Trial(Stored):
+    """A point of a study, or the winner with a fresh seed.
+
+    Attributes:
+        number: in the Optuna study.
+        state: `failed` if the attempt failed; a later trial may have the same point.
         seconds: from its claim to its end, if it has ended.
         fresh: whether it belongs to the fresh seeds.
     """
 
     number: int
     state: State
-    point: dict[str, Any]
-    kind: str
-    seeds: list[int]
-    runs: list[RunResult] = field(default_factory=list)
-    reason: str | None = None
-    worker: dict[str, Any] = field(default_factory=dict)
-    beat: int | None = None
     seconds: float | None = None
     fresh: bool = False
 
@@ -232,29 +252,6 @@ class Trial:
     def key(self) -> tuple[str, tuple[int, ...]]:
         """Identifies the trial; equal for all its attempts."""
         return point_key(self.point), tuple(self.seeds)
-
-
-@with_config(ConfigDict(extra="allow"))
-class _Process(TypedDict):
-    """`bench.machine.this_process`, with the checked fields."""
-
-    pid: Annotated[int, Field(gt=0, lt=2**31)]
-    started: str | None
-
-
-@dataclass
-class _Attributes:
-    """The attributes of a trial that this suite writes."""
-
-    __pydantic_config__ = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
-
-    point: dict[Name, Value]
-    kind: Kind
-    seeds: Annotated[list[Count], Field(min_length=1)]
-    runs: list[RunResult] = field(default_factory=list)
-    reason: str | None = None
-    worker: _Process | None = None
-    beat: Count | None = None
 
 
 def read_trial(row: TrialRow, fresh: bool, spec: StudySpec) -> Trial:
@@ -265,22 +262,11 @@ def read_trial(row: TrialRow, fresh: bool, spec: StudySpec) -> Trial:
     """
     where = Path(f"trial {row.number}{' of the fresh seeds' * fresh}")
     text = b"{%s}" % b",".join(b"%s:%s" % (json.dumps(key).encode(), value) for key, value in row.attributes.items())
-    own: _Attributes = parse(text, _Attributes, where)
+    own = parse(text, Stored, where)
     if not row.number.isdecimal() or row.state not in _STATES:
         raise Damaged(where, "its number or its state is invalid")
-    trial = Trial(
-        number=int(row.number[:18]),
-        state=_STATES[row.state],
-        point=own.point,
-        kind=own.kind,
-        seeds=own.seeds,
-        runs=own.runs,
-        reason=own.reason,
-        worker={**(own.worker or {})},
-        beat=own.beat,
-        seconds=row.seconds,
-        fresh=fresh,
-    )
+    number, state = int(row.number[:18]), _STATES[row.state]
+    trial = Trial(**vars(own), number=number, state=state, seconds=row.seconds, fresh=fresh)
     if why := _wrong(trial, spec):
         raise Damaged(where, why)
     return trial
@@ -352,8 +338,8 @@ def _part(settings: Mapping[str, Any], group: str) -> dict[str, Any]:
     return {k.removeprefix(f"{group}."): v for k, v in settings.items() if k.startswith(f"{group}.")}
 
 
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(spec: StudySpec) -> dict[str, str]:
     flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value) if isinstance(value, dict) and name == "settings" else {name: json.dumps(value)}
-    return flat
+    for name, value in spec.model_dump(mode="json").items():
+        flat |= value if name == "settings" else {name: value}
+    return {name: json.dumps(value) for name, value in flat.items()}

@@ -12,10 +12,8 @@ from bench.config.settings import chosen_of
 from bench.errors import UserError, unknown
 from bench.execute import Effort, Engine
 from bench.execute.slots import slots
-from bench.execute.slurm import absolute_places, array_size, options_of, script
+from bench.execute.slurm import array_size, script
 from bench.grammar.values import counts_seeds, read_seeds, refuse_too_many
-from bench.process import bench_command
-from bench.results.selection import CONVERGED
 from bench.text import counted, plain
 from bench.tuning.design import Design
 from bench.tuning.progress import TuningProgress
@@ -76,7 +74,7 @@ def make_spec(
     space, fixed = read_space(words, str(words["opt"]))
     design = Design(space, sampler or "grid")
     refuse_too_many(f"this search with {counted(len(seeds), 'seed')}", default_trials(design) * len(seeds))
-    first = design.wanted({}, "min", CONVERGED, default_trials(design))[0].point
+    first = design.wanted(default_trials(design))[0].point
     config = resolve({**fixed, **first, "seed": seeds[0]}, fallback=places)
     settings = plain(settings_of(config.model_dump(exclude={"data", "store", "logger", "seed"})))
     left_out = {"task", "opt", *space} | ({"data_seed"} - fixed.keys())
@@ -139,11 +137,11 @@ def default_trials(design: Design) -> int:
     It is the same for all methods: one with more hyperparameters must not get more trials. A design of lists alone has
     all their combinations.
     """
-    values = math.prod(len(axis) for axis in design.space.values() if not isinstance(axis, Range))
-    ranges = any(isinstance(axis, Range) for axis in design.space.values())
-    if not ranges:
-        return values
-    return -(-GRID_POINTS // values) * values if design.sampler == "grid" else GRID_POINTS
+    if not design.ranges:
+        return design.combinations
+    return (
+        math.ceil(GRID_POINTS / design.combinations) * design.combinations if design.sampler == "grid" else GRID_POINTS
+    )
 
 
 def make_request(
@@ -183,7 +181,7 @@ def make_request(
     trials = usual if trials is None else trials
     refuse_too_many(f"{counted(trials, 'trial')} of {counted(seeds, 'seed')}", trials * seeds)
     refine = trials - usual if tpe else 0
-    design.wanted({}, "min", CONVERGED, trials - refine)  # raises before the study is created
+    design.wanted(trials - refine)  # raises before the study is created
     place = None if out is None else str(out.absolute())
     return Request(trials=trials - refine, refine=refine, retries=retries, report=report, out=place, engine=engine)
 
@@ -194,7 +192,7 @@ def promise(spec: StudySpec, trials: int) -> str:
     steps = iter(("half decades", *["decades"] * len(spec.axes)))
     for name, axis in spec.axes.items():
         if isinstance(axis, Range) and spec.sampler == "grid":
-            tried = [each.point[name] for each in spec.design.wanted({}, spec.mode, CONVERGED, trials)]
+            tried = [each.point[name] for each in spec.design.wanted(trials)]
             text += (
                 f", {name} {min(tried):g} to {max(tried):g}, {next(steps)} around the middle of"
                 f" {axis.low:g}:{axis.high:g}"
@@ -228,28 +226,41 @@ def work(study: Study, workers: str, places: Mapping[str, Any], effort: Effort, 
 
 
 def slurm_script(
-    name: str, spec: StudySpec, trials: int, workers: str, places: Mapping[str, Path], effort: Effort, options: str
+    name: str,
+    words: Sequence[str],
+    cells: Sequence[tuple[StudySpec, int]],
+    workers: str,
+    places: Mapping[str, Path],
+    effort: Effort,
+    sbatch: str,
 ) -> str:
-    """A script for `sbatch` that works on a study.
+    """A script for `sbatch`: an array whose tasks all run one command and share its studies.
 
     Args:
-        name: of the study; it need not exist yet.
-        spec: of the study.
-        trials: of its design.
+        name: of the array.
+        words: of the command, without options for execution and places.
+        cells: studies, which need not exist yet, each with the number of trials of its design.
         workers: tasks of the array, or `auto`.
         places: paths of data and store, on a file system that all nodes see.
         effort: how runs are executed.
-        options: further options of sbatch, as typed.
+        sbatch: further options of sbatch, as typed.
 
     Raises:
         UserError: a run needs several machines, an option is malformed, or sbatch cannot read a path.
     """
-    count = array_size(workers, trials)
-    if spec.trainer.num_nodes > 1:
-        raise UserError(f"--trainer.num_nodes {spec.trainer.num_nodes}: an array task has one machine; remove it")
-    there = absolute_places(places)
-    names = naming({kind: absolute(each) for kind, each in spec.names.items()})
-    command = bench_command("worker", "--study", name, *effort.words(), "--shared-by", str(count), *names)
-    command += [word for place, path in there.items() for word in (f"--{place}", str(path))]
-    gpus = 0 if spec.settings["device"] == "cpu" else spec.trainer.devices
-    return script(name, command, count, gpus, there["store"], options_of(options))
+    count = array_size(workers, sum(trials for _, trials in cells))
+    nodes = max(spec.trainer.num_nodes for spec, _ in cells)
+    if nodes > 1:
+        raise UserError(f"--trainer.num_nodes {nodes}: an array task has one machine; remove it")
+    gpus = max(0 if spec.settings["device"] == "cpu" else spec.trainer.devices for spec, _ in cells)
+    return script(name, [*words, "--shared-by", str(count), *effort.words()], count, gpus, places, sbatch)
+
+
+def worker_words(name: str, spec: StudySpec) -> list[str]:
+    """The command of a study's worker, without options for execution and places.
+
+    Args:
+        name: of the study.
+        spec: of the study.
+    """
+    return ["worker", "--study", name, *naming({kind: absolute(each) for kind, each in spec.names.items()})]

@@ -4,10 +4,10 @@ from datetime import date
 from pathlib import Path
 
 from bench.config.tuned import read_tuned
-from bench.errors import RunFailed, UserError
+from bench.errors import UserError
 from bench.results.selection import End, cap_share, is_capped
-from bench.store.files import disk_errors, replacing, write_json
-from bench.store.reports import StudyRecord, study_path
+from bench.store.files import replacing
+from bench.store.reports import StudyRecord
 from bench.sweeps import sensitivity
 from bench.text import plain
 from bench.tuning.progress import spoken
@@ -35,10 +35,6 @@ def tuned_yaml(found: StudyResult) -> str:
     values = found.hyperparameters | {k: v for k, v in every if v is not None and v is not False and v != TASK_VALUE}
     where = run.environment.get("gpu") or run.environment.get("cpu")
     machine = f"{where}, " * bool(where) + f"{run.environment.get('threads')} threads a run"
-    kinds = {
-        kind: sum(t.kind == kind for t in (*found.scored, *found.refined))
-        for kind in ("extension", "top-up", "refinement")
-    }
     interval, cost = found.fresh_interval, found.cost
     settings = {k: v for k, v in spec.settings.items() if v is not None and not k.startswith("opt.")}
     content = {
@@ -61,8 +57,8 @@ def tuned_yaml(found: StudyResult) -> str:
             f" {run.metric}{found.metric_suffix} on the selection split",
             "select_split": found.select_split or None,
             "settings": settings,
-            "trials": len(found.scored) + len(found.refined),
-            **{kind.replace("-", "_"): n for kind, n in kinds.items() if n},
+            "trials": len(found.trials),
+            **{kind.replace("-", "_"): n for kind, n in found.added.items()},
             **({"pruning": "trials worse than the median of the others were stopped early"} if spec.prune else {}),
             "part_of_the_data": run.part or "all",
             "tuning_seeds": seeds_in_words(spec.seeds),
@@ -84,8 +80,8 @@ def tuned_yaml(found: StudyResult) -> str:
 
 
 def _in_order(found: StudyResult) -> list[Trial]:
-    main, trials = found.study.spec.design.main, [*found.scored, *found.refined]
-    return sorted(trials, key=lambda trial: trial.point[main]) if main else trials
+    main = found.study.spec.design.main
+    return sorted(found.trials, key=lambda trial: trial.point[main]) if main else found.trials
 
 
 def _tried(trial: Trial, score: End) -> str:
@@ -149,9 +145,9 @@ def remember(found: StudyResult, store: Path) -> None:
     """Write the study's record into a store, so that boards need no database.
 
     Raises:
-        RunFailed: the disk is full or unavailable.
+        RunFailed: as in `Record.write`.
     """
-    spec, trials = found.study.spec, [*found.scored, *found.refined]
+    spec = found.study.spec
     record = StudyRecord(
         name=found.study.name,
         task=spec.task,
@@ -169,7 +165,7 @@ def remember(found: StudyResult, store: Path) -> None:
                 "score": found.scores.get(point_key(trial.point)),
                 "runs": [run.run_id for run in trial.runs],
             }
-            for trial in trials
+            for trial in found.trials
         ],
         winner=found.best.runs[0].run_id if found.best is not None and found.best.runs else None,
         lr_at_boundary=found.lr_at_boundary,
@@ -177,9 +173,4 @@ def remember(found: StudyResult, store: Path) -> None:
         metric=spec.metric,
         select_split=found.select_split,
     )
-    path = study_path(store, found.study.name)
-    with disk_errors(store):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.parent.is_symlink():  # in a store from someone else
-            raise RunFailed(f"{path.parent} is a symbolic link, and links are not followed; replace it by a folder")
-        write_json(path, vars(record), indent=1)
+    record.write(store)

@@ -144,28 +144,27 @@ class Worker:
                 for trial in trials:
                     self.study.give_back(trial, made)
                 return 0
-        self._failures = (
-            self._failures | {point_key(trial.point) for trial in trials} if isinstance(made, str) else set()
-        )
-        self._causes = [*self._causes, cause_of(made)] if isinstance(made, str) else []
+        if isinstance(made, str):
+            self._failures |= {point_key(trial.point) for trial in trials}
+            self._causes.append(cause_of(made))
+        else:
+            self._failures, self._causes = set(), []
         for i, trial in enumerate(trials):
             if made is None:
                 name = signal.Signals(self.stop.signal or signal.SIGTERM).name
                 self.study.give_back(trial, f"the worker was stopped by {name}")
-                self.tell({"ended": _identity(trial), "state": "given back"})
+                self._ended(trial, "given back")
             elif isinstance(made, str):
                 self.study.fail(trial, made)
-                self.tell({"ended": _identity(trial), "state": "failed", "reason": made})
+                self._ended(trial, "failed", reason=made)
             elif self.stop.pruned:
                 reason, self.stop.signal, self.stop.pruned = self.stop.pruned, None, None
                 self.study.prune(trial, made[i], reason)
-                self.tell({"ended": _identity(trial), "state": "pruned", "reason": reason})
+                self._ended(trial, "pruned", reason=reason)
             elif self.study.complete(trial, made[i]):
-                shown = [_shown(run, trial.fresh) for run in made[i]]
-                self.tell({"ended": _identity(trial), "state": "completed", "runs": shown})
+                self._ended(trial, "completed", runs=[_shown(run, trial.fresh) for run in made[i]])
             else:
-                reason = "its worker was presumed dead, and another worker trained it"
-                self.tell({"ended": _identity(trial), "state": "lost", "reason": reason})
+                self._ended(trial, "lost", reason="its worker was presumed dead, and another worker trained it")
         alike = len(self._failures) > 1 and self._causes[-MOST_FAILURES:] == self._causes[-1:] * MOST_FAILURES
         if len(self._failures) == MOST_FAILURES or alike:
             raise RunFailed(f"{MOST_FAILURES} trials in a row failed here, the last with: {made}")
@@ -181,15 +180,18 @@ class Worker:
                 check(config)
         except UserError as error:
             self.study.fail(trial, str(error))
-            self.tell({"ended": _identity(trial), "state": "failed", "reason": str(error)})
+            self._ended(trial, "failed", reason=str(error))
             return False
         return True
+
+    def _ended(self, trial: Trial, state: str, **told: object) -> None:
+        self.tell({"ended": _identity(trial), "state": state, **told})
 
     @property
     def _plan(self) -> str:
         return f"study {self.study.name}"
 
-    def _as_lanes(self, trials: Sequence[Trial], width: int | None) -> list[list[RunResult]] | None:
+    def _as_lanes(self, trials: Sequence[Trial], width: int) -> list[list[RunResult]] | None:
         configs = [config for trial in trials for config in self._configs(trial)]
         show = _LanesShown(self.tell, self.study)
         effort = Effort("lanes", width, workers="1")
@@ -330,13 +332,7 @@ class _LanesShown(SweepProgress):
 
 
 def _identity(trial: Trial) -> dict[str, Any]:
-    return {
-        "number": trial.number,
-        "fresh": trial.fresh,
-        "point": trial.point,
-        "kind": trial.kind,
-        "seeds": trial.seeds,
-    }
+    return {name: getattr(trial, name) for name in ("number", "fresh", "point", "kind", "seeds")}
 
 
 def _shown(result: RunResult, fresh: bool) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Worker processes on this machine that work on studies."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from bench.errors import RunFailed
@@ -9,13 +9,14 @@ from bench.execute import Effort
 from bench.execute.pool import Event, Pool, WorkerProcess
 from bench.execute.slots import Slot, sharing
 from bench.machine import lives
+from bench.process import as_options
 from bench.train.stop import StopRequest
 from bench.tuning.progress import TuningProgress
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study
 
 
-class Workers:
+class Workers(AbstractContextManager["Workers"]):
     """Worker processes on this machine, which work on one study after another.
 
     Args:
@@ -37,14 +38,10 @@ class Workers:
         shared_by: int | None = None,
     ) -> None:
         words = ["worker", "--events", *effort.words(), "--processes", str(sharing(slots))]
-        words += ["--shared-by", str(shared_by or len(slots)), *named]
-        words += [word for name, place in places.items() for word in (f"--{name}", str(place))]
+        words += ["--shared-by", str(shared_by or len(slots)), *named, *as_options(places)]
         # Not an argument: every user of the machine can read those.
         environment = {"BENCH_STORAGE": studies.url.render_as_string(hide_password=False)}
         self._pool = Pool(words, dict(enumerate(slots)), environment)
-
-    def __enter__(self) -> "Workers":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._pool.__exit__(kind, *error)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from bench.errors import UserError
 from bench.grammar.parse import Args
 from bench.output import answer, note, remark
+from bench.process import as_options
 from bench.text import clean
 from bench.train.stop import deadline
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from bench.tuning.study_result import StudyResult
     from bench.tuning.trials import StudySpec
 
+SPENT = "this is the result so far, and the same command continues"
 STOPPED = "stopped; nothing is lost, and the same command continues"
 
 
@@ -32,13 +34,12 @@ def show(
 ) -> int:
     """Print the results of a study, and write them if `out` or `store` is given; the exit code."""
     from bench.tuning import summary, tuned
-    from bench.tuning.study_result import analyse, missing_runs, study_result
+    from bench.tuning.study_result import missing_runs, study_result
 
     found = study_result(study, budget)
     if store is not None:
         tuned.remember(found, store)
         note(missing_runs(found, store))
-    shown = analyse(found) if found.runs else None
     paths: list[Path] = []
     if out is not None and found.best is not None:
         note(tuned.replaced(out, found))
@@ -46,7 +47,7 @@ def show(
     if as_json:
         answer(summary.as_json(found) | {"out": out if paths else None})
     else:
-        print("\n".join(map(clean, summary.lines(found, shown))))
+        print("\n".join(map(clean, summary.lines(found))))
         if paths:
             print(f"written to {out}: {', '.join(str(path.relative_to(out or '.')) for path in paths)}")
             print(f"use it: {_use(found, out)}")
@@ -75,23 +76,21 @@ def fewest_slots(workers: str, specs: "Sequence[StudySpec]", places: Mapping[str
     return min((slots(workers, config) for config in typical), key=len)
 
 
-def in_time(args: Args, work: Callable[[], object]) -> bool:
+def in_time(args: Args, work: Callable[[], object], spends: str = SPENT, stopped: str = STOPPED) -> bool:
     """Whether to show results after the work: it is done, or its time is spent; False if a signal stopped it.
 
     Args:
         args: with `budget`; a note says what ended the work early.
         work: returns something false if a signal stopped it.
+        spends: what to say of the result if the time is spent.
+        stopped: what to say if a signal stopped it.
     """
     done: object = False
     with deadline(args.budget and args.budget.seconds) as spent:
         done = work()
     if done:
         return True
-    note(
-        f"the budget of {args.budget.text} is spent; this is the result so far, and the same command continues"
-        if spent()
-        else STOPPED
-    )
+    note(f"the budget of {args.budget.text} is spent; {spends}" if spent() else stopped)
     return spent()
 
 
@@ -148,5 +147,4 @@ def _use(found: "StudyResult", out: Path | None) -> str:
     spec, folder = found.study.spec, Path(out or ".")
     here = folder.absolute() == Path("tuned").absolute()
     there = ["--tuned"] if here else ["--config", str(tuned_path(folder, spec))]
-    words = [word for name, value in conditions(found).items() for word in (f"--{name}", value)]
-    return shlex.join(["bench", "fit", "--task", spec.task, "--opt", spec.opt, *there, *words])
+    return shlex.join(["bench", "fit", "--task", spec.task, "--opt", spec.opt, *there, *as_options(conditions(found))])

@@ -50,7 +50,7 @@ def main(words: list[str]) -> int:
             continue
         running = sum(trial.state == "running" for trial in study.trials())
         rows[name] = {
-            "trials": len(found.scored) + len(found.refined),
+            "trials": len(found.trials),
             "missing": found.missing,
             "running": running,
             "best": None if found.best is None else spoken(found.best.point),

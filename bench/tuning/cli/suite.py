@@ -12,6 +12,7 @@ from bench.execute import Effort
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.output import answer, check_output, note
+from bench.process import as_options
 from bench.tuning.cli.shared import STOPPED, fewest_slots, need_server, open_studies, without_storage
 from optimizers.plugins import slug
 
@@ -53,7 +54,7 @@ def main(words: list[str]) -> int:
         return show_plan(args, parts, places, cut)
     if not args.train_only:
         check_output(args.out)  # fail before hours of training
-    done = train(args, parts, open_studies(args), places, cut, max(args.shared_by or 1, len(cut)))
+    done = train(args, parts, open_studies(args), places, cut)
     if done is None:
         note(STOPPED)
         return 130
@@ -108,19 +109,17 @@ def train(
     studies: "Studies",
     places: Mapping[str, Path],
     cut: Sequence["Slot"],
-    shared_by: int,
     *,
     progress: bool = True,
 ) -> "list[Study] | None":
     """Run a suite with workers on this machine; None if a signal asked to stop.
 
     Args:
-        args: of the command (`engine`, `width`, `memory`).
+        args: of the command (`engine`, `width`, `memory`, and `shared_by` if it has that option).
         parts: of the suite, in order.
         studies: the database of its studies.
         places: paths of data and store.
         cut: resources of each worker.
-        shared_by: number of workers that share the trials, on all machines.
         progress: whether to show progress.
 
     Raises:
@@ -131,6 +130,7 @@ def train(
     from bench.tuning.workers import Workers
 
     named = naming(*(spec.names for part in parts for spec in part.specs(places)))
+    shared_by = max(getattr(args, "shared_by", None) or 1, len(cut))
     every: list[Study] = []
     with Workers(studies, cut, places, Effort.of(args), named, shared_by) as workers:
         for part in parts:
@@ -145,8 +145,8 @@ def _slurm(args: Args, parts: Sequence["Suite"], places: Mapping[str, Path]) -> 
     """Submit an array whose tasks all run this command and share the work; or print its script."""
     cells = [(spec, part.tune.trials) for part in parts for spec in part.specs(places)]
     file = str(Path(args.file).absolute()) if Path(args.file).is_file() else args.file
-    chosen = [word for name in ("task", "opt") if (own := getattr(args, name)) for word in (f"--{name}", ",".join(own))]
-    words = ["suite", file, *chosen, "--train-only"]
+    chosen = {name: ",".join(own) for name in ("task", "opt") if (own := getattr(args, name))}
+    words = ["suite", file, *as_options(chosen), "--train-only"]
     return submit_array(args, f"suite-{slug(Path(args.file).stem)}", words, cells, places)
 
 
@@ -170,22 +170,14 @@ def submit_array(
         UserError: tasks cannot share a database, or a run needs several machines.
     """
     from bench.execute.elsewhere import refuse_json
-    from bench.execute.slurm import absolute_places, array_size, options_of, script, submit
-    from bench.process import bench_command
-    from bench.tuning.tune import make_request
+    from bench.execute.slurm import submit
+    from bench.tuning.tune import make_request, slurm_script
 
     need_server(args)
     refuse_json(args)
-    most = sum(make_request(spec.design, trials).trials for spec, trials in cells)
-    count = array_size(args.workers, most)
-    if nodes := max(spec.trainer.num_nodes for spec, _ in cells) - 1:
-        raise UserError(f"trainer.num_nodes {nodes + 1}: an array task has one machine; remove it")
-    places = absolute_places(places)
-    command = bench_command(*words, "--workers", "1", "--shared-by", str(count))
-    command += Effort.of(args).words()
-    command += [word for each, path in places.items() for word in (f"--{each}", str(path))]
-    gpus = max(0 if spec.settings["device"] == "cpu" else spec.trainer.devices for spec, _ in cells)
-    text = script(name, command, count, gpus, places["store"], options_of(args.sbatch))
+    trials = [(spec, make_request(spec.design, asked).trials) for spec, asked in cells]
+    words = [*words, "--workers", "1"]
+    text = slurm_script(name, words, trials, args.workers, places, Effort.of(args), args.sbatch)
     if args.print:
         print(text, end="")
         return 0

@@ -9,8 +9,7 @@ from bench.execute import Effort
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.output import answer, check_output, note
-from bench.train.stop import deadline
-from bench.tuning.cli.shared import as_typed, need_server, open_studies, show, without_storage
+from bench.tuning.cli.shared import as_typed, fewest_slots, in_time, need_server, open_studies, show, without_storage
 from optimizers.plugins import bare
 
 if TYPE_CHECKING:
@@ -29,14 +28,11 @@ def main(words: list[str]) -> int:
     from bench.progress import doing
 
     with doing("importing optuna"):
-        from bench.config.checks import check_early
         from bench.config.plugins import naming
         from bench.execute.elsewhere import made_elsewhere
-        from bench.execute.slots import slots
-        from bench.results.selection import CONVERGED
         from bench.sweeps.grid import settings_in
         from bench.tuning.progress import TuningProgress, spoken
-        from bench.tuning.tune import promise, slurm_script, work
+        from bench.tuning.tune import promise, slurm_script, work, worker_words
 
     made_elsewhere(args)
     places = {"data": args.data, "store": args.store}
@@ -49,13 +45,12 @@ def main(words: list[str]) -> int:
     need_server(args)
     text = ""
     if args.slurm:
-        text = slurm_script(name, spec, request.trials, args.workers, places, effort, args.sbatch)
+        words_of = worker_words(name, spec)
+        text = slurm_script(name, words_of, [(spec, request.trials)], args.workers, places, effort, args.sbatch)
     elif not args.create:
-        typical = spec.typical(places)
-        check_early(typical)
-        slots(args.workers, typical)  # raises if this machine lacks the devices
+        fewest_slots(args.workers, [spec], places)  # raises if it cannot be trained here
     if args.dry_run:
-        points = [w.point for w in spec.design.wanted({}, spec.mode, CONVERGED, request.trials, request.total)]
+        points = [w.point for w in spec.design.wanted(request.trials, request.total)]
         if args.json:
             answer(points)
         else:
@@ -89,16 +84,13 @@ def main(words: list[str]) -> int:
     if args.slurm:
         return _slurm(study, text, args)
     progress = TuningProgress(f"study {study.name}", spec.metric)
-    done = False
-    with deadline(args.budget and args.budget.seconds) as spent:
-        done = work(study, args.workers, places, effort, progress)
-    if not done and spent():
-        note(f"the budget of {args.budget.text} is spent; the same command with a larger one continues")
-    elif not done:
-        progress.say(
-            "bench: stopped; nothing is lost, and the same command"
-            f" (or {shlex.join(['bench', 'tune', '--resume', study.name, *naming(spec.names)])}) continues"
-        )
+    again = shlex.join(["bench", "tune", "--resume", study.name, *naming(spec.names)])
+    if not in_time(
+        args,
+        lambda: work(study, args.workers, places, effort, progress),
+        "the same command with a larger one continues",
+        f"stopped; nothing is lost, and the same command (or {again}) continues",
+    ):
         return 130
     return show(study, None, as_json=args.json, out=out, command=command, store=args.store)
 
@@ -143,11 +135,8 @@ class StudyRequest(NamedTuple):
 
 def _of_study(args: Args, settings: dict[str, Any], words: list[str]) -> StudyRequest:
     """The request to an existing study, with the options given now."""
-    from bench.tuning.tune import make_request
-
-    tpe = args.sampler == "tpe"
     study = open_studies(args, make=False, read_only=args.print).open(args.resume)
-    own = {"seeds", "report_seeds", "prune", "name", *([] if tpe else ["sampler"])}
+    own = {"seeds", "report_seeds", "prune", "name", *([] if args.sampler == "tpe" else ["sampler"])}
     named = {kind: [settings[kind]] for kind in ("task", "opt") if kind in settings}
     other = [kind for kind, (name,) in named.items() if bare(name) != bare(study.spec.names[kind])]
     given = ["config"] * (args.config is not None) + [*other, *(name for name in settings if name not in named)]
@@ -156,18 +145,31 @@ def _of_study(args: Args, settings: dict[str, Any], words: list[str]) -> StudyRe
         raise UserError(f"--resume takes the study's own settings; remove --{given[0]}")
     study.admit(named, as_typed("tune", words))
     before = study.request
-    trials = trials_of(args, len(study.spec.seeds), len(study.spec.report_seeds) if before.report else 0)
-    request = make_request(
-        study.spec.design,
+    request = _request(args, study.spec, before)
+    return StudyRequest(study, study.spec, study.name, request, args.out or _remembered(before.out))
+
+
+def _request(args: Args, spec: "StudySpec", before: "Request") -> "Request":
+    """The request of the options given now.
+
+    Args:
+        args: of the command.
+        spec: of the study.
+        before: the request to the study so far, or the defaults.
+    """
+    from bench.tuning.tune import make_request
+
+    trials = trials_of(args, len(spec.seeds), len(spec.report_seeds) if before.report else 0)
+    return make_request(
+        spec.design,
         (before.trials or None) if trials is None else trials,
-        tpe=tpe,
+        tpe=args.sampler == "tpe",
         retries=before.retries if args.retries is None else args.retries,
         report=before.report,
         out=args.out,
         engine=args.engine or before.engine,
-        seeds=len(study.spec.seeds),
+        seeds=len(spec.seeds),
     )
-    return StudyRequest(study, study.spec, study.name, request, args.out or _remembered(before.out))
 
 
 def _remembered(out: str | None) -> Path:
@@ -184,32 +186,21 @@ def _remembered(out: str | None) -> Path:
 
 def of_words(args: Args, settings: dict[str, Any], places: dict[str, Path]) -> StudyRequest:
     """The request to a new study, or to one that the same command began earlier."""
-    from bench.tuning.trials import check_name
-    from bench.tuning.tune import make_request, make_spec, reporting_seeds, tuning_seeds
+    from bench.tuning.trials import Request, check_name
+    from bench.tuning.tune import make_spec, reporting_seeds, tuning_seeds
 
-    tpe, fresh = args.sampler == "tpe", "5" if args.report_seeds is None else args.report_seeds
+    fresh = "5" if args.report_seeds is None else args.report_seeds
     report = fresh != "0"
     spec = make_spec(
         settings,
-        sampler=None if tpe else args.sampler,
+        sampler=None if args.sampler == "tpe" else args.sampler,
         seeds=tuning_seeds(args.seeds or "2"),
         report_seeds=reporting_seeds(fresh) if report else [],
         prune=bool(args.prune),
         places=places,
     )
     name = spec.name if args.name is None else check_name(args.name)
-    retries = 2 if args.retries is None else args.retries
-    trials = trials_of(args, len(spec.seeds), len(spec.report_seeds))
-    request = make_request(
-        spec.design,
-        trials,
-        tpe=tpe,
-        retries=retries,
-        report=report,
-        out=args.out,
-        engine=args.engine or "auto",
-        seeds=len(spec.seeds),
-    )
+    request = _request(args, spec, Request(report=report, engine="auto"))
     return StudyRequest(None, spec, name, request, args.out or Path("tuned"))
 
 
