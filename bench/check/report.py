@@ -142,13 +142,12 @@ def write_verdict(store: Path, report: Report) -> Path:
 
     Raises:
         UserError: it cannot be written.
-        RunFailed: the disk is full.
+        RunFailed: the disk is full, or the folder of checks is a symbolic link.
     """
-    from bench.store.files import making, write_json
-    from bench.store.reports import check_path
+    from bench.store.files import making
+    from bench.store.reports import check_path, write_record
 
     path = check_path(store, report.name, report.about.get("version"), report.about.get("package"))
     with making(store):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, report.as_json(), indent=1)
+        write_record(path, report.as_json())
     return path

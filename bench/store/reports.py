@@ -41,6 +41,19 @@ class StudyTrial(TypedDict):
     runs: list[RunId]
 
 
+def write_record(path: Path, content: object) -> None:
+    """Write the JSON of a record into its folder of a store.
+
+    Raises:
+        OSError: the disk is full or unavailable.
+        RunFailed: the folder is a symbolic link.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.parent.is_symlink():  # in a store from someone else
+        raise RunFailed(f"{path.parent} is a symbolic link, and links are not followed; replace it by a folder")
+    write_json(path, content, indent=1)
+
+
 class Record(ABC):
     """A record in a store: `FOLDER/NAME.json`."""
 
@@ -70,12 +83,8 @@ class Record(ABC):
         Raises:
             RunFailed: the disk is full or unavailable, or the folder of such records is a symbolic link.
         """
-        path = self.places(store)[0]
         with disk_errors(store):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.parent.is_symlink():  # in a store from someone else
-                raise RunFailed(f"{path.parent} is a symbolic link, and links are not followed; replace it by a folder")
-            write_json(path, vars(self), indent=1)
+            write_record(self.places(store)[0], vars(self))
 
 
 @dataclass(frozen=True)
