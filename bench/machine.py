@@ -79,3 +79,8 @@ def _pid_space() -> int:
         return Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
         return 0
+
+
+def crowding() -> float:
+    """Runnable processes per processor, at least 1: time limits grow with it, so a busy machine causes no failures."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))

@@ -292,6 +292,23 @@ def test_an_import_that_ends_or_hangs_is_a_verdict(kind: str, note: str, tmp_pat
     assert report["groups"].verdict == "not applicable"
 
 
+SLOW = """
+import time, torch
+class Mine(torch.optim.SGD):
+    def step(self, closure=None):
+        time.sleep(1)
+        return super().step(closure)
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("load", "word"), [(0.0, "error"), (100.0 * (os.cpu_count() or 1), "pass")])
+def test_limits_are_longer_on_a_busy_machine(load: float, word: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
+    (tmp_path / "mine.py").write_text(SLOW)
+    assert conformance(f"{tmp_path}/mine.py:Mine", only=["builds"], limit=2)["builds"].verdict == word
+
+
 @pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize(
     ("kind", "message"),

@@ -15,6 +15,7 @@ from typing import Any
 
 from bench.check.examiner import Examination
 from bench.errors import UserError
+from bench.machine import crowding
 from bench.process import ROOT, python_command
 
 START = 180.0
@@ -84,7 +85,7 @@ class Child:
         Raises:
             Ended: the process ended early.
         """
-        until = time.monotonic() + START
+        begun, allowed = time.monotonic(), START
         buffer = b""
         while True:
             line, newline, rest = buffer.partition(b"\n")
@@ -93,12 +94,12 @@ class Child:
                 with suppress(ValueError):
                     event = json.loads(line)
                     if isinstance(event, dict) and "event" in event:
-                        until = time.monotonic() + (START if event["event"] == "ready" else self.limit)
+                        begun, allowed = time.monotonic(), START if event["event"] == "ready" else self.limit
                         yield event
                         if event["event"] == "end":
                             return
                 continue
-            if time.monotonic() > until:
+            if time.monotonic() - begun > allowed * crowding():
                 raise Ended(f"not finished after {self.limit:g} s")
             if select.select([self.read], [], [], 0.2)[0]:
                 chunk = os.read(self.read, 65536)

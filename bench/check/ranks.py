@@ -18,6 +18,7 @@ from bench.check.problem import SAMPLES, Attention
 from bench.check.steps import gap, values
 from bench.check.subject import Subject
 from bench.errors import described
+from bench.machine import crowding
 
 _WORLD = 2
 _CUT = 5  # samples of the first rank; the second has the others
@@ -136,7 +137,7 @@ def _on_ranks(train: Callable[[], list[Tensor]], seconds: float) -> list[list[Te
 
 
 def _gathered(folder: Path, processes: list[Any], seconds: float) -> list[list[Tensor]]:
-    until = time.monotonic() + seconds
+    begun = time.monotonic()
     results = [folder / f"{rank}.pt" for rank in range(_WORLD)]
     while not all(result.exists() for result in results):
         for rank in range(_WORLD):
@@ -146,7 +147,7 @@ def _gathered(folder: Path, processes: list[Any], seconds: float) -> list[list[T
         ended = [rank for rank, process in enumerate(processes) if process.exitcode is not None]
         if any(not results[rank].exists() and not (folder / f"{rank}.error").exists() for rank in ended):
             raise Raised("one of the two processes ended without a result")
-        if time.monotonic() > until:
+        if time.monotonic() - begun > seconds * crowding():
             raise Raised(f"the two processes did not finish in {seconds:.3g} s: they wait for each other, or one hangs")
         time.sleep(0.02)
     return [torch.load(result, weights_only=True) for result in results]

@@ -17,7 +17,7 @@ from optimizers import OPTIMIZERS, OptimizerSpec
 from tasks import TASKS
 
 LIMIT = 30.0
-"""Seconds that one check may take."""
+"""Seconds that one check may take; more in proportion on a machine with more runnable processes than processors."""
 
 _UNBUILT = "it does not build"
 _LOST = 3  # processes that an optimizer may end before its remaining checks are skipped
