@@ -241,6 +241,21 @@ def test_half_precision_keeps_the_softmax_in_float32() -> None:
     assert all(bool(g.isfinite().all()) and float(g.abs().max()) > 0 for g in grads)
 
 
+@pytest.mark.parametrize("scale", [1, 2.0**16])
+def test_gradients_in_float16_are_finite_at_the_initial_weights(scale: float) -> None:
+    """Rows of w1 begin at about 1e-3: the slope of the inverse root of their square, 5e8, is beyond float16."""
+    torch.manual_seed(0)
+    module, x = MultiHeadAttention(D, H, kind="dcmha", causal=True).float(), torch.randn(B, T, D, dtype=torch.float32)
+    exact = torch.autograd.grad(module(x).square().mean(), list(module.parameters()))
+    with torch.autocast("cpu", torch.float16):
+        out = module(x)
+    assert out.dtype == torch.float16
+    found = torch.autograd.grad(scale * out.float().square().mean(), list(module.parameters()))
+    for (name, _), grad, ours in zip(module.named_parameters(), exact, found, strict=True):
+        if name != "qkv.bias":  # the gradient of a key bias is rounding error only
+            assert float((ours / scale - grad).norm() / grad.norm()) < 0.1, name
+
+
 @pytest.mark.parametrize("side", ["post_q", "post_k"])
 def test_half_precision_keeps_compositions_below_its_spacing_at_one(side: str) -> None:
     gate, M, T = 0.003, 4, 64  # bfloat16 has no value between 1 and 1.0078

@@ -86,7 +86,19 @@ def test_lines_that_were_cut_off_are_left_out(tmp_path: Path) -> None:
     assert lines(tmp_path) == [LINE]
 
 
-DAMAGED = ['{"part": "doctor"}', json.dumps(LINE | {"machine": None}), json.dumps(LINE | {"rows": [{"a": 1}]})]
+DAMAGED = [
+    '{"part": "doctor"}',
+    *(
+        json.dumps(LINE | damage)
+        for damage in (
+            {"machine": None},
+            {"rows": [{"a": 1}]},
+            {"tiny": [1]},
+            {"seconds": 10**400},
+            {"part": "doctor", "text": "\ud800"},
+        )
+    ),
+]
 
 
 @pytest.mark.parametrize("before", ["", "{}\n", '{"part": "tes', *DAMAGED, pytest.param("[" * 200_000, id="nested")])

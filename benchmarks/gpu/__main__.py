@@ -481,23 +481,29 @@ def block(line: Mapping[str, Any]) -> str:
     Raises:
         ValueError: it is damaged.
     """
+    try:
+        if not isinstance(line["tiny"], bool):
+            raise TypeError("tiny is not a truth value")
+        text = _block(line)
+        text.encode()  # half a surrogate pair is a ValueError
+    except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(f"a damaged line: {first_line(error)}") from None
+    return text
+
+
+def _block(line: Mapping[str, Any]) -> str:
     from benchmarks.timing import Row, table
 
-    try:
-        machine = ", ".join(str(value) for value in line["machine"].values()) + (", tiny" if line["tiny"] else "")
-        title = f"## {line['part']}: {machine}, {line['when']}, {line['seconds']:.0f} s\n\n"
-        if "rows" in line:
-            return f"{title}```\n{table([Row(**row) for row in line['rows']])}\n```\n"
-        if "text" in line:
-            return f"{title}```\n{line['text'].strip()}\n```\n"
-        if "failures" in line:
-            failures = "".join(f"- `{name}`: {why.splitlines()[0]}\n" for name, why in line["failures"].items())
-            return (
-                f"{title}{line['passed']} passed, {line['skipped']} skipped, {len(line['failures'])} failed\n{failures}"
-            )
-        return f"{title}{line['runs']} runs are stored{'' if line['ok'] else ', and not all could be trained'}\n"
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise ValueError(f"a damaged line: {first_line(error)}") from None
+    machine = ", ".join(str(value) for value in line["machine"].values()) + (", tiny" if line["tiny"] else "")
+    title = f"## {line['part']}: {machine}, {line['when']}, {line['seconds']:.0f} s\n\n"
+    if "rows" in line:
+        return f"{title}```\n{table([Row(**row) for row in line['rows']])}\n```\n"
+    if "text" in line:
+        return f"{title}```\n{line['text'].strip()}\n```\n"
+    if "failures" in line:
+        failures = "".join(f"- `{name}`: {why.splitlines()[0]}\n" for name, why in line["failures"].items())
+        return f"{title}{line['passed']} passed, {line['skipped']} skipped, {len(line['failures'])} failed\n{failures}"
+    return f"{title}{line['runs']} runs are stored{'' if line['ok'] else ', and not all could be trained'}\n"
 
 
 if __name__ == "__main__":

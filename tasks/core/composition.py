@@ -95,7 +95,9 @@ class HeadComposition(nn.Module):
         hidden_CNJ = gelu(x_BTD.flatten(0, 1) @ self.dw1.flatten(1)).unflatten(-1, (C, -1)).transpose(0, 1)
         w_CBTIM = (hidden_CNJ @ self.qkw.flatten(2)).unflatten(-1, (-1, M)).unflatten(1, x_BTD.shape[:2])
         w1_CBTRM, w2_CBTRM = w_CBTIM.chunk(2, -2)
-        w1_CBTRM = w1_CBTRM * (w1_CBTRM.square().mean(-1, keepdim=True) + _EPSILON).rsqrt()
+        exact_CBTRM = w1_CBTRM.to(_exact(w1_CBTRM))  # the gradient of the root's inverse overflows in float16
+        w1_CBTRM = exact_CBTRM * (exact_CBTRM.square().mean(-1, keepdim=True) + _EPSILON).rsqrt()
+        w1_CBTRM = w1_CBTRM.to(w2_CBTRM.dtype)
         return self._in_place(w1_CBTRM), self._in_place(w2_CBTRM)
 
     def _gates(self, x_BTD: Tensor) -> Tensor:
