@@ -60,8 +60,8 @@ def results_folder() -> Path:
     folder = Path(__file__).parents[2] / "results"
     if not any(folder.glob("*/*/claims.json")):
         raise UserError(
-            "the shipped claims are missing: a clone of the repository has them, an installed wheel does not; or name an"
-            " output folder of `bench reproduce`"
+            "the shipped claims are missing: a clone of the repository has them, an installed wheel does not; or name"
+            " an output folder of `bench reproduce`"
         )
     return folder
 
