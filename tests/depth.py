@@ -15,8 +15,8 @@ SERVICES = {"postgres_server", "slurm_cluster", "chromium"}
 APART = ("kill", "zoo", "minilm")
 """Marks of tests that run neither in the quick suite nor in the deep one."""
 
-LARGE = 10
-"""A matrix of more cells is run by CI in part; `make test-all` runs it whole."""
+LARGE, SHARE = 10, 4
+"""Of a matrix of more than `LARGE` cells, CI runs one deep cell in `SHARE`; `make test-all` runs it whole."""
 
 NAMED = "not zoo and not minilm"
 """The `-m` expression for tests that are named one by one."""
@@ -35,8 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as deep the tests that need a server, and all cells of a matrix except those that are kept.
 
-    Of the deep cells of a large matrix, all but a quarter (with `matrix(share=2)` a half), chosen by their names, are
-    marked `whole` as well: CI leaves them out.
+    Of the deep cells of a large matrix, all but one in `SHARE`, chosen by their names, are marked `whole` as well: CI
+    leaves them out.
     """
     matrices = defaultdict(list)
     for item in items:
@@ -48,11 +48,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         mark = cells[0].get_closest_marker("matrix")
         shallow = [item for item in cells if not item.get_closest_marker("deep")]
         keep = kept([cell(item) for item in shallow], mark.kwargs.get("keep"))
-        share = mark.kwargs.get("share", 4)
         for i, item in enumerate(shallow):
             if i not in keep:
                 deepen(item)
-                if len(cells) > LARGE and zlib.crc32(cell(item).encode()) % share:
+                if len(cells) > LARGE and zlib.crc32(cell(item).encode()) % SHARE:
                     item.add_marker("whole")
 
 

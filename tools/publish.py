@@ -127,22 +127,22 @@ def text(found: Collected, panels: Sequence[Panel]) -> str:
     """
     lines = [f"![{ALT}]({FIGURE})", "", *wrap(_caption(panels), 120)]
     tables = {table.title: table for table in quality(found).tables}
-    aligned_by_name = {table.title: table for table in theory(found).tables}
+    alignments = {table.title: table for table in theory(found).tables}
     for part, title in PARTS.items():
         tasks = {task for declared in suite.load(part) for task in declared.tasks}
         entries = {problem.task: own for problem, own in found.problems.items() if problem.task in tasks}
         own = {problem.task: tables[problem.name] for problem in found.problems if problem.task in tasks}
         if not own:
             continue
-        ranked = {task: table for task, table in own.items() if not _at_floor(table)}
-        aligned = {task: aligned_by_name[own[task].title] for task in own if task not in ranked}
+        aligned = {task: alignments[t.title] for task, t in own.items() if _at_floor(t) and t.title in alignments}
+        ranked = {task: table for task, table in own.items() if task not in aligned}
         said = [_summary(ranked)] * (len(ranked) > 1) + [_sentence(task, table) for task, table in ranked.items()]
-        said += [_floors(own, aligned)] * bool(aligned)
+        said += [_by_alignment(own, aligned)] * bool(aligned)
         means = "The table has means over fresh seeds with 95 % intervals."
         lines += ["", *wrap(" ".join([f"**{title}.**", *said, _set_up(entries), means]), 120), ""]
         cells: dict[str, dict[str, str]] = {}
-        for shown, key in ((ranked, "final"), (aligned, "alignment")):
-            for task, table in shown.items():
+        for part_of_it, key in ((ranked, "final"), (aligned, "alignment")):
+            for task, table in part_of_it.items():
                 for row in table.rows:
                     cells.setdefault(row["opt"], {})[task] = cell(row[key])
         titles = {task: _metric(table) for task, table in ranked.items()} | dict.fromkeys(aligned, "final alignment")
@@ -230,10 +230,10 @@ def _metric(table: Table) -> str:
 
 def _sentence(task: str, table: Table) -> str:
     """The verdicts of a task in one sentence."""
-    return f"On {task}, {_told(table)}."
+    return f"On {task}, {_by_verdict(table)}."
 
 
-def _told(table: Table) -> str:
+def _by_verdict(table: Table) -> str:
     """The optimizers by their verdict."""
     reference = next((row["opt"] for row in table.rows if row["is_reference"]), "nobody")
     groups: dict[str, list[str]] = {}
@@ -250,14 +250,14 @@ def _told(table: Table) -> str:
 
 
 def _at_floor(table: Table) -> bool:
-    """Whether the reference is at the floor of the metric, so that the table ranks nothing."""
-    return any("at the floor" in note for note in table.notes)
+    """Whether the reference is at the floor of the metric and there is no target, so that the table ranks nothing."""
+    return any("at the floor" in note and "no target" in note for note in table.notes)
 
 
-def _floors(tables: Mapping[str, Table], aligned: Mapping[str, Table]) -> str:
+def _by_alignment(tables: Mapping[str, Table], aligned: Mapping[str, Table]) -> str:
     """Verdicts on the tasks whose final loss ranks nothing: by the steps to alignment with the theory's solution."""
     references = dict.fromkeys(row["opt"] for task in aligned for row in tables[task].rows if row["is_reference"])
-    verdicts = "; ".join(f"{task}, {_told(table)}" for task, table in aligned.items())
+    verdicts = "; ".join(f"{task}, {_by_verdict(table)}" for task, table in aligned.items())
     return (
         f"On {listed(list(aligned))}, tuned {' or '.join(references)} reaches the floor of the loss, so the table has"
         " the cosine between the weights and the max-margin solution. Verdicts by steps to a cosine of"

@@ -208,7 +208,7 @@ class Request(BaseModel):
 
 
 @dataclass
-class Stored:
+class StoredTrial:
     """The attributes of a trial that this suite writes.
 
     Attributes:
@@ -233,7 +233,7 @@ class Stored:
 
 
 @dataclass(kw_only=True)
-class Trial(Stored):
+class Trial(StoredTrial):
     """A point of a study, or the winner with a fresh seed.
 
     Attributes:
@@ -262,7 +262,7 @@ def read_trial(row: TrialRow, fresh: bool, spec: StudySpec) -> Trial:
     """
     where = Path(f"trial {row.number}{' of the fresh seeds' * fresh}")
     text = b"{%s}" % b",".join(b"%s:%s" % (json.dumps(key).encode(), value) for key, value in row.attributes.items())
-    own = parse(text, Stored, where)
+    own = parse(text, StoredTrial, where)
     if not row.number.isdecimal() or row.state not in _STATES:
         raise Damaged(where, "its number or its state is invalid")
     number, state = int(row.number[:18]), _STATES[row.state]
