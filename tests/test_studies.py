@@ -21,13 +21,14 @@ import pytest
 from sqlalchemy import event
 
 from bench.errors import RunFailed, UserError
+from bench.execute.database import NoDatabase, Stuck
 from bench.machine import this_process
 from bench.results.selection import CONVERGED
 from bench.store.record import RunResult
 from bench.tuning import summary, tuned
 from bench.tuning.space import point_key
-from bench.tuning.studies import NoDatabase, Studies
-from bench.tuning.study import Stuck, Study
+from bench.tuning.studies import Studies
+from bench.tuning.study import Study
 from bench.tuning.study_result import analyse, study_result
 from bench.tuning.trials import Request, StudySpec, Trial
 from bench.tuning.tune import make_request, make_spec, promise, reporting_seeds, tuning_seeds
@@ -866,7 +867,7 @@ def test_a_result_is_not_lost_because_the_database_is_away_for_a_while(
         with postgres_server.connect() as connection:
             connection.execute("ALTER DATABASE bench WITH ALLOW_CONNECTIONS true")
 
-    monkeypatch.setattr("bench.tuning.study.time.sleep", wait)
+    monkeypatch.setattr("bench.execute.database.time.sleep", wait)
     with postgres_server.connect() as connection:
         connection.execute("ALTER DATABASE bench WITH ALLOW_CONNECTIONS false")
         connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'bench'")
@@ -881,7 +882,7 @@ def test_a_database_that_stays_away_is_said_in_the_end(
     study = begin(postgres_url, 1, report=False)
     trial = claim_one(study)
     pauses: list[float] = []
-    monkeypatch.setattr("bench.tuning.study.time.sleep", pauses.append)
+    monkeypatch.setattr("bench.execute.database.time.sleep", pauses.append)
     with postgres_server.connect() as connection:
         connection.execute("ALTER DATABASE bench WITH ALLOW_CONNECTIONS false")
         connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'bench'")
@@ -892,7 +893,7 @@ def test_a_database_that_stays_away_is_said_in_the_end(
 
 @pytest.fixture
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.tuning.study.time.sleep", lambda _: pytest.fail("waits for what nobody mends"))
+    monkeypatch.setattr("bench.execute.database.time.sleep", lambda _: pytest.fail("waits for what nobody mends"))
 
 
 @pytest.mark.usefixtures("no_waiting")

@@ -8,23 +8,19 @@ The next action is a pure function of the study's content (`Study.advance`), and
 under one database lock, which is released when its process ends. So any process may be killed at any time.
 """
 
-import errno
 import json
 import math
-import os
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bench.config.plugins import allowed
-from bench.errors import RunFailed, UserError
-from bench.machine import lives
+from bench.errors import UserError
+from bench.execute.database import Heartbeats, beating
 from bench.results.selection import (
     End,
     above_infimum,
@@ -49,23 +45,12 @@ from tasks import TASKS
 if TYPE_CHECKING:
     from bench.tuning.studies import Studies
 
-T = TypeVar("T")
 REFINE_ROUND = 2
 """Trials that TPE suggests at once: more keep more workers busy, but use less information. Ours."""
 FRESH = " (fresh seeds)"
 """Suffix of the name of the Optuna study with fresh seeds."""
-_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk is full")
 
 DIRECTIONS = {"min": optuna.study.StudyDirection.MINIMIZE, "max": optuna.study.StudyDirection.MAXIMIZE}
-
-
-class Stuck(RunFailed):
-    """Errors that the user must fix, such as a full disk: retrying would not help."""
-
-
-def disk_full(error: BaseException) -> bool:
-    """Whether an error reports a full disk, judged by its text: Arrow, SQLite and other processes give no errno."""
-    return any(words in str(error) for words in _FULL)
 
 
 class Study:
@@ -83,7 +68,7 @@ class Study:
     def __init__(self, studies: "Studies", name: str, spec: StudySpec) -> None:
         self.studies, self.name, self.spec = studies, name, spec
         self.damaged = dict[tuple[bool, str], str]()
-        self._watched: dict[tuple[bool, int], tuple[Any, float, float]] = {}
+        self._heartbeats = Heartbeats(studies.heartbeat)
         self._ids = {fresh: studies.id_of(name + FRESH * fresh) for fresh in (False, True)}
 
     @property
@@ -121,7 +106,7 @@ class Study:
             self._rdb.set_study_user_attr(self._ids[False], "request", new.model_dump())
             return new
 
-        return self._insist(grow)
+        return self.studies.insist(grow)
 
     def trials(self, *, fresh: bool | None = None) -> list[Trial]:
         """All attempts at all trials in their order, those of fresh seeds last, without damaged ones.
@@ -180,7 +165,9 @@ class Study:
         Must be called under the lock.
         """
         for trial in self.trials():
-            if trial.state == "running" and (why := self._dead(trial)):
+            if trial.state != "running":
+                continue
+            if why := self._heartbeats.why_dead((trial.fresh, trial.number), trial.worker, trial.beat):
                 self._end(trial, TrialState.FAIL, reason=why)
         trials = self.trials(fresh=False)
         request = self.request
@@ -206,26 +193,9 @@ class Study:
                 fresh = self.trials(fresh=True)
         return [*trials, *fresh]
 
-    def _dead(self, trial: Trial) -> str | None:
-        """Why the worker of a running trial is presumed dead, or None.
-
-        For a worker on another machine only its heartbeat is visible. It must have stopped while this process watched
-        it without a pause: after an outage of the database, or of this machine, all heartbeats are old.
-        """
-        alive = lives(trial.worker)
-        if alive is not None:
-            return None if alive else "its worker died"
-        now, heartbeat = time.monotonic(), self.studies.heartbeat
-        sign = trial.worker, trial.beat
-        before, since, last = self._watched.get((trial.fresh, trial.number), (None, now, now))
-        if sign != before or now - last > 2 * heartbeat:
-            since = now
-        self._watched[trial.fresh, trial.number] = sign, since, now
-        return "its worker stopped responding" if now - since > 4 * heartbeat else None
-
     def finished(self) -> bool:
         """Whether nothing is left to do."""
-        return self._insist(lambda: all(trial.state not in ("waiting", "running") for trial in self.advance()))
+        return self.studies.insist(lambda: all(trial.state not in ("waiting", "running") for trial in self.advance()))
 
     def refuse_other_versions(self) -> None:
         """Refuse to train for a study that began with another version of its task or optimizer.
@@ -320,24 +290,24 @@ class Study:
                 trial.state, trial.worker, trial.reason = "running", dict(worker), None
             return waiting if waiting or running else None
 
-        return self._insist(take)
+        return self.studies.insist(take)
 
     def complete(self, trial: Trial, runs: Sequence[RunResult]) -> bool:
         """Record the result of a trial; False if its worker was presumed dead and another one got it."""
         value = self._number(seed_median([value_of(run, trial.fresh) for run in runs], self.spec.mode))
-        return self._insist(lambda: self._end(trial, TrialState.COMPLETE, runs=runs, value=value))
+        return self.studies.insist(lambda: self._end(trial, TrialState.COMPLETE, runs=runs, value=value))
 
     def prune(self, trial: Trial, runs: Sequence[RunResult], reason: str) -> bool:
         """Record that a trial was stopped early."""
-        return self._insist(lambda: self._end(trial, TrialState.PRUNED, runs=runs, reason=reason))
+        return self.studies.insist(lambda: self._end(trial, TrialState.PRUNED, runs=runs, reason=reason))
 
     def fail(self, trial: Trial, reason: str) -> bool:
         """Record a failed attempt; `advance` retries unless it was the last."""
-        return self._insist(lambda: self._end(trial, TrialState.FAIL, reason=reason))
+        return self.studies.insist(lambda: self._end(trial, TrialState.FAIL, reason=reason))
 
     def give_back(self, trial: Trial, reason: str) -> bool:
         """Return a trial to the queue, since the worker was asked to stop; it does not count as an attempt."""
-        return self._insist(lambda: self._end(trial, TrialState.WAITING, reason=reason))
+        return self.studies.insist(lambda: self._end(trial, TrialState.WAITING, reason=reason))
 
     def report(self, trial: Trial, step: int, value: float) -> bool:
         """Record an evaluation during a trial's first run; whether to stop the trial.
@@ -357,36 +327,14 @@ class Study:
     @contextmanager
     def alive(self, trials: Sequence[Trial]) -> Iterator[None]:
         """Send heartbeats for these trials while the context lasts."""
-        done = threading.Event()
 
-        def beat() -> None:
-            count = 0
-            while not done.wait(self.studies.heartbeat):
-                count += 1
-                for trial in trials:
-                    with suppress(Exception):  # the database may be unavailable; the end of a trial retries
-                        self._rdb.set_trial_user_attr(self._id(trial), "beat", count)
+        def beat(count: int) -> None:
+            for trial in trials:
+                with suppress(Exception):  # one trial's failure must not silence the others
+                    self._rdb.set_trial_user_attr(self._id(trial), "beat", count)
 
-        thread = threading.Thread(target=beat, daemon=True)
-        thread.start()
-        try:
+        with beating(self.studies.heartbeat, beat):
             yield
-        finally:
-            done.set()
-            thread.join()
-
-    def _insist(self, change: Callable[[], T]) -> T:
-        """Make a change under the lock; retry for a while if the database is unavailable, so that nothing is lost."""
-        for pause in (1, 2, 5, 10, 30, 60):
-            try:
-                with self.studies.errors(), self.studies.lock():
-                    return change()
-            except Stuck:
-                raise
-            except RunFailed:
-                time.sleep(pause)
-        with self.studies.errors(), self.studies.lock():
-            return change()
 
     def _end(
         self,

@@ -20,6 +20,7 @@ from bench.config.run_config import RunConfig, on_device, settings_of
 from bench.errors import MAKE_ROOM, RunBusy, RunFailed, UserError, first_line
 from bench.execute import Effort
 from bench.execute.choice import Choices
+from bench.execute.database import Stuck, disk_full
 from bench.execute.execute import execute
 from bench.machine import this_process
 from bench.process import bench_command
@@ -30,7 +31,7 @@ from bench.train.runner import run
 from bench.train.stop import StopRequest
 from bench.tuning.progress import cause_of
 from bench.tuning.space import point_key
-from bench.tuning.study import Stuck, Study, disk_full, value_of
+from bench.tuning.study import Study, value_of
 from bench.tuning.trials import Trial
 
 Tell = Callable[[Mapping[str, Any]], None]

@@ -17,11 +17,11 @@ def main(words: list[str]) -> int:
     args = parse("studies", words)
     if args.budget is not None and args.name is None:
         raise UserError(f"--budget {args.budget}: name a study: bench studies NAME --budget {args.budget}")
+    from bench.execute.database import NoDatabase
     from bench.results.render import shown
     from bench.results.table import Table
     from bench.text import counted
     from bench.tuning.progress import spoken
-    from bench.tuning.studies import NoDatabase
     from bench.tuning.study_result import study_result
 
     try:

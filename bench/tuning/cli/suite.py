@@ -87,8 +87,8 @@ def show_plan(args: Args, parts: "Sequence[Suite]", places: Mapping[str, Path], 
     Raises:
         UserError: budgets cannot be made equal, or data are missing.
     """
+    from bench.execute.database import NoDatabase
     from bench.tuning import suite
-    from bench.tuning.studies import NoDatabase
 
     studies = None
     with suppress(NoDatabase):
