@@ -18,6 +18,8 @@ from bench.errors import RunBroke
 from bench.progress import Advance, SweepProgress, doing, hearing
 from bench.train.stop import StopRequest
 
+SHARED = "BENCH_SHARED"
+"""Environment variable that is set if the plans are shared through the database BENCH_STORAGE."""
 TELL_SECONDS = 0.5
 """Seconds between progress events of a worker. Ours."""
 
@@ -85,12 +87,18 @@ def main() -> int:
             from bench.execute.cuts import recorded_cuts
             from bench.execute.here import train_cuts
             from bench.execute.plan import load
+
+            exchange = None
+            if SHARED in os.environ:
+                from bench.execute.exchange import Exchange
+
+                exchange = Exchange(os.environ["BENCH_STORAGE"])
         stop = StopRequest()
         for line in lines():
             name, places, since = json.loads(line)
             made = True
             with suppress(RunBroke), stop.listening():  # the parent finds failures in the records
-                plan = load(name, places)
+                plan = load(name, places, exchange=exchange)
                 made = train_cuts(plan, recorded_cuts(plan), WorkerProgress(tell, plan.mode), stop, since=since)
             if not made or stop.signal is not None:
                 break

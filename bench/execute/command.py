@@ -16,7 +16,13 @@ from bench.store.store import Store
 
 
 def results_of(
-    configs: Sequence[RunConfig], progress: SweepProgress, effort: Effort, *, plan: str, tuned_by: TunedBy | None = None
+    configs: Sequence[RunConfig],
+    progress: SweepProgress,
+    effort: Effort,
+    *,
+    plan: str,
+    tuned_by: TunedBy | None = None,
+    storage: str | None = None,
 ) -> list[RunResult] | None:
     """The results of runs in order, after training missing ones; None if stopped.
 
@@ -28,6 +34,7 @@ def results_of(
         effort: how they are executed.
         plan: purpose of the runs (`RunResult.plan`).
         tuned_by: the source of their hyperparameters.
+        storage: URL of the PostgreSQL through which machines with other stores share the work, if any.
 
     Raises:
         UserError: data are missing, the store cannot be written, or a run cannot be trained.
@@ -39,9 +46,14 @@ def results_of(
         with doing("importing torch"):
             from bench.execute.execute import STOPPED, execute
 
+            exchange = None
+            if storage is not None:
+                from bench.execute.exchange import Exchange
+
+                exchange = Exchange(storage, gather=True)
         with redirect_stdout(sys.stderr):
             # Pass all runs, also the stored ones: the plan, and thus its cuts, depends on all.
-            if not execute(configs, progress, effort, plan=plan, tuned_by=tuned_by):
+            if not execute(configs, progress, effort, plan=plan, tuned_by=tuned_by, exchange=exchange):
                 progress.say(STOPPED)
                 return None
     else:

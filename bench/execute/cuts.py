@@ -16,6 +16,7 @@ from bench.execute.choice import Choices, why_no_lanes
 from bench.execute.plan import CUTS, Plan, write_once
 from bench.grammar.values import Memory
 from bench.progress import SweepProgress
+from bench.store.block import name_of
 from bench.store.files import making
 from bench.store.load import Damaged, read
 from bench.store.record import RunId
@@ -83,7 +84,7 @@ def cut(
         RunFailed: the disk is full.
     """
     check_all(plan.configs)
-    todo = plan.missing()
+    todo = plan.to_cut()
     if len(todo) < len(plan.by_id):
         progress.say(f"{len(plan.by_id) - len(todo)} of {len(plan.by_id)} runs are stored")
     alike: dict[tuple[object, ...], list[RunConfig]] = {}
@@ -116,7 +117,7 @@ def cut(
     plan.keep()
     with making(plan.store.folder):
         write_once(plan.folder / CUTS, lambda: _as_stored(cuts))
-    return _recorded(plan, plan.missing()) or cuts  # other processes may have finished runs meanwhile
+    return _recorded(plan, plan.to_cut()) or cuts  # other processes may have finished runs meanwhile
 
 
 @dataclass(frozen=True)
@@ -173,8 +174,18 @@ def balanced(groups: Sequence[Group], shares: int) -> list[list[Grid]]:
 
 
 def recorded_cuts(plan: Plan) -> list[Cut]:
-    """The recorded cuts of the missing runs."""
-    return _recorded(plan, plan.missing()) or []
+    """The recorded cuts of the missing runs, or of all if machines with other stores share them."""
+    return _recorded(plan, plan.to_cut()) or []
+
+
+def parts(cuts: Sequence[Cut]) -> dict[str, Cut]:
+    """What one process takes at once, by the name of its block: a block of lanes, or a single run."""
+    found = {}
+    for each in cuts:
+        blocks = each.blocks if each.lanes else [[[config]] for config in each.runs]
+        for grid in blocks:
+            found[name_of([config.run_id for row in grid for config in row])] = Cut(each.lanes, each.compiled, [grid])
+    return found
 
 
 def _as_stored(cuts: Sequence[Cut]) -> Decisions:

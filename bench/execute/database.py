@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -211,18 +211,22 @@ class Database:
                 " finished runs are in the store, so the original command recreates the study and reuses them"
             )
 
-    def insist(self, change: Callable[[], T]) -> T:
-        """Make a change under the lock; retry for a while if the database is unavailable, so that nothing is lost."""
-        for pause in (1, 2, 5, 10, 30, 60):
+    def insist(self, change: Callable[[], T], *, locked: bool = True) -> T:
+        """Make a change; retry for a while if the database is unavailable, so that nothing is lost.
+
+        Args:
+            change: it may be repeated.
+            locked: whether it needs the lock, because it takes several statements.
+        """
+        for pause in (1, 2, 5, 10, 30, 60, None):
             try:
-                with self.errors(), self.lock():
+                with self.errors(), self.lock() if locked else nullcontext():
                     return change()
-            except Stuck:
-                raise
-            except RunFailed:
+            except RunFailed as error:
+                if pause is None or isinstance(error, Stuck):
+                    raise
                 time.sleep(pause)
-        with self.errors(), self.lock():
-            return change()
+        raise AssertionError("the last attempt returns or raises")
 
     @contextmanager
     def errors(self, *, opening: bool = False) -> Iterator[None]:

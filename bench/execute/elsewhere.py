@@ -4,13 +4,14 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from typing import TYPE_CHECKING
 
 from bench.config.checks import check_places
 from bench.config.plugins import naming
 from bench.config.run_config import RunConfig
 from bench.errors import UserError
 from bench.execute.blocks import check_all
-from bench.execute.plan import PLAN, Plan, load
+from bench.execute.plan import PLAN, Plan, load, open_plans
 from bench.execute.slurm import absolute_places, array_size, need_slurm, script, submit
 from bench.grammar.parse import Args
 from bench.output import note
@@ -18,6 +19,9 @@ from bench.process import as_options
 from bench.progress import SweepProgress, doing
 from bench.store.block import PLANS
 from optimizers.plugins import absolute
+
+if TYPE_CHECKING:
+    from bench.execute.exchange import Exchange
 
 
 def made_elsewhere(args: Args) -> bool:
@@ -30,6 +34,8 @@ def made_elsewhere(args: Args) -> bool:
         raise UserError("--print prints the script of --slurm; write both")
     if args.create and args.slurm:
         raise UserError("--create lets workers join, and --slurm starts them: remove one of them")
+    if args.slurm and args.storage is not None:
+        raise UserError("--slurm: the tasks of a cluster share the store; remove --storage")
     if args.slurm or args.create:
         refuse_json(args)
     return args.slurm or args.create
@@ -85,6 +91,18 @@ def publish(title: str, configs: Sequence[RunConfig], args: Args, device: str | 
         return 0
     if args.slurm:
         need_slurm()
+    if args.storage is not None:
+        from bench.execute.exchange import Exchange
+
+        exchange = Exchange(args.storage, gather=True)
+        if (shared := exchange.shared(plan)) is not None:
+            print(
+                f"plan {shared.name} of {len(shared.configs)} runs is in {exchange.shown}; to work on it, on any"
+                " machine that reaches it, with the same --storage:"
+                f" {shlex.join(['bench', 'worker', '--plan', shared.name, *memory, *naming(*names)])}"
+            )
+        note("when its runs are stored, the same command without --create collects them and shows the result")
+        return 0
     plan.keep()
     if args.create:
         print(
@@ -118,7 +136,8 @@ def join(args: Args, command: Sequence[str]) -> int:
                 f"--{name.replace('_', '-')} is for studies; remove it: a plan contains the settings of its runs"
             )
     named = {"task": args.task, "opt": args.opt}
-    plan = load(args.plan, {"data": args.data, "store": args.store, "logger": None}, named, command)
+    exchange = _exchange_of(args)
+    plan = load(args.plan, {"data": args.data, "store": args.store, "logger": None}, named, command, exchange)
     if missing := list(plan.missing().values()):
         check_places(missing)
     with doing("importing torch"):
@@ -128,4 +147,22 @@ def join(args: Args, command: Sequence[str]) -> int:
         if not work(plan, progress, memory=args.memory):
             progress.say(STOPPED)
             return 130
+    if exchange is not None:
+        plan.forget()  # this store may lack the runs of other machines
     return 0
+
+
+def _exchange_of(args: Args) -> "Exchange | None":
+    """The database that has the plan of `bench worker`, after writing the plan into the store; None if a store has it.
+
+    The database may be that of the studies ($BENCH_STORAGE), and the plan in the store.
+    """
+    if args.storage is None or args.storage.startswith("sqlite"):
+        return None
+    from bench.execute.exchange import Exchange
+
+    exchange = Exchange(args.storage)
+    if args.plan in open_plans(args.store) and not exchange.has(args.plan):
+        return None
+    exchange.bring(args.plan, args.store)
+    return exchange

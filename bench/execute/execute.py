@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.config.run_config import RunConfig, on_device
 from bench.config.tuned import TunedBy
 from bench.errors import UserError
 from bench.execute import Effort
+from bench.execute.child import SHARED
 from bench.execute.cuts import cut
 from bench.execute.here import train_cuts
 from bench.execute.plan import Plan, forget_finished
@@ -21,6 +22,9 @@ from bench.grammar.values import Memory
 from bench.progress import Advance, SweepProgress
 from bench.train.stop import StopRequest
 from bench.train.threads import set_threads
+
+if TYPE_CHECKING:
+    from bench.execute.exchange import Exchange
 
 STOPPED = "bench: stopped; finished runs are stored, and the same command continues"
 
@@ -33,6 +37,7 @@ def execute(
     plan: str = "runs",
     tuned_by: TunedBy | None = None,
     stop: StopRequest | None = None,
+    exchange: "Exchange | None" = None,
 ) -> bool:
     """Train missing runs; False if a signal asked to stop.
 
@@ -46,6 +51,7 @@ def execute(
         plan: purpose of the runs (`RunResult.plan`).
         tuned_by: the source of their hyperparameters (`RunResult.tuned_by`).
         stop: a stop request from elsewhere; it also listens to signals.
+        exchange: the database through which machines with other stores share the work, if any.
 
     Raises:
         UserError: a run cannot be trained, or not with this engine, or there are too few devices.
@@ -58,7 +64,14 @@ def execute(
         workers = str(len(configs))
     own_slots = slots(workers, first, len(configs))
     wanted = Plan(plan, configs, effort.engine, effort.width, len(own_slots), tuned_by)
-    return work(wanted, progress, own_slots, effort.memory, stop)
+    if exchange is None:
+        return work(wanted, progress, own_slots, effort.memory, stop)
+    shared = exchange.shared(wanted)
+    made = shared is None or work(shared, progress, own_slots, effort.memory, stop)
+    if made and not wanted.missing():
+        exchange.forget(wanted)
+        forget_finished(wanted.store)
+    return made
 
 
 def work(
@@ -83,12 +96,15 @@ def work(
     """
     stop, (own, *others), first, since = stop or StopRequest(), own_slots, plan.configs[0], time.time()
     job = json.dumps([plan.name, {"data": str(first.data), "store": str(first.store), "logger": first.logger}, since])
-    pool = Pool(("worker", "--cuts"), dict(enumerate(others, 1)), {})
+    environment = {} if plan.exchange is None else {**plan.exchange.environment, SHARED: "1"}
+    pool = Pool(("worker", "--cuts"), dict(enumerate(others, 1)), environment)
     with stop.listening(), pool, own.taken():
         if others and plan.missing():
             pool.start()  # they import torch while this process measures
             set_threads(own.threads)
         cuts = cut(plan, progress, stop, memory=memory, processes=sharing(own_slots))
+        if plan.exchange is not None:
+            cuts = plan.exchange.agreed(plan, cuts)
         runs = sum(len(each.runs) for each in cuts)
         with progress.showing(runs, len(own_slots)), _helped(pool, job, progress, stop):
             made = train_cuts(plan, cuts, progress, stop, since=since)

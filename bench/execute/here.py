@@ -4,12 +4,14 @@ import gc
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from math import inf
+from typing import TYPE_CHECKING
 
 from bench.config.run_config import RunConfig
 from bench.errors import RunBroke, RunBusy, RunFailed, first_line
 from bench.execute.blocks import rectangles
-from bench.execute.cuts import Cut
+from bench.execute.cuts import Cut, parts
 from bench.execute.plan import Plan
 from bench.lanes.runs import train_block
 from bench.progress import RunInPlan, SweepProgress
@@ -18,6 +20,9 @@ from bench.store.record import RunResult
 from bench.train.memory import give_back, keep_freed_memory, ran_out
 from bench.train.runner import run
 from bench.train.stop import StopRequest
+
+if TYPE_CHECKING:
+    from bench.execute.exchange import Exchange
 
 MAX_BROKEN = 3
 """Number of failures after which to give up if no run has finished. Ours."""
@@ -44,6 +49,11 @@ def train_cuts(
     """
     keep_freed_memory()
     outcomes = Outcomes(plan, cuts, progress, time.time() if since is None else since)
+    if plan.exchange is not None:
+        if not _as_shared(plan.exchange, parts(cuts), outcomes, stop):
+            return False
+        outcomes.raise_failures()
+        return True
     for wait in (False, True):  # first the free runs of all cuts, then those that other processes train
         for cut in cuts:
             if not (_as_lanes if cut.lanes else _one_by_one)(cut, outcomes, stop, wait=wait):
@@ -108,12 +118,57 @@ class Outcomes:
         if more:
             self.progress.say(f"{error}; continuing with the others")
 
+    def failure(self, run_ids: Iterable[str]) -> str | None:
+        """Why some of these runs have failed; None if none has."""
+        return next((str(self._broken[run_id]) for run_id in run_ids if run_id in self._broken), None)
+
     def raise_failures(self) -> None:
         """Raise the kept errors as one."""
         if self._broken:
             first, *others = dict.fromkeys(self._broken.values())
             many = f"{len(self._broken)} runs failed: {', '.join(self._broken)}; the first: "
             raise RunBroke(many * bool(others) + str(first)) from first
+
+
+def _as_shared(exchange: "Exchange", blocks: Mapping[str, Cut], outcomes: Outcomes, stop: StopRequest) -> bool:
+    """Train the blocks that this process gets; False if a signal asked to stop.
+
+    Returns when all blocks have ended, on any machine, since the worker of another block may die.
+    """
+    plan, store, waiting, progress = outcomes.plan, outcomes.plan.store, False, outcomes.progress
+    run_ids = {name: [config.run_id for config in block.runs] for name, block in blocks.items()}
+    while (claims := exchange.claims(plan.name)) is not None:  # None: the command that asked has all results
+        if exchange.gather:
+            for wrong in exchange.collect(plan, blocks, claims):
+                progress.say(wrong)
+            outcomes.look(store.find_all(chain.from_iterable(run_ids.values())))
+        for name, claim in claims.items():
+            if name in blocks and claim.failure and not outcomes.settled.issuperset(run_ids[name]):
+                lost = [config for config in blocks[name].runs if config.run_id not in outcomes.settled]
+                outcomes.broke(RunBroke(claim.failure), lost, more=len(blocks) > 1)
+        left = [name for name in blocks if name not in claims or not claims[name].ended]
+        if not left:
+            return True
+        if stop.signal is not None:
+            return False
+        name = exchange.take(plan.name, left, claims)
+        if name is None:
+            waiting = _wait([run_id for each in left for run_id in run_ids[each]], waiting, progress)
+            continue
+        waiting, made, ended = False, False, False
+        try:
+            with exchange.held(plan.name, name):
+                how = _as_lanes if blocks[name].lanes else _one_by_one
+                made = how(blocks[name], outcomes, stop, wait=True)
+            if made:
+                exchange.end(plan, name, run_ids[name], outcomes.failure(run_ids[name]))
+                ended = True
+        finally:
+            if not ended:
+                exchange.give_back(plan.name, name)
+        if not made:
+            return False
+    return True
 
 
 def _as_lanes(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bool:

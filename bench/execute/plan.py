@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import uuid4
 
 from pydantic import ConfigDict, Field, with_config
@@ -33,6 +33,9 @@ from bench.store.record import Json, Name, RunId, is_file_name
 from bench.store.store import Store
 from bench.text import clean
 from optimizers.plugins import slug
+
+if TYPE_CHECKING:
+    from bench.execute.exchange import Exchange
 
 PLAN, CUTS = "plan.json", "cuts.json"
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
@@ -72,6 +75,7 @@ class Plan:
         width: maximum lanes of a block; measured by default.
         shares: number of processes that will share them.
         tuned_by: the source of their hyperparameters (`RunResult.tuned_by`).
+        exchange: the database through which machines with other stores share them, if any.
     """
 
     title: str
@@ -80,6 +84,7 @@ class Plan:
     width: int | None = None
     shares: int = 1
     tuned_by: TunedBy | None = None
+    exchange: "Exchange | None" = None
 
     @cached_property
     def by_id(self) -> dict[str, RunConfig]:
@@ -111,6 +116,10 @@ class Plan:
         """The missing runs, by id."""
         return missing(self.configs)
 
+    def to_cut(self) -> dict[str, RunConfig]:
+        """The runs to divide into blocks: the missing ones, or all if other stores may lack other ones."""
+        return self.missing() if self.exchange is None else self.by_id
+
     def keep(self) -> None:
         """Write it into the store, unless it exists.
 
@@ -127,7 +136,7 @@ class Plan:
                     read(self.folder / PLAN, Stored)
                 except Damaged:
                     (self.folder / PLAN).unlink()
-            write_once(self.folder / PLAN, self._stored)
+            write_once(self.folder / PLAN, self.as_stored)
 
     def forget(self) -> None:
         """Remove it from the store; its runs stay."""
@@ -135,7 +144,8 @@ class Plan:
             _remove(self.folder, CUTS, PLAN)
             self.folder.parent.rmdir()
 
-    def _stored(self) -> Stored:
+    def as_stored(self) -> Stored:
+        """The content of its `plan.json`."""
         own = {run_id: settings_of(as_stored(config)) for run_id, config in self.by_id.items()}
         first = next(iter(own.values()))
         common = {
@@ -265,6 +275,7 @@ def load(
     places: Mapping[str, Any],
     named: Mapping[str, Sequence[str]] | None = None,
     command: Sequence[str] = (),
+    exchange: "Exchange | None" = None,
 ) -> Plan:
     """Load a plan from a store.
 
@@ -274,6 +285,7 @@ def load(
         named: files and modules that may be imported, by kind (`task`, `opt`); None if the same command wrote the
             plan.
         command: the user's command line, for messages.
+        exchange: the database through which it is shared, if any.
 
     Raises:
         UserError: it does not exist, it cannot be read, or code that it names may not be imported here.
@@ -301,7 +313,7 @@ def load(
     if not configs:
         raise UserError(f"{path}: it has no runs; repeat the original command")
     runs, of_study = list(configs.values()), stored["tuned_by"]
-    plan = Plan(clean(stored["title"]), runs, stored["engine"], stored["width"], stored["shares"], of_study)
+    plan = Plan(clean(stored["title"]), runs, stored["engine"], stored["width"], stored["shares"], of_study, exchange)
     if plan.name != name:
         raise UserError(f"{path}: it contains the plan {plan.name}; repeat the original command")
     return plan

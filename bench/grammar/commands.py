@@ -124,7 +124,13 @@ SLURM = (
 CREATE = Option(
     "create", "store the plan, which `bench worker` trains on any machine, and exit; for at most 8 workers by default"
 )
-ELSEWHERE = (*SLURM, CREATE)
+SHARING = replace(
+    STORAGE,
+    help="share the runs with machines that do not see the store, through PostgreSQL:"
+    " postgresql+psycopg://USER:PASSWORD@HOST/NAME; they join with `bench worker --plan NAME --storage URL`",
+    default=None,
+)
+ELSEWHERE = (*SLURM, CREATE, SHARING)
 SHARED_BY = Option(
     "shared-by",
     "number of workers that share the trials; it limits how many one takes as lanes (default 1)",

@@ -144,7 +144,7 @@ def _one(args: Args) -> int:
     if made_elsewhere(args):
         asked = ask(args.name, places, version)
         return publish(f"experiment {args.name}", [job.config for job in asked.all_jobs], args, args.device)
-    result = reproduce(args.name, folder, places, version, Effort.of(args))
+    result = reproduce(args.name, folder, places, version, Effort.of(args), args.storage)
     if result is None:
         return 130
     if args.json:

@@ -155,6 +155,7 @@ def reproduce(
     places: Settings,
     version: Version,
     effort: Effort | None = None,
+    storage: str | None = None,
 ) -> Reproduction | None:
     """Run an experiment and write figure, data, claims and page; None if a signal stopped it.
 
@@ -164,6 +165,7 @@ def reproduce(
         places: data, store and device.
         version: small or whole, with or without search, and the changes.
         effort: how the runs are trained.
+        storage: as in `bench.execute.command.results_of`.
 
     Raises:
         UserError: an experiment or a setting is unknown, data are missing, or the folder cannot be written.
@@ -181,7 +183,7 @@ def reproduce(
             check_all(waiting)
     check_output(folder)
     progress = SweepProgress("runs", wanted[0].task_spec.mode)
-    if results_of(wanted, progress, effort or Effort(), plan=f"experiment {name}") is None:
+    if results_of(wanted, progress, effort or Effort(), plan=f"experiment {name}", storage=storage) is None:
         return None
     arms, without = collect(todo)
     if not arms:

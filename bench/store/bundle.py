@@ -10,9 +10,10 @@ A bundle is a folder, or a zip file with these names in it. It is data: its code
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,6 +25,7 @@ from bench.store.files import disk_errors, replacing, write_json
 from bench.store.load import Damaged
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
+from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.store.tables import TABLES, Columns, write_columns
 from optimizers.plugins import bare, provenance, slug
@@ -38,6 +40,7 @@ _NAMES = re.compile(
 )
 _MOST_BYTES = 8 * 2**30
 """Maximum bytes of an unpacked zip file. Ours."""
+_NO_ZIP = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error)
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -105,12 +108,7 @@ def bundle(
         for task in sorted({bare(run.config["task"]) for run in runs}):
             own = sorted((run for run in runs if bare(run.config["task"]) == task), key=lambda run: run.run_id)
             kept = [_kept(run, tables[run.run_id], points, trial=run.run_id in trials) for run in own]
-            done = folder / STORE / name_of([run.run_id for run in own]) / DONE
-            done.mkdir(parents=True)
-            write_records(done / RUNS, [record for record, _ in kept])
-            for name in TABLES:
-                found = {record.run_id: thin[name] for record, thin in kept if name in thin}
-                write_columns(done / f"{name}.parquet", found)
+            _write_block(folder / STORE, kept)
         for record in (*studies, *ladders):
             path = record.places(folder / STORE)[0]
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,10 +141,44 @@ def opened(path: Path) -> Iterator[Path]:
     with TemporaryDirectory() as temporary:
         try:
             with zipfile.ZipFile(path) as packed:
-                _unpack(packed, Path(temporary), path)
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
+                _unpack(packed, Path(temporary), str(path))
+        except _NO_ZIP as error:
             raise UserError(f"{path} is not a bundle: {error}") from None
         yield Path(temporary)
+
+
+def pack(store: Store, run_ids: Iterable[str]) -> bytes | None:
+    """The finished ones of these runs as a zip file with one block; None if there are none.
+
+    Raises:
+        Damaged: a table cannot be read.
+    """
+    found = store.find_all(run_ids)
+    runs = {run_id: block for run_id, block in found.items() if block.runs[run_id].finished}
+    if not runs:
+        return None
+    packed = BytesIO()
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        _write_block(folder / STORE, [(block.runs[run_id], block.tables(run_id)) for run_id, block in runs.items()])
+        _zip(folder, packed)
+    return packed.getvalue()
+
+
+@contextmanager
+def unpacked(packed: bytes, what: str) -> Iterator[Path]:
+    """The store in a zip file (`pack`), while the context lasts.
+
+    Raises:
+        Damaged: it is not such a file.
+    """
+    with TemporaryDirectory() as temporary:
+        try:
+            with zipfile.ZipFile(BytesIO(packed)) as file:
+                _unpack(file, Path(temporary), what)
+        except (*_NO_ZIP, UserError) as error:
+            raise Damaged(Path(what), str(error)) from None
+        yield store_in(Path(temporary))
 
 
 def store_in(folder: Path) -> Path:
@@ -223,17 +255,33 @@ def _sources(runs: Sequence[RunResult], plugins: Sequence[str]) -> list[Path]:
     return [found[name] for name in sorted(found)]
 
 
+def _write_block(store: Path, runs: Sequence[tuple[RunResult, dict[str, Columns]]]) -> None:
+    """Write finished runs with their tables into a store, as one block."""
+    done = store / name_of([run.run_id for run, _ in runs]) / DONE
+    done.mkdir(parents=True)
+    write_records(done / RUNS, [run for run, _ in runs])
+    for name in TABLES:
+        found = {run.run_id: tables[name] for run, tables in runs if name in tables}
+        write_columns(done / f"{name}.parquet", found)
+
+
 def _write_zip(folder: Path, out: Path) -> None:
-    """Pack a folder reproducibly: equal content gives equal bytes."""
+    """Write a folder as a zip file."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(out) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as packed:
+    with replacing(out) as temporary:
+        _zip(folder, temporary)
+
+
+def _zip(folder: Path, out: Path | BytesIO) -> None:
+    """Pack a folder reproducibly: equal content gives equal bytes."""
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as packed:
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             info = zipfile.ZipInfo(path.relative_to(folder).as_posix(), _EPOCH)
             info.compress_type = zipfile.ZIP_DEFLATED
             packed.writestr(info, path.read_bytes())
 
 
-def _unpack(packed: zipfile.ZipFile, to: Path, path: Path) -> None:
+def _unpack(packed: zipfile.ZipFile, to: Path, path: str) -> None:
     entries = [each for each in packed.infolist() if not each.is_dir()]
     names = [each.filename for each in entries]
     if wrong := next((name for name in names if not _NAMES.fullmatch(name) or ".." in name), None):

@@ -58,7 +58,7 @@ def main(words: list[str]) -> int:
         progress.say(f"bench: {replaced}")
     broke: RunBroke | None = None
     try:
-        results = results_of(configs, progress, Effort.of(args), plan="sweep")
+        results = results_of(configs, progress, Effort.of(args), plan="sweep", storage=args.storage)
     except RunBroke as error:  # the others are still shown
         there = Store(args.store).finished_all(config.run_id for config in configs)
         results, broke = [there[config.run_id] for config in configs if config.run_id in there], error

@@ -1,0 +1,346 @@
+"""Runs shared by machines without a common file system: a PostgreSQL database carries plans, claims and results.
+
+    bench_plans     one row per plan: its runs (`plan.json`), and their division into blocks (`cuts.json`)
+    bench_blocks    one row per block that a worker has claimed: the worker, its heartbeats, in the end the results
+
+Each machine trains in its own store. The command that asked for the runs merges the results into its store. Every
+change is a single statement, so a process may be killed at any time. What is read is checked like a received store.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+import sqlalchemy.exc
+from pydantic import ConfigDict, with_config
+from sqlalchemy.dialects.postgresql import insert
+from typing_extensions import TypedDict
+
+from bench.errors import RunFailed, UserError
+from bench.execute.cuts import Cut, parts, recorded_cuts
+from bench.execute.database import HEARTBEAT_SECONDS, Database, Heartbeats, beating
+from bench.execute.plan import CUTS, PLAN, Plan, Stored
+from bench.machine import this_process
+from bench.store.block import PLANS
+from bench.store.bundle import pack, unpacked
+from bench.store.files import making, replacing
+from bench.store.load import Damaged, parse
+from bench.store.merge import merge
+from bench.store.record import is_file_name
+from bench.store.store import Store
+
+_TABLES = sa.MetaData()
+_PLANS = sa.Table(
+    "bench_plans",
+    _TABLES,
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, unique=True, nullable=False),
+    sa.Column("plan", sa.LargeBinary, nullable=False),
+    sa.Column("cuts", sa.LargeBinary),
+)
+_BLOCKS = sa.Table(
+    "bench_blocks",
+    _TABLES,
+    sa.Column("plan", sa.ForeignKey(_PLANS.c.name, ondelete="CASCADE"), primary_key=True),
+    sa.Column("block", sa.Text, primary_key=True),
+    sa.Column("worker", sa.Text, nullable=False),
+    sa.Column("beat", sa.Integer, nullable=False, default=0),
+    sa.Column("ended", sa.Boolean, nullable=False, default=False),
+    sa.Column("results", sa.LargeBinary),
+    sa.Column("failure", sa.Text),
+)
+
+
+@with_config(ConfigDict(extra="allow"))
+class _Process(TypedDict):
+    """`bench.machine.this_process`, with the fields that `bench.machine.lives` reads."""
+
+    pid: int
+    started: str | None
+
+
+class Claim(NamedTuple):
+    """A block that a worker has taken.
+
+    Attributes:
+        worker: the process, as JSON.
+        beat: number of its last heartbeat.
+        ended: whether it has ended, with results, a failure, or both.
+        failure: why runs failed, if any did.
+    """
+
+    worker: str
+    beat: int
+    ended: bool
+    failure: str | None
+
+
+class Exchange(Database):
+    """Plans in a PostgreSQL database.
+
+    Args:
+        url: `postgresql+psycopg://user:password@host/database`.
+        gather: merge results of other workers into the plan's store.
+        heartbeat: seconds between heartbeats of a worker.
+
+    Raises:
+        UserError: the URL is not one of PostgreSQL, or its driver is missing.
+        RunFailed: the server does not respond.
+    """
+
+    def __init__(self, url: str | sa.URL, *, gather: bool = False, heartbeat: int = HEARTBEAT_SECONDS) -> None:
+        if str(url).startswith("sqlite"):
+            raise UserError(
+                "--storage: runs travel between machines through PostgreSQL (postgresql+psycopg://USER:PASSWORD@HOST/"
+                "NAME); on one machine, or with a common file system, a common --store is enough"
+            )
+        super().__init__(url, heartbeat)
+        self.gather = gather
+        self._heartbeats = Heartbeats(heartbeat)
+        self._me = json.dumps(this_process())
+        self._gathered = set[str]()
+        with self.errors(opening=True), self.lock():  # two processes at once would fail
+            _TABLES.create_all(self._engine)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment variable by which workers of this machine find it; arguments are visible to other users."""
+        return {"BENCH_STORAGE": self.url.render_as_string(hide_password=False)}
+
+    # -- plans --------------------------------------------------------------------------------------------------------
+
+    def shared(self, plan: Plan) -> Plan | None:
+        """The plan that all machines share for these runs, created if needed; None if all are stored.
+
+        First merges results of other machines, and lets failed blocks be tried again. A shared plan that does not lead
+        to all missing runs is replaced.
+
+        Args:
+            plan: the runs; a new shared plan contains those that its store lacks.
+
+        Raises:
+            UserError: the store cannot be written.
+            RunFailed: the database does not respond, the disk is full, or another command shares part of the runs.
+        """
+        there = self._find(plan)
+        if there is not None:
+            self._change(sa.delete(_BLOCKS).where(_BLOCKS.c.plan == there.name, _BLOCKS.c.failure.is_not(None)))
+            self.bring(there.name, there.store.folder)
+            blocks, claims = parts(recorded_cuts(there)), self.claims(there.name) or {}
+            self.collect(there, blocks, claims)
+            ended = [name for name in blocks if name in claims and claims[name].ended]
+            if not plan.missing().keys() <= there.by_id.keys() or 0 < len(blocks) == len(ended):
+                there = None
+        missing = plan.missing()
+        if not missing:
+            self.forget(plan)
+            return None
+        if there is None:
+            self.forget(plan)
+            new = replace(plan, configs=list(missing.values()))
+            values = {"key": _key(plan), "name": new.name, "plan": json.dumps(new.as_stored()).encode()}
+            self._change(insert(_PLANS).values(values).on_conflict_do_nothing())
+            there = self._find(plan)
+        if there is None or not missing.keys() <= there.by_id.keys():
+            raise RunFailed(f"{self.asked}: another command shares part of these runs; repeat this one when it is done")
+        there.keep()
+        return there
+
+    def _find(self, plan: Plan) -> Plan | None:
+        """The shared plan of these runs with their own configurations, or None if there is no valid one."""
+        for name, text in self._select(sa.select(_PLANS.c.name, _PLANS.c.plan).where(_PLANS.c.key == _key(plan))):
+            with suppress(Damaged):
+                stored = parse(text, Stored, Path(f"plan {name}"))
+                if stored["runs"].keys() <= plan.by_id.keys():
+                    runs = [plan.by_id[run_id] for run_id in stored["runs"]]
+                    how = {key: stored[key] for key in ("engine", "width", "shares")}
+                    found = replace(plan, configs=runs, exchange=self, **how)
+                    return found if found.name == name else None
+        return None
+
+    def forget(self, plan: Plan) -> None:
+        """Remove the shared plan of these runs."""
+        self._change(sa.delete(_PLANS).where(_PLANS.c.key == _key(plan)))
+
+    def has(self, name: str) -> bool:
+        """Whether there is a plan with this name."""
+        return bool(self._select(sa.select(_PLANS.c.name).where(_PLANS.c.name == name)))
+
+    def bring(self, name: str, store: Path) -> None:
+        """Write a plan into a store, where `bench.execute.plan.load` reads it.
+
+        Raises:
+            UserError: there is no such plan, it is damaged, or the store cannot be written.
+            RunFailed: the disk is full.
+        """
+        found = self._select(sa.select(_PLANS.c.plan, _PLANS.c.cuts).where(_PLANS.c.name == name))
+        if not found or not is_file_name(name):
+            there = ", ".join(each for (each,) in self._select(sa.select(_PLANS.c.name))) or "none"
+            raise UserError(f"there is no plan {name!r} in {self.shown}; existing plans: {there}")
+        folder = store / PLANS / name
+        for path in (folder.parent, folder):
+            if path.is_symlink():
+                raise UserError(f"{path} is a symbolic link, and links are not followed; remove it")
+        with making(store):
+            folder.mkdir(parents=True, exist_ok=True)
+            for text, path in zip(found[0], (folder / PLAN, folder / CUTS), strict=True):
+                if text is not None:
+                    with replacing(path) as temporary:
+                        temporary.write_bytes(text)
+
+    def agreed(self, plan: Plan, cuts: Sequence[Cut]) -> list[Cut]:
+        """The cuts of a plan that all machines use: of several decisions, the first one holds.
+
+        Args:
+            plan: a shared plan.
+            cuts: the decision of this process, which `cut` has recorded.
+
+        Raises:
+            UserError: another command has removed the plan, or the store cannot be written.
+            RunFailed: the disk is full, or another process keeps damaging the decision.
+        """
+        path = plan.folder / CUTS
+        if not path.exists():  # a single run, or a stop request
+            return list(cuts)
+        mine, row = path.read_bytes(), _PLANS.c.name == plan.name
+        for _ in range(2):
+            self._change(sa.update(_PLANS).where(row, _PLANS.c.cuts.is_(None)).values(cuts=mine))
+            self.bring(plan.name, plan.store.folder)
+            if found := recorded_cuts(plan):
+                return found
+            self._change(sa.update(_PLANS).where(row).values(cuts=None))  # it is damaged
+        raise RunFailed(f"{self.asked}: plan {plan.name} cannot be divided into blocks; repeat the original command")
+
+    # -- blocks -------------------------------------------------------------------------------------------------------
+
+    def claims(self, plan: str) -> dict[str, Claim] | None:
+        """The claimed blocks of a plan by name; None if the plan is finished and removed."""
+        there = _BLOCKS.c
+        rows = self._select(
+            sa.select(there.block, there.worker, there.beat, there.ended, there.failure).where(there.plan == plan)
+        )
+        if not rows and not self.has(plan):
+            return None
+        return {block: Claim(*rest) for block, *rest in rows}
+
+    def take(self, plan: str, blocks: Iterable[str], claims: Mapping[str, Claim]) -> str | None:
+        """Claim the first block that is free, or whose worker is dead; None if there is none.
+
+        Args:
+            plan: its name.
+            blocks: names of its blocks that have not ended.
+            claims: as just read.
+        """
+        for block in blocks:
+            claim = claims.get(block)
+            values = {"plan": plan, "block": block, "worker": self._me, "beat": 0}
+            if claim is None:
+                mine = self._change(insert(_BLOCKS).values(values).on_conflict_do_nothing())
+            elif claim.worker == self._me:  # the database failed just after this process had claimed it
+                mine = True
+            elif self._is_dead(plan, block, claim):
+                same = (_BLOCKS.c.worker == claim.worker, _BLOCKS.c.beat == claim.beat)
+                mine = self._change(sa.update(_BLOCKS).where(*_open(plan, block), *same).values(values))
+            else:
+                mine = False
+            if mine:
+                return block
+        return None
+
+    def _is_dead(self, plan: str, block: str, claim: Claim) -> bool:
+        try:
+            worker = parse(claim.worker.encode(), _Process, Path(f"block {block}"))
+        except Damaged:
+            return True
+        return self._heartbeats.why_dead((plan, block), worker, claim.beat) is not None
+
+    def held(self, plan: str, block: str) -> AbstractContextManager[None]:
+        """Send heartbeats for a claimed block while the context lasts."""
+
+        def beat(count: int) -> None:
+            with self._engine.begin() as connection:
+                connection.execute(self._update(plan, block, {"beat": count}))
+
+        return beating(self.heartbeat, beat)
+
+    def end(self, plan: Plan, block: str, run_ids: Iterable[str], failure: str | None) -> bool:
+        """End a claimed block; False if its worker was presumed dead, or the plan removed.
+
+        Args:
+            plan: the plan.
+            block: name of the block.
+            run_ids: its runs; the finished ones are sent.
+            failure: why runs failed, if any did.
+        """
+        results = pack(plan.store, run_ids)
+        return self._change(self._update(plan.name, block, {"ended": True, "results": results, "failure": failure}))
+
+    def give_back(self, plan: str, block: str) -> None:
+        """Release a claimed block; without the database, others find after a while that it has no heartbeats."""
+        with suppress(UserError), self.errors(), self._engine.begin() as connection:
+            connection.execute(sa.delete(_BLOCKS).where(*_open(plan, block), _BLOCKS.c.worker == self._me))
+
+    def collect(self, plan: Plan, blocks: Mapping[str, Cut], claims: Mapping[str, Claim]) -> list[str]:
+        """Merge the results of ended blocks into the plan's store, unless it has them; what was wrong with results.
+
+        Raises:
+            UserError: the store cannot be written.
+            RunFailed: the disk is full.
+        """
+        wrong = []
+        for block in [name for name, claim in claims.items() if claim.ended and name in blocks]:
+            run_ids = {config.run_id for config in blocks[block].runs}
+            if block in self._gathered or plan.store.finished_all(run_ids).keys() == run_ids:
+                continue
+            self._gathered.add(block)
+            where = _BLOCKS.c.plan == plan.name, _BLOCKS.c.block == block, _BLOCKS.c.results.is_not(None)
+            for (results,) in self._select(sa.select(_BLOCKS.c.results).where(*where)):
+                try:
+                    with unpacked(results, f"block {block}") as folder:
+                        if foreign := Store(folder).contents().runs.keys() - run_ids:
+                            raise Damaged(Path(block), f"it contains {min(foreign)}, which was not requested")
+                        merged = merge([folder], plan.store.folder, lambda _: None)
+                except Damaged as error:
+                    wrong.append(f"results in {self.shown} are ignored: {error}")
+                else:
+                    wrong += [f"results in {self.shown} are ignored: {error}" for error in merged.damaged]
+        return wrong
+
+    def _update(self, plan: str, block: str, values: dict[str, Any]) -> sa.Update:
+        """A change of a block that this process has claimed."""
+        return sa.update(_BLOCKS).where(*_open(plan, block), _BLOCKS.c.worker == self._me).values(values)
+
+    def _select(self, statement: sa.Executable) -> list[Any]:
+        def select() -> list[Any]:
+            with self._engine.connect() as connection:
+                return list(connection.execute(statement).all())
+
+        return self.insist(select, locked=False)
+
+    def _change(self, statement: sa.Executable) -> bool:
+        """Whether a statement changed a row. A claim of a removed plan changes none."""
+
+        def change() -> bool:
+            try:
+                with self._engine.begin() as connection:  # by default, an insert that did nothing counts as -1 rows
+                    counted = connection.execution_options(preserve_rowcount=True)
+                    return counted.execute(statement).rowcount > 0
+            except sqlalchemy.exc.IntegrityError:
+                return False
+
+        return self.insist(change, locked=False)
+
+
+def _open(plan: str, block: str) -> tuple[sa.ColumnElement[bool], ...]:
+    """The conditions of a block that has not ended."""
+    return _BLOCKS.c.plan == plan, _BLOCKS.c.block == block, sa.not_(_BLOCKS.c.ended)
+
+
+def _key(plan: Plan) -> str:
+    """Identifies the runs, however they are executed."""
+    return hashlib.sha256("\n".join(sorted(plan.by_id)).encode()).hexdigest()
