@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from bench.check import Report, Verdict, conformance, write_verdict
 from bench.check.catalogue import CHECKS, SEVERITIES
 from bench.check.cli import listing, main
+from bench.check.report import read_verdict
 from bench.check.supervisor import Examination, _State, examination_of, run
 from bench.errors import RunFailed, UserError
 from bench.store.stores import Stores
@@ -441,6 +443,36 @@ def test_verdicts_are_stored_by_version_and_damaged_ones_named(tmp_path: Path) -
     assert known["adam", 1].verdicts[0]["measured"] is None
     assert known["adam", 1].failed == ["groups"]
     assert [each.path.stem for each in stores.damaged] == sorted(broken)
+
+
+def test_a_stored_verdict_holds_while_optimizer_options_and_versions_do(tmp_path: Path) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text("from torch.optim import SGD\nclass Mine(SGD):\n    pass\n")
+    name, now, store = f"{plugin}:Mine", {"python": "3.11", "torch": "2.11", "bench": "1"}, tmp_path / "runs"
+    about = {
+        "target": name,
+        "version": 1,
+        "package": OPTIMIZERS[name].package,
+        "versions": now,
+        "arguments": {"lr": 0.1},
+    }
+    sound, wrong, broken = (
+        Verdict("builds", "pass"),
+        Verdict("groups", "fail", inf, "they differ", 0.5),
+        Verdict("resume", "error"),
+    )
+    assert read_verdict(store, name, {"lr": 0.1}, now) is None
+    write_verdict(store, Report(name, {"lr": 0.1}, about, (sound, wrong, broken)))
+    assert read_verdict(store, name, {"lr": 0.1}, now) == Report(name, {"lr": 0.1}, about, (sound, wrong))
+    assert read_verdict(store, name, {"lr": 0.2}, now) is None
+    assert read_verdict(store, name, {"lr": 0.1}, now | {"torch": "2.12"}) is None
+    plugin.write_text(plugin.read_text() + "# changed\n")
+    assert read_verdict(store, name, {"lr": 0.1}, now) is None
+
+
+def test_known_verdicts_are_not_repeated() -> None:
+    known = Report("sgd", {}, {"version": 1}, tuple(Verdict(check, "pass", note="known") for check in CHECKS))
+    assert run([examination_of("sgd")], known={"sgd": known}) == [known]
 
 
 def test_a_store_that_cannot_be_written_is_said(tmp_path: Path) -> None:

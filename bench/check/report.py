@@ -151,3 +151,31 @@ def write_verdict(store: Path, report: Report) -> Path:
     with making(store):
         write_record(path, report.as_json())
     return path
+
+
+def read_verdict(store: Path, name: str, options: Mapping[str, Any], versions: Mapping[str, str]) -> Report | None:
+    """The stored report on an optimizer that is still valid, without its errors; None if there is none.
+
+    Args:
+        store: the store.
+        name: of the optimizer; its version and the digest of its source must be those of the report.
+        options: its hyperparameters, likewise.
+        versions: of Python, torch and the suite, likewise.
+    """
+    from bench.store.load import Damaged
+    from bench.store.reports import CheckRecord, check_path, read_report
+    from optimizers import OPTIMIZERS
+
+    spec = OPTIMIZERS[name]
+    try:
+        record = read_report(check_path(store, name, spec.version, spec.package), CheckRecord)
+    except (FileNotFoundError, Damaged):
+        return None
+    if record.options != told(options) or record.versions != versions:
+        return None
+    about = {key: getattr(record, key) for key in ("target", "version", "package", "versions", "arguments")}
+    fields = [{key: each[key] for key in Verdict.__dataclass_fields__} for each in record.verdicts]
+    for own in fields:
+        own["measured"] = None if own["measured"] is None else float(own["measured"])  # it may be the word inf
+    verdicts = [Verdict(**own) for own in fields if own["verdict"] != "error"]
+    return Report(name, options, about, tuple(verdicts))

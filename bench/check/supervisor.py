@@ -131,9 +131,15 @@ def _named(value: Any) -> str:
     return f"{file}:{name}" if module == "__main__" and file else f"{module}:{name}"
 
 
-def run(examinations: Sequence[Examination], *, limit: float = LIMIT, show: Show | None = None) -> list[Report]:
+def run(
+    examinations: Sequence[Examination],
+    *,
+    limit: float = LIMIT,
+    show: Show | None = None,
+    known: Known | None = None,
+) -> list[Report]:
     """All of `reports`."""
-    return list(reports(examinations, limit=limit, show=show))
+    return list(reports(examinations, limit=limit, show=show, known=known))
 
 
 def reports(

@@ -218,19 +218,21 @@ def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":
 
 
 def _check(specs: "Sequence[StudySpec]", args: Args, *, progress: bool) -> None:
-    """Check optimizers as `bench check` does.
+    """Check optimizers as `bench check` does, except for what the store already has.
 
     Raises:
         UserError: one cannot be loaded.
         RunFailed: a failure changes results, without --anyway.
     """
-    from bench.check import write_verdict
+    from bench.check.examiner import versions
+    from bench.check.report import read_verdict, write_verdict
     from bench.check.supervisor import examination_of, run
 
     given = [{name[4:]: spec.settings[name] for name in spec.chosen if name.startswith("opt.")} for spec in specs]
     examinations = [examination_of(spec.opt, options=own) for spec, own in zip(specs, given, strict=True)]
+    before = [read_verdict(args.store, spec.opt, own, versions()) for spec, own in zip(specs, given, strict=True)]
     with doing(f"checking {', '.join(spec.opt for spec in specs)}"):
-        reports = run(examinations)
+        reports = run(examinations, known={report.name: report for report in before if report is not None})
     for report, own in zip(reports, given, strict=True):
         write_verdict(args.store, report)
         note(f"{report.name}: {report.headline()}" if progress else None)
