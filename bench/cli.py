@@ -156,7 +156,8 @@ def _fit(words: list[str]) -> int:
         from bench.commands.seeds import fit_seeds
 
         return fit_seeds(config, args, study)
-    if more := [name for name in ("engine", "workers", "memory", "width") if getattr(args, name) is not None]:
+    several = ("engine", "workers", "memory", "width", "create", "slurm", "print", "sbatch", "storage")
+    if more := [name for name in several if getattr(args, name)]:
         raise UserError(f"--{more[0]} is for several runs; give --seeds too, or leave it out")
     if args.dry_run:
         return _dry_run(config, as_json=args.json)

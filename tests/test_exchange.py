@@ -1,11 +1,14 @@
 """Machines without a common file system share runs through PostgreSQL; here each has a store of its own."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 from bench.config.run_config import resolve
+from bench.errors import RunFailed
 from bench.execute.exchange import Claim, Exchange
 from bench.execute.plan import Plan
 from bench.machine import this_process
@@ -86,9 +90,14 @@ def test_a_worker_with_another_store_trains_the_runs_and_the_command_collects_th
     assert outcome(here / "mine") == outcome(here / "theirs") == outcome(here / "alone")
     assert leftovers(here / "mine") == []
     assert not (here / "mine" / "plans").exists()
-    gone = cli("worker", "--plan", name, "--storage", postgres_url, "--store", "theirs")
-    assert gone.code == 2
-    assert "existing plans: none" in gone.err
+    late = cli("worker", "--plan", name, "--storage", postgres_url, "--store", "late")
+    assert (late.code, outcome(here / "late")) == (0, {}), "nothing is left to do"
+    third = cli(*SWEEP, "--store", "third", "--storage", postgres_url)
+    assert third.code == 0, third.err
+    assert outcome(here / "third") == outcome(here / "alone"), "results stay for other commands"
+    unknown = cli("worker", "--plan", "other", "--storage", postgres_url, "--store", "theirs")
+    assert unknown.code == 2
+    assert f"existing plans: {name}" in unknown.err
 
 
 def test_an_experiment_is_shared_too(cli, postgres_url, here) -> None:
@@ -175,6 +184,27 @@ def test_a_damaged_plan_is_one_line_and_its_command_replaces_it(cli, postgres_ur
     assert cli("worker", "--plan", name, "--storage", postgres_url, "--store", "theirs").code == 0
 
 
+def test_code_that_a_database_names_is_not_imported(cli, postgres_url, here) -> None:
+    (here / "evil.py").write_text("open('imported', 'w').close()\nfrom torch.optim import SGD as Mine\n", "utf-8")
+    words = (*SWEEP, "--store", "mine", "--storage", postgres_url)
+    name = name_in(cli(*words, "--create"))
+    engine = sa.create_engine(postgres_url)
+    with engine.begin() as connection:
+        (text,) = connection.execute(sa.text("SELECT plan FROM bench_plans")).one()
+        stored = json.loads(text)
+        stored["code"][0]["opt"] = f"{here}/evil.py:Mine"
+        stored["common"]["opt"] = f"{here}/evil.py:Mine"
+        statement = sa.text("UPDATE bench_plans SET plan = :text")
+        connection.execute(statement, {"text": json.dumps(stored).encode()})
+    engine.dispose()
+    refused = cli("worker", "--plan", name, "--storage", postgres_url, "--store", "theirs")
+    assert refused.code == 2
+    assert "imports it only if you name it too" in refused.err
+    answer = cli(*words, "--workers", "2")
+    assert answer.code == 0, answer.err
+    assert not (here / "imported").exists()
+
+
 def test_damaged_cuts_are_decided_again(cli, postgres_url, here) -> None:
     name = name_in(cli(*SWEEP, "--store", "mine", "--storage", postgres_url, "--create"))
     change(postgres_url, "UPDATE bench_plans SET cuts = :text", text=b'{"cuts": [[')
@@ -190,7 +220,15 @@ def others(folder: Path) -> bytes:
     return made
 
 
-@pytest.mark.parametrize("results", [lambda _: b"no zip file", others])
+def with_a_study(folder: Path) -> bytes:
+    """A zip file with a record that is not of a run."""
+    packed = BytesIO()
+    with zipfile.ZipFile(packed, "w") as file:
+        file.writestr("runs/studies/mine.json", "{}")
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize("results", [lambda _: b"no zip file", others, with_a_study])
 def test_results_that_were_not_requested_are_ignored_and_made_again(
     cli, postgres_url, here, results: Callable[[Path], bytes]
 ) -> None:
@@ -204,6 +242,67 @@ def test_results_that_were_not_requested_are_ignored_and_made_again(
     assert answer.code == 0, answer.err
     assert cli(*SWEEP, "--store", "alone").code == 0
     assert outcome(here / "mine") == outcome(here / "alone")
+
+
+def test_a_damaged_store_of_a_worker_is_one_line(cli, postgres_url, here) -> None:
+    name = name_in(cli(*SWEEP, "--store", "mine", "--storage", postgres_url, "--create"))
+    assert cli("worker", "--plan", name, "--storage", postgres_url, "--store", "theirs").code == 0
+    change(postgres_url, "DELETE FROM bench_blocks")
+    table = next(Path("theirs").glob("*/done/curve.parquet"))
+    table.write_bytes(b"PAR1" + table.read_bytes()[4:-20] + b"\0" * 16 + b"PAR1")
+    answer = cli("worker", "--plan", name, "--storage", postgres_url, "--store", "theirs")
+    assert answer.code == 1
+    assert f"move {table.parent.parent} away" in answer.err.splitlines()[-1]
+    shutil.rmtree(table.parent.parent)
+    assert cli("worker", "--plan", name, "--storage", postgres_url, "--store", "theirs").code == 0
+
+
+def test_stores_that_have_other_runs_share_the_others(cli, postgres_url, here) -> None:
+    def sweep(values: str, store: str, *words: str) -> Any:
+        answer = cli(*("sweep", "--task", "synthetic", "--opt", "ngd", "--opt.lr", values, "--seeds", "1", "--device"),
+                     "cpu", "--trainer.max_steps", "5", "--engine", "lightning", "--store", store, *words)  # fmt: skip
+        assert answer.code == 0, answer.err
+        return answer
+
+    sweep("0.1", "first")
+    sweep("0.4", "second")
+    shared = "--storage", postgres_url
+    one, two = (sweep("0.1,0.2,0.4", store, *shared, "--create").out.split()[1] for store in ("first", "second"))
+    assert one != two
+    assert set(Exchange(postgres_url).claims(one) or {}) == set()
+    sweep("0.1,0.2,0.4", "second", *shared)
+    sweep("0.1,0.2,0.4", "first", *shared)
+    sweep("0.1,0.2,0.4", "alone")
+    assert outcome(here / "first") == outcome(here / "second") == outcome(here / "alone")
+
+
+def test_a_shared_plan_is_not_trained_without_its_database(cli, postgres_url, here) -> None:
+    name = name_in(cli(*SWEEP, "--store", "mine", "--storage", postgres_url, "--create"))
+    refused = cli("worker", "--plan", name, "--store", "mine")
+    assert (refused.code, "is shared through a database; name it with --storage" in refused.err) == (2, True)
+
+
+def test_a_plan_of_the_store_needs_no_database(cli, here, monkeypatch) -> None:
+    monkeypatch.setenv("BENCH_STORAGE", "postgresql+psycopg://a:b@127.0.0.1:1/x")
+    name = name_in(cli(*SWEEP, "--store", "mine", "--create"))
+    assert cli("worker", "--plan", name, "--store", "mine").code == 0
+
+
+def test_what_no_wait_mends_is_told_at_once(postgres_url, here) -> None:
+    change(postgres_url, "CREATE TABLE bench_plans (name TEXT PRIMARY KEY)")
+    with pytest.raises(RunFailed, match="change that, or name another database"):
+        Exchange(postgres_url).shared(plan(here))
+
+
+@pytest.mark.parametrize("pid", [2**70, -1, "x", None])
+def test_a_worker_that_cannot_be_is_dead(postgres_url, here, pid: object) -> None:
+    exchange = Exchange(postgres_url)
+    shared = exchange.shared(plan(here))
+    assert shared is not None
+    claim = Claim(json.dumps(this_process() | {"pid": pid}), 0, ended=False, failure=None)
+    values = {"plan": shared.name, "worker": claim.worker}
+    change(postgres_url, "INSERT INTO bench_blocks VALUES (:plan, 'b', :worker, 0, false)", **values)
+    assert exchange.take(shared.name, ["b"], {"b": claim}) == "b"
 
 
 def test_sqlite_and_slurm_share_a_store_instead(cli, here) -> None:
@@ -259,11 +358,10 @@ def test_a_silent_worker_loses_its_block(postgres_url, here) -> None:
 
 def test_a_removed_plan_ends_the_work(postgres_url, here) -> None:
     exchange = Exchange(postgres_url)
-    asked = plan(here)
-    shared = exchange.shared(asked)
+    shared = exchange.shared(plan(here))
     assert shared is not None
     assert exchange.take(shared.name, ["b"], {}) == "b"
-    exchange.forget(asked)
+    change(postgres_url, "DELETE FROM bench_plans")
     assert exchange.claims(shared.name) is None
     assert exchange.take(shared.name, ["c"], {}) is None
     assert not exchange.end(shared, "b", [], None)

@@ -130,6 +130,25 @@ def test_an_experiment_is_a_plan_too(cli, here: Path) -> None:
     assert {run.plan for run in Store(here / "runs").runs()} == {"experiment vasudeva2025/fixed-decoder"}
 
 
+@pytest.mark.deep
+def test_several_seeds_are_a_plan_too(cli, here: Path) -> None:
+    words = ("fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", "20", "--device", "cpu")
+    _, join = plan_of(cli(*words, "--seeds", "3", "--create"))
+    assert cli(*join).code == 0
+    shown = cli(*words, "--seeds", "3")
+    assert (shown.code, shown.err) == (0, "all 3 runs are stored\n")
+    assert {run.plan for run in Store(here / "runs").runs()} == {"fit"}
+
+
+@pytest.mark.parametrize("more", [("--create",), ("--slurm",), ("--storage", "postgresql+psycopg://a:b@host/c")])
+def test_one_run_is_no_plan(cli, here: Path, more: tuple[str, ...]) -> None:
+    answer = cli("fit", "--task", "synthetic", "--opt", "ngd", "--device", "cpu", *more)
+    assert (answer.code, answer.err) == (
+        2,
+        f"bench: error: {more[0]} is for several runs; give --seeds too, or leave it out\n",
+    )
+
+
 def test_infinite_values_survive_in_a_plan(cli, here: Path) -> None:
     _, join = plan_of(cli("sweep", "--task", "synthetic", "--opt", "sngd", "--opt.lr", "0.1,1", "--opt.max_step", "inf",
                           "--seeds", "1", "--trainer.max_steps", "5", "--device", "cpu", "--create"))  # fmt: skip

@@ -9,6 +9,7 @@ from bench.errors import UserError
 from bench.execute import Effort
 from bench.execute.blocks import check_all
 from bench.execute.command import results_of
+from bench.execute.elsewhere import made_elsewhere, publish
 from bench.grammar.parse import Args
 from bench.output import answer
 from bench.progress import SweepProgress
@@ -24,19 +25,22 @@ ONE_RUN = ("resume", "rerun")
 """Options of `bench fit` for a single run."""
 
 
-def with_seeds(config: RunConfig, seeds: Sequence[int], given: Mapping[str, Any]) -> list[RunConfig]:
+def with_seeds(
+    config: RunConfig, seeds: Sequence[int], given: Mapping[str, Any], *, here: bool = True
+) -> list[RunConfig]:
     """A run for each seed. The order of the samples follows the seed, unless it is given.
 
     Args:
         config: the run with any seed.
         seeds: the seeds.
         given: the settings of the command, in dotted form.
+        here: whether they are trained on this machine; else its devices do not matter.
 
     Raises:
         UserError: a run cannot be trained.
     """
     follows = "data_seed" not in given and config.data_seed == config.seed
-    config = on_device(config)
+    config = on_device(config) if here else config
     configs = [config.model_copy(update={"seed": seed, **({"data_seed": seed} if follows else {})}) for seed in seeds]
     check_all(configs, early=True)
     return configs
@@ -56,7 +60,8 @@ def fit_seeds(config: RunConfig, args: Args, tuned_by: TunedBy | None) -> int:
     """
     if more := [*(["seed"] if "seed" in args.of_runs else []), *(name for name in ONE_RUN if getattr(args, name))]:
         raise UserError(f"--{more[0]} is for one run; remove it or --seeds")
-    configs = with_seeds(config, args.seeds, args.of_runs)
+    elsewhere = made_elsewhere(args)
+    configs = with_seeds(config, args.seeds, args.of_runs, here=not elsewhere)
     if args.dry_run:
         check_all(configs)
         runs = {each.run_id: {"seed": each.seed} for each in configs}
@@ -65,9 +70,11 @@ def fit_seeds(config: RunConfig, args: Args, tuned_by: TunedBy | None) -> int:
         else:
             print("\n".join(f"{run_id}  seed {each['seed']}" for run_id, each in runs.items()))
         return 0
+    if elsewhere:
+        return publish("fit", configs, args, config.device, tuned_by)
     progress = SweepProgress(f"{config.task} {config.opt}", config.task_spec.mode)
     effort = Effort.of(args)
-    results = results_of(configs, progress, effort, plan="fit", tuned_by=tuned_by)
+    results = results_of(configs, progress, effort, plan="fit", tuned_by=tuned_by, storage=args.storage)
     if results is None:
         return 130
     mean = mean_of(results)

@@ -257,6 +257,8 @@ class Database:
             text = text.replace(str(self.url.password), "***")
         if disk_full(error):
             return Stuck(f"the disk is full: {self.asked}: {text}{MAKE_ROOM}")
+        if self._path is None and isinstance(error, sqlalchemy.exc.ProgrammingError):  # no permission, other tables
+            return Stuck(f"{self.asked}: {text}; change that, or name another database")
         if self._path is None:
             return RunFailed(f"{self.asked}: {text}; is the server running, and do we have write access?")
         if self.read_only:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from bench.config.checks import check_places
 from bench.config.plugins import naming
 from bench.config.run_config import RunConfig
+from bench.config.tuned import TunedBy
 from bench.errors import UserError
 from bench.execute.blocks import check_all
 from bench.execute.plan import PLAN, Plan, load, open_plans
@@ -51,7 +52,9 @@ def refuse_json(args: Args) -> None:
         raise UserError("--json is for runs made by this command; remove it with --create and --slurm")
 
 
-def publish(title: str, configs: Sequence[RunConfig], args: Args, device: str | None) -> int:
+def publish(
+    title: str, configs: Sequence[RunConfig], args: Args, device: str | None, tuned_by: TunedBy | None = None
+) -> int:
     """Write a plan into its store, and submit an array of workers for it or print how to join.
 
     Args:
@@ -59,6 +62,7 @@ def publish(title: str, configs: Sequence[RunConfig], args: Args, device: str | 
         configs: the runs.
         args: of the command.
         device: the requested device.
+        tuned_by: the source of their hyperparameters (`RunResult.tuned_by`).
 
     Raises:
         UserError: no device is given, options do not fit, or there is no Slurm here.
@@ -73,9 +77,10 @@ def publish(title: str, configs: Sequence[RunConfig], args: Args, device: str | 
     if given is not None:
         raise UserError(f"--{given} is for runs made by this command; remove it with --create and --slurm")
     check_all(configs)
-    places = absolute_places({"data": args.data, "store": args.store})
+    store = configs[0].store
+    places = absolute_places({"data": configs[0].data, "store": store})
     count = array_size(args.workers or "auto", len(configs))
-    plan = Plan(title, configs, args.engine, args.width, count)
+    plan = Plan(title, configs, args.engine or "auto", args.width, count, tuned_by)
     if not (missing := plan.missing()):
         note(f"all {len(configs)} runs are stored; the command without --slurm or --create shows the result")
         return 0
@@ -106,12 +111,12 @@ def publish(title: str, configs: Sequence[RunConfig], args: Args, device: str | 
     plan.keep()
     if args.create:
         print(
-            f"plan {plan.name} of {len(missing)} runs is in {args.store}; to work on it, on any machine that sees it:"
+            f"plan {plan.name} of {len(missing)} runs is in {store}; to work on it, on any machine that sees it:"
             f" {shlex.join(['bench', *words, *as_options(places)])}"
         )
     else:
         try:
-            print(submit(plan.name, text, args.store, {}))
+            print(submit(plan.name, text, store, {}))
         except UserError:
             plan.forget()
             raise
@@ -153,16 +158,23 @@ def join(args: Args, command: Sequence[str]) -> int:
 
 
 def _exchange_of(args: Args) -> "Exchange | None":
-    """The database that has the plan of `bench worker`, after writing the plan into the store; None if a store has it.
+    """The database that shares the plan of `bench worker`, after writing the plan into the store.
 
-    The database may be that of the studies ($BENCH_STORAGE), and the plan in the store.
+    Returns:
+        None if the plan was created in the store, whatever database of studies $BENCH_STORAGE names.
+
+    Raises:
+        UserError: the plan is in no store and no database.
     """
-    if args.storage is None or args.storage.startswith("sqlite"):
-        return None
-    from bench.execute.exchange import Exchange
+    from bench.execute.exchange import SHARED, Exchange
 
-    exchange = Exchange(args.storage)
-    if args.plan in open_plans(args.store) and not exchange.has(args.plan):
+    copy = (args.store / PLANS / args.plan / SHARED).exists()
+    if args.plan in open_plans(args.store) and not copy:
         return None
+    if args.storage is None or not args.storage.startswith("postgresql"):
+        if copy:
+            raise UserError(f"plan {args.plan} is shared through a database; name it with --storage")
+        return None
+    exchange = Exchange(args.storage)
     exchange.bring(args.plan, args.store)
     return exchange

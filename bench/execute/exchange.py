@@ -3,8 +3,8 @@
     bench_plans     one row per plan: its runs (`plan.json`), and their division into blocks (`cuts.json`)
     bench_blocks    one row per block that a worker has claimed: the worker, its heartbeats, in the end the results
 
-Each machine trains in its own store. The command that asked for the runs merges the results into its store. Every
-change is a single statement, so a process may be killed at any time. What is read is checked like a received store.
+Each machine trains in its own store. Commands that ask for the runs merge the results into theirs. Every change is a
+single statement, so a process may be killed at any time. What is read is checked like a received store.
 """
 
 import hashlib
@@ -12,12 +12,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import sqlalchemy as sa
 import sqlalchemy.exc
-from pydantic import ConfigDict, with_config
+from pydantic import ConfigDict, Field, with_config
 from sqlalchemy.dialects.postgresql import insert
 from typing_extensions import TypedDict
 
@@ -26,6 +27,7 @@ from bench.execute.cuts import Cut, parts, recorded_cuts
 from bench.execute.database import HEARTBEAT_SECONDS, Database, Heartbeats, beating
 from bench.execute.plan import CUTS, PLAN, Plan, Stored
 from bench.machine import this_process
+from bench.output import note
 from bench.store.block import PLANS
 from bench.store.bundle import pack, unpacked
 from bench.store.files import making, replacing
@@ -33,15 +35,21 @@ from bench.store.load import Damaged, parse
 from bench.store.merge import merge
 from bench.store.record import is_file_name
 from bench.store.store import Store
+from bench.text import clean
 
+KEPT_DAYS = 30
+"""Days after the last results of a plan for which the database keeps it; then the next command removes it. Ours."""
+SHARED = ".shared"
+"""Marks the copy of a plan in a store: only the database knows which blocks are left to do."""
 _TABLES = sa.MetaData()
 _PLANS = sa.Table(
     "bench_plans",
     _TABLES,
-    sa.Column("key", sa.Text, primary_key=True),
-    sa.Column("name", sa.Text, unique=True, nullable=False),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("key", sa.Text, nullable=False, index=True),
     sa.Column("plan", sa.LargeBinary, nullable=False),
     sa.Column("cuts", sa.LargeBinary),
+    sa.Column("used", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()),
 )
 _BLOCKS = sa.Table(
     "bench_blocks",
@@ -60,7 +68,7 @@ _BLOCKS = sa.Table(
 class _Process(TypedDict):
     """`bench.machine.this_process`, with the fields that `bench.machine.lives` reads."""
 
-    pid: int
+    pid: Annotated[int, Field(gt=0, lt=2**31)]
     started: str | None
 
 
@@ -94,7 +102,7 @@ class Exchange(Database):
     """
 
     def __init__(self, url: str | sa.URL, *, gather: bool = False, heartbeat: int = HEARTBEAT_SECONDS) -> None:
-        if str(url).startswith("sqlite"):
+        if not str(url).startswith("postgresql"):
             raise UserError(
                 "--storage: runs travel between machines through PostgreSQL (postgresql+psycopg://USER:PASSWORD@HOST/"
                 "NAME); on one machine, or with a common file system, a common --store is enough"
@@ -103,7 +111,6 @@ class Exchange(Database):
         self.gather = gather
         self._heartbeats = Heartbeats(heartbeat)
         self._me = json.dumps(this_process())
-        self._gathered = set[str]()
         with self.errors(opening=True), self.lock():  # two processes at once would fail
             _TABLES.create_all(self._engine)
 
@@ -117,81 +124,87 @@ class Exchange(Database):
     def shared(self, plan: Plan) -> Plan | None:
         """The plan that all machines share for these runs, created if needed; None if all are stored.
 
-        First merges results of other machines, and lets failed blocks be tried again. A shared plan that does not lead
-        to all missing runs is replaced.
+        First merges results of other machines, and lets failed blocks be tried again. A plan without open blocks that
+        left runs missing is replaced.
 
         Args:
             plan: the runs; a new shared plan contains those that its store lacks.
 
         Raises:
             UserError: the store cannot be written.
-            RunFailed: the database does not respond, the disk is full, or another command shares part of the runs.
+            RunFailed: the database does not respond, or the disk is full.
         """
-        there = self._find(plan)
-        if there is not None:
-            self._change(sa.delete(_BLOCKS).where(_BLOCKS.c.plan == there.name, _BLOCKS.c.failure.is_not(None)))
-            self.bring(there.name, there.store.folder)
+        self._change(sa.delete(_PLANS).where(_PLANS.c.used < sa.func.now() - timedelta(days=KEPT_DAYS)))
+        open_plans = []
+        for there in self._found(plan):
+            self._bring_cuts(there)
             blocks, claims = parts(recorded_cuts(there)), self.claims(there.name) or {}
-            self.collect(there, blocks, claims)
-            ended = [name for name in blocks if name in claims and claims[name].ended]
-            if not plan.missing().keys() <= there.by_id.keys() or 0 < len(blocks) == len(ended):
-                there = None
+            ended = {name: block for name, block in blocks.items() if name in claims and claims[name].ended}
+            for wrong in self.collect(there, ended):
+                note(wrong)
+            self._change(sa.delete(_BLOCKS).where(_BLOCKS.c.plan == there.name, _BLOCKS.c.failure.is_not(None)))
+            if not blocks or any(claims[name].failure for name in ended) or len(ended) < len(blocks):
+                open_plans.append(there)
         missing = plan.missing()
         if not missing:
-            self.forget(plan)
             return None
-        if there is None:
-            self.forget(plan)
-            new = replace(plan, configs=list(missing.values()))
-            values = {"key": _key(plan), "name": new.name, "plan": json.dumps(new.as_stored()).encode()}
-            self._change(insert(_PLANS).values(values).on_conflict_do_nothing())
-            there = self._find(plan)
-        if there is None or not missing.keys() <= there.by_id.keys():
-            raise RunFailed(f"{self.asked}: another command shares part of these runs; repeat this one when it is done")
-        there.keep()
-        return there
+        for there in open_plans:
+            if missing.keys() <= there.by_id.keys():
+                return self._kept(there)
+        new = replace(plan, configs=list(missing.values()))
+        self._change(sa.delete(_PLANS).where(_PLANS.c.name == new.name))  # it is damaged, or its results are
+        values = {"key": _key(plan), "name": new.name, "plan": json.dumps(new.as_stored()).encode()}
+        self._change(insert(_PLANS).values(values).on_conflict_do_nothing())
+        for there in self._found(new):
+            if there.name == new.name:
+                return self._kept(there)
+        raise RunFailed(f"{self.asked}: another process changed plan {new.name}; repeat the command")
 
-    def _find(self, plan: Plan) -> Plan | None:
-        """The shared plan of these runs with their own configurations, or None if there is no valid one."""
-        for name, text in self._select(sa.select(_PLANS.c.name, _PLANS.c.plan).where(_PLANS.c.key == _key(plan))):
+    def _found(self, plan: Plan) -> list[Plan]:
+        """The valid plans for these runs, or for those that its store lacks, with their own configurations."""
+        key, lacking = _key(plan), replace(plan, configs=list(plan.missing().values() or plan.configs))
+        found = []
+        for name, text in self._select(
+            sa.select(_PLANS.c.name, _PLANS.c.plan).where((_PLANS.c.key == key) | (_PLANS.c.name == lacking.name))
+        ):
             with suppress(Damaged):
-                stored = parse(text, Stored, Path(f"plan {name}"))
+                stored = parse(_bytes(text), Stored, Path(f"plan {name}"))
                 if stored["runs"].keys() <= plan.by_id.keys():
                     runs = [plan.by_id[run_id] for run_id in stored["runs"]]
-                    how = {key: stored[key] for key in ("engine", "width", "shares")}
-                    found = replace(plan, configs=runs, exchange=self, **how)
-                    return found if found.name == name else None
-        return None
+                    own = replace(plan, configs=runs, shares=stored["shares"], exchange=self)
+                    found += [own] if own.name == name else []
+        return found
 
-    def forget(self, plan: Plan) -> None:
-        """Remove the shared plan of these runs."""
-        self._change(sa.delete(_PLANS).where(_PLANS.c.key == _key(plan)))
+    def _kept(self, plan: Plan) -> Plan:
+        """Write a shared plan into its store, for the workers of this machine."""
+        plan.keep()
+        _write(plan.store.folder, {plan.folder / SHARED: b""})
+        return plan
 
     def has(self, name: str) -> bool:
         """Whether there is a plan with this name."""
         return bool(self._select(sa.select(_PLANS.c.name).where(_PLANS.c.name == name)))
 
     def bring(self, name: str, store: Path) -> None:
-        """Write a plan into a store, where `bench.execute.plan.load` reads it.
+        """Write a plan into a store, where `bench.execute.plan.load` checks it.
 
         Raises:
-            UserError: there is no such plan, it is damaged, or the store cannot be written.
+            UserError: there is no such plan, or the store cannot be written.
             RunFailed: the disk is full.
         """
         found = self._select(sa.select(_PLANS.c.plan, _PLANS.c.cuts).where(_PLANS.c.name == name))
         if not found or not is_file_name(name):
             there = ", ".join(each for (each,) in self._select(sa.select(_PLANS.c.name))) or "none"
             raise UserError(f"there is no plan {name!r} in {self.shown}; existing plans: {there}")
-        folder = store / PLANS / name
-        for path in (folder.parent, folder):
-            if path.is_symlink():
-                raise UserError(f"{path} is a symbolic link, and links are not followed; remove it")
-        with making(store):
-            folder.mkdir(parents=True, exist_ok=True)
-            for text, path in zip(found[0], (folder / PLAN, folder / CUTS), strict=True):
-                if text is not None:
-                    with replacing(path) as temporary:
-                        temporary.write_bytes(text)
+        (text, cuts), folder = found[0], store / PLANS / name
+        _write(store, {folder / SHARED: b"", folder / PLAN: text, folder / CUTS: cuts})
+
+    def _bring_cuts(self, plan: Plan) -> bool:
+        """Write the cuts of a plan into its store, if they are decided; False if the plan was removed."""
+        found = self._select(sa.select(_PLANS.c.cuts).where(_PLANS.c.name == plan.name))
+        if found:
+            _write(plan.store.folder, {plan.folder / CUTS: found[0].cuts})
+        return bool(found)
 
     def agreed(self, plan: Plan, cuts: Sequence[Cut]) -> list[Cut]:
         """The cuts of a plan that all machines use: of several decisions, the first one holds.
@@ -201,16 +214,17 @@ class Exchange(Database):
             cuts: the decision of this process, which `cut` has recorded.
 
         Raises:
-            UserError: another command has removed the plan, or the store cannot be written.
+            UserError: the store cannot be written.
             RunFailed: the disk is full, or another process keeps damaging the decision.
         """
-        path = plan.folder / CUTS
+        path, row = plan.folder / CUTS, _PLANS.c.name == plan.name
         if not path.exists():  # a single run, or a stop request
             return list(cuts)
-        mine, row = path.read_bytes(), _PLANS.c.name == plan.name
+        mine = path.read_bytes()
         for _ in range(2):
             self._change(sa.update(_PLANS).where(row, _PLANS.c.cuts.is_(None)).values(cuts=mine))
-            self.bring(plan.name, plan.store.folder)
+            if not self._bring_cuts(plan):
+                return []  # the command that asked has all results
             if found := recorded_cuts(plan):
                 return found
             self._change(sa.update(_PLANS).where(row).values(cuts=None))  # it is damaged
@@ -226,7 +240,10 @@ class Exchange(Database):
         )
         if not rows and not self.has(plan):
             return None
-        return {block: Claim(*rest) for block, *rest in rows}
+        return {
+            block: Claim(worker, beat, ended, failure and clean(failure))
+            for block, worker, beat, ended, failure in rows
+        }
 
     def take(self, plan: str, blocks: Iterable[str], claims: Mapping[str, Claim]) -> str | None:
         """Claim the first block that is free, or whose worker is dead; None if there is none.
@@ -276,40 +293,46 @@ class Exchange(Database):
             block: name of the block.
             run_ids: its runs; the finished ones are sent.
             failure: why runs failed, if any did.
+
+        Raises:
+            RunFailed: a table is damaged, or the database does not respond.
         """
-        results = pack(plan.store, run_ids)
-        return self._change(self._update(plan.name, block, {"ended": True, "results": results, "failure": failure}))
+        try:
+            results = pack(plan.store, run_ids)
+        except Damaged as error:
+            run = error.path.parent.parent
+            raise RunFailed(f"{error}; move {run} away, and the same command trains its runs again") from None
+        values = {"ended": True, "results": results, "failure": failure}
+        self._change(sa.update(_PLANS).where(_PLANS.c.name == plan.name).values(used=sa.func.now()))
+        return self._change(self._update(plan.name, block, values))
 
     def give_back(self, plan: str, block: str) -> None:
         """Release a claimed block; without the database, others find after a while that it has no heartbeats."""
         with suppress(UserError), self.errors(), self._engine.begin() as connection:
             connection.execute(sa.delete(_BLOCKS).where(*_open(plan, block), _BLOCKS.c.worker == self._me))
 
-    def collect(self, plan: Plan, blocks: Mapping[str, Cut], claims: Mapping[str, Claim]) -> list[str]:
-        """Merge the results of ended blocks into the plan's store, unless it has them; what was wrong with results.
+    def collect(self, plan: Plan, blocks: Mapping[str, Cut]) -> list[str]:
+        """Merge the results of ended blocks into the plan's store, unless it has them; what is wrong with results.
 
         Raises:
             UserError: the store cannot be written.
-            RunFailed: the disk is full.
+            RunFailed: the disk is full, or the database does not respond.
         """
-        wrong = []
-        for block in [name for name, claim in claims.items() if claim.ended and name in blocks]:
-            run_ids = {config.run_id for config in blocks[block].runs}
-            if block in self._gathered or plan.store.finished_all(run_ids).keys() == run_ids:
+        wrong: list[Damaged] = []
+        for name, block in blocks.items():
+            run_ids = {config.run_id for config in block.runs}
+            if plan.store.finished_all(run_ids).keys() == run_ids:
                 continue
-            self._gathered.add(block)
-            where = _BLOCKS.c.plan == plan.name, _BLOCKS.c.block == block, _BLOCKS.c.results.is_not(None)
-            for (results,) in self._select(sa.select(_BLOCKS.c.results).where(*where)):
+            of = _BLOCKS.c.plan == plan.name, _BLOCKS.c.block == name, _BLOCKS.c.results.is_not(None)
+            for (results,) in self._select(sa.select(_BLOCKS.c.results).where(*of)):
                 try:
-                    with unpacked(results, f"block {block}") as folder:
+                    with unpacked(results, f"block {name}") as folder:
                         if foreign := Store(folder).contents().runs.keys() - run_ids:
-                            raise Damaged(Path(block), f"it contains {min(foreign)}, which was not requested")
-                        merged = merge([folder], plan.store.folder, lambda _: None)
+                            raise Damaged(Path(name), f"it contains {min(foreign)}, which was not requested")
+                        wrong += merge([folder], plan.store.folder, lambda _: None).damaged
                 except Damaged as error:
-                    wrong.append(f"results in {self.shown} are ignored: {error}")
-                else:
-                    wrong += [f"results in {self.shown} are ignored: {error}" for error in merged.damaged]
-        return wrong
+                    wrong.append(error)
+        return [f"results in {self.shown} are ignored: {error}" for error in wrong]
 
     def _update(self, plan: str, block: str, values: dict[str, Any]) -> sa.Update:
         """A change of a block that this process has claimed."""
@@ -341,6 +364,30 @@ def _open(plan: str, block: str) -> tuple[sa.ColumnElement[bool], ...]:
     return _BLOCKS.c.plan == plan, _BLOCKS.c.block == block, sa.not_(_BLOCKS.c.ended)
 
 
+def _write(store: Path, files: Mapping[Path, object]) -> None:
+    """Write files of a plan into a store, except those without content.
+
+    Raises:
+        UserError: the store cannot be written, or has a link at this path.
+        RunFailed: the disk is full.
+    """
+    with making(store):
+        for path, text in files.items():
+            for folder in (path.parent.parent, path.parent):
+                if folder.is_symlink():
+                    raise UserError(f"{folder} is a symbolic link, and links are not followed; remove it")
+            if text is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(path) as temporary:
+                    temporary.write_bytes(_bytes(text))
+
+
+def _bytes(value: object) -> bytes:
+    """A value of the database; the column may have another type there."""
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
 def _key(plan: Plan) -> str:
-    """Identifies the runs, however they are executed."""
-    return hashlib.sha256("\n".join(sorted(plan.by_id)).encode()).hexdigest()
+    """Identifies the runs and how they were requested."""
+    asked = json.dumps([sorted(plan.by_id), plan.engine, plan.width])
+    return hashlib.sha256(asked.encode()).hexdigest()

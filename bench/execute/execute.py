@@ -68,8 +68,7 @@ def execute(
         return work(wanted, progress, own_slots, effort.memory, stop)
     shared = exchange.shared(wanted)
     made = shared is None or work(shared, progress, own_slots, effort.memory, stop)
-    if made and not wanted.missing():
-        exchange.forget(wanted)
+    if made:
         forget_finished(wanted.store)
     return made
 

@@ -4,7 +4,6 @@ import gc
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -135,17 +134,20 @@ def _as_shared(exchange: "Exchange", blocks: Mapping[str, Cut], outcomes: Outcom
 
     Returns when all blocks have ended, on any machine, since the worker of another block may die.
     """
-    plan, store, waiting, progress = outcomes.plan, outcomes.plan.store, False, outcomes.progress
+    plan, store, progress = outcomes.plan, outcomes.plan.store, outcomes.progress
     run_ids = {name: [config.run_id for config in block.runs] for name, block in blocks.items()}
+    seen, waiting = set[str](), False
     while (claims := exchange.claims(plan.name)) is not None:  # None: the command that asked has all results
-        if exchange.gather:
-            for wrong in exchange.collect(plan, blocks, claims):
+        new = {name: blocks[name] for name, claim in claims.items() if claim.ended and name in blocks.keys() - seen}
+        seen |= new.keys()
+        if exchange.gather and new:
+            for wrong in exchange.collect(plan, new):
                 progress.say(wrong)
-            outcomes.look(store.find_all(chain.from_iterable(run_ids.values())))
-        for name, claim in claims.items():
-            if name in blocks and claim.failure and not outcomes.settled.issuperset(run_ids[name]):
-                lost = [config for config in blocks[name].runs if config.run_id not in outcomes.settled]
-                outcomes.broke(RunBroke(claim.failure), lost, more=len(blocks) > 1)
+            outcomes.look(store.find_all(run_id for name in new for run_id in run_ids[name]))
+        for name, block in new.items():
+            lost = [config for config in block.runs if config.run_id not in outcomes.settled]
+            if (why := claims[name].failure) and lost:
+                outcomes.broke(RunBroke(why), lost, more=len(seen) < len(blocks))
         left = [name for name in blocks if name not in claims or not claims[name].ended]
         if not left:
             return True

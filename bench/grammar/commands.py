@@ -226,7 +226,7 @@ _ALL = (
             replace(ENGINE, help="for several seeds: " + ENGINE.help, default=None), *RUNNING[1:],
             Option("resume", "continue an interrupted run (on CPUs bit for bit)", "RUN", completes="run"),
             Option("rerun", "train again although the result is stored"),
-            LOGGER,
+            LOGGER, *ELSEWHERE,
             Option("dry-run", "print the resolved configuration and exit"),
             JSON,
             _place("data", "folder of the data sets, also for downloads", setting=True),

@@ -32,9 +32,10 @@ from optimizers.plugins import bare, provenance, slug
 
 STORE, TUNED, SOURCES = "runs", "tuned", "sources"
 _PART = r"[\w+-][\w.+-]{0,199}"
+_RESULTS = rf"{STORE}/{_PART}/{DONE}/(runs\.jsonl|curve\.parquet|measurements\.parquet)"
 _NAMES = re.compile(
     rf"{STORE}/(studies|checks|ladders)/{_PART}\.json"
-    rf"|{STORE}/{_PART}/{DONE}/(runs\.jsonl|curve\.parquet|measurements\.parquet)"
+    rf"|{_RESULTS}"
     rf"|{TUNED}/{_PART}/{_PART}\.yaml|{SOURCES}/{_PART}\.py",
     re.ASCII,
 )
@@ -175,7 +176,7 @@ def unpacked(packed: bytes, what: str) -> Iterator[Path]:
     with TemporaryDirectory() as temporary:
         try:
             with zipfile.ZipFile(BytesIO(packed)) as file:
-                _unpack(file, Path(temporary), what)
+                _unpack(file, Path(temporary), what, re.compile(_RESULTS, re.ASCII))
         except (*_NO_ZIP, UserError) as error:
             raise Damaged(Path(what), str(error)) from None
         yield store_in(Path(temporary))
@@ -281,10 +282,10 @@ def _zip(folder: Path, out: Path | BytesIO) -> None:
             packed.writestr(info, path.read_bytes())
 
 
-def _unpack(packed: zipfile.ZipFile, to: Path, path: str) -> None:
+def _unpack(packed: zipfile.ZipFile, to: Path, path: str, allowed: re.Pattern[str] = _NAMES) -> None:
     entries = [each for each in packed.infolist() if not each.is_dir()]
     names = [each.filename for each in entries]
-    if wrong := next((name for name in names if not _NAMES.fullmatch(name) or ".." in name), None):
+    if wrong := next((name for name in names if not allowed.fullmatch(name) or ".." in name), None):
         raise UserError(f"{path} is not a bundle: it contains {wrong[:200]!r}")
     if len({*names}) < len(names):
         raise UserError(f"{path} is not a bundle: two of its files have the same name")
