@@ -11,11 +11,12 @@ from typing import Any
 
 from bench.papers.arms import Arm
 from bench.papers.experiments import Claim, Experiment, Settings
-from bench.papers.verdicts import Finding, number, said
+from bench.papers.verdicts import Finding, said
 from bench.results.render import markdown_table, shown
+from bench.results.stats import Interval
 from bench.results.table import Column, Table
 from bench.store.record import RunResult
-from bench.text import duration, plain
+from bench.text import cell, duration, plain
 
 CORRECTION = (
     "Verdicts of an experiment are corrected for their number (Holm over its claims, Bonferroni over the arms of one,"
@@ -227,8 +228,7 @@ def _effect(finding: Finding) -> str:
     if finding.effect is None:
         return ""
     low, high = -inf if finding.low is None else finding.low, inf if finding.high is None else finding.high
-    interval = f" [{number(low)}, {number(high)}]" if low > -inf or high < inf else ""
-    return f"{number(finding.effect)}{interval} {finding.unit}"
+    return f"{cell(Interval(finding.effect, low, high, 0))} {finding.unit}"
 
 
 def _verdict(findings: Mapping[str, Finding], name: str) -> str:
