@@ -83,18 +83,9 @@ def _all(args: Args) -> int:
     from bench.output import remark
     from bench.papers.experiments import experiments
 
-    others = {
-        "NAME": args.name,
-        "--list": args.list,
-        "--search": args.search,
-        "--arm": args.arm,
-        "--create": args.create,
-        "--slurm": args.slurm,
-        "--json": args.json,
-    }
-    for word, given in others.items():
-        if given:
-            raise UserError(f"--all: not allowed with {word}; remove one of them")
+    for name in ("name", "list", "search", "arm", "create", "slurm", "json"):
+        if getattr(args, name):
+            raise UserError(f"--all: not allowed with {'NAME' if name == 'name' else f'--{name}'}; remove one of them")
     if not args.quick:
         raise UserError("--all: add --quick; the full experiments take days")
     code = 0

@@ -1,24 +1,24 @@
 """Experiments of papers in YAML: `configs/papers/<paper>/<experiment>.yaml`."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from bench.config.options import NO_BOOLEAN
-from bench.config.run_config import NoBooleans, Seed, resolve
+from bench.config.run_config import Seed, resolve
 from bench.config.settings import as_stored
 from bench.config.strict_yaml import read_yaml
-from bench.errors import UserError, unknown
+from bench.errors import UserError, check_known
 from bench.grammar.values import configs_folder, refuse_too_many
 from bench.papers.arms import Arm
 from bench.papers.claims import judge
-from bench.papers.figures import FigureSpec, lines
+from bench.papers.figures import Described, FigureSpec, lines
 from bench.papers.verdicts import Finding, over_readings
 from bench.store.record import RunResult
 from bench.store.tables import CURVE_FIELDS
@@ -36,7 +36,7 @@ def combinations(grid: Mapping[str, Sequence[Any]]) -> list[Settings]:
     return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
 
-class Claim(NoBooleans):
+class Claim(Described):
     """A statement of a paper, and its test.
 
     Attributes:
@@ -48,7 +48,7 @@ class Claim(NoBooleans):
             reading of the statement.
     """
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow")
 
     name: str
     paper: str
@@ -63,7 +63,7 @@ class Claim(NoBooleans):
         return [str(label) for labels in named for label in (labels if isinstance(labels, list) else [labels])]
 
 
-class Quick(NoBooleans, BaseModel):
+class Quick(Described):
     """The small version, by its differences from the whole experiment.
 
     Attributes:
@@ -72,14 +72,12 @@ class Quick(NoBooleans, BaseModel):
         arms: settings that override those of one arm, by label.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     seeds: list[Seed] = Field(min_length=1)
-    settings: Settings = {}
-    arms: dict[str, Settings] = {}
+    settings: Settings = Field({})
+    arms: dict[str, Settings] = Field({})
 
 
-class Search(NoBooleans, BaseModel):
+class Search(Described):
     """A search for open constants at which claims hold: a full grid, chosen in advance.
 
     Fractions of the budget keep their steps of the full version, whatever the budget is here.
@@ -93,12 +91,10 @@ class Search(NoBooleans, BaseModel):
         claims: names of the claims to judge; all by default.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     why: str
     grid: dict[str, list[Any]] = Field(min_length=1)
     seeds: list[Seed] = Field(min_length=1)
-    settings: Settings = {}
+    settings: Settings = Field({})
     arms: list[str] | None = None
     claims: list[str] | None = None
 
@@ -113,7 +109,7 @@ class Search(NoBooleans, BaseModel):
         return combinations(self.grid)
 
 
-class Experiment(NoBooleans, BaseModel):
+class Experiment(Described):
     """An experiment of a paper, as in its YAML.
 
     Attributes:
@@ -130,11 +126,9 @@ class Experiment(NoBooleans, BaseModel):
         search: over constants that the paper leaves open, for `--search`; None without any.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     title: str
     paper: str
-    notes: list[str] = []
+    notes: list[str] = Field([])
     undersized: str | None = None
     common: Settings
     seeds: list[Seed] = Field(min_length=1)
@@ -266,7 +260,7 @@ class Experiment(NoBooleans, BaseModel):
                 results[label] = _made_up(label, self.common | own)
         for claim in self.claims:
             with _blaming(f"claim {claim.name}"):
-                _known("arm", claim.arms, self.arms)
+                check_known("arm", claim.arms, self.arms)
                 self.judge(claim, results)
         return results
 
@@ -300,18 +294,18 @@ class Experiment(NoBooleans, BaseModel):
         results = self.rehearse()
         for panel in self.figure.panels:
             with _blaming(f"panel {panel.title or panel.y}"):
-                _known("arm", panel.arms or [], self.arms)
+                check_known("arm", panel.arms or [], self.arms)
                 for label in panel.arms or self.arms:
                     columns = {name for table in results[label].every_table for name in table}
-                    _known("column", [panel.x, panel.y], columns)
+                    check_known("column", [panel.x, panel.y], columns)
                     lines(panel, results[label])
         with _blaming("quick"):
-            _known("arm", self.quick.arms, self.arms)
+            check_known("arm", self.quick.arms, self.arms)
             self.small().rehearse()
         if self.search:
             with _blaming("search"):
-                _known("arm", self.search.arms or [], self.arms)
-                _known("claim", self.search.claims or [], names)
+                check_known("arm", self.search.arms or [], self.arms)
+                check_known("claim", self.search.claims or [], names)
                 for point in self.search.points:
                     self.at(point).rehearse()
 
@@ -335,12 +329,6 @@ def _made_up(label: str, settings: Settings) -> Arm:
 def _in_words(reading: Settings) -> str:
     """A reading in the words of a page."""
     return ", ".join(f"{name} {', '.join(map(str, x)) if isinstance(x, list) else x}" for name, x in reading.items())
-
-
-def _known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
-    for name in names:
-        if name not in known:
-            raise unknown(kind, name, known)
 
 
 @contextmanager
@@ -381,8 +369,7 @@ def load(name: str) -> Experiment:
 
 def _read(name: str) -> Experiment:
     known = experiments()
-    if name not in known:
-        raise unknown("experiment", name, known)
+    check_known("experiment", [name], known)
     content = read_yaml(known[name])
     with _blaming(str(known[name])):
         try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from bench.config.run_config import NoBooleans
 from bench.errors import UserError
@@ -18,7 +18,13 @@ from bench.results.chart import Array, thinned
 MOST_POINTS = 2000
 
 
-class Guide(NoBooleans):
+class Described(NoBooleans):
+    """A part of an experiment's YAML; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Guide(Described):
     """A thin line with a reference rate; not a fit.
 
     It is proportional to `x**slope`, meets the line of the panel's first arm, and covers the later half of that line on
@@ -29,13 +35,11 @@ class Guide(NoBooleans):
         label: its legend entry.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     slope: float = Field(allow_inf_nan=False)
     label: str = Field(min_length=1)
 
 
-class Panel(NoBooleans, BaseModel):
+class Panel(Described):
     """One pair of axes.
 
     Attributes:
@@ -51,8 +55,6 @@ class Panel(NoBooleans, BaseModel):
         guides: reference rates.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     y: str
     x: str = "step"
     log: Literal["", "x", "y", "xy"] = ""
@@ -62,7 +64,7 @@ class Panel(NoBooleans, BaseModel):
     smooth: int | None = Field(None, ge=1)
     x_max: float | None = Field(None, allow_inf_nan=False)
     floor: float | None = Field(None, allow_inf_nan=False)
-    guides: list[Guide] = []
+    guides: list[Guide] = Field([])
 
     @model_validator(mode="after")
     def _positive_on_log(self) -> Self:
@@ -72,7 +74,7 @@ class Panel(NoBooleans, BaseModel):
         return self
 
 
-class FigureSpec(NoBooleans):
+class FigureSpec(Described):
     """A figure.
 
     Attributes:
@@ -80,8 +82,6 @@ class FigureSpec(NoBooleans):
         columns: panels per row, 1 to 3.
         ordered: the arms' labels are values of one quantity (numbers of heads), so their colours are a sequence.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     panels: list[Panel] = Field(min_length=1, max_length=26)
     columns: int = Field(2, ge=1, le=3)

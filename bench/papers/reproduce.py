@@ -11,7 +11,7 @@ import numpy as np
 
 from bench.config.checks import check_places
 from bench.config.run_config import RunConfig, decided, on_device, resolve
-from bench.errors import UserError, unknown
+from bench.errors import UserError, check_known
 from bench.execute import Effort
 from bench.execute.blocks import check_all
 from bench.execute.command import results_of
@@ -132,9 +132,8 @@ def ask(name: str, places: Settings, version: Version) -> WantedRuns:
     if version.seeds is not None and version.seeds < 1:
         raise UserError(f"--seeds {version.seeds}: it must be at least 1")
     full.refuse_too_many(version.seeds, search=version.search)
+    check_known("arm", version.arms, full.arms)
     for label, own in version.arms.items():
-        if label not in full.arms:
-            raise unknown("arm", label, full.arms)
         if shared := own.keys() & {"seed", *places}:
             raise UserError(f"--arm {label} {min(shared)}: it is the same in all arms; remove it")
 

@@ -16,7 +16,7 @@ from bench.results.render import markdown_table, shown
 from bench.results.stats import Interval
 from bench.results.table import Column, Table
 from bench.store.record import RunResult
-from bench.text import cell, duration, plain
+from bench.text import as_options, cell, duration, plain
 
 CORRECTION = (
     "Verdicts of an experiment are corrected for their number (Holm over its claims, Bonferroni over the arms of one,"
@@ -55,7 +55,7 @@ class Version:
         """The words of the command line."""
         flags = {"--quick": self.quick, "--search": self.search, f"--seeds {self.seeds}": self.seeds}
         arms = [shlex.join(["--arm", arm, name, str(x)]) for arm, own in self.arms.items() for name, x in own.items()]
-        return " ".join(filter(None, [*(flag for flag, on in flags.items() if on), words(self.changes), *arms]))
+        return " ".join(filter(None, [*(flag for flag, on in flags.items() if on), as_options(self.changes), *arms]))
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def page(result: Reproduction) -> str:
         assert experiment.search is not None
         names = list(dict.fromkeys(name for _, there in result.region for name in there))
         lines += ["", "## Where the claims hold", "", experiment.search.why, "", "![map](map.png)", ""]
-        rows = [(words(point), *(_verdict(there, name) for name in names)) for point, there in result.region]
+        rows = [(as_options(point), *(_verdict(there, name) for name in names)) for point, there in result.region]
         lines += markdown_table(Table.of([Column("at", "open constants", markup="code"), *names], rows))
         for name in names:
             count = Counter(_verdict(there, name) for _, there in result.region)
@@ -191,7 +191,7 @@ def page(result: Reproduction) -> str:
     rows = [
         (
             label,
-            words(experiment.arms[label]),
+            as_options(experiment.arms[label]),
             len(runs),
             max(run.steps for run in runs),
             ", ".join(f"{status} {n}" for status, n in Counter(run.status for run in runs).items()),
@@ -205,7 +205,7 @@ def page(result: Reproduction) -> str:
     shared = {
         name: x for name, x in experiment.common.items() if not any(name in own for own in experiment.arms.values())
     }
-    lines += ["", f"All arms: `{words(shared)}`."]
+    lines += ["", f"All arms: `{as_options(shared)}`."]
     for section in (
         [f"Left out: seed {seed}, where {reason}." for seed, reason in result.without.items()],
         [f"* {note}" for note in experiment.notes],
@@ -233,11 +233,6 @@ def _effect(finding: Finding) -> str:
 
 def _verdict(findings: Mapping[str, Finding], name: str) -> str:
     return findings[name].verdict if name in findings else "no solution"
-
-
-def words(settings: Mapping[str, Any]) -> str:
-    """Settings as words of the command line."""
-    return " ".join(f"--{name} {value}" for name, value in settings.items())
 
 
 def claim_lines(result: Reproduction, folder: Path) -> list[str]:
