@@ -73,8 +73,8 @@ def test_every_experiment_names_runs_arms_and_tests_that_exist(name: str) -> Non
     full = load(name)
     versions = [full, full.small(), *(full.at(point) for point in (full.search.points if full.search else []))]
     for experiment in versions:
-        for job in reproduce.jobs(experiment, {"device": "cpu"})[: len(experiment.arms)]:
-            check(job.config)
+        for _, config in reproduce.jobs(experiment, {"device": "cpu"})[: len(experiment.arms)]:
+            check(config)
     assert len({claim.name for claim in full.claims}) == len(full.claims)
     assert full.search is None or set(full.search.claims or []) <= {claim.name for claim in full.claims}
 

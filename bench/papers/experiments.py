@@ -156,11 +156,7 @@ class Experiment(Described):
         assert self.search is not None
         there = self.changed(self.search.settings | point, self.search.seeds)
         wanted = self.search.claims
-        claims = [
-            claim.model_copy(update=self._in_steps(claim, (claim.model_extra or {}) | {"readings": claim.readings}))
-            for claim in self.claims
-            if wanted is None or claim.name in wanted
-        ]
+        claims = [self._in_steps(claim) for claim in self.claims if wanted is None or claim.name in wanted]
         arms = {label: there.arms[label] for label in self.search.arms or self.arms}
         return there.model_copy(update={"claims": claims, "arms": arms})
 
@@ -194,19 +190,13 @@ class Experiment(Described):
         return self.model_copy(update={"arms": changed, "seeds": list(seeds or self.seeds)})
 
     def arguments(self, claim: Claim) -> Settings:
-        """The arguments of a claim's test that all readings share, with fractions of the budget as steps.
-
-        The budget is the smallest number of steps of the claim's arms.
-
-        Raises:
-            UserError: a fraction is out of range, or an arm has no number of steps.
-        """
-        return self._in_steps(claim, claim.model_extra or {})
+        """The arguments of a claim's test that all readings share, with fractions of the budget as steps."""
+        return self._in_steps(claim).model_extra or {}
 
     def readings(self, claim: Claim) -> dict[str, Settings]:
         """The arguments of a claim's test by reading; at least one."""
-        shared, own = self.arguments(claim), self._in_steps(claim, claim.readings)
-        return {_in_words(reading): shared | reading for reading in combinations(own)}
+        own = self._in_steps(claim)
+        return {_in_words(reading): (own.model_extra or {}) | reading for reading in combinations(own.readings)}
 
     def judge(self, claim: Claim, results: Mapping[str, Arm]) -> Finding:
         """The verdict on a claim over all its readings.
@@ -218,8 +208,12 @@ class Experiment(Described):
             {words: judge(claim.test, results, **arguments) for words, arguments in self.readings(claim).items()}
         )
 
-    def _in_steps(self, claim: Claim, arguments: Mapping[str, Any]) -> Settings:
-        """The arguments with fractions of the budget as steps."""
+    def _in_steps(self, claim: Claim) -> Claim:
+        """The claim with fractions of the budget, the smallest number of steps of its arms, as steps.
+
+        Raises:
+            UserError: a fraction is out of range, or an arm has no number of steps.
+        """
 
         def steps(value: Any) -> Any:
             if isinstance(value, dict):
@@ -241,7 +235,7 @@ class Experiment(Described):
                 raise UserError(f"{value!r}: its arms have no trainer.max_steps; give a step number")
             return max(1, round(share * min(map(int, budgets))))
 
-        return {name: steps(value) for name, value in arguments.items()}
+        return claim.model_copy(update=steps((claim.model_extra or {}) | {"readings": claim.readings}))
 
     def rehearse(self) -> dict[str, Arm]:
         """Judge the claims on synthetic results.

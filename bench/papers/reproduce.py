@@ -30,13 +30,8 @@ from bench.store.store import Store
 from bench.store.tables import TABLES, Columns, as_arrow
 from tasks.core.extras import not_installed
 
-
-@dataclass(frozen=True)
-class ArmRun:
-    """One run of an experiment."""
-
-    label: str
-    config: RunConfig
+ArmRun = tuple[str, RunConfig]
+"""A run of an experiment: the label of its arm, and its configuration."""
 
 
 def jobs(experiment: Experiment, places: Settings) -> list[ArmRun]:
@@ -50,11 +45,11 @@ def jobs(experiment: Experiment, places: Settings) -> list[ArmRun]:
         UserError: a setting is unknown or illegal.
     """
     todo = [
-        ArmRun(label, decided(resolve(experiment.common | own | {"seed": seed} | places)))
+        (label, decided(resolve(experiment.common | own | {"seed": seed} | places)))
         for seed in experiment.seeds
         for label, own in experiment.arms.items()
     ]
-    check_all([job.config for job in todo], early=True)
+    check_all([config for _, config in todo], early=True)
     return todo
 
 
@@ -66,15 +61,15 @@ def collect(todo: Sequence[ArmRun]) -> tuple[dict[str, Arm], dict[int, str]]:
 
     A seed is left out of all arms if the instance of the problem has no reference solution.
     """
-    there = Store(todo[0].config.store).finished_all(job.config.run_id for job in todo)
-    found = [(job, there[job.config.run_id]) for job in todo if job.config.run_id in there]
-    without = {job.config.seed: f"{n} is {why}" for job, run in found for n, why in run.unsolved.items()}
-    arms: dict[str, Arm] = {}
-    for label in dict.fromkeys(job.label for job in todo):
-        mine = [(job, run) for job, run in found if job.label == label and job.config.seed not in without]
-        if mine:
-            arms[label] = Arm.of_each(label, ((run, _tables(job.config.store, run)) for job, run in mine))
-    return arms, without
+    store = Store(todo[0][1].store)
+    there = store.finished_all(config.run_id for _, config in todo)
+    found = [(label, config.seed, there[config.run_id]) for label, config in todo if config.run_id in there]
+    without = {seed: f"{n} is {why}" for _, seed, run in found for n, why in run.unsolved.items()}
+    runs: dict[str, list[RunResult]] = {label: [] for label, _ in todo}
+    for label, seed, run in found:
+        runs[label] += [run] * (seed not in without)
+    tables = {label: [(run, _tables(store, run)) for run in own] for label, own in runs.items() if own}
+    return {label: Arm.of_each(label, own) for label, own in tables.items()}, without
 
 
 def _judge(experiment: Experiment, arms: Mapping[str, Arm]) -> dict[str, Finding]:
@@ -108,9 +103,9 @@ class WantedRuns:
     fewer: bool = False
 
     @property
-    def all_jobs(self) -> list[ArmRun]:
-        """All runs; the search comes last."""
-        return [*self.jobs, *(job for _, _, own in self.points for job in own)]
+    def configs(self) -> list[RunConfig]:
+        """Of all runs; the search comes last."""
+        return [config for own in (self.jobs, *(own for _, _, own in self.points)) for _, config in own]
 
 
 def ask(name: str, places: Settings, version: Version) -> WantedRuns:
@@ -153,8 +148,8 @@ def reproduce(
     folder: Path,
     places: Settings,
     version: Version,
-    effort: Effort | None = None,
-    storage: str | None = None,
+    effort: Effort,
+    storage: str | None,
 ) -> Reproduction | None:
     """Run an experiment and write figure, data, claims and page; None if a signal stopped it.
 
@@ -171,9 +166,8 @@ def reproduce(
     """
     with doing("reading the experiment"):
         asked = ask(name, places, version)
-        experiment, todo = asked.experiment, asked.jobs
-        wanted = [job.config for job in asked.all_jobs]
-        if any(job.config.task_spec.family == "theory" for job in asked.all_jobs) and not find_spec("clarabel"):
+        experiment, wanted = asked.experiment, asked.configs
+        if any(config.task_spec.family == "theory" for config in wanted) and not find_spec("clarabel"):
             raise UserError(f"{name}: {not_installed('clarabel', 'papers')}")  # before anything is trained
         if left := missing(wanted):
             waiting = list(left.values())
@@ -182,9 +176,9 @@ def reproduce(
             check_all(waiting)
     check_output(folder)
     progress = SweepProgress("runs", wanted[0].task_spec.mode)
-    if results_of(wanted, progress, effort or Effort(), plan=f"experiment {name}", storage=storage) is None:
+    if results_of(wanted, progress, effort, plan=f"experiment {name}", storage=storage) is None:
         return None
-    arms, without = collect(todo)
+    arms, without = collect(asked.jobs)
     if not arms:
         seed, reason = next(iter(without.items()))
         raise UserError(f"{name}: no seed has a solution to compare with: with seed {seed}, {reason}")
@@ -201,7 +195,7 @@ def reproduce(
     return result
 
 
-def _tables(store: Path, run: RunResult) -> dict[str, Columns]:
+def _tables(store: Store, run: RunResult) -> dict[str, Columns]:
     """A run's tables with the columns of `DERIVED`, and `validations` from its evaluations on the selection split.
 
     The latter has `val_loss` and the like by step, and `train_s`, the seconds of training until then.
@@ -216,7 +210,7 @@ def _tables(store: Path, run: RunResult) -> dict[str, Columns]:
     tables = {
         kind: {**table, **{name: table[of] / norm for name, of in DERIVED.items() if norm and of in table}}
         for norm in [dict(run.facts.get("att_svm") or {}).get("norm")]
-        for kind, table in Store(store).tables(run.run_id).items()
+        for kind, table in store.tables(run.run_id).items()
     }
     return tables | ({"validations": validations} if validations else {})
 

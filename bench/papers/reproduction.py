@@ -151,32 +151,24 @@ def page(result: Reproduction) -> str:
     experiment = result.experiment
     again = f"bench reproduce {result.name} {result.version.words}".rstrip()
     lines = [f"# {experiment.title}", "", f"{experiment.paper}. Made by `{again}`.", ""]
-    if result.version.changed:
-        lines += [
-            "**The command line changed settings or seeds: this is not the experiment as defined.**",
-            "",
-        ]
-    if result.version.quick:
-        lines += ["**This is the quick version: few seeds and few steps. Its verdicts are no evidence.**", ""]
-    for part in result.parts:
-        lines += [f"**Not the whole task: {part}.**", ""]
-    if experiment.undersized:
-        lines += [f"**Smaller than the paper's: {experiment.undersized}**", ""]
+    warnings = {
+        "The command line changed settings or seeds: this is not the experiment as defined.": result.version.changed,
+        "This is the quick version: few seeds and few steps. Its verdicts are no evidence.": result.version.quick,
+        **{f"Not the whole task: {part}.": True for part in result.parts},
+        f"Smaller than the paper's: {experiment.undersized}": experiment.undersized,
+    }
+    lines += [line for warning, given in warnings.items() if given for line in (f"**{warning}**", "")]
     lines += ["![figure](figure.png)", "", "## Claims", "", f"{CORRECTION} {CONSEQUENCE}", ""]
-    rows = [
-        (result.said(claim), claim.name, claim.paper, finding.text, _effect(finding))
-        for claim, finding in result.claims
-    ]
-    verdict, interval = Column("verdict", "verdict", markup="strong"), "effect, 95 % interval over seeds"
-    lines += markdown_table(Table.of([verdict, "claim", "the paper's statement, in short", "here", interval], rows))
-    rows = [
-        (found.verdict, claim.name, reading, found.text, _effect(found))
+    claims = [(result.said(claim), claim.name, claim.paper, finding) for claim, finding in result.claims]
+    lines += _findings("the paper's statement, in short", claims)
+    readings = [
+        (found.verdict, claim.name, reading, found)
         for claim, finding in result.claims
         for reading, found in finding.readings.items()
     ]
-    if rows:
+    if readings:
         lines += ["", "## Readings", "", "Where the text, or our threshold, allows several readings.", ""]
-        lines += markdown_table(Table.of([verdict, "claim", "reading", "here", interval], rows))
+        lines += _findings("reading", readings)
     if result.region:
         assert experiment.search is not None
         names = list(dict.fromkeys(name for _, there in result.region for name in there))
@@ -222,6 +214,12 @@ def page(result: Reproduction) -> str:
     for versions in _distinct(run.versions for run in result.runs):
         lines += ["Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()) + "."]
     return "\n".join([*lines, ""])
+
+
+def _findings(what: str, rows: Iterable[tuple[str, str, str, Finding]]) -> list[str]:
+    """A table of findings: the verdict, the name of the claim and `what` come first."""
+    columns = [Column("verdict", "verdict", markup="strong"), "claim", what, "here", "effect, 95 % interval over seeds"]
+    return markdown_table(Table.of(columns, [(*row, found.text, _effect(found)) for *row, found in rows]))
 
 
 def _effect(finding: Finding) -> str:
