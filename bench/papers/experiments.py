@@ -172,7 +172,7 @@ class Experiment(Described):
         override those of all.
 
         Raises:
-            UserError: `times.` has nothing to multiply.
+            UserError: `times.` has no number to multiply.
         """
         factors = {name.removeprefix("times."): x for name, x in settings.items() if name.startswith("times.")}
         plain = {name: x for name, x in settings.items() if not name.startswith("times.")}
@@ -183,7 +183,12 @@ class Experiment(Described):
                     raise UserError(f"times.{name}: the arm {label} does not set {name}")
                 if isinstance(factor, bool):
                     raise UserError(f"times.{name} {factor}: it takes a number, and {NO_BOOLEAN}")
-                own[name] *= factor
+                try:
+                    own[name] = _number(own[name]) * _number(factor)
+                except (TypeError, ValueError):
+                    raise UserError(
+                        f"times.{name} {factor}: it and {own[name]!r}, the setting of {label}, must be numbers"
+                    ) from None
         if isinstance(seeds, int):
             after = range(max(self.seeds) + 1, max(self.seeds) + 1 + seeds)
             seeds = [*self.seeds, *after][:seeds]
@@ -230,10 +235,10 @@ class Experiment(Described):
                 raise UserError(
                     f"{value!r} is not a fraction of the budget; write `0.1 budget` for a tenth of the steps"
                 )
-            budgets = [(self.common | self.arms[label]).get("trainer.max_steps", 0) for label in claim.arms]
+            budgets = [(self.common | self.arms[label]).get("trainer.max_steps") or 0 for label in claim.arms]
             if not budgets or 0 in budgets:
                 raise UserError(f"{value!r}: its arms have no trainer.max_steps; give a step number")
-            return max(1, round(share * min(map(int, budgets))))
+            return max(1, round(share * min(map(float, budgets))))
 
         return claim.model_copy(update=steps((claim.model_extra or {}) | {"readings": claim.readings}))
 
@@ -318,6 +323,11 @@ def _made_up(label: str, settings: Settings) -> Arm:
     tables = {kind: {**dict.fromkeys(names, 1 / steps), "step": steps} for kind, names in columns.items()}
     seeds = [{"seed": seed, "data_seed": settings.get("data_seed", seed)} for seed in (0, 1)]
     return Arm.of_each(label, ((RunResult(label, stored | own, "completed", "converged"), tables) for own in seeds))
+
+
+def _number(value: Any) -> Any:
+    """YAML reads 1e-3 as text."""
+    return float(value) if isinstance(value, str) else value
 
 
 def _in_words(reading: Settings) -> str:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from math import nan
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +66,8 @@ def collect(todo: Sequence[ArmRun]) -> tuple[dict[str, Arm], dict[int, str]]:
     without = {seed: f"{n} is {why}" for _, seed, run in found for n, why in run.unsolved.items()}
     runs: dict[str, list[RunResult]] = {label: [] for label, _ in todo}
     for label, seed, run in found:
-        runs[label] += [run] * (seed not in without)
+        if seed not in without:
+            runs[label].append(run)
     tables = {label: [(run, _tables(store, run)) for run in own] for label, own in runs.items() if own}
     return {label: Arm.of_each(label, own) for label, own in tables.items()}, without
 
@@ -203,7 +203,7 @@ def _tables(store: Store, run: RunResult) -> dict[str, Columns]:
     names = dict.fromkeys(name for row in run.validations for name in row)
     validations = {
         name if name in ("step", "train_s") else f"val_{name}": np.array(
-            [nan if row.get(name) is None else row[name] for row in run.validations], dtype=np.float64
+            [row.get(name) for row in run.validations], dtype=np.float64
         )
         for name in names
     }
