@@ -204,14 +204,14 @@ def slope(
     if at_least is None and at_most is None and min_r2 is None:
         raise UserError("slope: nothing is claimed; give at_least, at_most or min_r2")
     low, high = _ordered("at_least and at_most", at_least, at_most)
-    first, last = _ordered("window", *(window or (None, None)))
+    fitted = _ordered("window", *(window or (None, None)))
     logs_x, logs_y = _LOGS_OF_X.get(scale, 0), _LOGS_OF_Y.get(scale, 0)
     name = (y, f"ln({y})", f"ln(-ln({y}))")[logs_y]
     per = (x, f"ln({x})", f"ln(ln({x}))")[logs_x]
     unit = f"{name} per {per}"
 
     def part(arm: Arm) -> Part:
-        points = points_within(results, arm, x, y, log_x=logs_x > 0, log_y=logs_y > 0, first=first, last=last)
+        points = points_within(results, arm, x, y, log_x=logs_x > 0, log_y=logs_y > 0, window=fitted)
         if logs_y == 2:
             points = [(u[v < 1], v[v < 1]) for u, v in points]
         if logs_x:

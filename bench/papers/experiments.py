@@ -73,8 +73,8 @@ class Quick(Described):
     """
 
     seeds: list[Seed] = Field(min_length=1)
-    settings: Settings = Field({})
-    arms: dict[str, Settings] = Field({})
+    settings: Settings = Field(default_factory=dict)
+    arms: dict[str, Settings] = Field(default_factory=dict)
 
 
 class Search(Described):
@@ -94,7 +94,7 @@ class Search(Described):
     why: str
     grid: dict[str, list[Any]] = Field(min_length=1)
     seeds: list[Seed] = Field(min_length=1)
-    settings: Settings = Field({})
+    settings: Settings = Field(default_factory=dict)
     arms: list[str] | None = None
     claims: list[str] | None = None
 
@@ -128,7 +128,7 @@ class Experiment(Described):
 
     title: str
     paper: str
-    notes: list[str] = Field([])
+    notes: list[str] = Field(default_factory=list)
     undersized: str | None = None
     common: Settings
     seeds: list[Seed] = Field(min_length=1)

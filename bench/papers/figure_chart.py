@@ -8,7 +8,7 @@ import numpy as np
 
 from bench.errors import UserError, check_known
 from bench.papers.arms import Arm
-from bench.papers.figures import FigureSpec, Guide, Line, Panel, lines
+from bench.papers.figures import FigureSpec, Guide, Panel, lines
 from bench.papers.verdicts import Finding, Verdict
 from bench.results import chart
 from bench.results.chart import WORDS, Array, axis_limits, letter
@@ -33,7 +33,7 @@ LABELS = WORDS | {
     "entropy": "entropy of attention (nats)",
 }
 """Axis labels of columns; others have their own name."""
-Drawn = list[tuple[Arm, list[Line], int]]
+Drawn = list[tuple[Arm, list[chart.Trace], int]]
 """The arms of a panel, each with its lines and the number of seeds behind them."""
 
 
@@ -64,12 +64,9 @@ def describe(spec: FigureSpec, arms: Mapping[str, Arm], *, watermark: str = "") 
 
 def _panel(k: int, panel: Panel, arms: Drawn) -> chart.Panel:
     """Lines, bands and guides."""
-    traces: list[chart.Trace] = []
-    for arm, own, _ in arms:
-        traces += [chart.Trace(arm.label, line.x, line.y, line.band, "some", cross=line.ended) for line in own]
-        if not own:
-            traces.append(chart.Trace(arm.label, np.empty(0), np.empty(0), marks="some"))
     drawn = [line for _, own, _ in arms for line in own]
+    none = np.empty(0)
+    traces = [line for arm, own, _ in arms for line in own or [chart.Trace(arm.label, none, none, marks="some")]]
     ends = [values for line in drawn for values in line.band or (line.y,)]
     limits = axis_limits(ends, "y" in panel.log, 0.05, panel.floor)
     guides = [chart.Guide(g.label, *_guide_points(g, drawn[0], panel, limits)) for g in panel.guides if drawn]
@@ -90,7 +87,7 @@ def _chosen(panel: Panel, arms: Mapping[str, Arm]) -> list[Arm]:
     return chosen
 
 
-def _guide_points(guide: Guide, line: Line, panel: Panel, y_range: tuple[float, float]) -> tuple[Array, Array]:
+def _guide_points(guide: Guide, line: chart.Trace, panel: Panel, y_range: tuple[float, float]) -> tuple[Array, Array]:
     """The points of a guide inside the panel."""
     log_x = "x" in panel.log
     position = np.log(line.x) if log_x else line.x
@@ -115,7 +112,7 @@ def _caption(spec: FigureSpec, drawn: Sequence[Drawn]) -> str:
     parts = [_means(spec, drawn)]
     parts += [f"{'All' if len(ks) == len(spec.panels) else _letters(ks)}: {fact}." for fact, ks in facts.items()]
     if any(
-        line.ended and (panel.floor is None or line.ended[1] >= panel.floor)
+        line.cross and (panel.floor is None or line.cross[1] >= panel.floor)
         for panel, own in zip(spec.panels, drawn, strict=True)
         for _, found, _ in own
         for line in found

@@ -16,7 +16,7 @@ from bench.results.render import markdown_table, shown
 from bench.results.stats import Interval
 from bench.results.table import Column, Table
 from bench.store.record import RunResult
-from bench.text import as_options, cell, duration, plain
+from bench.text import as_options, cell, counted, duration, plain
 
 CORRECTION = (
     "Verdicts of an experiment are corrected for their number (Holm over its claims, Bonferroni over the arms of one,"
@@ -173,10 +173,13 @@ def page(result: Reproduction) -> str:
         assert experiment.search is not None
         names = list(dict.fromkeys(name for _, there in result.region for name in there))
         lines += ["", "## Where the claims hold", "", experiment.search.why, "", "![map](map.png)", ""]
-        rows = [(as_options(point), *(_verdict(there, name) for name in names)) for point, there in result.region]
+        found = [
+            [there[name].verdict if name in there else "no solution" for name in names] for _, there in result.region
+        ]
+        rows = [(as_options(point), *verdicts) for (point, _), verdicts in zip(result.region, found, strict=True)]
         lines += markdown_table(Table.of([Column("at", "open constants", markup="code"), *names], rows))
-        for name in names:
-            count = Counter(_verdict(there, name) for _, there in result.region)
+        for name, *verdicts in zip(names, *found, strict=True):
+            count = Counter(verdicts)
             where = ", ".join(f"{verdict} at {n}" for verdict, n in count.most_common())
             lines += ["", f"`{name}`: {where} of {len(result.region)} points."]
     lines += ["", "## Runs", ""]
@@ -206,7 +209,7 @@ def page(result: Reproduction) -> str:
     lines += [""]
     for environment in _distinct(run.environment for run in result.runs):
         where = ", ".join(
-            f"{value} {name[:-1] if value == 1 else name}" if name in ("cores", "threads") else str(value)
+            counted(value, name[:-1]) if name in ("cores", "threads") else str(value)
             for name, value in environment.items()
             if value
         )
@@ -227,10 +230,6 @@ def _effect(finding: Finding) -> str:
         return ""
     low, high = -inf if finding.low is None else finding.low, inf if finding.high is None else finding.high
     return f"{cell(Interval(finding.effect, low, high, 0))} {finding.unit}"
-
-
-def _verdict(findings: Mapping[str, Finding], name: str) -> str:
-    return findings[name].verdict if name in findings else "no solution"
 
 
 def claim_lines(result: Reproduction, folder: Path) -> list[str]:

@@ -98,18 +98,14 @@ def points_within(
     *,
     log_x: bool,
     log_y: bool,
-    first: float = -math.inf,
-    last: float = math.inf,
+    window: tuple[float, float] = (-math.inf, math.inf),
 ) -> list[tuple[Array, Array]]:
-    """By seed, the finite points with x from first to last, sorted by x; positive where a logarithm is taken."""
+    """By seed, the finite points with x in the window, sorted by x; positive where a logarithm is taken."""
     runs = []
     _, xs, ys = common_series(results, arm, x, y)
     for u, v in zip(xs, ys, strict=True):
-        chosen = np.asarray(np.isfinite(u) & np.isfinite(v) & (u >= first) & (u <= last))
-        if log_x:
-            chosen &= u > 0
-        if log_y:
-            chosen &= v > 0
+        chosen = np.isfinite(u) & np.isfinite(v) & (u >= window[0]) & (u <= window[1])
+        chosen &= (u > (0 if log_x else -math.inf)) & (v > (0 if log_y else -math.inf))
         order = np.argsort(u[chosen], kind="stable")
         runs.append((u[chosen][order], v[chosen][order]))
     return runs

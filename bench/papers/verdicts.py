@@ -74,12 +74,7 @@ def together(parts: Iterable[Part]) -> Finding:
     parts = list(parts)
     _, worst = min(parts, key=lambda part: (_WORST_FIRST.index(part[1].verdict), part[0]))
     levels = [f.p for _, f in parts if f.verdict == worst.verdict and f.p is not None]
-    if worst.verdict == "undecided":
-        p = None
-    elif worst.verdict == "holds":
-        p = max(levels)
-    else:
-        p = min(1.0, len(parts) * min(levels))
+    p = max(levels, default=None) if worst.verdict in ("holds", "undecided") else min(1.0, len(parts) * min(levels))
     return replace(worst, text="; ".join(dict.fromkeys(finding.text for _, finding in parts)), p=p)
 
 
@@ -179,9 +174,8 @@ def over_readings(findings: Mapping[str, Finding]) -> Finding:
     counts = Counter(found.verdict for found in findings.values())
     text = f"of {len(findings)} readings " + ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common())
     levels = [found.p for found in findings.values() if found.p is not None]
-    if not agree or not levels:
-        return Finding("undecided", None, None, None, "", text, None, findings)
-    return Finding(first.verdict, None, None, None, "", text, max(levels), findings)
+    verdict, p = (first.verdict, max(levels, default=None)) if agree else ("undecided", None)
+    return Finding(verdict, None, None, None, "", text, p, findings)
 
 
 def _contradict(verdicts: Iterable[str]) -> bool:
