@@ -2,7 +2,7 @@
 
 import os
 import traceback
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from bench.grammar.near import distance, nearest
 from bench.grammar.synonyms import meant
@@ -39,6 +39,17 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     if kind in ("optimizer", "task") and not near and "." in name:
         hint = "name your own class as my_file.py:MyClass or my_package.module:MyClass"
     return UserError(f"unknown {kind} {name!r}; {hint}")
+
+
+def check_known(kind: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Refuse names that do not exist.
+
+    Raises:
+        UserError: `unknown` of the first of them.
+    """
+    for name in names:
+        if name not in known:
+            raise unknown(kind, name, known)
 
 
 def unknown_run(run_id: str, known: Iterable[str], where: str) -> UserError:

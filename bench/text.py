@@ -3,7 +3,7 @@
 import html
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unicodedata import combining, east_asian_width
@@ -199,6 +199,11 @@ def in_tex(word: str) -> str:
 def in_csv(value: Any) -> Any:
     """Escape text that a spreadsheet would execute as a formula."""
     return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@" and value != "-" else value
+
+
+def as_options(settings: Mapping[str, Any]) -> str:
+    """Settings as options of the command line."""
+    return " ".join(f"--{name} {value}" for name, value in settings.items())
 
 
 def word_of(value: Any) -> str:

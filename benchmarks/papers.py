@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench.config.run_config import RunConfig
 from bench.execute import Effort, Engine
 from bench.execute.execute import execute
 from bench.execute.plan import missing
@@ -41,7 +40,7 @@ def _seconds(name: str, engine: Engine, workers: str, *, quick: bool) -> float:
     """Seconds until all runs of an experiment are stored, including start-up and measurements of the workers."""
     experiment = load(name).small() if quick else load(name)
     with TemporaryDirectory() as folder:
-        configs: list[RunConfig] = [job.config for job in jobs(experiment, {"device": "cpu", "store": Path(folder)})]
+        configs = [config for _, config in jobs(experiment, {"device": "cpu", "store": Path(folder)})]
         begun = time.perf_counter()
         assert execute(configs, quiet(), Effort(engine, workers=workers), plan="benchmark")
         seconds = time.perf_counter() - begun

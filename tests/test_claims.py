@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from bench.errors import UserError
 from bench.papers.claims import CLAIMS, judge
-from bench.papers.verdicts import SAID, Finding, corrected, number, over_readings, said
+from bench.papers.verdicts import SAID, Finding, corrected, over_readings, said
 from bench.results import stats
 from bench.results.stats import Interval, t_interval
+from bench.text import number
 from tests.arms import arm_of, changed
 
 STEPS = np.arange(1, 1001.0)
@@ -816,6 +817,12 @@ def test_missing_arguments_are_named(arguments, message):
 )
 def test_whole_steps_have_no_exponent(x, text):
     assert number(x) == text
+
+
+def test_an_infinite_value_is_missing_in_a_trend():
+    broken = flat("b", 1.0, math.inf, 1.0, H=2)
+    found = finding("trend", flat("a", 2.0, 2.0, 2.0, H=1), broken, **EVERY["trend"])
+    assert (found.verdict, found.text) == ("undecided", "loss at the end has no value in 1 of 6 runs")
 
 
 @pytest.mark.parametrize("value", ["many", None, 0, -2, math.inf])

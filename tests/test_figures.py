@@ -255,8 +255,8 @@ def test_a_run_that_diverged_before_its_first_value_is_no_line_and_is_told():
 def test_a_seed_that_ends_early_is_marked_and_told():
     ((line,), seeds) = lines(Panel(y="distance"), METHODS["ps"])
     assert seeds == 5
-    assert line.ended is not None
-    assert line.ended[0] == 350
+    assert line.cross is not None
+    assert line.cross[0] == 350
     assert line.x[-1] == 500
     figure = make(ONE, METHODS)
     assert [m.get_xdata()[0] for m in figure.axes[0].get_lines() if m.get_marker() == "x"] == [350]

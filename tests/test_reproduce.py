@@ -73,8 +73,8 @@ def test_every_experiment_names_runs_arms_and_tests_that_exist(name: str) -> Non
     full = load(name)
     versions = [full, full.small(), *(full.at(point) for point in (full.search.points if full.search else []))]
     for experiment in versions:
-        for job in reproduce.jobs(experiment, {"device": "cpu"})[: len(experiment.arms)]:
-            check(job.config)
+        for _, config in reproduce.jobs(experiment, {"device": "cpu"})[: len(experiment.arms)]:
+            check(config)
     assert len({claim.name for claim in full.claims}) == len(full.claims)
     assert full.search is None or set(full.search.claims or []) <= {claim.name for claim in full.claims}
 
@@ -133,6 +133,7 @@ def test_a_step_may_be_a_share_of_the_budget(folder: Path) -> None:
     assert window(full) == [2, 20]  # the shorter of its arms takes 20 steps
     assert window(full.small()) == [1, 5]
     assert window(full.changed({"trainer.max_steps": "40"})) == [4, 40]
+    assert window(full.changed({"trainer.max_steps": "40.0"})) == [4, 40]
     assert window(full.at({"task.d": 3})) == [2, 20]
 
 
@@ -447,6 +448,10 @@ def test_a_search_may_multiply_an_arms_own_setting(folder: Path) -> None:
     full = load("nobody/tiny")
     assert [full.at(point).arms["GD"]["opt.lr"] for point in full.search.points] == [0.05, 1.0]
     assert full.arms["GD"]["opt.lr"] == 0.5
+    arms = {label: own | {"opt.lr": "5e-1"} for label, own in TINY["arms"].items()}  # YAML reads 5e-1 as text
+    rewrite(folder, arms=arms, search=TINY["search"] | {"grid": {"times.opt.lr": ["1e-1", 2]}})
+    full = load("nobody/tiny")
+    assert [full.at(point).arms["GD"]["opt.lr"] for point in full.search.points] == [0.05, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -697,6 +702,8 @@ TREND = {
          "tiny.yaml: arm NGD: --opt.lr needs a value; it takes float, and no"),
         ({"search": TINY["search"] | {"grid": {"times.opt.lr": [True]}}},
          "tiny.yaml: search: times.opt.lr True: it takes a number, and no boolean"),
+        ({"search": TINY["search"] | {"grid": {"times.opt.lr": ["half"]}}},
+         "tiny.yaml: search: times.opt.lr half: it and 0.5, the setting of GD, must be numbers"),
         ({"search": TINY["search"] | {"grid": {f"task.{name}": [*range(300)] for name in "nTd"}}},
          "tiny.yaml: search: this experiment: 108,000,000 runs; a command makes from 1 to 100,000"),
     ],

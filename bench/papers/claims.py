@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, validate_call
 
-from bench.errors import UserError, unknown
+from bench.errors import UserError, check_known, unknown
 from bench.papers.arms import Arm
 from bench.papers.series import common_series, first_reached, how_ended, paired, points_within, too_few, values_at
-from bench.papers.verdicts import Finding, Verdict, in_words, number, over_seeds, together, within, without_numbers
+from bench.papers.verdicts import Finding, Part, Verdict, in_words, over_seeds, together, within, without_numbers
 from bench.results import stats
-from bench.results.stats import Interval
-from bench.text import why_wrong
+from bench.results.chart import Array
+from bench.text import number, why_wrong
 
 if TYPE_CHECKING:  # pydantic validates the other arguments
     Results = Mapping[str, Arm]
@@ -32,6 +32,9 @@ Number = FiniteFloat
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 Share = Annotated[FiniteFloat, Field(gt=0, le=1)]
 Range = tuple[FiniteFloat, FiniteFloat]
+_LOGS_OF_X = {"loglog": 1, "semilogx": 1, "stretched": 1, "logarithmic": 2}
+_LOGS_OF_Y = {"loglog": 1, "semilogy": 1, "stretched": 2, "logarithmic": 1}
+"""How often a scale of `slope` takes the logarithm; twice is ln(ln x) of x and ln(-ln y) of y."""
 
 
 def judge(test: str, arms: Mapping[str, Arm], /, **arguments: Any) -> Finding:
@@ -45,8 +48,7 @@ def judge(test: str, arms: Mapping[str, Arm], /, **arguments: Any) -> Finding:
     Raises:
         UserError: the test, an arm, a column or an argument is unknown, missing or illegal.
     """
-    if test not in CLAIMS:
-        raise unknown("claim test", test, CLAIMS)
+    check_known("claim test", [test], CLAIMS)
     try:
         return CLAIMS[test](arms, **arguments)
     except ValidationError as error:
@@ -89,14 +91,14 @@ def reaches(
             None: the last value of each run, which must have completed.
     """
     low, high = _level(below, above)
-    parts = []
-    for arm in _arms(results, arms):
+
+    def part(arm: Arm) -> Part:
         if diverged := how_ended(arm, "diverged"):
-            parts.append(without_numbers("fails", measure, diverged))
-        else:
-            x = over_seeds(values_at(results, arm, measure, _or(at, math.inf), _or(at, math.inf)))
-            parts.append(within(x, low, high, measure, f"{measure} of {arm.label} {_when(at)} is {in_words(x)}"))
-    return together(parts)
+            return without_numbers("fails", measure, diverged)
+        x = over_seeds(values_at(results, arm, measure, at, at))
+        return within(x, low, high, measure, f"{measure} of {arm.label} {_when(at)} is {in_words(x)}")
+
+    return together(map(part, _arms(results, arms)))
 
 
 def sooner(
@@ -130,36 +132,35 @@ def sooner(
         below: the level, in units of the measure; this or `above`.
         above: the level, in units of the measure; this or `below`.
     """
-    level, unit, parts = _level(below, above), "times as many steps", []
+    level, unit = _level(below, above), "times as many steps"
     goal = f"{measure} was at most {below:g}" if below is not None else f"{measure} was at least {above:g}"
     (other,) = _arms(results, [slow])
-    for arm in _arms(results, fast):
+
+    def part(arm: Arm) -> Part:
         i, j = paired(arm, other)
         steps, earliest, _ = first_reached(results, arm, measure, level)
+        slow_steps, slow_earliest, ends = first_reached(results, other, measure, level)
         never = [run.status for run, step in zip(arm.runs.values(), steps, strict=True) if np.isnan(step)]
         if diverged := how_ended(arm, "diverged"):
-            parts.append(without_numbers("fails", unit, diverged))
-        elif never:
+            return without_numbers("fails", unit, diverged)
+        if never:
             text = f"{len(never)} of {len(steps)} runs of {arm.label} ended before {goal}"
-            slower = not np.isnan(first_reached(results, other, measure, level)[0]).all()  # the other arm did get there
-            parts.append(without_numbers("fails" if slower and "completed" in never else "undecided", unit, text))
-        else:
-            slow_steps, slow_earliest, ends = (values[j] for values in first_reached(results, other, measure, level))
-            censored = np.isnan(slow_steps)
-            x = stats.t_interval(np.log(np.where(censored, ends, slow_steps) / steps[i]))
-            least = stats.t_interval(np.log(np.where(censored, ends, slow_earliest) / steps[i]))
-            most = stats.t_interval(np.log(np.where(censored, ends, slow_steps) / earliest[i]))
-            x = replace(x, low=least.low, high=math.inf if censored.any() else most.high)
-            ratio = Interval(math.exp(x.mean), math.exp(x.low), math.exp(x.high), x.n)
-            text = f"{other.label} needed {'at least ' * bool(censored.any())}{in_words(ratio)} times as many steps as"
-            text += f" {arm.label} until {goal}"
-            if censored.any():
-                text += (
-                    f"; in {censored.sum()} of {censored.size} runs {other.label} never reached it, and the last step"
-                    " counts"
-                )
-            parts.append(within(x, math.log(factor), math.inf, unit, text, shown=ratio, least=least, most=most))
-    return together(parts)
+            slower = "completed" in never and not np.isnan(slow_steps).all()
+            return without_numbers("fails" if slower else "undecided", unit, text)
+        censored = np.isnan(slow_steps)[j]
+        last, first = (np.where(censored, ends[j], each[j]) for each in (slow_steps, slow_earliest))
+        ratios = (last / steps[i], first / steps[i], last / earliest[i])
+        x, least, most = (stats.t_interval(np.log(ratio)) for ratio in ratios)
+        x = replace(x, low=least.low, high=math.inf if censored.any() else most.high)
+        ratio = stats.of_logarithms(x)
+        text = f"{other.label} needed {'at least ' * bool(censored.any())}{in_words(ratio)} times as many steps as"
+        text += f" {arm.label} until {goal}"
+        if censored.any():
+            text += f"; in {censored.sum()} of {censored.size} runs {other.label} never reached it,"
+            text += " and the last step counts"
+        return within(x, math.log(factor), math.inf, unit, text, shown=ratio, least=least, most=most)
+
+    return together(map(part, _arms(results, fast)))
 
 
 def slope(
@@ -202,42 +203,40 @@ def slope(
     """
     if at_least is None and at_most is None and min_r2 is None:
         raise UserError("slope: nothing is claimed; give at_least, at_most or min_r2")
-    low, high = _ordered("at_least and at_most", _or(at_least, -math.inf), _or(at_most, math.inf))
-    first, last = _ordered("window", *(window or (-math.inf, math.inf)))
-    stretched, logarithmic = scale == "stretched", scale == "logarithmic"
-    log_x = stretched or logarithmic or scale in ("loglog", "semilogx")
-    log_y = logarithmic or scale in ("loglog", "semilogy")
-    name = f"ln(-ln({y}))" if stretched else f"ln({y})" if log_y else y
-    per, parts = f"ln(ln({x}))" if logarithmic else f"ln({x})" if log_x else x, []
+    low, high = _ordered("at_least and at_most", at_least, at_most)
+    fitted = _ordered("window", *(window or (None, None)))
+    logs_x, logs_y = _LOGS_OF_X.get(scale, 0), _LOGS_OF_Y.get(scale, 0)
+    name = (y, f"ln({y})", f"ln(-ln({y}))")[logs_y]
+    per = (x, f"ln({x})", f"ln(ln({x}))")[logs_x]
     unit = f"{name} per {per}"
-    for arm in _arms(results, arms):
-        points = points_within(results, arm, x, y, log_x, log_y or stretched, first, last)
-        if stretched:
-            points, log_y = [(u[v < 1], -np.log(v[v < 1])) for u, v in points], True
-        if log_x:
+
+    def part(arm: Arm) -> Part:
+        points = points_within(results, arm, x, y, log_x=logs_x > 0, log_y=logs_y > 0, window=fitted)
+        if logs_y == 2:
+            points = [(u[v < 1], v[v < 1]) for u, v in points]
+        if logs_x:
             points = [(u[kept], v[kept]) for u, v in points for kept in [stats.thin(u)]]
-        if logarithmic:
+        if logs_x == 2:
             points = [(u[u > 1], v[u > 1]) for u, v in points]
         if missing := how_ended(arm) or too_few(arm, points):
-            parts.append(without_numbers("undecided", unit, missing))
-            continue
-        scaled = [np.log(np.log(u)) if logarithmic else np.log(u) if log_x else u for u, _ in points]
-        lines = [stats.slope(u, np.log(v) if log_y else v) for u, (_, v) in zip(scaled, points, strict=True)]
+            return without_numbers("undecided", unit, missing)
+        lines = [stats.slope(_logarithm(u, logs_x), _logarithm(v, logs_y, -1)) for u, v in points]
         gradients, _, r2 = np.array(lines).T
         limit: Verdict = "holds"
         if min_r2 is not None and (r2 < min_r2).any():
             limit = "fails" if (r2 < min_r2).all() else "undecided"
         found = stats.t_interval(gradients)
         begin, end = min(u[0] for u, _ in points), max(u[-1] for u, _ in points)
-        if stretched:
+        if logs_y == 2:
             text = f"{y} of {arm.label} goes as exp(-c {x}^p) with p = {in_words(found)}"
-        elif log_x and log_y:
-            text = f"{y} of {arm.label} goes as {f'ln({x})' if logarithmic else x} to the power {in_words(found)}"
+        elif logs_x and logs_y:
+            text = f"{y} of {arm.label} goes as {f'ln({x})' if logs_x == 2 else x} to the power {in_words(found)}"
         else:
             text = f"{name} of {arm.label} changes by {in_words(found)} per unit of {per}"
         text += f", for {x} from {number(begin)} to {number(end)}, with R^2 from {r2.min():.4f} to {r2.max():.4f}"
-        parts.append(within(found, low, high, unit, text, limit=limit, faster=faster))
-    return together(parts)
+        return within(found, low, high, unit, text, limit=limit, faster=faster)
+
+    return together(map(part, _arms(results, arms)))
 
 
 def lower(results: Results, /, *, measure: str, better: Names, worse: str, last: Share | None = 0.1) -> Finding:
@@ -255,25 +254,27 @@ def lower(results: Results, /, *, measure: str, better: Names, worse: str, last:
         last: fraction of the steps that is averaged over, back from the end of the longer arm, in (0, 1]. None: the
             last value of each run, regardless of its number of steps.
     """
-    unit, parts = f"difference of {measure}", []
+    unit = f"difference of {measure}"
     (other,) = _arms(results, [worse])
-    for arm in _arms(results, better):
+
+    def part(arm: Arm) -> Part:
         i, j = paired(arm, other)
-        end = math.inf if last is None else max(common_series(results, each, measure)[0][-1] for each in (arm, other))
-        start = math.inf if last is None else end * (1 - last)
-        x = over_seeds(
-            values_at(results, arm, measure, start, end)[i] - values_at(results, other, measure, start, end)[j]
-        )
+        start = end = None
+        steps = "at the end of each run"
+        if last is not None:
+            end = max(common_series(results, each, measure)[0][-1] for each in (arm, other))
+            start = end * (1 - last)
+            steps = f"over steps {number(start)} to {number(end)}"
+        own, others = (values_at(results, each, measure, start, end) for each in (arm, other))
         if diverged := how_ended(arm, "diverged"):
-            parts.append(without_numbers("fails", unit, diverged))
-        elif diverged := how_ended(other, "diverged"):
-            text = f"{diverged}, so {arm.label} has no {measure} to compare with"
-            parts.append(without_numbers("undecided", unit, text))
-        else:
-            steps = "at the end of each run" if last is None else f"over steps {number(start)} to {number(end)}"
-            text = f"{measure} of {arm.label} minus that of {other.label} {steps} is {in_words(x)}"
-            parts.append(within(x, -math.inf, 0, unit, text, ties=False))
-    return together(parts)
+            return without_numbers("fails", unit, diverged)
+        if diverged := how_ended(other, "diverged"):
+            return without_numbers("undecided", unit, f"{diverged}, so {arm.label} has no {measure} to compare with")
+        x = over_seeds(own[i] - others[j])
+        text = f"{measure} of {arm.label} minus that of {other.label} {steps} is {in_words(x)}"
+        return within(x, -math.inf, 0, unit, text, ties=False)
+
+    return together(map(part, _arms(results, better)))
 
 
 def trend(
@@ -304,15 +305,15 @@ def trend(
     settings = np.array([_setting(arm, factor) for arm in chosen])
     if len(np.unique(settings)) < len(chosen):
         raise UserError(f"trend: arms={arms}: two have the same {factor}; name arms that differ in it")
-    step, pairs = _or(at, math.inf), zip(chosen, paired(*chosen), strict=True)
-    values = np.array([values_at(results, arm, measure, step, step)[seeds] for arm, seeds in pairs])
+    pairs = zip(chosen, paired(*chosen), strict=True)
+    values = np.array([values_at(results, arm, measure, at, at)[seeds] for arm, seeds in pairs])
     what, unit = f"{measure} {_when(at)}", f"ln({measure}) per ln({factor})"
-    if missing := "; ".join(filter(None, (how_ended(arm, "diverged") for arm in chosen))):
+    missing = "; ".join(filter(None, (how_ended(arm, "diverged") for arm in chosen)))
+    for bad, lack in ((~np.isfinite(values), "has no value"), (values <= 0, "is not positive")):
+        if bad.any() and not missing:
+            missing = f"{what} {lack} in {bad.sum()} of {bad.size} runs"
+    if missing:
         return together([without_numbers("undecided", unit, missing)])
-    for bad, lack in ((np.isnan(values), "has no value"), (values <= 0, "is not positive")):
-        if bad.any():
-            text = f"{what} {lack} in {bad.sum()} of {bad.size} runs"
-            return together([without_numbers("undecided", unit, text)])
     found = stats.t_interval([stats.slope(np.log(settings), y)[0] for y in np.log(values).T])
     rises, up = np.diff(np.log(values).mean(axis=1)), direction == "increases"
     monotone = bool(np.all(rises > 0 if up else rises < 0))
@@ -340,18 +341,16 @@ def slope_region(results: Results, /, *, arms: Names, x: str, y: str, between: R
         decades: smallest length, in powers of ten of x.
     """
     low, high = _ordered("between", *between)
-    parts = []
-    for arm in _arms(results, arms):
-        points = points_within(results, arm, x, y, True, True)
+
+    def part(arm: Arm) -> Part:
+        points = points_within(results, arm, x, y, log_x=True, log_y=True)
         if missing := how_ended(arm) or too_few(arm, points):
-            parts.append(without_numbers("undecided", "decades", missing))
-            continue
+            return without_numbers("undecided", "decades", missing)
         found = stats.t_interval([stats.power_law_decades(u, v, low, high) for u, v in points])
-        text = (
-            f"{y} of {arm.label} goes as {x} to a power from {low:g} to {high:g} over {in_words(found)} decades of {x}"
-        )
-        parts.append(within(found, decades, math.inf, "decades", text))
-    return together(parts)
+        text = f"{y} of {arm.label} goes as {x} to a power from {low:g} to {high:g} over {in_words(found)} decades of"
+        return within(found, decades, math.inf, "decades", f"{text} {x}")
+
+    return together(map(part, _arms(results, arms)))
 
 
 _checked = validate_call(config=ConfigDict(arbitrary_types_allowed=True))
@@ -367,35 +366,39 @@ def _when(at: float | None) -> str:
     return "at the end" if at is None else f"at step {number(at)}"
 
 
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
+def _logarithm(values: Array, times: int, sign: int = 1) -> Array:
+    """The values, their logarithms, or the logarithms of these times the sign."""
+    return values if times == 0 else np.log(values) if times == 1 else np.log(sign * np.log(values))
 
 
 def _level(below: float | None, above: float | None) -> tuple[float, float]:
     """The values at or beyond a level, as a range."""
     if (below is None) == (above is None):
         raise UserError(f"below={below} and above={above}: give exactly one")
-    return _or(above, -math.inf), _or(below, math.inf)
+    return _range(above, below)
 
 
-def _ordered(name: str, low: float, high: float) -> tuple[float, float]:
+def _range(low: float | None, high: float | None) -> tuple[float, float]:
+    return -math.inf if low is None else low, math.inf if high is None else high
+
+
+def _ordered(name: str, low: float | None, high: float | None) -> tuple[float, float]:
+    low, high = _range(low, high)
     if low > high:
         raise UserError(f"{name}: {low:g} is larger than {high:g}; give the smaller one first")
     return low, high
 
 
 def _arms(results: Mapping[str, Arm], names: Sequence[str]) -> list[Arm]:
+    check_known("arm", names, results)
     for name in names:
-        if name not in results:
-            raise unknown("arm", name, results)
         if not results[name].runs:
             raise UserError(f"arm {name!r} has no runs; train it first")
     return [results[name] for name in names]
 
 
 def _setting(arm: Arm, name: str) -> float:
-    if name not in arm.settings:
-        raise unknown(f"setting of {arm.label}", name, arm.settings)
+    check_known(f"setting of {arm.label}", [name], arm.settings)
     try:
         value = float(arm.settings[name])
     except (TypeError, ValueError):

@@ -37,17 +37,16 @@ def _claims(words: list[str]) -> int:
         remark("warning", f"{what}; it is ignored")
     if args.into is not None:
         link = os.path.relpath(folder, args.into.parent)
-        texts = {"claims": lambda: summary(found), "claims-by-experiment": lambda: by_experiment(found, link)}
+        texts = {"claims": summary(found), "claims-by-experiment": by_experiment(found, link)}
         try:
             there = args.into.read_text("utf-8", errors="replace") if args.into.is_file() else ""
         except OSError:
             there = ""  # writing reports the error
         wanted = [name for name in texts if f"<!-- leaderboard {name} -->" in there] or ["claims"]
-        write_into(args.into, {name: texts[name]() for name in wanted})
+        write_into(args.into, {name: texts[name] for name in wanted})
         print(f"written into {args.into}", file=sys.stderr)
     else:
-        kind = "json" if args.json else format_of(args, FORMATS)
-        write(args.out, written([board(found)], kind, args.out))
+        write(args.out, written([board(found)], format_of(args, FORMATS), args.out))
     return 1 if found.damaged else 0
 
 
@@ -83,18 +82,9 @@ def _all(args: Args) -> int:
     from bench.output import remark
     from bench.papers.experiments import experiments
 
-    others = {
-        "NAME": args.name,
-        "--list": args.list,
-        "--search": args.search,
-        "--arm": args.arm,
-        "--create": args.create,
-        "--slurm": args.slurm,
-        "--json": args.json,
-    }
-    for word, given in others.items():
-        if given:
-            raise UserError(f"--all: not allowed with {word}; remove one of them")
+    for name in ("name", "list", "search", "arm", "create", "slurm", "json"):
+        if getattr(args, name):
+            raise UserError(f"--all: not allowed with {'NAME' if name == 'name' else f'--{name}'}; remove one of them")
     if not args.quick:
         raise UserError("--all: add --quick; the full experiments take days")
     code = 0
@@ -117,14 +107,15 @@ def _one(args: Args) -> int:
     from bench.papers.experiments import experiments, title
     from bench.progress import doing
 
-    if args.list and args.json:
-        answer([{"name": name, "title": title(name)} for name in experiments()])
-        return 0
     if args.list:
         from bench.results.render import shown
         from bench.results.table import Table
 
-        print("\n".join(shown(Table.facts((name, title(name)) for name in experiments()))))
+        titles = [(name, title(name)) for name in experiments()]
+        if args.json:
+            answer([{"name": name, "title": words} for name, words in titles])
+        else:
+            print("\n".join(shown(Table.facts(titles))))
         return 0
     if args.name is None:
         raise UserError("name an experiment: bench reproduce NAME; see `bench reproduce --list`")
@@ -143,7 +134,7 @@ def _one(args: Args) -> int:
     folder = args.out or Path("reproduced") / f"{args.name}{kind}"
     if made_elsewhere(args):
         asked = ask(args.name, places, version)
-        return publish(f"experiment {args.name}", [job.config for job in asked.all_jobs], args, args.device)
+        return publish(f"experiment {args.name}", asked.configs, args, args.device)
     result = reproduce(args.name, folder, places, version, Effort.of(args), args.storage)
     if result is None:
         return 130

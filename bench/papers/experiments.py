@@ -1,24 +1,24 @@
 """Experiments of papers in YAML: `configs/papers/<paper>/<experiment>.yaml`."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from bench.config.options import NO_BOOLEAN
-from bench.config.run_config import NoBooleans, Seed, resolve
+from bench.config.run_config import Seed, resolve
 from bench.config.settings import as_stored
 from bench.config.strict_yaml import read_yaml
-from bench.errors import UserError, unknown
+from bench.errors import UserError, check_known
 from bench.grammar.values import configs_folder, refuse_too_many
 from bench.papers.arms import Arm
 from bench.papers.claims import judge
-from bench.papers.figures import FigureSpec, lines
+from bench.papers.figures import Described, FigureSpec, lines
 from bench.papers.verdicts import Finding, over_readings
 from bench.store.record import RunResult
 from bench.store.tables import CURVE_FIELDS
@@ -36,7 +36,7 @@ def combinations(grid: Mapping[str, Sequence[Any]]) -> list[Settings]:
     return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
 
-class Claim(NoBooleans):
+class Claim(Described):
     """A statement of a paper, and its test.
 
     Attributes:
@@ -48,7 +48,7 @@ class Claim(NoBooleans):
             reading of the statement.
     """
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow")
 
     name: str
     paper: str
@@ -63,7 +63,7 @@ class Claim(NoBooleans):
         return [str(label) for labels in named for label in (labels if isinstance(labels, list) else [labels])]
 
 
-class Quick(NoBooleans, BaseModel):
+class Quick(Described):
     """The small version, by its differences from the whole experiment.
 
     Attributes:
@@ -72,14 +72,12 @@ class Quick(NoBooleans, BaseModel):
         arms: settings that override those of one arm, by label.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     seeds: list[Seed] = Field(min_length=1)
-    settings: Settings = {}
-    arms: dict[str, Settings] = {}
+    settings: Settings = Field(default_factory=dict)
+    arms: dict[str, Settings] = Field(default_factory=dict)
 
 
-class Search(NoBooleans, BaseModel):
+class Search(Described):
     """A search for open constants at which claims hold: a full grid, chosen in advance.
 
     Fractions of the budget keep their steps of the full version, whatever the budget is here.
@@ -93,12 +91,10 @@ class Search(NoBooleans, BaseModel):
         claims: names of the claims to judge; all by default.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     why: str
     grid: dict[str, list[Any]] = Field(min_length=1)
     seeds: list[Seed] = Field(min_length=1)
-    settings: Settings = {}
+    settings: Settings = Field(default_factory=dict)
     arms: list[str] | None = None
     claims: list[str] | None = None
 
@@ -113,7 +109,7 @@ class Search(NoBooleans, BaseModel):
         return combinations(self.grid)
 
 
-class Experiment(NoBooleans, BaseModel):
+class Experiment(Described):
     """An experiment of a paper, as in its YAML.
 
     Attributes:
@@ -130,11 +126,9 @@ class Experiment(NoBooleans, BaseModel):
         search: over constants that the paper leaves open, for `--search`; None without any.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     title: str
     paper: str
-    notes: list[str] = []
+    notes: list[str] = Field(default_factory=list)
     undersized: str | None = None
     common: Settings
     seeds: list[Seed] = Field(min_length=1)
@@ -162,11 +156,7 @@ class Experiment(NoBooleans, BaseModel):
         assert self.search is not None
         there = self.changed(self.search.settings | point, self.search.seeds)
         wanted = self.search.claims
-        claims = [
-            claim.model_copy(update=self._in_steps(claim, (claim.model_extra or {}) | {"readings": claim.readings}))
-            for claim in self.claims
-            if wanted is None or claim.name in wanted
-        ]
+        claims = [self._in_steps(claim) for claim in self.claims if wanted is None or claim.name in wanted]
         arms = {label: there.arms[label] for label in self.search.arms or self.arms}
         return there.model_copy(update={"claims": claims, "arms": arms})
 
@@ -182,7 +172,7 @@ class Experiment(NoBooleans, BaseModel):
         override those of all.
 
         Raises:
-            UserError: `times.` has nothing to multiply.
+            UserError: `times.` has no number to multiply.
         """
         factors = {name.removeprefix("times."): x for name, x in settings.items() if name.startswith("times.")}
         plain = {name: x for name, x in settings.items() if not name.startswith("times.")}
@@ -193,26 +183,25 @@ class Experiment(NoBooleans, BaseModel):
                     raise UserError(f"times.{name}: the arm {label} does not set {name}")
                 if isinstance(factor, bool):
                     raise UserError(f"times.{name} {factor}: it takes a number, and {NO_BOOLEAN}")
-                own[name] *= factor
+                try:
+                    own[name] = _number(own[name]) * _number(factor)
+                except (TypeError, ValueError):
+                    raise UserError(
+                        f"times.{name} {factor}: it and {own[name]!r}, the setting of {label}, must be numbers"
+                    ) from None
         if isinstance(seeds, int):
             after = range(max(self.seeds) + 1, max(self.seeds) + 1 + seeds)
             seeds = [*self.seeds, *after][:seeds]
         return self.model_copy(update={"arms": changed, "seeds": list(seeds or self.seeds)})
 
     def arguments(self, claim: Claim) -> Settings:
-        """The arguments of a claim's test that all readings share, with fractions of the budget as steps.
-
-        The budget is the smallest number of steps of the claim's arms.
-
-        Raises:
-            UserError: a fraction is out of range, or an arm has no number of steps.
-        """
-        return self._in_steps(claim, claim.model_extra or {})
+        """The arguments of a claim's test that all readings share, with fractions of the budget as steps."""
+        return self._in_steps(claim).model_extra or {}
 
     def readings(self, claim: Claim) -> dict[str, Settings]:
         """The arguments of a claim's test by reading; at least one."""
-        shared, own = self.arguments(claim), self._in_steps(claim, claim.readings)
-        return {_in_words(reading): shared | reading for reading in combinations(own)}
+        own = self._in_steps(claim)
+        return {_in_words(reading): (own.model_extra or {}) | reading for reading in combinations(own.readings)}
 
     def judge(self, claim: Claim, results: Mapping[str, Arm]) -> Finding:
         """The verdict on a claim over all its readings.
@@ -224,8 +213,12 @@ class Experiment(NoBooleans, BaseModel):
             {words: judge(claim.test, results, **arguments) for words, arguments in self.readings(claim).items()}
         )
 
-    def _in_steps(self, claim: Claim, arguments: Mapping[str, Any]) -> Settings:
-        """The arguments with fractions of the budget as steps."""
+    def _in_steps(self, claim: Claim) -> Claim:
+        """The claim with fractions of the budget, the smallest number of steps of its arms, as steps.
+
+        Raises:
+            UserError: a fraction is out of range, or an arm has no number of steps.
+        """
 
         def steps(value: Any) -> Any:
             if isinstance(value, dict):
@@ -242,12 +235,12 @@ class Experiment(NoBooleans, BaseModel):
                 raise UserError(
                     f"{value!r} is not a fraction of the budget; write `0.1 budget` for a tenth of the steps"
                 )
-            budgets = [(self.common | self.arms[label]).get("trainer.max_steps", 0) for label in claim.arms]
+            budgets = [(self.common | self.arms[label]).get("trainer.max_steps") or 0 for label in claim.arms]
             if not budgets or 0 in budgets:
                 raise UserError(f"{value!r}: its arms have no trainer.max_steps; give a step number")
-            return max(1, round(share * min(map(int, budgets))))
+            return max(1, round(share * min(map(float, budgets))))
 
-        return {name: steps(value) for name, value in arguments.items()}
+        return claim.model_copy(update=steps((claim.model_extra or {}) | {"readings": claim.readings}))
 
     def rehearse(self) -> dict[str, Arm]:
         """Judge the claims on synthetic results.
@@ -266,7 +259,7 @@ class Experiment(NoBooleans, BaseModel):
                 results[label] = _made_up(label, self.common | own)
         for claim in self.claims:
             with _blaming(f"claim {claim.name}"):
-                _known("arm", claim.arms, self.arms)
+                check_known("arm", claim.arms, self.arms)
                 self.judge(claim, results)
         return results
 
@@ -300,18 +293,18 @@ class Experiment(NoBooleans, BaseModel):
         results = self.rehearse()
         for panel in self.figure.panels:
             with _blaming(f"panel {panel.title or panel.y}"):
-                _known("arm", panel.arms or [], self.arms)
+                check_known("arm", panel.arms or [], self.arms)
                 for label in panel.arms or self.arms:
                     columns = {name for table in results[label].every_table for name in table}
-                    _known("column", [panel.x, panel.y], columns)
+                    check_known("column", [panel.x, panel.y], columns)
                     lines(panel, results[label])
         with _blaming("quick"):
-            _known("arm", self.quick.arms, self.arms)
+            check_known("arm", self.quick.arms, self.arms)
             self.small().rehearse()
         if self.search:
             with _blaming("search"):
-                _known("arm", self.search.arms or [], self.arms)
-                _known("claim", self.search.claims or [], names)
+                check_known("arm", self.search.arms or [], self.arms)
+                check_known("claim", self.search.claims or [], names)
                 for point in self.search.points:
                     self.at(point).rehearse()
 
@@ -332,15 +325,14 @@ def _made_up(label: str, settings: Settings) -> Arm:
     return Arm.of_each(label, ((RunResult(label, stored | own, "completed", "converged"), tables) for own in seeds))
 
 
+def _number(value: Any) -> Any:
+    """YAML reads 1e-3 as text."""
+    return float(value) if isinstance(value, str) else value
+
+
 def _in_words(reading: Settings) -> str:
     """A reading in the words of a page."""
     return ", ".join(f"{name} {', '.join(map(str, x)) if isinstance(x, list) else x}" for name, x in reading.items())
-
-
-def _known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
-    for name in names:
-        if name not in known:
-            raise unknown(kind, name, known)
 
 
 @contextmanager
@@ -381,8 +373,7 @@ def load(name: str) -> Experiment:
 
 def _read(name: str) -> Experiment:
     known = experiments()
-    if name not in known:
-        raise unknown("experiment", name, known)
+    check_known("experiment", [name], known)
     content = read_yaml(known[name])
     with _blaming(str(known[name])):
         try:

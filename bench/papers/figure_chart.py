@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from bench.errors import UserError, unknown
+from bench.errors import UserError, check_known
 from bench.papers.arms import Arm
-from bench.papers.figures import FigureSpec, Guide, Line, Panel, lines
+from bench.papers.figures import FigureSpec, Guide, Panel, lines
 from bench.papers.verdicts import Finding, Verdict
 from bench.results import chart
 from bench.results.chart import WORDS, Array, axis_limits, letter
@@ -33,6 +33,8 @@ LABELS = WORDS | {
     "entropy": "entropy of attention (nats)",
 }
 """Axis labels of columns; others have their own name."""
+Drawn = list[tuple[Arm, list[chart.Trace], int]]
+"""The arms of a panel, each with its lines and the number of seeds behind them."""
 
 
 def describe(spec: FigureSpec, arms: Mapping[str, Arm], *, watermark: str = "") -> chart.Chart:
@@ -48,35 +50,26 @@ def describe(spec: FigureSpec, arms: Mapping[str, Arm], *, watermark: str = "") 
     """
     if not arms:
         raise UserError("there are no arms to draw")
-    words = _Words(spec)
-    chosen = [_chosen(panel, arms) for panel in spec.panels]
-    panels = [_panel(k, panel, chosen[k], words) for k, panel in enumerate(spec.panels)]
-    labels = dict.fromkeys(arm.label for own in chosen for arm in own)
+    drawn: list[Drawn] = [[(arm, *lines(panel, arm)) for arm in _chosen(panel, arms)] for panel in spec.panels]
     return chart.Chart(
-        panels,
-        {label: label for label in labels},
+        [_panel(k, panel, own) for k, (panel, own) in enumerate(zip(spec.panels, drawn, strict=True))],
+        {arm.label: arm.label for own in drawn for arm, _, _ in own},
         spec.columns,
-        words.text(),
+        _caption(spec, drawn),
         spec.ordered,
         formulas=True,
         watermark=watermark,
     )
 
 
-def _panel(k: int, panel: Panel, arms: Sequence[Arm], words: "_Words") -> chart.Panel:
-    """Lines, bands and guides, noted in `words`."""
-    drawn: list[tuple[str, Line]] = []
-    traces: list[chart.Trace] = []
-    for arm in arms:
-        own, seeds = lines(panel, arm)
-        words.add(k, arm, own, seeds)
-        drawn += [(arm.label, line) for line in own]
-        traces += [chart.Trace(arm.label, line.x, line.y, line.band, "some", cross=line.ended) for line in own]
-        if not own:
-            traces.append(chart.Trace(arm.label, np.empty(0), np.empty(0), marks="some"))
-    ends = [values for _, line in drawn for values in line.band or (line.y,)]
+def _panel(k: int, panel: Panel, arms: Drawn) -> chart.Panel:
+    """Lines, bands and guides."""
+    drawn = [line for _, own, _ in arms for line in own]
+    none = np.empty(0)
+    traces = [line for arm, own, _ in arms for line in own or [chart.Trace(arm.label, none, none, marks="some")]]
+    ends = [values for line in drawn for values in line.band or (line.y,)]
     limits = axis_limits(ends, "y" in panel.log, 0.05, panel.floor)
-    guides = [chart.Guide(g.label, *_guide_points(g, drawn[0][1], panel, limits)) for g in panel.guides if drawn]
+    guides = [chart.Guide(g.label, *_guide_points(g, drawn[0], panel, limits)) for g in panel.guides if drawn]
     x, y = (LABELS.get(column, column.replace("$", r"\$")) for column in (panel.x, panel.y))
     return chart.Panel(f"panel-{k}", panel.title, x, y, panel.log, traces, limits=limits, guides=guides)
 
@@ -84,9 +77,7 @@ def _panel(k: int, panel: Panel, arms: Sequence[Arm], words: "_Words") -> chart.
 def _chosen(panel: Panel, arms: Mapping[str, Arm]) -> list[Arm]:
     """The arms of a panel."""
     keys = list(arms) if panel.arms is None else panel.arms
-    for key in keys:
-        if key not in arms:
-            raise unknown("arm", key, arms)
+    check_known("arm", keys, arms)
     chosen = [replace(arms[key], label=arms[key].label.removeprefix(panel.strip)) for key in keys]
     for label, count in Counter(arm.label for arm in chosen).items():
         if count > 1:
@@ -96,7 +87,7 @@ def _chosen(panel: Panel, arms: Mapping[str, Arm]) -> list[Arm]:
     return chosen
 
 
-def _guide_points(guide: Guide, line: Line, panel: Panel, y_range: tuple[float, float]) -> tuple[Array, Array]:
+def _guide_points(guide: Guide, line: chart.Trace, panel: Panel, y_range: tuple[float, float]) -> tuple[Array, Array]:
     """The points of a guide inside the panel."""
     log_x = "x" in panel.log
     position = np.log(line.x) if log_x else line.x
@@ -108,6 +99,56 @@ def _guide_points(guide: Guide, line: Line, panel: Panel, y_range: tuple[float, 
         y = line.y[k] * (x / line.x[k]) ** guide.slope
         inside = (y >= y_range[0]) & (y <= y_range[1])
     return x[inside], y[inside]
+
+
+def _caption(spec: FigureSpec, drawn: Sequence[Drawn]) -> str:
+    """What lines, bands, crosses and guides are, in one paragraph."""
+    facts: dict[str, list[int]] = {}
+    for k, panel in enumerate(spec.panels):
+        if (panel.smooth or 1) > 1:
+            facts.setdefault(f"running mean over at most {panel.smooth} rows", []).append(k)
+    if apart := [k for k, own in enumerate(drawn) if any(len(found) > 1 for _, found, _ in own)]:
+        facts["a line for each seed"] = apart
+    parts = [_means(spec, drawn)]
+    parts += [f"{'All' if len(ks) == len(spec.panels) else _letters(ks)}: {fact}." for fact, ks in facts.items()]
+    if any(
+        line.cross and (panel.floor is None or line.cross[1] >= panel.floor)
+        for panel, own in zip(spec.panels, drawn, strict=True)
+        for _, found, _ in own
+        for line in found
+    ):
+        parts.append("\N{MULTIPLICATION SIGN}: the first seed ends; the line continues with the others.")
+    if any(panel.guides for panel in spec.panels):
+        parts.append("Grey: reference rates, not fits.")
+    return " ".join(parts)
+
+
+def _letters(panels: Sequence[int]) -> str:
+    return ", ".join(f"({letter(k)})" for k in panels)
+
+
+def _means(spec: FigureSpec, drawn: Sequence[Drawn]) -> str:
+    """The number of seeds, with the arms that have another one, and the kind of mean."""
+    seeds: dict[str, dict[str, list[int]]] = {}  # panels by arm and number of seeds
+    for k, own in enumerate(drawn):
+        for arm, _, count in own:
+            of = "" if count == len(arm.runs) else f" of {len(arm.runs)}"
+            seeds.setdefault(arm.label, {}).setdefault(f"{count}{of}", []).append(k)
+    tally = Counter(count for counts in seeds.values() for count, panels in counts.items() for _ in panels)
+    most = max(tally, key=lambda count: (tally[count], int(count.split()[0])))
+    others = [
+        f"{label}{'' if len(counts) == 1 else f' in {_letters(panels)}'}: {count}"
+        for label, counts in seeds.items()
+        for count, panels in counts.items()
+        if count != most
+    ]
+    number = f"{most} seed{'' if most == '1' else 's'}" + (f" ({', '.join(others)})" if others else "")
+    if not any(line.band for own in drawn for _, found, _ in own for line in found):
+        return f"Lines: {number}."
+    logs = {"y" in panel.log for panel in spec.panels}
+    mean = "geometric mean" if logs == {True} else "mean"
+    aside = ", geometric where y is logarithmic" if logs == {True, False} else ""
+    return f"Lines: {mean} over {number}{aside}; bands: minimum to maximum over seeds."
 
 
 _MAP: tuple[Verdict, ...] = ("holds", "faster than claimed", "undecided", "fails")
@@ -163,55 +204,3 @@ def _short(constant: str) -> str:
     """The name of a searched constant on an axis."""
     name = constant.rpartition(".")[2]
     return f"factor of {name}" if constant.startswith("times.") else name
-
-
-class _Words:
-    """Facts about the lines, for the caption."""
-
-    def __init__(self, spec: FigureSpec) -> None:
-        self.spec = spec
-        self.seeds: dict[str, dict[str, list[int]]] = {}  # panels by arm and number of seeds
-        self.bands = self.ended = False
-        self.facts: dict[str, list[int]] = {}
-        for k, panel in enumerate(spec.panels):
-            if (panel.smooth or 1) > 1:
-                self.facts.setdefault(f"running mean over at most {panel.smooth} rows", []).append(k)
-
-    def add(self, k: int, arm: Arm, drawn: Sequence[Line], seeds: int) -> None:
-        """Note the lines of an arm in a panel."""
-        of = "" if seeds == len(arm.runs) else f" of {len(arm.runs)}"
-        self.seeds.setdefault(arm.label, {}).setdefault(f"{seeds}{of}", []).append(k)
-        self.bands |= any(line.band is not None for line in drawn)
-        floor = self.spec.panels[k].floor
-        self.ended |= any(line.ended is not None and (floor is None or line.ended[1] >= floor) for line in drawn)
-        panels = self.facts.setdefault("a line for each seed", [])
-        if len(drawn) > 1 and k not in panels:
-            panels.append(k)
-
-    def text(self) -> str:
-        """The caption, in one paragraph."""
-        parts = [self._seeds()]
-        for fact, panels in self.facts.items():
-            where = "All" if len(panels) == len(self.spec.panels) else ", ".join(f"({letter(k)})" for k in panels)
-            parts += [f"{where}: {fact}."] if panels else []
-        if self.ended:
-            parts.append("\N{MULTIPLICATION SIGN}: the first seed ends; the line continues with the others.")
-        if any(panel.guides for panel in self.spec.panels):
-            parts.append("Grey: reference rates, not fits.")
-        return " ".join(parts)
-
-    def _seeds(self) -> str:
-        tally = Counter(count for counts in self.seeds.values() for count, panels in counts.items() for _ in panels)
-        most = max(tally, key=lambda count: (tally[count], int(count.split()[0])))
-        others = []
-        for label, counts in self.seeds.items():
-            for count, panels in counts.items():
-                where = "" if len(counts) == 1 else " in " + ", ".join(f"({letter(k)})" for k in panels)
-                others += [f"{label}{where}: {count}"] * (count != most)
-        number = f"{most} seed{'' if most == '1' else 's'}" + (f" ({', '.join(others)})" if others else "")
-        if not self.bands:
-            return f"Lines: {number}."
-        logs = {"y" in panel.log for panel in self.spec.panels}
-        mean = "geometric mean" if logs == {True} else "mean"
-        aside = ", geometric where y is logarithmic" if logs == {True, False} else ""
-        return f"Lines: {mean} over {number}{aside}; bands: minimum to maximum over seeds."

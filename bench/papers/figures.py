@@ -4,21 +4,26 @@
 """
 
 import math
-from dataclasses import dataclass
 from typing import Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from bench.config.run_config import NoBooleans
 from bench.errors import UserError
 from bench.papers.arms import Arm
-from bench.results.chart import Array, thinned
+from bench.results.chart import Array, Trace, thinned
 
 MOST_POINTS = 2000
 
 
-class Guide(NoBooleans):
+class Described(NoBooleans):
+    """A part of an experiment's YAML; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Guide(Described):
     """A thin line with a reference rate; not a fit.
 
     It is proportional to `x**slope`, meets the line of the panel's first arm, and covers the later half of that line on
@@ -29,13 +34,11 @@ class Guide(NoBooleans):
         label: its legend entry.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     slope: float = Field(allow_inf_nan=False)
     label: str = Field(min_length=1)
 
 
-class Panel(NoBooleans, BaseModel):
+class Panel(Described):
     """One pair of axes.
 
     Attributes:
@@ -51,8 +54,6 @@ class Panel(NoBooleans, BaseModel):
         guides: reference rates.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     y: str
     x: str = "step"
     log: Literal["", "x", "y", "xy"] = ""
@@ -62,7 +63,7 @@ class Panel(NoBooleans, BaseModel):
     smooth: int | None = Field(None, ge=1)
     x_max: float | None = Field(None, allow_inf_nan=False)
     floor: float | None = Field(None, allow_inf_nan=False)
-    guides: list[Guide] = []
+    guides: list[Guide] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _positive_on_log(self) -> Self:
@@ -72,7 +73,7 @@ class Panel(NoBooleans, BaseModel):
         return self
 
 
-class FigureSpec(NoBooleans):
+class FigureSpec(Described):
     """A figure.
 
     Attributes:
@@ -80,8 +81,6 @@ class FigureSpec(NoBooleans):
         columns: panels per row, 1 to 3.
         ordered: the arms' labels are values of one quantity (numbers of heads), so their colours are a sequence.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     panels: list[Panel] = Field(min_length=1, max_length=26)
     columns: int = Field(2, ge=1, le=3)
@@ -91,25 +90,12 @@ class FigureSpec(NoBooleans):
 # -- numbers --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line of an arm: the mean over seeds.
-
-    Attributes:
-        x, y: shape (P,), finite, and positive on logarithmic axes.
-        band: lowest and highest value over seeds, shape (P,) each; None for one seed.
-        ended: the point at which the first seed ends before the others; the line continues without it. None if all end
-            together.
-    """
-
-    x: Array
-    y: Array
-    band: tuple[Array, Array] | None
-    ended: tuple[float, float] | None
-
-
-def lines(panel: Panel, arm: Arm) -> tuple[list[Line], int]:
+def lines(panel: Panel, arm: Arm) -> tuple[list[Trace], int]:
     """An arm's lines in a panel, and the number of seeds that have values there.
+
+    A line is the mean over seeds: finite, and positive on logarithmic axes. Its band is the lowest and highest value,
+    None for one seed. Its cross is the point at which the first seed ends before the others; the line continues without
+    it. None if all end together.
 
     Seeds are averaged into one line. If they differ in x, each is interpolated, unless x ever decreases: then every
     seed has its own line. Rows that a seed lacks between two others are interpolated.
@@ -141,12 +127,12 @@ def lines(panel: Panel, arm: Arm) -> tuple[list[Line], int]:
 
     first, last = np.fmin.reduce(x, axis=0), np.fmax.reduce(x, axis=0)
     if np.all((first == last) | np.isnan(first)):
-        return [_mean_line(first, y, panel)], seeds
+        return [_mean_line(arm, first, y, panel)], seeds
     if all(np.all(np.diff(row[ok]) >= 0) for row, ok in zip(x, shown, strict=True)):
         grid = np.unique(x[shown])
         y = np.array([_between(grid, x_row, y_row, log=log_y) for x_row, y_row in zip(x, y, strict=True)])
-        return [_mean_line(grid, y, panel)], seeds
-    return [_mean_line(x[s], y[s : s + 1], panel) for s in range(len(y)) if shown[s].any()], seeds
+        return [_mean_line(arm, grid, y, panel)], seeds
+    return [_mean_line(arm, x[s], y[s : s + 1], panel) for s in range(len(y)) if shown[s].any()], seeds
 
 
 def _drawable(values: Array, log: bool) -> np.ndarray:
@@ -163,14 +149,8 @@ def _between(at: Array, x: Array, y: Array, *, log: bool) -> Array:
     return np.exp(value) if log else value
 
 
-def _mean_line(x: Array, y: Array, panel: Panel) -> Line:
-    """The mean over seeds.
-
-    Args:
-        x: shape (P,).
-        y: shape (S, P); NaN is skipped.
-        panel: decides the kind of mean.
-    """
+def _mean_line(arm: Arm, x: Array, y: Array, panel: Panel) -> Trace:
+    """The mean over seeds, geometric on a logarithmic axis, of y of shape (S, P) at x of shape (P,); NaN is skipped."""
     there = np.isfinite(y)
     keep = there.any(0)
     x, y, there = x[keep], y[:, keep], there[:, keep]
@@ -181,4 +161,5 @@ def _mean_line(x: Array, y: Array, panel: Panel) -> Line:
     ended = (float(x[last.min()]), float(mean[last.min()])) if last.min() < len(x) - 1 else None
     low, high = np.fmin.reduce(y, axis=0), np.fmax.reduce(y, axis=0)
     some = thinned(x, "x" in panel.log, MOST_POINTS)
-    return Line(x[some], mean[some], (low[some], high[some]) if len(last) > 1 else None, ended)
+    band = (low[some], high[some]) if len(last) > 1 else None
+    return Trace(arm.label, x[some], mean[some], band, marks="some", cross=ended)

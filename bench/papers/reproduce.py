@@ -4,14 +4,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from math import nan
 from pathlib import Path
 
 import numpy as np
 
 from bench.config.checks import check_places
 from bench.config.run_config import RunConfig, decided, on_device, resolve
-from bench.errors import UserError, unknown
+from bench.errors import UserError, check_known
 from bench.execute import Effort
 from bench.execute.blocks import check_all
 from bench.execute.command import results_of
@@ -30,13 +29,8 @@ from bench.store.store import Store
 from bench.store.tables import TABLES, Columns, as_arrow
 from tasks.core.extras import not_installed
 
-
-@dataclass(frozen=True)
-class ArmRun:
-    """One run of an experiment."""
-
-    label: str
-    config: RunConfig
+ArmRun = tuple[str, RunConfig]
+"""A run of an experiment: the label of its arm, and its configuration."""
 
 
 def jobs(experiment: Experiment, places: Settings) -> list[ArmRun]:
@@ -50,11 +44,11 @@ def jobs(experiment: Experiment, places: Settings) -> list[ArmRun]:
         UserError: a setting is unknown or illegal.
     """
     todo = [
-        ArmRun(label, decided(resolve(experiment.common | own | {"seed": seed} | places)))
+        (label, decided(resolve(experiment.common | own | {"seed": seed} | places)))
         for seed in experiment.seeds
         for label, own in experiment.arms.items()
     ]
-    check_all([job.config for job in todo], early=True)
+    check_all([config for _, config in todo], early=True)
     return todo
 
 
@@ -66,15 +60,16 @@ def collect(todo: Sequence[ArmRun]) -> tuple[dict[str, Arm], dict[int, str]]:
 
     A seed is left out of all arms if the instance of the problem has no reference solution.
     """
-    there = Store(todo[0].config.store).finished_all(job.config.run_id for job in todo)
-    found = [(job, there[job.config.run_id]) for job in todo if job.config.run_id in there]
-    without = {job.config.seed: f"{n} is {why}" for job, run in found for n, why in run.unsolved.items()}
-    arms: dict[str, Arm] = {}
-    for label in dict.fromkeys(job.label for job in todo):
-        mine = [(job, run) for job, run in found if job.label == label and job.config.seed not in without]
-        if mine:
-            arms[label] = Arm.of_each(label, ((run, _tables(job.config.store, run)) for job, run in mine))
-    return arms, without
+    store = Store(todo[0][1].store)
+    there = store.finished_all(config.run_id for _, config in todo)
+    found = [(label, config.seed, there[config.run_id]) for label, config in todo if config.run_id in there]
+    without = {seed: f"{n} is {why}" for _, seed, run in found for n, why in run.unsolved.items()}
+    runs: dict[str, list[RunResult]] = {label: [] for label, _ in todo}
+    for label, seed, run in found:
+        if seed not in without:
+            runs[label].append(run)
+    tables = {label: [(run, _tables(store, run)) for run in own] for label, own in runs.items() if own}
+    return {label: Arm.of_each(label, own) for label, own in tables.items()}, without
 
 
 def _judge(experiment: Experiment, arms: Mapping[str, Arm]) -> dict[str, Finding]:
@@ -108,9 +103,9 @@ class WantedRuns:
     fewer: bool = False
 
     @property
-    def all_jobs(self) -> list[ArmRun]:
-        """All runs; the search comes last."""
-        return [*self.jobs, *(job for _, _, own in self.points for job in own)]
+    def configs(self) -> list[RunConfig]:
+        """Of all runs; the search comes last."""
+        return [config for own in (self.jobs, *(own for _, _, own in self.points)) for _, config in own]
 
 
 def ask(name: str, places: Settings, version: Version) -> WantedRuns:
@@ -132,9 +127,8 @@ def ask(name: str, places: Settings, version: Version) -> WantedRuns:
     if version.seeds is not None and version.seeds < 1:
         raise UserError(f"--seeds {version.seeds}: it must be at least 1")
     full.refuse_too_many(version.seeds, search=version.search)
+    check_known("arm", version.arms, full.arms)
     for label, own in version.arms.items():
-        if label not in full.arms:
-            raise unknown("arm", label, full.arms)
         if shared := own.keys() & {"seed", *places}:
             raise UserError(f"--arm {label} {min(shared)}: it is the same in all arms; remove it")
 
@@ -154,8 +148,8 @@ def reproduce(
     folder: Path,
     places: Settings,
     version: Version,
-    effort: Effort | None = None,
-    storage: str | None = None,
+    effort: Effort,
+    storage: str | None,
 ) -> Reproduction | None:
     """Run an experiment and write figure, data, claims and page; None if a signal stopped it.
 
@@ -172,9 +166,8 @@ def reproduce(
     """
     with doing("reading the experiment"):
         asked = ask(name, places, version)
-        experiment, todo = asked.experiment, asked.jobs
-        wanted = [job.config for job in asked.all_jobs]
-        if any(job.config.task_spec.family == "theory" for job in asked.all_jobs) and not find_spec("clarabel"):
+        experiment, wanted = asked.experiment, asked.configs
+        if any(config.task_spec.family == "theory" for config in wanted) and not find_spec("clarabel"):
             raise UserError(f"{name}: {not_installed('clarabel', 'papers')}")  # before anything is trained
         if left := missing(wanted):
             waiting = list(left.values())
@@ -183,9 +176,9 @@ def reproduce(
             check_all(waiting)
     check_output(folder)
     progress = SweepProgress("runs", wanted[0].task_spec.mode)
-    if results_of(wanted, progress, effort or Effort(), plan=f"experiment {name}", storage=storage) is None:
+    if results_of(wanted, progress, effort, plan=f"experiment {name}", storage=storage) is None:
         return None
-    arms, without = collect(todo)
+    arms, without = collect(asked.jobs)
     if not arms:
         seed, reason = next(iter(without.items()))
         raise UserError(f"{name}: no seed has a solution to compare with: with seed {seed}, {reason}")
@@ -202,7 +195,7 @@ def reproduce(
     return result
 
 
-def _tables(store: Path, run: RunResult) -> dict[str, Columns]:
+def _tables(store: Store, run: RunResult) -> dict[str, Columns]:
     """A run's tables with the columns of `DERIVED`, and `validations` from its evaluations on the selection split.
 
     The latter has `val_loss` and the like by step, and `train_s`, the seconds of training until then.
@@ -210,14 +203,14 @@ def _tables(store: Path, run: RunResult) -> dict[str, Columns]:
     names = dict.fromkeys(name for row in run.validations for name in row)
     validations = {
         name if name in ("step", "train_s") else f"val_{name}": np.array(
-            [nan if row.get(name) is None else row[name] for row in run.validations], dtype=np.float64
+            [row.get(name) for row in run.validations], dtype=np.float64
         )
         for name in names
     }
     tables = {
         kind: {**table, **{name: table[of] / norm for name, of in DERIVED.items() if norm and of in table}}
         for norm in [dict(run.facts.get("att_svm") or {}).get("norm")]
-        for kind, table in Store(store).tables(run.run_id).items()
+        for kind, table in store.tables(run.run_id).items()
     }
     return tables | ({"validations": validations} if validations else {})
 

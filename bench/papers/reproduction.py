@@ -11,11 +11,12 @@ from typing import Any
 
 from bench.papers.arms import Arm
 from bench.papers.experiments import Claim, Experiment, Settings
-from bench.papers.verdicts import Finding, number, said
+from bench.papers.verdicts import Finding, said
 from bench.results.render import markdown_table, shown
+from bench.results.stats import Interval
 from bench.results.table import Column, Table
 from bench.store.record import RunResult
-from bench.text import duration, plain
+from bench.text import as_options, cell, counted, duration, plain
 
 CORRECTION = (
     "Verdicts of an experiment are corrected for their number (Holm over its claims, Bonferroni over the arms of one,"
@@ -54,7 +55,7 @@ class Version:
         """The words of the command line."""
         flags = {"--quick": self.quick, "--search": self.search, f"--seeds {self.seeds}": self.seeds}
         arms = [shlex.join(["--arm", arm, name, str(x)]) for arm, own in self.arms.items() for name, x in own.items()]
-        return " ".join(filter(None, [*(flag for flag, on in flags.items() if on), words(self.changes), *arms]))
+        return " ".join(filter(None, [*(flag for flag, on in flags.items() if on), as_options(self.changes), *arms]))
 
 
 @dataclass(frozen=True)
@@ -150,47 +151,42 @@ def page(result: Reproduction) -> str:
     experiment = result.experiment
     again = f"bench reproduce {result.name} {result.version.words}".rstrip()
     lines = [f"# {experiment.title}", "", f"{experiment.paper}. Made by `{again}`.", ""]
-    if result.version.changed:
-        lines += [
-            "**The command line changed settings or seeds: this is not the experiment as defined.**",
-            "",
-        ]
-    if result.version.quick:
-        lines += ["**This is the quick version: few seeds and few steps. Its verdicts are no evidence.**", ""]
-    for part in result.parts:
-        lines += [f"**Not the whole task: {part}.**", ""]
-    if experiment.undersized:
-        lines += [f"**Smaller than the paper's: {experiment.undersized}**", ""]
+    warnings = {
+        "The command line changed settings or seeds: this is not the experiment as defined.": result.version.changed,
+        "This is the quick version: few seeds and few steps. Its verdicts are no evidence.": result.version.quick,
+        **{f"Not the whole task: {part}.": True for part in result.parts},
+        f"Smaller than the paper's: {experiment.undersized}": experiment.undersized,
+    }
+    lines += [line for warning, given in warnings.items() if given for line in (f"**{warning}**", "")]
     lines += ["![figure](figure.png)", "", "## Claims", "", f"{CORRECTION} {CONSEQUENCE}", ""]
-    rows = [
-        (result.said(claim), claim.name, claim.paper, finding.text, _effect(finding))
-        for claim, finding in result.claims
-    ]
-    verdict, interval = Column("verdict", "verdict", markup="strong"), "effect, 95 % interval over seeds"
-    lines += markdown_table(Table.of([verdict, "claim", "the paper's statement, in short", "here", interval], rows))
-    rows = [
-        (found.verdict, claim.name, reading, found.text, _effect(found))
+    claims = [(result.said(claim), claim.name, claim.paper, finding) for claim, finding in result.claims]
+    lines += _findings("the paper's statement, in short", claims)
+    readings = [
+        (found.verdict, claim.name, reading, found)
         for claim, finding in result.claims
         for reading, found in finding.readings.items()
     ]
-    if rows:
+    if readings:
         lines += ["", "## Readings", "", "Where the text, or our threshold, allows several readings.", ""]
-        lines += markdown_table(Table.of([verdict, "claim", "reading", "here", interval], rows))
+        lines += _findings("reading", readings)
     if result.region:
         assert experiment.search is not None
         names = list(dict.fromkeys(name for _, there in result.region for name in there))
         lines += ["", "## Where the claims hold", "", experiment.search.why, "", "![map](map.png)", ""]
-        rows = [(words(point), *(_verdict(there, name) for name in names)) for point, there in result.region]
+        found = [
+            [there[name].verdict if name in there else "no solution" for name in names] for _, there in result.region
+        ]
+        rows = [(as_options(point), *verdicts) for (point, _), verdicts in zip(result.region, found, strict=True)]
         lines += markdown_table(Table.of([Column("at", "open constants", markup="code"), *names], rows))
-        for name in names:
-            count = Counter(_verdict(there, name) for _, there in result.region)
+        for name, *verdicts in zip(names, *found, strict=True):
+            count = Counter(verdicts)
             where = ", ".join(f"{verdict} at {n}" for verdict, n in count.most_common())
             lines += ["", f"`{name}`: {where} of {len(result.region)} points."]
     lines += ["", "## Runs", ""]
     rows = [
         (
             label,
-            words(experiment.arms[label]),
+            as_options(experiment.arms[label]),
             len(runs),
             max(run.steps for run in runs),
             ", ".join(f"{status} {n}" for status, n in Counter(run.status for run in runs).items()),
@@ -204,7 +200,7 @@ def page(result: Reproduction) -> str:
     shared = {
         name: x for name, x in experiment.common.items() if not any(name in own for own in experiment.arms.values())
     }
-    lines += ["", f"All arms: `{words(shared)}`."]
+    lines += ["", f"All arms: `{as_options(shared)}`."]
     for section in (
         [f"Left out: seed {seed}, where {reason}." for seed, reason in result.without.items()],
         [f"* {note}" for note in experiment.notes],
@@ -213,7 +209,7 @@ def page(result: Reproduction) -> str:
     lines += [""]
     for environment in _distinct(run.environment for run in result.runs):
         where = ", ".join(
-            f"{value} {name[:-1] if value == 1 else name}" if name in ("cores", "threads") else str(value)
+            counted(value, name[:-1]) if name in ("cores", "threads") else str(value)
             for name, value in environment.items()
             if value
         )
@@ -223,21 +219,17 @@ def page(result: Reproduction) -> str:
     return "\n".join([*lines, ""])
 
 
+def _findings(what: str, rows: Iterable[tuple[str, str, str, Finding]]) -> list[str]:
+    """A table of findings: the verdict, the name of the claim and `what` come first."""
+    columns = [Column("verdict", "verdict", markup="strong"), "claim", what, "here", "effect, 95 % interval over seeds"]
+    return markdown_table(Table.of(columns, [(*row, found.text, _effect(found)) for *row, found in rows]))
+
+
 def _effect(finding: Finding) -> str:
     if finding.effect is None:
         return ""
     low, high = -inf if finding.low is None else finding.low, inf if finding.high is None else finding.high
-    interval = f" [{number(low)}, {number(high)}]" if low > -inf or high < inf else ""
-    return f"{number(finding.effect)}{interval} {finding.unit}"
-
-
-def _verdict(findings: Mapping[str, Finding], name: str) -> str:
-    return findings[name].verdict if name in findings else "no solution"
-
-
-def words(settings: Mapping[str, Any]) -> str:
-    """Settings as words of the command line."""
-    return " ".join(f"--{name} {value}" for name, value in settings.items())
+    return f"{cell(Interval(finding.effect, low, high, 0))} {finding.unit}"
 
 
 def claim_lines(result: Reproduction, folder: Path) -> list[str]:

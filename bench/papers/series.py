@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bench.errors import UserError, unknown
+from bench.errors import UserError, check_known
 from bench.papers.arms import Arm
 from bench.results.chart import Array
 from bench.results.stats import LEAST_POINTS
@@ -44,21 +44,20 @@ def common_series(results: Mapping[str, Arm], arm: Arm, *names: str) -> tuple[Ar
         UserError: no run of the experiment has such a column, or no table has all of them.
     """
     tables = [table for other in results.values() for table in other.every_table]
-    for name in names:
-        if not any(name in table for table in tables):
-            raise unknown("column", name, sorted({known for table in tables for known in table}))
+    check_known("column", names, sorted({name for table in tables for name in table}))
     if not any(all(name in table for name in names) for table in tables):
         raise UserError(f"columns {' and '.join(names)} are of different tables; name columns of one table")
     return arm.series(*names, lenient=True)
 
 
-def values_at(results: Mapping[str, Arm], arm: Arm, measure: str, first: float, last: float) -> Array:
+def values_at(results: Mapping[str, Arm], arm: Arm, measure: str, first: float | None, last: float | None) -> Array:
     """The mean of a measure over the steps from first to last, shape (S,).
 
     Without a measurement in this range, the latest one before it counts. A run that converged keeps its last value up
-    to the last step of any arm; other runs have NaN if they ended before the range does. If the last step is infinite,
-    the last value of every completed run counts.
+    to the last step of any arm; other runs have NaN if they ended before the range does. If the steps are None, the
+    last value of every completed run counts.
     """
+    first, last = (math.inf if step is None else step for step in (first, last))
     steps, values, own = common_series(results, arm, measure, "step")
     latest = np.maximum.accumulate(np.where(np.isnan(own), 0, np.arange(steps.size)), axis=1)
     held = np.take_along_axis(values, latest, axis=1)
@@ -96,20 +95,17 @@ def points_within(
     arm: Arm,
     x: str,
     y: str,
+    *,
     log_x: bool,
     log_y: bool,
-    first: float = -math.inf,
-    last: float = math.inf,
+    window: tuple[float, float] = (-math.inf, math.inf),
 ) -> list[tuple[Array, Array]]:
-    """By seed, the finite points with x from first to last, sorted by x; positive where a logarithm is taken."""
+    """By seed, the finite points with x in the window, sorted by x; positive where a logarithm is taken."""
     runs = []
     _, xs, ys = common_series(results, arm, x, y)
     for u, v in zip(xs, ys, strict=True):
-        chosen = np.asarray(np.isfinite(u) & np.isfinite(v) & (u >= first) & (u <= last))
-        if log_x:
-            chosen &= u > 0
-        if log_y:
-            chosen &= v > 0
+        chosen = np.isfinite(u) & np.isfinite(v) & (u >= window[0]) & (u <= window[1])
+        chosen &= (u > (0 if log_x else -math.inf)) & (v > (0 if log_y else -math.inf))
         order = np.argsort(u[chosen], kind="stable")
         runs.append((u[chosen][order], v[chosen][order]))
     return runs

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError, field_validator
 
-from bench.errors import UserError, unknown
+from bench.errors import UserError, check_known
 from bench.papers.reproduction import CORRECTION
 from bench.papers.verdicts import SAID
 from bench.results.table import Board, Column, Table
@@ -103,9 +103,7 @@ def read(folder: Path, papers: Sequence[str] = ()) -> Shipped:
         raise UserError(
             f"{folder} has no claims (PAPER/EXPERIMENT/claims.json); name an output folder of `bench reproduce`"
         )
-    for paper in papers:
-        if paper not in known:
-            raise unknown("paper", paper, known)
+    check_known("paper", papers, known)
     return Shipped([page for page in pages if not papers or page.paper in papers], damaged)
 
 

@@ -18,6 +18,7 @@ from scipy.special import stdtr, stdtrit
 from bench.results import stats
 from bench.results.chart import Array
 from bench.results.stats import Interval
+from bench.text import cell
 
 Verdict = Literal["holds", "fails", "faster than claimed", "undecided"]
 _WORST_FIRST: tuple[Verdict, ...] = ("fails", "faster than claimed", "undecided", "holds")
@@ -73,12 +74,7 @@ def together(parts: Iterable[Part]) -> Finding:
     parts = list(parts)
     _, worst = min(parts, key=lambda part: (_WORST_FIRST.index(part[1].verdict), part[0]))
     levels = [f.p for _, f in parts if f.verdict == worst.verdict and f.p is not None]
-    if worst.verdict == "undecided":
-        p = None
-    elif worst.verdict == "holds":
-        p = max(levels)
-    else:
-        p = min(1.0, len(parts) * min(levels))
+    p = max(levels, default=None) if worst.verdict in ("holds", "undecided") else min(1.0, len(parts) * min(levels))
     return replace(worst, text="; ".join(dict.fromkeys(finding.text for _, finding in parts)), p=p)
 
 
@@ -121,9 +117,7 @@ def within(
             verdict = "holds"
         verdict = _WORST_FIRST[min(map(_WORST_FIRST.index, (verdict, limit)))]
     text += f" ({x.n} seeds)" if x.n > 1 else " (one seed, so no verdict)"
-    effect = shown or x
-    lowest, highest = (end if x.n > 1 and math.isfinite(end) else None for end in (effect.low, effect.high))
-    inside, least, most = min(x.mean - low, high - x.mean), least or x, most or x
+    effect, least, most = shown or x, least or x, most or x
     if verdict == "undecided":
         p = None
     elif limit == "fails":
@@ -132,7 +126,7 @@ def within(
         p = max(_level(least, least.mean - low), _level(most, high - most.mean))
     else:
         p = _level(most, low - most.mean) if x.high < low else _level(least, least.mean - high)
-    return inside, Finding(verdict, effect.mean, lowest, highest, unit, text, p)
+    return min(x.mean - low, high - x.mean), Finding(verdict, effect.mean, *effect.ends, unit, text, p)
 
 
 def _level(x: Interval, distance: float) -> float:
@@ -148,17 +142,12 @@ def without_numbers(verdict: Verdict, unit: str, text: str) -> Part:
     return -math.inf, Finding(verdict, None, None, None, unit, text, None if verdict == "undecided" else 0.0)
 
 
-def corrected(findings: Mapping[Key, Finding], level: float = LEVEL) -> dict[Key, Finding]:
-    """The findings with Holm's correction (1979) over all of them; those that do not survive it become undecided.
-
-    Args:
-        findings: by claim.
-        level: upper bound on the probability of any false verdict, in (0, 1).
-    """
+def corrected(findings: Mapping[Key, Finding]) -> dict[Key, Finding]:
+    """The findings with Holm's correction (1979) over all of them; those that do not survive it become undecided."""
     count = len(findings)
     levels = sorted(1.0 if found.p is None else found.p for found in findings.values())
-    standing = next((i for i, p in enumerate(levels) if p > level / (count - i)), count)
-    bar = level / (count - standing) if standing < count else level
+    standing = next((i for i, p in enumerate(levels) if p > LEVEL / (count - i)), count)
+    bar = LEVEL / (count - standing) if standing < count else LEVEL
 
     def after(found: Finding) -> Finding:
         if found.p is None or found.p <= bar:
@@ -185,9 +174,8 @@ def over_readings(findings: Mapping[str, Finding]) -> Finding:
     counts = Counter(found.verdict for found in findings.values())
     text = f"of {len(findings)} readings " + ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common())
     levels = [found.p for found in findings.values() if found.p is not None]
-    if not agree or not levels:
-        return Finding("undecided", None, None, None, "", text, None, findings)
-    return Finding(first.verdict, None, None, None, "", text, max(levels), findings)
+    verdict, p = (first.verdict, max(levels, default=None)) if agree else ("undecided", None)
+    return Finding(verdict, None, None, None, "", text, p, findings)
 
 
 def _contradict(verdicts: Iterable[str]) -> bool:
@@ -220,11 +208,4 @@ def over_seeds(values: Array) -> Interval | None:
 
 def in_words(x: Interval | None) -> str:
     """The mean with its interval."""
-    if x is None:
-        return "unknown: a run has no value there"
-    return number(x.mean) + (f" [{number(x.low)}, {number(x.high)}]" if x.n > 1 else "")
-
-
-def number(x: float) -> str:
-    """To four digits, and whole numbers up to a million without an exponent."""
-    return f"{x:.0f}" if 1e4 <= abs(x) < 1e6 and x == round(x) else f"{x:.4g}"
+    return "unknown: a run has no value there" if x is None else cell(x)

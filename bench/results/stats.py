@@ -91,10 +91,11 @@ def geometric_interval(values: ArrayLike) -> Interval:
         raise ValueError(f"values={values!r} must be positive numbers")
     if array.size > 1 and are_equal(array):
         return Interval(float(array.max()), float(array.max()), float(array.max()), array.size)
-    return _of_logarithms(t_interval(np.log(array)))
+    return of_logarithms(t_interval(np.log(array)))
 
 
-def _of_logarithms(found: Interval) -> Interval:
+def of_logarithms(found: Interval) -> Interval:
+    """The interval of a geometric mean from that of the mean logarithm."""
     low = exp(found.low) if math.isfinite(found.low) else -math.inf
     return Interval(exp(found.mean), low, exp(found.high), found.n)
 
@@ -130,7 +131,7 @@ def noisier_interval(values: ArrayLike, more: Iterable[tuple[float, int]], *, lo
         df = 1 / math.fsum((of / total) ** 2 / df for of, df in parts)  # of shares: squares of small numbers underflow
         half = max(known.high - known.mean, float(stdtrit(df, 0.975)) * math.sqrt(total))
     found = Interval(known.mean, known.mean - half, known.mean + half, known.n)
-    return _of_logarithms(found) if log else found
+    return of_logarithms(found) if log else found
 
 
 def are_equal(values: NDArray[np.float64]) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 from bench.errors import RunBroke
 from bench.grammar.commands import parse
 from bench.output import answer, check_output
+from bench.text import as_options
 
 
 def main(words: list[str]) -> int:
@@ -24,7 +25,6 @@ def main(words: list[str]) -> int:
         from bench.execute import Effort
         from bench.execute.blocks import check_all
         from bench.execute.command import results_of
-        from bench.papers.reproduction import words as as_words
         from bench.store.store import Store
         from bench.sweeps.grid import configurations, folder_of
 
@@ -39,7 +39,7 @@ def main(words: list[str]) -> int:
             run_id: {name: own[name] for name in ("opt", *varied, "seed") if name in own}
             for run_id, own in resolved.items()
         }
-        lines = [f"{run_id}  {as_words(own)}" for run_id, own in runs.items()]
+        lines = [f"{run_id}  {as_options(own)}" for run_id, own in runs.items()]
         if args.json:
             answer(runs)
         else:
