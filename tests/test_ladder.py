@@ -71,7 +71,7 @@ def climbed(
             return None
         return carry_out(suite, studies, places, Here(places), progress=False)  # type: ignore[arg-type]
 
-    climb(ladder, sizes, studies, places, train, lambda line: None)
+    climb(ladder, sizes, studies, places, train)
     return begun(ladder, sizes, places["store"])
 
 
@@ -150,7 +150,7 @@ def test_two_rungs_of_one_size_are_refused():
 
 
 def test_the_rule_is_told_in_words():
-    said = " ".join(in_words(Rule("size", 3.0, 20.0), {"task": "lm"}))
+    said = " ".join(in_words(Rule("size", 3.0, 20.0), "lm"))
     assert all(word in said for word in ("width", "layers", "num_heads", "mlp_width", "20 tokens for each parameter"))
 
 
@@ -184,13 +184,13 @@ def test_unequal_budgets_end_the_ladder(folder: Path, tmp_path: Path, monkeypatc
     studies = Studies(f"sqlite:///{tmp_path}/studies.db")
     opts: Any = [*ladder.opts]
     with pytest.raises(RunFailed, match="gd 3, adam 4 trials"):
-        climb(ladder, sizes("width", 1), studies, places, lambda suite: opts, lambda line: None)
+        climb(ladder, sizes("width", 1), studies, places, lambda suite: opts)
 
 
 def test_ranges_lie_around_what_won_before(folder: Path, record: LadderRecord):
     ladder, places = ladder_of(), places_in(folder)
     winners = winners_of(record, 0, places["store"])
-    suite = ladder.suite(record.rungs[1], winners, places)
+    suite = ladder.suite(record.rungs[1]["settings"], winners, places)
     for spec in suite.specs(places):
         (axis,) = spec.axes.values()
         best = winners[spec.opt]["opt.lr"]
@@ -202,7 +202,7 @@ def test_ranges_lie_around_what_won_before(folder: Path, record: LadderRecord):
 
 def test_methods_with_lists_of_values_get_whole_combinations():
     ladder = ladder_of(opts=["gd", "sgdm"], own={"gd": {}, "sgdm": {}}, trials=4)
-    suite = ladder.suite(sizes("width", 1)[0], {}, places_in(Path("nowhere")))
+    suite = ladder.suite(sizes("width", 1)[0].settings, {}, places_in(Path("nowhere")))
     assert suite.tune.trials == 6  # sgdm has three values of momentum
 
 
