@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from bench.ladder.show import boards, charts, verdict
 from bench.ladder.sizes import Rule, Size, in_words, rule_of, sizes_of
 from bench.results.stats import Interval
 from bench.store.merge import merge
-from bench.store.reports import LadderRecord
+from bench.store.reports import LadderRecord, study_path
 from bench.store.stores import Stores
 from bench.tuning.studies import Studies
 from bench.tuning.suite import Suite, carry_out
@@ -315,6 +316,18 @@ def test_a_damaged_record_is_named(folder: Path, tmp_path: Path):
     with pytest.raises(RunFailed, match=r"x\.json.*move it away"):
         read_ladder(path)
     assert Stores([tmp_path]).damaged
+
+
+def test_a_study_that_is_missing_or_damaged_is_named(folder: Path, record: LadderRecord, tmp_path: Path):
+    store = Path(shutil.copytree(folder / "store", tmp_path / "store"))
+    path = study_path(store, record.rungs[1]["studies"]["gd"])
+    path.unlink()
+    assert findings(record, Stores([store])).rungs[1].ratios == {"adam": "gd: its study is not in the store"}
+    with pytest.raises(RunFailed, match=r"\.json is missing; it contains the winners of rung 2"):
+        winners_of(record, 1, store)
+    path.write_text('{"name": "x"}', "utf-8")
+    with pytest.raises(RunFailed, match=r"\.json: .*; it contains the winners of rung 2"):
+        winners_of(record, 1, store)
 
 
 def test_a_merge_takes_the_ladder_with_it(folder: Path, record: LadderRecord, tmp_path: Path):

@@ -7,19 +7,14 @@ from typing import Any
 import numpy as np
 
 from bench.ladder.findings import NEAR, NEAR_LOG, Findings, Rung, intervals, scores, was_before
+from bench.ladder.sizes import MODEL
 from bench.ladder.statistics import Trend
 from bench.results.chart import Chart, Guide, Panel, Trace
 from bench.results.stats import Interval, exp
 from bench.results.table import Board, Column, Table
 from bench.text import cell, duration
 
-UNITS = {
-    "size": "parameters",
-    "width": "parameters",
-    "depth": "parameters",
-    "epochs": "steps",
-    "data": "training samples",
-}
+UNITS = dict.fromkeys(MODEL, "parameters") | {"epochs": "steps", "data": "training samples"}
 """The unit of each axis."""
 
 
@@ -72,7 +67,8 @@ def _efficiency(found: Findings) -> Table:
         for rung in found.rungs:
             of, key = rung.ratios.get(opt, f"{opt}: no winner"), f"rung {rung.number}"
             row[key] = factor(of) if isinstance(of, Interval) else None
-            reasons |= {f"{key}: {of}": None} if isinstance(of, str) else {}
+            if isinstance(of, str):
+                reasons[f"{key}: {of}"] = None
         rows.append(row)
     notes = [
         *reasons,
@@ -333,8 +329,7 @@ def _settings_chart(found: Findings) -> Chart:
         of = found.transfer(opt)
         there = [(at, best) for at, best in zip(found.sizes, of.best, strict=True) if best]
         if there:
-            x, y = (np.array(each, dtype=np.float64) for each in zip(*there, strict=True))
-            traces.append(Trace(opt, x, y, marks="all"))
+            traces.append(Trace(opt, *np.array(there).T, marks="all"))
     panel = Panel(
         "settings",
         "selected setting",
@@ -373,25 +368,20 @@ def verdict(found: Findings) -> list[str]:
         return ["No rung is done yet."]
     if len(found.rungs) == 1:
         return ["One rung is done; a second one is needed to test predictions.", *_leads(found)]
-    first, last = found.rungs[0], found.rungs[-1]
-    lines = list[str]()
-    unit = _unit(found)
+    first, last, lines = found.rungs[0], found.rungs[-1], list[str]()
     if found.final_from is not None:
         orders = [[opt for opt in rung.order if opt in found.ranked] for rung in (first, last)]
         same = sum(a == b for a, b in zip(*orders, strict=True))
-        tau = found.agreement(0)
         lines.append(
-            f"The order at {size(first.record['at'])} {unit} is that at {size(last.record['at'])} for {same} of"
-            f" {len(found.ranked)} methods (Kendall's tau {cell(tau, 3)})."
+            f"The order at {size(first.record['at'])} {_unit(found)} is that at {size(last.record['at'])} for {same} of"
+            f" {len(found.ranked)} methods (Kendall's tau {cell(found.agreement(0), 3)})."
         )
         means, sure = found.final_from
         whole = "from the first rung on" if means == 1 else f"from rung {means} on"
         lines.append(f"By means the ranking is the final one {whole}; by significant differences, from rung {sure} on.")
     lines += _leads(found)
-    regret = found.regret(0)
-    if regret is not None:
-        share = first.seconds / last.seconds if last.seconds else math.nan
-        chosen, of = regret
+    if regret := found.regret(0):
+        (chosen, of), share = regret, first.seconds / last.seconds if last.seconds else math.nan
         lines.append(
             f"Choosing by the first rung takes {chosen}, at {share:.2g} of the last rung's training time, and loses"
             f" {cell(of, 3)} {'decades of loss' if last.measure.log else last.measure.words} there."

@@ -12,7 +12,6 @@ from bench.errors import UserError
 from tasks import TASKS
 
 Axis = Literal["size", "width", "depth", "epochs", "data"]
-AXES: tuple[Axis, ...] = ("size", "width", "depth", "epochs", "data")
 """The growing quantity."""
 MODEL = ("size", "width", "depth")
 """Axes along which the model grows."""
@@ -75,10 +74,10 @@ def rule_of(words: Mapping[str, Any], axis: Axis, ratio: float, tokens: float | 
     """
     sizes = TASKS[str(words["task"])].sizes
     budget = [name for name in ("trainer.max_steps", "trainer.max_epochs") if name in words]
-    lacking = {"width": ["width"], "depth": ["depth"], "size": ["width"], "data": ["data"]}.get(axis, [])
-    if lost := [name for name in lacking if name not in sizes]:
+    grown = "width" if axis == "size" else axis
+    if axis != "epochs" and grown not in sizes:
         raise UserError(
-            f"--axis {axis}: {words['task']} does not declare which option is its {lost[0]} (TaskSpec.sizes); --axis"
+            f"--axis {axis}: {words['task']} does not declare which option is its {grown} (TaskSpec.sizes); --axis"
             " epochs works for every task"
         )
     if ratio <= 1:
