@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from bench.ladder.show import boards, charts, verdict
 from bench.ladder.sizes import Rule, Size, in_words, rule_of, sizes_of
 from bench.results.stats import Interval
 from bench.store.merge import merge
-from bench.store.reports import LadderRecord
+from bench.store.reports import LadderRecord, study_path
 from bench.store.stores import Stores
 from bench.tuning.studies import Studies
 from bench.tuning.suite import Suite, carry_out
@@ -71,7 +72,7 @@ def climbed(
             return None
         return carry_out(suite, studies, places, Here(places), progress=False)  # type: ignore[arg-type]
 
-    climb(ladder, sizes, studies, places, train, lambda line: None)
+    climb(ladder, sizes, studies, places, train)
     return begun(ladder, sizes, places["store"])
 
 
@@ -150,7 +151,7 @@ def test_two_rungs_of_one_size_are_refused():
 
 
 def test_the_rule_is_told_in_words():
-    said = " ".join(in_words(Rule("size", 3.0, 20.0), {"task": "lm"}))
+    said = " ".join(in_words(Rule("size", 3.0, 20.0), "lm"))
     assert all(word in said for word in ("width", "layers", "num_heads", "mlp_width", "20 tokens for each parameter"))
 
 
@@ -184,13 +185,13 @@ def test_unequal_budgets_end_the_ladder(folder: Path, tmp_path: Path, monkeypatc
     studies = Studies(f"sqlite:///{tmp_path}/studies.db")
     opts: Any = [*ladder.opts]
     with pytest.raises(RunFailed, match="gd 3, adam 4 trials"):
-        climb(ladder, sizes("width", 1), studies, places, lambda suite: opts, lambda line: None)
+        climb(ladder, sizes("width", 1), studies, places, lambda suite: opts)
 
 
 def test_ranges_lie_around_what_won_before(folder: Path, record: LadderRecord):
     ladder, places = ladder_of(), places_in(folder)
     winners = winners_of(record, 0, places["store"])
-    suite = ladder.suite(record.rungs[1], winners, places)
+    suite = ladder.suite(record.rungs[1]["settings"], winners, places)
     for spec in suite.specs(places):
         (axis,) = spec.axes.values()
         best = winners[spec.opt]["opt.lr"]
@@ -202,7 +203,7 @@ def test_ranges_lie_around_what_won_before(folder: Path, record: LadderRecord):
 
 def test_methods_with_lists_of_values_get_whole_combinations():
     ladder = ladder_of(opts=["gd", "sgdm"], own={"gd": {}, "sgdm": {}}, trials=4)
-    suite = ladder.suite(sizes("width", 1)[0], {}, places_in(Path("nowhere")))
+    suite = ladder.suite(sizes("width", 1)[0].settings, {}, places_in(Path("nowhere")))
     assert suite.tune.trials == 6  # sgdm has three values of momentum
 
 
@@ -315,6 +316,18 @@ def test_a_damaged_record_is_named(folder: Path, tmp_path: Path):
     with pytest.raises(RunFailed, match=r"x\.json.*move it away"):
         read_ladder(path)
     assert Stores([tmp_path]).damaged
+
+
+def test_a_study_that_is_missing_or_damaged_is_named(folder: Path, record: LadderRecord, tmp_path: Path):
+    store = Path(shutil.copytree(folder / "store", tmp_path / "store"))
+    path = study_path(store, record.rungs[1]["studies"]["gd"])
+    path.unlink()
+    assert findings(record, Stores([store])).rungs[1].ratios == {"adam": "gd: its study is not in the store"}
+    with pytest.raises(RunFailed, match=r"\.json is missing; it contains the winners of rung 2"):
+        winners_of(record, 1, store)
+    path.write_text('{"name": "x"}', "utf-8")
+    with pytest.raises(RunFailed, match=r"\.json: .*; it contains the winners of rung 2"):
+        winners_of(record, 1, store)
 
 
 def test_a_merge_takes_the_ladder_with_it(folder: Path, record: LadderRecord, tmp_path: Path):

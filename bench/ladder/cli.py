@@ -1,6 +1,5 @@
 """`bench ladder`."""
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,15 +9,13 @@ from bench.errors import UserError, unknown
 from bench.grammar.commands import COMMANDS, parse
 from bench.grammar.parse import Args
 from bench.grammar.values import parts
-from bench.output import check_output, note, remark, write
+from bench.output import answer, check_output, note, remark, write
 from bench.progress import doing
 
 if TYPE_CHECKING:
     from bench.ladder.findings import Findings
     from bench.ladder.rungs import Ladder
     from bench.ladder.sizes import Size
-    from bench.tuning.study import Study
-    from bench.tuning.suite import Suite
 
 
 def main(words: list[str]) -> int:
@@ -29,8 +26,8 @@ def main(words: list[str]) -> int:
         RunFailed: budgets came out unequal, or the disk is full.
     """
     args = parse("ladder", words)
-    if getattr(args, "from") is not None:
-        return _again(args, getattr(args, "from"))
+    if (stored := getattr(args, "from")) is not None:
+        return _again(args, stored)
     with doing("importing optuna"):
         from bench.ladder.rungs import begun, climb
         from bench.ladder.sizes import sizes_of
@@ -43,66 +40,51 @@ def main(words: list[str]) -> int:
     with doing("making the sizes"):
         settings = {**ladder.words, "task": ladder.task}
         sizes = sizes_of(ladder.rule, settings, ladder.reference, args.rungs, places)
-    cut = fewest_slots(args.workers, ladder.suite(sizes[0], {}, places).specs(places), places)
+    first = ladder.suite(sizes[0].settings, {}, places)
+    cut = fewest_slots(args.workers, first.specs(places), places)
     if args.dry_run:
-        return _plan(ladder, sizes, args, places, cut[0].threads, len(cut))
+        return _plan(ladder, sizes, places, cut[0].threads, len(cut), as_json=args.json)
     if args.print and not args.slurm:
         raise UserError("--print prints the script of --slurm; write both")
     if args.slurm:
-        first = ladder.suite(sizes[0], {}, places)
         cells = [(spec, first.tune.trials) for spec in first.specs(places)]
         return submit_array(args, ladder.name, ["ladder", *_for_a_task(words)], cells, places)
     out = args.out or Path("laddered", ladder.name)
     if not args.train_only:
         check_output(out)
     studies = open_studies(args)
-
-    def carried_out(suite: "Suite") -> "list[Study] | None":
-        return train(args, [suite], studies, places, cut)
-
     note(f"ladder {ladder.name}: {len(sizes)} rungs of {', '.join(ladder.opts)}; its record is in {args.store}")
-    if not in_time(args, lambda: climb(ladder, sizes, studies, places, carried_out, note)):
+    if not in_time(
+        args, lambda: climb(ladder, sizes, studies, places, lambda suite: train(args, [suite], studies, places, cut))
+    ):
         return 130
     if args.train_only:
         return 0
     from bench.ladder.findings import findings
 
     found = findings(begun(ladder, sizes, args.store), Stores([args.store]))
-    command = ["bench", "ladder", *without_storage(words)]
-    return _show(found, out, shlex.join(command), as_json=args.json)
-
-
-def _for_a_task(words: Sequence[str]) -> list[str]:
-    """The words for a task of the array, without options that `submit_array` sets."""
-    own = {option.name: bool(option.value) for option in COMMANDS["ladder"].options if option.name in _OF_A_TASK}
-    kept, skip = ["--train-only"], False
-    for word in words:
-        name, equals, _ = word.removeprefix("--").partition("=")
-        if skip or (word.startswith("--") and name in own):
-            skip = not skip and own[name] and not equals
-        elif word == "-o":
-            skip = True
-        elif not word.startswith("-o"):
-            kept.append(word)
-    return kept
+    return _show(found, out, shlex.join(["bench", "ladder", *without_storage(words)]), as_json=args.json)
 
 
 _OF_A_TASK = {
-    "slurm",
-    "print",
-    "sbatch",
-    "workers",
-    "engine",
-    "memory",
-    "width",
-    "storage",
-    "data",
-    "store",
-    "out",
-    "json",
-    "shared-by",
-    "budget",
-}
+    "slurm", "print", "sbatch", "workers", "engine", "memory", "width", "shared-by", "storage", "data", "store", "json",
+    "out", "budget",
+}  # fmt: skip
+"""Options that the tasks of an array do not share with the command."""
+
+
+def _for_a_task(words: Sequence[str]) -> list[str]:
+    """The words for a task of the array."""
+    own = {option.flag: option for option in COMMANDS["ladder"].options if option.name in _OF_A_TASK}
+    own["-o"] = own["--out"]
+    kept, rest = ["--train-only"], iter(words)
+    for word in rest:
+        option = own.get(word.partition("=")[0]) or own.get(word[:2])  # -oFILE
+        if option is None:
+            kept.append(word)
+        elif option.value and word in own:
+            next(rest, None)
+    return kept
 
 
 def _again(args: Args, store: Path) -> int:
@@ -119,9 +101,8 @@ def _again(args: Args, store: Path) -> int:
         raise UserError(f"--from {store}: there is no ladder in this store; `bench ladder --task lm ...` makes one")
     code = warn_of(stores)
     for record in ladders:
-        out = args.out or Path("laddered")
-        own = out if args.out and len(ladders) == 1 else out / record.name
-        _show(findings(record, stores), own, f"bench ladder --from {store.name}", as_json=args.json)
+        out = args.out if args.out and len(ladders) == 1 else (args.out or Path("laddered")) / record.name
+        _show(findings(record, stores), out, f"bench ladder --from {store.name}", as_json=args.json)
     return code
 
 
@@ -167,24 +148,12 @@ def _asked(args: Args) -> "Ladder":
     if not 0.5 <= args.margin <= 4:
         raise UserError(f"--margin {args.margin:g}: out of range: write decades from 0.5 to 4")
     rule = rule_of({**common, "task": task}, args.axis, args.ratio, args.tokens, args.start)
-    return Ladder(
-        task,
-        opts,
-        reference,
-        common,
-        own,
-        rule,
-        args.trials,
-        args.margin,
-        args.sampler or "grid",
-        args.prune,
-        tuning_seeds(args.seeds),
-        fresh,
-    )
+    sampler, seeds = args.sampler or "grid", tuning_seeds(args.seeds)
+    return Ladder(task, opts, reference, common, own, rule, args.trials, args.margin, sampler, args.prune, seeds, fresh)
 
 
 def _plan(
-    ladder: "Ladder", sizes: "Sequence[Size]", args: Args, places: Mapping[str, Any], threads: int, workers: int
+    ladder: "Ladder", sizes: "Sequence[Size]", places: Mapping[str, Any], threads: int, workers: int, *, as_json: bool
 ) -> int:
     """Print the rungs, their numbers of runs, and the estimated time."""
     from bench.ladder.show import size as short
@@ -194,49 +163,26 @@ def _plan(
     from bench.text import duration
     from bench.tuning.suite import measured
 
-    measure, rows, whole = measured(places, threads), list[dict[str, Any]](), 0.0
+    measure, rows, lines, whole = measured(places, threads), list[dict[str, Any]](), list[tuple[Any, ...]](), 0.0
+    winners = dict[str, dict[str, Any]]()
     for number, size in enumerate(sizes, 1):
-        # Any winner will do: it only matters that later rungs try fewer settings around one.
-        specs = ladder.suite(size, {}, places).specs(places)
-        middles = ({name: axis.middle for name, axis in spec.design.ranges.items()} for spec in specs)
-        winners = dict(zip((spec.opt for spec in specs), middles, strict=True)) if number > 1 else {}
-        suite = ladder.suite(size, winners, places)
-        trials = suite.tune.trials or 0
-        runs = trials * len(ladder.seeds) + len(ladder.fresh)
-        each = {spec.opt: measure(spec) for spec in specs}
+        suite = ladder.suite(size.settings, winners, places)
+        specs, trials = suite.specs(places), suite.tune.trials or 0
+        each, runs = {spec.opt: measure(spec) for spec in specs}, trials * len(ladder.seeds) + len(ladder.fresh)
         seconds = runs * sum(each.values())
+        row = {"rung": number, **vars(size), "trials": trials, "runs": runs * len(specs), "seconds": round(seconds, 1)}
+        rows.append(row | {"run_seconds": {opt: round(s, 2) for opt, s in each.items()}})
+        numbers = short(size.at), f"{size.parameters:,}", f"{size.steps:,}", trials, runs * len(specs)
+        lines.append((number, *numbers, duration(seconds / workers)))
         whole += seconds
-        rows.append(
-            {
-                "rung": number,
-                "at": size.at,
-                "parameters": size.parameters,
-                "steps": size.steps,
-                "settings": size.settings,
-                "trials": trials,
-                "runs": runs * len(specs),
-                "seconds": round(seconds, 1),
-                "run_seconds": {opt: round(s, 2) for opt, s in each.items()},
-            }
-        )
-    if args.json:
-        print(json.dumps({"ladder": ladder.name, "rule": in_words(ladder.rule, {"task": ladder.task}), "rungs": rows}))
+        # Any winner will do: it only matters that later rungs try fewer settings around one.
+        winners = {spec.opt: {name: axis.middle for name, axis in spec.design.ranges.items()} for spec in specs}
+    rule = in_words(ladder.rule, ladder.task)
+    if as_json:
+        answer({"ladder": ladder.name, "rule": rule, "rungs": rows})
         return 0
     heads = ("rung", "size", "parameters", "steps", "trials each", "runs", "about")
-    lines = [
-        (
-            r["rung"],
-            short(r["at"]),
-            f"{r['parameters']:,}",
-            f"{r['steps']:,}",
-            r["trials"],
-            r["runs"],
-            duration(r["seconds"] / workers),
-        )
-        for r in rows
-    ]
-    print("\n".join([f"ladder {ladder.name}", *in_words(ladder.rule, {**ladder.words, "task": ladder.task})]))
-    print("\n".join(shown(Table.of(heads, lines))))
+    print("\n".join([f"ladder {ladder.name}", *rule, *shown(Table.of(heads, lines))]))
     print(
         f"about {duration(whole / workers)} with {workers} workers, one run at a time in each (less with lanes),"
         f" without evaluations; more if the best point of a grid is at its edge"
@@ -245,42 +191,22 @@ def _plan(
 
 
 def _show(found: "Findings", out: Path, command: str, *, as_json: bool) -> int:
-    """Print the findings, and write page, table and figures."""
-    from bench.ladder.show import boards, charts, verdict
+    """Print the findings, and write page, table and figures; the same store gives the same bytes."""
+    from bench.boards.page import other_page
+    from bench.ladder.show import boards, charts, cut, verdict
     from bench.results.draw import picture
     from bench.results.render import as_json as json_of
     from bench.results.render import markdown, text
 
-    tables, said, drawn = boards(found), verdict(found), charts(found)
-    record = found.record
+    record, tables, said, drawn = found.record, boards(found), verdict(found), charts(found)
     title = f"A ladder of {record.task}: {', '.join(record.opts)}"
-    write(out / "ladder.html", html(found, title, command))
-    head = f"# {title}\n\nMade by `{command}`.\n\n" + "".join(f"* {line}\n" for line in said)
-    figure = (
-        "\n![steps at equal loss against size](efficiency.png)\n\n" if drawn["efficiency"].panels[0].traces else "\n"
+    lead = (
+        f"Rungs of {record.task} along “{record.axis}”, each tuned again with equal budgets for all optimizers, and"
+        f" compared on fresh seeds. Made by: {command}"
     )
-    write(out / "ladder.md", head + figure + markdown(tables))
-    for name, chart in drawn.items():
-        for ending in (".png", ".pdf"):
-            if chart.panels[0].traces:
-                write(out / f"{name}{ending}", picture(chart, ending))
-    if as_json:
-        content = {"ladder": record.name, "out": str(out), "said": said, "boards": json_of(tables)}
-        print(json.dumps(content, allow_nan=False))
-    else:
-        print(text(tables), end="")
-        print("\n".join(said))
-    if found.lost:
-        remark("warning", f"{found.lost} runs of the ladder are missing in the store and in these results")
-    return 0
-
-
-def html(found: "Findings", title: str, command: str) -> str:
-    """The page; reproducible: the same store gives the same bytes."""
-    from bench.boards.page import other_page
-    from bench.ladder.show import boards, charts, cut, verdict
-
-    drawn, record = charts(found), found.record
+    summary = [("Verdict", " ".join(said))]
+    if lines := cut(found):
+        summary.append(("Reductions", " ".join(line.removeprefix("Reduced: ") for line in lines)))
     told = {
         "efficiency": (
             "Efficiency against size",
@@ -296,14 +222,22 @@ def html(found: "Findings", title: str, command: str) -> str:
         ),
     }
     kinds = {name: (*told[name], chart) for name, chart in drawn.items()}
-    lead = [
-        f"Rungs of {record.task} along “{record.axis}”, each tuned again with equal budgets for all optimizers, and"
-        f" compared on fresh seeds. Made by: {command}"
-    ]
-    said = [("Verdict", " ".join(verdict(found)))]
-    if lines := cut(found):
-        said.append(("Reductions", " ".join(line.removeprefix("Reduced: ") for line in lines)))
-    return other_page(title, lead, said, boards(found), kinds, READING)
+    write(out / "ladder.html", other_page(title, [lead], summary, tables, kinds, READING))
+    head = f"# {title}\n\nMade by `{command}`.\n\n" + "".join(f"* {line}\n" for line in said)
+    shown = {name: chart for name, chart in drawn.items() if chart.panels[0].traces}
+    figure = "\n![steps at equal loss against size](efficiency.png)\n\n" if "efficiency" in shown else "\n"
+    write(out / "ladder.md", head + figure + markdown(tables))
+    for name, chart in shown.items():
+        for ending in (".png", ".pdf"):
+            write(out / f"{name}{ending}", picture(chart, ending))
+    if as_json:
+        answer({"ladder": record.name, "out": out, "said": said, "boards": json_of(tables)})
+    else:
+        print(text(tables), end="")
+        print("\n".join(said))
+    if found.lost:
+        remark("warning", f"{found.lost} runs of the ladder are missing in the store and in these results")
+    return 0
 
 
 READING = [

@@ -13,7 +13,7 @@ from bench.errors import RunFailed
 from bench.ladder import statistics
 from bench.ladder.statistics import Array, Estimate, Trend
 from bench.results.group import Group, Measure, Seed, final
-from bench.results.selection import CONVERGED, End, above_infimum
+from bench.results.selection import CONVERGED, above_infimum, good_range
 from bench.results.stats import Interval
 from bench.store.load import Damaged
 from bench.store.record import RunResult, now
@@ -26,8 +26,8 @@ NEAR = 0.05
 """A setting is usable if its score is within this fraction of the best one. Ours."""
 NEAR_LOG = 2.0
 """The same for suboptimality gaps: at most this factor times the best one. Ours."""
-GRID_STEPS = {"grid": (0.5, 1.0)}
-"""Decades between the values of a grid's first range, and of further ranges."""
+GRID_STEP = 0.5
+"""Decades between the values of a grid's first range; other samplers count as no finer."""
 
 
 def read_ladder(path: Path) -> LadderRecord:
@@ -48,34 +48,39 @@ class Method:
     """An optimizer at a rung.
 
     Attributes:
-        opt: its name.
         study: the study that tuned it.
-        point: the winning values of the searched settings; None without a winner.
         runs: on the fresh seeds, in their order.
         trials: runs of the trials.
     """
 
-    opt: str
     study: StudyRecord
-    point: Mapping[str, Any] | None
     runs: Sequence[RunResult]
     trials: Sequence[RunResult]
 
-    @property
-    def setting(self) -> str:
-        """The setting that is compared across rungs: the first searched one that is a number."""
-        numbers = [name for name in self.study.axes if isinstance((self.point or {}).get(name), int | float)]
-        return numbers[0] if numbers else ""
+    @cached_property
+    def fresh(self) -> Group:
+        """The fresh runs by seed."""
+        return Group.of(self.runs)
+
+    @cached_property
+    def point(self) -> Mapping[str, Any]:
+        """The winning values of the searched settings; empty without a winner."""
+        return self.study.winning_point or {}
 
     @property
-    def value(self) -> float | None:
-        """Its winning value."""
-        return float(self.point[self.setting]) if self.point is not None and self.setting else None
+    def setting(self) -> str:
+        """The setting that is compared across rungs: the first searched one whose winning value is a number."""
+        return next((name for name in self.study.axes if isinstance(self.point.get(name), int | float)), "")
 
     @property
     def seconds(self) -> float:
         """Training seconds of all its runs."""
         return math.fsum(run.wall_s for run in (*self.runs, *self.trials))
+
+    @property
+    def scores(self) -> list[tuple[Mapping[str, Any], float | None]]:
+        """The tried points, each with its score if it has one."""
+        return [(trial["point"], trial["score"]) for trial in self.study.trials]
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ class Rung:
     @cached_property
     def seeds(self) -> list[Seed]:
         """The seeds that all methods with fresh runs have."""
-        groups = [Group.of(method.runs) for method in self.methods.values() if method.runs]
+        groups = [method.fresh for method in self.methods.values() if method.runs]
         return groups[0].common_seeds(*groups[1:]) if groups else []
 
     @cached_property
@@ -122,7 +127,7 @@ class Rung:
         """The values that rank methods, by seed, smaller is better; without methods that lack a value for a seed."""
         found = dict[str, Array]()
         for opt, method in self.methods.items():
-            values = self.measure.values(Group.of(method.runs), self.seeds) if method.runs else []
+            values = self.measure.values(method.fresh, self.seeds) if method.runs else []
             there = [value for value in values if value is not None]
             if len(there) == len(values) >= 2:
                 array = np.array(there, dtype=np.float64)
@@ -134,30 +139,29 @@ class Rung:
         """The rankable optimizers, sorted by their means, best first."""
         return sorted(self.losses, key=lambda opt: (float(self.losses[opt].mean()), opt))
 
-    def values(self, opt: str) -> list[End]:
-        """The final metric of an optimizer, by fresh seed."""
-        return self.measure.values(Group.of(self.methods[opt].runs))
-
     @cached_property
     def ratios(self) -> dict[str, Interval | str]:
         """Logarithm of the step ratio relative to the reference, by optimizer; or why there is none."""
         return {opt: self._ratio(opt) for opt in self.methods if opt != self.reference}
 
     def _ratio(self, opt: str) -> Interval | str:
-        own, reference = (self.methods[name].runs for name in (opt, self.reference))
-        for name, runs in ((opt, own), (self.reference, reference)):
-            if lost := sum(run.status == "diverged" for run in runs):
-                return f"{name}: {lost} of {len(runs)} fresh seeds diverged"
-        pairs = [Group.of(runs) for runs in (own, reference)]
-        seeds = pairs[0].common_seeds(pairs[1])
+        if self.reference not in self.methods:
+            return f"{self.reference}: its study is not in the store"
+        groups = {name: self.methods[name].fresh for name in (opt, self.reference)}
+        for name, group in groups.items():
+            if group.diverged:
+                return f"{name}: {group.diverged} of {len(group.runs)} fresh seeds diverged"
+        own, reference = groups.values()
+        seeds = own.common_seeds(reference)
         if len(seeds) < 2:
             return f"{opt}: fewer than two seeds in common with {self.reference}"
-        curves = [[self._curve(group.runs[seed]) for seed in seeds] for group in pairs]
+        curves = [[self._curve(group.runs[seed]) for seed in seeds] for group in (own, reference)]
         steps = sorted({step for each in curves for curve in each for step in curve})
         if len(steps) < LEAST_EVALUATIONS:
             return f"{opt}: {len(steps)} evaluations are too few for a curve"
         arrays = [np.array([_filled(curve, steps) for curve in each]) for each in curves]
-        bent = any(run.config["trainer"].get("schedule", "constant") != "constant" for run in (*own, *reference))
+        runs = [*own.runs.values(), *reference.runs.values()]
+        bent = any(run.config["trainer"].get("schedule", "constant") != "constant" for run in runs)
         return statistics.step_ratio(steps, *arrays, smooth=not bent)
 
     def _curve(self, run: RunResult) -> dict[int, float]:
@@ -196,8 +200,8 @@ class Transfer:
         usable: by rung, width in decades of the range with scores nearly as good as the best; None if one value was
             tried.
         exponent: a of best ~ size^a; None if it cannot be fitted.
-        regrets: by rung, how much worse the previous rung's winner scores than the rung's own, as a fraction, or as a
-            factor for suboptimality gaps; None if it was not tried or has no score.
+        regrets: by rung from the second, how much worse the previous rung's winner scores than the rung's own, as a
+            fraction, or as a factor for suboptimality gaps; None if it was not tried or has no score.
     """
 
     setting: str
@@ -222,14 +226,23 @@ class Findings:
     lost: int
 
     @property
+    def others(self) -> list[str]:
+        """The optimizers that are compared with the reference."""
+        return [opt for opt in self.record.opts if opt != self.record.reference]
+
+    @property
     def sizes(self) -> list[float]:
         """Sizes of the completed rungs on the axis."""
         return [rung.record["at"] for rung in self.rungs]
 
+    def ratios(self, opt: str) -> list[tuple[float, Interval]]:
+        """Sizes of the rungs with a step ratio, and its logarithm."""
+        found = [(rung.record["at"], rung.ratios.get(opt)) for rung in self.rungs]
+        return [(at, of) for at, of in found if isinstance(of, Interval)]
+
     def estimates(self, opt: str) -> tuple[list[float], list[Estimate]]:
         """log10 of the sizes of rungs with a finite interval, and their estimates of the logarithmic step ratio."""
-        found = [(rung.record["at"], rung.ratios.get(opt)) for rung in self.rungs]
-        there = [(at, of) for at, of in found if isinstance(of, Interval) and _closed(of)]
+        there = [(at, of) for at, of in self.ratios(opt) if None not in of.ends]
         return [math.log10(at) for at, _ in there], [Estimate.of(of) for _, of in there]
 
     def trend(self, opt: str) -> Trend | None:
@@ -242,19 +255,21 @@ class Findings:
         """The optimizers that are rankable at all rungs."""
         return [opt for opt in self.record.opts if all(opt in rung.losses for rung in self.rungs)]
 
+    @cached_property
+    def losses(self) -> list[Array]:
+        """By rung, the values that rank them (`Rung.losses`), by method and seed."""
+        return [np.array([rung.losses[opt] for opt in self.ranked]) for rung in self.rungs]
+
     def agreement(self, k: int) -> Interval | None:
         """Kendall's tau between a rung and the last one; None for fewer than two rankable optimizers."""
-        if len(self.ranked) < 2:
-            return None
-        one, last = (np.array([rung.losses[opt] for opt in self.ranked]) for rung in (self.rungs[k], self.rungs[-1]))
-        return statistics.kendall(one, last)
+        return statistics.kendall(self.losses[k], self.losses[-1]) if len(self.ranked) > 1 else None
 
     @cached_property
     def final_from(self) -> tuple[int, int] | None:
         """Numbers of the rungs from which on the ranking is the last one: by means, and by significant differences."""
         if len(self.ranked) < 2:
             return None
-        first, sure = statistics.final_from([np.array([r.losses[o] for o in self.ranked]) for r in self.rungs])
+        first, sure = statistics.final_from(self.losses)
         return first + 1, sure + 1
 
     def regret(self, k: int) -> tuple[str, Interval] | None:
@@ -262,72 +277,51 @@ class Findings:
         if not self.ranked:
             return None
         chosen = next(opt for opt in self.rungs[k].order if opt in self.ranked)
-        values = np.array([self.rungs[-1].losses[opt] for opt in self.ranked])
-        return chosen, statistics.regret(values, self.ranked.index(chosen))
+        return chosen, statistics.regret(self.losses[-1], self.ranked.index(chosen))
 
     def transfer(self, opt: str) -> Transfer:
         """How the setting of an optimizer changes along the ladder."""
         methods = [rung.methods.get(opt) for rung in self.rungs]
-        setting = next((method.setting for method in methods if method is not None and method.setting), "")
-        best = [None if m is None or m.setting != setting else m.value for m in methods]
+        setting = next((m.setting for m in methods if m is not None and m.setting), "")
+        best = [
+            float(m.point[setting]) if setting and m is not None and m.setting == setting else None for m in methods
+        ]
         there = [(at, value) for at, value in zip(self.sizes, best, strict=True) if value]
-        fit = None
-        if len(there) > 1:
-            sampler = next(m.study.sampler for m in methods if m is not None)
-            fit = statistics.exponent(*zip(*there, strict=True), step=GRID_STEPS.get(sampler, (0.5,))[0])
-        usable = [
-            None if m is None else _usable(m, setting, rung.above) for m, rung in zip(methods, self.rungs, strict=True)
-        ]
-        regrets = [
-            None,
-            *(_carried(a, b, rung.above) for a, b, rung in zip(methods, methods[1:], self.rungs[1:], strict=False)),
-        ]
-        return Transfer(setting, best, usable, fit, regrets[: len(methods)])
-
-
-def _closed(interval: Interval) -> bool:
-    return math.isfinite(interval.low) and math.isfinite(interval.high)
+        fit = statistics.exponent(*zip(*there, strict=True), step=GRID_STEP) if len(there) > 1 else None
+        usable = [m and _usable(m, setting, rung.above) for m, rung in zip(methods, self.rungs, strict=True)]
+        steps = zip(methods, methods[1:], self.rungs[1:], strict=False)
+        regrets = [before and here and _carried(before, here, rung.above) for before, here, rung in steps]
+        return Transfer(setting, best, usable, fit, regrets)
 
 
 def _usable(method: Method, setting: str, above: bool) -> float | None:
     """Width in decades of the range around the best value with scores nearly as good."""
-    mode, by_value = method.study.mode, dict[float, float]()
-    sign = 1 if mode == "min" else -1
-    there = [(_number(t["point"][setting]), t["score"]) for t in method.study.trials if setting in t["point"]]
-    tried = sorted({value for value, _ in there})
-    for value, score in there:
-        if score is not None:
-            by_value[value] = min(by_value.get(value, math.inf), sign * score)
-    if len(tried) < 2 or not by_value:
+    sign, by_value = 1 if method.study.mode == "min" else -1, dict[float, list[float]]()
+    for point, score in method.scores:
+        if setting in point:
+            own = by_value.setdefault(float(point[setting]), [])
+            own += [] if score is None else [sign * score]
+    tried = sorted(by_value)
+    scores = [min(by_value[value], default=None) for value in tried]
+    top = min((score for score in scores if score is not None), default=None)
+    if len(tried) < 2 or top is None:
         return None
-    best = min(by_value, key=lambda value: (by_value[value], value))
-    top = by_value[best]
     limit = max(top, CONVERGED) * NEAR_LOG if above else top + NEAR * abs(top)
-    good, place = [by_value.get(value, math.inf) <= limit for value in tried], tried.index(best)
-    low = next((i + 1 for i in range(place, -1, -1) if not good[i]), 0)
-    high = next((i - 1 for i in range(place, len(tried)) if not good[i]), len(tried) - 1)
+    low, high = good_range(scores, "min", scores.index(top), limit)
     return math.log10(tried[high] / tried[low])
 
 
-def _carried(before: Method | None, here: Method | None, above: bool) -> float | None:
+def _carried(before: Method, here: Method, above: bool) -> float | None:
     """How much worse the previous rung's winning settings score here than the winner here."""
-    if before is None or here is None or before.point is None:
-        return None
-    scores = {_key(trial["point"]): trial["score"] for trial in here.study.trials}
-    carried, best = scores.get(_key(before.point)), scores.get(_key(here.point or {}))
+    carried, best = (
+        next((score for tried, score in reversed(here.scores) if tried == point), None)
+        for point in (before.point, here.point)
+    )
     if carried is None or best is None:
         return None
     if above:
         return max(carried, CONVERGED) / max(best, CONVERGED)
     return (carried - best) * (1 if here.study.mode == "min" else -1) / abs(best) if best else None
-
-
-def _number(value: Any) -> float:
-    return float(value)
-
-
-def _key(point: Mapping[str, Any]) -> str:
-    return repr(sorted((name, float(v) if isinstance(v, int | float) else v) for name, v in point.items()))
 
 
 def findings(record: LadderRecord, stores: Stores) -> Findings:
@@ -340,17 +334,13 @@ def findings(record: LadderRecord, stores: Stores) -> Findings:
             break
         methods = dict[str, Method]()
         for opt, name in rung["studies"].items():
-            study = studies.get(name)
+            fresh, study = rung["fresh"][opt], studies.get(name)
             if study is None:
-                lost += len(rung["fresh"][opt])
+                lost += len(fresh)
                 continue
-            points = [
-                trial["point"] for trial in study.trials if study.winner is not None and study.winner in trial["runs"]
-            ]
-            fresh = [runs[run_id] for run_id in rung["fresh"][opt] if run_id in runs]
-            lost += len(rung["fresh"][opt]) - len(fresh)
-            tried = [runs[run_id] for run_id in sorted(study.run_ids) if run_id in runs]
-            methods[opt] = Method(opt, study, points[0] if points else None, fresh, tried)
+            own, tried = ([runs[run_id] for run_id in ids if run_id in runs] for ids in (fresh, sorted(study.run_ids)))
+            lost += len(fresh) - len(own)
+            methods[opt] = Method(study, own, tried)
         rungs.append(Rung(number, rung, methods, record.reference))
     return Findings(record, rungs, lost)
 
@@ -368,26 +358,26 @@ def predicted(record: LadderRecord, stores: Stores, k: int) -> Predicted:
         stores: with its runs.
         k: index of the next rung, at least 1.
     """
-    found = findings(record, stores)
-    before = found.rungs[:k]
-    at = math.log10(record.rungs[k]["at"])
-    part = Findings(record, before, 0)
+    found, at = findings(record, stores), math.log10(record.rungs[k]["at"])
     ratios = dict[str, list[float | None]]()
     for opt in record.opts:
-        x, estimates = part.estimates(opt)
+        x, estimates = found.estimates(opt)
         if estimates:
             said = statistics.predict(x, estimates, at)
             ratios[opt] = [said.mean, *said.ends]
-    losses = dict[str, float]()
-    for opt in part.ranked if before else []:
-        means = [float(rung.losses[opt].mean()) for rung in before]
-        line = np.polyfit([math.log10(rung.record["at"]) for rung in before], means, min(1, len(before) - 1))
-        losses[opt] = float(np.polyval(line, at))
+    losses, x = dict[str, float](), [math.log10(size) for size in found.sizes]
+    for opt in found.ranked if x else []:
+        means = [float(rung.losses[opt].mean()) for rung in found.rungs]
+        losses[opt] = float(np.polyval(np.polyfit(x, means, min(1, len(x) - 1)), at))
+    order = sorted(losses, key=lambda opt: (losses[opt], opt))
+    return {"made": now(), "rungs": len(found.rungs), "ratios": ratios, "order": order}
+
+
+def intervals(of: Predicted | None) -> dict[str, Interval]:
+    """The predicted logarithms of step ratios, by optimizer, with their prediction intervals."""
     return {
-        "made": now(),
-        "rungs": len(before),
-        "ratios": ratios,
-        "order": sorted(losses, key=lambda o: (losses[o], o)),
+        opt: Interval(mean or 0.0, -math.inf if low is None else low, math.inf if high is None else high, 0)
+        for opt, (mean, low, high) in (of["ratios"] if of else {}).items()
     }
 
 
@@ -410,11 +400,10 @@ class Score:
 def scores(rung: Rung) -> list[Score]:
     """The predictions of a rung, scored."""
     found = list[Score]()
-    for opt, (mean, low, high) in ((rung.record["predicted"] or {}).get("ratios") or {}).items():
-        said = Interval(mean or 0.0, -math.inf if low is None else low, math.inf if high is None else high, 0)
+    for opt, said in intervals(rung.record["predicted"]).items():
         of = rung.ratios.get(opt)
         measured = of if isinstance(of, Interval) else None
-        found.append(Score(opt, said, measured, None if measured is None else said.low <= measured.mean <= said.high))
+        found.append(Score(opt, said, measured, measured and said.low <= measured.mean <= said.high))
     return found
 
 

@@ -16,15 +16,17 @@ from bench.errors import RunFailed, UserError
 from bench.grammar.values import typed
 from bench.ladder.findings import predicted, read_ladder
 from bench.ladder.sizes import Rule, Size, in_words
+from bench.output import note
+from bench.store.load import Damaged
 from bench.store.record import now
-from bench.store.reports import LadderRecord, LadderRung, StudyRecord, read_report
+from bench.store.reports import LadderRecord, LadderRung, StudyRecord, read_report, study_path
 from bench.store.stores import Stores
 from bench.text import plain
 from bench.tuning import tuned
 from bench.tuning.design import Sampler
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study
-from bench.tuning.study_result import StudyResult, study_result
+from bench.tuning.study_result import study_result
 from bench.tuning.suite import Suite, Tune
 from bench.tuning.trials import StudySpec
 from bench.tuning.tune import default_trials
@@ -66,21 +68,9 @@ class Ladder:
     @property
     def declared(self) -> dict[str, Any]:
         """All settings that determine its results and have no field in the record."""
-        return plain(
-            {
-                "settings": dict(self.words),
-                "own": {name: dict(own) for name, own in self.own.items()},
-                "ratio": self.rule.ratio,
-                "tokens": self.rule.tokens,
-                "start": self.rule.start,
-                "trials": self.trials,
-                "margin": self.margin,
-                "sampler": self.sampler,
-                "prune": self.prune,
-                "seeds": self.seeds,
-                "fresh": self.fresh,
-            }
-        )
+        rule = {name: getattr(self.rule, name) for name in ("ratio", "tokens", "start")}
+        own = {name: getattr(self, name) for name in ("trials", "margin", "sampler", "prune", "seeds", "fresh")}
+        return plain({"settings": self.words, "own": self.own, **rule, **own})
 
     @property
     def name(self) -> str:
@@ -90,43 +80,23 @@ class Ladder:
 
     def record(self, sizes: Sequence[Size]) -> LadderRecord:
         """Its record before training."""
-        rungs: list[LadderRung] = [
-            {
-                "at": size.at,
-                "parameters": size.parameters,
-                "steps": size.steps,
-                "settings": plain(size.settings),
-                "predicted": None,
-                "studies": {},
-                "fresh": {},
-                "done": "",
-            }
-            for size in sizes
-        ]
+        rungs = [LadderRung(**plain(vars(size)), predicted=None, studies={}, fresh={}, done="") for size in sizes]
+        rule = in_words(self.rule, self.task)
         return LadderRecord(
-            self.name,
-            self.task,
-            self.opts,
-            self.reference,
-            self.rule.axis,
-            self.declared,
-            in_words(self.rule, {**self.words, "task": self.task}),
-            now(),
-            rungs,
+            self.name, self.task, self.opts, self.reference, self.rule.axis, self.declared, rule, now(), rungs
         )
 
-    def suite(self, size: Size | LadderRung, winners: Mapping[str, Words], places: Words) -> Suite:
+    def suite(self, settings: Words, winners: Mapping[str, Words], places: Words) -> Suite:
         """The suite of a rung.
 
         Args:
-            size: of the rung.
+            settings: of its size.
             winners: winning values of the searched settings at the previous rung, by optimizer; empty at the first.
             places: paths of data and store.
 
         Raises:
             UserError: a setting is illegal, or budgets cannot be made equal.
         """
-        settings = size["settings"] if isinstance(size, dict) else size.settings
         specs = self._suite(settings, {}, None).specs(places)
         if len({spec.trainer.batch_size for spec in specs}) > 1:
             sizes = ", ".join(f"{spec.opt} {spec.trainer.batch_size}" for spec in specs)
@@ -167,7 +137,6 @@ def climb(
     studies: Studies,
     places: Mapping[str, Path],
     train: Callable[[Suite], list[Study] | None],
-    say: Callable[[str], object],
 ) -> bool:
     """Train the rungs in order, each after its prediction; False if a signal asked to stop.
 
@@ -179,13 +148,22 @@ def climb(
         studies: the database of its studies.
         places: paths of data and store.
         train: runs a suite; returns None if it was stopped.
-        say: shows a line of progress.
 
     Raises:
         UserError: a run cannot be trained; finished runs are stored.
         RunFailed: budgets turned out unequal, or the disk is full.
     """
     store = places["store"]
+
+    def settle(k: int, key: str, **found: Any) -> None:
+        """Add to the record of a rung, unless another process was faster: then it has the key."""
+        with studies.lock():
+            record = begun(ladder, sizes, store)
+            rung: Any = record.rungs[k]
+            if not rung[key]:
+                rung.update(found)
+                record.write(store)
+
     for k, size in enumerate(sizes):
         with studies.lock():
             record = begun(ladder, sizes, store)
@@ -193,42 +171,22 @@ def climb(
         if rung["done"]:
             continue
         if k and rung["predicted"] is None:
-            said = predicted(record, Stores([store]), k)
-            with studies.lock():  # another process may have been faster
-                record = begun(ladder, sizes, store)
-                if record.rungs[k]["predicted"] is None:
-                    record.rungs[k]["predicted"] = said
-                    record.write(store)
-        suite = ladder.suite(rung, winners_of(record, k - 1, store) if k else {}, places)
-        say(f"rung {k + 1} of {len(sizes)}: {size.parameters:,} parameters, {size.steps:,} steps")
+            settle(k, "predicted", predicted=predicted(record, Stores([store]), k))
+        suite = ladder.suite(rung["settings"], winners_of(record, k - 1, store) if k else {}, places)
+        note(f"rung {k + 1} of {len(sizes)}: {size.parameters:,} parameters, {size.steps:,} steps")
         done = train(suite)
         if done is None:
             return False
         found = [study_result(study) for study in done]
-        _refuse_unequal(found)
+        if len({len(each.trials) for each in found}) > 1 or any(each.missing for each in found):
+            trials = ", ".join(f"{each.study.spec.opt} {len(each.trials)}" for each in found)
+            raise RunFailed(f"budgets are not equal: {trials} trials; some failed: see `bench studies`")
         for each in found:
             tuned.remember(each, store)
-        with studies.lock():
-            record = begun(ladder, sizes, store)
-            if not record.rungs[k]["done"]:
-                rung = record.rungs[k]
-                rung["studies"] = {each.study.spec.opt: each.study.name for each in found}
-                rung["fresh"] = {each.study.spec.opt: [run.run_id for run in each.fresh] for each in found}
-                rung["done"] = now()
-                record.write(store)
+        names = {each.study.spec.opt: each.study.name for each in found}
+        fresh = {each.study.spec.opt: [run.run_id for run in each.fresh] for each in found}
+        settle(k, "done", studies=names, fresh=fresh, done=now())
     return True
-
-
-def _refuse_unequal(found: Sequence[StudyResult]) -> None:
-    """Refuse to continue if optimizers had different budgets.
-
-    Raises:
-        RunFailed: the budgets differ.
-    """
-    trials = {each.study.spec.opt: len(each.trials) for each in found}
-    if len({*trials.values()}) > 1 or any(each.missing for each in found):
-        shown = ", ".join(f"{name} {count}" for name, count in trials.items())
-        raise RunFailed(f"budgets are not equal: {shown} trials; some failed: see `bench studies`")
 
 
 def begun(ladder: Ladder, sizes: Sequence[Size], store: Path) -> LadderRecord:
@@ -241,10 +199,7 @@ def begun(ladder: Ladder, sizes: Sequence[Size], store: Path) -> LadderRecord:
     try:
         there = read_ladder(fresh.places(store)[0])
     except FileNotFoundError:
-        there = None
-    if there is None:
-        fresh.write(store)
-        return fresh
+        there = replace(fresh, rungs=[])
     if len(there.rungs) < len(sizes):
         there = replace(there, rungs=[*there.rungs, *fresh.rungs[len(there.rungs) :]])
         there.write(store)
@@ -255,16 +210,16 @@ def winners_of(record: LadderRecord, k: int, store: Path) -> dict[str, Words]:
     """Winning values of the searched settings at a rung, by optimizer, without optimizers that have no winner.
 
     Raises:
-        RunFailed: the record of a study is missing in the store.
+        RunFailed: the record of a study is missing in the store, or damaged.
     """
     found: dict[str, Words] = {}
     for opt, name in record.rungs[k]["studies"].items():
-        path = store / "studies" / f"{name}.json"
+        path = study_path(store, name)
         try:
-            study = read_report(path, StudyRecord)
-        except FileNotFoundError:
-            raise RunFailed(f"{path} is missing; it contains the winners of rung {k + 1}; restore it") from None
-        for trial in study.trials:
-            if study.winner is not None and study.winner in trial["runs"]:
-                found[opt] = trial["point"]
+            point = read_report(path, StudyRecord).winning_point
+        except (FileNotFoundError, Damaged) as error:
+            why = error if isinstance(error, Damaged) else f"{path} is missing"
+            raise RunFailed(f"{why}; it contains the winners of rung {k + 1}; restore it") from None
+        if point is not None:
+            found[opt] = point
     return found

@@ -1,32 +1,26 @@
 """Presentation of a ladder's findings: tables, charts, and the verdict in words."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from bench.ladder.findings import NEAR, NEAR_LOG, Findings, Rung, scores, was_before
+from bench.ladder.findings import NEAR, NEAR_LOG, Findings, Rung, intervals, scores, was_before
+from bench.ladder.sizes import MODEL
 from bench.ladder.statistics import Trend
 from bench.results.chart import Chart, Guide, Panel, Trace
-from bench.results.stats import Interval
+from bench.results.stats import Interval, exp
 from bench.results.table import Board, Column, Table
 from bench.text import cell, duration
 
-UNITS = {
-    "size": "parameters",
-    "width": "parameters",
-    "depth": "parameters",
-    "epochs": "steps",
-    "data": "training samples",
-}
+UNITS = dict.fromkeys(MODEL, "parameters") | {"epochs": "steps", "data": "training samples"}
 """The unit of each axis."""
 
 
 def factor(of: Interval) -> Interval:
     """A ratio from its logarithm."""
-    low, mean, high = (math.exp(x) if x < 700 else math.inf for x in (of.low, of.mean, of.high))
-    return Interval(mean, low, high, of.n)
+    return Interval(exp(of.mean), exp(of.low), exp(of.high), of.n)
 
 
 def size(at: float) -> str:
@@ -37,19 +31,24 @@ def size(at: float) -> str:
     return f"{at:g}"
 
 
+def _unit(found: Findings) -> str:
+    return UNITS[found.record.axis]
+
+
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
 def boards(found: Findings) -> list[Board]:
     """All tables."""
+    rungs = Board("rungs", "Rungs", [_rungs(found)], _notes(found))
     if not found.rungs:
-        return [Board("rungs", "Rungs", [_rungs(found)], _notes(found))]
+        return [rungs]
     return [
         Board("efficiency", "Steps at equal loss", [_efficiency(found), _trends(found)]),
         Board("predictions", "Predictions, made before their rung and scored after it", [_predictions(found)]),
         Board("ranking", "Ranking at each rung", [_ranking(found), _losses(found)]),
         Board("settings", "How settings change with size", [_settings(found)]),
-        Board("rungs", "Rungs", [_rungs(found)], _notes(found)),
+        rungs,
     ]
 
 
@@ -62,23 +61,22 @@ def _efficiency(found: Findings) -> Table:
     columns = [Column("opt", "optimizer", "name")]
     help_ = f"steps relative to {reference} at equal loss; below 1 is better"
     columns += [Column(f"rung {rung.number}", _at(rung), help_, 3) for rung in found.rungs]
-    rows, notes = list[dict[str, Any]](), dict[str, None]()
-    for opt in found.record.opts:
-        if opt == reference:
-            continue
+    rows, reasons = list[dict[str, Any]](), dict[str, None]()
+    for opt in found.others:
         row: dict[str, Any] = {"opt": opt}
         for rung in found.rungs:
-            of = rung.ratios.get(opt, f"{opt}: no winner")
-            row[f"rung {rung.number}"] = factor(of) if isinstance(of, Interval) else None
+            of, key = rung.ratios.get(opt, f"{opt}: no winner"), f"rung {rung.number}"
+            row[key] = factor(of) if isinstance(of, Interval) else None
             if isinstance(of, str):
-                notes[f"rung {rung.number}: {of}"] = None
+                reasons[f"{key}: {of}"] = None
         rows.append(row)
-    notes[
+    notes = [
+        *reasons,
         "The loss is the worse of the two final ones on the selection split, by fresh seed; curves are interpolated"
         " over the logarithm of the step, and intervals are 95 % by paired t-tests over seeds. An infinite or zero"
-        " end is beyond the evaluations"
-    ] = None
-    return Table(f"steps against tuned {reference}", columns, rows, [*notes])
+        " end is beyond the evaluations",
+    ]
+    return Table(f"steps against tuned {reference}", columns, rows, notes)
 
 
 def _trends(found: Findings) -> Table:
@@ -88,15 +86,11 @@ def _trends(found: Findings) -> Table:
         Column("called", "trend", "whether the 95 % interval excludes 1"),
         Column("misfit", "misfit", "p-value of the scatter around the line, if only seeds vary", 2),
     ]
-    rows = list[dict[str, Any]]()
-    for opt in found.record.opts:
-        if opt != found.record.reference and (of := found.trend(opt)):
-            rows.append({"opt": opt, "trend": factor(of.slope), "called": _called(found, opt, of), "misfit": of.misfit})
-    wide = [row["opt"] for row in rows if (of := found.trend(row["opt"])) and of.widened]
-    notes = [
-        f"{', '.join(wide)}: rungs scatter more than seeds explain, so the interval comes from their scatter"
-    ] * bool(wide)
-    return Table("trend of the ratio of steps", columns, rows, notes)
+    trends = {opt: of for opt in found.others if (of := found.trend(opt))}
+    rows = [(opt, factor(of.slope), _called(found, opt, of), of.misfit) for opt, of in trends.items()]
+    wide = ", ".join(opt for opt, of in trends.items() if of.widened)
+    notes = [f"{wide}: rungs scatter more than seeds explain, so the interval comes from their scatter"] * bool(wide)
+    return Table.of(columns, rows, "trend of the ratio of steps", notes)
 
 
 def _called(found: Findings, opt: str, of: Trend) -> str:
@@ -123,30 +117,20 @@ def _predictions(found: Findings) -> Table:
         if said is None:
             continue
         for each in scores(rung):
-            measured = None if each.measured is None else factor(each.measured)
-            rows.append(
-                {
-                    "rung": rung.number,
-                    "opt": each.opt,
-                    "said": factor(each.said),
-                    "measured": measured,
-                    "held": each.held,
-                    "made": said["made"],
-                    "begun": rung.begun,
-                }
-            )
+            row: dict[str, Any] = {"rung": rung.number, "opt": each.opt, "said": factor(each.said)}
+            measured = each.measured and factor(each.measured)
+            rows.append(row | {"measured": measured, "held": each.held, "made": said["made"], "begun": rung.begun})
         if said["order"]:
             there = [opt for opt in rung.order if opt in said["order"]]
             same = "as measured" if there == said["order"] else f"measured {', '.join(there)}"
             notes.append(f"rung {rung.number}: predicted order {', '.join(said['order'])}; {same}")
         if not was_before(rung):
             notes.append(f"rung {rung.number}: it had runs before the prediction, which therefore does not count")
-    coming = next((r for r in found.record.rungs if not r["done"] and r["predicted"]), None)
-    for opt, (mean, low, high) in ((coming or {}).get("predicted") or {"ratios": {}})["ratios"].items():
-        assert coming is not None
-        of = Interval(mean or 0.0, -math.inf if low is None else low, math.inf if high is None else high, 0)
-        made = (coming["predicted"] or {"made": ""})["made"]
-        rows.append({"rung": found.record.rungs.index(coming) + 1, "opt": opt, "said": factor(of), "made": made})
+    for number, coming in enumerate(found.record.rungs, 1):
+        if not coming["done"] and (said := coming["predicted"]):
+            for opt, of in intervals(said).items():
+                rows.append({"rung": number, "opt": opt, "said": factor(of), "made": said["made"]})
+            break
     held = [row["held"] for row in rows if row.get("held") is not None]
     if held:
         notes.insert(0, f"{sum(held)} of {len(held)} measured ratios are within their prediction interval")
@@ -158,7 +142,7 @@ def _ranking(found: Findings) -> Table:
     unit = "decades of loss" if measure.log else measure.words
     columns = [
         Column("rung", "rung", "number"),
-        Column("at", UNITS[found.record.axis], "size on the axis", form=size),
+        Column("at", _unit(found), "size on the axis", form=size),
         Column("order", "order", "optimizers by the mean of their final metric, best first", wraps=False),
         Column("tau", "Kendall's tau", "between this order and that of the last rung, with 95 % interval", 3),
         Column("chosen", "choice", "winner of this rung"),
@@ -170,20 +154,11 @@ def _ranking(found: Findings) -> Table:
         ),
         Column("cost", "cost", "training time of this rung as a fraction of the last one's", 2),
     ]
-    rows = list[dict[str, Any]]()
+    rows = list[tuple[Any, ...]]()
     for k, rung in enumerate(found.rungs):
-        chosen = found.regret(k)
-        rows.append(
-            {
-                "rung": rung.number,
-                "at": rung.record["at"],
-                "order": ", ".join(rung.order),
-                "tau": found.agreement(k),
-                "chosen": chosen and chosen[0],
-                "regret": chosen and chosen[1],
-                "cost": rung.seconds / last.seconds if last.seconds else None,
-            }
-        )
+        order, (chosen, regret) = ", ".join(rung.order), found.regret(k) or (None, None)
+        cost = rung.seconds / last.seconds if last.seconds else None
+        rows.append((rung.number, rung.record["at"], order, found.agreement(k), chosen, regret, cost))
     notes = list[str]()
     if found.final_from is not None:
         first, sure = found.final_from
@@ -198,7 +173,7 @@ def _ranking(found: Findings) -> Table:
     )
     if lost := [opt for opt in found.record.opts if opt not in found.ranked]:
         notes.append(f"not ranked: a fresh seed diverged or is missing at a rung: {', '.join(lost)}")
-    return Table("order by final metric", columns, rows, notes)
+    return Table.of(columns, rows, "order by final metric", notes)
 
 
 def _losses(found: Findings) -> Table:
@@ -210,19 +185,10 @@ def _losses(found: Findings) -> Table:
         for rung in found.rungs:
             method = rung.methods.get(opt)
             if method is not None and method.runs:
-                values = [value for value in rung.values(opt) if value is not None]
-                there = len(values) == len(method.runs)
-                row[f"rung {rung.number}"] = (
-                    _mean(values, rung) if there else f"{len(method.runs) - len(values)} diverged"
-                )
+                lost = sum(value is None for value in rung.measure.values(method.fresh))
+                row[f"rung {rung.number}"] = f"{lost} diverged" if lost else rung.measure.mean(method.fresh)
         rows.append(row)
     return Table(found.rungs[-1].measure.words, columns, rows)
-
-
-def _mean(values: list[float], rung: Rung) -> Interval | None:
-    from bench.results.group import mean_interval
-
-    return mean_interval(values, rung.measure.log)
 
 
 def _settings(found: Findings) -> Table:
@@ -244,19 +210,11 @@ def _settings(found: Findings) -> Table:
             " winning settings score, as a fraction; a factor for suboptimality gaps",
         ),
     ]
-    rows = list[dict[str, Any]]()
-    for opt in found.record.opts:
-        of = found.transfer(opt)
-        rows.append(
-            {
-                "opt": opt,
-                "setting": of.setting,
-                "best": _list(of.best),
-                "exponent": of.exponent,
-                "usable": _list(of.usable),
-                "regrets": _list(of.regrets[1:]),
-            }
-        )
+    transfers = {opt: found.transfer(opt) for opt in found.record.opts}
+    rows = [
+        (opt, of.setting, _list(of.best), of.exponent, _list(of.usable), _list(of.regrets))
+        for opt, of in transfers.items()
+    ]
     edges = [
         f"{opt} at rung {rung.number}"
         for rung in found.rungs
@@ -265,11 +223,11 @@ def _settings(found: Findings) -> Table:
     ]
     notes = [f"best at the edge of the tried values: {', '.join(edges)}"] * bool(edges)
     notes.append("scores are those of the tuning seeds, which chose the best; “-” was not tried or diverged")
-    return Table("the first searched setting", columns, rows, notes)
+    return Table.of(columns, rows, "the first searched setting", notes)
 
 
 def _list(values: Iterable[float | None]) -> str:
-    return ", ".join("-" if value is None else cell(value, 3) for value in values)
+    return ", ".join(cell(value, 3) for value in values)
 
 
 def _rungs(found: Findings) -> Table:
@@ -284,49 +242,39 @@ def _rungs(found: Findings) -> Table:
         Column("time", "training", "seconds of all runs"),
         Column("state", "state", "end, in UTC"),
     ]
-    rows = list[dict[str, Any]]()
+    rows = list[tuple[Any, ...]]()
     for number, rung in enumerate(found.record.rungs, 1):
         own = done.get(number)
-        trials = sorted({len(m.study.trials) for m in own.methods.values()}) if own else []
-        fresh = sorted({len(m.runs) for m in own.methods.values()}) if own else []
-        rows.append(
-            {
-                "rung": number,
-                "parameters": rung["parameters"],
-                "steps": rung["steps"],
-                "settings": " ".join(f"{name} {value}" for name, value in rung["settings"].items()),
-                "trials": _span(trials),
-                "fresh": _span(fresh),
-                "time": duration(own.seconds) if own else None,
-                "state": rung["done"] or "unfinished",
-            }
-        )
-    return Table("sizes and budgets", columns, rows)
+        settings = " ".join(f"{name} {value}" for name, value in rung["settings"].items())
+        methods = own.methods.values() if own else ()
+        trials, fresh = {len(m.study.trials) for m in methods}, {len(m.runs) for m in methods}
+        time, state = duration(own.seconds) if own else None, rung["done"] or "unfinished"
+        rows.append((number, rung["parameters"], rung["steps"], settings, _span(trials), _span(fresh), time, state))
+    return Table.of(columns, rows, "sizes and budgets")
 
 
-def _span(numbers: list[int]) -> int | str | None:
-    return None if not numbers else numbers[0] if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+def _span(numbers: Collection[int]) -> int | str | None:
+    return f"{min(numbers)} to {max(numbers)}" if len(numbers) > 1 else next(iter(numbers), None)
 
 
 def _notes(found: Findings) -> list[str]:
-    declared = found.record.declared
-    notes = [*found.record.rule]
-    around = f"{10 ** declared['margin']:.3g}"
-    notes.append(
+    around = f"{10 ** found.record.declared['margin']:.3g}"
+    return [
+        *found.record.rule,
         f"From the second rung on, ranges go from W / {around} to {around} W, where W is the winning value of the"
         " previous rung; a grid extends beyond an edge while the best point is there. At each rung all optimizers have"
-        " the same number of trials."
-    )
-    return [*notes, *cut(found)]
+        " the same number of trials.",
+        *cut(found),
+    ]
 
 
 def cut(found: Findings) -> list[str]:
     """Reductions, in sentences."""
     lines, declared = list[str](), found.record.declared
-    if left := [number for number, rung in enumerate(found.record.rungs, 1) if not rung["done"]]:
-        what = ", ".join(f"{number} ({size(found.record.rungs[number - 1]['at'])})" for number in left)
+    rungs = found.record.rungs
+    if left := [f"{k} ({size(rung['at'])})" for k, rung in enumerate(rungs, 1) if not rung["done"]]:
         lines.append(
-            f"Reduced: rung {what} of {len(found.record.rungs)} is not done and not included in any number here."
+            f"Reduced: rung {', '.join(left)} of {len(rungs)} is not done and not included in any number here."
         )
     if len(declared["seeds"]) < 2:
         lines.append("Reduced: trials have one seed, so the choice of winners has the noise of that seed.")
@@ -347,24 +295,24 @@ def charts(found: Findings) -> dict[str, Chart]:
     return {"efficiency": _efficiency_chart(found), "settings": _settings_chart(found), "regret": _regret_chart(found)}
 
 
-def _x(found: Findings) -> str:
-    return UNITS[found.record.axis]
+def _trace(
+    name: str, points: Sequence[tuple[float, Interval]], most: float = math.inf, least: float = -math.inf
+) -> Trace:
+    """Intervals as a curve with a band, without ends outside (least, most)."""
+    x, y, *ends = np.array([(x, of.mean, of.low, of.high) for x, of in points]).T
+    low, high = (np.where((end > least) & (end < most), end, np.nan) for end in ends)
+    return Trace(name, x, y, (low, high), marks="all")
 
 
 def _efficiency_chart(found: Findings) -> Chart:
-    traces, reference = list[Trace](), found.record.reference
-    for opt in found.record.opts:
-        there = [(r.record["at"], factor(of)) for r in found.rungs if isinstance(of := r.ratios.get(opt), Interval)]
-        if there:
-            x = np.array([at for at, _ in there])
-            y, low, high = (np.array([getattr(of, name) for _, of in there]) for name in ("mean", "low", "high"))
-            band = tuple(np.where((end > 0) & (end < 1e6), end, np.nan) for end in (low, high))
-            traces.append(Trace(opt, x, y, (band[0], band[1]), marks="all"))
+    reference = found.record.reference
+    factors = {opt: _factors(found, opt) for opt in found.others}
+    traces = [_trace(opt, points, 1e6, 0) for opt, points in factors.items() if points]
     ends = np.array([min(found.sizes, default=1.0), max(found.sizes, default=10.0)])
     panel = Panel(
         "efficiency",
         f"steps at equal loss, per step of {reference}",
-        _x(found),
+        _unit(found),
         f"steps / steps of {reference}",
         "xy",
         traces,
@@ -381,24 +329,23 @@ def _settings_chart(found: Findings) -> Chart:
         of = found.transfer(opt)
         there = [(at, best) for at, best in zip(found.sizes, of.best, strict=True) if best]
         if there:
-            x, y = (np.array(each, dtype=np.float64) for each in zip(*there, strict=True))
-            traces.append(Trace(opt, x, y, marks="all"))
+            traces.append(Trace(opt, *np.array(there).T, marks="all"))
     panel = Panel(
-        "settings", "selected setting", _x(found), "first searched setting", "xy", traces, "mostly lr; max_step for sps"
+        "settings",
+        "selected setting",
+        _unit(found),
+        "first searched setting",
+        "xy",
+        traces,
+        "mostly lr; max_step for sps",
     )
     return Chart([panel], {opt: opt for opt in found.record.opts}, columns=1)
 
 
 def _regret_chart(found: Findings) -> Chart:
     last = found.rungs[-1].seconds if found.rungs else 0.0
-    there = [(rung.seconds / last, of[1]) for k, rung in enumerate(found.rungs) if last and (of := found.regret(k))]
-    traces = list[Trace]()
-    if there:
-        x = np.array([cost for cost, _ in there])
-        y, low, high = (np.array([getattr(of, name) for _, of in there]) for name in ("mean", "low", "high"))
-        finite = np.isfinite(low) & np.isfinite(high)
-        bands = np.where(finite, low, np.nan), np.where(finite, high, np.nan)
-        traces.append(Trace("choice by a rung", x, y, bands, marks="all"))
+    points = [(rung.seconds / last, of[1]) for k, rung in enumerate(found.rungs) if last and (of := found.regret(k))]
+    traces = [_trace("choice by a rung", points)] if points else []
     words = found.rungs[-1].measure.words if found.rungs else "metric"
     panel = Panel(
         "regret",
@@ -421,25 +368,20 @@ def verdict(found: Findings) -> list[str]:
         return ["No rung is done yet."]
     if len(found.rungs) == 1:
         return ["One rung is done; a second one is needed to test predictions.", *_leads(found)]
-    first, last = found.rungs[0], found.rungs[-1]
-    lines = list[str]()
-    unit = UNITS[found.record.axis]
+    first, last, lines = found.rungs[0], found.rungs[-1], list[str]()
     if found.final_from is not None:
         orders = [[opt for opt in rung.order if opt in found.ranked] for rung in (first, last)]
         same = sum(a == b for a, b in zip(*orders, strict=True))
-        tau = found.agreement(0)
         lines.append(
-            f"The order at {size(first.record['at'])} {unit} is that at {size(last.record['at'])} for {same} of"
-            f" {len(found.ranked)} methods (Kendall's tau {cell(tau, 3)})."
+            f"The order at {size(first.record['at'])} {_unit(found)} is that at {size(last.record['at'])} for {same} of"
+            f" {len(found.ranked)} methods (Kendall's tau {cell(found.agreement(0), 3)})."
         )
         means, sure = found.final_from
         whole = "from the first rung on" if means == 1 else f"from rung {means} on"
         lines.append(f"By means the ranking is the final one {whole}; by significant differences, from rung {sure} on.")
     lines += _leads(found)
-    regret = found.regret(0)
-    if regret is not None:
-        share = first.seconds / last.seconds if last.seconds else math.nan
-        chosen, of = regret
+    if regret := found.regret(0):
+        (chosen, of), share = regret, first.seconds / last.seconds if last.seconds else math.nan
         lines.append(
             f"Choosing by the first rung takes {chosen}, at {share:.2g} of the last rung's training time, and loses"
             f" {cell(of, 3)} {'decades of loss' if last.measure.log else last.measure.words} there."
@@ -459,20 +401,24 @@ def verdict(found: Findings) -> list[str]:
 
 def _leads(found: Findings) -> list[str]:
     lines, reference = list[str](), found.record.reference
-    for opt in found.record.opts:
-        there = [(r, factor(of)) for r in found.rungs if isinstance(of := r.ratios.get(opt), Interval)]
-        if not there:
+    for opt in found.others:
+        if not (points := _factors(found, opt)):
             continue
-        begin, end = there[0], there[-1]
-        text = f"{opt} needs {cell(begin[1], 3)} times the steps of {reference} at {size(begin[0].record['at'])}"
-        if len(there) > 1:
-            text += f" and {cell(end[1], 3)} at {size(end[0].record['at'])}"
+        (first, begin), (last, end) = points[0], points[-1]
+        text = f"{opt} needs {cell(begin, 3)} times the steps of {reference} at {size(first)}"
+        if len(points) > 1:
+            text += f" and {cell(end, 3)} at {size(last)}"
             if of := found.trend(opt):
                 text += f"; trend: {_called(found, opt, of)} (factor {cell(factor(of.slope), 3)} per decade)"
         lines.append(text + ".")
     return lines
 
 
+def _factors(found: Findings, opt: str) -> list[tuple[float, Interval]]:
+    """Sizes of the rungs with a step ratio, and that ratio."""
+    return [(at, factor(of)) for at, of in found.ratios(opt)]
+
+
 def _carries(found: Findings, opt: str) -> bool:
-    regrets, most = found.transfer(opt).regrets[1:], NEAR_LOG if found.rungs[-1].above else NEAR
+    regrets, most = found.transfer(opt).regrets, NEAR_LOG if found.rungs[-1].above else NEAR
     return bool(regrets) and all(value is not None and value <= most for value in regrets)

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from bench.config.run_config import RunConfig, resolve
 from bench.errors import UserError
+from tasks import TASKS
 
 Axis = Literal["size", "width", "depth", "epochs", "data"]
-AXES: tuple[Axis, ...] = ("size", "width", "depth", "epochs", "data")
 """The growing quantity."""
 MODEL = ("size", "width", "depth")
 """Axes along which the model grows."""
@@ -31,15 +31,15 @@ class Size:
 
     Attributes:
         at: its position on the axis: parameters, steps, or training samples.
-        settings: of its runs, in dotted form.
         parameters: of its model.
         steps: of each run.
+        settings: of its runs, in dotted form.
     """
 
     at: float
-    settings: dict[str, Any]
     parameters: int
     steps: int
+    settings: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ def rule_of(words: Mapping[str, Any], axis: Axis, ratio: float, tokens: float | 
     Raises:
         UserError: the task has no such size, or the options contradict each other.
     """
-    sizes = _sizes(words)
+    sizes = TASKS[str(words["task"])].sizes
     budget = [name for name in ("trainer.max_steps", "trainer.max_epochs") if name in words]
-    lacking = {"width": ["width"], "depth": ["depth"], "size": ["width"], "data": ["data"]}.get(axis, [])
-    if lost := [name for name in lacking if name not in sizes]:
+    grown = "width" if axis == "size" else axis
+    if axis != "epochs" and grown not in sizes:
         raise UserError(
-            f"--axis {axis}: {words['task']} does not declare which option is its {lost[0]} (TaskSpec.sizes); --axis"
+            f"--axis {axis}: {words['task']} does not declare which option is its {grown} (TaskSpec.sizes); --axis"
             " epochs works for every task"
         )
     if ratio <= 1:
@@ -98,12 +98,12 @@ def rule_of(words: Mapping[str, Any], axis: Axis, ratio: float, tokens: float | 
     return Rule(axis, ratio, tokens, start)
 
 
-def in_words(rule: Rule, words: Mapping[str, Any]) -> list[str]:
+def in_words(rule: Rule, task: str) -> list[str]:
     """The rule as sentences."""
-    names = _sizes(words)
+    names = TASKS[task].sizes
     lines = [f"From rung to rung {_GROWS[rule.axis]} by {rule.ratio:g}."]
     if rule.axis in ("size", "width"):
-        with_width = [f"{names[name]} (whole)" for name in ("mlp",) if name in names]
+        with_width = [f"{names['mlp']} (whole)"] if "mlp" in names else []
         if rule.axis == "size" and "depth" in names:
             with_width.append(f"{names['depth']} (whole, at least 1)")
         if "heads" in names:
@@ -151,26 +151,20 @@ def sizes_of(rule: Rule, words: Mapping[str, Any], opt: str, rungs: int, places:
     if rule.axis in MODEL:
         settings = _models(rule, base, wanted)
     elif rule.axis == "data":
-        option = f"task.{_sizes(words)['data']}"
-        first = base.task_options[_sizes(words)["data"]]
+        samples = base.task_spec.sizes["data"]
+        first = base.task_options[samples]
         if first is None:
-            raise UserError(f"--axis data: give the number of samples of the first rung, such as --{option} 1000")
-        settings = [{option: round(first * factor)} for factor in wanted]
+            raise UserError(f"--axis data: give the number of samples of the first rung, such as --task.{samples} 1000")
+        settings = [{f"task.{samples}": round(first * factor)} for factor in wanted]
     else:
         settings = [_longer(base, factor) for factor in wanted]
-    found = [_measured(rule, config, own, words) for own in settings]
+    found = [_measured(rule, config(own), own, evaluated="trainer.val_every" in words) for own in settings]
     for k, (one, other) in enumerate(itertools.pairwise(found), 1):
         if one.settings == other.settings:
             raise UserError(
                 f"rungs {k} and {k + 1} are the same, {one.parameters:,} parameters; increase --ratio or --start"
             )
     return found
-
-
-def _sizes(words: Mapping[str, Any]) -> Mapping[str, str]:
-    from tasks import TASKS
-
-    return TASKS[str(words["task"])].sizes
 
 
 def _longer(base: RunConfig, factor: float) -> dict[str, Any]:
@@ -237,22 +231,17 @@ def _trained(task: Any) -> int:
     return sum(parameter.numel() for parameter in task.parameters() if parameter.requires_grad)
 
 
-def _measured(
-    rule: Rule, config: Callable[[Mapping[str, Any]], RunConfig], own: dict[str, Any], words: Mapping[str, Any]
-) -> Size:
+def _measured(rule: Rule, config: RunConfig, own: dict[str, Any], *, evaluated: bool) -> Size:
+    """The size of a configuration with the growing settings `own`; `evaluated` if the command says when to evaluate."""
     from bench.train.runner import build
 
-    task, plan = build(config(own))
-    parameters, steps = _trained(task), plan.total_steps
+    task, plan = build(config)
+    names, options = config.task_spec.sizes, config.task_options
+    parameters, steps, more = _trained(task), plan.total_steps, dict[str, Any]()
     if rule.tokens is not None:
-        sample = config(own).task_options[_sizes(words)["tokens"]]
-        steps = max(1, math.ceil(rule.tokens * parameters / (plan.batch_size * sample)))
-        own = {**own, "trainer.max_steps": steps}
-    if "trainer.val_every" not in words:
-        own = {**own, "trainer.val_every": max(1, steps // EVALUATIONS)}
-    at = parameters if rule.axis in MODEL else steps if rule.axis == "epochs" else _samples(own, words)
-    return Size(float(at), own, parameters, steps)
-
-
-def _samples(own: Mapping[str, Any], words: Mapping[str, Any]) -> int:
-    return own[f"task.{_sizes(words)['data']}"]
+        seen = plan.batch_size * options[names["tokens"]]
+        steps = more["trainer.max_steps"] = max(1, math.ceil(rule.tokens * parameters / seen))
+    if not evaluated:
+        more["trainer.val_every"] = max(1, steps // EVALUATIONS)
+    at = parameters if rule.axis in MODEL else steps if rule.axis == "epochs" else options[names["data"]]
+    return Size(float(at), parameters, steps, own | more)

@@ -33,7 +33,7 @@ class Estimate:
 
     Attributes:
         value: the estimate.
-        error: its standard error; infinite if the data do not bound it.
+        error: its standard error.
         df: degrees of freedom of the error.
     """
 
@@ -44,7 +44,7 @@ class Estimate:
     @property
     def interval(self) -> Interval:
         """The 95 % t-interval."""
-        half = _quantile(self.df) * self.error if math.isfinite(self.error) else math.inf
+        half = _quantile(self.df) * self.error
         return Interval(self.value, self.value - half, self.value + half, round(self.df) + 1)
 
     @classmethod
@@ -109,21 +109,20 @@ def step_ratio(steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smooth
     return Interval(value, min(low, value), max(high, value), n)
 
 
-def smoothing(places: Array, width: float = SMOOTH) -> Array:
+def smoothing(places: Array) -> Array:
     """The matrix of local linear regression.
 
-    Lines are fitted by least squares with weights that fall to 0 at the distance `width` (Cleveland 1979, without the
-    robustness iterations). A value without neighbours within `width` is not changed.
+    Lines are fitted by least squares with weights that fall to 0 at the distance `SMOOTH` (Cleveland 1979, without the
+    robustness iterations). A value without neighbours within `SMOOTH` is not changed.
 
     Args:
         places: shape (P,).
-        width: in the unit of `places`, positive.
 
     Returns:
         Shape (P, P); it maps a straight line to itself.
     """
     distance = places[None, :] - places[:, None]
-    weights = np.maximum(0, 1 - np.abs(distance) / width)
+    weights = np.maximum(0, 1 - np.abs(distance) / SMOOTH)
     rows = np.eye(len(places))
     for i in np.flatnonzero((weights > 0).sum(1) > 1):
         design = np.column_stack([np.ones(len(places)), distance[i]])
@@ -184,8 +183,7 @@ def trend(x: ArrayLike, estimates: Sequence[Estimate]) -> Trend:
         raise ValueError(f"x={x!r} must have two different values or more, one for each estimate")
     centred = u - u.mean()
     weights = centred / (centred @ centred)
-    found, misfit, widened = _combined(u, estimates, weights)
-    return Trend(found.interval, misfit, widened)
+    return Trend(*_combined(u, estimates, weights))
 
 
 def predict(x: ArrayLike, estimates: Sequence[Estimate], at: float) -> Interval:
@@ -209,12 +207,12 @@ def predict(x: ArrayLike, estimates: Sequence[Estimate], at: float) -> Interval:
     weights = np.full(u.size, 1 / u.size)
     if u.size > 1:
         weights = weights + (at - u.mean()) * centred / (centred @ centred)
-    return _combined(u, estimates, weights, new=True)[0].interval
+    return _combined(u, estimates, weights, new=True)[0]
 
 
 def _combined(
     x: Array, estimates: Sequence[Estimate], weights: Array, *, new: bool = False
-) -> tuple[Estimate, float | None, bool]:
+) -> tuple[Interval, float | None, bool]:
     """A weighted sum of estimates, such as the value of a line through them.
 
     Args:
@@ -245,8 +243,8 @@ def _combined(
             variance = float(residual @ residual) / left
             other = Estimate(found.value, math.sqrt(variance * (weights @ weights + new)), left)
             if other.error * _quantile(left) > found.error * _quantile(df):
-                return other, misfit, True
-    return found, misfit, False
+                return other.interval, misfit, True
+    return found.interval, misfit, False
 
 
 def exponent(sizes: ArrayLike, best: ArrayLike, step: float) -> Interval:
@@ -318,19 +316,12 @@ def kendall(first: ArrayLike, second: ArrayLike) -> Interval:
     Args:
         first: by method and seed, shape (M, N), M >= 2, N >= 2, finite; smaller is better.
         second: shape (M, N'), the same methods.
-
-    Raises:
-        ValueError: the shapes do not fit.
     """
-    a, b = (np.asarray(each, dtype=np.float64) for each in (first, second))
-    if a.ndim != 2 or b.ndim != 2 or len(a) != len(b) or len(a) < 2:
-        raise ValueError(f"shapes {a.shape} and {b.shape}: pass the same two or more methods, by seed")
-    pairs = np.triu_indices(len(a), 1)
-    orders = [np.sign(each.mean(1)[:, None] - each.mean(1)[None, :])[pairs] for each in (a, b)]
-    signs = [each[pairs].astype(int) for each in told(a, b)]
-    same, count = signs[0] * signs[1], len(pairs[0])
+    one, other = told(first, second)
+    pairs = np.triu_indices(len(one), 1)
+    same, count = (one * other)[pairs], len(pairs[0])
     open_pairs, sure = int((same == 0).sum()), int(same.sum())
-    tau = float((orders[0] * orders[1]).sum()) / count
+    tau = float((_order(first) * _order(second))[pairs].sum()) / count
     low, high = (sure - open_pairs) / count, (sure + open_pairs) / count
     return Interval(tau, min(low, tau), max(high, tau), count)
 
@@ -347,12 +338,17 @@ def final_from(rungs: Sequence[ArrayLike]) -> tuple[int, int]:
     Returns:
         Two indices of rungs.
     """
-    arrays = [np.asarray(each, dtype=np.float64) for each in rungs]
-    orders = [np.sign(each.mean(1)[:, None] - each.mean(1)[None, :]) for each in arrays]
-    signs = [each.astype(int) for each in told(*arrays)]
-    by_means, by_seeds = ([not (one * each[-1] < 0).any() for one in each] for each in (orders, signs))
-    first, sure = (max((k + 1 for k, same in enumerate(each) if not same), default=0) for each in (by_means, by_seeds))
+    first, sure = (
+        max((k + 1 for k, one in enumerate(signs) if (one * signs[-1] < 0).any()), default=0)
+        for signs in (list(map(_order, rungs)), told(*rungs))
+    )
     return first, sure
+
+
+def _order(values: ArrayLike) -> Array:
+    """The signs of the differences between the means of all pairs of methods, shape (M, M), as in `told`."""
+    means = np.asarray(values, dtype=np.float64).mean(1)
+    return np.sign(means[:, None] - means)
 
 
 def regret(values: ArrayLike, chosen: int) -> Interval:

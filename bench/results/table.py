@@ -51,10 +51,12 @@ class Table:
     notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, columns: Sequence[Column | str], rows: Iterable[Sequence[Any]], title: str = "") -> "Table":
+    def of(
+        cls, columns: Sequence[Column | str], rows: Iterable[Sequence[Any]], title: str = "", notes: Sequence[str] = ()
+    ) -> "Table":
         """A table from rows with values in the order of the columns; a title may replace a column."""
         own = [each if isinstance(each, Column) else Column(str(i), each) for i, each in enumerate(columns)]
-        return cls(title, own, [{c.key: value for c, value in zip(own, row, strict=True)} for row in rows])
+        return cls(title, own, [{c.key: value for c, value in zip(own, row, strict=True)} for row in rows], [*notes])
 
     @classmethod
     def facts(cls, rows: Iterable[Sequence[Any]], least: int = 0) -> "Table":

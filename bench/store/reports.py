@@ -129,6 +129,11 @@ class StudyRecord(Record):
         return {run for trial in self.trials for run in trial["runs"]}
 
     @property
+    def winning_point(self) -> dict[str, Any] | None:
+        """The winning values of the searched settings; None without a winner."""
+        return next((trial["point"] for trial in self.trials if self.winner in trial["runs"]), None)
+
+    @property
     def weight(self) -> tuple[int, str]:
         """More trials outweigh fewer."""
         return len(self.trials), json.dumps(vars(self), sort_keys=True)
