@@ -310,12 +310,14 @@ def test_every_flag_in_the_help_parses(cli, tmp_path, monkeypatch, task, opt):
     samples = {flag: str(value).strip("()") for flag, value in defaults.items()} | SAMPLES | measures
     samples |= {"--config": str(tmp_path / "tuned" / task / f"{opt}.yaml")}
     samples |= {"--opt.rest": "adamw"}
-    switches = {"--tuned", "--rerun", "--dry-run", "--json"}
+    switches = {"--tuned", "--rerun", "--dry-run", "--json", "--create", "--slurm", "--print"}
     several = {"--engine": "auto", "--workers": "2", "--seeds": "2", "--memory": "1G", "--width": "2"}
+    several |= {"--create": "", "--slurm": "", "--print": "", "--sbatch": "-p gpu", "--storage": "postgresql://a@b/c"}
     refused = set() if can_clip(opt) else {"--trainer.gradient_clip_val"}
     for flag in flags - {"--task", "--opt", "--resume"} - refused:
         words = [flag] if flag in switches else [flag, (samples | several)[flag]]
         words += ["--seeds", "3"] if flag in several else []
+        words += ["--slurm"] if flag == "--print" else []
         words += ["--trainer.average", OF_AN_AVERAGE[flag]] if flag in OF_AN_AVERAGE else []
         answer = cli("fit", "--task", task, "--opt", opt, *words, "--dry-run")
         assert answer.code == 0, (words, answer.err)

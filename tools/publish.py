@@ -35,8 +35,9 @@ from bench.text import cell, counted, listed
 from bench.tuning import suite
 from tools import observatory
 
-PARTS = {"theory": "Theory tasks", "lm": "Language model", "vision": "Images", "sst2": "Fine-tuning"}
-"""The parts of the reference suite, and their names in README.md."""
+TABLES = {"Theory tasks": ("theory",), "Models": ("lm", "vision", "sst2")}
+"""The parts of the reference suite in each table of README.md."""
+PARTS = tuple(part for parts in TABLES.values() for part in parts)
 FOLDER, README, FIGURE = Path("results/reference"), Path("README.md"), Path("docs/_static/reference.png")
 SENSITIVITY = Path("results/tuned")
 BEGIN, END = "<!-- reference -->", "<!-- /reference -->"
@@ -119,7 +120,7 @@ def _withdraw(tasks: Sequence[str]) -> None:
 
 
 def text(found: Collected, panels: Sequence[Panel]) -> str:
-    """The reference results for README.md: the figure, and for each part its verdicts, its set-up and a table.
+    """The reference results for README.md: the figure, verdicts with a table for each group of parts, the set-up.
 
     Args:
         found: the published runs.
@@ -128,9 +129,8 @@ def text(found: Collected, panels: Sequence[Panel]) -> str:
     lines = [f"![{ALT}]({FIGURE})", "", *wrap(_caption(panels), 120)]
     tables = {table.title: table for table in quality(found).tables}
     alignments = {table.title: table for table in theory(found).tables}
-    for part, title in PARTS.items():
-        tasks = {task for declared in suite.load(part) for task in declared.tasks}
-        entries = {problem.task: own for problem, own in found.problems.items() if problem.task in tasks}
+    for title, members in TABLES.items():
+        tasks = {task for part in members for declared in suite.load(part) for task in declared.tasks}
         own = {problem.task: tables[problem.name] for problem in found.problems if problem.task in tasks}
         if not own:
             continue
@@ -138,8 +138,7 @@ def text(found: Collected, panels: Sequence[Panel]) -> str:
         ranked = {task: table for task, table in own.items() if task not in aligned}
         said = [_summary(ranked)] * (len(ranked) > 1) + [_sentence(task, table) for task, table in ranked.items()]
         said += [_by_alignment(own, aligned)] * bool(aligned)
-        means = "The table has means over fresh seeds with 95 % intervals."
-        lines += ["", *wrap(" ".join([f"**{title}.**", *said, _set_up(entries), means]), 120), ""]
+        lines += ["", *wrap(" ".join([f"**{title}.**", *said]), 120), ""]
         cells: dict[str, dict[str, str]] = {}
         for part_of_it, key in ((ranked, "final"), (aligned, "alignment")):
             for task, table in part_of_it.items():
@@ -148,7 +147,9 @@ def text(found: Collected, panels: Sequence[Panel]) -> str:
         titles = {task: _metric(table) for task, table in ranked.items()} | dict.fromkeys(aligned, "final alignment")
         columns = [Column("opt", "optimizer"), *(Column(task, f"{task}: {what}") for task, what in titles.items())]
         lines += markdown_table(Table("", columns, [{"opt": opt, **own} for opt, own in sorted(cells.items())]))
-    return "\n".join([*lines, ""])
+    means = "Tables have means over fresh seeds with 95 % intervals."
+    set_up = _set_up({problem.task: own for problem, own in found.problems.items()})
+    return "\n".join([*lines, "", *wrap(f"{means} {set_up}", 120), ""])
 
 
 def _caption(panels: Sequence[Panel]) -> str:
@@ -166,7 +167,7 @@ def _caption(panels: Sequence[Panel]) -> str:
 
 
 def _set_up(entries: Mapping[str, Sequence[Entry]]) -> str:
-    """Trials, seeds, budget, machine and versions of a part's runs by task, from their records."""
+    """Trials, seeds, budget, machine and versions of the runs by task, from their records."""
     trials, tuning, fresh, budget, batch = {}, {}, {}, {}, {}
     for task, own in entries.items():
         trials[task] = _span((len(entry.study.trials) for entry in own if entry.study), "trial")
@@ -200,10 +201,10 @@ def _span(numbers: Iterable[int], what: str) -> str:
 
 
 def _by_task(values: Mapping[str, str]) -> str:
-    """The most frequent value, and tasks with another value in brackets."""
-    usual, _ = Counter(values.values()).most_common(1)[0]
-    others = ", ".join(f"{task}: {value}" for task, value in values.items() if value != usual)
-    return f"{usual} ({others})" if others else usual
+    """The most frequent value, and in brackets other values with their tasks."""
+    usual, *others = (value for value, _ in Counter(values.values()).most_common())
+    said = "; ".join(f"{value} on {listed([t for t, own in values.items() if own == value])}" for value in others)
+    return f"{usual} ({said})" if said else usual
 
 
 def _summary(tables: Mapping[str, Table]) -> str:
