@@ -6,9 +6,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from bench.ladder.rungs import Ladder, begun, climb, winners_of
 from bench.ladder.show import boards, charts, verdict
 from bench.ladder.sizes import Rule, Size, in_words, rule_of, sizes_of
 from bench.results.stats import Interval
+from bench.store.load import Damaged, parse
 from bench.store.merge import merge
 from bench.store.reports import LadderRecord, study_path
 from bench.store.stores import Stores
@@ -316,6 +318,42 @@ def test_a_damaged_record_is_named(folder: Path, tmp_path: Path):
     with pytest.raises(RunFailed, match=r"x\.json.*move it away"):
         read_ladder(path)
     assert Stores([tmp_path]).damaged
+
+
+ODD = (None, -1, 0, 2**62, 1e308, 1e-308, True, "", "x", "\x1b[31m", [], {}, [[]], {"a": {}})
+"""Values that a hostile record may have anywhere."""
+
+
+def spots(value: Any) -> Iterator[list[Any]]:
+    """The paths of all values within a value of JSON."""
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield [key]
+        yield from ([key, *rest] for rest in spots(value[key]))
+
+
+def test_a_hostile_record_is_refused_or_shown(folder: Path, record: LadderRecord):
+    """Each value is replaced by an odd one, or removed, one at a time; other errors than the usual one are crashes."""
+    stores, whole = Stores([folder / "store"]), json.dumps(vars(record))
+    refused, paths = 0, [*spots(vars(record))]
+    cases = [(path, odd) for i, path in enumerate(paths) for odd in ("remove", *ODD[i % 3 :: 3])]
+    for path, odd in cases:
+        mutant = json.loads(whole)
+        *way, last = path
+        inside = reduce(getitem, way, mutant)
+        if odd == "remove":
+            del inside[last]
+        else:
+            inside[last] = odd
+        try:
+            there = parse(json.dumps(mutant).encode(), LadderRecord, Path("x.json"))
+        except Damaged:
+            refused += 1
+            continue
+        found = findings(there, stores)
+        assert boards(found)
+        assert charts(found)
+        assert verdict(found)
+    assert len(cases) / 4 < refused < len(cases)
 
 
 def test_a_study_that_is_missing_or_damaged_is_named(folder: Path, record: LadderRecord, tmp_path: Path):

@@ -334,13 +334,15 @@ def findings(record: LadderRecord, stores: Stores) -> Findings:
             break
         methods = dict[str, Method]()
         for opt, name in rung["studies"].items():
-            fresh, study = rung["fresh"][opt], studies.get(name)
+            fresh, study = rung["fresh"].get(opt, []), studies.get(name)
             if study is None:
                 lost += len(fresh)
                 continue
             own, tried = ([runs[run_id] for run_id in ids if run_id in runs] for ids in (fresh, sorted(study.run_ids)))
             lost += len(fresh) - len(own)
             methods[opt] = Method(study, own, tried)
+        if not any(method.runs for method in methods.values()):
+            break  # the store has lost them
         rungs.append(Rung(number, rung, methods, record.reference))
     return Findings(record, rungs, lost)
 

@@ -19,7 +19,7 @@ from bench.ladder.sizes import Rule, Size, in_words
 from bench.output import note
 from bench.store.load import Damaged
 from bench.store.record import now
-from bench.store.reports import LadderRecord, LadderRung, StudyRecord, read_report, study_path
+from bench.store.reports import Declared, LadderRecord, LadderRung, StudyRecord, read_report, study_path
 from bench.store.stores import Stores
 from bench.text import plain
 from bench.tuning import tuned
@@ -66,7 +66,7 @@ class Ladder:
     fresh: list[int]
 
     @property
-    def declared(self) -> dict[str, Any]:
+    def declared(self) -> Declared:
         """All settings that determine its results and have no field in the record."""
         rule = {name: getattr(self.rule, name) for name in ("ratio", "tokens", "start")}
         own = {name: getattr(self, name) for name in ("trials", "margin", "sampler", "prune", "seeds", "fresh")}

@@ -229,11 +229,20 @@ class Predicted(TypedDict):
     order: list[Name]
 
 
+@with_config(_STRICT | {"extra": "allow"})
+class Declared(TypedDict):
+    """The settings of a ladder (`bench.ladder.rungs.Ladder.declared`), with the checked ones."""
+
+    margin: Annotated[float, Field(ge=0, le=100)]
+    seeds: list[Count]
+    fresh: list[Count]
+
+
 @with_config(_STRICT)
 class LadderRung(TypedDict):
     """A rung: its size, its prediction, its studies and fresh runs by optimizer, and when it was completed."""
 
-    at: float
+    at: Annotated[float, Field(gt=0)]
     parameters: Count
     steps: Count
     settings: Json
@@ -263,8 +272,8 @@ class LadderRecord(Record):
     task: Name
     opts: Annotated[list[Name], Field(min_length=1)]
     reference: Name
-    axis: Word
-    declared: Json
+    axis: Literal["size", "width", "depth", "epochs", "data"]
+    declared: Declared
     rule: list[Text]
     begun: Moment
     rungs: list[LadderRung]
