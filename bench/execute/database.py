@@ -17,10 +17,13 @@ import sqlalchemy.exc
 
 from bench.errors import MAKE_ROOM, RunFailed, UserError
 from bench.machine import lives
+from bench.output import note
 from tasks.core.extras import not_installed
 
 HEARTBEAT_SECONDS = 15
 """Seconds between heartbeats of a worker; after four missed ones its work is repeated. Ours."""
+PAUSES = (1, 2, 5, 10, 30, 60)
+"""Seconds between attempts to reach a database that does not respond. Ours."""
 T = TypeVar("T")
 _EXAMPLES = "sqlite:///studies.db or postgresql+psycopg://user:password@host/database"
 _FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk is full")
@@ -218,13 +221,15 @@ class Database:
             change: it may be repeated.
             locked: whether it needs the lock, because it takes several statements.
         """
-        for pause in (1, 2, 5, 10, 30, 60, None):
+        for pause in (*PAUSES, None):
             try:
                 with self.errors(), self.lock() if locked else nullcontext():
                     return change()
             except RunFailed as error:
                 if pause is None or isinstance(error, Stuck):
                     raise
+                if pause == PAUSES[0]:
+                    note(f"{error}; trying again for {sum(PAUSES)} s")
                 time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
