@@ -35,8 +35,6 @@ def made_elsewhere(args: Args) -> bool:
         raise UserError("--print prints the script of --slurm; write both")
     if args.create and args.slurm:
         raise UserError("--create lets workers join, and --slurm starts them: remove one of them")
-    if args.slurm and args.storage is not None:
-        raise UserError("--slurm: the tasks of a cluster share the store; remove --storage")
     if args.slurm or args.create:
         refuse_json(args)
     return args.slurm or args.create
@@ -68,6 +66,8 @@ def publish(
         UserError: no device is given, options do not fit, or there is no Slurm here.
         RunFailed: the store cannot be written.
     """
+    if args.slurm and args.storage is not None:
+        raise UserError("--slurm: the tasks of a cluster share the store; remove --storage")
     if device in (None, "auto"):
         raise UserError(
             f"--{'slurm' if args.slurm else 'create'}: the workers' device may differ from this machine's; write"
