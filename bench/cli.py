@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from bench import process
 from bench.errors import MAKE_ROOM, RunFailed, UserError, unknown, unknown_run, was_interrupted
-from bench.grammar.commands import COMMANDS, parse
+from bench.grammar.commands import COMMANDS, ELSEWHERE, RUNNING, parse
 from bench.grammar.parse import HELP, Args, check_settings, unknown_command
 from bench.grammar.values import place
 from bench.machine import is_main_process
@@ -156,8 +156,7 @@ def _fit(words: list[str]) -> int:
         from bench.commands.seeds import fit_seeds
 
         return fit_seeds(config, args, study)
-    several = ("engine", "workers", "memory", "width", "create", "slurm", "print", "sbatch", "storage")
-    if more := [name for name in several if getattr(args, name)]:
+    if more := [option.name for option in (*RUNNING, *ELSEWHERE) if getattr(args, option.name)]:
         raise UserError(f"--{more[0]} is for several runs; give --seeds too, or leave it out")
     if args.dry_run:
         return _dry_run(config, as_json=args.json)

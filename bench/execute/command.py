@@ -46,10 +46,11 @@ def results_of(
         with doing("importing torch"):
             from bench.execute.execute import STOPPED, execute
 
-            exchange = None
-            if storage is not None:
-                from bench.execute.exchange import Exchange
+        exchange = None
+        if storage is not None:
+            from bench.execute.exchange import Exchange
 
+            with doing("opening the database"):
                 exchange = Exchange(storage, gather=True)
         with redirect_stdout(sys.stderr):
             # Pass all runs, also the stored ones: the plan, and thus its cuts, depends on all.

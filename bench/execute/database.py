@@ -161,6 +161,10 @@ class Database:
                 path.parent.mkdir(parents=True, exist_ok=True)
             self._engine = self._reading(options) if read_only else sa.create_engine(self.url, **options)
             weakref.finalize(self, self._engine.dispose)  # else connections would not be closed properly
+            self._prepare()
+
+    def _prepare(self) -> None:
+        """Make or check the tables."""
 
     def _reading(self, options: dict[str, Any]) -> sa.Engine:
         """A read-only engine."""

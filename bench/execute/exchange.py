@@ -9,8 +9,8 @@ single statement, so a process may be killed at any time. What is read is checke
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -111,7 +111,9 @@ class Exchange(Database):
         self.gather = gather
         self._heartbeats = Heartbeats(heartbeat)
         self._me = json.dumps(this_process())
-        with self.errors(opening=True), self.lock():  # two processes at once would fail
+
+    def _prepare(self) -> None:
+        with self.lock():  # two processes at once would fail
             _TABLES.create_all(self._engine)
 
     @property
@@ -181,10 +183,6 @@ class Exchange(Database):
         _write(plan.store.folder, {plan.folder / SHARED: b""})
         return plan
 
-    def has(self, name: str) -> bool:
-        """Whether there is a plan with this name."""
-        return bool(self._select(sa.select(_PLANS.c.name).where(_PLANS.c.name == name)))
-
     def bring(self, name: str, store: Path) -> None:
         """Write a plan into a store, where `bench.execute.plan.load` checks it.
 
@@ -238,7 +236,7 @@ class Exchange(Database):
         rows = self._select(
             sa.select(there.block, there.worker, there.beat, there.ended, there.failure).where(there.plan == plan)
         )
-        if not rows and not self.has(plan):
+        if not rows and not self._select(sa.select(_PLANS.c.name).where(_PLANS.c.name == plan)):
             return None
         return {
             block: Claim(worker, beat, ended, failure and clean(failure))
@@ -276,14 +274,23 @@ class Exchange(Database):
             return True
         return self._heartbeats.why_dead((plan, block), worker, claim.beat) is not None
 
-    def held(self, plan: str, block: str) -> AbstractContextManager[None]:
-        """Send heartbeats for a claimed block while the context lasts."""
+    @contextmanager
+    def held(self, plan: str, block: str) -> Iterator[None]:
+        """Send heartbeats for a claimed block while the context lasts; then release it, unless it has ended.
+
+        If the database is unavailable then, others find after a while that the block has no heartbeats.
+        """
 
         def beat(count: int) -> None:
             with self._engine.begin() as connection:
                 connection.execute(self._update(plan, block, {"beat": count}))
 
-        return beating(self.heartbeat, beat)
+        try:
+            with beating(self.heartbeat, beat):
+                yield
+        finally:
+            with suppress(UserError), self.errors(), self._engine.begin() as connection:
+                connection.execute(sa.delete(_BLOCKS).where(*_open(plan, block), _BLOCKS.c.worker == self._me))
 
     def end(self, plan: Plan, block: str, run_ids: Iterable[str], failure: str | None) -> bool:
         """End a claimed block; False if its worker was presumed dead, or the plan removed.
@@ -305,11 +312,6 @@ class Exchange(Database):
         values = {"ended": True, "results": results, "failure": failure}
         self._change(sa.update(_PLANS).where(_PLANS.c.name == plan.name).values(used=sa.func.now()))
         return self._change(self._update(plan.name, block, values))
-
-    def give_back(self, plan: str, block: str) -> None:
-        """Release a claimed block; without the database, others find after a while that it has no heartbeats."""
-        with suppress(UserError), self.errors(), self._engine.begin() as connection:
-            connection.execute(sa.delete(_BLOCKS).where(*_open(plan, block), _BLOCKS.c.worker == self._me))
 
     def collect(self, plan: Plan, blocks: Mapping[str, Cut]) -> list[str]:
         """Merge the results of ended blocks into the plan's store, unless it has them; what is wrong with results.

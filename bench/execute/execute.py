@@ -12,7 +12,6 @@ from bench.config.run_config import RunConfig, on_device
 from bench.config.tuned import TunedBy
 from bench.errors import UserError
 from bench.execute import Effort
-from bench.execute.child import SHARED
 from bench.execute.cuts import cut
 from bench.execute.here import train_cuts
 from bench.execute.plan import Plan, forget_finished
@@ -94,8 +93,9 @@ def work(
         RunFailed: as in `execute`.
     """
     stop, (own, *others), first, since = stop or StopRequest(), own_slots, plan.configs[0], time.time()
-    job = json.dumps([plan.name, {"data": str(first.data), "store": str(first.store), "logger": first.logger}, since])
-    environment = {} if plan.exchange is None else {**plan.exchange.environment, SHARED: "1"}
+    places = {"data": str(first.data), "store": str(first.store), "logger": first.logger}
+    job = json.dumps([plan.name, places, since, plan.exchange is not None])
+    environment = {} if plan.exchange is None else plan.exchange.environment
     pool = Pool(("worker", "--cuts"), dict(enumerate(others, 1)), environment)
     with stop.listening(), pool, own.taken():
         if others and plan.missing():

@@ -157,19 +157,11 @@ def _as_shared(exchange: "Exchange", blocks: Mapping[str, Cut], outcomes: Outcom
         if name is None:
             waiting = _wait([run_id for each in left for run_id in run_ids[each]], waiting, progress)
             continue
-        waiting, made, ended = False, False, False
-        try:
-            with exchange.held(plan.name, name):
-                how = _as_lanes if blocks[name].lanes else _one_by_one
-                made = how(blocks[name], outcomes, stop, wait=True)
-            if made:
-                exchange.end(plan, name, run_ids[name], outcomes.failure(run_ids[name]))
-                ended = True
-        finally:
-            if not ended:
-                exchange.give_back(plan.name, name)
-        if not made:
-            return False
+        waiting = False
+        with exchange.held(plan.name, name):
+            if not (_as_lanes if blocks[name].lanes else _one_by_one)(blocks[name], outcomes, stop, wait=True):
+                return False
+            exchange.end(plan, name, run_ids[name], outcomes.failure(run_ids[name]))
     return True
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import optuna
-import sqlalchemy as sa
 from optuna.storages import RDBStorage
 
 from bench.errors import RunFailed, UserError, first_line, unknown
-from bench.execute.database import HEARTBEAT_SECONDS, Database
+from bench.execute.database import Database
 from bench.store.load import Damaged, parse
 from bench.store.record import is_file_name
 from bench.tuning.rows import Rows
@@ -40,28 +39,18 @@ class Studies(Database):
         RunFailed: the server does not respond.
     """
 
-    def __init__(
-        self,
-        url: str | sa.URL,
-        heartbeat: int = HEARTBEAT_SECONDS,
-        *,
-        make: bool = True,
-        read_only: bool = False,
-        asked: str | None = None,
-    ) -> None:
-        super().__init__(url, heartbeat, make=make, read_only=read_only, asked=asked)
+    def _prepare(self) -> None:
         self.rows = Rows(self._engine)
-        with self.errors(opening=True):
-            if read_only:
-                self.rows.are_there()  # raises if it is not a database
-                return
-            with self.lock():  # else two processes could create the tables at once and fail
-                try:
-                    self.rdb = RDBStorage(self.url.render_as_string(hide_password=False), engine_kwargs=self._options)
-                except RuntimeError as error:  # tables of another version of Optuna
-                    raise UserError(f"{self.asked}: {first_line(error)}") from None
-                weakref.finalize(self, self.rdb.engine.dispose)
-            self._file = self._path and self._path.stat()
+        if self.read_only:
+            self.rows.are_there()  # raises if it is not a database
+            return
+        with self.lock():  # else two processes could create the tables at once and fail
+            try:
+                self.rdb = RDBStorage(self.url.render_as_string(hide_password=False), engine_kwargs=self._options)
+            except RuntimeError as error:  # tables of another version of Optuna
+                raise UserError(f"{self.asked}: {first_line(error)}") from None
+            weakref.finalize(self, self.rdb.engine.dispose)
+        self._file = self._path and self._path.stat()
 
     def names(self) -> list[str]:
         """Names of all studies, including damaged ones."""
