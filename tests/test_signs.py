@@ -268,7 +268,7 @@ def test_a_worker_tells_what_it_does_before_it_trains(cli, tmp_path: Path) -> No
     words = ("sweep", "--task", "synthetic", "--opt", "ngd", "--seeds", "1", "--device", "cpu", "--create")
     name = cli(*words, "--store", tmp_path).out.split()[1]
     with Pool(("worker", "--cuts"), {0: Slot()}, {}) as pool:
-        job = json.dumps([name, {"data": str(tmp_path), "store": str(tmp_path), "logger": None}, time.time()])
+        job = json.dumps([name, {"data": str(tmp_path), "store": str(tmp_path), "logger": None}, time.time(), False])
         assert pool.work(job, lambda slot, event: heard.append(event), lambda *died: None, print, lambda: False)
     assert heard == [{"doing": "importing torch"}, {"doing": ""}, {"done": job}]
 
