@@ -21,7 +21,7 @@ from bench.output import answer, remark, stores_of, warn_of
 from bench.text import clean, plain
 from optimizers.plugins import PluginError, foreign
 
-_TRAINING = ("quickstart", "fit", "sweep", "reproduce", "tune", "suite", "compare", "ladder", "worker")
+_TRAINING = ("quickstart", "fit", "sweep", "reproduce", "tune", "suite", "compare", "race", "ladder", "worker")
 """The commands that train."""
 
 
@@ -145,17 +145,17 @@ def _fit(words: list[str]) -> int:
             from bench.config.run_config import resolve
 
             config = resolve(settings, config=args.config, tuned=args.tuned, fallback=places)
-    study = None
+    sources = {}
     if args.tuned:
-        from bench.config.settings import tuned_by
+        from bench.config.settings import sources_of
         from bench.config.tuned import tuned_file
 
-        study = tuned_by(config)
+        sources = dict(sources_of([config]))
         print(f"bench: settings from {tuned_file(config.task, config.opt)}", file=sys.stderr)
     if args.seeds is not None:
         from bench.commands.seeds import fit_seeds
 
-        return fit_seeds(config, args, study)
+        return fit_seeds(config, args, sources)
     if more := [option.name for option in (*RUNNING, *ELSEWHERE) if getattr(args, option.name)]:
         raise UserError(f"--{more[0]} is for several runs; give --seeds too, or leave it out")
     if args.dry_run:
@@ -175,7 +175,7 @@ def _fit(words: list[str]) -> int:
             from bench.train.runner import run
 
         with redirect_stdout(sys.stderr):  # standard output is only for the result, regardless of what libraries print
-            result = run(config, rerun=args.rerun, progress=True, tuned_by=study)
+            result = run(config, rerun=args.rerun, progress=True, tuned_by=next(iter(sources.values()), None))
     if is_main_process():
         from bench.run_summary import result_json, result_lines
 

@@ -113,9 +113,11 @@ def test_a_plan_says_how_its_runs_are_made(cli, here: Path) -> None:
 def test_a_plan_says_where_tuned_settings_come_from(here: Path) -> None:
     config = resolve({"task": "synthetic", "opt": "ngd", "device": "cpu", "store": here / "runs"})
     for tuned_by in (None, TunedBy("a study", "val"), TunedBy("ngd.yaml", None)):
-        plan = Plan("fit", [config], tuned_by=tuned_by)
+        sources = {} if tuned_by is None else {("synthetic", "ngd"): tuned_by}
+        plan = Plan("fit", [config], sources=sources)
         plan.keep()
-        assert load(plan.name, {"data": here, "store": here / "runs"}).tuned_by == tuned_by
+        loaded = load(plan.name, {"data": here, "store": here / "runs"})
+        assert (loaded.sources, loaded.tuned_by(config)) == (sources, tuned_by)
         plan.forget()
 
 

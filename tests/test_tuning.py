@@ -255,6 +255,30 @@ def test_settings_that_training_samples_chose_are_noted_where_held_out_ones_are_
     }
 
 
+def test_runs_of_sweeps_and_races_name_the_studies_of_their_settings(cli, here: Path, store: Path) -> None:
+    for opt, lr in {"gd": 10.0, "ngd": 0.5, "adam": 0.1}.items():
+        found = {"task": "mha_dm1", "opt": {"name": opt, "lr": lr}, "provenance": {"study": f"{opt}-study"}}
+        (here / "tuned/mha_dm1").mkdir(parents=True, exist_ok=True)
+        (here / f"tuned/mha_dm1/{opt}.yaml").write_text(yaml.safe_dump(found))
+
+    def studies() -> dict[str, set[str | None]]:
+        own: dict[str, set[str | None]] = {}
+        for run in Store(store).runs():
+            own.setdefault(run.config["opt"], set()).add(run.tuned_by)
+        shutil.rmtree(store)
+        return own
+
+    of_runs = ("--opt", "gd,ngd,adam", "--trainer.max_steps", 2, "--device", "cpu", "--tuned")
+    by_study = {opt: {f"{opt}-study"} for opt in ("gd", "ngd", "adam")}
+    assert cli("race", "mha_dm1", *of_runs, "--seeds", 2, "--budget", "6runs").code == 0
+    assert studies() == by_study
+    created = cli("sweep", "--task", "mha_dm1", *of_runs, "--seeds", 2, "--create")
+    assert cli("worker", "--plan", created.out.split()[1], "--store", store).code == 0
+    assert studies() == by_study
+    assert cli("sweep", "--task", "mha_dm1", *of_runs, "--opt.adam.lr", "0.1,1", "--opt.ngd.lr", 1).code == 0  # partly other settings
+    assert studies() == by_study | {"adam": {None}, "ngd": {None}}
+
+
 @pytest.mark.deep
 def test_lanes_find_what_lightning_finds(cli, tmp_path: Path) -> None:
     found = {}

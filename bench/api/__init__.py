@@ -146,11 +146,11 @@ def fit(
         words = words_of(task, [opt], where["store"], task_options, trainer, settings, hyperparameters, top)
         check_settings(COMMANDS["fit"], words)
         from bench.config.run_config import resolve
-        from bench.config.settings import tuned_by
+        from bench.config.settings import sources_of
         from bench.store.store import stored_result
 
         config = resolve(words, tuned=tuned, fallback=where)
-        study = tuned_by(config) if tuned else None
+        sources = sources_of([config]) if tuned else {}
         effort = {"engine": engine, "workers": workers, "width": width, "memory": memory}
         if seeds is not None:
             if one := [*(["seed"] if "seed" in words else []), *(["rerun"] if rerun else [])]:
@@ -159,7 +159,7 @@ def fit(
 
             configs = with_seeds(config, read_seeds(words_of_seeds("seeds", seeds)), words)
             shown = SweepProgress(f"{config.task} {config.opt}", config.task_spec.mode, enabled=progress)
-            return results_of_runs(configs, shown, "fit", effort, study)
+            return results_of_runs(configs, shown, "fit", effort, sources)
         if more := [name for name, value in effort.items() if value is not None]:
             raise UserError(f"{more[0]} is for several runs; give seeds too, or remove it")
         if config.trainer.ranks > 1:
@@ -175,7 +175,7 @@ def fit(
             check_places([config])
             from bench.train.runner import run
 
-            result = run(config, rerun=rerun, progress=progress, tuned_by=study)
+            result = run(config, rerun=rerun, progress=progress, tuned_by=next(iter(sources.values()), None))
         if result.status == "killed":
             raise KeyboardInterrupt(f"run {result.run_id} was stopped and saved; the same call continues")
         return Run(result, config.store)
@@ -236,6 +236,7 @@ def sweep(
         opts = listed_optimizers(opt)
         top = {"data_seed": data_seed, "precision": precision, "device": device}
         words = words_of(task, opts, where["store"], task_options, trainer, settings, hyperparameters, top)
+        from bench.config.settings import sources_of
         from bench.execute.blocks import check_all
         from bench.sweeps.grid import configurations
         from bench.sweeps.sensitivity import analyse
@@ -245,7 +246,7 @@ def sweep(
         mode = configs[0].task_spec.mode
         shown = SweepProgress(f"sweep {configs[0].task}", mode, enabled=progress)
         effort = {"engine": engine, "workers": workers, "width": width, "memory": memory}
-        runs = results_of_runs(configs, shown, "sweep", effort)
+        runs = results_of_runs(configs, shown, "sweep", effort, sources_of(configs) if tuned else {})
         return Sweep(runs, analyse([run.result for run in runs], varied, mode))
 
 

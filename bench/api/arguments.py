@@ -59,14 +59,14 @@ def results_of_runs(
     shown: SweepProgress,
     plan: str,
     effort: "Settings",
-    tuned_by: Any = None,
+    sources: Any = None,
 ) -> Runs:
     """The results of runs, after training the missing ones."""
     from bench.execute import Effort
     from bench.execute.command import results_of
 
     args = arguments_of("sweep", {}, {}, effort)
-    results = results_of(configs, shown, Effort.of(args), plan=plan, tuned_by=tuned_by)
+    results = results_of(configs, shown, Effort.of(args), plan=plan, sources=sources)
     if results is None:
         raise KeyboardInterrupt("the runs were stopped; finished ones are stored, and the same call continues")
     return Runs([Run(result, configs[0].store) for result in results])

@@ -19,7 +19,7 @@ from bench.text import counted
 if TYPE_CHECKING:
     from bench.boards.collect import Collected
     from bench.config.run_config import RunConfig
-    from bench.config.tuned import TunedBy
+    from bench.config.tuned import Sources
     from bench.results.sequential import Comparison
     from bench.store.record import RunResult
 
@@ -33,13 +33,11 @@ class Racer:
 
     Attributes:
         config: with seed 0.
-        tuned_by: the study that found its settings.
         seeds: number of its seeds, 0 to seeds - 1.
         history: after each round, its number of seeds and their verdict against the reference.
     """
 
     config: "RunConfig"
-    tuned_by: "TunedBy | None"
     seeds: int
     history: list[tuple[int, "Comparison | str | None"]] = field(default_factory=list)
 
@@ -104,7 +102,6 @@ def _racers(args: Args) -> dict[str, list[Racer]]:
     """The racers by task, the reference first."""
     from bench.boards.entries import default_reference
     from bench.config.run_config import on_device, resolve
-    from bench.config.settings import tuned_by
     from bench.grammar.values import parts
     from bench.results.sequential import LEAST_SEEDS
     from bench.sweeps.grid import by_optimizer, settings_in
@@ -137,7 +134,7 @@ def _racers(args: Args) -> dict[str, list[Racer]]:
         for name in sorted(own, key=lambda name: name != reference):
             words = {**common, **own[name], "task": task, "opt": name, "seed": 0}
             config = on_device(resolve(words, tuned=args.tuned, fallback=places))
-            racers[task].append(Racer(config, tuned_by(config) if args.tuned else None, args.seeds))
+            racers[task].append(Racer(config, args.seeds))
     return racers
 
 
@@ -150,9 +147,12 @@ def _check_budget(args: Args, first: int) -> None:
 
 def _race(racers: Mapping[str, list[Racer]], args: Args) -> tuple["Collected", str] | None:
     """Run rounds until the end; the results and the reason of the end, or None if stopped."""
+    from bench.config.settings import sources_of
+
     begun = time.monotonic()
+    sources = sources_of(racer.config for own in racers.values() for racer in own) if args.tuned else {}
     while True:
-        results = _results(racers, args)
+        results = _results(racers, sources, args)
         if results is None:
             return None
         found = _compare(racers, results, args.reference)
@@ -173,20 +173,19 @@ def _race(racers: Mapping[str, list[Racer]], args: Args) -> tuple["Collected", s
                 racer.seeds = n
 
 
-def _results(racers: Mapping[str, list[Racer]], args: Args) -> "list[RunResult] | None":
+def _results(racers: Mapping[str, list[Racer]], sources: "Sources", args: Args) -> "list[RunResult] | None":
     from bench.execute import Effort
     from bench.execute.command import results_of
     from bench.progress import SweepProgress
 
     results: list[RunResult] = []
     for task, own in racers.items():
-        for study in dict.fromkeys(racer.tuned_by for racer in own):
-            configs = [config for racer in own if racer.tuned_by == study for config in racer.configs]
-            progress = SweepProgress(f"race {task}", own[0].config.task_spec.mode)
-            there = results_of(configs, progress, Effort.of(args), plan="race", tuned_by=study)
-            if there is None:
-                return None
-            results += there
+        configs = [config for racer in own for config in racer.configs]
+        progress = SweepProgress(f"race {task}", own[0].config.task_spec.mode)
+        there = results_of(configs, progress, Effort.of(args), plan="race", sources=sources)
+        if there is None:
+            return None
+        results += there
     return results
 
 

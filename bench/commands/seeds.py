@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.config.run_config import RunConfig, on_device
-from bench.config.tuned import TunedBy
+from bench.config.tuned import Sources
 from bench.errors import UserError
 from bench.execute import Effort
 from bench.execute.blocks import check_all
@@ -46,13 +46,13 @@ def with_seeds(
     return configs
 
 
-def fit_seeds(config: RunConfig, args: Args, tuned_by: TunedBy | None) -> int:
+def fit_seeds(config: RunConfig, args: Args, sources: Sources) -> int:
     """Train with each seed and print the results: 0 done, 130 stopped.
 
     Args:
         config: the run with any seed.
         args: of `bench fit`.
-        tuned_by: the study that found its hyperparameters.
+        sources: the studies that found their hyperparameters (`RunResult.tuned_by`).
 
     Raises:
         UserError: a run cannot be trained, or an option is only for a single run.
@@ -71,10 +71,10 @@ def fit_seeds(config: RunConfig, args: Args, tuned_by: TunedBy | None) -> int:
             print("\n".join(f"{run_id}  seed {each['seed']}" for run_id, each in runs.items()))
         return 0
     if elsewhere:
-        return publish("fit", configs, args, config.device, tuned_by)
+        return publish("fit", configs, args, config.device, sources)
     progress = SweepProgress(f"{config.task} {config.opt}", config.task_spec.mode)
     effort = Effort.of(args)
-    results = results_of(configs, progress, effort, plan="fit", tuned_by=tuned_by, storage=args.storage)
+    results = results_of(configs, progress, effort, plan="fit", sources=sources, storage=args.storage)
     if results is None:
         return 130
     mean = mean_of(results)

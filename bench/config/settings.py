@@ -1,11 +1,12 @@
 """The settings of a configuration beyond the defaults, for readers of its record without task and optimizer."""
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from bench.config.options import MISSING, optimizer_options, task_options
 from bench.config.run_config import RunConfig, TrainerOptions, resolve, settings_of
-from bench.config.tuned import TunedBy, read_tuned, tuned_file
+from bench.config.tuned import Sources, TunedBy, read_tuned, tuned_file
 from bench.text import comparable, plain
 from optimizers.groups import REST
 
@@ -84,12 +85,8 @@ def _differing(own: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
     return {k: plain(v) for k, v in own.items() if k not in usual or comparable(v) != comparable(usual[k])}
 
 
-def tuned_by(config: RunConfig) -> TunedBy | None:
-    """The study that found a configuration's hyperparameters, if they are the tuned ones of its task and optimizer.
-
-    It warns on standard error if the study's runs had another budget or other versions of task and optimizer, or were
-    compared on training samples although held-out ones are ranked.
-    """
+def _tuned_by(config: RunConfig) -> TunedBy | None:
+    """The study that found a configuration's hyperparameters, if they are the tuned ones of its task and optimizer."""
     path = tuned_file(config.task, config.opt)
     if resolve({"task": config.task, "opt": config.opt}, tuned=True).opt_options != config.opt_options:
         return None
@@ -110,3 +107,16 @@ def tuned_by(config: RunConfig) -> TunedBy | None:
             file=sys.stderr,
         )
     return TunedBy(provenance.study or path.name, provenance.select_split)
+
+
+def sources_of(configs: Iterable[RunConfig]) -> Sources:
+    """The studies of tuned hyperparameters, where all configurations of a task and optimizer have these.
+
+    It warns on standard error if a study's runs had another budget or other versions of task and optimizer, or were
+    compared on training samples although held-out ones are ranked.
+    """
+    found: dict[tuple[str, str], list[RunConfig]] = {}
+    for config in configs:
+        found.setdefault((config.task, config.opt), []).append(config)
+    alike = {pair: own[0] for pair, own in found.items() if all(c.opt_options == own[0].opt_options for c in own)}
+    return {pair: study for pair, config in alike.items() if (study := _tuned_by(config)) is not None}

@@ -1,5 +1,6 @@
 """Tuned settings: the files `tuned/TASK/OPT.yaml`, their folders and content."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -20,6 +21,10 @@ class TunedBy(NamedTuple):
 
     study: _Name
     split: _Name | None
+
+
+Sources = Mapping[tuple[str, str], TunedBy]
+"""The studies that found the settings of runs, by task and optimizer; a pair without one has other settings."""
 
 
 def tuned_file(task: str, opt: str) -> Path:

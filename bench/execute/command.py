@@ -6,7 +6,7 @@ from contextlib import redirect_stdout
 
 from bench.config.checks import check_places
 from bench.config.run_config import RunConfig
-from bench.config.tuned import TunedBy
+from bench.config.tuned import Sources
 from bench.errors import RunFailed
 from bench.execute import Effort
 from bench.execute.plan import forget_finished, missing
@@ -21,7 +21,7 @@ def results_of(
     effort: Effort,
     *,
     plan: str,
-    tuned_by: TunedBy | None = None,
+    sources: Sources | None = None,
     storage: str | None = None,
 ) -> list[RunResult] | None:
     """The results of runs in order, after training missing ones; None if stopped.
@@ -33,7 +33,7 @@ def results_of(
         progress: shows progress.
         effort: how they are executed.
         plan: purpose of the runs (`RunResult.plan`).
-        tuned_by: the source of their hyperparameters.
+        sources: the studies that found their hyperparameters (`RunResult.tuned_by`).
         storage: URL of the PostgreSQL through which machines with other stores share the work, if any.
 
     Raises:
@@ -54,7 +54,7 @@ def results_of(
                 exchange = Exchange(storage, gather=True)
         with redirect_stdout(sys.stderr):
             # Pass all runs, also the stored ones: the plan, and thus its cuts, depends on all.
-            if not execute(configs, progress, effort, plan=plan, tuned_by=tuned_by, exchange=exchange):
+            if not execute(configs, progress, effort, plan=plan, sources=sources, exchange=exchange):
                 progress.say(STOPPED)
                 return None
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from bench.config.checks import check_places
 from bench.config.plugins import naming
 from bench.config.run_config import RunConfig
-from bench.config.tuned import TunedBy
+from bench.config.tuned import Sources
 from bench.errors import UserError
 from bench.execute.blocks import check_all
 from bench.execute.plan import PLAN, Plan, load, open_plans
@@ -51,7 +51,7 @@ def refuse_json(args: Args) -> None:
 
 
 def publish(
-    title: str, configs: Sequence[RunConfig], args: Args, device: str | None, tuned_by: TunedBy | None = None
+    title: str, configs: Sequence[RunConfig], args: Args, device: str | None, sources: Sources | None = None
 ) -> int:
     """Write a plan into its store, and submit an array of workers for it or print how to join.
 
@@ -60,7 +60,7 @@ def publish(
         configs: the runs.
         args: of the command.
         device: the requested device.
-        tuned_by: the source of their hyperparameters (`RunResult.tuned_by`).
+        sources: the studies that found their hyperparameters (`RunResult.tuned_by`).
 
     Raises:
         UserError: no device is given, options do not fit, or there is no Slurm here.
@@ -80,7 +80,7 @@ def publish(
     store = configs[0].store
     places = absolute_places({"data": configs[0].data, "store": store})
     count = array_size(args.workers or "auto", len(configs))
-    plan = Plan(title, configs, args.engine or "auto", args.width, count, tuned_by)
+    plan = Plan(title, configs, args.engine or "auto", args.width, count, sources or {})
     if not (missing := plan.missing()):
         note(f"all {len(configs)} runs are stored; the command without --slurm or --create shows the result")
         return 0

@@ -9,7 +9,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from bench.config.run_config import RunConfig, on_device
-from bench.config.tuned import TunedBy
+from bench.config.tuned import Sources
 from bench.errors import UserError
 from bench.execute import Effort
 from bench.execute.cuts import cut
@@ -34,7 +34,7 @@ def execute(
     effort: Effort | None = None,
     *,
     plan: str = "runs",
-    tuned_by: TunedBy | None = None,
+    sources: Sources | None = None,
     stop: StopRequest | None = None,
     exchange: "Exchange | None" = None,
 ) -> bool:
@@ -48,7 +48,7 @@ def execute(
         progress: shows their progress.
         effort: how they are executed.
         plan: purpose of the runs (`RunResult.plan`).
-        tuned_by: the source of their hyperparameters (`RunResult.tuned_by`).
+        sources: the studies that found their hyperparameters (`RunResult.tuned_by`).
         stop: a stop request from elsewhere; it also listens to signals.
         exchange: the database through which machines with other stores share the work, if any.
 
@@ -62,7 +62,7 @@ def execute(
     if workers.isdecimal() and int(workers) > len(configs):
         workers = str(len(configs))
     own_slots = slots(workers, first, len(configs))
-    wanted = Plan(plan, configs, effort.engine, effort.width, len(own_slots), tuned_by)
+    wanted = Plan(plan, configs, effort.engine, effort.width, len(own_slots), sources or {})
     if exchange is None:
         return work(wanted, progress, own_slots, effort.memory, stop)
     shared = exchange.shared(wanted)

@@ -204,7 +204,8 @@ def _as_lanes(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) ->
             continue
         waiting = False
         try:
-            results = train_block(grid, stop, progress, compiled=cut.compiled, plan=plan.title, tuned_by=plan.tuned_by)
+            study = plan.tuned_by(grid[0][0])
+            results = train_block(grid, stop, progress, compiled=cut.compiled, plan=plan.title, tuned_by=study)
             if results is None:
                 return False
             outcomes.finished(results)
@@ -267,7 +268,7 @@ def _each(runs: Sequence[RunConfig], outcomes: Outcomes, stop: StopRequest, *, w
                 continue
             shown = RunInPlan(outcomes.progress)
             try:
-                result = run(config, progress=shown.bar, stop=stop, plan=plan.title, tuned_by=plan.tuned_by)
+                result = run(config, progress=shown.bar, stop=stop, plan=plan.title, tuned_by=plan.tuned_by(config))
             except RunBusy:
                 busy.append(config)
                 continue

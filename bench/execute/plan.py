@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -23,7 +23,7 @@ from typing_extensions import TypedDict
 from bench.config.plugins import allowed
 from bench.config.run_config import RunConfig, on_device, resolve, settings_of
 from bench.config.settings import as_stored
-from bench.config.tuned import TunedBy
+from bench.config.tuned import Sources, TunedBy
 from bench.errors import UserError
 from bench.execute import Engine
 from bench.store.block import PLANS
@@ -43,11 +43,12 @@ Positive = Annotated[int, Field(ge=1, lt=2**31)]
 
 @with_config(ConfigDict(extra="forbid", strict=True))
 class Code(TypedDict):
-    """A task and an optimizer of a plan, with their versions."""
+    """A task and an optimizer of a plan, with their versions and the study that found their settings."""
 
     task: Name
     opt: Name
     versions: dict[str, int | str]
+    tuned_by: TunedBy | None
 
 
 @with_config(ConfigDict(extra="forbid", strict=True))
@@ -55,7 +56,6 @@ class Stored(TypedDict):
     """The content of `plan.json`: settings of runs in dotted form, with those that all share in `common`."""
 
     title: Name
-    tuned_by: TunedBy | None
     engine: Engine
     width: Positive | None
     shares: Positive
@@ -74,7 +74,7 @@ class Plan:
         engine: `lanes`, `lightning` (one run at a time), or the faster one.
         width: maximum lanes of a block; measured by default.
         shares: number of processes that will share them.
-        tuned_by: the source of their hyperparameters (`RunResult.tuned_by`).
+        sources: the studies that found their hyperparameters (`RunResult.tuned_by`).
         exchange: the database through which machines with other stores share them, if any.
     """
 
@@ -83,8 +83,12 @@ class Plan:
     engine: Engine = "auto"
     width: int | None = None
     shares: int = 1
-    tuned_by: TunedBy | None = None
+    sources: Sources = field(default_factory=dict)
     exchange: "Exchange | None" = None
+
+    def tuned_by(self, config: RunConfig) -> TunedBy | None:
+        """The study that found a run's hyperparameters."""
+        return self.sources.get((config.task, config.opt))
 
     @cached_property
     def by_id(self) -> dict[str, RunConfig]:
@@ -156,11 +160,13 @@ class Plan:
         code = {(config.task, config.opt): config.spec_versions for config in self.configs}
         return {
             "title": self.title,
-            "tuned_by": self.tuned_by,
             "engine": self.engine,
             "width": self.width,
             "shares": self.shares,
-            "code": [{"task": task, "opt": opt, "versions": versions} for (task, opt), versions in code.items()],
+            "code": [
+                {"task": pair[0], "opt": pair[1], "versions": versions, "tuned_by": self.sources.get(pair)}
+                for pair, versions in code.items()
+            ],
             "common": common,
             "runs": {
                 run_id: {name: value for name, value in each.items() if name not in common}
@@ -292,11 +298,13 @@ def load(
     """
     store = Path(places["store"])
     path, stored = store / PLANS / name / PLAN, _stored(store, name)
-    names = {}
+    names, sources = {}, {}
     for code in stored["code"]:
         recorded = {"task": code["task"], "opt": code["opt"]}
         as_here = recorded if named is None else allowed(recorded, code["versions"], named, f"plan {name}", command)
         names[code["task"], code["opt"]] = as_here
+        if code["tuned_by"] is not None:
+            sources[as_here["task"], as_here["opt"]] = code["tuned_by"]
     try:
         settings = {run_id: stored["common"] | own for run_id, own in stored["runs"].items()}
         configs = {
@@ -312,8 +320,8 @@ def load(
         )
     if not configs:
         raise UserError(f"{path}: it has no runs; repeat the original command")
-    runs, of_study = list(configs.values()), stored["tuned_by"]
-    plan = Plan(clean(stored["title"]), runs, stored["engine"], stored["width"], stored["shares"], of_study, exchange)
+    runs, title = list(configs.values()), clean(stored["title"])
+    plan = Plan(title, runs, stored["engine"], stored["width"], stored["shares"], sources, exchange)
     if plan.name != name:
         raise UserError(f"{path}: it contains the plan {plan.name}; repeat the original command")
     return plan

@@ -22,6 +22,7 @@ def main(words: list[str]) -> int:
     places = {"data": args.data, "store": args.store}
     with doing("reading the grid"):
         from bench.config.run_config import settings_of
+        from bench.config.settings import sources_of
         from bench.execute import Effort
         from bench.execute.blocks import check_all
         from bench.execute.command import results_of
@@ -30,6 +31,7 @@ def main(words: list[str]) -> int:
 
         configs, varied = configurations(args.of_runs, args.seeds, places, config=args.config, tuned=args.tuned)
         check_all(configs, early=True)
+        sources = sources_of(configs) if args.tuned else {}
     mode = configs[0].task_spec.mode
     progress = SweepProgress(f"sweep {configs[0].task}", mode)
     if args.dry_run:
@@ -49,7 +51,7 @@ def main(words: list[str]) -> int:
     from bench.execute.elsewhere import made_elsewhere, publish
 
     if made_elsewhere(args):
-        return publish("sweep", configs, args, args.of_runs.get("device"))
+        return publish("sweep", configs, args, args.of_runs.get("device"), sources)
     from bench.sweeps import sensitivity
 
     folder = args.out or Path("swept") / folder_of(configs)
@@ -58,7 +60,7 @@ def main(words: list[str]) -> int:
         progress.say(f"bench: {replaced}")
     broke: RunBroke | None = None
     try:
-        results = results_of(configs, progress, Effort.of(args), plan="sweep", storage=args.storage)
+        results = results_of(configs, progress, Effort.of(args), plan="sweep", sources=sources, storage=args.storage)
     except RunBroke as error:  # the others are still shown
         there = Store(args.store).finished_all(config.run_id for config in configs)
         results, broke = [there[config.run_id] for config in configs if config.run_id in there], error
