@@ -153,7 +153,7 @@ def test_runs_that_converged_or_differ_on_the_way_are_not_the_same(store):
     assert own["adam"]["flags"] == ["same runs as adamw and sgd"]
     table = board("quality", store, tasks=["synthetic"], reference="gd").tables[-1]
     assert all(row["flags"] == [] for row in table.rows)
-    assert "the task has no target: use a smaller budget" in table.notes[0]
+    assert "the task has no target: use another task, or the steps to a target" in table.notes[0]
 
 
 def test_settings_that_were_tuned_for_another_metric_are_not_compared(store):

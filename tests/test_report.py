@@ -20,7 +20,7 @@ from bench.boards import BOARDS
 from bench.boards.charts import CHARTS
 from bench.boards.cli import main as results
 from bench.boards.collect import Collected
-from bench.boards.page import KINDS, commands, fit_words, page, store_names
+from bench.boards.page import KINDS, commands, fit_words, page, stores_in_words
 from bench.config.run_config import resolve
 from bench.config.settings import described
 from bench.errors import UserError
@@ -70,7 +70,7 @@ class Reader(HTMLParser):
 
 
 def report(what: Collected, runs: int = 4) -> str:
-    return page(what, runs, ["“runs”"])
+    return page(what, runs, "the store “runs”")
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,8 @@ def test_the_reference_results_are_named_as_such(store, tmp_path):
     add_run(store, seed=0)
     shutil.copytree(store, tmp_path / "shipped" / store.name)
     stores = Stores([store], tmp_path / "shipped" / store.name)
-    assert store_names(stores) == [f"“{store.name}”", "the reference results"]
+    assert stores_in_words(stores) == f"the store “{store.name}” and the reference results"
+    assert stores_in_words(Stores([], store)) == "the reference results"
 
 
 def test_every_kind_of_chart_is_explained():
@@ -547,6 +548,6 @@ def test_studies_of_several_stores_are_named_on_one_page(store, tmp_path):
     add_study(store, "mnist", "sgd", {0.1: 0.5}, winner)
     assert results(["report", "-o", str(tmp_path / "a.html"), "--store", str(store), "--store", str(other)]) == 0
     text = re.sub(r"\s+", " ", (tmp_path / "a.html").read_text("utf-8"))
-    assert "4 runs in the stores “runs”, “other”" in text
+    assert "4 runs in the stores “runs” and “other”" in text
     assert "mnist-sgd-study" in text
     assert len(Stores([store, other]).runs) == 4

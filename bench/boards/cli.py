@@ -94,10 +94,10 @@ def _leaderboard(words: list[str]) -> int:
 
 def _report(words: list[str]) -> int:
     args = parse("report", words)
-    from bench.boards.page import page, store_names
+    from bench.boards.page import page, stores_in_words
 
     stores, what = asked(args)
-    text = page(what, len(stores.runs), store_names(stores), len(stores.damaged))
+    text = page(what, len(stores.runs), stores_in_words(stores), len(stores.damaged))
     code = warn(stores, what)
     write(args.out, text)
     if args.json:

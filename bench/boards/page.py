@@ -23,7 +23,7 @@ from bench.results.table import Board, Column, Table
 from bench.run_summary import fit_words
 from bench.store.record import RunResult
 from bench.store.stores import Stores
-from bench.text import cell
+from bench.text import cell, listed
 
 KINDS = {
     "forest": (
@@ -50,13 +50,13 @@ FIRST = "forest"
 _WHOLE = re.compile(r"--\w[\w.]*|\[[-+.,\de ]+\]|\d[\d.]*e[-+]\d+")
 
 
-def page(found: Collected, runs: int, stores: Sequence[str], damaged: int = 0) -> str:
+def page(found: Collected, runs: int, stores: str, damaged: int = 0) -> str:
     """The page; the same store gives the same bytes.
 
     Args:
         found: the shown entries.
         runs: number of runs in the stores.
-        stores: in words (`store_names`).
+        stores: in words (`stores_in_words`).
         damaged: number of unreadable runs and records.
     """
     found = replace(found, tables=cache(found.tables))  # charts and boards use the same runs
@@ -247,7 +247,8 @@ def commands(runs: Iterable[RunResult]) -> list[str]:
     return found
 
 
-def store_names(stores: Stores) -> list[str]:
-    """Stores in words for a shared page: the names of their folders, without paths of this machine."""
-    reference = ["the reference results"] * (stores.reference is not None)
-    return [*(f"“{cell(store.folder.name)}”" for store in stores.own), *reference]
+def stores_in_words(stores: Stores) -> str:
+    """Stores for a shared page: the names of their folders, without paths of this machine."""
+    names = [f"“{cell(store.folder.name)}”" for store in stores.own]
+    own = [f"the store{'s' * (len(names) > 1)} {listed(names)}"] if names else []
+    return " and ".join([*own, *["the reference results"] * (stores.reference is not None)])

@@ -114,7 +114,8 @@ def judged(found: Collected, problem: Problem) -> tuple[Measure, Verdicts, str |
     seeds = f"{sum(floor)} of {len(floor)} seeds"
     said = f"the reference {ref.name} is at the floor of the metric ({CONVERGED:g}) on {seeds}"
     if problem.target is None:
-        said += ", where differences vanish, and the task has no target: use a smaller budget or another task"
+        said += ", where differences vanish, and the task has no target: use another task, or the steps to a"
+        said += " target that you choose (`--board speed --target`)"
         return metric, Verdicts(ref, metric), said
     steps = steps_to(None, problem.mode)
     return metric, Verdicts(ref, steps), f"{said}, so rows are compared by the steps to the target"
