@@ -275,9 +275,8 @@ def test_runs_of_sweeps_and_races_name_the_studies_of_their_settings(cli, here: 
     created = cli("sweep", "--task", "mha_dm1", *of_runs, "--seeds", 2, "--create")
     assert cli("worker", "--plan", created.out.split()[1], "--store", store).code == 0
     assert studies() == by_study
-    assert (
-        cli("sweep", "--task", "mha_dm1", *of_runs, "--opt.adam.lr", "0.1,1", "--opt.ngd.lr", 1).code == 0
-    )  # partly other settings
+    partly_other = ("--opt.adam.lr", "0.1,1", "--opt.ngd.lr", 1)
+    assert cli("sweep", "--task", "mha_dm1", *of_runs, *partly_other).code == 0
     assert studies() == by_study | {"adam": {None}, "ngd": {None}}
 
 
