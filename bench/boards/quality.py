@@ -115,7 +115,7 @@ def judged(found: Collected, problem: Problem) -> tuple[Measure, Verdicts, str |
     said = f"the reference {ref.name} is at the floor of the metric ({CONVERGED:g}) on {seeds}"
     if problem.target is None:
         said += ", where differences vanish, and the task has no target: use another task, or the steps to a"
-        said += " target that you choose (`--board speed --target`)"
+        said += " target that you choose (--board speed --target)"
         return metric, Verdicts(ref, metric), said
     steps = steps_to(None, problem.mode)
     return metric, Verdicts(ref, steps), f"{said}, so rows are compared by the steps to the target"
