@@ -219,6 +219,8 @@ class SweepPoint(Answer):
     """Median on the selection split, which chooses the best."""
     capped: bool
     """Whether a step cap set the steps; such a point is never the best."""
+    others: dict[str, Any]
+    """Further varied settings, if they differ from point to point."""
 
 
 class SweepCurve(Answer):
@@ -290,7 +292,9 @@ class Trial(Answer):
     state: str
     """`waiting`, `running`, `completed`, `pruned` or `failed`."""
     score: Number = None
-    """Median over the tuning seeds on the selection split."""
+    """Median over the tuning seeds on the selection split; null also if the cap set nearly all steps."""
+    cap_share: Number = None
+    """Share of the steps set by a step cap, in [0, 1]; null without a cap."""
 
 
 class Cost(Answer):

@@ -1110,7 +1110,27 @@ def test_the_good_range_is_in_decades(store, scores, width, text):
     study(store, scores, runs, runs[0.1][0], task="synthetic", mode="min")
     (row,) = rows("tuning", store).values()
     assert (row["basin"], row["basin_text"]) == (pytest.approx(width), text)
-    assert row["diverged_trials"] == list(scores.values()).count(None)
+    assert row["unscored"] == list(scores.values()).count(None)
+
+
+def test_settings_that_the_cap_excluded_are_counted_and_explained(store, cli):
+    shares = {0.1: 0.99, 1.0: 1.0, 10.0: 0.2}
+    runs = {lr: [made("sps", 1000, words={"opt.max_step": lr}, cap_share=share)] for lr, share in shares.items()}
+    keep(store, *(run for own in runs.values() for run in own))
+    keep(store, *seeds("sps", A, words={"opt.max_step": 10.0}, cap_share=0.2))
+    study(store, {0.1: None, 1.0: None, 10.0: 0.5}, runs, runs[10.0][0], opt="sps")
+    assert rows("quality", store)["sps"]["flags"] == ["2 of 3 settings excluded: cap sets the step"]
+    (row,) = rows("tuning", store).values()
+    assert row["unscored"] == 2
+    answer = cli("leaderboard", "--store", store, "--no-reference", "--explain", "sps", "--json")
+    (explained,) = json.loads(answer.out)
+    assert [trial["cap_share"] for trial in explained["tried"]] == [0.99, 1.0, 0.2]
+    text = cli("leaderboard", "--store", store, "--no-reference", "--explain", "sps").out
+    assert [line.split()[-2:] for line in text.splitlines() if "design" in line and "%" in line] == [
+        ["99%:", "excluded"],
+        ["100%:", "excluded"],
+        ["0.5", "20%"],
+    ]
 
 
 def test_the_gain_over_the_defaults_is_paired(store):

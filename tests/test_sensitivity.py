@@ -351,6 +351,41 @@ def test_the_closing_lines_say_what_the_grid_cannot():
     )
 
 
+def test_a_quasi_random_design_is_one_series_without_lines():
+    design = [(0.1, 3.0, 1.0), (0.4, 1.0, 2.0), (0.1, 2.0, 5.0)]
+    results = [run("sps", 0, final, opt__lr=lr, opt__c=c) for lr, c, final in design] + grid(4.0, 3.0)
+    sweep = analyse(results, ["opt.lr", "opt.c"], "min")
+    scattered, line = sweep.curves
+    assert [(p.x, p.others, p.median) for p in scattered.points] == [
+        (0.1, {"opt.c": 3.0}, 1.0),
+        (0.1, {"opt.c": 2.0}, 5.0),
+        (0.4, {"opt.c": 1.0}, 2.0),
+    ]
+    assert (scattered.name, scattered.best, scattered.usable, scattered.joined) == ("sps", 0, None, False)
+    assert (line.name, line.usable is not None, line.joined) == ("gd", True, True)
+    text = "\n".join(lines(sweep))
+    assert re.search(r"^\*     +0.1 +3 +1 ", text, re.MULTILINE), text
+    assert "best opt.lr 0.1, opt.c 3: median train loss 1" in text
+    above = describe(sweep).panels[0].traces
+    assert [trace.joined for trace in above] == [False, True]
+    assert "Points without a line differ in further settings." in describe(sweep).caption
+    # A grid of which one value of each c is finished is not such a design.
+    begun = [run("sps", 0, 1.0, opt__lr=lr, opt__c=c) for lr, c in ((0.1, 1.0), (0.2, 2.0))]
+    left = [run("sps", 0, None, "killed", opt__lr=lr, opt__c=c) for lr, c in ((0.2, 1.0), (0.1, 2.0))]
+    names = [curve.name for curve in analyse([*begun, *left], ["opt.lr", "opt.c"], "min").curves]
+    assert names == ["sps, c 1", "sps, c 2"]
+
+
+def test_settings_whose_cap_sets_the_step_are_marked():
+    results = grid(1.0, 2.0, 3.0)
+    results[0].cap_share, results[1].cap_share = 0.99, 0.5
+    curve = only(results)
+    assert (curve.best, [point.capped for point in curve.points]) == (1, [True, False, False])
+    text = "\n".join(lines(analyse(results, ["opt.lr"], "min")))
+    assert re.search(r"^cap   +0.1 +1 ", text, re.MULTILINE), text
+    assert "1 setting excluded (cap): the step cap bound on more than 90% of the steps" in text
+
+
 def test_json_is_strict_and_says_what_the_table_says():
     sweep = analyse([*at(0.1, 1.0, 2.0), *at(0.2, None, None)], ["opt.lr"], "min")
     assert json.loads(json.dumps(as_json(sweep), allow_nan=False)) == {
@@ -361,9 +396,9 @@ def test_json_is_strict_and_says_what_the_table_says():
             "may_be_wider": True,
             "unscored": {}, "points": [
                 {"x": 0.1, "seeds": 2, "diverged": 0, "median": 1.5, "quartiles": [1, 2], "interval": None,
-                 "choice": None, "capped": False},
+                 "choice": None, "capped": False, "others": {}},
                 {"x": 0.2, "seeds": 2, "diverged": 2, "median": None, "quartiles": [None, None], "interval": None,
-                 "choice": None, "capped": False},
+                 "choice": None, "capped": False, "others": {}},
             ],
         }],
     }  # fmt: skip

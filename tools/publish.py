@@ -30,6 +30,7 @@ from bench.results.selection import GAP
 from bench.results.table import Column, Table
 from bench.store.block import name_of
 from bench.store.bundle import STORE, TUNED, bundle
+from bench.store.record import CAP_BINDS
 from bench.store.stores import Stores
 from bench.text import cell, counted, listed
 from bench.tuning import suite
@@ -136,7 +137,7 @@ def text(found: Collected, panels: Sequence[Panel]) -> str:
             continue
         aligned = {task: alignments[t.title] for task, t in own.items() if _at_floor(t) and t.title in alignments}
         ranked = {task: table for task, table in own.items() if task not in aligned}
-        said = [_summary(ranked)] * (len(ranked) > 1) + [_sentence(task, table) for task, table in ranked.items()]
+        said = [_summary(ranked)] * (len(ranked) > 2) + [_sentence(task, table) for task, table in ranked.items()]
         said += [_by_alignment(own, aligned)] * bool(aligned)
         lines += ["", *wrap(" ".join([f"**{title}.**", *said]), 120), ""]
         cells: dict[str, dict[str, str]] = {}
@@ -148,8 +149,9 @@ def text(found: Collected, panels: Sequence[Panel]) -> str:
         columns = [Column("opt", "optimizer"), *(Column(task, f"{task}: {what}") for task, what in titles.items())]
         lines += markdown_table(Table("", columns, [{"opt": opt, **own} for opt, own in sorted(cells.items())]))
     means = "Tables have means over fresh seeds with 95 % intervals."
-    set_up = _set_up({problem.task: own for problem, own in found.problems.items()})
-    return "\n".join([*lines, "", *wrap(f"{means} {set_up}", 120), ""])
+    own = {problem.task: entries for problem, entries in found.problems.items()}
+    said = " ".join([means, _set_up(own), *_excluded(own)])
+    return "\n".join([*lines, "", *wrap(said, 120), ""])
 
 
 def _caption(panels: Sequence[Panel]) -> str:
@@ -158,12 +160,13 @@ def _caption(panels: Sequence[Panel]) -> str:
     quantities = " or ".join(dict.fromkeys(panel.y.removesuffix(GAP) for panel in drawn))
     quantities += " (in some panels as suboptimality gap)" if any(panel.y.endswith(GAP) for panel in drawn) else ""
     axes = AXES.get(drawn[0].log, "") if len({panel.log for panel in drawn}) == 1 else ""
-    usual, *others = Counter(panel.note.splitlines()[0] for panel in drawn).most_common()
-    said = [f"Figure: {quantities} against optimizer steps{axes}; {usual[0]}."]
-    for other, _ in others:
-        own = [panel.title.partition(": ")[2] for panel in drawn if panel.note.splitlines()[0] == other]
-        said.append(f"For {listed(own)}: {other}.")
-    return " ".join(said)
+    notes: dict[str, list[str]] = {}
+    for panel in drawn:
+        note = re.sub(r" over \d+ seeds", " over fresh seeds", panel.note.splitlines()[0])
+        notes.setdefault(note, []).append(panel.title.partition(": ")[2].partition(",")[0])
+    usual, *others = sorted(notes, key=lambda note: -len(notes[note]))
+    said = [f"Figure: {quantities} against optimizer steps{axes}; {usual}."]
+    return " ".join([*said, *(f"For {listed(notes[other])}: {other}." for other in others)])
 
 
 def _set_up(entries: Mapping[str, Sequence[Entry]]) -> str:
@@ -176,10 +179,15 @@ def _set_up(entries: Mapping[str, Sequence[Entry]]) -> str:
         trainer = next(iter(own[0].runs.values())).config["trainer"]
         name = "steps" if trainer["max_steps"] else "epochs"
         batch[task] = "the full batch" if trainer["batch_size"] == "full" else f"batches of {trainer['batch_size']}"
-        budget[task] = f"{trainer[f'max_{name}']:,} {name}"
+        budget[task] = f"{trainer[f'max_{name}']:,g} {name}"
     runs = [run for own in entries.values() for entry in own for run in entry.runs.values()]
-    machines = {(run.environment["gpu"] or run.environment["cpu"], run.environment["threads"]) for run in runs}
-    places = " and ".join(f"{name} with {n} thread{'s' * (n != 1)}" for name, n in sorted(machines))
+    machines: dict[int, set[str]] = {}
+    for run in runs:
+        name = re.sub(r"\((R|TM)\)| Processor", "", run.environment["gpu"] or run.environment["cpu"])
+        machines.setdefault(run.environment["threads"], set()).add(name)
+    places = "; ".join(
+        f"{' and '.join(sorted(names))} with {counted(n, 'thread')}" for n, names in sorted(machines.items())
+    )
     versions = ", ".join(
         f"{name} {' or '.join(sorted({run.versions[name] for run in runs}))}" for name in ("torch", "lightning")
     )
@@ -188,11 +196,22 @@ def _set_up(entries: Mapping[str, Sequence[Entry]]) -> str:
         f"Each optimizer was tuned with {_by_task(trials)}, each on {_by_task(tuning)},"
         f" and then run on {_by_task(fresh)}.",
         f"Budget of a run: {_by_task(budget)} on {_by_task(batch)}.",
-        f"Machine and versions: {places}, {versions}, {days}.",
+        f"Machines and versions: {places}, {versions}, {days}.",
     ]
     if any((run.reason or "").startswith("converged") for run in runs):
         lines.append("A run ends early if its gradient underflows to 0.")
     return " ".join(lines)
+
+
+def _excluded(entries: Mapping[str, Sequence[Entry]]) -> list[str]:
+    """Where most settings could not win, since their cap set the step."""
+    most = [
+        f"{entry.excluded} of {len(entry.study.trials)} settings of {entry.opt} on {task}"
+        for task, own in entries.items()
+        for entry in own
+        if entry.study is not None and 2 * entry.excluded > len(entry.study.trials)
+    ]
+    return [f"Excluded, since a cap set more than {CAP_BINDS:.0%} of the steps: {', '.join(most)}."] * bool(most)
 
 
 def _span(numbers: Iterable[int], what: str) -> str:

@@ -20,7 +20,7 @@ from bench.boards.entries import (
 from bench.config.run_config import settings_of
 from bench.errors import UserError, unknown
 from bench.results.group import Group, Seed
-from bench.results.selection import above_infimum, best_index, equal_below, score_of
+from bench.results.selection import above_infimum, best_index, equal_below, is_capped, score_of
 from bench.store.record import RunResult
 from bench.store.reports import CheckRecord, StudyRecord
 from bench.store.stores import HOW_TO_FILL, Stores
@@ -163,6 +163,8 @@ def collect(
     entries = entries_of(runs, by_id, stores.studies)
     for entry in entries:
         entry.shipped = sum(run.run_id in stores.shipped for run in entry.runs.values())
+        trials = entry.study.trials if entry.study else []
+        entry.excluded = sum(is_capped(by_id[k] for k in trial["runs"] if k in by_id) for trial in trials)
     chosen = _chosen(entries, settings, notes)
     if not mixed_versions:
         _refuse_mixed(chosen, stores.shipped)

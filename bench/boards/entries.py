@@ -85,6 +85,7 @@ class Entry(Group):
             budget.
         twice: seeds with several runs; one of them is used.
         shipped: number of its runs that are reference results.
+        excluded: number of settings of its study that could not win, since a cap set nearly all of their steps.
         conformance: verdict of `bench check` on these versions of the optimizer and of the one for the rest, if any:
             `pass`, or the names of failed checks; None if one is unchecked.
     """
@@ -101,6 +102,7 @@ class Entry(Group):
     others_tuned: list[str] = field(default_factory=list)
     twice: int = 0
     shipped: int = 0
+    excluded: int = 0
     tuned_elsewhere: bool = False
     name: str = ""
     conformance: str | None = None

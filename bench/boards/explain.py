@@ -11,9 +11,10 @@ from bench.boards.page import commands
 from bench.boards.shared import flags
 from bench.errors import unknown
 from bench.results.render import shown
+from bench.results.selection import cap_share
 from bench.results.table import Table
 from bench.run_summary import fit_words
-from bench.store.record import RunResult
+from bench.store.record import CAP_BINDS, RunResult
 from bench.store.reports import StudyRecord
 from bench.text import cell, counted, duration, word_of
 
@@ -50,7 +51,11 @@ def _explained(entry: Entry, found: Collected) -> dict[str, Any]:
         "machine": " and ".join(entry.machines),
     }
     trials = [] if study is None else study.trials
-    tried = [{name: trial[name] for name in ("point", "kind", "state", "score")} for trial in trials]
+    tried = [
+        {name: trial[name] for name in ("point", "kind", "state", "score")}
+        | {"cap_share": cap_share(found.by_id[k] for k in trial["runs"] if k in found.by_id)}
+        for trial in trials
+    ]
     tuning = [_tune_words(study, runs[0])] if study is not None and runs else []
     return {
         "row": entry.name,
@@ -68,11 +73,18 @@ def lines(explained: Mapping[str, Any]) -> Iterator[str]:
         yield cell(f"  {what:<11} {words}")
     if explained["tried"]:
         yield "  tried"
-        rows = [(_options(each["point"]), each["kind"], each["state"], each["score"]) for each in explained["tried"]]
-        yield from shown(Table.of(["setting", "why", "ended", "score"], rows), "    ")
+        rows = [
+            (_options(each["point"]), each["kind"], each["state"], each["score"], _capped(each["cap_share"]))
+            for each in explained["tried"]
+        ]
+        yield from shown(Table.of(["setting", "why", "ended", "score", "steps set by the cap"], rows), "    ")
     yield "  commands"
     yield from (cell(f"    {command}") for command in explained["commands"])
     yield ""
+
+
+def _capped(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}" + ": excluded" * (share > CAP_BINDS)
 
 
 def _searched(study: StudyRecord, found: Collected) -> dict[str, str]:

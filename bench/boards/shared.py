@@ -64,6 +64,7 @@ def flags(entry: Entry) -> list[str]:
         *[_shipped(entry)] * bool(entry.shipped),
         *["provisional"] * (len(entry.runs) < FEW_SEEDS),
         *["lr at boundary"] * bool(entry.study and entry.study.lr_at_boundary),
+        *[_excluded(entry)] * bool(entry.excluded),
         *["tuning not finished"] * bool(entry.study and entry.study.missing),
         *["selected on these seeds"] * bool(entry.best_of),
         *[f"one of {entry.one_of} settings"] * bool(entry.one_of),
@@ -79,6 +80,12 @@ def flags(entry: Entry) -> list[str]:
         *["saturated by one step"] * any(run.saturated_at is not None for run in entry.runs.values()),
         *["seeds run twice"] * bool(entry.twice),
     ]
+
+
+def _excluded(entry: Entry) -> str:
+    """Note that some settings could not win, since their cap set the step."""
+    trials = len(entry.study.trials) if entry.study else 0
+    return f"{entry.excluded} of {trials} settings excluded: cap sets the step"
 
 
 def _shipped(entry: Entry) -> str:

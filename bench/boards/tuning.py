@@ -38,7 +38,7 @@ def tuning(found: Collected) -> Board:
                     "open": basin and basin[1],
                     "basin_text": _basin_text(basin),
                     "gain": _gain(entry, found),
-                    "diverged_trials": sum(trial["score"] is None for trial in entry.study.trials),
+                    "unscored": sum(trial["score"] is None for trial in entry.study.trials),
                 }
             )
         rows.sort(key=lambda row: (row["opt"],))
@@ -61,7 +61,10 @@ def tuning(found: Collected) -> Board:
                 " sweep`); a lower bound if it reaches the grid's edge",
             ),
             Column(
-                "diverged_trials", "no score", "failed trials, and trials in which half of the seeds or more diverged"
+                "unscored",
+                "no score",
+                "failed trials, trials in which half of the seeds or more diverged, and settings whose step cap set"
+                " nearly all steps",
             ),
             Column(
                 "gain",

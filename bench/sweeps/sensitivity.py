@@ -8,7 +8,7 @@ import csv
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +59,7 @@ class Point:
             so that the test set does not influence the choice. None if it equals the final metric, or if half of the
             seeds or more diverged; such a point is never the best.
         capped: whether a step cap set the step size (`is_capped`); such a point is never the best either.
+        others: further varied settings, if they differ from point to point.
     """
 
     x: Any
@@ -69,11 +70,12 @@ class Point:
     interval: tuple[End, End] | None
     choice: End = None
     capped: bool = False
+    others: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """An optimizer, at one value of each further varied setting.
+    """An optimizer, at one value of each further varied setting, or if all of these have one point, all of them.
 
     Attributes:
         name: in legend and table.
@@ -82,7 +84,7 @@ class Curve:
         best: index of the best median, the middle one of equals; None if at every point half of the seeds or more
             diverged, or a cap set the step size.
         usable: indices of the ends of the range around the best with medians nearly as good; None if x does not take
-            several numbers.
+            several numbers, or other settings differ from point to point.
         unscored: tried values of x without a finished run, with the status of a run.
         opt: the optimizer's name.
     """
@@ -94,6 +96,11 @@ class Curve:
     usable: tuple[int, int] | None
     unscored: Mapping[Any, str] = field(default_factory=dict)
     opt: str = ""
+
+    @property
+    def joined(self) -> bool:
+        """Whether the points differ in x alone."""
+        return not any(point.others for point in self.points)
 
     @property
     def chosen_apart(self) -> bool:
@@ -187,19 +194,37 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
     least = equal_below((chosen_by.of(run) for of in groups.values() for own in of.values() for run in own), metric)
     short = {key[0]: bare(key[0]) for key in groups}
     apart = len({*short.values()}) == len(short)  # files with the same name may be in two folders
-    for key, ends in groups.items():
-        found = [_point(at, Group.of(ends[at]), final, chosen_by) for at in (sorted(ends) if numeric else ends)]
-        words = [
-            short[key[0]] if apart else key[0],
-            *(f"{name.partition('.')[2] or name} {_text(value)}" for name, value in key[1:]),
+    tried = {key: {*ends, *unscored.get(key, {})} for key, ends in groups.items()}
+    for keys in _of_curves(tried) if numeric else ([key] for key in groups):
+        opt, *others = keys[0]
+        found = [
+            _point(at, Group.of(own), final, chosen_by, dict(key[1:]) if len(keys) > 1 else {})
+            for key in keys
+            for at, own in groups[key].items()
         ]
-        curve = _curve(", ".join(words), axes[key[0]].x, found, mode, numeric, least)
-        left = {at: status for at, status in unscored.get(key, {}).items() if at not in ends}
-        curves.append(replace(curve, unscored=left, opt=key[0]))
+        if numeric:
+            found.sort(key=lambda each: each[0].x)
+        words = [short[opt] if apart else opt, *(_setting(name, value) for name, value in others if len(keys) == 1)]
+        curve = _curve(", ".join(words), axes[opt].x, found, mode, numeric, least)
+        left = {at: status for key in keys for at, status in unscored.get(key, {}).items() if at not in groups[key]}
+        curves.append(replace(curve, unscored=left, opt=opt))
     xs = [point.x for curve in curves for point in curve.points] if numeric else [0]
     log = min(xs) > 0 and max(xs) > 9.99 * min(xs)  # a decade or more
     x = " or ".join(dict.fromkeys(axis.x for axis in axes.values()))
     return Sensitivity(results, varied, mode, x, numeric, log, curves, above)
+
+
+def _of_curves(tried: Mapping[tuple[Any, ...], Collection[Any]]) -> Iterable[list[tuple[Any, ...]]]:
+    """The keys of each curve: one, or all of an optimizer if each has one point (a quasi-random design)."""
+    by_opt: dict[str, list[tuple[Any, ...]]] = {}
+    for key in tried:
+        by_opt.setdefault(key[0], []).append(key)
+    for keys in by_opt.values():
+        yield from [keys] if all(len(tried[key]) == 1 for key in keys) else [[key] for key in keys]
+
+
+def _setting(name: str, value: Any) -> str:
+    return f"{name.partition('.')[2] or name} {_text(value)}"
 
 
 class _Axis(NamedTuple):
@@ -232,7 +257,7 @@ def _text(value: Any, digits: int = 6) -> str:
     return f"{value:.{digits}g}" if isinstance(value, float) else str(_hashable(value))
 
 
-def _point(x: Any, group: Group, final: Measure, chosen_by: Measure) -> tuple[Point, End]:
+def _point(x: Any, group: Group, final: Measure, chosen_by: Measure, others: Mapping[str, Any]) -> tuple[Point, End]:
     """A point, and the score by which the best is chosen."""
     mode, finals, chosen = final.mode, final.values(group), chosen_by.values(group)
     sign = 1 if mode == "min" else -1
@@ -254,15 +279,17 @@ def _point(x: Any, group: Group, final: Measure, chosen_by: Measure) -> tuple[Po
     quartiles, median = ends(quantile(0.25), quantile(0.75)), quantile(0.5)
     capped, score = is_capped(group.runs.values()), seed_median(chosen, mode)
     choice = None if chosen == finals else score
-    return Point(x, n, finals.count(None), median, quartiles, interval, choice, capped), None if capped else score
+    point = Point(x, n, finals.count(None), median, quartiles, interval, choice, capped, others)
+    return point, None if capped else score
 
 
 def _curve(name: str, x: str, found: list[tuple[Point, End]], mode: Mode, numeric: bool, least: float) -> Curve:
     points, scores = [point for point, _ in found], [None if s is None else max(s, least) for _, s in found]
     best = best_index(scores, mode, least)
-    if best is None or not numeric or len(points) == 1:
-        return Curve(name, x, points, best, None)
-    return Curve(name, x, points, best, good_range(scores, mode, best))
+    curve = Curve(name, x, points, best, None)
+    if best is None or not numeric or len(points) == 1 or not curve.joined:
+        return curve
+    return replace(curve, usable=good_range(scores, mode, best))
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
@@ -284,22 +311,31 @@ def board(sweep: Sensitivity) -> Board:
 
 
 def _table(sweep: Sensitivity, curve: Curve) -> Table:
-    heads = (curve.x, f"median {sweep.metric}", "middle half of the seeds", "95 % interval", "diverged")
+    others = [*curve.points[0].others]
+    heads = (curve.x, *others, f"median {sweep.metric}", "middle half of the seeds", "95 % interval", "diverged")
     heads += (SELECTION,) * curve.chosen_apart
-    rows = {
-        point.x: [
-            "*" if i == curve.best else "",
-            _text(point.x, 4),
-            _number(point.median),
-            _range(point.quartiles),
-            _range(point.interval),
-            f"{point.diverged}/{point.seeds}",
-            *["-" if point.choice is None else _number(point.choice)] * curve.chosen_apart,
-        ]
+    rows = [
+        (
+            point.x,
+            [
+                "*" if i == curve.best else "cap" if point.capped else "",
+                _text(point.x, 4),
+                *(_text(point.others[name], 4) for name in others),
+                _number(point.median),
+                _range(point.quartiles),
+                _range(point.interval),
+                f"{point.diverged}/{point.seeds}",
+                *["-" if point.choice is None else _number(point.choice)] * curve.chosen_apart,
+            ],
+        )
         for i, point in enumerate(curve.points)
-    } | {x: ["", _text(x, 4), status, *"-" * (len(heads) - 2)] for x, status in curve.unscored.items()}
+    ]
+    left = len(heads) - 2 - len(others)
+    rows += [(x, ["", _text(x, 4), *"-" * len(others), status, *"-" * left]) for x, status in curve.unscored.items()]
+    if all(_is_number(x) for x, _ in rows):
+        rows.sort(key=lambda row: row[0])
     own = [Column("best"), *(Column(str(i), head, side="right") for i, head in enumerate(heads))]
-    return Table.of(own, [rows[x] for x in (sorted(rows) if all(map(_is_number, rows)) else rows)])
+    return Table.of(own, [row for _, row in rows])
 
 
 def _number(value: End) -> str:
@@ -318,7 +354,8 @@ def _summary(sweep: Sensitivity, curve: Curve) -> list[str]:
         return [f"no best: half of the seeds or more diverged{capped} at every {curve.x}"]
     best = curve.points[curve.best]
     chosen = "" if best.choice is None else f" ({SELECTION} {_number(best.choice)})"
-    at = f"best {curve.x} {_text(best.x, 4)}{chosen}: median {sweep.metric} {_number(best.median)}"
+    where = ", ".join([f"{curve.x} {_text(best.x, 4)}", *(f"{k} {_text(v, 4)}" for k, v in best.others.items())])
+    at = f"best {where}{chosen}: median {sweep.metric} {_number(best.median)}"
     text = [f"{at}, 95 % interval {_range(best.interval)} ({best.seeds} seeds)" if best.interval else at]
     if curve.usable is not None:
         low, high = (curve.points[i].x for i in curve.usable)
@@ -327,6 +364,10 @@ def _summary(sweep: Sensitivity, curve: Curve) -> list[str]:
         stretch = f"{_text(low, 4)} to {_text(high, 4)}{factor}" if low < high else "that value alone, on this grid"
         what = SELECTION if curve.chosen_apart else "median"
         text.append(f"usable {curve.x} ({what} {rule} the best; our rule): {stretch}")
+    if capped := sum(point.capped for point in curve.points):
+        text.append(
+            f"{counted(capped, 'setting')} excluded (cap): the step cap bound on more than {CAP_BINDS:.0%} of the steps"
+        )
     return text + ["the best value is at the edge of the grid: widen it"] * curve.at_edge
 
 

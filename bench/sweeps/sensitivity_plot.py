@@ -31,7 +31,7 @@ def describe(sweep: "Sensitivity", least: float = 0.0) -> Chart:
         apart = not sweep.numeric and sweep.x != "opt"
         aside = (i - (len(sweep.curves) - 1) / 2) / (len(sweep.curves) + 2) if apart else 0
         x = np.array([place[point.x] + aside for point in curve.points])
-        joined = sweep.numeric and len(place) > 1
+        joined = sweep.numeric and len(place) > 1 and curve.joined
         above.append(_medians(curve, x, limits, joined))
         shares = np.array([point.diverged / point.seeds for point in curve.points])
         below.append(Trace(curve.name, x, shares, marks="all", joined=joined))
@@ -41,6 +41,10 @@ def describe(sweep: "Sensitivity", least: float = 0.0) -> Chart:
         f"Lines: median over {seeds} seed{'' if seeds == '1' else 's'}, diverged ones count as worst; bands: middle"
         f" half of the seeds; rings: best."
     )
+    if not all(curve.joined for curve in sweep.curves):
+        caption += " Points without a line differ in further settings."
+    if any(point.capped for point in points):
+        caption += " Settings whose step cap sets the step are never the best."
     if sweep.above_infimum and min(ends, default=1) < least:
         caption += f" Values below {least:g} are drawn at that value."
     elif log and len(positive) < len(numbers):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.results.render import shown
-from bench.results.selection import is_capped, score_text
+from bench.results.selection import cap_share, is_capped, score_text
 from bench.results.table import Table
 from bench.store.record import CAP_BINDS
 from bench.sweeps import sensitivity
@@ -124,7 +124,13 @@ def as_json(found: StudyResult) -> dict[str, Any]:
             "cost": found.cost,
             "pruning": spec.prune,
             "tried": [
-                {"point": t.point, "kind": t.kind, "state": t.state, "score": found.scores.get(point_key(t.point))}
+                {
+                    "point": t.point,
+                    "kind": t.kind,
+                    "state": t.state,
+                    "score": found.scores.get(point_key(t.point)),
+                    "cap_share": cap_share(t.runs),
+                }
                 for t in found.trials
             ],
         }
