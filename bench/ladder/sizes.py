@@ -108,10 +108,10 @@ def in_words(rule: Rule, task: str) -> list[str]:
             with_width.append(f"{names['depth']} (whole, at least 1)")
         if "heads" in names:
             with_width.append(f"{names['heads']} (so that the size of heads changes as little as possible)")
-        grows = f"; {', '.join(with_width)} in proportion to it" if with_width else ""
-        lines.append(f"The width {names['width']} is the one that gives the model size closest to the target{grows}.")
+        grows = f"; in proportion to it: {', '.join(with_width)}" if with_width else ""
+        lines.append(f"{names['width']} is chosen so that the model size is closest to the target{grows}.")
     if rule.axis == "depth":
-        lines.append(f"The depth {names['depth']} is the one that gives the model size closest to the target.")
+        lines.append(f"{names['depth']} is chosen so that the model size is closest to the target.")
     if rule.tokens is not None:
         lines.append(f"Each run sees {rule.tokens:g} tokens for each parameter.")
     lines.append(
