@@ -224,7 +224,7 @@ class SweepPoint(Answer):
 
 
 class SweepCurve(Answer):
-    """An optimizer, at one value of each further varied setting."""
+    """An optimizer at one value of each further varied setting; or a series of points that differ in them."""
 
     name: str
     """Its name in the legend."""
@@ -233,15 +233,15 @@ class SweepCurve(Answer):
     x: str
     """The setting on the x axis."""
     points: list[SweepPoint]
-    """A point for each value, in order."""
+    """In the order of x."""
     best: int | None
     """Index of the best point."""
     usable: tuple[int, int] | None
     """Indices of the first and last point of the range of similar scores around the best."""
     unscored: dict[str, str]
-    """Values without an ended run, with the reason."""
+    """Values (in a series with their other settings) without an ended run, with the reason."""
     at_edge: bool
-    """Whether the best value is at an end, so a wider range may have a better one."""
+    """Whether the best value is at an end, so a wider range may have a better one; false for a series."""
     may_be_wider: bool
     """Whether the usable range may reach beyond the tried one."""
 
@@ -260,7 +260,7 @@ class Sweep(Answer):
     runs: dict[str, int]
     """Number of runs by status."""
     curves: list[SweepCurve]
-    """A curve for each optimizer and each value of further settings."""
+    """Curves and series of all optimizers."""
     store: str
     """The folder of the store."""
     out: str
@@ -294,7 +294,7 @@ class Trial(Answer):
     score: Number = None
     """Median over the tuning seeds on the selection split; null also if the cap set nearly all steps."""
     cap_share: Number = None
-    """Share of the steps set by a step cap, in [0, 1]; null without a cap."""
+    """Share of the steps set by a step cap, in [0, 1], on average over the runs; null without runs."""
 
 
 class Cost(Answer):

@@ -145,12 +145,12 @@ def _fit(words: list[str]) -> int:
             from bench.config.run_config import resolve
 
             config = resolve(settings, config=args.config, tuned=args.tuned, fallback=places)
-    sources = {}
+    sources = None
     if args.tuned:
         from bench.config.settings import sources_of
         from bench.config.tuned import tuned_file
 
-        sources = dict(sources_of([config]))
+        sources = sources_of([config])
         print(f"bench: settings from {tuned_file(config.task, config.opt)}", file=sys.stderr)
     if args.seeds is not None:
         from bench.commands.seeds import fit_seeds
@@ -175,7 +175,9 @@ def _fit(words: list[str]) -> int:
             from bench.train.runner import run
 
         with redirect_stdout(sys.stderr):  # standard output is only for the result, regardless of what libraries print
-            result = run(config, rerun=args.rerun, progress=True, tuned_by=next(iter(sources.values()), None))
+            result = run(
+                config, rerun=args.rerun, progress=True, tuned_by=(sources or {}).get((config.task, config.opt))
+            )
     if is_main_process():
         from bench.run_summary import result_json, result_lines
 

@@ -101,7 +101,7 @@ def test_the_board_compares_attention_at_equal_loss(cli, observed: Path) -> None
     sgdm, _ = [line for line in answer.out.splitlines() if line.startswith("| sgdm")]
     assert adam.count("[") == sgdm.count("[") + 1  # the difference
     assert direction_of_adam.count("[") == 3  # cosines; the steps are too few for an exponent
-    assert "the lowest that every run reaches (sgdm is the reference)" in answer.out
+    assert "the lowest that all compared runs reach (sgdm is the reference)" in answer.out
 
 
 def test_verdicts_are_of_entropy_on_common_seeds() -> None:

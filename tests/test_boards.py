@@ -670,9 +670,9 @@ def test_what_makes_a_row_less_than_it_looks_is_flagged(store, change, flag):
 
 
 def test_flags_of_the_study_are_those_of_the_row(store):
-    tuned(store, "adam", A, lr_at_boundary=True, prune=True, missing=2)
+    tuned(store, "adam", A, prune=True, missing=2)
     (row,) = rows("quality", store).values()
-    assert row["flags"] == ["lr at boundary", "tuning not finished", "pruned"]
+    assert row["flags"] == ["tuning not finished", "pruned"]
 
 
 def test_entries_with_a_rest_have_short_names_and_its_version(store):
@@ -1119,9 +1119,12 @@ def test_settings_that_the_cap_excluded_are_counted_and_explained(store, cli):
     keep(store, *(run for own in runs.values() for run in own))
     keep(store, *seeds("sps", A, words={"opt.max_step": 10.0}, cap_share=0.2))
     study(store, {0.1: None, 1.0: None, 10.0: 0.5}, runs, runs[10.0][0], opt="sps")
-    assert rows("quality", store)["sps"]["flags"] == ["2 of 3 settings excluded: cap sets the step"]
-    (row,) = rows("tuning", store).values()
-    assert row["unscored"] == 2
+    row = rows("quality", store, reference="sps")["sps"]
+    assert row["flags"] == ["best at the edge: lr", "cap excluded 2 settings"]
+    keep(store, *seeds("adam", A))
+    verdict = rows("quality", store, reference="adam")["sps"]["verdict"]
+    assert verdict == "not compared: its cap excluded all tried settings but one"
+    assert rows("tuning", store)["sps"]["unscored"] == 2
     answer = cli("leaderboard", "--store", store, "--no-reference", "--explain", "sps", "--json")
     (explained,) = json.loads(answer.out)
     assert [trial["cap_share"] for trial in explained["tried"]] == [0.99, 1.0, 0.2]

@@ -383,7 +383,7 @@ def test_settings_whose_cap_sets_the_step_are_marked():
     assert (curve.best, [point.capped for point in curve.points]) == (1, [True, False, False])
     text = "\n".join(lines(analyse(results, ["opt.lr"], "min")))
     assert re.search(r"^cap   +0.1 +1 ", text, re.MULTILINE), text
-    assert "1 setting excluded (cap): the step cap bound on more than 90% of the steps" in text
+    assert "1 setting excluded from the choice (cap): the cap set more than 90% of the steps" in text
 
 
 def test_json_is_strict_and_says_what_the_table_says():

@@ -347,7 +347,7 @@ def test_a_setting_whose_cap_sets_the_steps_is_never_the_winner_and_counted(sqli
     assert found.best.point["opt.lr"] in (0.03162, 0.3162)
     assert found.scores[point_key({"opt.lr": 0.1})] is None
     (note,) = [line for line in summary.lines(found) if "excluded from the choice" in line]
-    assert "1 setting excluded from the choice: the step cap bound on more than 90%" in note
+    assert "1 setting excluded from the choice (cap): the cap set more than 90% of the steps" in note
     assert analyse(found).curves[0].points[analyse(found).curves[0].best or 0].x in (0.03162, 0.3162)
 
 
@@ -393,7 +393,7 @@ def test_a_study_in_which_everything_fails_ends_without_a_winner(url: str) -> No
     found = study_result(study)
     assert (found.best, found.score, found.fresh, found.missing) == (None, None, [], 0)
     assert summary.as_json(found)["tried"] == [
-        {"point": {"opt.lr": 0.1}, "kind": "design", "state": "failed", "score": None}
+        {"point": {"opt.lr": 0.1}, "kind": "design", "state": "failed", "score": None, "cap_share": None}
     ]
     with pytest.raises(UserError, match="no trial has a score, so there is nothing to write"):
         tuned.tuned_yaml(found)

@@ -38,6 +38,7 @@ from bench.tuning.study_result import study_result
 from bench.tuning.trials import Request, StudySpec
 from bench.tuning.tune import make_spec
 from bench.tuning.workers import Workers
+from optimizers.plugins import slug
 from tests.daemons import until
 from tests.slow import SLOW
 
@@ -278,6 +279,26 @@ def test_runs_of_sweeps_and_races_name_the_studies_of_their_settings(cli, here: 
     partly_other = ("--opt.adam.lr", "0.1,1", "--opt.ngd.lr", 1)
     assert cli("sweep", "--task", "mha_dm1", *of_runs, *partly_other).code == 0
     assert studies() == by_study | {"adam": {None}, "ngd": {None}}
+
+
+def test_tuned_settings_of_a_task_with_a_required_option_are_named(cli, here: Path, store: Path) -> None:
+    (here / "needy.py").write_text(
+        "from dataclasses import replace\n"
+        "from tasks import TASKS\n"
+        "from tasks.theory.synthetic import FixedDecoderData\n"
+        "class Needy(FixedDecoderData):\n"
+        "    def __init__(self, root=None, seed=0, *, extra: int):\n"
+        "        super().__init__(root, seed)\n"
+        "SPEC = replace(TASKS['synthetic'], name='needy', data=Needy, steps_per_call=1)\n"
+    )
+    found = {"task": "needy.py:SPEC", "opt": {"name": "ngd", "lr": 0.5}, "provenance": {"study": "the-study"}}
+    words = ("--task", "needy.py:SPEC", "--task.extra", 3, "--opt", "ngd", "--device", "cpu")
+    settings = here / "tuned" / slug("needy.py:SPEC") / "ngd.yaml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(yaml.safe_dump(found))
+    answer = cli("sweep", *words, "--tuned", "--trainer.max_steps", "2,3", "--seeds", 1)
+    assert answer.code == 0, answer.err
+    assert {run.tuned_by for run in Store(store).runs()} == {"the-study"}
 
 
 @pytest.mark.deep

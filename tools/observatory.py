@@ -21,6 +21,8 @@ fresh seeds of the reference suite: each optimizer with its tuned settings, meas
 all queries of a row together attend most. A query that can attend only to itself, as the first of a causal row, counts
 as saturated. Under normalized GD theory says that the distance of the direction from its limit falls at least like
 t^-0.5; here the final direction stands for the limit."""
+NORMALIZED = {"sngd"}
+"""The optimizers of which theory states the rate."""
 RATE = 0.5
 """The smallest exponent of the direction's distance that theory allows under normalized GD (Vasudeva et al. 2025)."""
 
@@ -50,17 +52,18 @@ def _answer(tables: Sequence[Table]) -> str:
     first, *others = tables
     reference = next((row["opt"] for row in first.rows if row["verdict"] == "reference"), None)
     verdicts = {row["opt"]: row["verdict"] for row in first.rows}
-    sparser = listed([opt for opt, verdict in verdicts.items() if verdict == "sparser"]) or "no optimizer"
-    said = [f"At equal training loss, attention is sparser than under {reference} with {sparser}."]
+    sparser = listed([opt for opt, verdict in verdicts.items() if verdict == "sparser"]) or "none of the others"
+    said = [f"At equal training loss, {sparser} had sparser attention than {reference}."]
     for verdict in sorted({*verdicts.values()} - {None, "reference", "sparser"}):
         said.append(f"{verdict.capitalize()}: {listed([opt for opt, own in verdicts.items() if own == verdict])}.")
     rates = {row["opt"]: row["rate"] for table in others for row in table.rows if row["rate"] is not None}
-    slow = [opt for opt, own in rates.items() if own.high < RATE]
-    fast = [opt for opt, own in rates.items() if own.low >= RATE]
-    if slow or fast:
-        said.append("The direction of W_QK approaches its final one")
-        said[-1] += f" more slowly than t^-{RATE} with {listed(slow)}" * bool(slow) + ", and" * bool(slow and fast)
-        said[-1] += f" at least like t^-{RATE} with {listed(fast)}" * bool(fast) + "."
+    for opt in NORMALIZED & rates.keys():
+        rate = rates[opt]
+        how = "more slowly than" if rate.high < RATE else "at least like" if rate.low >= RATE else "about like"
+        said.append(
+            f"Between 1 % and 10 % of the steps, the direction of W_QK under {opt} approached its final one {how}"
+            f" t^-{RATE}."
+        )
     return " ".join(said)
 
 

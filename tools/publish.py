@@ -20,6 +20,7 @@ from bench.boards.charts import curves
 from bench.boards.collect import Collected, collect
 from bench.boards.entries import Entry
 from bench.boards.quality import quality
+from bench.boards.shared import NO_VALUE
 from bench.boards.theory import ALIGNED, theory
 from bench.grammar.values import place
 from bench.output import write
@@ -179,7 +180,7 @@ def _set_up(entries: Mapping[str, Sequence[Entry]]) -> str:
         trainer = next(iter(own[0].runs.values())).config["trainer"]
         name = "steps" if trainer["max_steps"] else "epochs"
         batch[task] = "the full batch" if trainer["batch_size"] == "full" else f"batches of {trainer['batch_size']}"
-        budget[task] = f"{trainer[f'max_{name}']:,g} {name}"
+        budget[task] = f"{trainer[f'max_{name}']:,} {name}".replace(".0 ", " ")
     runs = [run for own in entries.values() for entry in own for run in entry.runs.values()]
     machines: dict[int, set[str]] = {}
     for run in runs:
@@ -192,10 +193,12 @@ def _set_up(entries: Mapping[str, Sequence[Entry]]) -> str:
         f"{name} {' or '.join(sorted({run.versions[name] for run in runs}))}" for name in ("torch", "lightning")
     )
     days = " to ".join(sorted({min(run.begun for run in runs)[:10], max(run.begun for run in runs)[:10]}))
+    constant = all(run.config["trainer"]["schedule"] == "constant" for run in runs)
+    steady = ", at a constant learning rate" * constant
     lines = [
         f"Each optimizer was tuned with {_by_task(trials)}, each on {_by_task(tuning)},"
         f" and then run on {_by_task(fresh)}.",
-        f"Budget of a run: {_by_task(budget)} on {_by_task(batch)}.",
+        f"Budget of a run{steady}: {_by_task(budget)} on {_by_task(batch)}.",
         f"Machines and versions: {places}, {versions}, {days}.",
     ]
     if any((run.reason or "").startswith("converged") for run in runs):
@@ -204,14 +207,15 @@ def _set_up(entries: Mapping[str, Sequence[Entry]]) -> str:
 
 
 def _excluded(entries: Mapping[str, Sequence[Entry]]) -> list[str]:
-    """Where most settings could not win, since their cap set the step."""
+    """The settings that could not win, since their cap set nearly all steps."""
     most = [
-        f"{entry.excluded} of {len(entry.study.trials)} settings of {entry.opt} on {task}"
+        f"{entry.excluded} of {len(entry.study.trials)} of {entry.opt} on {task}"
         for task, own in entries.items()
         for entry in own
-        if entry.study is not None and 2 * entry.excluded > len(entry.study.trials)
+        if entry.study is not None and entry.excluded
     ]
-    return [f"Excluded, since a cap set more than {CAP_BINDS:.0%} of the steps: {', '.join(most)}."] * bool(most)
+    rule = f"Settings whose cap set more than {100 * CAP_BINDS:g} % of the steps were excluded from the choice"
+    return [f"{rule}: {listed(most)}."] * bool(most)
 
 
 def _span(numbers: Iterable[int], what: str) -> str:
@@ -264,9 +268,11 @@ def _by_verdict(table: Table) -> str:
         "better": f"better than {reference}",
         "no difference found": f"no difference from {reference} found",
         "worse": f"worse than {reference}",
+        NO_VALUE: f"not decided, since no run of them or {reference} got there",
     }
-    order = sorted(groups, key=lambda w: (w not in words, w))
-    return "; ".join(f"{words.get(word, word)}: {', '.join(groups[word])}" for word in order)
+    said = [f"{words[word]}: {', '.join(groups[word])}" for word in sorted(words.keys() & groups.keys())]
+    other = [(*word.partition(": "), ", ".join(groups[word])) for word in sorted(groups.keys() - words.keys())]
+    return "; ".join([*said, *(f"{what}: {names}" + f" ({why})" * bool(why) for what, _, why, names in other)])
 
 
 def _at_floor(table: Table) -> bool:

@@ -175,7 +175,7 @@ def fit(
             check_places([config])
             from bench.train.runner import run
 
-            result = run(config, rerun=rerun, progress=progress, tuned_by=next(iter(sources.values()), None))
+            result = run(config, rerun=rerun, progress=progress, tuned_by=sources.get((config.task, config.opt)))
         if result.status == "killed":
             raise KeyboardInterrupt(f"run {result.run_id} was stopped and saved; the same call continues")
         return Run(result, config.store)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from bench.config.run_config import RunConfig
+    from bench.config.tuned import Sources
 
     Opt = str | type[Optimizer]
     Place = str | Path
@@ -59,7 +60,7 @@ def results_of_runs(
     shown: SweepProgress,
     plan: str,
     effort: "Settings",
-    sources: Any = None,
+    sources: "Sources | None" = None,
 ) -> Runs:
     """The results of runs, after training the missing ones."""
     from bench.execute import Effort

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from bench.commands.comparison import Ranking
-    from bench.sweeps.sensitivity import Sensitivity
+    from bench.sweeps.sensitivity import Curve, Sensitivity
     from bench.tuning.study_result import StudyResult
 
 
@@ -91,10 +91,16 @@ class Sweep:
     def best(self) -> dict[str, Any]:
         """The best value on the x axis (`opt.lr` in most sweeps), by the curve's name.
 
+        In a series whose further settings differ from point to point, it is a mapping with all of them.
         It was chosen on the same seeds, which is optimistic. None if a curve has no best: at every value, half of the
         seeds or more diverged, or a cap set the step size.
         """
-        return {c.name: None if c.best is None else c.points[c.best].x for c in self.sensitivity.curves}
+
+        def best_of(curve: "Curve") -> Any:
+            point = None if curve.best is None else curve.points[curve.best]
+            return point and ({curve.x: point.x, **point.others} if point.others else point.x)
+
+        return {curve.name: best_of(curve) for curve in self.sensitivity.curves}
 
     @property
     def table(self) -> Table:

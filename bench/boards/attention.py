@@ -127,7 +127,8 @@ def attention_board(found: Collected) -> Board:
         observed = [each for each in all_observed if each.runs]
         if not observed:
             continue
-        level = max(end for each in observed for end in each.ends())
+        sound = [each for each in observed if not each.entry.refused] or observed
+        level = max(end for each in sound for end in each.ends())
         of = found.reference_of(problem)
         ref = next((each for each in observed if each.entry is of), None)
         base = ref.at("entropy", level) if ref is not None else {}
@@ -137,7 +138,7 @@ def attention_board(found: Collected) -> Board:
             rows.append(
                 who(each.entry)
                 | {"n": len(each.runs)}
-                | (against(own["entropy"], base) if each is not ref else {"verdict": "reference"})
+                | _verdict(each, own["entropy"], ref, base)
                 | {name: _mean(list(values.values())) for name, values in own.items()}
                 | {f"end_{name}": mean_interval(each.last(name)) for name in ("entropy", "top_token", "stable_rank_QK")}
             )
@@ -160,11 +161,20 @@ def attention_board(found: Collected) -> Board:
             *EVERY,
         ]
         name = f" ({of.name} is the reference)" if of is not None else ""
-        notes = [f"equal loss: training loss {level:.4g}, the lowest that every run reaches{name}"]
+        notes = [f"equal loss: training loss {level:.4g}, the lowest that all compared runs reach{name}"]
         shown.append(Table(problem.name, columns, rows, notes))
         shown.extend(_direction(problem.name, observed))
     about = "neither direction is better; verdicts and intervals are not corrected for multiple comparisons"
     return Board("attention", "Attention", shown, [about] if shown else [NONE])
+
+
+def _verdict(
+    each: Observed, own: Mapping[Seed, float | None], ref: Observed | None, base: Mapping[Seed, float | None]
+) -> dict[str, Any]:
+    if each is ref:
+        return {"verdict": "reference"}
+    why = each.entry.refused
+    return {"difference": None, "verdict": f"not compared: {why}"} if why else against(own, base)
 
 
 def _direction(problem: str, observed: Sequence[Observed]) -> list[Table]:

@@ -20,8 +20,8 @@ from bench.boards.entries import (
 from bench.config.run_config import settings_of
 from bench.errors import UserError, unknown
 from bench.results.group import Group, Seed
-from bench.results.selection import above_infimum, best_index, equal_below, is_capped, score_of
-from bench.store.record import RunResult
+from bench.results.selection import above_infimum, best_index, cap_share, equal_below, score_of
+from bench.store.record import CAP_BINDS, RunResult
 from bench.store.reports import CheckRecord, StudyRecord
 from bench.store.stores import HOW_TO_FILL, Stores
 from bench.store.tables import Columns
@@ -163,8 +163,7 @@ def collect(
     entries = entries_of(runs, by_id, stores.studies)
     for entry in entries:
         entry.shipped = sum(run.run_id in stores.shipped for run in entry.runs.values())
-        trials = entry.study.trials if entry.study else []
-        entry.excluded = sum(is_capped(by_id[k] for k in trial["runs"] if k in by_id) for trial in trials)
+        entry.excluded = sum((share or 0) > CAP_BINDS for share in cap_shares(entry.study, by_id))
     chosen = _chosen(entries, settings, notes)
     if not mixed_versions:
         _refuse_mixed(chosen, stores.shipped)
@@ -178,6 +177,12 @@ def collect(
             entry.conformance = _conformance(entry, stores.checks)
     shown = [entry for entry in chosen if opts is None or entry.opt in opts]
     return Collected(shown, chosen, entries, by_id, stores.tables, reference, target, notes, damaged)
+
+
+def cap_shares(study: StudyRecord | None, by_id: Mapping[str, RunResult]) -> list[float | None]:
+    """For each trial, the share of steps that a cap set, on average over its stored runs; None without any."""
+    trials = study.trials if study else []
+    return [cap_share(by_id[run_id] for run_id in trial["runs"] if run_id in by_id) for trial in trials]
 
 
 def _conformance(entry: Entry, checks: Iterable[CheckRecord]) -> str | None:

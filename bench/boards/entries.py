@@ -120,6 +120,8 @@ class Entry(Group):
         chosen_on = {self.study.select_split} if self.study else {run.tuned_on for run in self.runs.values()}
         if "train" in chosen_on and any(run.split not in ("", "train") for run in self.runs.values()):
             return "tuned on training data and compared on held-out data"
+        if self.study is not None and self.excluded and len(self.study.trials) - self.excluded < 2:
+            return "its cap excluded all tried settings but one"
         if self.kind == "tuned" and is_capped(self.runs.values()):
             return "its cap sets the step, as in SGD with a fixed step"
         return None

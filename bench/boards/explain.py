@@ -5,18 +5,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bench.boards.collect import Collected
+from bench.boards.collect import Collected, cap_shares
 from bench.boards.entries import Entry
 from bench.boards.page import commands
 from bench.boards.shared import flags
 from bench.errors import unknown
 from bench.results.render import shown
-from bench.results.selection import cap_share
 from bench.results.table import Table
 from bench.run_summary import fit_words
 from bench.store.record import CAP_BINDS, RunResult
 from bench.store.reports import StudyRecord
-from bench.text import cell, counted, duration, word_of
+from bench.text import cell, counted, duration, listed, word_of
 
 SAMPLERS = {"grid": "a log-spaced grid, extended at its edges", "qmc": "a Halton sequence"}
 
@@ -52,9 +51,8 @@ def _explained(entry: Entry, found: Collected) -> dict[str, Any]:
     }
     trials = [] if study is None else study.trials
     tried = [
-        {name: trial[name] for name in ("point", "kind", "state", "score")}
-        | {"cap_share": cap_share(found.by_id[k] for k in trial["runs"] if k in found.by_id)}
-        for trial in trials
+        {name: trial[name] for name in ("point", "kind", "state", "score")} | {"cap_share": share}
+        for trial, share in zip(trials, cap_shares(study, found.by_id), strict=True)
     ]
     tuning = [_tune_words(study, runs[0])] if study is not None and runs else []
     return {
@@ -73,11 +71,12 @@ def lines(explained: Mapping[str, Any]) -> Iterator[str]:
         yield cell(f"  {what:<11} {words}")
     if explained["tried"]:
         yield "  tried"
-        rows = [
-            (_options(each["point"]), each["kind"], each["state"], each["score"], _capped(each["cap_share"]))
-            for each in explained["tried"]
-        ]
-        yield from shown(Table.of(["setting", "why", "ended", "score", "steps set by the cap"], rows), "    ")
+        rows = [(_options(each["point"]), each["kind"], each["state"], each["score"]) for each in explained["tried"]]
+        heads = ["setting", "why", "ended", "score"]
+        if any(each["cap_share"] for each in explained["tried"]):
+            rows = [(*row, _capped(each["cap_share"])) for row, each in zip(rows, explained["tried"], strict=True)]
+            heads.append("steps set by the cap")
+        yield from shown(Table.of(heads, rows), "    ")
     yield "  commands"
     yield from (cell(f"    {command}") for command in explained["commands"])
     yield ""
@@ -101,7 +100,7 @@ def _searched(study: StudyRecord, found: Collected) -> dict[str, str]:
         "searched": f"{' and '.join(ranges)} by {how}: {len(study.trials)} trials ({cell(kinds)}), each on"
         f" seed{'s' * (len(study.seeds) != 1)} {_seeds(study.seeds)}",
         "chosen by": f"{study.metric or 'the metric'} on the split `{study.select_split or 'unknown'}`, median over"
-        " the tuning seeds" + "; the best point is at the boundary" * study.lr_at_boundary,
+        " the tuning seeds" + f"; best at the edge of {listed(study.edges)}" * bool(study.edges),
         "tuning cost": _cost(runs) + f" (study {study.name})",
     }
 
@@ -118,7 +117,9 @@ def _cut(entry: Entry) -> str:
 
 def _cost(runs: Sequence[RunResult]) -> str:
     steps, seconds = sum(run.steps for run in runs), sum(run.wall_s for run in runs)
-    return f"{counted(len(runs), 'run')}, {steps:,} gradients of a batch, {duration(seconds)} of wall time"
+    where = " and ".join(sorted({run.environment["gpu"] or run.environment["cpu"] for run in runs}))
+    cost = f"{counted(len(runs), 'run')}, {steps:,} gradients of a batch, {duration(seconds)} of wall time"
+    return cost + f" on {where}" * bool(where)
 
 
 def _options(options: Mapping[str, Any]) -> str:

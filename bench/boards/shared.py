@@ -55,6 +55,7 @@ def who(entry: Entry) -> dict[str, Any]:
 
 def flags(entry: Entry) -> list[str]:
     """Limitations of an entry."""
+    edges = entry.study.edges if entry.study else []
     several = [
         what
         for what, versions in entry.versions.items()
@@ -63,8 +64,8 @@ def flags(entry: Entry) -> list[str]:
     return [
         *[_shipped(entry)] * bool(entry.shipped),
         *["provisional"] * (len(entry.runs) < FEW_SEEDS),
-        *["lr at boundary"] * bool(entry.study and entry.study.lr_at_boundary),
-        *[_excluded(entry)] * bool(entry.excluded),
+        *[f"best at the edge: {', '.join(edges)}"] * bool(edges),
+        *[f"cap excluded {entry.excluded} settings"] * bool(entry.excluded),
         *["tuning not finished"] * bool(entry.study and entry.study.missing),
         *["selected on these seeds"] * bool(entry.best_of),
         *[f"one of {entry.one_of} settings"] * bool(entry.one_of),
@@ -80,12 +81,6 @@ def flags(entry: Entry) -> list[str]:
         *["saturated by one step"] * any(run.saturated_at is not None for run in entry.runs.values()),
         *["seeds run twice"] * bool(entry.twice),
     ]
-
-
-def _excluded(entry: Entry) -> str:
-    """Note that some settings could not win, since their cap set the step."""
-    trials = len(entry.study.trials) if entry.study else 0
-    return f"{entry.excluded} of {trials} settings excluded: cap sets the step"
 
 
 def _shipped(entry: Entry) -> str:
@@ -106,6 +101,10 @@ def metric_of(entries: Sequence[Entry], reference: Entry | None) -> Measure:
     split = sorted({run.split for entry in entries for run in entry.runs.values() if run.final is not None})
     problem = entries[0].problem
     return final(f"{'/'.join(split)} {problem.metric}{GAP * above}".strip(), problem.mode, above)
+
+
+NO_VALUE = "no run has a value"
+"""The verdict if no run of an entry and of the reference has a value, such as the steps to a target."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +137,8 @@ class Verdicts:
         if not isinstance(found, Comparison):
             return {"verdict": "reference" if entry is self.ref else found, "is_reference": entry is self.ref}
         words: str = found.verdict
+        if found.lost == (found.n, found.n):
+            words = NO_VALUE
         if words == "too few seeds":
             words = f"too few seeds ({found.n} of {LEAST_SEEDS})"
         told = found.sign or words == "selected on these seeds"

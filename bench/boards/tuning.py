@@ -50,7 +50,7 @@ def tuning(found: Collected) -> Board:
                 Column(
                     f"k{k}",
                     f"k = {k}",
-                    (f"expected {score} of the best of k of the trials, drawn at random; none while all k may diverge"),
+                    (f"expected {score} of the best of k of the trials, drawn at random; none while all may lack one"),
                 )
                 for k in budgets
             ),

@@ -1,7 +1,7 @@
 """The settings of a configuration beyond the defaults, for readers of its record without task and optimizer."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bench.config.options import MISSING, optimizer_options, task_options
@@ -85,19 +85,22 @@ def _differing(own: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
     return {k: plain(v) for k, v in own.items() if k not in usual or comparable(v) != comparable(usual[k])}
 
 
-def _tuned_by(config: RunConfig) -> TunedBy | None:
-    """The study that found a configuration's hyperparameters, if they are the tuned ones of its task and optimizer."""
+def _tuned_by(configs: Sequence[RunConfig]) -> TunedBy | None:
+    """The study that found the hyperparameters of runs of one task and optimizer, if all have the tuned ones."""
+    config = configs[0]
     path = tuned_file(config.task, config.opt)
-    if resolve({"task": config.task, "opt": config.opt}, tuned=True).opt_options != config.opt_options:
+    of_task = {f"task.{name}": value for name, value in config.task_options.items()}
+    tuned = resolve({"task": config.task, "opt": config.opt, **of_task}, tuned=True).opt_options
+    if any(each.opt_options != tuned for each in configs):
         return None
     provenance = read_tuned(path)
-    settings = settings_of(config.model_dump(mode="json"))
+    budgets = [settings_of(each.model_dump(mode="json")) for each in configs]
     names = [f"trainer.{name}" for name in ("max_epochs", "max_steps", "max_seconds", "batch_size")]
     for what, mark, then, now in (
-        ("for another budget", "--", provenance.settings, {name: settings[name] for name in names}),
-        ("with other code", "", provenance.versions, config.spec_versions),
+        ("for another budget", "--", provenance.settings, [(k, each[k]) for each in budgets for k in names]),
+        ("with other code", "", provenance.versions, config.spec_versions.items()),
     ):
-        other = [f"{mark}{k} {v}, not {then.get(k)}" for k, v in now.items() if then and v != then.get(k)]
+        other = dict.fromkeys(f"{mark}{k} {v}, not {then.get(k)}" for k, v in now if then and v != then.get(k))
         if other:
             print(f"bench: tuned {what} (here {'; '.join(other)}): other settings may be better", file=sys.stderr)
     if provenance.select_split == "train" and not config.task_spec.ranks_training:
@@ -110,7 +113,9 @@ def _tuned_by(config: RunConfig) -> TunedBy | None:
 
 
 def sources_of(configs: Iterable[RunConfig]) -> Sources:
-    """The studies of tuned hyperparameters, where all configurations of a task and optimizer have these.
+    """The studies that found the hyperparameters, by task and optimizer.
+
+    A pair has none unless all of its configurations have the tuned ones.
 
     It warns on standard error if a study's runs had another budget or other versions of task and optimizer, or were
     compared on training samples although held-out ones are ranked.
@@ -118,5 +123,4 @@ def sources_of(configs: Iterable[RunConfig]) -> Sources:
     found: dict[tuple[str, str], list[RunConfig]] = {}
     for config in configs:
         found.setdefault((config.task, config.opt), []).append(config)
-    alike = {pair: own[0] for pair, own in found.items() if all(c.opt_options == own[0].opt_options for c in own)}
-    return {pair: study for pair, config in alike.items() if (study := _tuned_by(config)) is not None}
+    return {pair: study for pair, own in found.items() if (study := _tuned_by(own)) is not None}

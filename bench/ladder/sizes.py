@@ -108,7 +108,7 @@ def in_words(rule: Rule, task: str) -> list[str]:
             with_width.append(f"{names['depth']} (whole, at least 1)")
         if "heads" in names:
             with_width.append(f"{names['heads']} (so that the size of heads changes as little as possible)")
-        grows = f"; in proportion to it: {', '.join(with_width)}" if with_width else ""
+        grows = f". In proportion to it grow {', '.join(with_width)}" if with_width else ""
         lines.append(f"{names['width']} is chosen so that the model size is closest to the target{grows}.")
     if rule.axis == "depth":
         lines.append(f"{names['depth']} is chosen so that the model size is closest to the target.")

@@ -100,7 +100,7 @@ class StudyRecord(Record):
         sampler, prune: how it searches.
         trials: in the order of the design.
         winner: id of a run with the winning settings; None if no trial has a score.
-        lr_at_boundary: whether the winner is at the boundary of the tried learning rates.
+        lr_at_boundary: whether the winner is at the boundary of a searched range (`Design.at_boundary`).
         missing: points not tried yet.
         metric: name of the compared metric; empty if unknown.
         select_split: the split on which its trials were compared; empty if unknown.
@@ -127,6 +127,17 @@ class StudyRecord(Record):
     def run_ids(self) -> set[str]:
         """The runs of all trials."""
         return {run for trial in self.trials for run in trial["runs"]}
+
+    @property
+    def edges(self) -> list[str]:
+        """Searched settings whose winning value is the lowest or highest of three or more tried numbers."""
+        best, found = self.winning_point or {}, []
+        for axis in self.axes:
+            tried = [trial["point"].get(axis) for trial in self.trials]
+            numbers = {x for x in tried if isinstance(x, int | float) and not isinstance(x, bool)}
+            if len(numbers) > 2 and best.get(axis) in (min(numbers), max(numbers)):
+                found.append(axis.removeprefix("opt."))
+        return found
 
     @property
     def winning_point(self) -> dict[str, Any] | None:

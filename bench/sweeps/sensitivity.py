@@ -75,7 +75,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """An optimizer, at one value of each further varied setting, or if all of these have one point, all of them.
+    """An optimizer at one value of each further varied setting.
+
+    Combinations of these that were tried at one x, as in a quasi-random design, are one series (`Point.others`).
 
     Attributes:
         name: in legend and table.
@@ -85,7 +87,8 @@ class Curve:
             diverged, or a cap set the step size.
         usable: indices of the ends of the range around the best with medians nearly as good; None if x does not take
             several numbers, or other settings differ from point to point.
-        unscored: tried values of x without a finished run, with the status of a run.
+        unscored: tried values of x without a finished run, with the status of a run; in a series, with the other
+            settings as text.
         opt: the optimizer's name.
     """
 
@@ -112,7 +115,7 @@ class Curve:
         """Whether the best is at an edge of the grid, which includes tried values without a score."""
         if self.best is None or self.usable is None:
             return False
-        tried = [*(point.x for point in self.points), *self.unscored]
+        tried = [point.x for point in self.points] + [x for x in self.unscored if _is_number(x)]
         return self.points[self.best].x in (min(tried), max(tried))
 
     @property
@@ -194,19 +197,26 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
     least = equal_below((chosen_by.of(run) for of in groups.values() for own in of.values() for run in own), metric)
     short = {key[0]: bare(key[0]) for key in groups}
     apart = len({*short.values()}) == len(short)  # files with the same name may be in two folders
-    tried = {key: {*ends, *unscored.get(key, {})} for key, ends in groups.items()}
+    tried = {key: {*groups.get(key, {}), *unscored.get(key, {})} for key in (*groups, *unscored)}
     for keys in _of_curves(tried) if numeric else ([key] for key in groups):
         opt, *others = keys[0]
         found = [
             _point(at, Group.of(own), final, chosen_by, dict(key[1:]) if len(keys) > 1 else {})
             for key in keys
-            for at, own in groups[key].items()
+            for at, own in groups.get(key, {}).items()
         ]
+        if not found:
+            continue
         if numeric:
             found.sort(key=lambda each: each[0].x)
         words = [short[opt] if apart else opt, *(_setting(name, value) for name, value in others if len(keys) == 1)]
         curve = _curve(", ".join(words), axes[opt].x, found, mode, numeric, least)
-        left = {at: status for key in keys for at, status in unscored.get(key, {}).items() if at not in groups[key]}
+        left = {
+            at if len(keys) == 1 else ", ".join([_text(at), *(_setting(*other) for other in key[1:])]): status
+            for key in keys
+            for at, status in unscored.get(key, {}).items()
+            if at not in groups.get(key, {})
+        }
         curves.append(replace(curve, unscored=left, opt=opt))
     xs = [point.x for curve in curves for point in curve.points] if numeric else [0]
     log = min(xs) > 0 and max(xs) > 9.99 * min(xs)  # a decade or more
@@ -215,12 +225,11 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
 
 
 def _of_curves(tried: Mapping[tuple[Any, ...], Collection[Any]]) -> Iterable[list[tuple[Any, ...]]]:
-    """The keys of each curve: one, or all of an optimizer if each has one point (a quasi-random design)."""
-    by_opt: dict[str, list[tuple[Any, ...]]] = {}
-    for key in tried:
-        by_opt.setdefault(key[0], []).append(key)
-    for keys in by_opt.values():
-        yield from [keys] if all(len(tried[key]) == 1 for key in keys) else [[key] for key in keys]
+    """The keys of each curve: one with several x, or all of an optimizer with one each (a quasi-random design)."""
+    found: dict[Any, list[tuple[Any, ...]]] = {}
+    for key, xs in tried.items():
+        found.setdefault(key if len(xs) > 1 else key[0], []).append(key)
+    return found.values()
 
 
 def _setting(name: str, value: Any) -> str:
@@ -312,8 +321,9 @@ def board(sweep: Sensitivity) -> Board:
 
 def _table(sweep: Sensitivity, curve: Curve) -> Table:
     others = [*curve.points[0].others]
-    heads = (curve.x, *others, f"median {sweep.metric}", "middle half of the seeds", "95 % interval", "diverged")
-    heads += (SELECTION,) * curve.chosen_apart
+    several = any(point.seeds > 1 for point in curve.points)
+    heads = (curve.x, *others, f"median {sweep.metric}", *("middle half of the seeds", "95 % interval") * several)
+    heads += ("diverged", *(SELECTION,) * curve.chosen_apart)
     rows = [
         (
             point.x,
@@ -322,10 +332,9 @@ def _table(sweep: Sensitivity, curve: Curve) -> Table:
                 _text(point.x, 4),
                 *(_text(point.others[name], 4) for name in others),
                 _number(point.median),
-                _range(point.quartiles),
-                _range(point.interval),
+                *(_range(point.quartiles), _range(point.interval)) * several,
                 f"{point.diverged}/{point.seeds}",
-                *["-" if point.choice is None else _number(point.choice)] * curve.chosen_apart,
+                *[_choice_of(point)] * curve.chosen_apart,
             ],
         )
         for i, point in enumerate(curve.points)
@@ -338,6 +347,12 @@ def _table(sweep: Sensitivity, curve: Curve) -> Table:
     return Table.of(own, [row for _, row in rows])
 
 
+def _choice_of(point: Point) -> str:
+    if 2 * point.diverged >= point.seeds:
+        return "-"
+    return _number(point.median if point.choice is None else point.choice)
+
+
 def _number(value: End) -> str:
     return "diverged" if value is None else f"{value:.4g}"
 
@@ -347,11 +362,15 @@ def _range(ends: tuple[End, End] | None) -> str:
 
 
 def _summary(sweep: Sensitivity, curve: Curve) -> list[str]:
+    count = sum(point.capped for point in curve.points)
+    rule = f"the cap set more than {CAP_BINDS:.0%} of the steps, as in SGD with a fixed step"
+    capped = [f"{counted(count, 'setting')} excluded from the choice (cap): {rule}"] * bool(count)
     if curve.best is None:
-        capped = f", or a step cap bound on more than {CAP_BINDS:.0%} of the steps," * any(
-            p.capped for p in curve.points
-        )
-        return [f"no best: half of the seeds or more diverged{capped} at every {curve.x}"]
+        return [
+            f"no best: half of the seeds or more diverged{', or a setting is excluded,' * bool(count)} at every"
+            f" {curve.x}",
+            *capped,
+        ]
     best = curve.points[curve.best]
     chosen = "" if best.choice is None else f" ({SELECTION} {_number(best.choice)})"
     where = ", ".join([f"{curve.x} {_text(best.x, 4)}", *(f"{k} {_text(v, 4)}" for k, v in best.others.items())])
@@ -359,16 +378,12 @@ def _summary(sweep: Sensitivity, curve: Curve) -> list[str]:
     text = [f"{at}, 95 % interval {_range(best.interval)} ({best.seeds} seeds)" if best.interval else at]
     if curve.usable is not None:
         low, high = (curve.points[i].x for i in curve.usable)
-        rule = f"at most {USABLE_FACTOR} times" if sweep.mode == "min" else f"at most {USABLE_SHARE:.0%} below"
+        within = f"at most {USABLE_FACTOR} times" if sweep.mode == "min" else f"at most {USABLE_SHARE:.0%} below"
         factor = f", {'at least ' if curve.may_be_wider else ''}a factor of {high / low:.3g}" if low > 0 else ""
         stretch = f"{_text(low, 4)} to {_text(high, 4)}{factor}" if low < high else "that value alone, on this grid"
         what = SELECTION if curve.chosen_apart else "median"
-        text.append(f"usable {curve.x} ({what} {rule} the best; our rule): {stretch}")
-    if capped := sum(point.capped for point in curve.points):
-        text.append(
-            f"{counted(capped, 'setting')} excluded (cap): the step cap bound on more than {CAP_BINDS:.0%} of the steps"
-        )
-    return text + ["the best value is at the edge of the grid: widen it"] * curve.at_edge
+        text.append(f"usable {curve.x} ({what} {within} the best; our rule): {stretch}")
+    return text + capped + ["the best value is at the edge of the grid: widen it"] * curve.at_edge
 
 
 def _notes(sweep: Sensitivity) -> list[str]:

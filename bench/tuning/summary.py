@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.results.render import shown
-from bench.results.selection import cap_share, is_capped, score_text
+from bench.results.selection import cap_share, score_text
 from bench.results.table import Table
-from bench.store.record import CAP_BINDS
 from bench.sweeps import sensitivity
 from bench.text import counted, duration, plain
 from bench.tuning.progress import spoken
@@ -50,11 +49,6 @@ def lines(found: StudyResult) -> list[str]:
 
 def _notes(found: StudyResult) -> list[str]:
     notes = []
-    if capped := sum(is_capped(trial.runs) for trial in found.trials):
-        notes.append(
-            f"{counted(capped, 'setting')} excluded from the choice: the step cap bound on more than"
-            f" {CAP_BINDS:.0%} of the steps, which makes the method SGD with a fixed step"
-        )
     for part in sorted({run.part for run in found.runs if run.part}):
         notes.append(f"not the whole task: {part}")
     if found.study.request.trials < 9:
