@@ -17,6 +17,7 @@ from bench.grammar.values import parts, reference_folder
 from bench.output import answer, check_output, note, remark, warn_of, write
 from bench.process import as_options
 from bench.progress import doing
+from bench.text import counted
 from optimizers.plugins import bare, slug
 
 if TYPE_CHECKING:
@@ -137,9 +138,11 @@ def ask(args: Args) -> Contest:
     tried = max(tune.total, *(make_request(spec.design, tune.trials).trials for spec in specs))
     there = "" if baseline is None else f" ({against[0]}: reference results of {len(baseline.trials)} trials)"
     title = (
-        f"{', '.join(opts)} against {', '.join(against)} on {task}{there}: {tried} trials of {len(seeds)} seeds and"
-        f" {len(fresh)} fresh seeds for each, {len(every) * (tried * len(seeds) + len(fresh))} runs minus stored"
-        " ones, more where a grid grows"
+        f"{', '.join(opts)} against {', '.join(against)} on {task}{there}: {counted(tried, 'trial')} of"
+        f" {counted(len(seeds), 'seed')} and {counted(len(fresh), 'fresh seed')} for each,"
+        f" {len(every) * (tried * len(seeds) + len(fresh))} runs minus stored ones"
+        + ", more where a grid grows"
+        * any(spec.sampler == "grid" for spec in specs)
     )
     made = made.model_copy(update={"title": title})
     return Contest(made, opts, against[0], specs, places, fewest_slots(args.workers, specs, places))
