@@ -14,6 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
+from bench.api.results import Sweep
+from bench.api.runs import Runs
 from bench.errors import UserError
 from bench.results import draw
 from bench.store.record import RunResult
@@ -369,6 +371,9 @@ def test_a_quasi_random_design_is_one_series_without_lines():
     above = describe(sweep).panels[0].traces
     assert [trace.joined for trace in above] == [False, True]
     assert "Points without a line differ in further settings." in describe(sweep).caption
+    assert Sweep(Runs([]), sweep).best == {"sps": {"opt.lr": 0.1, "opt.c": 3.0}, "gd": 0.2}
+    failed = run("sps", 0, None, "failed", opt__lr=0.2, opt__c=7.0)
+    assert analyse([*results, failed], ["opt.lr", "opt.c"], "min").curves[0].unscored == {"0.2, c 7": "failed"}
     # A grid of which one value of each c is finished is not such a design.
     begun = [run("sps", 0, 1.0, opt__lr=lr, opt__c=c) for lr, c in ((0.1, 1.0), (0.2, 2.0))]
     left = [run("sps", 0, None, "killed", opt__lr=lr, opt__c=c) for lr, c in ((0.2, 1.0), (0.1, 2.0))]
