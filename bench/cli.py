@@ -4,7 +4,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from difflib import get_close_matches
 from importlib import import_module
@@ -145,7 +145,7 @@ def _fit(words: list[str]) -> int:
             from bench.config.run_config import resolve
 
             config = resolve(settings, config=args.config, tuned=args.tuned, fallback=places)
-    sources = None
+    sources: Mapping[tuple[str, str], Any] = {}
     if args.tuned:
         from bench.config.settings import sources_of
         from bench.config.tuned import tuned_file
@@ -175,9 +175,7 @@ def _fit(words: list[str]) -> int:
             from bench.train.runner import run
 
         with redirect_stdout(sys.stderr):  # standard output is only for the result, regardless of what libraries print
-            result = run(
-                config, rerun=args.rerun, progress=True, tuned_by=(sources or {}).get((config.task, config.opt))
-            )
+            result = run(config, rerun=args.rerun, progress=True, tuned_by=sources.get((config.task, config.opt)))
     if is_main_process():
         from bench.run_summary import result_json, result_lines
 

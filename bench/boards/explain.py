@@ -117,7 +117,7 @@ def _cut(entry: Entry) -> str:
 
 def _cost(runs: Sequence[RunResult]) -> str:
     steps, seconds = sum(run.steps for run in runs), sum(run.wall_s for run in runs)
-    where = " and ".join(sorted({run.environment["gpu"] or run.environment["cpu"] for run in runs}))
+    where = " and ".join(sorted({run.machine for run in runs}))
     cost = f"{counted(len(runs), 'run')}, {steps:,} gradients of a batch, {duration(seconds)} of wall time"
     return cost + f" on {where}" * bool(where)
 

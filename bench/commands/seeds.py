@@ -46,7 +46,7 @@ def with_seeds(
     return configs
 
 
-def fit_seeds(config: RunConfig, args: Args, sources: Sources | None) -> int:
+def fit_seeds(config: RunConfig, args: Args, sources: Sources) -> int:
     """Train with each seed and print the results: 0 done, 130 stopped.
 
     Args:
