@@ -218,6 +218,19 @@ def test_the_greatest_eigenvalue_is_not_the_largest_in_size(spectrum: list[float
     assert float(found) == pytest.approx(max(spectrum), abs=1e-9)
 
 
+def test_the_greatest_eigenvalue_of_a_large_model_keeps_the_digits_of_float32() -> None:
+    # float32 norms of so many elements are wrong by 1e-4, and Lanczos' basis with them
+    diagonal, start = torch.randn(2, 5_000_000, generator=torch.Generator().manual_seed(0))
+    found = greatest_eigenvalue(lambda v: diagonal * v, start, 5)
+    exact = greatest_eigenvalue(lambda v: diagonal.double() * v, start.double(), 5)
+    assert float(found) == pytest.approx(float(exact), rel=2e-6)
+
+
+def test_the_greatest_eigenvalue_at_a_stationary_point() -> None:
+    found = greatest_eigenvalue(lambda v: 2 * v, torch.zeros(3, dtype=torch.float64), 2)
+    assert float(found) == pytest.approx(2)
+
+
 @each_task
 def test_gradient_noise_is_unbiased_by_its_own_samples(name: str, follow) -> None:
     task, points, found = follow(name)

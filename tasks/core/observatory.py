@@ -21,6 +21,8 @@ CHUNKS = 4
 """Parts of the probe batch whose gradients estimate the gradient noise. Ours."""
 LANCZOS = 12
 """Products with the Hessian for its largest eigenvalue. Ours."""
+BLOCK = 1 << 16
+"""Elements that are summed in the tensors' own precision; sums of blocks are added in float64. Ours."""
 RANKED = 4
 """Rows whose attention rank is computed; few, since it is slow. Ours."""
 SATURATED = 0.99
@@ -123,10 +125,10 @@ class Observer:
         for role in roles:
             own = [i for i, parameter in enumerate(self.parameters) if parameter.role == role]
             weights = _flat([now[self.names[i]] for i in own])
-            found[f"update_ratio_{role}"] = _flat([last[i] for i in own]).norm() / weights.norm()
+            found[f"update_ratio_{role}"] = _norm(_flat([last[i] for i in own])) / _norm(weights)
         if before is not None:
             u, v = _flat(last), _flat(before)
-            found["update_cosine"] = u @ v / (u.norm() * v.norm())
+            found["update_cosine"] = _inner(u[None], v)[0] / (_norm(u) * _norm(v))
         return found
 
     def _update(self, done: int) -> list[Tensor] | None:
@@ -173,8 +175,8 @@ class Observer:
         before = self.recent.get(done - 1)
         if before is not None:
             u = torch.cat([(now[name] - before[name]).flatten() for name in self.names])
-            bend, slope = u @ times(u), u @ _flat(grads).detach()
-            found |= {"curvature": bend / (u @ u), "edge": bend / (bend - slope)}
+            (bend,), (slope,), (square,) = (_inner(u[None], v) for v in (times(u), _flat(grads).detach(), u))
+            found |= {"curvature": bend / square, "edge": bend / (bend - slope)}
         return found
 
 
@@ -244,20 +246,30 @@ def greatest_eigenvalue(times: Callable[[Tensor], Tensor], start: Tensor, steps:
         start: the first vector, shape (n,); all ones where it is zero.
         steps: products, at least 1.
     """
-    norm = start.norm()
-    basis = [torch.where(norm > 0, start / norm, start.new_ones(()) / len(start) ** 0.5)]
-    columns = []
-    for _ in range(min(steps, len(start))):
-        columns.append(times(basis[-1]))
-        rest = columns[-1]
-        for _ in range(2):  # again, to remove rounding errors
-            for v in basis:
-                rest = rest - (v @ rest) * v
-        norm = rest.norm()
-        basis.append(torch.where(norm > 0, rest / norm, 0))
-    Q, HQ = torch.stack(basis[: len(columns)], 1), torch.stack(columns, 1)
-    T, bad = _finite(Q.mT @ HQ)
-    return torch.linalg.eigvalsh((T + T.mT) / 2)[-1] + bad
+    steps = min(steps, len(start))
+    basis, T = start.new_zeros(steps, len(start)), start.new_zeros(steps, steps)  # T's upper triangle is filled
+    v, eps = torch.where(_norm(start) > 0, start, 1), torch.finfo(start.dtype).eps
+    v = v / _norm(v)
+    for k in range(steps):
+        basis[k] = v
+        known, Hv = basis[: k + 1], times(v)
+        T[: k + 1, k] = inner = _inner(known, Hv)
+        rest = torch.addmv(Hv, known.T, inner, alpha=-1)
+        rest.addmv_(known.T, _inner(known, rest), alpha=-1)  # again, to remove rounding errors
+        norm = _norm(rest)
+        v = rest * torch.where(norm <= 100 * eps * _norm(Hv), 0, 1 / norm)  # zero once nothing but rounding is left
+    T, bad = _finite(T)
+    return torch.linalg.eigvalsh(T, UPLO="U")[-1] + bad
+
+
+def _inner(rows: Tensor, v: Tensor) -> Tensor:
+    """Inner products of rows with a vector, shape (k,), by blocks: one float32 sum over a large model loses digits."""
+    blocks = zip(rows.split(BLOCK, 1), v.split(BLOCK), strict=True)
+    return torch.stack([a @ b for a, b in blocks]).double().sum(0).to(v.dtype)
+
+
+def _norm(v: Tensor) -> Tensor:
+    return _inner(v[None], v).sqrt()[0]
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
