@@ -2,8 +2,9 @@
 
 A task of the reference suite is published if the store has all fresh seeds of every optimizer. Its runs go to
 `results/reference/runs`, thinned to 200 points per curve, its settings to `configs/tuned`, figure, sentences and
-tables into README.md, and its observations of attention to `results/observatory`. With `--check`, nothing is written;
-exit code 1: README.md or a page of the observatory does not match `results/reference`.
+tables into README.md, its observations of attention to `results/observatory`, and what was searched to
+`results/tuned`. With `--check`, nothing is written; exit code 1: README.md or one of these pages does not match
+`results/reference`.
 """
 
 import argparse
@@ -35,7 +36,7 @@ from bench.store.record import CAP_BINDS
 from bench.store.stores import Stores
 from bench.text import cell, counted, listed
 from bench.tuning import suite
-from tools import observatory
+from tools import observatory, searches
 
 TABLES = {"Theory tasks": ("theory",), "Models": ("lm", "vision", "sst2")}
 """The parts of the reference suite in each table of README.md."""
@@ -308,8 +309,10 @@ def main() -> int:
     args = parser.parse_args()
     if args.check:
         found, chart, tasks = shown()
-        files = {path: path.read_text("utf-8") for path in (README, *observatory.FOLDER.glob("*/README.md"))}
+        written = (README, searches.PATH, *observatory.FOLDER.glob("*/README.md"))
+        files = {path: path.read_text("utf-8") for path in written if path.exists()}
         pages = {observatory.path(task): page for task, own in tasks.items() if (page := observatory.page(task, own))}
+        pages[searches.PATH] = searches.page(tasks)
         wrong = {str(path) for path in files.keys() ^ {README, *pages}}
         wrong |= {str(path) for path, page in pages.items() if files.get(path) != page}
         wrong |= {str(README)} if text(found, chart.panels) not in files[README] else set()
@@ -325,6 +328,7 @@ def main() -> int:
     found, chart, of_tasks = shown()
     for task, own in of_tasks.items():
         observatory.publish(task, own)
+    searches.PATH.write_text(searches.page(of_tasks), "utf-8")
     write(FIGURE, picture(chart.shown, FIGURE.suffix))
     before, _, rest = README.read_text("utf-8").partition(f"{BEGIN}\n")
     README.write_text(f"{before}{BEGIN}\n{text(found, chart.panels)}{END}{rest.partition(END)[2]}", "utf-8")

@@ -39,7 +39,7 @@ def explain(found: Collected, name: str) -> list[dict[str, Any]]:
 def _explained(entry: Entry, found: Collected) -> dict[str, Any]:
     runs, study = list(entry.runs.values()), entry.study
     facts = {
-        "settings": f"{entry.settings}: {_options(entry.options)}",
+        "settings": f"{entry.settings}: {options_text(entry.options)}",
         **(_searched(study, found) if study else {"searched": "nothing: " + entry.settings}),
         "shown": f"{'/'.join(sorted({run.split for run in runs}))} {entry.problem.metric} of {len(runs)} runs,"
         f" seeds {_seeds([run.config['seed'] for run in runs])}: {cell(entry.statuses)}",
@@ -50,7 +50,7 @@ def _explained(entry: Entry, found: Collected) -> dict[str, Any]:
         "machine": " and ".join(entry.machines),
     }
     trials = [] if study is None else study.trials
-    tried = [
+    points = [
         {name: trial[name] for name in ("point", "kind", "state", "score")} | {"cap_share": share}
         for trial, share in zip(trials, cap_shares(study, found.by_id), strict=True)
     ]
@@ -59,7 +59,7 @@ def _explained(entry: Entry, found: Collected) -> dict[str, Any]:
         "row": entry.name,
         "problem": entry.problem.name,
         "facts": facts,
-        "tried": tried,
+        "tried": points,
         "commands": [*tuning, *commands(runs)],
     }
 
@@ -71,7 +71,9 @@ def lines(explained: Mapping[str, Any]) -> Iterator[str]:
         yield cell(f"  {what:<11} {words}")
     if explained["tried"]:
         yield "  tried"
-        rows = [(_options(each["point"]), each["kind"], each["state"], each["score"]) for each in explained["tried"]]
+        rows = [
+            (options_text(each["point"]), each["kind"], each["state"], each["score"]) for each in explained["tried"]
+        ]
         heads = ["setting", "why", "ended", "score"]
         if any(each["cap_share"] for each in explained["tried"]):
             rows = [(*row, _capped(each["cap_share"])) for row, each in zip(rows, explained["tried"], strict=True)]
@@ -89,12 +91,7 @@ def _capped(share: float | None) -> str:
 def _searched(study: StudyRecord, found: Collected) -> dict[str, str]:
     runs = [found.by_id[run_id] for run_id in sorted(study.run_ids) if run_id in found.by_id]
     kinds = Counter(trial["kind"] for trial in study.trials)
-    ranges = []
-    for axis in study.axes:
-        values = [trial["point"].get(axis) for trial in study.trials]
-        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-        ends = f"{min(numbers):g} to {max(numbers):g}" if numbers else ", ".join(sorted({word_of(v) for v in values}))
-        ranges.append(f"{axis} ({ends})")
+    ranges = [f"{axis} ({ends})" for axis, ends in tried(study).items()]
     how = SAMPLERS.get(study.sampler, study.sampler) + ", bad trials pruned" * study.prune
     return {
         "searched": f"{' and '.join(ranges)} by {how}: {len(study.trials)} trials ({cell(kinds)}), each on"
@@ -103,6 +100,17 @@ def _searched(study: StudyRecord, found: Collected) -> dict[str, str]:
         " the tuning seeds" + f"; best at the edge of {listed(study.edges)}" * bool(study.edges),
         "tuning cost": _cost(runs) + f" (study {study.name})",
     }
+
+
+def tried(study: StudyRecord) -> dict[str, str]:
+    """The tried values of each searched setting: from the smallest to the largest number, or all words."""
+    found = {}
+    for axis in study.axes:
+        values = [trial["point"].get(axis) for trial in study.trials]
+        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+        words = f"{min(numbers):g} to {max(numbers):g}" if numbers else ", ".join(sorted({word_of(v) for v in values}))
+        found[axis] = words
+    return found
 
 
 def _cut(entry: Entry) -> str:
@@ -122,7 +130,8 @@ def _cost(runs: Sequence[RunResult]) -> str:
     return cost + f" on {where}" * bool(where)
 
 
-def _options(options: Mapping[str, Any]) -> str:
+def options_text(options: Mapping[str, Any]) -> str:
+    """Settings in words."""
     return ", ".join(f"{name} {word_of(value)}" for name, value in options.items())
 
 

@@ -1,0 +1,64 @@
+"""The page `results/tuned/README.md`: what the reference suite searched and chose; `make publish` writes it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from textwrap import wrap
+
+from bench.boards.collect import Collected
+from bench.boards.entries import Entry
+from bench.boards.explain import options_text, tried
+from bench.results.render import markdown_table
+from bench.results.table import Column, Table
+from bench.text import counted, listed
+
+PATH = Path("results/tuned/README.md")
+ABOUT = """For each optimizer and task of the reference suite: the tried values of each searched setting, from the
+smallest to the largest (each heading links to all points and their scores), the chosen values, and the other settings,
+without those that are off. Hours are the wall time of all trials, with one thread; the machines differ. `bench
+leaderboard --task TASK --explain OPT` prints trials, machines and commands of a row."""
+COLUMNS = [
+    Column("opt", "optimizer"),
+    Column("tried", "tried"),
+    Column("chosen", "chosen"),
+    Column("fixed", "not searched"),
+    Column("hours", "hours"),
+    Column("notes", "notes"),
+]
+
+
+def page(tasks: Mapping[str, Collected]) -> str:
+    """The page, from the published runs of each task."""
+    lines = ["# What was searched", "", *wrap(ABOUT, 120)]
+    for task, found in tasks.items():
+        entries = sorted((entry for entry in found.entries if entry.study is not None), key=lambda entry: entry.opt)
+        studies = [entry.study for entry in entries if entry.study is not None]
+        trials = sorted({counted(len(study.trials), "trial") for study in studies})
+        seeds = sorted({counted(len(study.seeds), "seed") for study in studies})
+        splits = sorted({f"{study.metric} on the split `{study.select_split}`" for study in studies})
+        said = f"{listed(trials)} on {listed(seeds)} for each optimizer, scored by {listed(splits)}."
+        lines += ["", f"## [{task}]({task}/sensitivity.md)", "", *wrap(said, 120), ""]
+        lines += markdown_table(Table("", COLUMNS, [_row(entry, found) for entry in entries]))
+    return "\n".join([*lines, ""])
+
+
+def _row(entry: Entry, found: Collected) -> dict[str, str]:
+    study = entry.study
+    assert study is not None
+    searched = {axis.removeprefix("opt."): ends for axis, ends in tried(study).items()}
+    chosen = {name.removeprefix("opt."): value for name, value in (study.winning_point or {}).items()}
+    fixed = {
+        name: value
+        for name, value in entry.options.items()
+        if name not in searched and value is not None and value is not False
+    }
+    seconds = sum(found.by_id[run_id].wall_s for run_id in study.run_ids if run_id in found.by_id)
+    notes = [f"chosen at the edge: {listed(study.edges)}"] * bool(study.edges)
+    notes += [f"{counted(entry.excluded, 'setting')} excluded by the cap"] * bool(entry.excluded)
+    return {
+        "opt": entry.opt,
+        "tried": "; ".join(f"{name} {ends}" for name, ends in searched.items()),
+        "chosen": options_text(chosen),
+        "fixed": options_text(fixed),
+        "hours": f"{seconds / 3600:.2g}",
+        "notes": "; ".join(notes),
+    }
