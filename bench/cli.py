@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _exit_code(words: list[str]) -> int:
     try:
-        code = _dispatch(words)
+        code = dispatch(words)
         sys.stdout.flush()
     except (UserError, PluginError) as error:
         remark("error", error)
@@ -88,14 +88,21 @@ def _memory_short(error: BaseException, words: Sequence[str]) -> str | None:
     return f"not enough memory{amount}; {todo}"
 
 
-def _dispatch(words: list[str]) -> int:
+def dispatch(words: list[str]) -> int:
+    """Run one command and return its exit code.
+
+    Raises:
+        UserError: the request is invalid.
+    """
     if words[:2] == ["completion", "next"]:
         from bench.grammar.complete import following
 
         print("".join(f"{word}\n" for word in following(words[2:])), end="")
         return 0
     if words[:2] == ["worker", "--cuts"]:  # internal, from `bench.execute`
-        return _MAINS["worker"](words[1:])
+        from bench.execute import child
+
+        return child.main()
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     name = next((word for word in words if word not in HELP), None)
@@ -117,21 +124,19 @@ def _dispatch(words: list[str]) -> int:
 
         print(command_help(COMMANDS[name], words))
         return 0
-    parse(name, words)  # report errors before importing the command's modules
-    return _MAINS[name](words)
+    return _MAINS[name](parse(name, words))
 
 
 # -- fit ----------------------------------------------------------------------------------------------------------
 
 
-def _fit(words: list[str]) -> int:
+def _fit(args: Args) -> int:
     from bench.progress import doing
 
-    args = parse("fit", words)
     settings = args.of_runs
     places = {name: place(name) if getattr(args, name) is None else getattr(args, name) for name in ("data", "store")}
     if args.resume is not None:
-        command = ["bench", "fit", *words]
+        command = ["bench", "fit", *args.words]
         run = Path(args.resume)
         if run.name != args.resume:  # the path of a run's folder
             places["store"] = settings["store"] = run.parent
@@ -253,8 +258,7 @@ def _dry_run(config: Any, *, as_json: bool) -> int:
 # -- list, show, doctor -------------------------------------------------------------------------------------------
 
 
-def _list(words: list[str]) -> int:
-    args = parse("list", words)
+def _list(args: Args) -> int:
     if args.what == "runs":
         return _list_runs(args)
     usual, own = parse("list", [args.what]), ("json", "store") if args.what == "plans" else ("json",)
@@ -338,8 +342,7 @@ def _list_runs(args: Args) -> int:
     return code
 
 
-def _show(words: list[str]) -> int:
-    args = parse("show", words)
+def _show(args: Args) -> int:
     name = args.name
     from optimizers import OPTIMIZERS
     from optimizers.plugins import load
@@ -417,28 +420,21 @@ def _show_run(run_id: str, folders: Sequence[Path], *, as_json: bool) -> int | N
     return 0 if whole else RunFailed.exit_code
 
 
-def _doctor(words: list[str]) -> int:
-    args = parse("doctor", words)
-    from bench.commands.doctor import main
-
-    return main(args.data, args.store, as_json=args.json)
-
-
-def _completion(words: list[str]) -> int:
+def _completion(args: Args) -> int:
     from bench.grammar.complete import SCRIPTS
 
-    print(SCRIPTS[parse("completion", words).shell], end="")
+    print(SCRIPTS[args.shell], end="")
     return 0
 
 
 # -- all ----------------------------------------------------------------------------------------------------------
 
-Command = Callable[[list[str]], int]
+Command = Callable[[Args], int]
 
 
-def _in(module: str, *first: str) -> Command:
-    """Commands with their own module, imported on use."""
-    return lambda words: import_module(module).main([*first, *words])
+def _in(module: str, function: str = "main") -> Command:
+    """A command with its own module, imported on use."""
+    return lambda args: getattr(import_module(module), function)(args)
 
 
 _MAINS: dict[str, Command] = {
@@ -449,19 +445,19 @@ _MAINS: dict[str, Command] = {
     "ladder": _in("bench.ladder.cli"),
     "race": _in("bench.commands.race"),
     **{name: _in(f"bench.tuning.cli.{name}") for name in ("tune", "suite", "studies", "worker")},
-    **{name: _in("bench.boards.cli", name) for name in ("leaderboard", "report", "plot")},
-    **{name: _in("bench.papers.cli", name) for name in ("reproduce", "claims")},
-    **{name: _in("bench.browse.cli", name) for name in ("sql", "merge", "bundle", "diff")},
+    **{name: _in("bench.boards.cli", f"run_{name}") for name in ("leaderboard", "report", "plot")},
+    **{name: _in("bench.papers.cli", f"run_{name}") for name in ("reproduce", "claims")},
+    **{name: _in("bench.browse.cli", f"run_{name}") for name in ("sql", "merge", "bundle", "diff")},
     "verify": _in("bench.commands.verify"),
     "new": _in("bench.commands.new"),
     "check": _in("bench.check.cli"),
     "list": _list,
     "show": _show,
     "data": _in("bench.commands.data"),
-    "doctor": _doctor,
+    "doctor": _in("bench.commands.doctor"),
     "completion": _completion,
 }
-"""The function of each command, called with the remaining arguments."""
+"""The function of each command, called with its arguments."""
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from scipy import stats as reference
 
 from bench.boards import BOARDS
-from bench.boards.cli import main as results
 from bench.boards.curves import steps
 from bench.boards.headline import headlines
+from bench.cli import dispatch as results
 from bench.errors import UserError
 from bench.results.group import HUGE
 from bench.results.render import json_text

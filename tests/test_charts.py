@@ -17,11 +17,11 @@ from PIL import Image
 from scipy.stats import beta, t
 
 from bench.boards.charts import CHARTS, budget, performance_profile, profile, sensitivity
-from bench.boards.cli import main as results
 from bench.boards.collect import Collected, collect
 from bench.boards.curves import MOST_POINTS, curves, steps
 from bench.boards.entries import entries_of
 from bench.boards.forest import forest
+from bench.cli import dispatch as results
 from bench.errors import UserError
 from bench.grammar.commands import CHART_NAMES
 from bench.results.chart import Panel, Trace, caption

@@ -14,9 +14,10 @@ import pytest
 
 from bench.check import Report, Verdict, conformance, write_verdict
 from bench.check.catalogue import CHECKS, SEVERITIES
-from bench.check.cli import listing, main
+from bench.check.cli import listing
 from bench.check.report import read_verdict
 from bench.check.supervisor import Examination, _State, examination_of, run
+from bench.cli import dispatch
 from bench.errors import RunFailed, UserError
 from bench.store.stores import Stores
 from optimizers import OPTIMIZERS, OptimizerSpec
@@ -370,13 +371,13 @@ def test_a_class_that_no_other_process_can_import_is_refused() -> None:
 )
 def test_a_bad_request_says_what_to_do(words: list[str], message: str) -> None:
     with pytest.raises((UserError, PluginError), match=message):
-        main(words)
+        dispatch(["check", *words])
 
 
 @pytest.mark.deep
 def test_the_command_prints_strict_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["tests/mutants.py:Nonsense", "--only", "builds,resume,scale", "--opt.lr", "0.2"]
-    code = main([*words, "--json", "--store", str(tmp_path)])
+    code = dispatch(["check", *words, "--json", "--store", str(tmp_path)])
     out, err = capsys.readouterr()
 
     def refuse(word: str) -> Any:
@@ -395,7 +396,7 @@ def test_the_command_prints_strict_json(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.deep
 def test_all_checks_of_an_optimizer_are_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tests.mutants:Raises", "--json", "--store", str(tmp_path)]) == 1
+    assert dispatch(["check", "tests.mutants:Raises", "--json", "--store", str(tmp_path)]) == 1
     found = json.loads(capsys.readouterr().out)
     (report,) = Stores([tmp_path]).checks
     assert (report.name, report.verdicts, report.failed) == (found["name"], found["verdicts"], ["builds"])
@@ -403,12 +404,12 @@ def test_all_checks_of_an_optimizer_are_stored(tmp_path: Path, capsys: pytest.Ca
 
 @pytest.mark.deep
 def test_the_command_succeeds_where_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sngd", "--only", "groups,closure", "--opt.max_step=0.1"]) == 0
+    assert dispatch(["check", "sngd", "--only", "groups,closure", "--opt.max_step=0.1"]) == 0
     assert capsys.readouterr().out.endswith("sngd: no fault; 2 pass\n")
 
 
 def test_what_is_checked_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--list"]) == 0
+    assert dispatch(["check", "--list"]) == 0
     assert capsys.readouterr().out == listing() + "\n"
     assert all(f"{check.name}: {check.meaning}" in listing() for check in CHECKS.values())
 

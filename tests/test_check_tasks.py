@@ -5,9 +5,9 @@ import json
 import pytest
 
 from bench.check.catalogue import CATALOGUES, SERIOUS
-from bench.check.cli import main
 from bench.check.report import Report
 from bench.check.supervisor import examination_of_task, run
+from bench.cli import dispatch
 from bench.errors import UserError
 from tests import tiny
 from tests.mutant_tasks import FAULTS, REFUSED
@@ -57,7 +57,7 @@ def test_a_verdict_says_what_was_seen(name: str, check: str, note: str, reports:
 
 @pytest.mark.deep
 def test_a_task_may_be_given_by_its_classes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--task", "tests.mutant_tasks:CLASSES", "--only", "leakage", "--json"]) == 0
+    assert dispatch(["check", "--task", "tests.mutant_tasks:CLASSES", "--only", "leakage", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["target"] == "tests.mutant_tasks:Net"
 
 
@@ -70,7 +70,7 @@ def test_the_roles_of_its_parameters_are_told(reports: dict[str, Report]) -> Non
 @pytest.mark.deep
 def test_roles_of_no_parameter_and_no_such_roles_are_refused(name: str) -> None:
     with pytest.raises(UserError, match=REFUSED[name]):
-        main(["--task", f"tests.mutant_tasks:{name}", "--only", "leakage"])
+        dispatch(["check", "--task", f"tests.mutant_tasks:{name}", "--only", "leakage"])
 
 
 @pytest.mark.matrix(keep=2)
@@ -87,11 +87,11 @@ def test_roles_of_no_parameter_and_no_such_roles_are_refused(name: str) -> None:
 )
 def test_a_bad_request_says_what_to_do(words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        main(words)
+        dispatch(["check", *words])
 
 
 def test_the_command_checks_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--task", f"{tiny.ROOT}/tests/mutant_tasks.py:LEAKS", "--only", "leakage", "--json"]
-    assert main(words) == 1
+    assert dispatch(["check", *words]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["ok"], [v["check"] for v in found["verdicts"]]) == (False, ["leakage"])

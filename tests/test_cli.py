@@ -248,7 +248,7 @@ def test_the_greatest_seed_can_be_trained_and_is_shown_to_the_last_digit(cli):
 def test_a_stored_run_is_returned_without_importing_torch(cli, store):
     cli(*FIT)
     code = (
-        f"import sys; from bench.cli import _dispatch; _dispatch({[*FIT, '--store', str(store)]!r});"
+        f"import sys; from bench.cli import dispatch; dispatch({[*FIT, '--store', str(store)]!r});"
         " assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -864,7 +864,7 @@ def test_memory_that_is_short_anywhere_is_one_line(cli, monkeypatch, error, said
     def dispatch(words: object) -> int:
         raise error
 
-    monkeypatch.setattr("bench.cli._dispatch", dispatch)
+    monkeypatch.setattr("bench.cli.dispatch", dispatch)
     answer = cli("list", "tasks")
     assert (answer.code, answer.out, answer.err.count("\n")) == (1, "", 1)
     assert answer.err.startswith(f"bench: error: {said}")
@@ -877,6 +877,6 @@ def test_a_library_that_fails_while_an_interrupt_comes_through_it_is_an_interrup
         except KeyboardInterrupt:
             raise AssertionError("the transaction is still active")  # noqa: B904 - as libraries do
 
-    monkeypatch.setattr("bench.cli._dispatch", fail)
+    monkeypatch.setattr("bench.cli.dispatch", fail)
     answer = cli("list", "tasks")
     assert (answer.code, answer.err) == (130, "bench: interrupted\n")

@@ -534,7 +534,7 @@ def test_a_table_that_is_damaged_is_said_in_its_place(cli, store):
 @pytest.mark.parametrize("words", [["list", "runs"], ["list", "runs", "--json", "--all"], ["show", "a"]])
 def test_runs_are_looked_at_without_torch(store, words):
     add_run(store, "a")
-    code = f"import sys; from bench.cli import _dispatch; assert _dispatch({words!r}) == 0; print(sorted(sys.modules))"
+    code = f"import sys; from bench.cli import dispatch; assert dispatch({words!r}) == 0; print(sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     heavy = ("torch", "lightning", "optuna", "matplotlib", "scipy", "pandas")
     assert not [name for name in heavy if f"'{name}'" in loaded]

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from bench.check.catalogue import CHECKS
-from bench.check.cli import main
 from bench.check.matrix import MATRIX_CHECKS, Row, as_text, board, members, rows, said
 from bench.check.report import Report, Verdict
+from bench.cli import dispatch
 from bench.errors import UserError
 from bench.store.stores import Stores
 from tests import tiny
@@ -266,7 +266,7 @@ def test_all_checks_but_the_reference_are_made() -> None:
 )
 def test_a_bad_request_says_what_to_do(words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        main(words)
+        dispatch(["check", *words])
 
 
 @pytest.mark.matrix(keep=1)
@@ -276,7 +276,7 @@ def test_a_bad_request_says_what_to_do(words: list[str], message: str) -> None:
 def test_a_module_that_cannot_be_imported_is_one_line(code: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(code)
     with pytest.raises(UserError, match=message):
-        main(["--matrix", f"{tmp_path}/mine.py"])
+        dispatch(["check", "--matrix", f"{tmp_path}/mine.py"])
 
 
 @pytest.mark.whole
@@ -285,13 +285,13 @@ def test_the_command_writes_every_file_that_it_is_given(
     tmp_path: Path, zoo: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--matrix", f"sgd,{zoo}:FirstOnly", "--only", "groups", "--store", str(tmp_path / "store")]
-    assert main([*words, "-o", f"{tmp_path}/m.md", "-o", f"{tmp_path}/m.html"]) == 0
+    assert dispatch(["check", *words, "-o", f"{tmp_path}/m.md", "-o", f"{tmp_path}/m.html"]) == 0
     out, err = capsys.readouterr()
     assert out == ""
     assert f"2/2 {zoo}:FirstOnly: 1 fault (changes results: groups)" in err
     assert "| sgd | attention-optimizer-bench" in (tmp_path / "m.md").read_text()
     assert (tmp_path / "m.html").read_text().startswith("<!doctype html>")
-    assert main([*words, "--json"]) == 0
+    assert dispatch(["check", *words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["title"] == "Conformance of 2 optimizers"
 
 

@@ -30,7 +30,7 @@ def dispatch(words):
     print("said", end="")
     return {end}
 
-cli._dispatch = dispatch
+cli.dispatch = dispatch
 cli.program()
 """
 

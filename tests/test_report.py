@@ -18,9 +18,9 @@ from PIL import Image, ImageStat
 
 from bench.boards import BOARDS
 from bench.boards.charts import CHARTS
-from bench.boards.cli import main as results
 from bench.boards.collect import Collected
 from bench.boards.page import KINDS, commands, fit_words, page, stores_in_words
+from bench.cli import dispatch as results
 from bench.config.run_config import resolve
 from bench.config.settings import described
 from bench.errors import UserError

@@ -310,7 +310,7 @@ def test_stored_runs_are_shown_without_what_trains(sweep, store, here):
     sweep(*FOUR, *LANES)
     words = ["sweep", *map(str, SMALL), *map(str, FOUR), "--store", str(store)]
     code = (
-        f"import sys; from bench.cli import _dispatch; _dispatch({words});"
+        f"import sys; from bench.cli import dispatch; dispatch({words});"
         " assert not {'torch', 'lightning'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)

@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 from bench.errors import UserError, unknown
-from bench.grammar.commands import BOARD_NAMES, parse
+from bench.grammar.commands import BOARD_NAMES
 from bench.grammar.parse import Args
 from bench.output import answer, format_of, open_stores, remark, warn_of, write, write_into
 from bench.text import cell
@@ -56,8 +56,8 @@ def _left_out(stores: Any, found: Any) -> dict[str, list[str]]:
     return {"damaged": [*map(str, stores.damaged), *found.damaged], "notes": found.notes}
 
 
-def _leaderboard(words: list[str]) -> int:
-    args = parse("leaderboard", words)
+def run_leaderboard(args: Args) -> int:
+    """`bench leaderboard`: 0 done, 1 a run could not be read."""
     for name in ("out", "json"):
         if args.into is not None and getattr(args, name):
             raise UserError(f"--into {args.into}: not allowed with --{name}; remove one of them")
@@ -92,8 +92,8 @@ def _leaderboard(words: list[str]) -> int:
     return code
 
 
-def _report(words: list[str]) -> int:
-    args = parse("report", words)
+def run_report(args: Args) -> int:
+    """`bench report`: 0 done, 1 a run could not be read."""
     from bench.boards.page import page, stores_in_words
 
     stores, what = asked(args)
@@ -105,8 +105,8 @@ def _report(words: list[str]) -> int:
     return code
 
 
-def _plot(words: list[str]) -> int:
-    args = parse("plot", words)
+def run_plot(args: Args) -> int:
+    """`bench plot`: 0 done, 1 a run could not be read."""
     if args.out is None:
         raise UserError(f"--out is missing; write bench plot {args.chart} -o {args.chart}.pdf (or .png, .svg)")
     if args.y is not None and args.chart != "curves":
@@ -128,8 +128,3 @@ def _plot(words: list[str]) -> int:
         panels = [{"title": p.title, "drawn": bool(p.traces), "note": p.note} for p in chart.panels]
         answer({"out": args.out, "panels": panels, **_left_out(stores, what)})
     return code
-
-
-def main(words: list[str]) -> int:
-    """One of the commands, with its name first."""
-    return {"leaderboard": _leaderboard, "report": _report, "plot": _plot}[words[0]](words[1:])

@@ -3,13 +3,13 @@
 from contextlib import ExitStack
 
 from bench.errors import UserError
-from bench.grammar.commands import parse
+from bench.grammar.parse import Args
 from bench.output import answer, format_of, open_stores, remark, stores_of, warn_of, write
 from bench.text import counted
 
 
-def _sql(words: list[str]) -> int:
-    args = parse("sql", words)
+def run_sql(args: Args) -> int:
+    """`bench sql`: 0 done, 1 a run could not be read."""
     from bench.browse.sql import ask, written
     from bench.results.render import STREAMS
 
@@ -21,8 +21,8 @@ def _sql(words: list[str]) -> int:
     return code
 
 
-def _merge(words: list[str]) -> int:
-    args = parse("merge", words)
+def run_merge(args: Args) -> int:
+    """`bench merge`: 0 done, 1 something could not be read."""
     from bench import progress
     from bench.store.bundle import opened, store_in
     from bench.store.merge import merge
@@ -46,8 +46,8 @@ def _merge(words: list[str]) -> int:
     return 1 if merged.damaged else 0
 
 
-def _bundle(words: list[str]) -> int:
-    args = parse("bundle", words)
+def run_bundle(args: Args) -> int:
+    """`bench bundle`: 0 done, 1 a run could not be read."""
     if args.out is None:
         raise UserError("--out is missing; write bench bundle -o results.zip")
     from bench.store.bundle import bundle
@@ -70,8 +70,8 @@ def _bundle(words: list[str]) -> int:
     return code
 
 
-def _diff(words: list[str]) -> int:
-    args = parse("diff", words)
+def run_diff(args: Args) -> int:
+    """`bench diff`: 0 done."""
     from bench.browse.compare import compare, find, lines
 
     one, other = (find(word, stores_of(args)) for word in args.run)
@@ -81,8 +81,3 @@ def _diff(words: list[str]) -> int:
     else:
         print("\n".join(lines(found)).encode("utf-8", "replace").decode())  # a record may contain a lone surrogate
     return 0
-
-
-def main(words: list[str]) -> int:
-    """One of the commands, with its name first."""
-    return {"sql": _sql, "merge": _merge, "bundle": _bundle, "diff": _diff}[words[0]](words[1:])

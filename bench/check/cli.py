@@ -9,18 +9,17 @@ from bench.check.examiner import Examination
 from bench.check.report import Verdict, write_verdict
 from bench.check.supervisor import LIMIT, examination_of, examination_of_task, run
 from bench.errors import UserError
-from bench.grammar.commands import parse
+from bench.grammar.parse import Args
 from bench.output import answer
 from bench.progress import StatusLine, say
 
 
-def main(words: list[str]) -> int:
+def main(args: Args) -> int:
     """Check an optimizer: 0 passed, 1 a failure changes results or blocks a set-up.
 
     Raises:
         UserError: there is no such optimizer, check or option.
     """
-    args = parse("check", words)
     limit = args.limit or LIMIT
     if args.list:
         if args.json:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bench.errors import RunFailed, UserError
-from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.grammar.values import parts, reference_folder
 from bench.output import answer, check_output, note, remark, warn_of, write
@@ -40,14 +39,13 @@ ELSE = (
 """What can decide a comparison in which all reach the floor of the metric."""
 
 
-def main(words: list[str]) -> int:
+def main(args: Args) -> int:
     """`bench compare` with these arguments: 0 done, 1 a check failed or an optimizer has no winner, 130 stopped.
 
     Raises:
         UserError: the request is invalid.
         RunFailed: a failed check changes results.
     """
-    args = parse("compare", words)
     with doing("importing optuna"):
         from bench.tuning.cli.shared import in_time, without_storage
 
@@ -60,7 +58,7 @@ def main(words: list[str]) -> int:
     check_output(out)
     if not in_time(args, lambda: carry_out(asked, args)):
         return 130
-    command = shlex.join(["bench", "compare", *without_storage(words)])
+    command = shlex.join(["bench", "compare", *without_storage(args.words)])
     return _show(found_by(asked, args), args, asked.reference, out, command)
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError, unknown
-from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.output import answer
 
@@ -57,9 +56,8 @@ class DataSet:
     files: list[FileState]
 
 
-def main(words: list[str]) -> int:
-    """Run `bench data WORDS`; 1 if a file is missing or damaged."""
-    args = parse("data", words)
+def main(args: Args) -> int:
+    """`bench data` with these arguments; 1 if a file is missing or damaged."""
     settings = args.of_runs
     specs = _specs(args)
     if args.what == "prepare":

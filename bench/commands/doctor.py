@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from bench.commands.diagnosis import Diagnosis
 from bench.errors import first_line
+from bench.grammar.parse import Args
 from bench.output import answer
 from bench.process import PACKAGES, ROOT
 from bench.results.render import shown
@@ -75,16 +76,16 @@ def examine(data: Path, store: Path) -> Iterator[list[Diagnosis]]:
             break  # later sections would import it
 
 
-def main(data: Path, store: Path, *, as_json: bool) -> int:
+def main(args: Args) -> int:
     """Print a line for each diagnosis, or one JSON object; 1 if something will not work, else 0."""
     every: list[Diagnosis] = []
-    for found in examine(data, store):
+    for found in examine(args.data, args.store):
         every += found
-        if not as_json:
+        if not args.json:
             lines = shown(Table.of(COLUMNS, ((each.level, each.subject, each.text) for each in found)))
             print("\n".join(lines), flush=True)
     failed = sum(each.level == "FAIL" for each in every)
-    if as_json:
+    if args.json:
         answer({"ok": not failed, "diagnoses": [vars(each) for each in every]})
     else:
         print(f"\n{failed} FAIL: fix them as the lines say" if failed else "\neverything found here works")

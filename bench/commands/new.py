@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bench.errors import UserError
-from bench.grammar.commands import parse
+from bench.grammar.parse import Args
 from bench.output import answer
 
 KINDS = ("optimizer", "task")
@@ -70,9 +70,8 @@ def _place(template: str, name: str) -> Path:
     return Path(*(part.replace("__name__", name) for part in parts))
 
 
-def main(words: list[str]) -> int:
+def main(args: Args) -> int:
     """The command."""
-    args = parse("new", words)
     folder = args.out or Path(args.name)
     paths = create(args.kind, args.name, folder)
     if args.json:

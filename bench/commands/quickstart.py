@@ -8,7 +8,7 @@ import os
 import textwrap
 from typing import TYPE_CHECKING
 
-from bench.grammar.commands import parse
+from bench.grammar.parse import Args
 from bench.output import answer, write
 from bench.progress import doing
 from bench.text import listed
@@ -32,14 +32,13 @@ NEXT = (
 """Suggested next commands, with reasons."""
 
 
-def main(words: list[str]) -> int:
-    """`bench quickstart` with these words: 0 done, 130 stopped.
+def main(args: Args) -> int:
+    """`bench quickstart` with these arguments: 0 done, 130 stopped.
 
     Raises:
         UserError: the request is invalid.
         RunFailed: as in `bench.execute.execute.execute`.
     """
-    args = parse("quickstart", words)
     with doing("reading the settings"):
         from bench.config.run_config import resolve
         from bench.execute import Effort

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError, unknown
-from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.output import answer
 from bench.text import counted
@@ -65,13 +64,12 @@ def wanted(standing: Sequence["Comparison | str | None"], seeds: Sequence[int], 
     return [max(n, most_wanted) if each is None else n for each, n in zip(standing, found, strict=True)]
 
 
-def main(words: list[str]) -> int:
-    """`bench race` with these words: 0 done, 130 stopped.
+def main(args: Args) -> int:
+    """`bench race` with these arguments: 0 done, 130 stopped.
 
     Raises:
         UserError: the request is invalid.
     """
-    args = parse("race", words)
     from bench.progress import doing
 
     with doing("reading the settings"):

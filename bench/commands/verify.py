@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 from bench.config.plugins import allowed
 from bench.config.run_config import RunConfig, resolve, settings_of
 from bench.errors import RunFailed, UserError
-from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.grammar.values import reference_folder
 from bench.output import answer, note, warn_of
@@ -51,13 +50,12 @@ class Judged(NamedTuple):
     why: str
 
 
-def main(words: list[str]) -> int:
-    """`bench verify` with these words: 0 nothing refuted, 1 a run refuted or damaged, 130 stopped.
+def main(args: Args) -> int:
+    """`bench verify` with these arguments: 0 nothing refuted, 1 a run refuted or damaged, 130 stopped.
 
     Raises:
         UserError: there is nothing to verify, or data are missing.
     """
-    args = parse("verify", words)
     path = args.path or reference_folder()
     if path is None:
         raise UserError("this installation has no reference results; name a bundle or a store: bench verify PATH")

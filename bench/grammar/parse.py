@@ -107,8 +107,9 @@ class Command:
 
 
 class Args(SimpleNamespace):
-    """Parsed arguments: a value for each option, and settings of runs, in dotted form, as `of_runs`."""
+    """Parsed arguments: a value for each option, settings of runs, in dotted form, as `of_runs`, and all `words`."""
 
+    words: list[str]
     of_runs: dict[str, Any]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError, unknown
-from bench.grammar.commands import COMMANDS, parse
+from bench.grammar.commands import COMMANDS
 from bench.grammar.parse import Args
 from bench.grammar.values import parts
 from bench.output import answer, check_output, note, remark, write
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from bench.ladder.sizes import Size
 
 
-def main(words: list[str]) -> int:
-    """`bench ladder` with these words: 0 done, 1 a record could not be read, 130 stopped.
+def main(args: Args) -> int:
+    """`bench ladder` with these arguments: 0 done, 1 a record could not be read, 130 stopped.
 
     Raises:
         UserError: the request is invalid.
         RunFailed: budgets came out unequal, or the disk is full.
     """
-    args = parse("ladder", words)
     if (stored := getattr(args, "from")) is not None:
         return _again(args, stored)
     with doing("importing optuna"):
@@ -48,7 +47,7 @@ def main(words: list[str]) -> int:
         raise UserError("--print prints the script of --slurm; write both")
     if args.slurm:
         cells = [(spec, first.tune.trials) for spec in first.specs(places)]
-        return submit_array(args, ladder.name, ["ladder", *_for_a_task(words)], cells, places)
+        return submit_array(args, ladder.name, ["ladder", *_for_a_task(args.words)], cells, places)
     out = args.out or Path("laddered", ladder.name)
     if not args.train_only:
         check_output(out)
@@ -63,7 +62,7 @@ def main(words: list[str]) -> int:
     from bench.ladder.findings import findings
 
     found = findings(begun(ladder, sizes, args.store), Stores([args.store]))
-    return _show(found, out, shlex.join(["bench", "ladder", *without_storage(words)]), as_json=args.json)
+    return _show(found, out, shlex.join(["bench", "ladder", *without_storage(args.words)]), as_json=args.json)
 
 
 _OF_A_TASK = {

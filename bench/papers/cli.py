@@ -7,22 +7,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.errors import UserError
-from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 
 
-def main(words: list[str]) -> int:
-    """One of the commands, with its name first."""
-    return {"reproduce": _reproduce, "claims": _claims}[words[0]](words[1:])
-
-
-def _claims(words: list[str]) -> int:
-    """`bench claims` with these words: 0 done, 1 a page could not be read.
+def run_claims(args: Args) -> int:
+    """`bench claims` with these arguments: 0 done, 1 a page could not be read.
 
     Raises:
         UserError: there are no claims, or they cannot be written.
     """
-    args = parse("claims", words)
     if args.into is not None and args.out is not None:
         raise UserError(f"--into {args.into}: not allowed with --out; remove one of them")
     if args.json and args.format not in (None, "json"):
@@ -65,13 +58,12 @@ def results_folder() -> Path:
     return folder
 
 
-def _reproduce(words: list[str]) -> int:
-    """`bench reproduce` with these words: 0 done, 1 one of several failed, 130 stopped.
+def run_reproduce(args: Args) -> int:
+    """`bench reproduce` with these arguments: 0 done, 1 one of several failed, 130 stopped.
 
     Raises:
         UserError: the request is invalid.
     """
-    args = parse("reproduce", words)
     if args.all:
         return _all(args)
     return _one(args)

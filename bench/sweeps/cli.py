@@ -4,19 +4,18 @@ import shlex
 from pathlib import Path
 
 from bench.errors import RunBroke
-from bench.grammar.commands import parse
+from bench.grammar.parse import Args
 from bench.output import answer, check_output
 from bench.text import as_options
 
 
-def main(words: list[str]) -> int:
-    """`bench sweep` with these words: 0 done, 130 stopped.
+def main(args: Args) -> int:
+    """`bench sweep` with these arguments: 0 done, 130 stopped.
 
     Raises:
         UserError: the request is invalid.
     """
-    command = shlex.join(["bench", "sweep", *words])
-    args = parse("sweep", words)
+    command = shlex.join(["bench", "sweep", *args.words])
     from bench.progress import SweepProgress, doing
 
     places = {"data": args.data, "store": args.store}

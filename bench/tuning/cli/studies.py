@@ -3,18 +3,17 @@
 from typing import Any
 
 from bench.errors import RunFailed, UserError
-from bench.grammar.commands import parse
+from bench.grammar.parse import Args
 from bench.output import answer, note
 from bench.tuning.cli.shared import open_studies, show, warn_of
 
 
-def main(words: list[str]) -> int:
-    """`bench studies` with these words: 0 done, 1 something could not be shown.
+def main(args: Args) -> int:
+    """`bench studies` with these arguments: 0 done, 1 something could not be shown.
 
     Raises:
         UserError: the request is invalid.
     """
-    args = parse("studies", words)
     if args.budget is not None and args.name is None:
         raise UserError(f"--budget {args.budget}: name a study: bench studies NAME --budget {args.budget}")
     from bench.execute.database import NoDatabase

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from bench.errors import UserError
 from bench.execute import Effort
-from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.output import answer, check_output, note
 from bench.process import as_options
@@ -24,14 +23,13 @@ if TYPE_CHECKING:
     from bench.tuning.trials import StudySpec
 
 
-def main(words: list[str]) -> int:
-    """`bench suite` with these words: 0 done, 1 an optimizer has no winner, 130 stopped.
+def main(args: Args) -> int:
+    """`bench suite` with these arguments: 0 done, 1 an optimizer has no winner, 130 stopped.
 
     Raises:
         UserError: the request is invalid.
     """
-    command = shlex.join(["bench", "suite", *without_storage(words)])
-    args = parse("suite", words)
+    command = shlex.join(["bench", "suite", *without_storage(args.words)])
     from bench.progress import doing
 
     with doing("importing optuna"):

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.errors import UserError
 from bench.execute import Effort
-from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.output import answer, check_output, note
 from bench.tuning.cli.shared import as_typed, fewest_slots, in_time, need_server, open_studies, show, without_storage
@@ -17,14 +16,13 @@ if TYPE_CHECKING:
     from bench.tuning.trials import Request, StudySpec
 
 
-def main(words: list[str]) -> int:
-    """`bench tune` with these words: 0 done, 1 no trial has a score, 130 stopped.
+def main(args: Args) -> int:
+    """`bench tune` with these arguments: 0 done, 1 no trial has a score, 130 stopped.
 
     Raises:
         UserError: the request is invalid.
     """
-    command = shlex.join(["bench", "tune", *without_storage(words)])
-    args = parse("tune", words)
+    command = shlex.join(["bench", "tune", *without_storage(args.words)])
     from bench.progress import doing
 
     with doing("importing optuna"):
@@ -37,7 +35,7 @@ def main(words: list[str]) -> int:
     made_elsewhere(args)
     places = {"data": args.data, "store": args.store}
     settings = (settings_in(args.config) if args.config else {}) | args.of_runs
-    asked = _of_study(args, settings, words) if args.resume else of_words(args, settings, places)
+    asked = _of_study(args, settings) if args.resume else of_words(args, settings, places)
     study, spec, name, request, out = asked
     effort = Effort(request.engine or "auto", args.width, args.memory)
     if args.slurm and args.budget and args.budget.seconds:
@@ -133,7 +131,7 @@ class StudyRequest(NamedTuple):
     out: Path
 
 
-def _of_study(args: Args, settings: dict[str, Any], words: list[str]) -> StudyRequest:
+def _of_study(args: Args, settings: dict[str, Any]) -> StudyRequest:
     """The request to an existing study, with the options given now."""
     study = open_studies(args, make=False, read_only=args.print).open(args.resume)
     own = {"seeds", "report_seeds", "prune", "name", *([] if args.sampler == "tpe" else ["sampler"])}
@@ -143,7 +141,7 @@ def _of_study(args: Args, settings: dict[str, Any], words: list[str]) -> StudyRe
     given += [name for name in sorted(own) if getattr(args, name) not in (None, False)]
     if given:
         raise UserError(f"--resume takes the study's own settings; remove --{given[0]}")
-    study.admit(named, as_typed("tune", words))
+    study.admit(named, as_typed("tune", args.words))
     before = study.request
     request = _request(args, study.spec, before)
     return StudyRequest(study, study.spec, study.name, request, args.out or _remembered(before.out))

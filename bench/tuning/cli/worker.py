@@ -7,28 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError
 from bench.execute import Effort
-from bench.grammar.commands import parse
+from bench.grammar.parse import Args
 from bench.tuning.cli.shared import as_typed, open_studies, warn_of
 
 if TYPE_CHECKING:
     from bench.tuning.study import Study
 
 
-def main(words: list[str]) -> int:
-    """`bench worker` with these words: 0 done, 1 trials are damaged, 130 stopped.
+def main(args: Args) -> int:
+    """`bench worker` with these arguments: 0 done, 1 trials are damaged, 130 stopped.
 
     Raises:
         UserError: the request is invalid.
     """
-    if words[:1] == ["--cuts"]:  # internal: a worker of `bench.execute`
-        from bench.execute import child
-
-        return child.main()
-    args = parse("worker", words)
     if args.plan is not None:
         from bench.execute.elsewhere import join
 
-        return join(args, as_typed("worker", words))
+        return join(args, as_typed("worker", args.words))
     if args.study is None and not args.events:
         from bench.execute.plan import open_plans
 
@@ -57,7 +52,7 @@ def main(words: list[str]) -> int:
         worker = Worker(places, tell, effort, shared_by=args.shared_by or 1, processes=args.processes)
         damaged = False
         for each in [study] if study is not None else map(studies.open, lines()):
-            each.admit({"task": args.task, "opt": args.opt}, as_typed("worker", words))
+            each.admit({"task": args.task, "opt": args.opt}, as_typed("worker", args.words))
             if not worker.work(each):
                 return 130
             tuned.remember(study_result(each), args.store)
