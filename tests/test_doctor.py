@@ -2,6 +2,8 @@
 
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -307,13 +309,21 @@ def test_lanes_are_measured_for_every_task_that_needs_no_files() -> None:
 # -- data ---------------------------------------------------------------------------------------------------------
 
 
-def test_data_complete_and_partly_there(tmp_path: Path) -> None:
+def with_files(folder: Path, md5: dict[str, str]) -> Any:
+    return SimpleNamespace(name="x", data_cls=SimpleNamespace(files=lambda root: (folder, md5)))
+
+
+def test_data_complete_damaged_and_partly_there(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"a")
     right = {"a": "0cc175b9c0f1b6a831c399e269772661"}
-    assert [f.level for f in data_diagnoses("x", tmp_path, right)] == ["ok"]
-    [diagnosis] = data_diagnoses("x", tmp_path, right | {"b": ""})
+    assert [f.level for f in data_diagnoses(with_files(tmp_path, right), tmp_path)] == ["ok"]
+    [diagnosis] = data_diagnoses(with_files(tmp_path, right | {"b": ""}), tmp_path)
     assert diagnosis.level == "note"
     assert "lacks b;" in diagnosis.text
+    [diagnosis] = data_diagnoses(with_files(tmp_path, {"a": "0" * 32}), tmp_path)
+    assert (diagnosis.level, "(1 bytes)" in diagnosis.text) == ("FAIL", True)
+    [diagnosis] = data_diagnoses(with_files(tmp_path, {"c": ""}), tmp_path)
+    assert "lacks its files; fetched on first use if a network is available" in diagnosis.text
 
 
 def test_data_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,6 +332,6 @@ def test_data_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     (tmp_path / "a").touch()
     monkeypatch.setattr("tasks.core.files.md5", refuse)
-    [diagnosis] = data_diagnoses("x", tmp_path, {"a": ""})
+    [diagnosis] = data_diagnoses(with_files(tmp_path, {"a": ""}), tmp_path)
     assert diagnosis.level == "FAIL"
     assert "Permission denied" in diagnosis.text

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from bench.commands.data import states
-from bench.commands.doctor import text_diagnoses
+from bench.commands.doctor import data_diagnoses
 from bench.config.run_config import RunConfig, resolve
 from bench.progress import Progress
 from bench.run_summary import result_json, result_lines
@@ -684,7 +684,7 @@ def test_data_says_what_is_here_and_prepares_it(cli: Cli, root: Path, own_cache:
         assert f"--task.{name}: `bench data status` takes only task options that name" in refused.err
     unknown = cli("data", "status", *words, "--task.corpus", "nowhere")
     assert "--task.corpus=nowhere is not known" in unknown.err
-    levels = [(finding.level, finding.subject) for finding in text_diagnoses(TASKS["lm"], root)]
+    levels = [(finding.level, finding.subject) for finding in data_diagnoses(TASKS["lm"], root)]
     assert levels == [("note", "lm")]
     assert [state.state for state in states(TASKS["lm"], root, {"corpus": "pile"})] == ["missing"]
 

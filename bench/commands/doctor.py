@@ -262,81 +262,46 @@ def dataset_diagnoses(data: Path) -> list[Diagnosis]:
     Args:
         data: the folder with the datasets.
     """
-    from bench.commands.data import is_text
+    from bench.commands.data import has_files
     from tasks import TASKS
 
-    found: list[Diagnosis] = []
-    for spec in TASKS.values():
-        files = getattr(spec.data_cls, "files", None)
-        if files is not None:
-            found += data_diagnoses(spec.name, *files(data))
-        elif is_text(spec):
-            found += text_diagnoses(spec, data)
-    return found
+    return [found for spec in TASKS.values() if has_files(spec) for found in data_diagnoses(spec, data)]
 
 
-def text_diagnoses(spec: "TaskSpec", data: Path) -> list[Diagnosis]:
-    """Whether the Parquet files of a task exist, can be read, and are complete.
+def data_diagnoses(spec: "TaskSpec", data: Path) -> list[Diagnosis]:
+    """Whether the files of a task exist, can be read, and are complete and undamaged.
 
     Args:
         spec: the task.
         data: the folder with the datasets.
     """
-    from bench.commands.data import states
+    from bench.commands.data import is_text, states
     from tasks.core.files import DataError
 
     try:
         files = states(spec, data)
     except DataError as error:
         return [Diagnosis("FAIL", spec.name, str(error))]
-    folder = files[0].path.parent
+    except OSError as error:
+        where = f"cannot read {error.filename or data}: {error.strerror}"
+        return [Diagnosis("FAIL", spec.name, f"{where}; permit it, or name another folder with --data DIR")]
+    folder, text = files[0].path.parent, is_text(spec)
     fix = "delete it, then copy it again, or let the next run fetch it"
     found = [
-        Diagnosis("FAIL", spec.name, f"damaged file {file.path}; {fix}") for file in files if file.state == "damaged"
+        Diagnosis("FAIL", spec.name, f"damaged file {file.path} ({file.size}); {fix}")
+        for file in files
+        if file.state == "damaged"
     ]
-    missing = ", ".join(file.path.name for file in files if file.state == "missing")
-    if missing:
-        how = (
-            "fetched on first use if a network and the package datasets are available; else copy them there, or name"
-            " their folder with --data DIR"
-        )
-        found.append(Diagnosis("note", spec.name, f"{folder} lacks {missing}; {how}"))
+    if missing := [file.path.name for file in files if file.state == "missing"]:
+        what = "its files" if len(missing) == len(files) else ", ".join(missing)
+        needs = "a network and the package datasets are" if text else "a network is"
+        how = f"fetched on first use if {needs} available; else copy them there, or name their folder with --data DIR"
+        found.append(Diagnosis("note", spec.name, f"{folder} lacks {what}; {how}"))
     parts = [f"{file.path.name} is {file.state}" for file in files if file.state.startswith("part")]
-    not_whole = "; ".join([*filter(None, [spec.data_cls.find(data).stand_in]), *parts])
+    not_whole = "; ".join([*filter(None, [text and spec.data_cls.find(data).stand_in]), *parts])
     if not found and not_whole:
         found = [Diagnosis("note", spec.name, f"in {folder}: {not_whole}")]
     return found or [Diagnosis("ok", spec.name, f"complete in {folder}")]
-
-
-def data_diagnoses(name: str, folder: Path, expected: Mapping[str, str]) -> list[Diagnosis]:
-    """Whether the files of a dataset exist and are undamaged.
-
-    Args:
-        name: of the task.
-        folder: the files' folder.
-        expected: MD5 by file name.
-    """
-    from tasks.core.files import md5
-
-    fix = "delete it, then copy it again, or let the next run download it"
-    try:
-        missing = [file for file in expected if not (folder / file).is_file()]
-        damaged = [folder / file for file in expected if file not in missing and md5(folder / file) != expected[file]]
-        sizes = {path: path.stat().st_size for path in damaged}
-    except OSError as error:
-        where = f"cannot read {error.filename or folder}: {error.strerror}"
-        return [Diagnosis("FAIL", name, f"{where}; permit it, or name another folder with --data DIR")]
-    found = [
-        Diagnosis("FAIL", name, f"damaged file {path} ({sizes[path]:,} bytes, wrong MD5); {fix}") for path in damaged
-    ]
-    if missing:
-        what = "its files" if len(missing) == len(expected) else ", ".join(missing)
-        how = (
-            "downloaded on first use if a network is available; else copy them there, or name their folder with --data"
-            " DIR"
-        )
-        found.append(Diagnosis("note", name, f"{folder} lacks {what}; {how}"))
-    return found or [Diagnosis("ok", name, f"complete in {folder}")]
 
 
 def disk_diagnoses(store: Path) -> list[Diagnosis]:
