@@ -101,9 +101,12 @@ def cell(value: Any, digits: int = 4) -> str:
         return number(value, digits)
     if isinstance(value, str):
         return clean(value)
+    from bench.results.selection import CONVERGED
     from bench.results.stats import Interval, MedianTime  # imports numpy, which error messages do not need
 
     if isinstance(value, Interval):
+        if value.mean == value.high == CONVERGED:
+            return f"<={CONVERGED:g}"
         ends = f" [{number(value.low, digits)}, {number(value.high, digits)}]" if value.bounded else ""
         return number(value.mean, digits) + ends
     if isinstance(value, MedianTime):

@@ -91,7 +91,7 @@ def _capped(share: float | None) -> str:
 def _searched(study: StudyRecord, found: Collected) -> dict[str, str]:
     runs = [found.by_id[run_id] for run_id in sorted(study.run_ids) if run_id in found.by_id]
     kinds = Counter(trial["kind"] for trial in study.trials)
-    ranges = [f"{axis} ({ends})" for axis, ends in tried(study).items()]
+    ranges = [f"{axis} (tried: {ends})" for axis, ends in tried(study).items()]
     how = SAMPLERS.get(study.sampler, study.sampler) + ", bad trials pruned" * study.prune
     return {
         "searched": f"{' and '.join(ranges)} by {how}: {len(study.trials)} trials ({cell(kinds)}), each on"
