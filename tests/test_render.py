@@ -220,6 +220,18 @@ def test_the_last_column_goes_over_several_lines_where_there_is_room(wide):
     assert lines[-1] == ("two three     word" if wide >= 34 else "    word")
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Interval(1e-16, 1e-16, 1e-16, 7), "<=1e-16"),  # all seeds are at the floor
+        (Interval(2e-16, 1e-16, 4e-16, 7), "2e-16 [1e-16, 4e-16]"),
+        (Interval(0.5, 0.5, 0.5, 7), "0.5 [0.5, 0.5]"),
+    ],
+)
+def test_a_gap_at_the_floor_is_a_bound(value: Interval, text: str) -> None:
+    assert cell(value) == text
+
+
 def test_numbers_stand_on_the_right_and_words_on_the_left():
     rows = [("a", 1, 0.5, Interval(0.5, 0.25, 0.75, 3), True), ("bcd", 100, None, "diverged", False)]
     table = Table.of(["name", "n", "x", "interval", "is"], rows)
