@@ -22,7 +22,7 @@ from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tests.conftest import Answer, Cli
 from tests.entered import CPU, keep, made, seeds
-from tests.stored import put
+from tests.stored import add_study, put
 
 ROOT = Path(__file__).parents[1]
 HERE = {
@@ -236,6 +236,22 @@ def test_a_run_with_an_empty_table_is_bundled_too(cli: Cli, tmp_path: Path) -> N
     assert answer.code == 0, answer.err
     found = Stores([store_in(tmp_path / "b")]).tables(run.run_id)
     assert [len(found[name]["step"]) for name in tables] == [1, 0]
+
+
+def test_a_thinned_bundle_has_the_measurements_of_all_runs_but_trials(cli: Cli, tmp_path: Path) -> None:
+    store, steps = tmp_path / "store", [float(step) for step in range(1, 31)]
+    tables = {"curve": dict.fromkeys(CURVE_FIELDS, steps), "measurements": {"step": steps, "norm": steps}}
+    runs = seeds("ngd", [0.5, 0.6])
+    put(store, *runs, tables={name: {run.run_id: table for run in runs} for name, table in tables.items()})
+    study = add_study(store, "s", trials=1, winner=runs[0].run_id)
+    study.write_text(study.read_text().replace('"a"', f'"{runs[0].run_id}"'))
+    for points, lengths in ((None, [30, 30]), (10, [0, 8])):  # evenly and log-spaced rows coincide
+        words = [] if points is None else ["--points", points]
+        answer = cli("bundle", "--store", store, "-o", tmp_path / f"b{points}", *words)
+        assert answer.code == 0, answer.err
+        found = Stores([store_in(tmp_path / f"b{points}")])
+        measured = [found.tables(run.run_id).get("measurements", {}).get("step", ()) for run in runs]
+        assert [len(steps) for steps in measured] == lengths
 
 
 @pytest.mark.parametrize("rows", [1, 2, 9, 10, 11, 1000])

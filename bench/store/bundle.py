@@ -73,7 +73,7 @@ def bundle(
 ) -> Bundled:
     """Write finished runs with everything needed to show and repeat them.
 
-    Runs of trials keep only their last evaluation, a tenth of the points, and no specimen.
+    Runs of trials keep only their last evaluation and no specimen; with `points`, a tenth of them and no measurements.
 
     Args:
         stores: the stores with the runs, their tables and studies.
@@ -216,6 +216,8 @@ def _kept(
     points = max(2, points // 10 if trial else points)
     thin = dict[str, Columns]()
     for name, table in tables.items():
+        if trial and name == "measurements":
+            continue
         # Boards relate observations to the curve at their steps.
         observed = name == "curve" and run.config["trainer"].get("observe")
         keep = np.isin(table["step"], tables.get("measurements", {}).get("step", ()) if observed else ())
