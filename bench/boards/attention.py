@@ -8,7 +8,7 @@ import numpy as np
 
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry
-from bench.boards.shared import EVERY, WHO, who
+from bench.boards.shared import board_table
 from bench.results import sequential, stats
 from bench.results.chart import Array
 from bench.results.group import Seed, mean_interval
@@ -132,18 +132,16 @@ def attention_board(found: Collected) -> Board:
         of = found.reference_of(problem)
         ref = next((each for each in observed if each.entry is of), None)
         base = ref.at("entropy", level) if ref is not None else {}
-        rows = []
+        rows = {}
         for each in observed:
             own = {name: each.at(name, level) for name in SHOWN}
-            rows.append(
-                who(each.entry)
-                | {"n": len(each.runs)}
+            rows[each.entry] = (
+                {"n": len(each.runs)}
                 | _verdict(each, own["entropy"], ref, base)
                 | {name: _mean(list(values.values())) for name, values in own.items()}
                 | {f"end_{name}": mean_interval(each.last(name)) for name in ("entropy", "top_token", "stable_rank_QK")}
             )
         columns = [
-            *WHO,
             *(
                 Column(name, title, f"{title}: mean over heads, then over seeds with 95 % t-interval, at equal loss", 3)
                 for name, title in SHOWN.items()
@@ -158,11 +156,10 @@ def attention_board(found: Collected) -> Board:
             Column("end_entropy", "entropy at the end", "after the last step", 3),
             Column("end_top_token", "most attended token at the end", "after the last step", 3),
             Column("end_stable_rank_QK", "stable rank of W_QK at the end", "after the last step", 3),
-            *EVERY,
         ]
         name = f" ({of.name} is the reference)" if of is not None else ""
         notes = [f"equal loss: training loss {level:.4g}, the lowest that all compared runs reach{name}"]
-        shown.append(Table(problem.name, columns, rows, notes))
+        shown.append(board_table(problem.name, columns, rows, notes))
         shown.extend(_direction(problem.name, observed))
     about = "neither direction is better; verdicts and intervals are not corrected for multiple comparisons"
     return Board("attention", "Attention", shown, [about] if shown else [NONE])
@@ -179,18 +176,17 @@ def _verdict(
 
 def _direction(problem: str, observed: Sequence[Observed]) -> list[Table]:
     """When the direction of W_QK is the final one; no table without snapshots."""
-    rows = []
+    rows = {}
     for each in observed:
         cosines = [directions(own) for own in each.runs.values()]
         if not all(cosines):
             continue
-        row = who(each.entry) | {"n": len(cosines), "rate": mean_interval([rate(own) for own in cosines])}
+        row = {"n": len(cosines), "rate": mean_interval([rate(own) for own in cosines])}
         for share in SHARES:
             values = [own[max(t for t in own if t <= share * max(own))] for own in cosines]
             row[f"cosine_{share:g}"] = mean_interval(values)
-        rows.append(row)
+        rows[each.entry] = row
     columns = [
-        *WHO,
         *(
             Column(
                 f"cosine_{share:g}",
@@ -208,10 +204,9 @@ def _direction(problem: str, observed: Sequence[Observed]) -> list[Table]:
             " theory says at least 0.5 under normalized GD (Vasudeva et al. 2025)",
             3,
         ),
-        *EVERY,
     ]
     about = "snapshots are log-spaced; a direction that hardly moves has a cosine near 1 at the start"
-    return [Table(f"{problem}: direction of W_QK", columns, rows, [about])] if rows else []
+    return [board_table(f"{problem}: direction of W_QK", columns, rows, [about])] if rows else []
 
 
 def _mean(values: Sequence[float | None]) -> Interval | str | None:

@@ -6,17 +6,7 @@ from typing import Any
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
 from bench.boards.retuning import with_tuning_noise
-from bench.boards.shared import (
-    EVERY,
-    VERDICTS,
-    WHO,
-    Verdicts,
-    budget_notes,
-    coinciding,
-    lost,
-    metric_of,
-    who,
-)
+from bench.boards.shared import VERDICTS, Verdicts, board_table, budget_notes, coinciding, flags, lost, metric_of
 from bench.boards.speed import steps_to
 from bench.results.group import Measure, final
 from bench.results.retuning import REPEATS
@@ -38,27 +28,22 @@ def quality(found: Collected) -> Board:
     for problem, entries in found.problems.items():
         metric, verdicts, said = judged(found, problem)
         ref, at_best = verdicts.ref, final(metric.words, metric.mode, metric.log, best=True)
-        rows, silent = [], []
+        rows, silent = {}, []
         for entry in verdicts.ordered(entries):
             compared = verdicts.of(entry)
             effects.setdefault(entry.name, {})[problem] = compared
-            row = who(entry) | verdicts.values(entry, compared)
-            if same := coinciding(entry, entries):
-                row["flags"] = [*row["flags"], f"same runs as {' and '.join(same)}"]
+            same = coinciding(entry, entries)
             retuned, why = with_tuning_noise(found, entry, metric)
             silent += [f"{entry.name} ({why})"] * bool(why)
-            rows.append(
-                row
-                | {
-                    "final": metric.mean(entry) or lost(entry),
-                    "final_tuned": retuned,
-                    "best": at_best.mean(entry),
-                    "trials": len(entry.study.trials) if entry.study else None,
-                }
-            )
+            rows[entry] = verdicts.values(entry, compared) | {
+                "flags": [*flags(entry), *[f"same runs as {' and '.join(same)}"] * bool(same)],
+                "final": metric.mean(entry) or lost(entry),
+                "final_tuned": retuned,
+                "best": at_best.mean(entry),
+                "trials": len(entry.study.trials) if entry.study else None,
+            }
         mean = "geometric mean" if metric.log else "mean"
         columns = [
-            *WHO,
             Column(
                 "final",
                 metric.words,
@@ -73,7 +58,6 @@ def quality(found: Collected) -> Board:
                 "the same at the step that is best on the selection split: secondary and optimistic",
             ),
             Column("trials", "trials", "tried settings"),
-            *EVERY,
         ]
         notes = [said] if said else []
         notes += budget_notes(entries)
@@ -88,7 +72,7 @@ def quality(found: Collected) -> Board:
             notes.append(f"the reference {ref.name} is not tuned ({ref.settings}), so verdicts favour tuned optimizers")
         if any(v == CONVERGED for e in entries for v in metric.values(e)):
             notes.append(f"losses below {CONVERGED:g} count as equal to it")
-        tables.append(Table(problem.name, columns, rows, notes))
+        tables.append(board_table(problem.name, columns, rows, notes))
     compared_on = [problem for problem in found.problems if found.reference_of(problem) is not None]
     if len(compared_on) > 1:
         tables.insert(0, _over_tasks(compared_on, effects))

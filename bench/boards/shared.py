@@ -4,7 +4,7 @@ Verdicts and numbers of a row depend only on the row and on the fixed reference,
 "same runs as" names others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,13 @@ from bench.boards.entries import LIBRARIES, Entry
 from bench.results.group import Measure, final
 from bench.results.selection import CONVERGED, GAP, above_infimum, is_capped
 from bench.results.sequential import LEAST_SEEDS, ROUNDING, Comparison, advice, differences
-from bench.results.table import Column
+from bench.results.table import Column, Table
 from bench.store.record import RunResult
 
 FEW_SEEDS = 3
 """Runs below which a row is provisional, and lines have no bands. Ours."""
 
-WHO = [
+_WHO = [
     Column("opt", "optimizer", "name, with the hyperparameters that distinguish rows of the same name"),
     Column(
         "settings",
@@ -27,7 +27,7 @@ WHO = [
         " default; by hand",
     ),
 ]
-EVERY = [
+_EVERY = [
     Column("n", "n", "finished runs, one per seed"),
     Column("runs", "runs", "how they ended"),
     Column("conformance", "conformance", "verdict of `bench check` on this version of the optimizer"),
@@ -35,7 +35,21 @@ EVERY = [
 ]
 
 
-def who(entry: Entry) -> dict[str, Any]:
+def board_table(
+    title: str, columns: Sequence[Column], rows: Mapping[Entry, dict[str, Any]], notes: Sequence[str] = ()
+) -> Table:
+    """The table of a board: own columns and values of its entries between those that every board has.
+
+    Args:
+        title: its subject.
+        columns: the board's own.
+        rows: the board's own values of each entry, in order; they override those that every board has.
+        notes: for the reader.
+    """
+    return Table(title, [*_WHO, *columns, *_EVERY], [_who(entry) | own for entry, own in rows.items()], [*notes])
+
+
+def _who(entry: Entry) -> dict[str, Any]:
     """The values of a row that every board has."""
     return {
         "opt": entry.name,

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry
-from bench.boards.shared import EVERY, VERDICTS, WHO, Verdicts, who
+from bench.boards.shared import VERDICTS, Verdicts, board_table
 from bench.results import stats
 from bench.results.group import Measure
 from bench.results.selection import End, Mode
 from bench.results.sequential import Comparison
 from bench.results.stats import MedianTime
-from bench.results.table import Board, Column, Table
+from bench.results.table import Board, Column
 from bench.store.record import RunResult
 
 
@@ -64,7 +64,7 @@ def speed(found: Collected) -> Board:
         mode = problem.mode
         verdicts = Verdicts(found.reference_of(problem), steps_to(target, mode))
         machines = sorted({name for entry in entries for name in entry.machines})
-        rows = []
+        rows = {}
         for entry in verdicts.ordered(entries):
             compared, ref = verdicts.of(entry), verdicts.ref
             if isinstance(compared, Comparison) and any(cut_short(e, target) for e in (entry, ref) if e is not None):
@@ -72,19 +72,14 @@ def speed(found: Collected) -> Board:
             runs = list(entry.runs.values())
             at = [reached(run, target, mode) for run in runs]
             count = sum(step is not None for step, _ in at)
-            rows.append(
-                who(entry)
-                | verdicts.values(entry, compared)
-                | {
-                    "reached": stats.share_interval(count, len(runs)),
-                    "count": f"{count} of {len(runs)}",
-                    "steps": median_time_to(runs, [step for step, _ in at], [run.steps for run in runs]),
-                    "budget": max(run.steps for run in runs),
-                    **{f"seconds on {name}": _seconds(entry, name, target, mode) for name in machines},
-                }
-            )
+            rows[entry] = verdicts.values(entry, compared) | {
+                "reached": stats.share_interval(count, len(runs)),
+                "count": f"{count} of {len(runs)}",
+                "steps": median_time_to(runs, [step for step, _ in at], [run.steps for run in runs]),
+                "budget": max(run.steps for run in runs),
+                **{f"seconds on {name}": _seconds(entry, name, target, mode) for name in machines},
+            }
         columns = [
-            *WHO,
             *verdicts.columns,
             Column("count", "reached", f"runs whose selection {problem.metric} reached {goal:g}"),
             Column("reached", "share", "share of runs that reached the target, exact 95 % interval", 2),
@@ -102,7 +97,6 @@ def speed(found: Collected) -> Board:
                 )
                 for i, name in enumerate(machines, 1)
             ),
-            *EVERY,
         ]
         own: list[str] = []
         if all(len(run.validations) <= 1 for entry in entries for run in entry.runs.values()):
@@ -115,7 +109,7 @@ def speed(found: Collected) -> Board:
         own.append(f"machine: {'; '.join(numbered)}")
         if len(machines) > 1:
             own.append("seconds are compared on one type of machine only, so each type has its own column")
-        tables.append(Table(f"{problem.name}: {problem.metric} {goal:g}", columns, rows, own))
+        tables.append(board_table(f"{problem.name}: {problem.metric} {goal:g}", columns, rows, own))
     return Board("speed", "Speed to a target", tables, [VERDICTS, *notes])
 
 

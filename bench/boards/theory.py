@@ -8,7 +8,7 @@ import numpy as np
 
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
-from bench.boards.shared import EVERY, VERDICTS, WHO, Verdicts, who
+from bench.boards.shared import VERDICTS, Verdicts, board_table
 from bench.boards.speed import median_time_to
 from bench.results import stats
 from bench.results.chart import Array
@@ -74,12 +74,12 @@ def _table(found: Collected, problem: Problem, entries: Sequence[Entry]) -> Tabl
 
     ref = kept[of] if of is not None and kept[of].runs else None
     verdicts = Verdicts(ref, Measure(f"steps until {column} is {ALIGNED}", "min", True, steps))
-    rows = []
+    rows = {}
     for entry in verdicts.ordered(shown) if column else shown:
         runs = list(entry.runs.values())
         at = [_first_aligned(own(run), column) for run in runs]
         verdict = verdicts.values(entry, verdicts.of(entry)) if column else {}
-        row = {
+        rows[entry] = verdict | {
             "aligned": f"{sum(step is not None for step in at)} of {len(at)}" if column else None,
             "steps": median_time_to(runs, at, [run.steps for run in runs]) if column else None,
             "alignment": mean_interval([_last(own(run), column) for run in runs]) if column else None,
@@ -88,7 +88,6 @@ def _table(found: Collected, problem: Problem, entries: Sequence[Entry]) -> Tabl
             "solved": _solved(runs),
             "trials": len(entry.study.trials) if entry.study else None,
         }
-        rows.append(who(entry) | verdict | row)
     aligned = [
         *verdicts.columns,
         Column("aligned", "aligned", f"runs whose {column} reached {ALIGNED}"),
@@ -101,13 +100,11 @@ def _table(found: Collected, problem: Problem, entries: Sequence[Entry]) -> Tabl
         Column("alignment", "at the end", "alignment at the last step, mean over seeds with 95 % t-interval"),
     ]
     columns = [
-        *WHO,
         *(aligned if column else []),
         _EXPONENT,
         *([_DIRECTION] if column == "alignment" else []),
         Column("solved", "W_mm feasible", "instances with a max-margin solution to compare with"),
         Column("trials", "trials", "tried settings"),
-        *EVERY,
     ]
     often = sorted({str(r.config["trainer"].get("measure_every") or "?") for e in shown for r in e.runs.values()})
     resolution = f"alignment is measured every {' or '.join(often)} steps, which limits the resolution of steps"
@@ -116,7 +113,7 @@ def _table(found: Collected, problem: Problem, entries: Sequence[Entry]) -> Tabl
         for entry, left in kept.items()
         if (n := len(entry.runs) - len(left.runs))
     ]
-    return Table(problem.name, columns, rows, [*[resolution] * bool(column), *_reasons(shown), *lost])
+    return board_table(problem.name, columns, rows, [*[resolution] * bool(column), *_reasons(shown), *lost])
 
 
 def _join(tables: Mapping[str, Columns]) -> Columns:

@@ -4,12 +4,12 @@ import math
 
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry
-from bench.boards.shared import EVERY, WHO, budget_notes, metric_of, who
+from bench.boards.shared import board_table, budget_notes, metric_of
 from bench.results import stats
 from bench.results.group import HUGE
 from bench.results.selection import best_index, equal_below, good_range
 from bench.results.stats import Interval
-from bench.results.table import Board, Column, Table
+from bench.results.table import Board, Column
 
 SHOWN_BUDGETS = (1, 2, 4, 8, 16, 32)
 
@@ -18,33 +18,28 @@ def tuning(found: Collected) -> Board:
     """Results of tuning: expected score after k trials, width of the good range, gain over the defaults."""
     tables = []
     for problem, entries in found.problems.items():
-        tuned = [entry for entry in entries if entry.study is not None]
+        tuned = sorted((entry for entry in entries if entry.study is not None), key=lambda entry: entry.name)
         if not tuned:
             continue
         most = max(len(entry.study.trials) for entry in tuned if entry.study)
         budgets = [k for k in SHOWN_BUDGETS if k < most] + [most]
-        rows = []
+        rows = {}
         for entry in tuned:
             assert entry.study is not None
             expected = expected_scores(entry)
             basin = basin_width(entry)
-            rows.append(
-                who(entry)
-                | {f"k{k}": expected[k - 1] if k <= len(expected) else None for k in budgets}
-                | {
-                    "trials": len(expected),
-                    "expected": expected,
-                    "basin": basin and basin[0],
-                    "open": basin and basin[1],
-                    "basin_text": _basin_text(basin),
-                    "gain": _gain(entry, found),
-                    "unscored": sum(trial["score"] is None for trial in entry.study.trials),
-                }
-            )
-        rows.sort(key=lambda row: (row["opt"],))
+            rows[entry] = {
+                **{f"k{k}": expected[k - 1] if k <= len(expected) else None for k in budgets},
+                "trials": len(expected),
+                "expected": expected,
+                "basin": basin and basin[0],
+                "open": basin and basin[1],
+                "basin_text": _basin_text(basin),
+                "gain": _gain(entry, found),
+                "unscored": sum(trial["score"] is None for trial in entry.study.trials),
+            }
         score = f"selection {problem.metric}{' (suboptimality gap where it is known)' * (problem.metric == 'loss')}"
         columns = [
-            *WHO,
             Column("trials", "trials", "tried settings"),
             *(
                 Column(
@@ -72,7 +67,6 @@ def tuning(found: Collected) -> Board:
                 "paired by seed on the reporting split: median gain, or ratio of suboptimality gaps, with its"
                 " interval from 7 seeds on",
             ),
-            *EVERY,
         ]
         lacking = sorted({entry.opt for entry in tuned if found.default_of(entry) is None})
         notes = budget_notes(entries)
@@ -81,7 +75,7 @@ def tuning(found: Collected) -> Board:
                 f"no runs with the default settings: {', '.join(lacking)}"
                 f" (bench fit --task {problem.task} --opt {lacking[0]} --seed 0, and so on)"
             )
-        tables.append(Table(problem.name, columns, rows, notes))
+        tables.append(board_table(problem.name, columns, rows, notes))
     note = (
         "scores are those of the tuning seeds on the selection split, which are optimistic for the best; this board"
         " is no ranking"
