@@ -19,12 +19,14 @@ from PIL import Image, ImageStat
 from bench.boards import BOARDS
 from bench.boards.charts import CHARTS
 from bench.boards.collect import Collected
-from bench.boards.page import KINDS, commands, fit_words, page, stores_in_words
+from bench.boards.explain import commands
+from bench.boards.page import KINDS, page, stores_in_words
 from bench.cli import dispatch as results
 from bench.config.run_config import resolve
 from bench.config.settings import described
 from bench.errors import UserError
 from bench.grammar.commands import parse
+from bench.run_summary import fit_words
 from bench.store.block import DONE, RUNS
 from bench.store.record import RunResult
 from bench.store.stores import Stores
@@ -253,7 +255,7 @@ def test_each_row_leads_to_its_command_versions_and_machine(store):
         add_run(store, seed=seed, words={"opt.lr": 0.25})
     text = Reader(report(asked(store))).text
     assert "--opt.lr 0.25" in text
-    for word in ("2.15.0", "2.6.6", "task version", "optimizer version", "abacus, 1 threads"):
+    for word in ("by hand: lr 0.25", "torch 2.15.0", "lightning 2.6.6", "task ", "opt ", "abacus, 1 threads"):
         assert word in text
 
 

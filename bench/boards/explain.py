@@ -1,13 +1,12 @@
-"""Explanation of a row of a board: search space, trials, split, cost, reductions."""
+"""Explanation of a row of a board: search space, trials, split, cost, reductions, commands."""
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.boards.collect import Collected, cap_shares
 from bench.boards.entries import Entry
-from bench.boards.page import commands
 from bench.boards.shared import flags
 from bench.errors import unknown
 from bench.results.render import shown
@@ -33,14 +32,17 @@ def explain(found: Collected, name: str) -> list[dict[str, Any]]:
     own = [entry for entry in found.entries if name in (entry.name, entry.opt)]
     if not own:
         raise unknown("row", name, sorted({entry.name for entry in found.entries}))
-    return [_explained(entry, found) for entry in own]
+    return [explained(entry, found) for entry in own]
 
 
-def _explained(entry: Entry, found: Collected) -> dict[str, Any]:
+def explained(entry: Entry, found: Collected) -> dict[str, Any]:
+    """Explanation of one row; see `explain`."""
     runs, study = list(entry.runs.values()), entry.study
+    elsewhere = sorted({run.tuned_by for run in runs if run.tuned_by})
+    unsearched = f"in {listed(elsewhere)}, not in these stores" if elsewhere else f"nothing: {entry.settings}"
     facts = {
         "settings": f"{entry.settings}: {options_text(entry.options)}",
-        **(_searched(study, found) if study else {"searched": "nothing: " + entry.settings}),
+        **(_searched(study, found) if study else {"searched": unsearched}),
         "shown": f"{'/'.join(sorted({run.split for run in runs}))} {entry.problem.metric} of {len(runs)} runs,"
         f" seeds {_seeds([run.config['seed'] for run in runs])}: {cell(entry.statuses)}",
         "their cost": _cost(runs),
@@ -148,3 +150,23 @@ def _tune_words(study: StudyRecord, run: RunResult) -> str:
     trials = sum(trial["kind"] == "design" for trial in study.trials)
     seeds = ",".join(map(str, study.seeds)) + "," * (len(study.seeds) == 1)
     return f"bench tune{words} --trials {trials} --seeds {shlex.quote(seeds)} --sampler {study.sampler}"
+
+
+def commands(runs: Iterable[RunResult]) -> list[str]:
+    """Shell commands that train these runs, one for all seeds of a setting.
+
+    Args:
+        runs: records.
+    """
+    seeds: dict[tuple[str, int | None], list[int]] = {}
+    for run in runs:
+        seed, order = run.config["seed"], run.config["data_seed"]
+        seeds.setdefault((fit_words(run), None if order == seed else order), []).append(seed)
+    found = []
+    for (words, order), own in seeds.items():
+        more = "" if order is None else f" --data_seed {order}"
+        if len(own) == 1:
+            found.append(f"{words} --seed {own[0]}{more}")
+        else:
+            found.append(f"for seed in {' '.join(map(str, sorted(own)))}; do {words} --seed $seed{more}; done")
+    return found

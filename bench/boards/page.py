@@ -13,15 +13,13 @@ from bench import __version__
 from bench.boards import BOARDS
 from bench.boards.charts import CHARTS
 from bench.boards.collect import Collected
-from bench.boards.entries import Entry
+from bench.boards.explain import explained
 from bench.boards.headline import headlines
 from bench.results.chart import Chart
 from bench.results.embed import embed, variables
 from bench.results.render import telling, template
 from bench.results.stats import Interval, MedianTime
 from bench.results.table import Board, Column, Table
-from bench.run_summary import fit_words
-from bench.store.record import RunResult
 from bench.store.stores import Stores
 from bench.text import cell, listed
 
@@ -76,7 +74,10 @@ def page(found: Collected, runs: int, stores: str, damaged: int = 0) -> str:
         damaged=damaged,
         notes=list(map(cell, found.notes)),
         reference=found.reference,
-        entries=[_made(i, entry) for i, entry in enumerate(entries)],
+        entries=[
+            {"place": i, "kind": entry.kind, "n": len(entry.runs), **explained(entry, found)}
+            for i, entry in enumerate(entries)
+        ],
     )
 
 
@@ -199,52 +200,6 @@ def _kind(kind: str, title: str, words: str, chart: Chart) -> dict[str, Any]:
         for panel in chart.shown.panels
     ]
     return {"key": kind, "title": title, "help": words, "notes": notes, "panels": panels}
-
-
-# -- how rows were made -----------------------------------------------------------------------------------------------
-
-
-def _made(place: int, entry: Entry) -> dict[str, Any]:
-    """Explanation of a row."""
-    studies = {entry.study.name} if entry.study else {run.tuned_by for run in entry.runs.values() if run.tuned_by}
-    versions = {
-        "torch": "torch",
-        "lightning": "lightning",
-        "task": "task version",
-        "opt": "optimizer version",
-        "rest": "version of the rest",
-    }
-    return {
-        "place": place,
-        "name": cell(entry.name),
-        "problem": cell(entry.problem.name),
-        "kind": entry.kind,
-        "n": len(entry.runs),
-        "study": cell(sorted(studies)) if studies else None,
-        "versions": {words: cell(entry.versions[name]) for name, words in versions.items() if name in entry.versions},
-        "machines": cell(entry.machines),
-        "commands": list(map(cell, commands(entry.runs.values()))),
-    }
-
-
-def commands(runs: Iterable[RunResult]) -> list[str]:
-    """Shell commands that train these runs, one for all seeds of a setting.
-
-    Args:
-        runs: records.
-    """
-    seeds: dict[tuple[str, int | None], list[int]] = {}
-    for run in runs:
-        seed, order = run.config["seed"], run.config["data_seed"]
-        seeds.setdefault((fit_words(run), None if order == seed else order), []).append(seed)
-    found = []
-    for (words, order), own in seeds.items():
-        more = "" if order is None else f" --data_seed {order}"
-        if len(own) == 1:
-            found.append(f"{words} --seed {own[0]}{more}")
-        else:
-            found.append(f"for seed in {' '.join(map(str, sorted(own)))}; do {words} --seed $seed{more}; done")
-    return found
 
 
 def stores_in_words(stores: Stores) -> str:
