@@ -661,7 +661,7 @@ def test_a_name_has_its_style_whoever_else_is_drawn(store):
 def test_any_name_can_be_embedded(store, word):
     add_run(store, opt=f"s {word}")
     chart = curves(asked(store))
-    svg = embed(chart, replace(chart.panels[0], x=word, y=word)).svg
+    svg = embed(chart, replace(chart.panels[0], x=word, y=word))["svg"]
     (group,) = (each for each in ElementTree.fromstring(svg).iter("g") if each.get("class") == "series")
     assert group.get("data-name") == harmless(chart.panels[0].traces[0].name)
 

@@ -196,7 +196,7 @@ def _kind(kind: str, title: str, words: str, chart: Chart) -> dict[str, Any]:
     notes = [f"{', '.join(titles)}: {why}" for why, titles in bare.items()]
     panels = [
         {"key": panel.key, "title": cell(panel.title), "notes": list(map(cell, panel.note.splitlines()))}
-        | vars(embed(chart, panel))
+        | embed(chart, panel)
         for panel in chart.shown.panels
     ]
     return {"key": kind, "title": title, "help": words, "notes": notes, "panels": panels}

@@ -1,7 +1,7 @@
 """A panel of a chart as SVG in a page: text stays text, colours follow the page, each series is a group."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from io import BytesIO
 from typing import Any
@@ -18,37 +18,16 @@ _DROPPED = (f"{_SVG}metadata", f"{_SVG}style")
 _NUMBER, _COLOUR = re.compile(r"-?\d+\.\d{3,}"), re.compile(r"#([0-9a-f]{6})")
 
 
-@dataclass(frozen=True)
-class Series:
-    """A line of the legend.
-
-    Attributes:
-        number, name: of the series in the SVG.
-        color, dash: in CSS; no dash if its points are not joined.
-        mark: its marker as an SVG path around (0, 0); empty if it has none.
-    """
-
-    number: int
-    name: str
-    color: str
-    dash: str | None
-    mark: str
-
-
-@dataclass(frozen=True)
-class Embedded:
-    """A panel for a page: the SVG, and its legend."""
-
-    svg: str
-    legend: list[Series]
-
-
-def embed(chart: Chart, panel: Panel) -> Embedded:
+def embed(chart: Chart, panel: Panel) -> dict[str, Any]:
     """The panel without title, legend and caption, which the page adds; the same panel gives the same text.
 
     Elements of a series are in groups of the class `series`, with its number and name as `data-series` and
     `data-name`. The root has the data to convert positions into values: the box of the axes in SVG units, their limits,
     and which are logarithmic; and whether y has labels, so that only x is a value.
+
+    Returns:
+        `svg`, and `legend` with a dict for each series: its number and name in the SVG; its color and dash in CSS (no
+        dash if its points are not joined); and its marker as an SVG path around (0, 0), empty if it has none.
     """
     legend, image = Legend(replace(chart, panels=[panel])), BytesIO()
     with house_style():
@@ -79,8 +58,9 @@ def embed(chart: Chart, panel: Panel) -> Embedded:
     for i, name in enumerate(legend.names):
         looks = legend.looks(name)
         dash = None if looks["linestyle"] == "none" else _dash(looks["linestyle"])
-        series.append(Series(i, harmless(name), _variable(looks["color"]), dash, _mark(looks.get("marker"))))
-    return Embedded(ElementTree.tostring(root, encoding="unicode"), series)
+        own = {"color": _variable(looks["color"]), "dash": dash, "mark": _mark(looks.get("marker"))}
+        series.append({"number": i, "name": harmless(name), **own})
+    return {"svg": ElementTree.tostring(root, encoding="unicode"), "legend": series}
 
 
 def variables(text: str) -> tuple[dict[str, str], dict[str, str]]:
