@@ -41,9 +41,6 @@ KINDS = {
     "stability": ("Stability", "Sharpness, gradient noise and updates during training."),
 }
 """Captions of each kind of chart."""
-FIRST = "forest"
-"""The kind shown before the boards."""
-
 
 _WHOLE = re.compile(r"--\w[\w.]*|\[[-+.,\de ]+\]|\d[\d.]*e[-+]\d+")
 
@@ -60,14 +57,14 @@ def page(found: Collected, runs: int, stores: str, damaged: int = 0) -> str:
     found = replace(found, tables=cache(found.tables))  # charts and boards use the same runs
     entries = found.entries
     made = {run.run_id: i for i, entry in enumerate(entries) for run in entry.runs.values()}
-    boards = [_board(make(found), made) for make in BOARDS.values()]
-    kinds = [_kind(kind, *KINDS[kind], make(found)) for kind, make in CHARTS.items()]
+    boards = [make(found) for make in BOARDS.values()]
+    kinds = {kind: (*KINDS[kind], make(found)) for kind, make in CHARTS.items()}
     damaged += len({*found.damaged})  # boards and charts may have found more
-    return _written(
+    return written(
         boards,
         kinds,
         headlines(found),
-        first=FIRST,
+        made,
         runs=runs,
         shown=len(made),
         stores=stores,
@@ -81,51 +78,35 @@ def page(found: Collected, runs: int, stores: str, damaged: int = 0) -> str:
     )
 
 
-def other_page(
-    title: str,
-    lead: Sequence[str],
-    said: Sequence[tuple[str, str]],
+def written(
     boards: Sequence[Board],
     kinds: Mapping[str, tuple[str, str, Chart]],
-    reading: Sequence[str],
+    said: Iterable[tuple[str, str]],
+    made: Mapping[str, int] | None = None,
+    **more: Any,
 ) -> str:
-    """A page of other boards and charts, in the same form.
+    """A page of boards and charts.
 
     Args:
-        title: of the page.
-        lead: paragraphs below it.
-        said: the summary: names, and a text for each.
         boards: in order.
         kinds: charts by anchor, with title and caption; the first is shown before the boards.
-        reading: paragraphs on how to read it.
+        said: the summary: names, and a text for each.
+        made: by the id of a run, the `place` of the entry that explains its row.
+        more: further values of the template: title; lead and reading, paragraphs below the title and on how to read
+            the page, which by default is a report of stored runs; notes; entries.
     """
     charts = [_kind(kind, *of) for kind, of in kinds.items()]
-    return _written(
-        [_board(board, {}) for board in boards],
-        charts,
-        said,
-        first=next(iter(kinds), ""),
-        title=title,
-        lead=lead,
-        reading=reading,
-        notes=[],
-        entries=[],
-    )
-
-
-def _written(
-    boards: Sequence[dict[str, Any]], kinds: Sequence[dict[str, Any]], said: Iterable[tuple[str, str]], **more: Any
-) -> str:
-    light, dark = variables("".join(panel["svg"] for kind in kinds for panel in kind["panels"]))
-    values = {"title": "Optimizers on attention models", "lead": None, "reading": None} | more
+    light, dark = variables("".join(panel["svg"] for chart in charts for panel in chart["panels"]))
+    values = {"title": "Optimizers on attention models", "lead": None, "reading": None, "notes": [], "entries": []}
     return template("bench.boards", "page.html.j2", digest=_digest, clean=cell, whole=_whole).render(
         version=__version__,
-        boards=[board for board in boards if board["tables"]],
-        kinds=[kind for kind in kinds if kind["panels"]],
+        boards=[_board(board, made or {}) for board in boards if any(table.rows for table in board.tables)],
+        first=next(iter(kinds), ""),
+        kinds=[chart for chart in charts if chart["panels"]],
         headlines=[(cell(name), cell(words)) for name, words in said],
         light=light,
         dark=dark,
-        **values,
+        **values | more,
     )
 
 
@@ -144,7 +125,7 @@ def _digest(script: str) -> str:
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _board(board: Board, made: dict[str, int]) -> dict[str, Any]:
+def _board(board: Board, made: Mapping[str, int]) -> dict[str, Any]:
     """A board's tables with rows; its notes mention the others."""
     bare = [f"{table.title}: nothing to show" for table in board.tables if not table.rows]
     notes = [note for table in board.tables if not table.rows for note in table.notes]
@@ -156,7 +137,7 @@ def _board(board: Board, made: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _table(table: Table, made: dict[str, int]) -> dict[str, Any]:
+def _table(table: Table, made: Mapping[str, int]) -> dict[str, Any]:
     """A table's texts and sort keys; columns without any value are omitted."""
     table = telling(table)
     rows = []

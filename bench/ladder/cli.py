@@ -191,7 +191,7 @@ def _plan(
 
 def _show(found: "Findings", out: Path, command: str, *, as_json: bool) -> int:
     """Print the findings, and write page, table and figures; the same store gives the same bytes."""
-    from bench.boards.page import other_page
+    from bench.boards import page
     from bench.ladder.show import boards, charts, cut, verdict
     from bench.results.draw import picture
     from bench.results.render import as_json as json_of
@@ -221,7 +221,7 @@ def _show(found: "Findings", out: Path, command: str, *, as_json: bool) -> int:
         ),
     }
     kinds = {name: (*told[name], chart) for name, chart in drawn.items()}
-    write(out / "ladder.html", other_page(title, [lead], summary, tables, kinds, READING))
+    write(out / "ladder.html", page.written(tables, kinds, summary, title=title, lead=[lead], reading=READING))
     head = f"# {title}\n\nMade by `{command}`.\n\n" + "".join(f"* {line}\n" for line in said)
     shown = {name: chart for name, chart in drawn.items() if chart.panels[0].traces}
     figure = "\n![steps at equal loss against size](efficiency.png)\n\n" if "efficiency" in shown else "\n"
