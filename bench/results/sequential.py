@@ -46,7 +46,8 @@ ROUNDING = 2.0**-21
 # -- the boundary -----------------------------------------------------------------------------------------------------
 
 
-class _Boundaries:
+@lru_cache(maxsize=64)
+def _boundaries(share: float, tests: int, most: int) -> NDArray[np.int_]:
     """Fewest deciding wins at each number of seeds, by the exact distribution of wins of undecided pairs.
 
     There is one boundary per level: a verdict at a smaller level also holds at every larger one, as Holm's procedure
@@ -55,41 +56,32 @@ class _Boundaries:
     Args:
         share: of the level, two-sided.
         tests: the levels are the share divided by 1, 2, ... tests.
+        most: largest number of seeds.
+
+    Returns:
+        Shape (most + 1, tests); one more than the seeds if none decide.
     """
-
-    def __init__(self, share: float, tests: int) -> None:
-        self._levels = share / 2 / np.arange(1, tests + 1)
-        self._spent = np.zeros(tests)
-        self._open = np.ones((tests, 1))  # probability of k wins so far without reaching the boundary, under the null
-        self._least = [np.ones(tests, dtype=int)]
-
-    def least(self, tests: int, n: int) -> NDArray[np.int_]:
-        """Fewest deciding wins by number of seeds, shape (n + 1,); one more than the seeds if none decide."""
-        while len(self._least) <= n:
-            self._extend()
-        return np.array([of[tests - 1] for of in self._least[: n + 1]])
-
-    def _extend(self) -> None:
-        n = len(self._least)
-        reached = np.zeros((len(self._levels), n + 1))
-        reached[:, :-1] += self._open / 2
-        reached[:, 1:] += self._open / 2
+    levels, spent = share / 2 / np.arange(1, tests + 1), np.zeros(tests)
+    reached = np.ones((tests, 1))  # probability of k wins so far without reaching the boundary, under the null
+    found = [np.ones(tests, dtype=int)]
+    for n in range(1, most + 1):
+        half, reached = reached / 2, np.zeros((tests, n + 1))
+        reached[:, :-1] += half
+        reached[:, 1:] += half
         tail = reached[:, ::-1].cumsum(axis=1)[:, ::-1]
-        allowed = self._levels * (1 - RESERVE / n) - self._spent
-        k = (tail > allowed[:, None]).sum(axis=1)  # the first with a tail within the allowed level
-        k = np.maximum.accumulate(k)
+        allowed = levels * (1 - RESERVE / n) - spent
+        k = np.maximum.accumulate((tail > allowed[:, None]).sum(axis=1))  # the first with a tail within that level
         there = k <= n
-        self._spent[there] += tail[there, k[there]]
+        spent[there] += tail[there, k[there]]
         reached[np.arange(n + 1) >= k[:, None]] = 0.0
-        self._open = reached
-        self._least.append(k)
-
-
-_boundaries = lru_cache(maxsize=64)(_Boundaries)
+        found.append(k)
+    return np.array(found)
 
 
 def _least_wins(n: int, share: float, tests: int) -> NDArray[np.int_]:
-    return _boundaries(share, 1 << (tests - 1).bit_length()).least(tests, n)
+    """Fewest deciding wins by number of seeds, shape (n + 1,)."""
+    most = (1 << n.bit_length()) - 1  # few sizes, so that one computation serves many numbers of seeds and of tests
+    return _boundaries(share, 1 << (tests - 1).bit_length(), most)[: n + 1, tests - 1]
 
 
 def least_wins(n: int, share: float = SHARES[0], tests: int = 1) -> int:
