@@ -5,7 +5,7 @@ from pathlib import Path
 from textwrap import wrap
 
 from bench.boards import BOARDS
-from bench.boards.attention_charts import attention, stability
+from bench.boards.charts import attention, stability
 from bench.boards.collect import Collected
 from bench.results.draw import picture
 from bench.results.render import markdown

@@ -1,14 +1,14 @@
-"""All charts of results as data: against optimizer steps (`curves.py`), of studies, of targets."""
+"""All charts of results as data: against optimizer steps (`curves.py`), of studies, of targets, of observations."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from bench.boards.attention_charts import attention, stability
+from bench.boards.attention import NONE, SHOWN, over_heads
 from bench.boards.collect import Collected
-from bench.boards.curves import SPAN, curves, log_axis, series, steps
+from bench.boards.curves import SPAN, Line, curves, finite, log_axis, over_steps, series, steps
 from bench.boards.entries import Entry, Problem
 from bench.boards.forest import forest
 from bench.boards.speed import cut_short, reached, steps_to
@@ -18,6 +18,7 @@ from bench.results.chart import MOST, Chart, Panel, Trace
 from bench.results.group import HUGE
 from bench.results.selection import End, equal_below, seed_median
 from bench.store.reports import StudyRecord
+from bench.store.tables import Columns
 
 # -- of studies -------------------------------------------------------------------------------------------------------
 
@@ -257,6 +258,58 @@ def _area(ratios: Sequence[float], whole: int) -> float:
     AlgoPerf's area, linear from 1 on, would be the same for all that are faster than a fixed reference.
     """
     return math.fsum(min(max(0.5 - math.log(ratio, FARTHEST) / 2, 0), 1) for ratio in ratios) / whole
+
+
+# -- of observations --------------------------------------------------------------------------------------------------
+
+CURVED = {
+    "sharpness": "sharpness x step size (edge of gradient descent: 2)",
+    "edge": "curvature x step along the update (edge: 2)",
+    "noise_scale": "gradient noise scale (samples)",
+    "update_cosine": "cosine of successive updates",
+    "update_ratio_matrix": "update / weights of matrices",
+}
+"""Quantities of `bench plot stability`."""
+
+
+def attention(found: Collected) -> Chart:
+    """Means over heads against optimizer steps, a panel for each problem and quantity."""
+    return _chart(found, "attention", SHOWN, over_heads)
+
+
+def stability(found: Collected) -> Chart:
+    """Sharpness times step size, gradient noise and updates against optimizer steps."""
+
+    def of_model(tables: Mapping[str, Columns], name: str) -> Line | None:
+        table, curve = tables.get("measurements", {}), tables.get("curve", {})
+        if name != "sharpness":
+            return (table["step"], table[name]) if name in table else None
+        if name not in table or "applied_step" not in curve:
+            return None
+        made = np.maximum(np.searchsorted(curve["step"], table["step"], side="right") - 1, 0)
+        return table["step"], table["sharpness"] * curve["applied_step"][made]
+
+    return _chart(found, "stability", CURVED, of_model)
+
+
+def _chart(
+    found: Collected,
+    kind: str,
+    quantities: Mapping[str, str],
+    read: Callable[[Mapping[str, Columns], str], Line | None],
+) -> Chart:
+    panels = []
+    for i, (problem, entries) in enumerate(found.problems.items()):
+        tables = {entry.name: found.every(entry) for entry in entries}
+        for name, words in quantities.items():
+            measured = {own: [read(each, name) for each in there] for own, there in tables.items()}
+            lines = {own: [line and finite(*line) for line in there] for own, there in measured.items() if any(there)}
+            if lines:
+                title = f"{words}: {problem.name}"
+                panels.append(over_steps(f"{kind}-{i}-{name}", problem, title, words, lines, log_x=True))
+    if not panels:
+        panels.append(Panel(kind, kind, "optimizer steps", kind, note=NONE))
+    return Chart(panels, series(found))
 
 
 CHARTS: dict[str, Callable[[Collected], Chart]] = {

@@ -112,9 +112,14 @@ def _columns(read: Iterable[Mapping[str, Columns]], column: str) -> list[Line | 
     lines: list[Line | None] = []
     for tables in read:
         table = next((tables[name] for name in ("curve", "measurements") if column in tables.get(name, {})), None)
-        there = np.isfinite(table[column]) if table is not None else np.zeros(0, bool)
-        lines.append((table["step"][there], table[column][there]) if table is not None and there.any() else None)
+        lines.append(None if table is None else finite(table["step"], table[column]))
     return lines
+
+
+def finite(at: Array, values: Array) -> Line | None:
+    """The points with finite values; None if there are none."""
+    there = np.isfinite(values)
+    return (at[there], values[there]) if there.any() else None
 
 
 def _held(lines: Sequence[Line | None], statuses: Sequence[str]) -> list[Line | None]:
