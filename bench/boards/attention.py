@@ -25,6 +25,8 @@ SHOWN = {
     "stable_rank_QK": "stable rank of W_QK",
 }
 """Quantities of the board and of `bench plot attention`, averaged over heads; `bench sql` has the others."""
+ENDS = ("entropy", "top_token", "stable_rank_QK")
+"""Quantities shown at the end of training too."""
 WINDOW = 0.1
 """A run's training loss after t steps is the mean of its batches' losses over this share of the t steps. Ours."""
 DIRECTION = re.compile(r"direction_at_(\d+)_l\d+_h\d+")
@@ -86,61 +88,44 @@ def at_loss(losses: Array, values: Array, level: float) -> float | None:
     return float(values[i - 1] + share * (values[i] - values[i - 1]))
 
 
-class Observed:
-    """Observations of an entry's runs, by seed; runs without observations are excluded."""
-
-    def __init__(self, entry: Entry, read: Mapping[Seed, Mapping[str, Columns]]) -> None:
-        self.entry = entry
-        self.runs = {
-            seed: own
-            for seed, own in read.items()
-            if entry.runs[seed].status == "completed"
-            and over_heads(own, "entropy") is not None
-            and "loss" in own.get("curve", {})
-        }
-
-    def losses(self, seed: Seed) -> Array:
-        """Training losses at the observed steps."""
-        found = over_heads(self.runs[seed], "entropy")
-        assert found is not None
-        return loss_at(self.runs[seed]["curve"], found[0])
-
-    def ends(self) -> list[float]:
-        """The lowest training loss of each run."""
-        return [float(np.nanmin(self.losses(seed))) for seed in self.runs]
-
-    def last(self, name: str) -> list[float]:
-        """A measurement at the end of each run."""
-        return [float(found[1][-1]) for own in self.runs.values() if (found := over_heads(own, name)) is not None]
-
-    def at(self, name: str, level: float) -> dict[Seed, float | None]:
-        """A measurement of each run at a level of the loss."""
-        found = {seed: over_heads(own, name) for seed, own in self.runs.items()}
-        return {seed: each and at_loss(self.losses(seed), each[1], level) for seed, each in found.items()}
+def observations(entry: Entry, read: Mapping[Seed, Mapping[str, Columns]]) -> dict[Seed, dict[str, Array]]:
+    """The training `loss` and the shown quantities at the observed steps, by seed; without runs that lack them."""
+    runs = {}
+    for seed, tables in read.items():
+        found = {name: line for name in SHOWN if (line := over_heads(tables, name)) is not None}
+        curve = tables.get("curve", {})
+        if entry.runs[seed].status == "completed" and "entropy" in found and "loss" in curve:
+            loss = loss_at(curve, found["entropy"][0])
+            runs[seed] = {"loss": loss} | {name: values for name, (_, values) in found.items()}
+    return runs
 
 
 def attention_board(found: Collected) -> Board:
     """Attention at equal training loss and at the end of training."""
     shown = []
     for problem, entries in found.problems.items():
-        all_observed = [Observed(entry, found.read(entry)) for entry in entries]
-        observed = [each for each in all_observed if each.runs]
+        read = {entry: found.read(entry) for entry in entries}
+        observed = {entry: runs for entry, own in read.items() if (runs := observations(entry, own))}
         if not observed:
             continue
-        sound = [each for each in observed if not each.entry.refused] or observed
-        level = max(end for each in sound for end in each.ends())
-        of = found.reference_of(problem)
-        ref = next((each for each in observed if each.entry is of), None)
-        base = ref.at("entropy", level) if ref is not None else {}
-        rows = {}
-        for each in observed:
-            own = {name: each.at(name, level) for name in SHOWN}
-            rows[each.entry] = (
-                {"n": len(each.runs)}
-                | _verdict(each, own["entropy"], ref, base)
-                | {name: _mean(list(values.values())) for name, values in own.items()}
-                | {f"end_{name}": mean_interval(each.last(name)) for name in ("entropy", "top_token", "stable_rank_QK")}
-            )
+        sound = [entry for entry in observed if not entry.refused] or observed
+        level = max(float(np.nanmin(run["loss"])) for entry in sound for run in observed[entry].values())
+        entropy = {entry: _at("entropy", level, runs) for entry, runs in observed.items()}
+        of, rows = found.reference_of(problem), {}
+        for entry, runs in observed.items():
+            if entry is of:
+                verdict = {"verdict": "reference"}
+            elif entry.refused:
+                verdict = {"difference": None, "verdict": f"not compared: {entry.refused}"}
+            else:
+                verdict = against(entropy[entry], {} if of is None else entropy.get(of, {}))
+            last = {name: [run[name] for run in runs.values() if name in run] for name in ENDS}
+            rows[entry] = {
+                "n": len(runs),
+                **verdict,
+                **{name: _mean(list(_at(name, level, runs).values())) for name in SHOWN},
+                **{f"end_{name}": mean_interval([float(values[-1]) for values in own]) for name, own in last.items()},
+            }
         columns = [
             *(
                 Column(name, title, f"{title}: mean over heads, then over seeds with 95 % t-interval, at equal loss", 3)
@@ -160,32 +145,27 @@ def attention_board(found: Collected) -> Board:
         name = f" ({of.name} is the reference)" if of is not None else ""
         notes = [f"equal loss: training loss {level:.4g}, the lowest that all compared runs reach{name}"]
         shown.append(board_table(problem.name, columns, rows, notes))
-        shown.extend(_direction(problem.name, observed))
+        cosines = {entry: [directions(read[entry][seed]) for seed in runs] for entry, runs in observed.items()}
+        shown.extend(_direction(problem.name, cosines))
     about = "neither direction is better; verdicts and intervals are not corrected for multiple comparisons"
     return Board("attention", "Attention", shown, [about] if shown else [NONE])
 
 
-def _verdict(
-    each: Observed, own: Mapping[Seed, float | None], ref: Observed | None, base: Mapping[Seed, float | None]
-) -> dict[str, Any]:
-    if each is ref:
-        return {"verdict": "reference"}
-    why = each.entry.refused
-    return {"difference": None, "verdict": f"not compared: {why}"} if why else against(own, base)
+def _at(name: str, level: float, runs: Mapping[Seed, Mapping[str, Array]]) -> dict[Seed, float | None]:
+    """A quantity of each run at a level of the loss."""
+    return {seed: at_loss(run["loss"], run[name], level) if name in run else None for seed, run in runs.items()}
 
 
-def _direction(problem: str, observed: Sequence[Observed]) -> list[Table]:
+def _direction(problem: str, cosines: Mapping[Entry, Sequence[Mapping[int, float]]]) -> list[Table]:
     """When the direction of W_QK is the final one; no table without snapshots."""
     rows = {}
-    for each in observed:
-        cosines = [directions(own) for own in each.runs.values()]
-        if not all(cosines):
+    for entry, runs in cosines.items():
+        if not all(runs):
             continue
-        row = {"n": len(cosines), "rate": mean_interval([rate(own) for own in cosines])}
+        rows[entry] = {"n": len(runs), "rate": mean_interval([rate(own) for own in runs])}
         for share in SHARES:
-            values = [own[max(t for t in own if t <= share * max(own))] for own in cosines]
-            row[f"cosine_{share:g}"] = mean_interval(values)
-        rows[each.entry] = row
+            values = [own[max(t for t in own if t <= share * max(own))] for own in runs]
+            rows[entry][f"cosine_{share:g}"] = mean_interval(values)
     columns = [
         *(
             Column(
