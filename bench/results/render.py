@@ -6,7 +6,6 @@ do not store them.
 
 import csv
 import html
-import io
 import json
 import math
 import re
@@ -16,6 +15,7 @@ from decimal import Decimal
 from itertools import zip_longest
 from numbers import Number
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from bench.results.table import Board, Column, Table
@@ -319,18 +319,11 @@ def json_lines(rows: Iterable[Row]) -> Iterator[str]:
 
 def csv_lines(own: Sequence[Column], rows: Iterable[Row]) -> Iterator[str]:
     """Rows as CSV; missing values and NaN are empty fields."""
-    file = io.StringIO()
+    file: Any = SimpleNamespace(write=str)  # `writerow` returns what `write` returns: the line
     writer = csv.writer(file, lineterminator="\n")
-
-    def line(values: Iterable[Any]) -> str:
-        file.seek(0)
-        file.truncate()
-        writer.writerow(map(in_csv, values))
-        return file.getvalue()
-
-    yield line(clean(c.key) for c in own)
+    yield writer.writerow(in_csv(clean(c.key)) for c in own)
     for row in rows:
-        yield line(_in_csv(c, row) for c in own)
+        yield writer.writerow(in_csv(_in_csv(c, row)) for c in own)
 
 
 def _in_csv(column: Column, row: Row) -> Any:
