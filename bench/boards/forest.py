@@ -10,7 +10,7 @@ from bench.boards.collect import Collected
 from bench.boards.curves import series
 from bench.boards.entries import Entry, Problem
 from bench.boards.quality import judged
-from bench.results.chart import Chart, Guide, Panel, Trace, axis_limits
+from bench.results.chart import Chart, Panel, Trace, axis_limits
 from bench.results.sequential import LEAST_SEEDS, Comparison
 from bench.results.stats import Interval
 from bench.text import clean
@@ -78,7 +78,7 @@ def _panel(key: str, found: Collected, problem: Problem) -> Panel:
         limits=(down, 0.0),
         x_limits=limits,
         y_ticks=words,
-        guides=[Guide("equal to the reference", np.full(2, none), np.array([down, 0.0]))],
+        guides=[Trace("equal to the reference", np.full(2, none), np.array([down, 0.0]))],
         least=_AROUND - _LINE * down,
     )
 

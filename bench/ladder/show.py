@@ -9,7 +9,7 @@ import numpy as np
 from bench.ladder.findings import NEAR, NEAR_LOG, Findings, Rung, intervals, scores, was_before
 from bench.ladder.sizes import MODEL
 from bench.ladder.statistics import Trend
-from bench.results.chart import Chart, Guide, Panel, Trace
+from bench.results.chart import Chart, Panel, Trace
 from bench.results.stats import Interval, exp
 from bench.results.table import Board, Column, Table
 from bench.text import cell, duration
@@ -318,7 +318,7 @@ def _efficiency_chart(found: Findings) -> Chart:
         traces,
         f"bands: 95 % interval over {len(found.record.declared['fresh'])} fresh seeds\nbelow 1 fewer steps than"
         f" {reference}",
-        guides=[Guide(reference, ends, np.ones(2))] if traces else (),
+        guides=[Trace(reference, ends, np.ones(2))] if traces else (),
     )
     return Chart([panel], {opt: opt for opt in found.record.opts}, columns=1)
 

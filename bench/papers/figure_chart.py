@@ -69,7 +69,7 @@ def _panel(k: int, panel: Panel, arms: Drawn) -> chart.Panel:
     traces = [line for arm, own, _ in arms for line in own or [chart.Trace(arm.label, none, none, marks="some")]]
     ends = [values for line in drawn for values in line.band or (line.y,)]
     limits = axis_limits(ends, "y" in panel.log, 0.05, panel.floor)
-    guides = [chart.Guide(g.label, *_guide_points(g, drawn[0], panel, limits)) for g in panel.guides if drawn]
+    guides = [chart.Trace(g.label, *_guide_points(g, drawn[0], panel, limits)) for g in panel.guides if drawn]
     x, y = (LABELS.get(column, column.replace("$", r"\$")) for column in (panel.x, panel.y))
     return chart.Panel(f"panel-{k}", panel.title, x, y, panel.log, traces, limits=limits, guides=guides)
 

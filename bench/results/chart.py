@@ -52,15 +52,6 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Guide:
-    """A thin grey line for comparison: its name in the legend, and its points."""
-
-    name: str
-    x: Array
-    y: Array
-
-
-@dataclass(frozen=True)
 class Panel:
     """One pair of axes.
 
@@ -73,7 +64,7 @@ class Panel:
         note: meaning of bands, number of seeds, exclusions: a line for each.
         limits, x_limits: of y and x; None for limits from the data.
         x_ticks, y_ticks: labels by position, possibly of several lines; None for numbers.
-        guides: lines for comparison.
+        guides: lines for comparison, drawn thin and grey; only names and points count.
         empty: text in the panel if no trace has a value.
         share: share of the height of stacked panels.
         least: minimum height in inches, title and x axis included.
@@ -90,7 +81,7 @@ class Panel:
     x_limits: tuple[float, float] | None = None
     x_ticks: Mapping[float, str] | None = None
     y_ticks: Mapping[float, str] | None = None
-    guides: Sequence[Guide] = ()
+    guides: Sequence[Trace] = ()
     empty: str = "no values"
     share: float = 1
     least: float = 0
