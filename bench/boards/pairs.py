@@ -36,9 +36,9 @@ def _table(found: Collected, problem: Problem, entries: list[Entry]) -> Table:
     values = [[verdicts.measure.values(entry, entry.common_seeds(other)) for other in sound] for entry in sound]
     decided = grid(values, verdicts.measure.mode)
     rows: list[dict[str, Any]] = []
-    for i, (entry, place) in enumerate(zip(sound, places(decided, len(sound)), strict=True)):
+    for i, (entry, (low, high)) in enumerate(zip(sound, places(decided, len(sound)), strict=True)):
         row: dict[str, Any] = {"opt": entry.name, "settings": entry.settings, "n": len(entry.runs)}
-        row["places"] = f"{place.low}" if place.low == place.high else f"{place.low} to {place.high}"
+        row["places"] = f"{low}" if low == high else f"{low} to {high}"
         for j in range(len(sound)):
             if i != j:
                 sign = decided[min(i, j), max(i, j)].sign

@@ -227,14 +227,6 @@ def _bounds(d: NDArray[np.float64]) -> tuple[float, float]:
 # -- many of them -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Place:
-    """A row's rank interval: the ranks compatible with the decided pairs."""
-
-    low: int
-    high: int
-
-
 def grid(values: Sequence[Sequence[Values]], mode: str) -> dict[tuple[int, int], Comparison]:
     """All pairs with Holm's correction (1979): the family-wise error rate is at most 5 %.
 
@@ -251,12 +243,11 @@ def grid(values: Sequence[Sequence[Values]], mode: str) -> dict[tuple[int, int],
     return found
 
 
-def places(pairs: Mapping[tuple[int, int], Comparison], n: int) -> list[Place]:
-    """Rank intervals of n rows, from all pairs i < j: the numbers of rows decided to be better and worse."""
+def places(pairs: Mapping[tuple[int, int], Comparison], n: int) -> list[tuple[int, int]]:
+    """The lowest and highest rank of each of n rows that is compatible with the decided ones of all pairs i < j."""
     better = {pair if found.sign > 0 else pair[::-1] for pair, found in pairs.items() if found.sign}
     return [
-        Place(1 + sum((j, i) in better for j in range(n)), n - sum((i, j) in better for j in range(n)))
-        for i in range(n)
+        (1 + sum((j, i) in better for j in range(n)), n - sum((i, j) in better for j in range(n))) for i in range(n)
     ]
 
 
