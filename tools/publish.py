@@ -150,8 +150,9 @@ def text(found: Collected, panels: Sequence[Panel]) -> str:
         titles = {task: _metric(table) for task, table in ranked.items()} | dict.fromkeys(aligned, "final alignment")
         columns = [Column("opt", "optimizer"), *(Column(task, f"{task}: {what}") for task, what in titles.items())]
         lines += markdown_table(Table("", columns, [{"opt": opt, **own} for opt, own in sorted(cells.items())]))
-    means = "Tables have means over fresh seeds with 95 % intervals, without the noise of tuning, for which boards have a"
-    means += " column."
+    means = (
+        "Tables have means over fresh seeds with 95 % intervals, without the noise of tuning (boards have a column)."
+    )
     own = {problem.task: entries for problem, entries in found.problems.items()}
     said = " ".join([means, _set_up(own), *_excluded(own)])
     return "\n".join([*lines, "", *wrap(said, 120), ""])
