@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 from bench.errors import UserError
 from bench.grammar.values import log_grid
 from bench.results.selection import CONVERGED
-from bench.tuning.design import EXTENSION_LIMIT, LONGEST_GRID, Design, Replay, Scores, Wanted
-from bench.tuning.space import Range, point_key, read_space, space_as_json, space_from_json
+from bench.tuning.design import EXTENSION_LIMIT, LONGEST_GRID, Design, Scores, Wanted
+from bench.tuning.space import Point, Range, point_key, read_space, space_as_json, space_from_json
 from bench.tuning.tune import default_trials
 from optimizers import OPTIMIZERS
 
@@ -603,6 +604,21 @@ def test_a_score_that_comes_to_be_known_only_appends_points(drawn, data, mode):
     assert before == order
 
 
+class Replay(NamedTuple):
+    """What a study shows of a smaller budget: its best point, the tried points, and those without a known score."""
+
+    best: Point | None
+    scored: list[Wanted]
+    missing: list[Point]
+
+
+def replay(design: Design, trials: int, total: int, scores: Scores) -> Replay:
+    wanted = design.wanted(trials, total, scores)
+    scored = [each for each in wanted if each.key in scores.by_key]
+    missing = [each.point for each in wanted if each.key not in scores.by_key]
+    return Replay(design.best([each.point for each in scored], scores), scored, missing)
+
+
 @pytest.mark.whole
 @pytest.mark.deep
 @often
@@ -612,14 +628,14 @@ def test_a_replay_is_what_a_tuning_of_that_budget_would_have_done(drawn, data, m
     score = scores_of(design, data)
     order, known = simulate(design, score, most, 0, mode, least)
     for trials in range(step, most + 1, step):
-        found = design.replay(trials, 0, Scores(known, mode, least))
+        found = replay(design, trials, 0, Scores(known, mode, least))
         real, scores = simulate(design, score, trials, 0, mode, least)
         if found.missing:  # the smaller one grew beyond the points of the larger one
             keys = [point_key(point) for point in found.missing]
             assert not set(keys) & known.keys()
             assert [each for each in real if each.key in known][: len(found.scored)] == found.scored
             assert keys[0] in scores
-            found = design.replay(trials, 0, Scores(known | scores, mode, least))
+            found = replay(design, trials, 0, Scores(known | scores, mode, least))
         assert found.scored == real
         assert found.missing == []
         assert found.best == design.best([each.point for each in real], Scores(scores, mode, least))
@@ -627,25 +643,25 @@ def test_a_replay_is_what_a_tuning_of_that_budget_would_have_done(drawn, data, m
         if found.best is not None:
             values = [max(v, least) for v in scores.values() if v is not None]
             assert max(scores[point_key(found.best)], least) == (min(values) if mode == "min" else max(values))
-    assert [each.point for each in design.replay(most, 0, Scores(known, mode, least)).scored] == [
+    assert [each.point for each in replay(design, most, 0, Scores(known, mode, least)).scored] == [
         each.point for each in order
     ]
 
 
 def test_a_replay_says_what_is_missing():
     _, known = simulate(GRID1, valley(0.1), 5)
-    assert GRID1.replay(3, 0, Scores(known)) == Replay({"opt.lr": 0.1}, GRID1.wanted(3), [])
-    more = GRID1.replay(7, 0, Scores(known))
+    assert replay(GRID1, 3, 0, Scores(known)) == Replay({"opt.lr": 0.1}, GRID1.wanted(3), [])
+    more = replay(GRID1, 7, 0, Scores(known))
     assert (len(more.scored), more.missing) == (5, [{"opt.lr": 0.003162}, {"opt.lr": 3.162}])
-    assert GRID1.replay(1, 0, Scores()) == Replay(None, [], [{"opt.lr": 0.1}])
-    assert GRID1.replay(1, 0, Scores(dict.fromkeys(known))).best is None
+    assert replay(GRID1, 1, 0, Scores()) == Replay(None, [], [{"opt.lr": 0.1}])
+    assert replay(GRID1, 1, 0, Scores(dict.fromkeys(known))).best is None
     with pytest.raises(UserError, match="--trials 0: "):
-        GRID1.replay(0, 0, Scores(known))
+        replay(GRID1, 0, 0, Scores(known))
 
 
 def test_a_replay_grows_as_the_tuning_would_have():
     _, known = simulate(GRID1, valley(10.0), 9)
-    best, scored, missing = GRID1.replay(3, 0, Scores(known))
+    best, scored, missing = replay(GRID1, 3, 0, Scores(known))
     assert (best, missing) == ({"opt.lr": 10.0}, [])
     assert [(each.point["opt.lr"], each.kind) for each in scored[3:]] == [
         (1.0, "extension"),
@@ -653,8 +669,8 @@ def test_a_replay_grows_as_the_tuning_would_have():
         (10.0, "extension"),
         (31.62, "extension"),
     ]
-    assert GRID1.replay(3, 8, Scores(known)).missing == []
-    assert GRID1.replay(3, 8, Scores(known)).scored[-1] == Wanted({"opt.lr": 0.01}, "top-up")
+    assert replay(GRID1, 3, 8, Scores(known)).missing == []
+    assert replay(GRID1, 3, 8, Scores(known)).scored[-1] == Wanted({"opt.lr": 0.01}, "top-up")
 
 
 # -- the best, its edge and its neighbours --------------------------------------------------------------------------

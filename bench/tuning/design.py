@@ -1,7 +1,7 @@
 """Designs: the points of a search space to try next.
 
 A design is a pure function of the known scores. So interrupted tuning continues where it stopped, and the scores of a
-large budget give the result of any smaller one (`Design.replay`).
+large budget give the result of any smaller one (`Design.wanted`).
 """
 
 import heapq
@@ -64,20 +64,6 @@ class Scores:
     mode: Mode = "min"
     least: float = -math.inf
     capped: Collection[Key] = ()
-
-
-class Replay(NamedTuple):
-    """The result that tuning would have had.
-
-    Attributes:
-        best: the best point with a known score; None if there is none.
-        scored: the points with known scores that it would have tried.
-        missing: points that it would try next, without known scores; if there are any, the result is preliminary.
-    """
-
-    best: Point | None
-    scored: list[Wanted]
-    missing: list[Point]
 
 
 @dataclass(frozen=True)
@@ -170,22 +156,6 @@ class Design:
         if not self.ranges:
             return self._product(trials, total)
         return self._grown(scores or Scores(), trials, total)
-
-    def replay(self, trials: int, total: int, scores: Scores) -> Replay:
-        """The result of tuning with this design, from known scores.
-
-        Args:
-            trials: number of points of the design.
-            total: as in `wanted`.
-            scores: the known ones.
-
-        Raises:
-            UserError: no design has such numbers.
-        """
-        wanted = self.wanted(trials, total, scores)
-        scored = [each for each in wanted if each.key in scores.by_key]
-        missing = [each.point for each in wanted if each.key not in scores.by_key]
-        return Replay(self.best([each.point for each in scored], scores), scored, missing)
 
     def best(self, points: Sequence[Point], scores: Scores) -> Point | None:
         """The best point with a known score, the middle one of equals by `position`; None if there is none.

@@ -144,11 +144,11 @@ def study_result(study: Study, budget: int | None = None) -> StudyResult:
             f"--budget {budget}: {study.name} has {request.trials} trials in its design; write 1 to {request.trials}"
         )
     total = request.total if budget is None else 0
-    found = spec.design.replay(budget or request.trials, total, known)
+    wanted = spec.design.wanted(budget or request.trials, total, known)
     last = {
         point_key(trial.point): trial for trial in own if trial.state != "failed" or point_key(trial.point) in scores
     }
-    scored = [last[each.key] for each in found.scored]
+    scored = [last[each.key] for each in wanted if each.key in scores]
     refined = [] if budget is not None else [t for k, t in last.items() if t.kind == "refinement" and k in scores]
     best = study.best([*scored, *refined])
     winner = [trial for trial in trials if trial.fresh and best is not None and trial.point == best.point]
@@ -158,7 +158,7 @@ def study_result(study: Study, budget: int | None = None) -> StudyResult:
     tried = [trial.point for trial in (*scored, *refined)]
     edge = best is not None and spec.design.at_boundary(tried, best.point)
     runs = [run for trial in fresh for run in trial.runs]
-    return StudyResult(study, scored, refined, scores, best, runs, failed, edge, len(found.missing))
+    return StudyResult(study, scored, refined, scores, best, runs, failed, edge, len(wanted) - len(scored))
 
 
 def missing_runs(found: StudyResult, store: Path) -> str | None:
