@@ -289,7 +289,7 @@ def test_a_live_view_of_tuning_shows_what_workers_do() -> None:
         progress.event(1, {"trial": trial})
         progress.event(1, {"doing": "reading the data of mnist"})
         assert progress.lines(60)[1:] == ["  1  importing torch", "  2  opt.lr 0.1  reading the data of mnist"]
-        progress.event(0, {"lanes": 10, "over": 2, "runs": 20, "share": 0.25, "score": 0.5})
+        progress.event(0, {"progress": Advance(100, 10, 0.3, ["a"], (0.5, "sgd lr 0.1")), "over": 2, "runs": 20})
         progress.event(1, {"trial": trial, "seed": 1000, "step": 5, "total": 10, "score": 0.3})
         assert progress.lines(60)[1:] == [
             "  1  2/20 runs, 10 in training  25%  best loss 0.5",

@@ -40,7 +40,8 @@ class WorkerProgress(SweepProgress):
         self._ended += made.ended
         if made.ended or time.monotonic() - self._last > TELL_SECONDS:
             self._last = time.monotonic()
-            self._tell({"progress": Advance(self._steps, made.alive, made.share, self._ended, self.best)})
+            told = Advance(self._steps, made.alive, made.share, self._ended, self.best)
+            self._tell({"progress": told, "runs": self.runs, "over": self.ended})
             self._steps, self._ended = 0, []
 
     def say(self, line: str) -> None:
@@ -48,7 +49,9 @@ class WorkerProgress(SweepProgress):
         self._tell({"say": line})
 
     def waiting(self, runs: int) -> None:
-        """Show nothing: the runs mostly train in workers of the same command, which shows them."""
+        """Say it in a study; the runs of a plan mostly train in workers of the same command, which shows them."""
+        if self.runs:  # a study's `execute` has set it
+            super().waiting(runs)
 
     def _show(self, alive: int, share: float) -> None:
         """Show nothing: the parent process shows it."""

@@ -22,7 +22,7 @@ MAX_FAILED_STARTS = 3
 PATIENCE_SECONDS = 120
 """Seconds for stopped workers to save their state. Ours."""
 
-TRAINING = frozenset(("progress", "trial", "lanes"))
+TRAINING = frozenset(("progress", "trial"))
 """Keys of events that show that a worker trains."""
 
 Event = Mapping[str, Any]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from bench.progress import LiveView, clock, fitting
+from bench.progress import Advance, LiveView, clock, fitting
 from bench.results.selection import score_text
 from bench.text import counted, duration
 
@@ -61,7 +61,7 @@ class TuningProgress(LiveView):
 
     def event(self, worker: int, event: Mapping[str, Any]) -> None:
         """Update from an event of a worker (`bench.tuning.worker.Worker`)."""
-        row = self._rows[worker]
+        row, score = self._rows[worker], event.get("score")
         if "say" in event:
             self.say(event["say"])
         elif "doing" in event:
@@ -75,15 +75,17 @@ class TuningProgress(LiveView):
             row["trial"] = _name(event["trial"]) + seed
             if "step" in event:
                 row["step"] = f"step {event['step']:,}/{event['total']:,}"
-        elif "lanes" in event:
+        elif "progress" in event:
+            made, over, runs = Advance(*event["progress"]), event["over"], event["runs"]
             row.pop("doing", None)
-            row["trial"] = f"{event['over']:,}/{event['runs']:,} runs, {event['lanes']:,} in training"
-            row["step"] = f"{event['share']:.0%}"
+            row["trial"] = f"{over:,}/{runs:,} runs, {made.alive:,} in training"
+            row["step"] = f"{(over + made.alive * made.share) / max(runs, 1):.0%}"
+            score = made.best and made.best[0]
         elif "idle" in event:
             row.clear()
             row["trial"] = "waiting for the others"
-        if event.get("score") is not None:
-            row["score"] = f"{'best ' * ('lanes' in event)}{self.metric} {score_text(event['score'], self.metric)}"
+        if score is not None:
+            row["score"] = f"{'best ' * ('progress' in event)}{self.metric} {score_text(score, self.metric)}"
 
     def _say_ended(self, event: Mapping[str, Any]) -> None:
         if event["state"] == "given back":

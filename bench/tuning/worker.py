@@ -19,12 +19,13 @@ from bench.config.checks import check
 from bench.config.run_config import RunConfig, on_device, settings_of
 from bench.errors import MAKE_ROOM, RunBusy, RunFailed, UserError, first_line
 from bench.execute import Effort
+from bench.execute.child import WorkerProgress
 from bench.execute.choice import Choices
 from bench.execute.database import Stuck, disk_full
 from bench.execute.execute import execute
 from bench.machine import this_process
 from bench.process import bench_command
-from bench.progress import Progress, SweepProgress
+from bench.progress import Progress
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.train.runner import run
@@ -194,7 +195,7 @@ class Worker:
 
     def _as_lanes(self, trials: Sequence[Trial], width: int) -> list[list[RunResult]] | None:
         configs = [config for trial in trials for config in self._configs(trial)]
-        show = _LanesShown(self.tell, self.study)
+        show = WorkerProgress(self.tell, self.study.spec.mode)
         effort = Effort("lanes", width, workers="1")
         if not execute(configs, show, effort, plan=self._plan, stop=self.stop):
             return None
@@ -304,32 +305,6 @@ class _Shown(Progress):
                 "score": getattr(self, "score", None),
             }
         )
-
-
-class _LanesShown(SweepProgress):
-    """Reports the progress of lanes."""
-
-    def __init__(self, tell: Tell, study: Study) -> None:
-        super().__init__("lanes", study.spec.mode, enabled=False)
-        self.tell = tell
-        self._told = 0.0
-
-    def say(self, line: str) -> None:
-        self.tell({"say": line})
-
-    def _show(self, alive: int, share: float) -> None:
-        if time.monotonic() - self._told >= 0.5:
-            self._told = time.monotonic()
-            done = (self.ended + alive * share) / max(self.runs, 1)
-            self.tell(
-                {
-                    "lanes": alive,
-                    "runs": self.runs,
-                    "over": self.ended,
-                    "share": done,
-                    "score": self.best and self.best[0],
-                }
-            )
 
 
 def _identity(trial: Trial) -> dict[str, Any]:
