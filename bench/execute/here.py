@@ -49,16 +49,12 @@ def train_cuts(
     keep_freed_memory()
     outcomes = Outcomes(plan, cuts, progress, time.time() if since is None else since)
     if plan.exchange is not None:
-        if not _as_shared(plan.exchange, parts(cuts), outcomes, stop):
-            return False
+        done = _as_shared(plan.exchange, parts(cuts), outcomes, stop)
+    else:  # first the free runs of all cuts, then those that other processes train
+        done = all(_train(cut, outcomes, stop, wait=wait) for wait in (False, True) for cut in cuts)
+    if done:
         outcomes.raise_failures()
-        return True
-    for wait in (False, True):  # first the free runs of all cuts, then those that other processes train
-        for cut in cuts:
-            if not (_as_lanes if cut.lanes else _one_by_one)(cut, outcomes, stop, wait=wait):
-                return False
-    outcomes.raise_failures()
-    return True
+    return done
 
 
 class Outcomes:
@@ -159,14 +155,16 @@ def _as_shared(exchange: "Exchange", blocks: Mapping[str, Cut], outcomes: Outcom
             continue
         waiting = False
         with exchange.held(plan.name, name):
-            if not (_as_lanes if blocks[name].lanes else _one_by_one)(blocks[name], outcomes, stop, wait=True):
+            if not _train(blocks[name], outcomes, stop, wait=True):
                 return False
             exchange.end(plan, name, run_ids[name], outcomes.failure(run_ids[name]))
     return True
 
 
-def _as_lanes(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bool:
-    """Train blocks of lanes; False if a signal asked to stop."""
+def _train(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bool:
+    """Train a cut, as blocks of lanes or one run at a time; False if a signal asked to stop."""
+    if not cut.lanes:
+        return _each(cut.runs, outcomes, stop, wait=wait)
     plan, store = outcomes.plan, outcomes.plan.store
     blocks = [[config for row in grid for config in row] for grid in cut.blocks]
     widest, short, waiting, progress = inf, False, False, outcomes.progress
@@ -192,8 +190,8 @@ def _as_lanes(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) ->
         busy = {run_id for block in (*others, *there.values()) if block.busy for run_id in block.runs}
         # Blocks of killed processes come first, since they have made progress.
         # Among them, failed blocks come last, since they may fail again.
-        idle = sorted((block for block in others if not block.busy), key=_has_failed)
-        begun = (block.runs for block in idle if block.runs.keys() <= fresh.keys() - busy)
+        idle = [block.runs for block in others if not block.busy and block.runs.keys() <= fresh.keys() - busy]
+        begun = sorted(idle, key=lambda runs: any(run.status == "failed" for run in runs.values()))
         begun = [[fresh[run_id] for run_id in run_ids] for run_ids in begun if len(run_ids) <= widest]
         free = ([run for run in block if run.run_id in fresh and run.run_id not in busy] for block in blocks)
         grid = next((next(rectangles(block, len(block))) for block in (*begun, *free) if block), None)
@@ -228,14 +226,10 @@ def _as_lanes(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) ->
                     f"run {grid[0][0].run_id} alone needs more memory than available: {first_line(error)}"
                 ) from None
             widest, short = count // 2, True
-            blocks = [part for block in blocks for part in _parts(block, widest)]
+            narrower = [part for block in blocks for part in rectangles(block, widest)]
+            blocks = [[config for row in part for config in row] for part in narrower]
             progress.say(f"{count} lanes at once need more memory than available; continuing with {widest}")
     return True
-
-
-def _has_failed(block: Block) -> bool:
-    """Whether the last attempt at a block failed."""
-    return any(run.status == "failed" for run in block.runs.values())
 
 
 def _wait(runs: Collection[object], waiting: bool, progress: SweepProgress) -> bool:
@@ -244,15 +238,6 @@ def _wait(runs: Collection[object], waiting: bool, progress: SweepProgress) -> b
         progress.waiting(len(runs))
     time.sleep(0.5)
     return True
-
-
-def _parts(block: Sequence[RunConfig], width: int) -> list[list[RunConfig]]:
-    """The runs of a block, divided into blocks of at most this width."""
-    return [[run for row in grid for run in row] for grid in rectangles(block, width)]
-
-
-def _one_by_one(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bool:
-    return _each(cut.runs, outcomes, stop, wait=wait)
 
 
 def _each(runs: Sequence[RunConfig], outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bool:
