@@ -333,7 +333,6 @@ def test_a_study_from_its_first_trial_to_the_winner_on_fresh_seeds(url: str) -> 
     assert [run.validations for run in stored.runs] == [
         [{"step": 20, "train_s": 0.1, "loss": 0.0}]
     ] * 2  # the last alone
-    assert stored.seconds is not None
 
 
 def test_a_setting_whose_cap_sets_the_steps_is_never_the_winner_and_counted(sqlite_url: str) -> None:

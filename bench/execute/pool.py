@@ -46,11 +46,6 @@ class WorkerProcess:
     _began: bool = False
     _asked: bool = False
 
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self.process.pid
-
     def _hear_out(self) -> None:
         """Read the remaining output of an ended process."""
         for reader in self._readers:

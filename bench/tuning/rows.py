@@ -5,7 +5,6 @@ has parsed a study or a trial.
 """
 
 from collections.abc import Iterator
-from datetime import datetime
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -20,13 +19,11 @@ class TrialRow(NamedTuple):
 
     Attributes:
         number, state: as Optuna writes them.
-        seconds: from its claim to its end, if it has ended.
         attributes: its user attributes, as JSON.
     """
 
     number: str
     state: str
-    seconds: float | None
     attributes: dict[str, bytes]
 
 
@@ -70,8 +67,9 @@ class Rows:
         """The trials of a study in their order, or only the one with this number."""
         of = "study_id = :number" + " AND trials.number = :trial" * (trial is not None)
         words = {"number": number} | ({} if trial is None else {"trial": trial})
-        columns = ["trial_id", "number", "state", "datetime_start", "datetime_complete"]
-        found = list(self._select(columns, f"FROM trials WHERE {of} ORDER BY trial_id", **words))
+        found = list(
+            self._select(["trial_id", "number", "state"], f"FROM trials WHERE {of} ORDER BY trial_id", **words)
+        )
         attributes: dict[bytes, dict[str, bytes]] = {row[0]: {} for row in found}
         of = f"trial_id IN (SELECT trial_id FROM trials WHERE {of})"
         for owner, key, value in self._select(
@@ -79,10 +77,7 @@ class Rows:
         ):
             if owner in attributes:  # else it was added between the two selects
                 attributes[owner][_text(key)] = value
-        return [
-            TrialRow(_text(number), _text(state), _seconds(_text(start), _text(end)), attributes[owner])
-            for owner, number, state, start, end in found
-        ]
+        return [TrialRow(_text(number), _text(state), attributes[owner]) for owner, number, state in found]
 
     def _select(self, columns: list[str], rest: str, **words: object) -> Iterator[tuple[bytes, ...]]:
         """These columns as bytes, regardless of their type in the database; empty for NULL."""
@@ -96,10 +91,3 @@ class Rows:
 
 def _text(value: bytes) -> str:
     return value.decode("utf-8", "replace")
-
-
-def _seconds(start: str, end: str) -> float | None:
-    try:
-        return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
-    except (ValueError, TypeError):  # not ended; or only one of them has a time zone
-        return None

@@ -374,7 +374,7 @@ def _row(trial: Trial, state: TrialState, runs: list[dict[str, Any]]) -> TrialRo
     """A trial as stored with these runs."""
     own = {"point": trial.point, "kind": trial.kind, "seeds": trial.seeds, "runs": runs}
     attributes = {key: json.dumps(value).encode() for key, value in own.items()}
-    return TrialRow(str(trial.number), state.name, None, attributes)
+    return TrialRow(str(trial.number), state.name, attributes)
 
 
 def _template(wish: Wanted, seeds: list[int], axes: Space) -> FrozenTrial:

@@ -239,13 +239,11 @@ class Trial(StoredTrial):
     Attributes:
         number: in the Optuna study.
         state: `failed` if the attempt failed; a later trial may have the same point.
-        seconds: from its claim to its end, if it has ended.
         fresh: whether it belongs to the fresh seeds.
     """
 
     number: int
     state: State
-    seconds: float | None = None
     fresh: bool = False
 
     @property
@@ -266,7 +264,7 @@ def read_trial(row: TrialRow, fresh: bool, spec: StudySpec) -> Trial:
     if not row.number.isdecimal() or row.state not in _STATES:
         raise Damaged(where, "its number or its state is invalid")
     number, state = int(row.number[:18]), _STATES[row.state]
-    trial = Trial(**vars(own), number=number, state=state, seconds=row.seconds, fresh=fresh)
+    trial = Trial(**vars(own), number=number, state=state, fresh=fresh)
     if why := _wrong(trial, spec):
         raise Damaged(where, why)
     return trial
