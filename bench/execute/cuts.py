@@ -1,10 +1,8 @@
 """The division of a plan's runs into blocks, decided once and recorded, so that all workers agree."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
-from pathlib import Path
 
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
@@ -17,7 +15,7 @@ from bench.execute.plan import CUTS, Plan, write_once
 from bench.grammar.values import Memory
 from bench.progress import SweepProgress
 from bench.store.block import name_of
-from bench.store.files import making
+from bench.store.files import making, remove
 from bench.store.load import Damaged, read
 from bench.store.record import RunId
 from bench.train.stop import StopRequest
@@ -115,8 +113,11 @@ def cut(
     if len(plan.configs) == 1 or stop.signal is not None:
         return cuts
     plan.keep()
+    decisions = [
+        vars(each) | {"blocks": [[c.run_id for row in grid for c in row] for grid in each.blocks]} for each in cuts
+    ]
     with making(plan.store.folder):
-        write_once(plan.folder / CUTS, lambda: _as_stored(cuts))
+        write_once(plan.folder / CUTS, lambda: {"cuts": decisions})
     return _recorded(plan, plan.to_cut()) or cuts  # other processes may have finished runs meanwhile
 
 
@@ -188,19 +189,6 @@ def parts(cuts: Sequence[Cut]) -> dict[str, Cut]:
     return found
 
 
-def _as_stored(cuts: Sequence[Cut]) -> Decisions:
-    return {
-        "cuts": [
-            {
-                "lanes": each.lanes,
-                "compiled": each.compiled,
-                "blocks": [[config.run_id for row in grid for config in row] for grid in each.blocks],
-            }
-            for each in cuts
-        ]
-    }
-
-
 def _recorded(plan: Plan, todo: Mapping[str, RunConfig]) -> list[Cut] | None:
     """The recorded cuts, without finished runs; None if they do not match the missing runs."""
     path = plan.folder / CUTS
@@ -209,7 +197,7 @@ def _recorded(plan: Plan, todo: Mapping[str, RunConfig]) -> list[Cut] | None:
     except FileNotFoundError:
         return None
     except Damaged:
-        _drop(path)
+        remove(path)
         return None
     cuts = []
     for each in found["cuts"]:
@@ -219,12 +207,6 @@ def _recorded(plan: Plan, todo: Mapping[str, RunConfig]) -> list[Cut] | None:
             cuts.append(Cut(each["lanes"], each["compiled"], blocks))
     cut_ids = [config.run_id for own in cuts for config in own.runs]
     if sorted(cut_ids) != sorted(todo) or any(len({*map(block_key, own.runs)}) > 1 for own in cuts):
-        _drop(path)
+        remove(path)
         return None
     return cuts
-
-
-def _drop(path: Path) -> None:
-    """Remove a useless record, so that a new one can be written."""
-    with suppress(OSError):
-        path.unlink()
