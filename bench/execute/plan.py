@@ -8,7 +8,6 @@ The folder is removed when all runs are stored.
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from bench.config.tuned import Sources, TunedBy
 from bench.errors import UserError
 from bench.execute import Engine
 from bench.store.block import PLANS
-from bench.store.files import copy, making, write_json
+from bench.store.files import link, making, write_json
 from bench.store.load import Damaged, read
 from bench.store.record import Json, Name, RunId, is_file_name
 from bench.store.store import Store
@@ -195,26 +194,14 @@ def write_once(path: Path, make: Callable[[], Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             write_json(own, make())
-            _place(own, path)
+            with suppress(FileExistsError):
+                link(own, path)
             return
         except FileNotFoundError:  # another process has removed the empty folder
             if last:
                 raise
         finally:
             own.unlink(missing_ok=True)
-
-
-def _place(own: Path, path: Path) -> None:
-    """Move a file to its final name, unless that exists."""
-    try:
-        os.link(own, path)
-    except FileExistsError:
-        pass
-    except FileNotFoundError:
-        raise
-    except OSError:  # a file system without links
-        with suppress(FileExistsError):
-            copy(own, path)
 
 
 def forget_finished(store: Store) -> None:
