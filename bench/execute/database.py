@@ -9,11 +9,13 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
 
 import sqlalchemy as sa
 import sqlalchemy.exc
+from pydantic import ConfigDict, Field, with_config
+from typing_extensions import TypedDict
 
 from bench.errors import MAKE_ROOM, RunFailed, UserError
 from bench.machine import lives
@@ -48,6 +50,14 @@ class Stuck(RunFailed):
 def disk_full(error: BaseException) -> bool:
     """Whether an error reports a full disk, judged by its text: Arrow, SQLite and other processes give no errno."""
     return any(words in str(error) for words in _FULL)
+
+
+@with_config(ConfigDict(extra="allow"))
+class StoredProcess(TypedDict):
+    """`bench.machine.this_process`, with the fields that `bench.machine.lives` reads."""
+
+    pid: Annotated[int, Field(gt=0, lt=2**31)]
+    started: str | None
 
 
 class Heartbeats:

@@ -14,17 +14,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 import sqlalchemy.exc
-from pydantic import ConfigDict, Field, with_config
 from sqlalchemy.dialects.postgresql import insert
-from typing_extensions import TypedDict
 
 from bench.errors import RunFailed, UserError
 from bench.execute.cuts import Cut, parts, recorded_cuts
-from bench.execute.database import HEARTBEAT_SECONDS, Database, Heartbeats, beating
+from bench.execute.database import HEARTBEAT_SECONDS, Database, Heartbeats, StoredProcess, beating
 from bench.execute.plan import CUTS, PLAN, Plan, Stored
 from bench.machine import this_process
 from bench.output import note
@@ -62,14 +60,6 @@ _BLOCKS = sa.Table(
     sa.Column("results", sa.LargeBinary),
     sa.Column("failure", sa.Text),
 )
-
-
-@with_config(ConfigDict(extra="allow"))
-class _Process(TypedDict):
-    """`bench.machine.this_process`, with the fields that `bench.machine.lives` reads."""
-
-    pid: Annotated[int, Field(gt=0, lt=2**31)]
-    started: str | None
 
 
 class Claim(NamedTuple):
@@ -269,7 +259,7 @@ class Exchange(Database):
 
     def _is_dead(self, plan: str, block: str, claim: Claim) -> bool:
         try:
-            worker = parse(claim.worker.encode(), _Process, Path(f"block {block}"))
+            worker = parse(claim.worker.encode(), StoredProcess, Path(f"block {block}"))
         except Damaged:
             return True
         return self._heartbeats.why_dead((plan, block), worker, claim.beat) is not None

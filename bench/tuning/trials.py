@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 from bench.config.run_config import RunConfig, TrainerOptions, on_device, resolve
 from bench.errors import UserError
 from bench.execute import Engine
+from bench.execute.database import StoredProcess
 from bench.results.selection import Mode
 from bench.store.load import Damaged, parse
 from bench.store.record import Count, Json, Name, RunResult, contradiction, is_file_name
@@ -58,21 +59,13 @@ class _Ends(TypedDict):
     high: End
 
 
-@with_config(ConfigDict(extra="allow"))
-class _Process(TypedDict):
-    """`bench.machine.this_process`, with the checked fields."""
-
-    pid: Annotated[int, Field(gt=0, lt=2**31)]
-    started: str | None
-
-
 if TYPE_CHECKING:
     Axes = list[dict[str, Any]]
     Process = dict[str, Any]
     Coordinates = dict[str, Any]
 else:
     Axes = Annotated[list[_Ends | _Values], Field(min_length=1, max_length=MOST_AXES)]
-    Process, Coordinates = _Process, dict[Name, Value]
+    Process, Coordinates = StoredProcess, dict[Name, Value]
 
 
 class StudySpec(BaseModel):
