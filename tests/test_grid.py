@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bench.config.run_config import RunConfig, resolve
 from bench.errors import UserError
-from bench.execute.blocks import block_key, problem_key, rectangles
+from bench.execute.blocks import block_key, rectangles
 from bench.grammar.values import DEFAULT_POINTS, log_grid, read_seeds
 from bench.sweeps.grid import configurations
 from optimizers import OPTIMIZERS
@@ -336,8 +336,8 @@ def test_blocks_are_rectangles_that_cover_all_runs_once(configs, width):
     for block in found:
         assert len({len(row) for row in block}) == 1
         assert sum(map(len, block)) <= width
-        assert all(len({problem_key(config) for config in row}) == 1 for row in block)
-        assert len({problem_key(row[0]) for row in block}) == len(block)
+        assert all(len({(config.seed, config.data_seed) for config in row}) == 1 for row in block)
+        assert len({(row[0].seed, row[0].data_seed) for row in block}) == len(block)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
@@ -414,7 +414,7 @@ def test_stores_and_tasks_are_apart():
 def test_a_problem_is_seed_and_order():
     one = grid(opt__lr="1")[0]
     others = [one.model_copy(update={name: 1}) for name in ("seed", "data_seed")]
-    assert len({problem_key(config) for config in (one, *others)}) == 3
+    assert len({(config.seed, config.data_seed) for config in (one, *others)}) == 3
     assert {block_key(config) for config in others} == {block_key(one)}
 
 

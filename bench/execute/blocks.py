@@ -1,6 +1,6 @@
 """Blocks: runs that train together."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.config.checks import check, check_early
@@ -36,26 +36,16 @@ def block_key(config: RunConfig) -> tuple[Any, ...]:
     return repr(rest), repr(static)
 
 
-def problem_key(config: RunConfig) -> tuple[int, int]:
-    """The further settings that the lanes of one row share."""
-    return config.seed, config.data_seed
-
-
-def rows(configs: Iterable[RunConfig]) -> list[list[RunConfig]]:
-    """Configurations grouped by problem (`problem_key`)."""
-    found: dict[tuple[int, int], list[RunConfig]] = {}
-    for config in configs:
-        found.setdefault(problem_key(config), []).append(config)
-    return list(found.values())
-
-
 def rectangles(configs: Sequence[RunConfig], width: int) -> Iterator[list[list[RunConfig]]]:
     """Cut configurations with one `block_key` into rectangles of at most `width` lanes (one row at least).
 
-    Each row has one problem; a problem with more than `width` lanes is divided into several rows.
+    Each row has one problem, given by its seeds; a problem with more than `width` lanes is divided into several rows.
     """
+    problems: dict[tuple[int, int], list[RunConfig]] = {}
+    for config in configs:
+        problems.setdefault((config.seed, config.data_seed), []).append(config)
     by_length: dict[int, list[list[RunConfig]]] = {}
-    for row in rows(configs):
+    for row in problems.values():
         parts = -(-len(row) // width)
         for i in range(parts):
             part = row[len(row) * i // parts : len(row) * (i + 1) // parts]
