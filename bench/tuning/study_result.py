@@ -175,17 +175,6 @@ def missing_runs(found: StudyResult, store: Path) -> str | None:
     )
 
 
-def conditions(found: StudyResult) -> dict[str, str]:
-    """The non-default settings of the study's runs, as text: budget, device and others."""
-    spec = found.study.spec
-    own = {name: spec.settings[name] for name in spec.chosen if not name.startswith("opt.")}
-    return {
-        name: ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        for name, value in own.items()
-        if value is not None
-    }
-
-
 def analyse(found: StudyResult) -> sensitivity.Sensitivity:
     """How the result depends on the searched settings.
 

@@ -141,10 +141,13 @@ def without_storage(words: list[str]) -> list[str]:
 
 def _use(found: "StudyResult", out: Path | None) -> str:
     """The command that trains with the winner's settings."""
-    from bench.tuning.study_result import conditions
     from bench.tuning.tuned import tuned_path
 
     spec, folder = found.study.spec, Path(out or ".")
     here = folder.absolute() == Path("tuned").absolute()
     there = ["--tuned"] if here else ["--config", str(tuned_path(folder, spec))]
-    return shlex.join(["bench", "fit", "--task", spec.task, "--opt", spec.opt, *there, *as_options(conditions(found))])
+    own = {
+        name: spec.settings[name] for name in spec.chosen if not name.startswith("opt.")
+    }  # budget, device and others
+    given = {k: ",".join(map(str, v)) if isinstance(v, list) else v for k, v in own.items() if v is not None}
+    return shlex.join(["bench", "fit", "--task", spec.task, "--opt", spec.opt, *there, *as_options(given)])
