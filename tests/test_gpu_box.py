@@ -282,7 +282,7 @@ def test_a_bundle_is_written_whole_or_not_at_all(
         assert [*out.iterdir()] == []
         raise KeyboardInterrupt
 
-    for name in ("bench.store.bundle._write_zip", "shutil.copyfile"):
+    for name in ("bench.store.bundle._zip", "shutil.copyfile"):
         with monkeypatch.context() as patched:
             patched.setattr(name, interrupted)
             with pytest.raises(KeyboardInterrupt):

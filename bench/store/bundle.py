@@ -21,22 +21,21 @@ from typing import Any
 from bench.errors import UserError
 from bench.store.attempt import write_records
 from bench.store.block import DONE, RUNS, name_of
-from bench.store.files import disk_errors, replacing, write_json
+from bench.store.files import disk_errors, replacing
 from bench.store.load import Damaged
-from bench.store.record import RunResult
-from bench.store.reports import StudyRecord
+from bench.store.record import FILE_NAME, RunResult
+from bench.store.reports import StudyRecord, write_record
 from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.store.tables import TABLES, Columns, write_columns
 from optimizers.plugins import bare, provenance, slug
 
 STORE, TUNED, SOURCES = "runs", "tuned", "sources"
-_PART = r"[\w+-][\w.+-]{0,199}"
-_RESULTS = rf"{STORE}/{_PART}/{DONE}/(runs\.jsonl|curve\.parquet|measurements\.parquet)"
+_RESULTS = rf"{STORE}/{FILE_NAME}/{DONE}/(runs\.jsonl|curve\.parquet|measurements\.parquet)"
 _NAMES = re.compile(
-    rf"{STORE}/(studies|checks|ladders)/{_PART}\.json"
+    rf"{STORE}/(studies|checks|ladders)/{FILE_NAME}\.json"
     rf"|{_RESULTS}"
-    rf"|{TUNED}/{_PART}/{_PART}\.yaml|{SOURCES}/{_PART}\.py",
+    rf"|{TUNED}/{FILE_NAME}/{FILE_NAME}\.yaml|{SOURCES}/{FILE_NAME}\.py",
     re.ASCII,
 )
 _MOST_BYTES = 8 * 2**30
@@ -112,18 +111,17 @@ def bundle(
             kept = [_kept(run, tables[run.run_id], points, trial=run.run_id in trials) for run in own]
             _write_block(folder / STORE, kept)
         for record in (*studies, *ladders):
-            path = record.places(folder / STORE)[0]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, vars(record), indent=1)
+            write_record(record.places(folder / STORE)[0], vars(record))
         copies = {folder / TUNED / path.parent.name / path.name: path for path in settings}
         copies |= {folder / SOURCES / path.name: path for path in sources}
         for to, path in copies.items():
             to.parent.mkdir(parents=True, exist_ok=True)
             to.write_bytes(path.read_bytes())
+        out.parent.mkdir(parents=True, exist_ok=True)
         if out.suffix == ".zip":
-            _write_zip(folder, out)
+            with replacing(out) as packed:
+                _zip(folder, packed)
         else:
-            out.parent.mkdir(parents=True, exist_ok=True)
             folder.rename(out)
     return Bundled(len(runs), len(studies), len(settings), len(sources), damaged)
 
@@ -267,13 +265,6 @@ def _write_block(store: Path, runs: Sequence[tuple[RunResult, dict[str, Columns]
     for name in TABLES:
         found = {run.run_id: tables[name] for run, tables in runs if name in tables}
         write_columns(done / f"{name}.parquet", found)
-
-
-def _write_zip(folder: Path, out: Path) -> None:
-    """Write a folder as a zip file."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(out) as temporary:
-        _zip(folder, temporary)
 
 
 def _zip(folder: Path, out: Path | BytesIO) -> None:
