@@ -33,21 +33,12 @@ def made_elsewhere(args: Args) -> bool:
     """
     if args.print and not args.slurm:
         raise UserError("--print prints the script of --slurm; write both")
-    if args.create and args.slurm:
+    create = getattr(args, "create", False)
+    if create and args.slurm:
         raise UserError("--create lets workers join, and --slurm starts them: remove one of them")
-    if args.slurm or args.create:
-        refuse_json(args)
-    return args.slurm or args.create
-
-
-def refuse_json(args: Args) -> None:
-    """Refuse `--json` if no result is shown.
-
-    Raises:
-        UserError: it was given.
-    """
-    if getattr(args, "json", False):
+    if (args.slurm or create) and getattr(args, "json", False):
         raise UserError("--json is for runs made by this command; remove it with --create and --slurm")
+    return args.slurm or create
 
 
 def publish(

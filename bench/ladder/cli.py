@@ -28,6 +28,7 @@ def main(args: Args) -> int:
     if (stored := getattr(args, "from")) is not None:
         return _again(args, stored)
     with doing("importing optuna"):
+        from bench.execute.elsewhere import made_elsewhere
         from bench.ladder.rungs import begun, climb
         from bench.ladder.sizes import sizes_of
         from bench.store.stores import Stores
@@ -43,9 +44,7 @@ def main(args: Args) -> int:
     cut = fewest_slots(args.workers, first.specs(places), places)
     if args.dry_run:
         return _plan(ladder, sizes, places, cut[0].threads, len(cut), as_json=args.json)
-    if args.print and not args.slurm:
-        raise UserError("--print prints the script of --slurm; write both")
-    if args.slurm:
+    if made_elsewhere(args):
         cells = [(spec, first.tune.trials) for spec in first.specs(places)]
         return submit_array(args, ladder.name, ["ladder", *_for_a_task(args.words)], cells, places)
     out = args.out or Path("laddered", ladder.name)

@@ -33,6 +33,7 @@ def main(args: Args) -> int:
     from bench.progress import doing
 
     with doing("importing optuna"):
+        from bench.execute.elsewhere import made_elsewhere
         from bench.tuning import suite, tuned
         from bench.tuning.study_result import missing_runs, study_result
         from bench.tuning.summary import as_json
@@ -45,7 +46,7 @@ def main(args: Args) -> int:
         raise UserError(f"{args.file}: {error}") from None
     if args.print and not args.slurm:
         raise UserError("--print prints the script of --slurm; write both")
-    if args.slurm and not args.dry_run:
+    if not args.dry_run and made_elsewhere(args):
         return _slurm(args, parts, places)
     cut = fewest_slots(args.workers, specs, places)
     if args.dry_run:
@@ -167,12 +168,10 @@ def submit_array(
     Raises:
         UserError: tasks cannot share a database, or a run needs several machines.
     """
-    from bench.execute.elsewhere import refuse_json
     from bench.execute.slurm import submit
     from bench.tuning.tune import make_request, slurm_script
 
     need_server(args)
-    refuse_json(args)
     trials = [(spec, make_request(spec.design, asked).trials) for spec, asked in cells]
     words = [*words, "--workers", "1"]
     text = slurm_script(name, words, trials, args.workers, places, Effort.of(args), args.sbatch)
