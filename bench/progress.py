@@ -413,8 +413,8 @@ class SweepProgress(LiveView):
             self.say(f"{self.label}  {values}")
 
 
-class RunInPlan:
-    """Reports the progress of a run trained alone to the view of its plan.
+class RunInPlan(Progress):
+    """Shows nothing, and reports the progress of a run trained alone to the view of its plan.
 
     Args:
         view: of the plan.
@@ -423,38 +423,29 @@ class RunInPlan:
     TOLD_SECONDS = 0.1
 
     def __init__(self, view: SweepProgress) -> None:
-        self.view, self.step = view, 0
+        super().__init__(0, "", enabled=False)
+        self.view, self._step, self._told = view, 0, 0.0
 
     def bar(self, total: int, label: str) -> Progress:
-        """A progress bar for the run; a new one if the run restarts."""
-        return _Telling(total, label, self)
+        """Itself, for a run of `total` steps, which may have restarted."""
+        self.total, self.label, self._told = total, label, 0.0
+        return self
 
-    def at(self, step: int, total: int) -> None:
-        """Report the current step."""
-        self.view.advance(max(0, step - self.step), 1, [], step / max(total, 1))
-        self.step = step
+    def start(self, step: int) -> None:
+        """Report this step."""
+        self.view.advance(max(0, step - self._step), 1, [], step / max(self.total, 1))
+        self._step = step
+
+    def update(self, step: int, loss: float, applied_step: float, accuracy: Callable[[], float | None]) -> None:
+        """Report this step, unless the last report is recent."""
+        if time.monotonic() - self._told >= self.TOLD_SECONDS:
+            self._told = time.monotonic()
+            self.start(step)
 
     def end(self, result: "RunResult | None" = None) -> None:
         """Report the end of the run; None if it failed."""
-        made = 0 if result is None else max(0, result.steps - self.step)
+        made = 0 if result is None else max(0, result.steps - self._step)
         self.view.advance(made, 0, [] if result is None else [result])
-
-
-class _Telling(Progress):
-    """Shows nothing, and reports to `RunInPlan`."""
-
-    def __init__(self, total: int, label: str, run: RunInPlan) -> None:
-        super().__init__(total, label, enabled=False)
-        self._run, self._told = run, 0.0
-
-    def start(self, step: int) -> None:
-        self._run.at(step, self.total)
-
-    def update(self, step: int, loss: float, applied_step: float, accuracy: Callable[[], float | None]) -> None:
-        super().update(step, loss, applied_step, accuracy)
-        if time.monotonic() - self._told >= self._run.TOLD_SECONDS:
-            self._told = time.monotonic()
-            self._run.at(step, self.total)
 
 
 class StatusLine:
