@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bench import process
-from bench.errors import MAKE_ROOM, RunFailed, UserError, unknown, unknown_run, was_interrupted
+from bench.errors import MAKE_ROOM, RunFailed, UserError, check_known, unknown, unknown_run, was_interrupted
 from bench.grammar.commands import COMMANDS, ELSEWHERE, RUNNING, parse
 from bench.grammar.parse import HELP, Args, check_settings, unknown_command
 from bench.grammar.values import place
@@ -311,9 +311,7 @@ def _list_runs(args: Args) -> int:
     from bench.results.render import shown as as_lines
     from bench.store.stores import Stores
 
-    for status in args.status:
-        if status not in listing.STATUSES:
-            raise unknown("status", status, listing.STATUSES)
+    check_known("status", args.status, listing.STATUSES)
     asked = listing.Filters(
         args.task,
         args.opt,

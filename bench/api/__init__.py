@@ -23,7 +23,7 @@ from bench.api.arguments import (
 from bench.api.figures import shown_figure
 from bench.api.results import Comparison, Study, Sweep, Table
 from bench.api.runs import Run, Runs
-from bench.errors import UserError, unknown
+from bench.errors import UserError, check_known
 from bench.grammar.commands import COMMANDS
 from bench.grammar.parse import check_settings
 from bench.grammar.values import read_seeds
@@ -475,8 +475,7 @@ def board(
     """
     from bench.boards import BOARDS
 
-    if str(name) not in BOARDS:
-        raise unknown("board", str(name), BOARDS)
+    check_known("board", [str(name)], BOARDS)
     with session(progress=True, mixed_versions=mixed_versions, reference_results=reference_results):
         choice = {"task": task, "opt": opt, "settings": settings, "reference": reference, "target": target}
         stores, asked = board_input(store, only, choice, mixed_versions, reference_results)
@@ -520,8 +519,7 @@ def plot(
     from bench.boards.charts import CHARTS, curves
     from bench.text import cell
 
-    if str(chart) not in CHARTS:
-        raise unknown("chart", str(chart), CHARTS)
+    check_known("chart", [str(chart)], CHARTS)
     if not isinstance(y, str | None):
         raise UserError(f"y={y!r}: write the name of a column, such as 'grad_norm'")
     if y is not None and chart != "curves":

@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from bench.errors import UserError, unknown
+from bench.errors import UserError, check_known, unknown
 from bench.grammar.commands import BOARD_NAMES
 from bench.grammar.parse import Args
 from bench.output import answer, format_of, open_stores, remark, warn_of, write, write_into
@@ -68,9 +68,7 @@ def run_leaderboard(args: Args) -> int:
 
     kind = format_of(args, FORMATS)
     names = BOARD_NAMES if "all" in args.board else list(dict.fromkeys(args.board))
-    for name in names:
-        if name not in BOARDS:
-            raise unknown("board", name, [*BOARDS, "all"])
+    check_known("board", names, [*BOARDS, "all"])
     stores, what = asked(args)
     if args.explain is not None:
         from bench.boards.explain import explain, lines

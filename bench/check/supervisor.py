@@ -12,7 +12,7 @@ from bench.check.catalogue import CATALOGUES, Kind
 from bench.check.child import INSIDE, Child, Ended
 from bench.check.examiner import Examination
 from bench.check.report import Report, Verdict
-from bench.errors import UserError, unknown
+from bench.errors import UserError, check_known
 from optimizers import OPTIMIZERS, OptimizerSpec
 from tasks import TASKS
 
@@ -69,8 +69,8 @@ def examination_of(
     checks = checks_of("optimizer", only.split(",") if isinstance(only, str) else only)
     spec = replace(target) if isinstance(target, OptimizerSpec) else None  # without an imported class
     name = spec.name if spec is not None else _named(target)
-    if spec is None and name not in OPTIMIZERS:
-        raise unknown("optimizer", name, OPTIMIZERS)
+    if spec is None:
+        check_known("optimizer", [name], OPTIMIZERS)
     formula = reference if reference is None else _named(reference)
     return Examination(name, spec, dict(options or {}), formula, checks)
 
@@ -90,8 +90,7 @@ def examination_of_task(
         UserError: there is no such task or check.
     """
     checks = checks_of("task", only)
-    if _named(name) not in TASKS:
-        raise unknown("task", name, TASKS)
+    check_known("task", [_named(name)], TASKS)
     return Examination(name, options=dict(options or {}), checks=checks, kind="task", data=data)
 
 
@@ -104,9 +103,7 @@ def checks_of(kind: Kind, only: Sequence[str] | None) -> tuple[str, ...]:
     known = CATALOGUES[kind]
     if only is not None and not only:
         raise UserError(f"no check is named; there are {', '.join(known)}")
-    for name in only or ():
-        if name not in known:
-            raise unknown("check", name, known)
+    check_known("check", only or (), known)
     return tuple(check for check in known if only is None or check in only)
 
 

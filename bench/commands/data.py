@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.errors import UserError, unknown
+from bench.errors import UserError, check_known
 from bench.grammar.parse import Args
 from bench.output import answer
 
@@ -78,8 +78,7 @@ def _specs(args: Args) -> "list[TaskSpec]":
         if args.what == "prepare":
             raise UserError("bench data prepare: name a task with --task")
         return [spec for spec in TASKS.values() if has_files(spec)]
-    if args.task not in TASKS:
-        raise unknown("task", args.task, TASKS)
+    check_known("task", [args.task], TASKS)
     spec = TASKS[args.task]
     if not has_files(spec):
         raise UserError(f"--task {args.task}: its own code makes its data, and the suite knows no files of it")

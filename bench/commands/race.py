@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bench.errors import UserError, unknown
+from bench.errors import UserError, check_known
 from bench.grammar.parse import Args
 from bench.output import answer
 from bench.text import counted
@@ -114,10 +114,8 @@ def _racers(args: Args) -> dict[str, list[Racer]]:
         raise UserError("--opt: a race needs two optimizers or more, such as --opt adam,sngd")
     if args.most < max(args.seeds, LEAST_SEEDS):
         raise UserError(f"--most {args.most}: a number below {LEAST_SEEDS} or below --seeds decides nothing")
-    for kind, wanted_names, known in (("task", args.task, TASKS), ("optimizer", names, OPTIMIZERS)):
-        for name in wanted_names:
-            if name not in known:
-                raise unknown(kind, name, known)
+    check_known("task", args.task, TASKS)
+    check_known("optimizer", names, OPTIMIZERS)
     places = {"data": args.data, "store": args.store}
     racers: dict[str, list[Racer]] = {}
     for task in dict.fromkeys(args.task):

@@ -27,7 +27,7 @@ from bench.config.options import (
 )
 from bench.config.strict_yaml import flatten_yaml
 from bench.config.tuned import tuned_settings
-from bench.errors import UserError, unknown
+from bench.errors import UserError, check_known
 from bench.grammar.parse import unknown_setting
 from bench.grammar.values import MOST_SEED, SEED_RANGE
 from bench.machine import is_main_process
@@ -322,10 +322,8 @@ def resolve(
             also = f"; unknown here: {', '.join(strange)}" if strange else ""
             raise UserError(f"--{key} is missing; see `bench list {'tasks' if key == 'task' else 'optimizers'}`{also}")
     task, opt = str(settings.pop("task")), str(settings.pop("opt"))
-    if task not in TASKS:
-        raise unknown("task", task, TASKS)
-    if opt not in OPTIMIZERS:
-        raise unknown("optimizer", opt, OPTIMIZERS)
+    check_known("task", [task], TASKS)
+    check_known("optimizer", [opt], OPTIMIZERS)
     if tuned:
         settings = _applicable(OPTIMIZERS[opt], tuned_settings(task, opt), settings) | settings
     groups: dict[str, dict[str, Any]] = {"task": {}, "opt": {}, "trainer": {}, "": {}}

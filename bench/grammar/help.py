@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bench.errors import unknown
+from bench.errors import check_known
 from bench.grammar.commands import COMMANDS
 from bench.grammar.parse import Command, Option, subject
 
@@ -73,16 +73,14 @@ def _settings(command: Command, words: Sequence[str]) -> list[str]:
     lines: list[str] = []
     task, opts = subject(words)
     if "task" in command.groups:
-        if task is not None and task not in TASKS:
-            raise unknown("task", task, TASKS)
+        check_known("task", [] if task is None else [task], TASKS)
         if task:
             lines += ["", f"task {task}: {TASKS[task].title}", *rows("task", task_options(TASKS[task]))]
         else:
             lines += ["", f"Name a task for its options: {command.typed} --task mnist --help", *_names("tasks", TASKS)]
     if "opt" in command.groups:
+        check_known("optimizer", opts, OPTIMIZERS)
         for opt in opts:
-            if opt not in OPTIMIZERS:
-                raise unknown("optimizer", opt, OPTIMIZERS)
             spec = OPTIMIZERS[opt].on(TASKS[task].family if task else "")
             lines += ["", f"optimizer {opt}: {spec.formula}", *hyperparameter_rows(spec)]
         if not opts and "opt" in {option.name for option in command.options}:

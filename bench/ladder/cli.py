@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.errors import UserError, unknown
+from bench.errors import UserError, check_known, unknown
 from bench.grammar.commands import COMMANDS
 from bench.grammar.parse import Args
 from bench.grammar.values import parts
@@ -122,10 +122,8 @@ def _asked(args: Args) -> "Ladder":
     task, opts = str(words.pop("task", "")), list(dict.fromkeys(parts(str(words.pop("opt", "")))))
     if not task:
         raise UserError("--task is missing; see `bench list tasks`")
-    for kind, named, known in (("task", [task], TASKS), ("optimizer", opts, OPTIMIZERS)):
-        for name in named:
-            if name not in known:
-                raise unknown(kind, name, known)
+    check_known("task", [task], TASKS)
+    check_known("optimizer", opts, OPTIMIZERS)
     reference = args.reference or default_reference(words.get("trainer.batch_size", TASKS[task].batch_size))
     if reference not in opts:
         raise UserError(

@@ -11,7 +11,7 @@ from bench.config.options import Option, all_optimizer_options, hyperparameters_
 from bench.config.run_config import RunConfig, decided, resolve
 from bench.config.strict_yaml import flatten_yaml
 from bench.config.tuned import tuned_settings
-from bench.errors import UserError, unknown
+from bench.errors import UserError, check_known, unknown
 from bench.grammar.near import nearest
 from bench.grammar.values import DEFAULT_POINTS, log_grid, parts, read_grid, refuse_too_many
 from optimizers import OPTIMIZERS, LogUniform
@@ -47,11 +47,8 @@ def configurations(
     """
     words = (settings_in(config) if config else {}) | dict(words)
     task, names = str(words.get("task", "")), parts(str(words.pop("opt", "")))
-    if task and task not in TASKS:
-        raise unknown("task", task, TASKS)
-    for name in names:
-        if name not in OPTIMIZERS:
-            raise unknown("optimizer", name, OPTIMIZERS)
+    check_known("task", [task] if task else [], TASKS)
+    check_known("optimizer", names, OPTIMIZERS)
     if not names:
         raise UserError("--opt is missing: name one or more optimizers, such as --opt ngd,adam")
     if "seed" in words:

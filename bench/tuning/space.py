@@ -14,7 +14,7 @@ from bench.config.options import (
     optimizer_options,
     parse_options,
 )
-from bench.errors import UserError, unknown
+from bench.errors import UserError, check_known
 from bench.grammar.values import ends_of_range
 from bench.sweeps.grid import values_of
 from optimizers import OPTIMIZERS, LogUniform
@@ -74,8 +74,7 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
         UserError: a hyperparameter is unknown; a range, grid or list is malformed; a setting other than a
             hyperparameter has several values; or nothing is left to search.
     """
-    if opt not in OPTIMIZERS:
-        raise unknown("optimizer", opt, OPTIMIZERS)
+    check_known("optimizer", [opt], OPTIMIZERS)
     spec, task = OPTIMIZERS[opt], str(words.get("task", ""))
     given = hyperparameters_of(words)
     options = all_optimizer_options(spec, given)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from bench.config.checks import check_places
 from bench.config.run_config import NoBooleans
 from bench.config.strict_yaml import read_yaml
-from bench.errors import UserError, unknown
+from bench.errors import UserError, check_known, unknown
 from bench.grammar.values import configs_folder, refuse_too_many
 from bench.progress import doing, say
 from bench.results.render import shown
@@ -137,9 +137,7 @@ def narrowed(parts: Sequence[Suite], tasks: Sequence[str] | None, opts: Sequence
     """
     for what, wanted, of in (("task", tasks, "tasks"), ("optimizer", opts, "optimizers")):
         known = list(dict.fromkeys(name for part in parts for name in getattr(part, of)))
-        for name in wanted or ():
-            if name not in known:
-                raise unknown(f"{what} of the suite", name, known)
+        check_known(f"{what} of the suite", wanted or (), known)
     kept = [
         part.model_copy(update={"tasks": _only(part.tasks, tasks), "optimizers": _only(part.optimizers, opts)})
         for part in parts

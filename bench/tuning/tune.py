@@ -9,7 +9,7 @@ from bench.config.checks import check_places
 from bench.config.plugins import naming
 from bench.config.run_config import resolve, settings_of
 from bench.config.settings import chosen_of
-from bench.errors import UserError, unknown
+from bench.errors import UserError, check_known
 from bench.execute import Effort, Engine
 from bench.execute.slots import slots
 from bench.execute.slurm import array_size, script
@@ -57,8 +57,7 @@ def make_spec(
     for name, known in (("task", TASKS), ("opt", OPTIMIZERS)):
         if not words.get(name):
             raise UserError(f"--{name} is missing; see `bench list {'tasks' if name == 'task' else 'optimizers'}`")
-        if words[name] not in known:
-            raise unknown({"task": "task", "opt": "optimizer"}[name], str(words[name]), known)
+        check_known("task" if name == "task" else "optimizer", [str(words[name])], known)
     if "seed" in words:
         raise UserError(
             f"--seed {words['seed']}: trials have several; write --seeds {words['seed']},... or --seeds COUNT"
