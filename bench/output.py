@@ -165,13 +165,19 @@ def check_output(folder: Path) -> None:
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
+def writing(place: Path, option: str = "--out") -> Iterator[None]:
     """Turn disk errors into one line for the user.
 
+    Args:
+        place: what is written.
+        option: names another folder.
+
     Raises:
-        UserError: the folder cannot be written.
+        UserError: it cannot be written.
     """
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another with --out DIR") from None
+        raise UserError(
+            f"cannot write to {place}: {error.strerror or error}; choose another with {option} DIR"
+        ) from None

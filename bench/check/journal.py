@@ -11,6 +11,7 @@ from typing import Any
 
 from bench.check.report import Report, Verdict
 from bench.errors import UserError
+from bench.output import writing
 from bench.store.block import CHECKS
 
 
@@ -31,13 +32,9 @@ class Journal:
     def __init__(self, store: Path, what: Any) -> None:
         digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
         self.path = store / CHECKS / f"matrix-{digest}.jsonl"
-        try:
+        with writing(self.path, "--store"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.file = self.path.open("ab+")
-        except OSError as error:
-            raise UserError(
-                f"cannot write {self.path}: {error.strerror or error}; choose another folder with --store"
-            ) from None
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

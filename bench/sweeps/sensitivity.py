@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from bench.config.run_config import settings_of
 from bench.errors import UserError
+from bench.output import writing
 from bench.results.draw import write_pictures
 from bench.results.group import Group, Measure
 from bench.results.render import csv_lines, markdown_table, shown
@@ -437,7 +438,7 @@ def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> lis
     md, table = (folder / f"sensitivity.{kind}" for kind in ("md", "csv"))
     names = ["opt", *(name for name in sweep.varied if name != "opt"), "seed"]
     facts = ["status", "final", "best", "steps_to_target", "run_id"]
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         md.write_text(_page(sweep, command), "utf-8")
         own = [Column(name, form=_hashable) for name in (*names, *facts, "final_excess")]
@@ -448,9 +449,6 @@ def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> lis
         with table.open("w", encoding="utf-8", newline="") as file:
             file.writelines(csv_lines(own, rows))
         pictures = write_pictures(describe(sweep, CONVERGED), folder / "sensitivity")
-    except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"cannot write to {folder}: {reason}; choose another with --out DIR") from None
     return [md, table, *pictures]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from bench.config.tuned import read_tuned
 from bench.errors import UserError
+from bench.output import writing
 from bench.results.selection import End, cap_share, is_capped
 from bench.store.files import replacing
 from bench.store.reports import StudyRecord
@@ -130,14 +131,10 @@ def write(folder: Path, found: StudyResult, command: str) -> list[Path]:
     spec = found.study.spec
     content = tuned_yaml(found)
     path = tuned_path(folder, spec)
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             temporary.write_text(content, "utf-8")
-    except OSError as error:
-        raise UserError(
-            f"cannot write {path}: {error.strerror or error}; choose another folder with --out DIR"
-        ) from None
     return [path, *sensitivity.write(path.with_suffix(""), analyse(found), command)]
 
 
