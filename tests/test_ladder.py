@@ -19,7 +19,7 @@ import pytest
 from bench.cli import main
 from bench.errors import RunFailed, UserError
 from bench.execute import Effort
-from bench.ladder.findings import findings, read_ladder, scores, was_before
+from bench.ladder.findings import findings, scores, was_before
 from bench.ladder.rungs import Ladder, begun, climb, winners_of
 from bench.ladder.show import boards, charts, verdict
 from bench.ladder.sizes import Rule, Size, in_words, rule_of, sizes_of
@@ -311,12 +311,13 @@ def test_rungs_that_are_done_are_not_trained_again(folder: Path):
     assert len(climbed(folder, 3, stop=refuse).done) == 3
 
 
-def test_a_damaged_record_is_named(folder: Path, tmp_path: Path):
-    path = tmp_path / "ladders" / "x.json"
+def test_a_damaged_record_is_named(tmp_path: Path):
+    ladder, rungs = ladder_of(), sizes("width")
+    path = ladder.record(rungs).places(tmp_path)[0]
     path.parent.mkdir()
     path.write_text('{"name": "x"}', "utf-8")
-    with pytest.raises(RunFailed, match=r"x\.json.*move it away"):
-        read_ladder(path)
+    with pytest.raises(RunFailed, match=r"\.json.*move it away"):
+        begun(ladder, rungs, tmp_path)
     assert Stores([tmp_path]).damaged
 
 

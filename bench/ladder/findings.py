@@ -4,20 +4,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.errors import RunFailed
 from bench.ladder import statistics
 from bench.ladder.statistics import Array, Estimate, Trend
 from bench.results.group import Group, Measure, Seed, final
 from bench.results.selection import CONVERGED, above_infimum, good_range
 from bench.results.stats import Interval
-from bench.store.load import Damaged
 from bench.store.record import RunResult, now
-from bench.store.reports import LadderRecord, LadderRung, Predicted, StudyRecord, read_report
+from bench.store.reports import LadderRecord, LadderRung, Predicted, StudyRecord
 from bench.store.stores import Stores
 
 LEAST_EVALUATIONS = 3
@@ -28,19 +25,6 @@ NEAR_LOG = 2.0
 """The same for suboptimality gaps: at most this factor times the best one. Ours."""
 GRID_STEP = 0.5
 """Decades between the values of a grid's first range; other samplers count as no finer."""
-
-
-def read_ladder(path: Path) -> LadderRecord:
-    """The record of a ladder.
-
-    Raises:
-        FileNotFoundError: it does not exist.
-        RunFailed: it is damaged.
-    """
-    try:
-        return read_report(path, LadderRecord)
-    except Damaged as error:
-        raise RunFailed(f"{error}; move it away; the same command rebuilds it from stored runs") from None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.errors import RunFailed, UserError
 from bench.grammar.values import typed
-from bench.ladder.findings import predicted, read_ladder
+from bench.ladder.findings import predicted
 from bench.ladder.sizes import Rule, Size, in_words
 from bench.output import note
 from bench.store.load import Damaged
@@ -197,9 +197,11 @@ def begun(ladder: Ladder, sizes: Sequence[Size], store: Path) -> LadderRecord:
     """
     fresh = ladder.record(sizes)
     try:
-        there = read_ladder(fresh.places(store)[0])
+        there = read_report(fresh.places(store)[0], LadderRecord)
     except FileNotFoundError:
         there = replace(fresh, rungs=[])
+    except Damaged as error:
+        raise RunFailed(f"{error}; move it away; the same command rebuilds it from stored runs") from None
     if len(there.rungs) < len(sizes):
         there = replace(there, rungs=[*there.rungs, *fresh.rungs[len(there.rungs) :]])
         there.write(store)
