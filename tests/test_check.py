@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from bench.check import Report, Verdict, conformance, write_verdict
+from bench.check import Report, Verdict, conformance, supervisor, write_verdict
 from bench.check.catalogue import CHECKS, SEVERITIES
 from bench.check.cli import listing
 from bench.check.report import read_verdict
-from bench.check.supervisor import Examination, _State, examination_of, run
+from bench.check.supervisor import Examination, _State, examination_of
 from bench.cli import dispatch
 from bench.errors import RunFailed, UserError
 from bench.store.stores import Stores
@@ -60,7 +60,7 @@ def reports(request: pytest.FixtureRequest) -> dict[str, Report]:
     own = [item for item in request.session.items if item.path == request.path]
     marked = {name for item in own for mark in item.iter_markers("reports") for name in mark.args}
     names = sorted(marked | selected(request, "name"))
-    return dict(zip(names, run([examination(name) for name in names]), strict=True))
+    return dict(zip(names, supervisor.reports([examination(name) for name in names]), strict=True))
 
 
 def table(report: Report) -> str:
@@ -248,7 +248,7 @@ def test_a_spec_is_checked_as_it_is_given(reports: dict[str, Report]) -> None:
 @pytest.mark.deep
 def test_a_process_that_ends_costs_one_check(tmp_path: Path) -> None:
     checks = ["builds", "resume", "resume_bf16", "bf16", "closure"]
-    (report,) = run([examination_of(SPECS["Exits"], only=checks)])
+    (report,) = supervisor.reports([examination_of(SPECS["Exits"], only=checks)])
     assert set(report.failed) == FAULTS["Exits"], table(report)
     assert report["bf16"].verdict == "error"
     assert report["bf16"].note == "the process ended with code 3; last printed: bfloat16? no."
@@ -260,7 +260,7 @@ def test_a_check_without_an_end_is_ended() -> None:
         examination_of(SPECS["Hangs"], only=["builds", "lr_zero", "frozen"]),
         examination_of(SPECS["WaitsForOthers"], only=["ddp"]),
     ]
-    hangs, waits = run(examinations, limit=6)
+    hangs, waits = supervisor.reports(examinations, limit=6)
     assert (hangs.failed, hangs["lr_zero"].note) == (["lr_zero"], "not finished after 6 s")
     assert waits.failed == ["ddp"]
     assert waits["ddp"].verdict == "error"
@@ -473,7 +473,7 @@ def test_a_stored_verdict_holds_while_optimizer_options_and_versions_do(tmp_path
 
 def test_known_verdicts_are_not_repeated() -> None:
     known = Report("sgd", {}, {"version": 1}, tuple(Verdict(check, "pass", note="known") for check in CHECKS))
-    assert run([examination_of("sgd")], known={"sgd": known}) == [known]
+    assert [*supervisor.reports([examination_of("sgd")], known={"sgd": known})] == [known]
 
 
 def test_a_store_that_cannot_be_written_is_said(tmp_path: Path) -> None:

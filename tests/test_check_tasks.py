@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from bench.check import supervisor
 from bench.check.catalogue import CATALOGUES, SERIOUS
 from bench.check.report import Report
-from bench.check.supervisor import examination_of_task, run
+from bench.check.supervisor import examination_of_task
 from bench.cli import dispatch
 from bench.errors import UserError
 from tests import tiny
@@ -22,7 +23,7 @@ def reports() -> dict[str, Report]:
     """The reports of all tasks, in one process."""
     names = [f"tests.mutant_tasks:{name}" for name in FAULTS]
     examinations = [*map(examination_of_task, names), examination_of_task("synthetic", options={"T": "4"})]
-    return dict(zip([*FAULTS, "synthetic"], run(examinations), strict=True))
+    return dict(zip([*FAULTS, "synthetic"], supervisor.reports(examinations), strict=True))
 
 
 @pytest.mark.parametrize("name", FAULTS)

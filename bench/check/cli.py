@@ -7,7 +7,7 @@ from typing import Any
 from bench.check.catalogue import CATALOGUES, Kind
 from bench.check.examiner import Examination
 from bench.check.report import Verdict, write_verdict
-from bench.check.supervisor import LIMIT, examination_of, examination_of_task, run
+from bench.check.supervisor import LIMIT, examination_of, examination_of_task, reports
 from bench.errors import UserError
 from bench.grammar.parse import Args
 from bench.output import answer
@@ -36,12 +36,12 @@ def main(args: Args) -> int:
             raise UserError("--matrix uses default arguments: remove the name, --opt.* and --reference")
         from bench.check import matrix  # needs numpy
 
-        matrix.command(args.matrix, args.only, limit, args.out, "json" if args.json else "md", args.store)
+        matrix.command(args, limit)
         return 0
     else:
         examination = _of_optimizer(args)
     progress = _Progress(len(examination.checks))
-    (report,) = run([examination], limit=limit, show=progress.show)
+    (report,) = reports([examination], limit=limit, show=progress.show)
     progress.line.clear()
     if args.json:
         answer(report.as_json())

@@ -17,6 +17,7 @@ from bench.check.report import Report, Verdict, write_verdict
 from bench.check.supervisor import LIMIT, Known, Show, checks_of, examination_of, reports
 from bench.errors import UserError
 from bench.grammar.near import nearest
+from bench.grammar.parse import Args
 from bench.output import ENDINGS, write
 from bench.progress import StatusLine, say
 from bench.results.render import FORMATS, template
@@ -61,13 +62,12 @@ def kind_of(path: Path) -> str:
     return _KINDS[path.suffix]
 
 
-def members(words: Sequence[str], limit: float = START) -> list[dict[str, str]]:
+def members(words: Sequence[str]) -> list[dict[str, str]]:
     """The optimizers that the words name, found in a separate process.
 
     Args:
         words: modules or files (all their public optimizer classes), `module:Class`, names of the registry; `NAME:` is
             the module if an optimizer has its name.
-        limit: seconds that an import may take.
 
     Returns:
         For each word, the packages of its optimizers by name; an optimizer is listed under its first word.
@@ -78,7 +78,7 @@ def members(words: Sequence[str], limit: float = START) -> list[dict[str, str]]:
     found: list[dict[str, str]] = []
     known: set[str] = set()
     at = words[0]
-    with Child({i: Examination(word, asked=True) for i, word in enumerate(words)}, limit) as child:
+    with Child({i: Examination(word, asked=True) for i, word in enumerate(words)}, START) as child:
         try:
             for event in child.events():
                 match event:
@@ -267,44 +267,39 @@ def as_text(found: Sequence[Row], kind: str, notes: Sequence[str] = ()) -> str:
 # ---- The command -----------------------------------------------------------------------------------------------------
 
 
-def command(
-    words: Sequence[str], only: Sequence[str] | None, limit: float, outputs: Sequence[Path], kind: str, store: Path
-) -> None:
+def command(args: Args, limit: float) -> None:
     """Compute the matrix and write it; after an interruption, the part so far is written too.
 
     Each verdict is stored immediately, and the same command continues after an interrupt or a kill. The report on an
     optimizer is added to the store once all of its checks are done.
 
     Args:
-        words: as in `members`.
-        only: names of checks; all if None.
+        args: of `bench check`.
         limit: seconds that one check may take.
-        outputs: files, in the formats of their suffixes; standard output if there is none.
-        kind: format on standard output.
-        store: where verdicts are kept.
 
     Raises:
         UserError: a word names no optimizer, a file cannot be written, or another process makes this matrix.
         KeyboardInterrupt: it was interrupted.
     """
-    checks = [check for check in checks_of("optimizer", only) if check in MATRIX_CHECKS]
-    kinds = [kind_of(path) for path in outputs]
-    groups = members(words)
-    journal = Journal(store, [groups, checks, limit, list(versions().values())])
+    checks = [check for check in checks_of("optimizer", args.only) if check in MATRIX_CHECKS]
+    kinds = [kind_of(path) for path in args.out]
+    groups = members(args.matrix)
+    journal = Journal(args.store, [groups, checks, limit, list(versions().values())])
     found: list[Row] = []
     done = False
     progress = _Progress(sum(map(len, groups)), journal)
 
     def write_all(notes: Sequence[str] = ()) -> None:
         progress.line.clear()
-        for path, its in zip(outputs, kinds, strict=True) if outputs else [(None, kind)]:
-            write(path, as_text(found, its, notes))
+        plain = [(None, "json" if args.json else "md")]
+        for path, kind in zip(args.out, kinds, strict=True) if args.out else plain:
+            write(path, as_text(found, kind, notes))
 
     try:
-        for row in rows(groups, only=only, limit=limit, show=progress.show, known=journal.known):
+        for row in rows(groups, only=args.only, limit=limit, show=progress.show, known=journal.known):
             found.append(row)
-            if only is None:
-                write_verdict(store, row.report)
+            if args.only is None:
+                write_verdict(args.store, row.report)
             progress.row(row)
         write_all()
         done = True

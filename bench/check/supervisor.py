@@ -55,7 +55,9 @@ def conformance(
     Raises:
         UserError: there is no such optimizer or check, or an option is wrong.
     """
-    return run([examination_of(target, only=only, reference=reference, options=options)], limit=limit, show=show)[0]
+    examination = examination_of(target, only=only, reference=reference, options=options)
+    (report,) = reports([examination], limit=limit, show=show)
+    return report
 
 
 def examination_of(
@@ -65,7 +67,7 @@ def examination_of(
     reference: "str | Callable[..., Any] | None" = None,
     options: Mapping[str, Any] | None = None,
 ) -> Examination:
-    """An examination for `run`; arguments and errors are those of `conformance`."""
+    """An examination for `reports`; arguments and errors are those of `conformance`."""
     checks = checks_of("optimizer", only.split(",") if isinstance(only, str) else only)
     spec = replace(target) if isinstance(target, OptimizerSpec) else None  # without an imported class
     name = spec.name if spec is not None else _named(target)
@@ -78,7 +80,7 @@ def examination_of(
 def examination_of_task(
     name: str, *, only: Sequence[str] | None = None, options: Mapping[str, Any] | None = None, data: Path | None = None
 ) -> Examination:
-    """An examination of a task for `run`.
+    """An examination of a task for `reports`.
 
     Args:
         name: in the registry, `module:SPEC` or `file.py:SPEC`.
@@ -126,17 +128,6 @@ def _named(value: Any) -> str:
         )
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     return f"{file}:{name}" if module == "__main__" and file else f"{module}:{name}"
-
-
-def run(
-    examinations: Sequence[Examination],
-    *,
-    limit: float = LIMIT,
-    show: Show | None = None,
-    known: Known | None = None,
-) -> list[Report]:
-    """All of `reports`."""
-    return list(reports(examinations, limit=limit, show=show, known=known))
 
 
 def reports(

@@ -227,14 +227,14 @@ def _check(specs: "Sequence[StudySpec]", args: Args, *, progress: bool) -> None:
     """
     from bench.check.examiner import versions
     from bench.check.report import read_verdict, write_verdict
-    from bench.check.supervisor import examination_of, run
+    from bench.check.supervisor import examination_of, reports
 
     given = [{name[4:]: spec.settings[name] for name in spec.chosen if name.startswith("opt.")} for spec in specs]
     examinations = [examination_of(spec.opt, options=own) for spec, own in zip(specs, given, strict=True)]
     before = [read_verdict(args.store, spec.opt, own, versions()) for spec, own in zip(specs, given, strict=True)]
     with doing(f"checking {', '.join(spec.opt for spec in specs)}"):
-        reports = run(examinations, known={report.name: report for report in before if report is not None})
-    for report, own in zip(reports, given, strict=True):
+        found = list(reports(examinations, known={report.name: report for report in before if report is not None}))
+    for report, own in zip(found, given, strict=True):
         write_verdict(args.store, report)
         note(f"{report.name}: {report.headline()}" if progress else None)
         wrong = [name for name in report.failed if name == "builds" or report.catalogue[name].severity == "results"]
