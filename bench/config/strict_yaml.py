@@ -28,33 +28,6 @@ _KINDS = {
 }
 
 
-def load(path: Path) -> Any:
-    """The content of a YAML file.
-
-    Raises:
-        UserError: it is missing, not a regular file, too large, or not unambiguous YAML.
-    """
-    try:
-        mode = path.stat().st_mode  # opening a pipe would wait for a writer
-        kind = next((kind for is_kind, kind in _KINDS.items() if is_kind(mode)), None)
-        if kind is not None:
-            raise UserError(f"{path} is {kind}; settings must be in a regular file")
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)  # some files have no size before they are read
-        if len(content) > MOST_BYTES:
-            raise UserError(f"{path} is longer than {MOST_BYTES:,} bytes, the limit for settings")
-        return yaml.load(content.decode("utf-8"), _Loader)
-    except FileNotFoundError:
-        raise UserError(f"there is no file {path}") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UserError(f"{path} is not valid YAML{where}: {problem}") from None
-
-
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader, restricted to unambiguous input."""
 
@@ -124,14 +97,32 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file.
 
     Raises:
-        UserError: the file is missing, not YAML, or not a mapping.
+        UserError: it is missing, not a regular file, too large, not unambiguous YAML, or not a mapping.
     """
-    content = load(path)
-    if content is None:
+    try:
+        mode = path.stat().st_mode  # opening a pipe would wait for a writer
+        kind = next((kind for is_kind, kind in _KINDS.items() if is_kind(mode)), None)
+        if kind is not None:
+            raise UserError(f"{path} is {kind}; settings must be in a regular file")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)  # some files have no size before they are read
+        if len(content) > MOST_BYTES:
+            raise UserError(f"{path} is longer than {MOST_BYTES:,} bytes, the limit for settings")
+        values = yaml.load(content.decode("utf-8"), _Loader)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UserError(f"{path} is not valid YAML{where}: {problem}") from None
+    if values is None:
         raise UserError(f"{path} is empty; it must hold settings such as `task: mnist`")
-    if not isinstance(content, dict):
-        raise UserError(f"{path} must hold settings such as `task: mnist`, but holds {type(content).__name__}")
-    return content
+    if not isinstance(values, dict):
+        raise UserError(f"{path} must hold settings such as `task: mnist`, but holds {type(values).__name__}")
+    return values
 
 
 def _flat(prefix: str, values: Mapping[Any, Any]) -> dict[str, Any]:
