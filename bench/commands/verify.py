@@ -62,7 +62,11 @@ def main(args: Args) -> int:
     with opened(path) as folder, TemporaryDirectory() as place:
         stores = Stores([store_in(folder)])
         code = warn_of(stores)
-        drawn = draw(stores, args.task, args.opt, args.runs, args.seed)
+        ended = [run for run in stores.runs if run.status in ("completed", "diverged")]
+        there = [run for run in ended if run.is_of(args.task, args.opt)]
+        if not there:
+            raise UserError(f"no matching finished runs in {stores.shown}")
+        drawn = random.Random(args.seed).sample(there, min(args.runs, len(there)))
         spent = duration(sum(run.wall_s for run in drawn))
         note(f"{counted(len(drawn), 'run')}, which took {spent} on the original machine")
         judged = list[Judged]()
@@ -76,27 +80,6 @@ def main(args: Args) -> int:
     else:
         print("\n".join(shown(_table(judged))))
     return int(code or any(each.verdict == "refuted" for each in judged))
-
-
-def draw(
-    stores: Stores, tasks: Sequence[str] | None, opts: Sequence[str] | None, count: int, seed: int | None
-) -> list[RunResult]:
-    """Runs to repeat, drawn at random.
-
-    Args:
-        stores: to draw from.
-        tasks: names to choose from; None for all.
-        opts: likewise.
-        count: maximum number.
-        seed: of the draw; None for a different one each time.
-
-    Raises:
-        UserError: there is no such run.
-    """
-    there = [run for run in stores.runs if run.status in ("completed", "diverged") and run.is_of(tasks, opts)]
-    if not there:
-        raise UserError(f"no matching finished runs in {stores.shown}")
-    return random.Random(seed).sample(there, min(count, len(there)))
 
 
 def judge(run: RunResult, again: RunResult, others: Sequence[RunResult]) -> tuple[Verdict, str]:
