@@ -85,8 +85,6 @@ def test_a_method_that_leads_from_the_first_evaluation_on_has_no_lower_end():
 @pytest.mark.parametrize(
     ("steps", "own", "reference"),
     [
-        (STEPS, np.ones((1, 20)), np.ones((1, 20))),
-        (STEPS, np.ones((2, 19)), np.ones((2, 20))),
         (STEPS[::-1], np.ones((2, 20)), np.ones((2, 20))),
         (STEPS, np.full((2, 20), np.nan), np.ones((2, 20))),
     ],

@@ -79,13 +79,9 @@ def step_ratio(steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smooth
         smooth: whether to smooth; pass False if a schedule bends the curves at their ends.
 
     Raises:
-        ValueError: shapes differ, there are too few values, or one is not finite.
+        ValueError: a loss is not finite, or the steps do not grow from above 0: the store may be someone else's.
     """
     s, a, b = (np.asarray(each, dtype=np.float64) for each in (steps, own, reference))
-    if a.ndim != 2 or a.shape != b.shape or a.shape[1:] != s.shape or len(a) < 2 or s.size < 2:
-        raise ValueError(
-            f"curves of shapes {a.shape} and {b.shape} at {s.size} steps: pass at least two seeds and two steps"
-        )
     if not (np.isfinite(a).all() and np.isfinite(b).all() and (np.diff(s) > 0).all() and s[0] > 0):
         raise ValueError("losses must be finite, steps positive and increasing")
     places = np.log(s / s[-1])
