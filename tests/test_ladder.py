@@ -357,6 +357,28 @@ def test_a_hostile_record_is_refused_or_shown(folder: Path, record: LadderRecord
     assert len(cases) / 4 < refused < len(cases)
 
 
+def test_rungs_that_do_not_grow_are_refused(record: LadderRecord):
+    content = json.loads(json.dumps(vars(record)))
+    content["rungs"][1]["at"] = content["rungs"][0]["at"]
+    with pytest.raises(Damaged, match=r"rungs: .*must be in ascending size"):
+        parse(json.dumps(content).encode(), LadderRecord, Path("x.json"))
+
+
+@pytest.mark.parametrize("odd", ["0", "1e999"])
+def test_odd_evaluations_are_left_out(folder: Path, record: LadderRecord, tmp_path: Path, odd: str):
+    store = Path(shutil.copytree(folder / "store", tmp_path / "store"))
+    for path in store.glob("*/done/runs.jsonl"):
+        runs = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        for run in runs:
+            for row in run["validations"]:
+                row["step" if odd == "0" else "loss"] = float(odd)
+                row.pop("excess", None)
+        path.write_text("".join(json.dumps(run) + "\n" for run in runs), "utf-8")
+    found = findings(record, Stores([store]))
+    assert boards(found)
+    assert not any(isinstance(ratio, Interval) for rung in found.rungs for ratio in rung.ratios.values())
+
+
 def test_a_study_that_is_missing_or_damaged_is_named(folder: Path, record: LadderRecord, tmp_path: Path):
     store = Path(shutil.copytree(folder / "store", tmp_path / "store"))
     path = study_path(store, record.rungs[1]["studies"]["gd"])

@@ -141,20 +141,19 @@ class Rung:
             return f"{opt}: fewer than two seeds in common with {self.reference}"
         curves = [[self._curve(group.runs[seed]) for seed in seeds] for group in (own, reference)]
         steps = sorted({step for each in curves for curve in each for step in curve})
-        if len(steps) < LEAST_EVALUATIONS:
-            return f"{opt}: {len(steps)} evaluations are too few for a curve"
+        if len(steps) < LEAST_EVALUATIONS or not all(curve for each in curves for curve in each):
+            return f"{opt}: its evaluations or those of {self.reference} are too few for a curve"
         arrays = [np.array([_filled(curve, steps) for curve in each]) for each in curves]
         runs = [*own.runs.values(), *reference.runs.values()]
         bent = any(run.config["trainer"].get("schedule", "constant") != "constant" for run in runs)
         return statistics.step_ratio(steps, *arrays, smooth=not bent)
 
     def _curve(self, run: RunResult) -> dict[int, float]:
-        """The loss on the selection split by step; for suboptimality gaps, its log10."""
+        """The finite losses on the selection split by step; for suboptimality gaps, their log10."""
         key = "excess" if self.above else "loss"
         found = {int(row["step"]): float(row.get(key, row.get("loss", math.nan))) for row in run.validations}
-        if self.above:
-            return {step: math.log10(max(loss, CONVERGED)) for step, loss in found.items()}
-        return {step: loss for step, loss in found.items() if math.isfinite(loss)}
+        finite = {step: loss for step, loss in found.items() if step > 0 and math.isfinite(loss)}
+        return {step: math.log10(max(loss, CONVERGED)) if self.above else loss for step, loss in finite.items()}
 
     @property
     def seconds(self) -> float:

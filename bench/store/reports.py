@@ -4,10 +4,11 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeVar
 
-from pydantic import ConfigDict, Field, StringConstraints, with_config
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, with_config
 from typing_extensions import TypedDict
 
 from bench.errors import RunFailed
@@ -263,6 +264,13 @@ class LadderRung(TypedDict):
     done: Moment | Literal[""]
 
 
+def _ascending(rungs: list[LadderRung]) -> list[LadderRung]:
+    """The rungs of a ladder, if each is larger than the one before."""
+    if any(before["at"] >= rung["at"] for before, rung in pairwise(rungs)):
+        raise ValueError("must be in ascending size")
+    return rungs
+
+
 @dataclass(frozen=True)
 class LadderRecord(Record):
     """The record of `bench ladder` in a store.
@@ -287,7 +295,7 @@ class LadderRecord(Record):
     declared: Declared
     rule: list[Text]
     begun: Moment
-    rungs: list[LadderRung]
+    rungs: Annotated[list[LadderRung], AfterValidator(_ascending)]
 
     @property
     def done(self) -> list[LadderRung]:
