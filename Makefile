@@ -48,7 +48,7 @@ v100:  ## an environment for V100s in V100 (default: v100), and quickstart and n
 smoke:  ## train one short run
 	uv run bench fit --task synthetic --opt ngd --trainer.max_steps 200
 
-publish:  ## write what is finished of the reference runs into results/reference, configs/tuned and README.md
+publish:  ## write what is finished of the reference runs into results, configs/tuned and README.md
 	uv run python -m tools.publish
 
 statistics:  ## simulate what verdicts and intervals promise

@@ -61,9 +61,7 @@ def measure(quick: bool) -> list[Row]:
 
 def command(*words: str) -> Cost:
     """Run a command in a process that prints its own peak memory: the kernel's figure for a child includes ours."""
-    code = (
-        "import sys; from bench.cli import _dispatch; _dispatch(sys.argv[1:]); print(open('/proc/self/status').read())"
-    )
+    code = "import sys; from bench.cli import dispatch; dispatch(sys.argv[1:]); print(open('/proc/self/status').read())"
     begun = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True, text=True)
     peak = next(line for line in done.stdout.splitlines() if line.startswith("VmHWM"))

@@ -146,10 +146,20 @@ def test_a_language_model_gets_tokens_by_its_parameters_unless_something_else_is
     assert rule_of({"task": "cifar10"}, "size", 3.0, None, None).tokens is None
 
 
-def test_two_rungs_of_one_size_are_refused():
-    rule = Rule("width", 1.01)
-    with pytest.raises(UserError, match="rungs 1 and 2 are the same"):
-        sizes_of(rule, WORDS, "gd", 2, places_in(Path("nowhere")))
+@pytest.mark.parametrize(
+    ("rule", "words", "says"),
+    [
+        (Rule("width", 1.01), {}, "rungs 1 and 2 have the same size .* increase --ratio or --start"),
+        (
+            Rule("epochs", 1.2),
+            {"trainer.max_epochs": 2},
+            "have the same size .2 and 2.; increase --ratio$",
+        ),
+    ],
+)
+def test_two_rungs_of_one_size_are_refused(rule: Rule, words: dict[str, Any], says: str):
+    with pytest.raises(UserError, match=says):
+        sizes_of(rule, WORDS | words, "gd", 2, places_in(Path("nowhere")))
 
 
 def test_the_rule_is_told_in_words():
@@ -364,17 +374,18 @@ def test_rungs_that_do_not_grow_are_refused(record: LadderRecord):
         parse(json.dumps(content).encode(), LadderRecord, Path("x.json"))
 
 
-@pytest.mark.parametrize("odd", ["0", "1e999"])
-def test_odd_evaluations_are_left_out(folder: Path, record: LadderRecord, tmp_path: Path, odd: str):
+@pytest.mark.parametrize(("key", "odd"), [("step", 0), ("step", 1e30), ("loss", None)])
+def test_odd_evaluations_are_left_out(folder: Path, record: LadderRecord, tmp_path: Path, key: str, odd: float | None):
     store = Path(shutil.copytree(folder / "store", tmp_path / "store"))
     for path in store.glob("*/done/runs.jsonl"):
         runs = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-        for run in runs:
-            for row in run["validations"]:
-                row["step" if odd == "0" else "loss"] = float(odd)
-                row.pop("excess", None)
+        for row in (row for run in runs for row in run["validations"]):
+            row.pop("excess", None)
+            row.pop(key)
+            row.update({} if odd is None else {key: odd})
         path.write_text("".join(json.dumps(run) + "\n" for run in runs), "utf-8")
     found = findings(record, Stores([store]))
+    assert found.rungs
     assert boards(found)
     assert not any(isinstance(ratio, Interval) for rung in found.rungs for ratio in rung.ratios.values())
 

@@ -150,9 +150,8 @@ def text(found: Collected, panels: Sequence[Panel]) -> str:
         titles = {task: _metric(table) for task, table in ranked.items()} | dict.fromkeys(aligned, "final alignment")
         columns = [Column("opt", "optimizer"), *(Column(task, f"{task}: {what}") for task, what in titles.items())]
         lines += markdown_table(Table("", columns, [{"opt": opt, **own} for opt, own in sorted(cells.items())]))
-    means = (
-        "Tables have means over fresh seeds with 95 % intervals, without the noise of tuning (boards have a column)."
-    )
+    noise = "without the noise of tuning (the board `quality` has it)"
+    means = f"Tables have means over fresh seeds with 95 % intervals, {noise}."
     own = {problem.task: entries for problem, entries in found.problems.items()}
     said = " ".join([means, _set_up(own), *_excluded(own)])
     return "\n".join([*lines, "", *wrap(said, 120), ""])
@@ -306,7 +305,9 @@ def shown() -> tuple[Collected, Chart, dict[str, Collected]]:
 def main() -> int:
     """Publish, or check the published results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare README.md with results/reference, and stop")
+    parser.add_argument(
+        "--check", action="store_true", help="compare README.md and pages with results/reference, and stop"
+    )
     parser.add_argument("--tuned", type=Path, default=Path("tuned"), help="folder with tuned settings")
     args = parser.parse_args()
     if args.check:

@@ -39,7 +39,9 @@ def explained(entry: Entry, found: Collected) -> dict[str, Any]:
     """Explanation of one row; see `explain`."""
     runs, study = list(entry.runs.values()), entry.study
     elsewhere = sorted({run.tuned_by for run in runs if run.tuned_by})
-    unsearched = f"in {listed(elsewhere)}, not in these stores" if elsewhere else f"nothing: {entry.settings}"
+    unsearched = (
+        f"in {listed(elsewhere)}, whose trials are not in these stores" if elsewhere else f"nothing: {entry.settings}"
+    )
     facts = {
         "settings": f"{entry.settings}: {options_text(entry.options)}",
         **(_searched(study, found) if study else {"searched": unsearched}),
@@ -66,23 +68,21 @@ def explained(entry: Entry, found: Collected) -> dict[str, Any]:
     }
 
 
-def lines(explained: Mapping[str, Any]) -> Iterator[str]:
+def lines(row: Mapping[str, Any]) -> Iterator[str]:
     """A row's explanation for a terminal."""
-    yield cell(f"{explained['row']} on {explained['problem']}")
-    for what, words in explained["facts"].items():
+    yield cell(f"{row['row']} on {row['problem']}")
+    for what, words in row["facts"].items():
         yield cell(f"  {what:<11} {words}")
-    if explained["tried"]:
+    if row["tried"]:
         yield "  tried"
-        rows = [
-            (options_text(each["point"]), each["kind"], each["state"], each["score"]) for each in explained["tried"]
-        ]
+        rows = [(options_text(each["point"]), each["kind"], each["state"], each["score"]) for each in row["tried"]]
         heads = ["setting", "why", "ended", "score"]
-        if any(each["cap_share"] for each in explained["tried"]):
-            rows = [(*row, _capped(each["cap_share"])) for row, each in zip(rows, explained["tried"], strict=True)]
+        if any(each["cap_share"] for each in row["tried"]):
+            rows = [(*row, _capped(each["cap_share"])) for row, each in zip(rows, row["tried"], strict=True)]
             heads.append("steps set by the cap")
         yield from shown(Table.of(heads, rows), "    ")
     yield "  commands"
-    yield from (cell(f"    {command}") for command in explained["commands"])
+    yield from (cell(f"    {command}") for command in row["commands"])
     yield ""
 
 

@@ -38,7 +38,7 @@ _EVERY = [
 def board_table(
     title: str, columns: Sequence[Column], rows: Mapping[Entry, dict[str, Any]], notes: Sequence[str] = ()
 ) -> Table:
-    """The table of a board: own columns and values of its entries between those that every board has.
+    """The table of a board: its own columns, between those that every board has.
 
     Args:
         title: its subject.

@@ -293,7 +293,7 @@ def data_diagnoses(spec: "TaskSpec", data: Path) -> list[Diagnosis]:
         if file.state == "damaged"
     ]
     if missing := [file.path.name for file in files if file.state == "missing"]:
-        what = "its files" if len(missing) == len(files) else ", ".join(missing)
+        what = ", ".join(missing) if text or len(missing) < len(files) else "its files"
         needs = "a network and the package datasets are" if text else "a network is"
         how = f"fetched on first use if {needs} available; else copy them there, or name their folder with --data DIR"
         found.append(Diagnosis("note", spec.name, f"{folder} lacks {what}; {how}"))

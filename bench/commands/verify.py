@@ -62,8 +62,8 @@ def main(args: Args) -> int:
     with opened(path) as folder, TemporaryDirectory() as place:
         stores = Stores([store_in(folder)])
         code = warn_of(stores)
-        ended = [run for run in stores.runs if run.status in ("completed", "diverged")]
-        there = [run for run in ended if run.is_of(args.task, args.opt)]
+        ended = ("completed", "diverged")
+        there = [run for run in stores.runs if run.status in ended and run.is_of(args.task, args.opt)]
         if not there:
             raise UserError(f"no matching finished runs in {stores.shown}")
         drawn = random.Random(args.seed).sample(there, min(args.runs, len(there)))

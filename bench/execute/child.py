@@ -49,7 +49,7 @@ class WorkerProgress(SweepProgress):
         self._tell({"say": line})
 
     def waiting(self, runs: int) -> None:
-        """Say it in a study; the runs of a plan mostly train in workers of the same command, which shows them."""
+        """Report this for a study; runs of a plan mostly train in workers of the same command, whose lines show it."""
         if self.runs:  # a study's `execute` has set it
             super().waiting(runs)
 

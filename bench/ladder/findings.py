@@ -148,10 +148,10 @@ class Rung:
         bent = any(run.config["trainer"].get("schedule", "constant") != "constant" for run in runs)
         return statistics.step_ratio(steps, *arrays, smooth=not bent)
 
-    def _curve(self, run: RunResult) -> dict[int, float]:
+    def _curve(self, run: RunResult) -> dict[float, float]:
         """The finite losses on the selection split by step; for suboptimality gaps, their log10."""
         key = "excess" if self.above else "loss"
-        found = {int(row["step"]): float(row.get(key, row.get("loss", math.nan))) for row in run.validations}
+        found = {float(row["step"]): float(row.get(key, row.get("loss", math.nan))) for row in run.validations}
         finite = {step: loss for step, loss in found.items() if step > 0 and math.isfinite(loss)}
         return {step: math.log10(max(loss, CONVERGED)) if self.above else loss for step, loss in finite.items()}
 
@@ -167,7 +167,7 @@ class Rung:
         return min((moment for moment in moments if moment), default="")
 
 
-def _filled(curve: Mapping[int, float], steps: Sequence[int]) -> Array:
+def _filled(curve: Mapping[float, float], steps: Sequence[float]) -> Array:
     """A curve interpolated at these steps; after an early end it stays at its last value."""
     own = sorted(curve)
     return np.interp(np.log(steps), np.log(own), [curve[step] for step in own])

@@ -140,7 +140,7 @@ def sizes_of(rule: Rule, words: Mapping[str, Any], opt: str, rungs: int, places:
         places: paths of data and store.
 
     Raises:
-        UserError: a setting is illegal, data are missing, or two rungs are equal.
+        UserError: a setting is illegal, data are missing, or a rung is not larger than the one before.
     """
 
     def config(more: Mapping[str, Any]) -> RunConfig:
@@ -160,10 +160,9 @@ def sizes_of(rule: Rule, words: Mapping[str, Any], opt: str, rungs: int, places:
         settings = [_longer(base, factor) for factor in wanted]
     found = [_measured(rule, config(own), own, evaluated="trainer.val_every" in words) for own in settings]
     for k, (one, other) in enumerate(itertools.pairwise(found), 1):
-        if one.settings == other.settings:
-            raise UserError(
-                f"rungs {k} and {k + 1} are the same, {one.parameters:,} parameters; increase --ratio or --start"
-            )
+        if one.at >= other.at:
+            more = "--ratio or --start" if rule.axis in MODEL else "--ratio"
+            raise UserError(f"rungs {k} and {k + 1} have the same size ({one.at:g} and {other.at:g}); increase {more}")
     return found
 
 

@@ -79,7 +79,7 @@ def step_ratio(steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smooth
         smooth: whether to smooth; pass False if a schedule bends the curves at their ends.
 
     Raises:
-        ValueError: a loss is not finite, or the steps do not grow from above 0: the store may be someone else's.
+        ValueError: a loss is not finite, or the steps are not positive and increasing.
     """
     s, a, b = (np.asarray(each, dtype=np.float64) for each in (steps, own, reference))
     if not (np.isfinite(a).all() and np.isfinite(b).all() and (np.diff(s) > 0).all() and s[0] > 0):

@@ -217,7 +217,7 @@ def _kept(
         if trial and name == "measurements":
             continue
         # Boards relate observations to the curve at their steps.
-        observed = name == "curve" and run.config["trainer"].get("observe")
+        observed = name == "curve" and not trial and run.config["trainer"].get("observe")
         keep = np.isin(table["step"], tables.get("measurements", {}).get("step", ()) if observed else ())
         keep[thinned(len(keep), points)] = True
         thin[name] = {column: values[keep] for column, values in table.items()}

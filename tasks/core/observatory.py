@@ -254,6 +254,7 @@ def greatest_eigenvalue(times: Callable[[Tensor], Tensor], start: Tensor, steps:
         basis[k] = v
         known, Hv = basis[: k + 1], times(v)
         T[: k + 1, k] = inner = _inner(known, Hv)
+        T[k, k] = torch.where(v.any(), inner[-1], T[0, 0])  # once nothing is left, 0 is no eigenvalue
         rest = torch.addmv(Hv, known.T, inner, alpha=-1)
         rest.addmv_(known.T, _inner(known, rest), alpha=-1)  # again, to remove rounding errors
         norm = _norm(rest)

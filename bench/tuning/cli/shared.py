@@ -146,8 +146,6 @@ def _use(found: "StudyResult", out: Path | None) -> str:
     spec, folder = found.study.spec, Path(out or ".")
     here = folder.absolute() == Path("tuned").absolute()
     there = ["--tuned"] if here else ["--config", str(tuned_path(folder, spec))]
-    own = {
-        name: spec.settings[name] for name in spec.chosen if not name.startswith("opt.")
-    }  # budget, device and others
+    own = {name: spec.settings[name] for name in spec.chosen if not name.startswith("opt.")}  # budget, device, ...
     given = {k: ",".join(map(str, v)) if isinstance(v, list) else v for k, v in own.items() if v is not None}
     return shlex.join(["bench", "fit", "--task", spec.task, "--opt", spec.opt, *there, *as_options(given)])
