@@ -101,8 +101,7 @@ def cell(value: Any, digits: int = 4) -> str:
         return number(value, digits)
     if isinstance(value, str):
         return clean(value)
-    from bench.results.selection import CONVERGED
-    from bench.results.stats import Interval, MedianTime  # imports numpy, which error messages do not need
+    from bench.results.stats import CONVERGED, Interval, MedianTime  # numpy, which error messages do not need
 
     if isinstance(value, Interval):
         if value.mean == value.high == CONVERGED:

@@ -25,8 +25,8 @@ from bench.cli import dispatch as results
 from bench.errors import UserError
 from bench.results.group import HUGE
 from bench.results.render import json_text
-from bench.results.selection import CONVERGED, End
-from bench.results.stats import Interval
+from bench.results.selection import End
+from bench.results.stats import CONVERGED, Interval
 from bench.store.block import DONE, RUNS
 from bench.store.record import RunResult
 from bench.store.reports import check_path, study_path

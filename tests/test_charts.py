@@ -27,7 +27,8 @@ from bench.grammar.commands import CHART_NAMES
 from bench.results.chart import Panel, Trace, caption
 from bench.results.draw import harmless, picture
 from bench.results.embed import embed
-from bench.results.selection import CONVERGED, End
+from bench.results.selection import End
+from bench.results.stats import CONVERGED
 from bench.results.styles import styles
 from bench.store.files import write_json
 from bench.store.reports import StudyRecord, study_path

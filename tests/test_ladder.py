@@ -31,6 +31,7 @@ from bench.store.stores import Stores
 from bench.tuning.studies import Studies
 from bench.tuning.suite import Suite, carry_out
 from bench.tuning.worker import Worker
+from tests.conftest import Cli
 from tests.daemons import until
 
 WORDS = {"task": "synthetic", "trainer.max_steps": 10, "device": "cpu"}
@@ -519,3 +520,9 @@ def test_a_ladder_that_was_killed_goes_on_and_a_dry_run_says_what_it_costs(tmp_p
     rungs = json.loads(planned.stdout)["rungs"]
     assert [rung["runs"] for rung in rungs] == [2 * (3 + 2)] * 2
     assert all(rung["seconds"] > 0 for rung in rungs)
+
+
+def test_the_shipped_page_is_what_its_runs_say(cli: Cli, tmp_path: Path):
+    shipped = Path(__file__).parents[1] / "results" / "ladder" / "lm"
+    assert cli("ladder", "--from", shipped / "runs", "-o", tmp_path).code == 0
+    assert (tmp_path / "ladder.md").read_text("utf-8") == (shipped / "ladder.md").read_text("utf-8")

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.results.selection import CONVERGED, above_infimum, best_index, final_value, seed_median, selected
+from bench.results.selection import above_infimum, best_index, final_value, seed_median, selected
+from bench.results.stats import CONVERGED
 from bench.store.record import RunResult
 
 often = settings(max_examples=300, deadline=None, derandomize=True, database=None)

@@ -111,7 +111,7 @@ class Sweep:
 
     def figure(self) -> "Figure":
         """The final metric and the fraction of diverged seeds against the swept setting."""
-        from bench.results.selection import CONVERGED
+        from bench.results.stats import CONVERGED
         from bench.sweeps.sensitivity_plot import describe
 
         return shown_figure(describe(self.sensitivity, CONVERGED))

@@ -13,7 +13,8 @@ from bench.boards.entries import Entry, Problem
 from bench.boards.shared import FEW_SEEDS
 from bench.errors import unknown
 from bench.results.chart import WORDS, Array, Chart, Panel, Trace, thinned
-from bench.results.selection import CONVERGED, GAP, cap_share
+from bench.results.selection import GAP, cap_share
+from bench.results.stats import CONVERGED
 from bench.store.tables import Columns
 
 MOST_POINTS = 200

@@ -10,8 +10,8 @@ from bench.boards.shared import VERDICTS, Verdicts, board_table, budget_notes, c
 from bench.boards.speed import steps_to
 from bench.results.group import Measure, final
 from bench.results.retuning import REPEATS
-from bench.results.selection import CONVERGED
 from bench.results.sequential import Comparison
+from bench.results.stats import CONVERGED
 from bench.results.table import Board, Column, Table
 
 TUNING_NOISE = (

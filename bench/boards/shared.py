@@ -10,8 +10,9 @@ from typing import Any
 
 from bench.boards.entries import LIBRARIES, Entry
 from bench.results.group import Measure, final
-from bench.results.selection import CONVERGED, GAP, above_infimum, is_capped
+from bench.results.selection import GAP, above_infimum, is_capped
 from bench.results.sequential import LEAST_SEEDS, ROUNDING, Comparison, advice, differences
+from bench.results.stats import CONVERGED
 from bench.results.table import Column, Table
 from bench.store.record import RunResult
 

@@ -13,8 +13,8 @@ from bench.boards.speed import median_time_to
 from bench.results import stats
 from bench.results.chart import Array
 from bench.results.group import Measure, mean_interval
-from bench.results.selection import CONVERGED, End
-from bench.results.stats import LEAST_POINTS, Interval
+from bench.results.selection import End
+from bench.results.stats import CONVERGED, LEAST_POINTS, Interval
 from bench.results.table import Board, Column, Table
 from bench.store.record import RunResult
 from bench.store.tables import Columns

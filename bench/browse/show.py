@@ -10,7 +10,8 @@ from bench.config.plugins import naming
 from bench.config.run_config import settings_of
 from bench.errors import UserError
 from bench.results.render import shown
-from bench.results.selection import CONVERGED, GAP
+from bench.results.selection import GAP
+from bench.results.stats import CONVERGED
 from bench.results.table import Table
 from bench.run_summary import fit_words, remarks_on, result_json
 from bench.store.record import RESUMABLE, RunResult

@@ -188,7 +188,7 @@ def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":
         args: of the command.
     """
     from bench.config.settings import problem_of
-    from bench.results.selection import CONVERGED
+    from bench.results.stats import CONVERGED
     from bench.store.stores import Stores
 
     folder = reference_folder()

@@ -298,7 +298,8 @@ def data_diagnoses(spec: "TaskSpec", data: Path) -> list[Diagnosis]:
         how = f"fetched on first use if {needs} available; else copy them there, or name their folder with --data DIR"
         found.append(Diagnosis("note", spec.name, f"{folder} lacks {what}; {how}"))
     parts = [f"{file.path.name} is {file.state}" for file in files if file.state.startswith("part")]
-    not_whole = "; ".join([*filter(None, [text and spec.data_cls.find(data).stand_in]), *parts])
+    stand_in = spec.data_cls.find(data).stand_in if text else None
+    not_whole = "; ".join([*filter(None, [stand_in]), *parts])
     if not found and not_whole:
         found = [Diagnosis("note", spec.name, f"in {folder}: {not_whole}")]
     return found or [Diagnosis("ok", spec.name, f"complete in {folder}")]

@@ -18,7 +18,7 @@ from bench.grammar.parse import Args
 from bench.grammar.values import reference_folder
 from bench.output import answer, note, warn_of
 from bench.results.render import shown
-from bench.results.selection import CONVERGED
+from bench.results.stats import CONVERGED
 from bench.results.table import Table
 from bench.store.bundle import SOURCES, opened, store_in
 from bench.store.record import RunResult

@@ -11,8 +11,8 @@ import numpy as np
 from bench.ladder import statistics
 from bench.ladder.statistics import Array, Estimate, Trend
 from bench.results.group import Group, Measure, Seed, final
-from bench.results.selection import CONVERGED, above_infimum, good_range
-from bench.results.stats import Interval
+from bench.results.selection import above_infimum, good_range
+from bench.results.stats import CONVERGED, Interval
 from bench.store.record import RunResult, now
 from bench.store.reports import LadderRecord, LadderRung, Predicted, StudyRecord
 from bench.store.stores import Stores
@@ -133,6 +133,8 @@ class Rung:
             return f"{self.reference}: its study is not in the store"
         groups = {name: self.methods[name].fresh for name in (opt, self.reference)}
         for name, group in groups.items():
+            if not group.runs:
+                return f"{name}: no fresh runs; no tried setting could win (diverged, or its cap set nearly all steps)"
             if group.diverged:
                 return f"{name}: {group.diverged} of {len(group.runs)} fresh seeds diverged"
         own, reference = groups.values()

@@ -254,7 +254,7 @@ def _rungs(found: Findings) -> Table:
 
 
 def _span(numbers: Collection[int]) -> int | str | None:
-    return f"{min(numbers)} to {max(numbers)}" if len(numbers) > 1 else next(iter(numbers), None)
+    return " or ".join(map(str, sorted(numbers))) if len(numbers) > 1 else next(iter(numbers), None)
 
 
 def _notes(found: Findings) -> list[str]:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from bench.results import stats
-from bench.results.selection import CONVERGED, End, Mode, final_value
+from bench.results.selection import End, Mode, final_value
 from bench.results.sequential import Comparison, compare
-from bench.results.stats import Interval
+from bench.results.stats import CONVERGED, Interval
 from bench.store.record import RunResult
 
 Seed = tuple[int, int]

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.results import stats
-from bench.results.selection import CONVERGED, End, Mode
-from bench.results.stats import Interval
+from bench.results.selection import End, Mode
+from bench.results.stats import CONVERGED, Interval
 
 EXACT = 5
 """Tuning seeds up to which all draws are enumerated: 3125. Ours."""

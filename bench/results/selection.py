@@ -10,13 +10,12 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from bench.results.stats import CONVERGED
 from bench.store.record import CAP_BINDS, Mode, RunResult
 
 End = float | None
 """A number, or None for `diverged`."""
 
-CONVERGED = 1e-16
-"""Suboptimality gaps, or losses without one, below this count as equal. Ours."""
 GAP = " (suboptimality gap)"
 """Suffix of a metric's name if the loss minus its infimum is shown."""
 USABLE_FACTOR = 2
