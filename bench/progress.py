@@ -438,6 +438,7 @@ class RunInPlan(Progress):
 
     def update(self, step: int, loss: float, applied_step: float, accuracy: Callable[[], float | None]) -> None:
         """Report this step, unless the last report is recent."""
+        super().update(step, loss, applied_step, accuracy)
         if time.monotonic() - self._told >= self.TOLD_SECONDS:
             self._told = time.monotonic()
             self.start(step)

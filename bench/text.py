@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from bench.results.stats import MedianTime
 
+CONVERGED = 1e-16
+"""Suboptimality gaps, or losses without one, below this count as equal, and are shown as a bound. Ours."""
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
 """Control characters, characters that change the direction of text, and surrogates.
 
@@ -101,7 +103,7 @@ def cell(value: Any, digits: int = 4) -> str:
         return number(value, digits)
     if isinstance(value, str):
         return clean(value)
-    from bench.results.stats import CONVERGED, Interval, MedianTime  # numpy, which error messages do not need
+    from bench.results.stats import Interval, MedianTime  # imports numpy, which error messages do not need
 
     if isinstance(value, Interval):
         if value.mean == value.high == CONVERGED:

@@ -26,12 +26,13 @@ from bench.errors import UserError
 from bench.results.group import HUGE
 from bench.results.render import json_text
 from bench.results.selection import End
-from bench.results.stats import CONVERGED, Interval
+from bench.results.stats import Interval
 from bench.store.block import DONE, RUNS
 from bench.store.record import RunResult
 from bench.store.reports import check_path, study_path
 from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS
+from bench.text import CONVERGED
 from tests.entered import VERSIONS, board, found, keep, keep_block, made, rows, seeds, study, tried, tuned
 from tests.stored import put
 

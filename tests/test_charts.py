@@ -28,11 +28,11 @@ from bench.results.chart import Panel, Trace, caption
 from bench.results.draw import harmless, picture
 from bench.results.embed import embed
 from bench.results.selection import End
-from bench.results.stats import CONVERGED
 from bench.results.styles import styles
 from bench.store.files import write_json
 from bench.store.reports import StudyRecord, study_path
 from bench.store.stores import Stores
+from bench.text import CONVERGED
 from tasks import TASKS
 from tests.entered import keep, made, rows, seeds
 from tests.stored import put

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.results.selection import above_infimum, best_index, final_value, seed_median, selected
-from bench.results.stats import CONVERGED
 from bench.store.record import RunResult
+from bench.text import CONVERGED
 
 often = settings(max_examples=300, deadline=None, derandomize=True, database=None)
 ends = st.none() | st.floats(-100, 100)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bench.errors import UserError
 from bench.grammar.values import log_grid
-from bench.results.stats import CONVERGED
+from bench.text import CONVERGED
 from bench.tuning.design import EXTENSION_LIMIT, LONGEST_GRID, Design, Scores, Wanted
 from bench.tuning.space import Point, Range, point_key, read_space, space_as_json, space_from_json
 from bench.tuning.tune import default_trials

@@ -23,8 +23,8 @@ from sqlalchemy import event
 from bench.errors import RunFailed, UserError
 from bench.execute.database import NoDatabase, Stuck
 from bench.machine import this_process
-from bench.results.stats import CONVERGED
 from bench.store.record import RunResult
+from bench.text import CONVERGED
 from bench.tuning import summary, tuned
 from bench.tuning.space import point_key
 from bench.tuning.studies import Studies

@@ -111,8 +111,8 @@ class Sweep:
 
     def figure(self) -> "Figure":
         """The final metric and the fraction of diverged seeds against the swept setting."""
-        from bench.results.stats import CONVERGED
         from bench.sweeps.sensitivity_plot import describe
+        from bench.text import CONVERGED
 
         return shown_figure(describe(self.sensitivity, CONVERGED))
 

@@ -14,8 +14,8 @@ from bench.boards.shared import FEW_SEEDS
 from bench.errors import unknown
 from bench.results.chart import WORDS, Array, Chart, Panel, Trace, thinned
 from bench.results.selection import GAP, cap_share
-from bench.results.stats import CONVERGED
 from bench.store.tables import Columns
+from bench.text import CONVERGED
 
 MOST_POINTS = 200
 """Maximum number of points of a line: more are not visible."""

@@ -11,8 +11,8 @@ from bench.boards.speed import steps_to
 from bench.results.group import Measure, final
 from bench.results.retuning import REPEATS
 from bench.results.sequential import Comparison
-from bench.results.stats import CONVERGED
 from bench.results.table import Board, Column, Table
+from bench.text import CONVERGED
 
 TUNING_NOISE = (
     f"mean over repetitions of the whole tuning with other seeds: from repeated studies if there are {REPEATS}, else"

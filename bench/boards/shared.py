@@ -12,9 +12,9 @@ from bench.boards.entries import LIBRARIES, Entry
 from bench.results.group import Measure, final
 from bench.results.selection import GAP, above_infimum, is_capped
 from bench.results.sequential import LEAST_SEEDS, ROUNDING, Comparison, advice, differences
-from bench.results.stats import CONVERGED
 from bench.results.table import Column, Table
 from bench.store.record import RunResult
+from bench.text import CONVERGED
 
 FEW_SEEDS = 3
 """Runs below which a row is provisional, and lines have no bands. Ours."""

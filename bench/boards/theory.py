@@ -14,10 +14,11 @@ from bench.results import stats
 from bench.results.chart import Array
 from bench.results.group import Measure, mean_interval
 from bench.results.selection import End
-from bench.results.stats import CONVERGED, LEAST_POINTS, Interval
+from bench.results.stats import LEAST_POINTS, Interval
 from bench.results.table import Board, Column, Table
 from bench.store.record import RunResult
 from bench.store.tables import Columns
+from bench.text import CONVERGED
 
 ALIGNED = 0.99
 """Cosine at which a direction counts as found. The papers give none; ours."""

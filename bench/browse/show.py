@@ -11,7 +11,6 @@ from bench.config.run_config import settings_of
 from bench.errors import UserError
 from bench.results.render import shown
 from bench.results.selection import GAP
-from bench.results.stats import CONVERGED
 from bench.results.table import Table
 from bench.run_summary import fit_words, remarks_on, result_json
 from bench.store.record import RESUMABLE, RunResult
@@ -19,7 +18,7 @@ from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.store.tables import Columns
 from bench.terminal import columns, is_unicode, plot, wrapped
-from bench.text import cell, duration, word_of
+from bench.text import CONVERGED, cell, duration, word_of
 
 WIDE, HIGH = 72, 12
 """Maximum columns and lines of a plot. Ours."""

@@ -16,7 +16,7 @@ from bench.grammar.values import parts, reference_folder
 from bench.output import answer, check_output, note, remark, warn_of, write
 from bench.process import as_options
 from bench.progress import doing
-from bench.text import counted
+from bench.text import CONVERGED, counted
 from optimizers.plugins import bare, slug
 
 if TYPE_CHECKING:
@@ -188,7 +188,6 @@ def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":
         args: of the command.
     """
     from bench.config.settings import problem_of
-    from bench.results.stats import CONVERGED
     from bench.store.stores import Stores
 
     folder = reference_folder()

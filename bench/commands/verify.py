@@ -18,12 +18,11 @@ from bench.grammar.parse import Args
 from bench.grammar.values import reference_folder
 from bench.output import answer, note, warn_of
 from bench.results.render import shown
-from bench.results.stats import CONVERGED
 from bench.results.table import Table
 from bench.store.bundle import SOURCES, opened, store_in
 from bench.store.record import RunResult
 from bench.store.stores import Stores
-from bench.text import comparable, counted, duration
+from bench.text import CONVERGED, comparable, counted, duration
 from optimizers.plugins import bare
 
 Verdict = Literal["confirmed", "refuted", "undecided"]

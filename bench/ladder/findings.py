@@ -12,10 +12,11 @@ from bench.ladder import statistics
 from bench.ladder.statistics import Array, Estimate, Trend
 from bench.results.group import Group, Measure, Seed, final
 from bench.results.selection import above_infimum, good_range
-from bench.results.stats import CONVERGED, Interval
+from bench.results.stats import Interval
 from bench.store.record import RunResult, now
 from bench.store.reports import LadderRecord, LadderRung, Predicted, StudyRecord
 from bench.store.stores import Stores
+from bench.text import CONVERGED
 
 LEAST_EVALUATIONS = 3
 """Minimum number of evaluations of a curve. Ours."""

@@ -13,8 +13,9 @@ from functools import cached_property
 from bench.results import stats
 from bench.results.selection import End, Mode, final_value
 from bench.results.sequential import Comparison, compare
-from bench.results.stats import CONVERGED, Interval
+from bench.results.stats import Interval
 from bench.store.record import RunResult
+from bench.text import CONVERGED
 
 Seed = tuple[int, int]
 """Seeds of the initialisation and of the order of the samples; runs that share both are paired."""

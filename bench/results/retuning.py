@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from bench.results import stats
 from bench.results.selection import End, Mode
-from bench.results.stats import CONVERGED, Interval
+from bench.results.stats import Interval
+from bench.text import CONVERGED
 
 EXACT = 5
 """Tuning seeds up to which all draws are enumerated: 3125. Ours."""

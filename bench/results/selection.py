@@ -10,8 +10,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from bench.results.stats import CONVERGED
 from bench.store.record import CAP_BINDS, Mode, RunResult
+from bench.text import CONVERGED
 
 End = float | None
 """A number, or None for `diverged`."""

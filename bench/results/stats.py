@@ -14,8 +14,6 @@ from scipy.special import bdtr, betaincinv, chdtri, stdtrit
 
 SPACING = 0.05
 """Least distance in decades between the points of a fit against log x: at most twenty points per decade. Ours."""
-CONVERGED = 1e-16
-"""Suboptimality gaps, or losses without one, below this count as equal. Ours."""
 WINDOW = 0.25
 """Decades over which a local exponent is fitted. Ours."""
 LEAST_POINTS = 3
