@@ -78,7 +78,7 @@ def lines(row: Mapping[str, Any]) -> Iterator[str]:
         rows = [(options_text(each["point"]), each["kind"], each["state"], each["score"]) for each in row["tried"]]
         heads = ["setting", "why", "ended", "score"]
         if any(each["cap_share"] for each in row["tried"]):
-            rows = [(*row, _capped(each["cap_share"])) for row, each in zip(rows, row["tried"], strict=True)]
+            rows = [(*own, _capped(each["cap_share"])) for own, each in zip(rows, row["tried"], strict=True)]
             heads.append("steps set by the cap")
         yield from shown(Table.of(heads, rows), "    ")
     yield "  commands"
