@@ -87,6 +87,6 @@ def study(folder: Path, data: Path, steps: int, workers: str) -> Clock:
     cut: list[Slot] = slots(workers.partition(" of ")[2] or workers, config)[: int(workers[0])]
     with Workers(made.studies, cut, places, Effort("lightning")) as pool:
         clock = Clock()
-        if not pool.work(made, clock):
+        if not pool.work([made], clock):
             raise KeyboardInterrupt
     return clock

@@ -43,9 +43,9 @@ class Here:
     def __init__(self, places: dict[str, Path]) -> None:
         self.places = places
 
-    def work(self, study: Any, progress: Any) -> bool:
+    def work(self, studies: Any, progress: Any) -> bool:
         """Work until no trial is left."""
-        return Worker(self.places, lambda event: None, Effort("lanes", 16)).work(study)
+        return Worker(self.places, lambda event: None, Effort("lanes", 16)).work(studies)
 
 
 def places_in(folder: Path) -> dict[str, Path]:

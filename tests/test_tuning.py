@@ -26,7 +26,7 @@ from bench.execute import Effort
 from bench.execute.choice import Choice, Choices
 from bench.execute.pool import Pool
 from bench.execute.slots import Slot, slots
-from bench.machine import lives
+from bench.machine import lives, this_process
 from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.tuning import suite
@@ -37,6 +37,7 @@ from bench.tuning.study import Study
 from bench.tuning.study_result import study_result
 from bench.tuning.trials import Request, StudySpec
 from bench.tuning.tune import make_spec
+from bench.tuning.worker import Worker
 from bench.tuning.workers import Workers
 from optimizers.plugins import slug
 from tests.daemons import until
@@ -539,6 +540,28 @@ def test_a_study_remembers_its_engine(cli, here: Path, sqlite_url: str, store: P
     assert study.request.engine == "auto"  # the latest command says so
 
 
+def test_a_worker_without_a_trial_in_one_study_takes_those_of_another(sqlite_url: str, store: Path) -> None:
+    first, second = (begin(sqlite_url, 2, opt=opt, sampler="qmc") for opt in ("sgd", "adam"))
+    (held,) = first.claim(this_process()) or ()  # another worker has it
+    told: list[Mapping[str, Any]] = []
+
+    def tell(event: Mapping[str, Any]) -> None:
+        told.append(event)
+        if "idle" in event:
+            assert states(second) == {("design", "completed"): 2, ("fresh", "completed"): 1}
+            assert states(first) == {("design", "running"): 1, ("design", "completed"): 1}
+            first.give_back(held, "a test")
+
+    worker = Worker({"store": store}, tell, Effort("lightning"))
+    assert worker.work([first, second])
+    assert states(first) == states(second) == {("design", "completed"): 2, ("fresh", "completed"): 1}
+    ended = [event["ended"] for event in told if "ended" in event]
+    assert [(trial["opt"], trial["fresh"]) for trial in ended] == [
+        ("sgd", False), ("adam", False), ("adam", False), ("adam", True), ("sgd", False), ("sgd", True),
+    ]  # fmt: skip
+    assert sum("idle" in event for event in told) == 1
+
+
 # -- several workers on one database ----------------------------------------------------------------------------------
 
 
@@ -920,7 +943,7 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
     monkeypatch.setattr(TuningProgress, "event", lambda self, slot, event: heard.append(event))
     slots = [Slot((cpu,), ("3",), 5)]
     with Workers(study.studies, slots, {"store": store}, Effort("lanes"), ["--opt", "x.py:X"]) as workers:
-        assert workers.work(study, TuningProgress("a study", "loss", enabled=False))
+        assert workers.work([study], TuningProgress("a study", "loss", enabled=False))
     said, _ = heard
     assert said == {
         "study": study.name,

@@ -1,4 +1,4 @@
-"""Progress display of a study: live lines on a terminal, a line per trial elsewhere."""
+"""Progress display of studies: live lines on a terminal, a line per trial elsewhere."""
 
 import re
 import time
@@ -11,14 +11,14 @@ from bench.results.selection import score_text
 from bench.text import counted, duration
 
 if TYPE_CHECKING:
-    from bench.tuning.trials import Trial
+    from bench.tuning.study import Study
 
 
 class TuningProgress(LiveView):
     """Shows each worker's trial, step and score, and how many trials are done.
 
     Args:
-        label: name of the study.
+        label: name of the work.
         metric: of the scores.
         enabled: whether to show anything.
     """
@@ -51,12 +51,15 @@ class TuningProgress(LiveView):
         rows = list(self._rows)  # another thread may change it meanwhile
         return ["  ".join(filter(None, map(row.get, parts))) or "waits" for row in rows]
 
-    def counted(self, trials: Sequence["Trial"], asked: int) -> None:
+    def counted(self, studies: Sequence["Study"]) -> None:
         """Update the numbers of trials."""
-        points = {trial.key for trial in trials}
-        settled = {trial.key for trial in trials if trial.state in ("completed", "pruned")}
-        self.done, self.wanted = len(settled), max(len(points), asked)
-        self.failed = sum(trial.state == "failed" for trial in trials)
+        done = wanted = failed = 0
+        for study in studies:
+            trials = study.trials()
+            done += len({trial.key for trial in trials if trial.state in ("completed", "pruned")})
+            wanted += max(len({trial.key for trial in trials}), study.request.trials)
+            failed += sum(trial.state == "failed" for trial in trials)
+        self.done, self.wanted, self.failed = done, wanted, failed
         self._there = self.done if self._there is None else self._there
 
     def event(self, worker: int, event: Mapping[str, Any]) -> None:
@@ -120,7 +123,8 @@ def cause_of(reason: str) -> str:
 def _name(trial: Mapping[str, Any]) -> str:
     kind = "" if trial["kind"] == "design" else f" ({trial['kind']})"
     seed = f", seed {trial['seeds'][0]}" if trial["fresh"] else ""
-    return f"{spoken(trial['point'])}{seed}{kind if not trial['fresh'] else ' (fresh seed)'}"
+    opt = f"{trial['opt']} " if "opt" in trial else ""
+    return f"{opt}{spoken(trial['point'])}{seed}{kind if not trial['fresh'] else ' (fresh seed)'}"
 
 
 def spoken(point: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from bench.results.render import shown
 from bench.results.selection import score_text
 from bench.results.table import Column, Table
 from bench.sweeps import sensitivity
-from bench.text import duration
+from bench.text import duration, listed
 from bench.tuning import tuned
 from bench.tuning.progress import TuningProgress, spoken
 from bench.tuning.studies import Studies
@@ -329,13 +329,15 @@ def carry_out(
         own = make_request(study.spec.design, suite.tune.trials, retries=suite.tune.retries, report=report)
         study.ask(own.model_copy(update={"total": total}))
 
-    def work(study: Study, total: int, *, report: bool = False) -> bool:
-        ask(study, total, report=report)
-        if study.finished():
+    def work(studies: Sequence[Study], totals: Sequence[int], *, report: bool = False) -> bool:
+        for study, total in zip(studies, totals, strict=True):
+            ask(study, total, report=report)
+        left = [study for study in studies if not study.finished()]
+        if not left:
             return True
-        what = "fresh seeds of the winner" if report else "tuning"
-        told(f"{study.spec.task} {study.spec.opt}: {what} (study {study.name})")
-        return workers.work(study, TuningProgress(f"study {study.name}", study.spec.metric, enabled=progress))
+        label = f"{left[0].spec.task}: {'fresh seeds' if report else 'tuning'}"
+        told(f"{label} of {listed([study.spec.opt for study in left])}")
+        return workers.work(left, TuningProgress(label, left[0].spec.metric, enabled=progress))
 
     told: Callable[[str], object] = say if progress else lambda line: None
     all_studies = [studies.create(spec) for spec in suite.specs(places)]
@@ -346,7 +348,7 @@ def carry_out(
         own = [study for study in all_studies if study.spec.task == task]
         totals = [suite.tune.total * study.spec.design.can_grow for study in own]
         while True:
-            if not all(map(work, own, totals)):
+            if not work(own, totals):
                 return None
             found = [study_result(study) for study in own]
             most = max(len(each.trials) for each in found)
@@ -354,7 +356,7 @@ def carry_out(
             if all(len(each.trials) == most for each in found):
                 break
             told(f"{task}: a grid was extended, so all get {most} trials")
-        if not all(work(study, total, report=True) for study, total in zip(own, totals, strict=True)):
+        if not work(own, totals, report=True):
             return None
     return all_studies
 

@@ -221,7 +221,7 @@ def work(study: Study, workers: str, places: Mapping[str, Any], effort: Effort, 
     check_places([study.spec.typical(places)])
     progress.say(f"study {study.name}: {promise(study.spec, study.request.trials)}")
     with Workers(study.studies, cut, places, effort, naming(study.spec.names)) as pool:
-        return pool.work(study, progress)
+        return pool.work([study], progress)
 
 
 def slurm_script(

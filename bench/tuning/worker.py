@@ -1,6 +1,6 @@
-"""A worker: takes trials of a study, trains them, and records results, until nothing is left to do.
+"""A worker: takes trials of studies, trains them, and records results, until nothing is left to do.
 
-Many workers share a study, on one machine or several. A worker that is asked to stop (SIGTERM, Ctrl-C, the end of its
+Many workers share studies, on one machine or several. A worker that is asked to stop (SIGTERM, Ctrl-C, the end of its
 parent process) gives its trial back; the other workers notice one that dies.
 """
 
@@ -46,7 +46,7 @@ many attempts. Ours."""
 
 
 class Worker:
-    """Works on one or more studies, each until nothing is left to do.
+    """Works on studies until nothing is left to do.
 
     Args:
         places: paths of data and store.
@@ -69,33 +69,45 @@ class Worker:
             effort.engine, effort.width, effort.memory, lambda line: tell({"say": line}), processes, self.stop
         )
 
-    def work(self, study: Study) -> bool:
-        """Take trials of a study until none is left; False if a signal asked to stop.
+    def work(self, studies: Sequence[Study]) -> bool:
+        """Take trials of the first study that has some, until all are finished; False if a signal asked to stop.
+
+        So no worker waits for the last trials of a study while another study has some.
 
         Raises:
             UserError: trials cannot be trained here (data or a device are missing, the store cannot be written).
             RunFailed: several attempts in a row failed.
         """
-        study.refuse_other_versions()
-        self.study = study
-        if study.finished():  # this call also creates the first trials
-            return True
+        for study in studies:
+            study.refuse_other_versions()
+        self._several = len(studies) > 1
+        lanes: dict[Study, int | None] = {study: None for study in studies if not study.finished()}
         with self.stop.listening():
-            lanes: int | None = None
-            while self.stop.signal is None:
-                if lanes is None:
-                    lanes = self._lanes()
-                    if self.stop.signal is not None:
-                        break
-                trials = self.study.claim(self.me, self.shared_by if lanes else None)
-                if trials is None:
-                    return True
-                if not trials:
+            while lanes and self.stop.signal is None:
+                if trials := self._take(lanes):
+                    lanes[self.study] = self._make(trials, lanes[self.study])
+                elif lanes and self.stop.signal is None:
                     self.tell({"idle": True})
                     time.sleep(IDLE_SECONDS)
-                    continue
-                lanes = self._make(trials, lanes)
-        return False
+        return not lanes
+
+    def _take(self, lanes: dict[Study, int | None]) -> list[Trial]:
+        """Trials of the first study that has some, which becomes `study`; finished studies are removed.
+
+        Args:
+            lanes: number of lanes by study; None if not yet known.
+        """
+        for self.study in [*lanes]:
+            if lanes[self.study] is None:
+                lanes[self.study] = self._lanes()
+            if self.stop.signal is not None:
+                break
+            trials = self.study.claim(self.me, self.shared_by if lanes[self.study] else None)
+            if trials:
+                return trials
+            if trials is None:
+                del lanes[self.study]
+        return []
 
     def _configs(self, trial: Trial) -> list[RunConfig]:
         return [on_device(self.study.spec.config(trial.point, seed, self.places)) for seed in trial.seeds]
@@ -123,7 +135,7 @@ class Worker:
         if not trials:
             return lanes
         for trial in trials:
-            self.tell({"trial": _identity(trial)})
+            self.tell({"trial": self.identity(trial)})
         try:
             with self.study.alive(trials):
                 made = self._as_lanes(trials, lanes) if lanes else self._one_by_one(trials[0])
@@ -147,7 +159,7 @@ class Worker:
                     self.study.give_back(trial, made)
                 return 0
         if isinstance(made, str):
-            self._failures |= {point_key(trial.point) for trial in trials}
+            self._failures |= {f"{self.study.name} {point_key(trial.point)}" for trial in trials}
             self._causes.append(cause_of(made))
         else:
             self._failures, self._causes = set(), []
@@ -186,8 +198,13 @@ class Worker:
             return False
         return True
 
+    def identity(self, trial: Trial) -> dict[str, Any]:
+        """A trial in events, with its optimizer if there are several studies."""
+        own = {name: getattr(trial, name) for name in ("number", "fresh", "point", "kind", "seeds")}
+        return own | ({"opt": self.study.spec.opt} if self._several else {})
+
     def _ended(self, trial: Trial, state: str, **told: object) -> None:
-        self.tell({"ended": _identity(trial), "state": state, **told})
+        self.tell({"ended": self.identity(trial), "state": state, **told})
 
     @property
     def _plan(self) -> str:
@@ -298,17 +315,13 @@ class _Shown(Progress):
     def _tell(self, step: int) -> None:
         self.worker.tell(
             {
-                "trial": _identity(self.trial),
+                "trial": self.worker.identity(self.trial),
                 "seed": self.seed,
                 "step": step,
                 "total": self.total,
                 "score": getattr(self, "score", None),
             }
         )
-
-
-def _identity(trial: Trial) -> dict[str, Any]:
-    return {name: getattr(trial, name) for name in ("number", "fresh", "point", "kind", "seeds")}
 
 
 def _shown(result: RunResult, fresh: bool) -> dict[str, Any]:

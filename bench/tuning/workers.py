@@ -17,7 +17,7 @@ from bench.tuning.study import Study
 
 
 class Workers(AbstractContextManager["Workers"]):
-    """Worker processes on this machine, which work on one study after another.
+    """Worker processes on this machine, which work on studies.
 
     Args:
         studies: the database of the studies.
@@ -46,11 +46,11 @@ class Workers(AbstractContextManager["Workers"]):
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._pool.__exit__(kind, *error)
 
-    def work(self, study: Study, progress: TuningProgress) -> bool:
+    def work(self, studies: Sequence[Study], progress: TuningProgress) -> bool:
         """Let them work until nothing is left to do; False if a signal asked to stop, once they have ended.
 
         Args:
-            study: the study.
+            studies: the studies; trials of the first ones come first.
             progress: shows what they do.
 
         Raises:
@@ -60,7 +60,7 @@ class Workers(AbstractContextManager["Workers"]):
 
         def count() -> None:
             with suppress(RunFailed):  # the database is unavailable; the display can wait
-                progress.counted(study.trials(), study.request.trials)
+                progress.counted(studies)
 
         def hear(slot: int, event: Event) -> None:
             if "ended" in event:
@@ -68,16 +68,18 @@ class Workers(AbstractContextManager["Workers"]):
             progress.event(slot, event)
 
         def died(worker: WorkerProcess, how: str) -> None:
-            for trial in study.trials():
-                # Another machine may have a process with the same id.
-                ours = trial.worker.get("pid") == worker.process.pid and lives(trial.worker) is False
-                if trial.state == "running" and ours:
-                    study.fail(trial, f"its worker died ({how})")
+            for study in studies:
+                for trial in study.trials():
+                    # Another machine may have a process with the same id.
+                    ours = trial.worker.get("pid") == worker.process.pid and lives(trial.worker) is False
+                    if trial.state == "running" and ours:
+                        study.fail(trial, f"its worker died ({how})")
 
         stop = StopRequest()
         with stop.listening(), progress.showing(len(self._pool.slots)):
             count()
-            done = self._pool.work(study.name, hear, died, progress.say, lambda: stop.signal is not None)
+            job = " ".join(study.name for study in studies)
+            done = self._pool.work(job, hear, died, progress.say, lambda: stop.signal is not None)
             if not done:
                 self._pool.stop()
         return done

@@ -51,13 +51,16 @@ def main(args: Args) -> int:
         effort = Effort(engine, args.width, args.memory)
         worker = Worker(places, tell, effort, shared_by=args.shared_by or 1, processes=args.processes)
         damaged = False
-        for each in [study] if study is not None else map(studies.open, lines()):
-            each.admit({"task": args.task, "opt": args.opt}, as_typed("worker", args.words))
-            if not worker.work(each):
+        for job in [""] if study is not None else lines():
+            own = [study] if study is not None else list(map(studies.open, job.split()))
+            for each in own:
+                each.admit({"task": args.task, "opt": args.opt}, as_typed("worker", args.words))
+            if not worker.work(own):
                 return 130
-            tuned.remember(study_result(each), args.store)
-            tell({"done": each.name})
-            damaged |= study is not None and warn_of(each)
+            for each in own:
+                tuned.remember(study_result(each), args.store)
+            tell({"done": job})
+            damaged |= study is not None and warn_of(study)
             if worker.stop.signal is not None:  # it came during the last trial
                 return 130
     return int(damaged)
@@ -70,7 +73,7 @@ def _as_lines(study: "Study") -> Callable[[Mapping[str, Any]], None]:
 
     def tell(event: Mapping[str, Any]) -> None:
         if "ended" in event:
-            progress.counted(study.trials(), study.request.trials)
+            progress.counted([study])
         progress.event(0, event)
 
     return tell
