@@ -37,7 +37,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     near = meant(name, known) if kind == "option" else nearest(name, known)
     hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}" if known else "there is none"
     if kind in ("optimizer", "task") and not near and "." in name:
-        hint = "name your own class as my_file.py:MyClass or my_package.module:MyClass"
+        own = "MyClass" if kind == "optimizer" else "SPEC"
+        hint = f"name your own as my_file.py:{own} or my_package.module:{own}"
     return UserError(f"unknown {kind} {name!r}; {hint}")
 
 

@@ -91,7 +91,9 @@ def plot(xs: Sequence[float], ys: Sequence[float], wide: int, high: int, *, brai
         return []
     values = [y for _, y in points]
     axis = _Axis(min(values), max(values), min(values) > 0)
-    labels = [number(axis.high, 3), number(axis.low, 3)]
+    ends = axis.high, axis.low
+    digits = next((n for n in range(3, 17) if len({number(end, n) for end in ends}) > 1), 3)  # so that labels differ
+    labels = [number(end, digits) for end in ends]
     margin = max(map(len, labels))
     wide, high = max(8, wide - margin - 2), max(2, high - 1)
     across, down = (2, 4) if braille else (1, 1)
@@ -107,8 +109,8 @@ def plot(xs: Sequence[float], ys: Sequence[float], wide: int, high: int, *, brai
             continue
         middle = round((1 - sum(own) / len(own)) * (m - 1))
         rows = [round((1 - share) * (m - 1)) for share in (max(own), min(own))]
-        ends = [*rows, middle, *([] if before is None else [before])]
-        for row in range(min(ends), max(ends) + 1):
+        filled = [*rows, middle, *([] if before is None else [before])]
+        for row in range(min(filled), max(filled) + 1):
             cells[row // down][i // across] |= _BRAILLE[i % 2][row % 4] if braille else 1
         before = middle
     letters = [[(chr(0x2800 + bits) if braille else "*") if bits else " " for bits in row] for row in cells]

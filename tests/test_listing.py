@@ -270,8 +270,8 @@ def test_without_a_store_there_are_no_runs(cli, store):
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        ("--task mnst", "unknown task in {store} 'mnst'; did you mean 'mnist'?"),
-        ("--opt xyz", "unknown optimizer in {store} 'xyz'; known: adam, ngd, ps, sgd"),
+        ("--task mnst", "no runs of the task 'mnst' in {store}; did you mean 'mnist'?"),
+        ("--opt xyz", "no runs of the optimizer 'xyz' in {store}; there are runs of adam, ngd, ps, sgd"),
         ("--status complete", "unknown status 'complete'; did you mean 'completed'?"),
         ("--status x", "unknown status 'x'; known: running, completed, diverged, timeout, failed, killed"),
         ("--sort dates", "unknown --sort 'dates'; did you mean 'date'?"),

@@ -256,7 +256,7 @@ def tune(
     *,
     trials: int | None = None,
     seeds: "Seeds" = 2,
-    report_seeds: "Seeds" = 5,
+    report_seeds: "Seeds" = 7,
     sampler: Literal["grid", "qmc", "tpe"] | None = None,
     prune: bool = False,
     retries: int = 2,
@@ -286,7 +286,8 @@ def tune(
         opt: as for `fit`.
         trials: number of tried settings; nine by default, around the middles of the ranges.
         seeds: seeds of each trial: a number (2: 1000 and 1001) or a list.
-        report_seeds: fresh seeds of the winner: a number (5: 0 to 4) or a list; 0 for none.
+        report_seeds: fresh seeds of the winner: a number (7: 0 to 6) or a list; 0 for none; fewer than 7 decide
+            nothing.
         sampler: `grid` (default), `qmc` or `tpe`.
         prune: stop trials that are worse than the median of the others.
         retries: new attempts after a failed one.
@@ -529,5 +530,6 @@ def plot(
         _, asked = board_input(store, only, choice, mixed_versions, reference_results)
         made = curves(asked, y) if y is not None else CHARTS[chart](asked)
         if not made.shown.panels:
-            raise UserError("nothing to draw: " + "; ".join(f"{cell(p.title)}: {cell(p.note)}" for p in made.panels))
+            why = [f"{cell(p.title)}: {cell(p.note)}" for p in made.panels] or asked.notes[:3] or ["no finished runs"]
+            raise UserError(f"nothing to draw: {'; '.join(why)}")
         return shown_figure(made.shown)

@@ -19,6 +19,7 @@ from bench.results.group import HUGE
 from bench.results.selection import End, equal_below, seed_median
 from bench.store.reports import StudyRecord
 from bench.store.tables import Columns
+from bench.text import listed
 
 # -- of studies -------------------------------------------------------------------------------------------------------
 
@@ -28,10 +29,13 @@ def sensitivity(found: Collected) -> Chart:
     panels = []
     for key, problem, tuned in _tuned(found, "sensitivity"):
         traces, notes = _joined([_trials(entry.name, study, problem.metric) for entry, study in tuned])
+        if several := [entry.name for entry, study in tuned if len(study.axes) > 1]:
+            notes.append(f"points without a line: {listed(several)} searched several settings")
         x = " or ".join(dict.fromkeys(axis for _, study in tuned for axis in study.axes[:1])) or "setting"
         counts = sorted({len(study.seeds) for _, study in tuned})
         seeds = " to ".join(map(str, sorted({*counts[:1], *counts[-1:]})))
-        notes.insert(0, f"points: median over {seeds} tuning seeds on the selection split, of each trial")
+        words = f"tuning seed{'s' * (seeds != '1')} on the selection split, of each trial"
+        notes.insert(0, f"points: median over {seeds} {words}")
         y = f"selection {problem.metric}"
         panels.append(_scores(key, f"sensitivity: {problem.name}", x, y, "x", traces, notes if tuned else []))
     return Chart(panels, series(found))
@@ -102,7 +106,6 @@ def _trials(name: str, study: StudyRecord, metric: str) -> _Drawn:
     y = np.maximum(y, equal_below(y, metric))
     if len(study.axes) == 1:
         return ([Trace(name, x, y, marks="all")] if len(x) else []), notes
-    notes.append(f"{name} searched {', '.join(study.axes)}, so its trials are drawn without a line")
     return [Trace(name, x[k : k + 1], y[k : k + 1], marks="all") for k in range(len(x))], notes
 
 

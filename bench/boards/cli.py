@@ -38,6 +38,8 @@ def asked(args: Args) -> tuple[Any, Any]:
     known = sorted({name for entry in found.chosen for name in (entry.opt, entry.name)})
     if args.reference is not None and args.reference not in known:
         raise unknown("optimizer of --reference", args.reference, known)
+    if not found.entries:
+        raise UserError("; ".join(["nothing to compare", *found.notes[:3], "`bench list runs` shows all runs"]))
     metrics = sorted({problem.metric for problem in found.problems})
     if args.target is not None and len(metrics) > 1:
         raise UserError(f"--target {args.target:g}: which of {' and '.join(metrics)}? Choose tasks with --task")

@@ -242,7 +242,7 @@ def _study_note(study: StudyRecord, entries: Sequence[Entry], by_id: Mapping[str
     elif study.winner not in by_id:
         why = "the runs of its trials are not in these stores, so its winner is unknown"
     elif not any(study in entry.studies and entry.runs for entry in entries):
-        why = f"no run of its winner on fresh seeds has ended (bench tune --resume {study.name})"
+        why = f"no run of its winner on fresh seeds has finished (bench tune --resume {study.name})"
     else:
         return None
     return f"{study.task}: {study.opt} has no row from its study {study.name}: {why}"
@@ -264,7 +264,7 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
         own, opt, problem = [entry for entry in group if entry.runs], group[0].opt, group[0].problem
         if not own:
             counts = sum((entry.others for entry in group), Counter[str]())
-            notes.append(f"{problem.name}: no run of {opt} has ended ({cell(dict(sorted(counts.items())))})")
+            notes.append(f"{problem.name}: no run of {opt} has finished ({cell(dict(sorted(counts.items())))})")
             continue
         if settings == "all":
             searched, _ = _search([entry for entry in own if entry.kind != "tuned"])
@@ -312,15 +312,15 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
 def _search(own: Sequence[Entry]) -> tuple[list[Entry], set[Seed]]:
     """The largest set of settings of an optimizer with the same seeds, and these seeds.
 
-    None if the defaults have runs outside this set.
+    None if the defaults are not in this set and have as many seeds.
     """
     found: tuple[list[Entry], set[Seed]] = [], set()
     for seeds in {frozenset(entry.runs): None for entry in own}:
         there = [entry for entry in own if seeds <= entry.runs.keys()]
         if len(there) > 1 and len(there) * len(seeds) > len(found[0]) * len(found[1]):
             found = there, {*seeds}
-    defaults = [entry for entry in own if entry.default]
-    return ([], set()) if any(entry not in found[0] for entry in defaults) else found
+    apart = [entry for entry in own if entry.default and entry not in found[0]]
+    return ([], set()) if any(len(entry.runs) >= len(found[1]) for entry in apart) else found
 
 
 def _best_of(searched: Sequence[Entry], seeds: Collection[Seed]) -> Entry:

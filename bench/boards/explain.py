@@ -1,6 +1,5 @@
 """Explanation of a row of a board: search space, trials, split, cost, reductions, commands."""
 
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from bench.boards.entries import Entry
 from bench.boards.shared import flags
 from bench.errors import unknown
 from bench.results.render import shown
+from bench.results.selection import equal_below
 from bench.results.table import Table
 from bench.run_summary import fit_words
 from bench.store.record import CAP_BINDS, RunResult
@@ -45,8 +45,8 @@ def explained(entry: Entry, found: Collected) -> dict[str, Any]:
     facts = {
         "settings": f"{entry.settings}: {options_text(entry.options)}",
         **(_searched(study, found) if study else {"searched": unsearched}),
-        "shown": f"{'/'.join(sorted({run.split for run in runs}))} {entry.problem.metric} of {len(runs)} runs,"
-        f" seeds {_seeds([run.config['seed'] for run in runs])}: {cell(entry.statuses)}",
+        "shown": f"{'/'.join(sorted({run.split for run in runs}))} {entry.problem.metric} of"
+        f" {counted(len(runs), 'run')}, {_seeds([run.config['seed'] for run in runs])}: {cell(entry.statuses)}",
         "their cost": _cost(runs),
         "cut": _cut(entry),
         "flags": ", ".join(flags(entry)) or "none",
@@ -58,7 +58,7 @@ def explained(entry: Entry, found: Collected) -> dict[str, Any]:
         {name: trial[name] for name in ("point", "kind", "state", "score")} | {"cap_share": share}
         for trial, share in zip(trials, cap_shares(study, found.by_id), strict=True)
     ]
-    tuning = [_tune_words(study, runs[0])] if study is not None and runs else []
+    tuning = [_tune_words(study, runs)] if study is not None and runs else []
     return {
         "row": entry.name,
         "problem": entry.problem.name,
@@ -94,12 +94,17 @@ def _searched(study: StudyRecord, found: Collected) -> dict[str, str]:
     runs = [found.by_id[run_id] for run_id in sorted(study.run_ids) if run_id in found.by_id]
     kinds = Counter(trial["kind"] for trial in study.trials)
     ranges = [f"{axis} (tried: {ends})" for axis, ends in tried(study).items()]
+    scores = [trial["score"] for trial in study.trials]
+    least = equal_below(scores, study.metric)
+    equal = sum(score is not None and score <= least for score in scores)
     how = SAMPLERS.get(study.sampler, study.sampler) + ", bad trials pruned" * study.prune
     return {
         "searched": f"{' and '.join(ranges)} by {how}: {len(study.trials)} trials ({cell(kinds)}), each on"
-        f" seed{'s' * (len(study.seeds) != 1)} {_seeds(study.seeds)}",
+        f" {_seeds(study.seeds)}",
         "chosen by": f"{study.metric or 'the metric'} on the split `{study.select_split or 'unknown'}`, median over"
-        " the tuning seeds" + f"; best at the edge of {listed(study.edges)}" * bool(study.edges),
+        " the tuning seeds"
+        + f"; scores up to {least:g} are equal, and the middle one of equal settings is chosen" * (equal > 1)
+        + f"; best at the edge of {listed(study.edges)}" * bool(study.edges),
         "tuning cost": _cost(runs) + f" (study {study.name})",
     }
 
@@ -140,16 +145,22 @@ def options_text(options: Mapping[str, Any]) -> str:
 def _seeds(seeds: Sequence[int]) -> str:
     own = sorted({*seeds})
     row = len(own) > 2 and own == list(range(own[0], own[-1] + 1))
-    return f"{own[0]} to {own[-1]}" if row else ", ".join(map(str, own))
+    return f"seed{'s' * (len(own) != 1)} {f'{own[0]} to {own[-1]}' if row else ', '.join(map(str, own))}"
 
 
-def _tune_words(study: StudyRecord, run: RunResult) -> str:
-    """The command of such a study; it searches the space that this version of the optimizer declares."""
+def _tune_words(study: StudyRecord, runs: Sequence[RunResult]) -> str:
+    """The command of such a study with these fresh runs; it searches the space that this version declares."""
+    run, fresh = runs[0], _list_of([run.config["seed"] for run in runs])
     fixed = {name: value for name, value in run.chosen.items() if name not in study.axes}
     words = fit_words(RunResult(run.run_id, run.config, chosen=fixed)).removeprefix("bench fit")
     trials = sum(trial["kind"] == "design" for trial in study.trials)
-    seeds = ",".join(map(str, study.seeds)) + "," * (len(study.seeds) == 1)
-    return f"bench tune{words} --trials {trials} --seeds {shlex.quote(seeds)} --sampler {study.sampler}"
+    seeds = f"--seeds {_list_of(study.seeds)} --report_seeds {fresh}"
+    return f"bench tune{words} --trials {trials} {seeds} --sampler {study.sampler}"
+
+
+def _list_of(seeds: Sequence[int]) -> str:
+    """Seeds as an option takes them."""
+    return ",".join(map(str, sorted({*seeds}))) + "," * (len({*seeds}) == 1)
 
 
 def commands(runs: Iterable[RunResult]) -> list[str]:

@@ -45,7 +45,7 @@ def _said(found: Collected, problem: Problem, entries: Sequence[Entry]) -> str:
     if "better" in groups:
         sentences.append(f"{those('better')} {verb('better')} better than {named}.")
     elif {"worse", "no difference found"} & groups.keys():
-        sentences.append(f"No optimizer is better than {named}.")
+        sentences.append(f"No optimizer was found to be better than {named}.")
     elif groups:
         sentences.append(f"No verdict against {named} is decided.")
     else:

@@ -12,7 +12,7 @@ from bench.results.group import Measure, final
 from bench.results.retuning import REPEATS
 from bench.results.sequential import Comparison
 from bench.results.table import Board, Column, Table
-from bench.text import CONVERGED
+from bench.text import CONVERGED, listed
 
 TUNING_NOISE = (
     f"mean over repetitions of the whole tuning with other seeds: from repeated studies if there are {REPEATS}, else"
@@ -28,13 +28,14 @@ def quality(found: Collected) -> Board:
     for problem, entries in found.problems.items():
         metric, verdicts, said = judged(found, problem)
         ref, at_best = verdicts.ref, final(metric.words, metric.mode, metric.log, best=True)
-        rows, silent = {}, []
+        rows, silent = {}, dict[str, list[str]]()
         for entry in verdicts.ordered(entries):
             compared = verdicts.of(entry)
             effects.setdefault(entry.name, {})[problem] = compared
             same = coinciding(entry, entries)
             retuned, why = with_tuning_noise(found, entry, metric)
-            silent += [f"{entry.name} ({why})"] * bool(why)
+            if why:
+                silent.setdefault(why, []).append(entry.name)
             rows[entry] = verdicts.values(entry, compared) | {
                 "flags": [*flags(entry), *[f"same runs as {' and '.join(same)}"] * bool(same)],
                 "final": metric.mean(entry) or lost(entry),
@@ -54,7 +55,7 @@ def quality(found: Collected) -> Board:
             Column("final_tuned", "with the noise of tuning", TUNING_NOISE),
             Column(
                 "best",
-                "at the best step",
+                "at the selected step",
                 "the same at the step that is best on the selection split: secondary and optimistic",
             ),
             Column("trials", "trials", "tried settings"),
@@ -62,7 +63,8 @@ def quality(found: Collected) -> Board:
         notes = [said] if said else []
         notes += budget_notes(entries)
         if silent:
-            notes.append(f"no interval with the noise of tuning: {', '.join(silent)}")
+            words = "; ".join(f"{listed(names)} ({why})" for why, names in silent.items())
+            notes.append(f"no interval with the noise of tuning: {words}")
         if ref is None:
             notes.append(
                 f"the reference {found.reference_name(problem)} has no runs in these stores, so there are"
@@ -115,6 +117,8 @@ def _over_tasks(problems: Sequence[Problem], effects: Mapping[str, Mapping[Probl
     """The verdicts of each optimizer, task by task; effects of different tasks have no mean."""
     rows: list[dict[str, Any]] = []
     for name, own in sorted(effects.items()):
+        if own.keys().isdisjoint(problems):
+            continue
         row: dict[str, Any] = {"opt": name}
         for i, problem in enumerate(problems):
             there = own.get(problem, "no runs")

@@ -14,7 +14,7 @@ from bench.results.selection import GAP, above_infimum, is_capped
 from bench.results.sequential import LEAST_SEEDS, ROUNDING, Comparison, advice, differences
 from bench.results.table import Column, Table
 from bench.store.record import RunResult
-from bench.text import CONVERGED
+from bench.text import CONVERGED, counted
 
 FEW_SEEDS = 3
 """Runs below which a row is provisional, and lines have no bands. Ours."""
@@ -156,12 +156,13 @@ class Verdicts:
             words = NO_VALUE
         if words == "too few seeds":
             words = f"too few seeds ({found.n} of {LEAST_SEEDS})"
+        ties = found.n - found.wins - found.losses
         told = found.sign or words == "selected on these seeds"
         more = None if told else advice(found.n, found.wins, found.losses)
         return {
             "verdict": words,
-            "won": f"{found.wins} of {found.n}",
-            "effect": found.effect,
+            "won": f"{found.wins} of {found.n}" + f" ({counted(ties, 'tie')})" * bool(ties),
+            "effect": None if words == NO_VALUE else found.effect,
             "more": found.told or (more and f"after {' to '.join(map(str, sorted({*more})))}"),
             "compared": {"n": found.n, "wins": found.wins, "losses": found.losses, "without_value": list(found.lost)},
             "is_reference": False,

@@ -59,7 +59,8 @@ def speed(found: Collected) -> Board:
     for problem, entries in found.problems.items():
         goal = problem.target if target is None else target
         if goal is None:
-            notes.append(f"{problem.name} has no target: give one with --target, or see the board `theory`")
+            more = ", or see the board `theory`" * problem.measures
+            notes.append(f"{problem.name} has no target: give one with --target" + more)
             continue
         mode = problem.mode
         verdicts = Verdicts(found.reference_of(problem), steps_to(target, mode))
@@ -107,6 +108,7 @@ def speed(found: Collected) -> Board:
         own.append("steps count up to the first evaluation at the target")
         numbered = [f"({i}) {name}" for i, name in enumerate(machines, 1)] if len(machines) > 1 else machines
         own.append(f"machine: {'; '.join(numbered)}")
+        own.append("seconds are wall time, so they include waiting for other processes of the machine")
         if len(machines) > 1:
             own.append("seconds are compared on one type of machine only, so each type has its own column")
         tables.append(board_table(f"{problem.name}: {problem.metric} {goal:g}", columns, rows, own))

@@ -52,7 +52,7 @@ def theory(found: Collected) -> Board:
             shown.append(_table(found, problem, entries))
             if not any(column.key == "aligned" for column in shown[-1].columns):
                 missing.append(f"{problem.name} has no alignment measurements, so the board shows only its rate")
-    none = ["no runs of a theory task; make some with `bench suite theory`"] * (not shown)
+    none = ["none of these problems is a theory task; `bench suite theory` has four"] * (not shown)
     ties = f"{VERDICTS}; settings were tuned for the loss, not for alignment"
     exponents = ["exponents: b of value ~ t^b over the last decade of steps t before rounding takes over"] * bool(shown)
     return Board("theory", "The theory's tasks", shown, [ties, *exponents, *missing, *none])

@@ -4,8 +4,9 @@ from contextlib import ExitStack
 
 from bench.errors import UserError
 from bench.grammar.parse import Args
-from bench.output import answer, format_of, open_stores, remark, stores_of, warn_of, write
+from bench.output import answer, format_of, note, open_stores, remark, stores_of, warn_of, write
 from bench.text import counted
+from optimizers.plugins import bare
 
 
 def run_sql(args: Args) -> int:
@@ -34,8 +35,8 @@ def run_merge(args: Args) -> int:
         remark("warning", f"{what}; it is not copied")
     for run_id in merged.differing:
         remark("warning", f"{run_id} has another result in {args.dest}; that one is kept")
-    for note in merged.notes:
-        remark("note", note)
+    for said in merged.notes:
+        remark("note", said)
     if args.json:
         counts = {"copied": merged.copied, "there": merged.there, "skipped": merged.skipped, **merged.records}
         answer({"dest": args.dest, **counts, "differing": merged.differing, "damaged": [*map(str, merged.damaged)]})
@@ -59,6 +60,9 @@ def run_bundle(args: Args) -> int:
     plugins = [*(args.task or ()), *(args.opt or ())]
     made = bundle(stores, runs, args.out, points=args.points, tuned=args.tuned, plugins=plugins)
     code = warn_of(stores, made.damaged)
+    used = {bare(run.config[kind]) for run in runs for kind in ("task", "opt") if ".py:" in run.config[kind]}
+    if left := sorted(used - {*map(bare, plugins)}):
+        note(f"without the source of {', '.join(left)}: name the file with --opt or --task, among all to export")
     if args.json:
         counts = {name: getattr(made, name) for name in ("runs", "studies", "tuned", "sources")}
         answer({"out": args.out, **counts, "damaged": [str(each) for each in (*stores.damaged, *made.damaged)]})

@@ -13,6 +13,7 @@ from bench.results.render import shown
 from bench.results.selection import GAP
 from bench.results.table import Table
 from bench.run_summary import fit_words, remarks_on, result_json
+from bench.store.block import TRACEBACK
 from bench.store.record import RESUMABLE, RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
@@ -32,8 +33,8 @@ def lines(run: RunResult, store: Store) -> tuple[list[str], bool]:
     tables, damaged = _tables(run, store)
     curve = _curve(run, tables.get("curve", {}), wide or 80) if damaged is None else [f"  {cell(damaged)}"]
     settings = {name: value for name, value in settings_of(run.config).items() if name not in ("task", "opt")}
-    chosen = {name: value for name, value in settings.items() if name in run.chosen}
-    usual = {name: value for name, value in settings.items() if name not in run.chosen}
+    chosen = {name: value for name, value in settings.items() if name in run.chosen and value is not None}
+    usual = {name: value for name, value in settings.items() if name not in chosen}
     more: list[tuple[str, list[str]]] = [
         ("result", _result(run)),
         ("settings beyond the defaults", [f"  --{cell(name)} {_word(value)}" for name, value in chosen.items()]),
@@ -109,7 +110,8 @@ def _facts(run: RunResult, store: Store) -> list[str]:
         "tuned by": run.tuned_by,
         "machine": run.machine,
         "versions": versions,
-        "folder": str(store.place(run.run_id)),
+        "folder": str(place := store.place(run.run_id)),
+        "traceback": str(next(place.glob(f"*/{TRACEBACK}"), "")) if run.status == "failed" else "",
     }
     return shown(Table.facts([(name, text) for name, text in facts.items() if text], least=9), "  ")
 

@@ -75,7 +75,8 @@ class Child:
     def __exit__(self, *_: object) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        with suppress(subprocess.TimeoutExpired):  # without a limit, wait hangs if an interrupt in poll left its lock
+            self.process.wait(5)
         os.close(self.read)
         self.output.close()
 

@@ -114,6 +114,8 @@ def ask(args: Args) -> Contest:
     baseline = None
     if not args.against and against[0] not in opts and not own[against[0]]:
         baseline = _shipped(suite(against, Tune()).specs(places)[0].typical(places), args)
+    if baseline is not None and not _equals(baseline, args, len(fresh), len(opts)):
+        baseline = None
     tuned_here: list[str] = against if baseline is None else []
     every = list(dict.fromkeys([*tuned_here, *opts]))
     if len({*every, *against}) < 2:
@@ -121,9 +123,9 @@ def ask(args: Args) -> Contest:
     if lost := [f"--opt.{name}.{key[4:]}" for name, values in own.items() for key in values if name not in every]:
         raise UserError(f"{lost[0]}: it is not part of the comparison; name it with --against")
     seeds = tuning_seeds(args.seeds or "2") if args.seeds or baseline is None else baseline.seeds
-    trials = trials_of(args, len(seeds), len(fresh), len(every))
-    tune = Tune(trials=trials, seeds=seeds)
-    if baseline is not None and trials is None:
+    if baseline is None:
+        tune = Tune(trials=trials_of(args, len(seeds), len(fresh), len(every)), seeds=seeds)
+    else:
         designed = sum(trial["kind"] == "design" for trial in baseline.trials)
         tune = Tune(trials=designed, seeds=seeds, sampler=_sampler(baseline.sampler), total=len(baseline.trials))
     made = suite(every, tune)
@@ -215,6 +217,30 @@ def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":
             f" this problem"
         )
     return best
+
+
+def _equals(baseline: "StudyRecord", args: Args, fresh: int, studies: int) -> bool:
+    """Whether the others get the trials and tuning seeds of a stored baseline; a note says if not.
+
+    Args:
+        baseline: its study.
+        args: of the command; a budget of runs is a limit, a number of trials is not.
+        fresh: number of fresh seeds.
+        studies: number of other optimizers.
+    """
+    from bench.tuning.cli.tune import trials_of
+    from bench.tuning.tune import tuning_seeds
+
+    have = len(baseline.trials), len(baseline.seeds)
+    seeds = len(tuning_seeds(args.seeds)) if args.seeds else have[1]
+    trials = trials_of(args, seeds, fresh, studies) or have[0]
+    if ((min(trials, have[0]) if args.trials is None else trials), seeds) == have:
+        return True
+    note(
+        f"{baseline.opt} is tuned again, so that budgets are equal: the reference results have"
+        f" {counted(have[0], 'trial')} of {counted(have[1], 'seed')}"
+    )
+    return False
 
 
 def _check(specs: "Sequence[StudySpec]", args: Args, *, progress: bool) -> None:

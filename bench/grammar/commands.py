@@ -372,7 +372,8 @@ _ALL = (
                    "COST", read_budget),
             Option("seeds", "tuning seeds of each trial: a number (2: seeds 1000 and 1001) or a list (5,6;"
                    " 10:15); default 2", "SEEDS"),
-            Option("report_seeds", "fresh seeds of the winner: a number (default 5: seeds 0 to 4) or a list", "SEEDS"),
+            Option("report_seeds", "fresh seeds of the winner: a number (default 7: seeds 0 to 6) or a list;"
+                   " fewer than 7 decide nothing", "SEEDS"),
             Option("sampler", "grid: half decades of the first range, decades of others, more at an edge (default);"
                    " qmc: quasi-random; tpe: the grid, then refinements around its best (results say so)", "S",
                    choices=("grid", "qmc", "tpe")),

@@ -90,14 +90,18 @@ def _trends(found: Findings) -> Table:
     rows = [(opt, factor(of.slope), _called(found, opt, of), of.misfit) for opt, of in trends.items()]
     wide = ", ".join(opt for opt, of in trends.items() if of.widened)
     notes = [f"{wide}: rungs scatter more than seeds explain, so the interval comes from their scatter"] * bool(wide)
+    if any(len(found.ratios(opt)) == 2 for opt in trends):
+        notes.append("two rungs are on a line by construction, so such an interval only has the noise of seeds")
     return Table.of(columns, rows, "trend of the ratio of steps", notes)
 
 
 def _called(found: Findings, opt: str, of: Trend) -> str:
-    """The trend in words; "lead" or "lag" is that at the last rung with a ratio."""
+    """The trend in words, by the ratios of steps at the first and last rung that has one."""
     if of.slope.low <= 0 <= of.slope.high:
         return "none found"
-    leads = found.estimates(opt)[1][-1].value < 0
+    led, leads = (found.estimates(opt)[1][k].value < 0 for k in (0, -1))
+    if led != leads:
+        return "from lead to lag" if led else "from lag to lead"
     return f"its {'lead' if leads else 'lag'} {'grows' if (of.slope.mean < 0) == leads else 'shrinks'}"
 
 
@@ -273,9 +277,7 @@ def cut(found: Findings) -> list[str]:
     lines, declared = list[str](), found.record.declared
     rungs = found.record.rungs
     if left := [f"{k} ({size(rung['at'])})" for k, rung in enumerate(rungs, 1) if not rung["done"]]:
-        lines.append(
-            f"Reduced: rung {', '.join(left)} of {len(rungs)} is not done and not included in any number here."
-        )
+        lines.append(f"Reduced: rung {', '.join(left)} of {len(rungs)} is not done; only its predictions are shown.")
     if len(declared["seeds"]) < 2:
         lines.append("Reduced: trials have one seed, so the choice of winners has the noise of that seed.")
     if len(declared["fresh"]) < 5:
@@ -377,8 +379,10 @@ def verdict(found: Findings) -> list[str]:
             f" {len(found.ranked)} methods (Kendall's tau {cell(found.agreement(0), 3)})."
         )
         means, sure = found.final_from
-        whole = "from the first rung on" if means == 1 else f"from rung {means} on"
-        lines.append(f"By means the ranking is the final one {whole}; by significant differences, from rung {sure} on.")
+        whole = "is the final one from the first rung on" if means == 1 else f"is the final one from rung {means} on"
+        if means == len(found.rungs):
+            whole = "of the last rung is not that of the rung before"
+        lines.append(f"By means the ranking {whole}; by significant differences it is final from rung {sure} on.")
     lines += _leads(found)
     if regret := found.regret(0):
         (chosen, of), share = regret, first.seconds / last.seconds if last.seconds else math.nan
@@ -387,15 +391,19 @@ def verdict(found: Findings) -> list[str]:
             f" {cell(of, 3)} {'decades of loss' if last.measure.log else last.measure.words} there."
         )
     carried = [opt for opt in found.record.opts if _carries(found, opt)]
+    known = any(value is not None for opt in found.record.opts for value in found.transfer(opt).regrets)
     near = f"a factor of {NEAR_LOG:g}" if last.above else f"{100 * NEAR:g} %"
     lines.append(
         f"Winning settings of the previous rung score within {near} of the best at each rung for {', '.join(carried)}."
         if carried
-        else f"No method keeps its settings from rung to rung within {near} of the best."
+        else f"No method is known to keep its settings from rung to rung within {near} of the best."
+        if known
+        else "Whether settings carry over is unknown: no rung tried the winning settings of the previous one."
     )
     every = [each.held for rung in found.rungs if was_before(rung) for each in scores(rung) if each.held is not None]
     if every:
-        lines.append(f"{sum(every)} of {len(every)} predictions made before their rung were correct.")
+        flat = " (from one rung, the prediction is that nothing changes)" * (len(found.rungs) == 2)
+        lines.append(f"{sum(every)} of {len(every)} predictions made before their rung were correct{flat}.")
     return lines
 
 
@@ -409,7 +417,8 @@ def _leads(found: Findings) -> list[str]:
         if len(points) > 1:
             text += f" and {cell(end, 3)} at {size(last)}"
             if of := found.trend(opt):
-                text += f"; trend: {_called(found, opt, of)} (factor {cell(factor(of.slope), 3)} per decade)"
+                word = "change" if len(points) == 2 else "trend"
+                text += f"; {word}: {_called(found, opt, of)} (factor {cell(factor(of.slope), 3)} per decade)"
         lines.append(text + ".")
     return lines
 

@@ -197,7 +197,8 @@ def markdown(boards: Sequence[Board], level: int = 2) -> str:
         for table in map(telling, board.tables):
             lines += [f"**{in_markdown(table.title)}**", "", *markdown_table(table)]
             lines += ["", *(f"* {in_markdown(note)}" for note in table.notes), ""]
-        lines += [*(f"{in_markdown(note)[0].upper()}{in_markdown(note)[1:]}.  " for note in board.notes), ""]
+        notes = [in_markdown(note).removesuffix(".") for note in board.notes]
+        lines += [*(f"{note[0].upper()}{note[1:]}.  " for note in notes), ""]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 _COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#882255",
-    "#999933", "#332288", "#999999",
+    "#999933", "#332288", "#999999", "#44AA99", "#661100", "#AA4499",
 )  # fmt: skip
 """Okabe and Ito's colour-blind safe palette, with Tol's wine instead of their yellow, which is too faint on white, then
-Tol's olive, indigo and a grey."""
+Tol's olive, indigo, a grey, and his teal, brown and purple."""
 _DASHES: tuple[Any, ...] = (
     "solid",
     (0, (5, 1.5)),

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from bench.errors import UserError, unknown
+from bench.errors import UserError
+from bench.grammar.near import nearest
 from bench.grammar.values import is_no_folder
 from bench.store.block import Block
 from bench.store.load import Damaged
@@ -98,7 +99,9 @@ class Stores:
             there = sorted({each for run in runs for each in run.names[name]})
             for each in wanted or ():
                 if bare(each) not in there:
-                    raise unknown(f"{kind} in {self.shown}", each, there)
+                    near = nearest(each, there)
+                    hint = f"did you mean {near!r}?" if near else f"there are runs of {', '.join(there)}"
+                    raise UserError(f"no runs of the {kind} {each!r} in {self.shown}; {hint}")
 
     def tables(self, run_id: str) -> dict[str, Columns]:
         """See `Store.tables`."""

@@ -86,7 +86,7 @@ class Suite(NoBooleans, BaseModel):
     optimizers: Named
     settings: Settings = {}
     tune: Tune = Tune()
-    seeds: int | list[int] = 5
+    seeds: int | list[int] = 7
 
     def specs(self, places: Mapping[str, Any]) -> list[StudySpec]:
         """The studies, task by task.
@@ -302,7 +302,9 @@ def plan_lines(steps: Sequence[Step], workers: int) -> list[str]:
     return [
         *shown(Table.of(heads, rows)),
         f"{runs} runs to do, about {duration(seconds)} with {workers} workers,"
-        " one run at a time in each (less with lanes); more if the best point of a grid is at its edge",
+        " one run at a time in each (less with lanes), start not included"
+        + "; more if the best point of a grid is at its edge"
+        * any(step.spec.design.may_grow_by(step.trials[0]) for step in steps),
     ]
 
 

@@ -58,6 +58,10 @@ def make_spec(
         if not words.get(name):
             raise UserError(f"--{name} is missing; see `bench list {'tasks' if name == 'task' else 'optimizers'}`")
         check_known("task" if name == "task" else "optimizer", [str(words[name])], known)
+    if "," in str(words["opt"]):
+        raise UserError(
+            f"--opt {words['opt']}: a study tunes one optimizer; `bench compare` and `bench suite` tune several"
+        )
     if "seed" in words:
         raise UserError(
             f"--seed {words['seed']}: trials have several; write --seeds {words['seed']},... or --seeds COUNT"

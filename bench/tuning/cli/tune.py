@@ -187,7 +187,7 @@ def of_words(args: Args, settings: dict[str, Any], places: dict[str, Path]) -> S
     from bench.tuning.trials import Request, check_name
     from bench.tuning.tune import make_spec, reporting_seeds, tuning_seeds
 
-    fresh = "5" if args.report_seeds is None else args.report_seeds
+    fresh = "7" if args.report_seeds is None else args.report_seeds
     report = fresh != "0"
     spec = make_spec(
         settings,
