@@ -577,7 +577,7 @@ def folder_mutations() -> dict[str, Spoil]:
         "the results have another name": _moved("done", "doen"),
         "the results are an attempt": _moved("done", "attempt-1"),
         "the results are a late attempt": _moved("done", "attempt-999999999"),
-        "the results are an attempt of no number": _moved("done", "attempt-99999999999"),
+        "the results are an attempt beyond all": _moved("done", "attempt-99999999999"),
         "the results are hidden": _moved("done", ".done"),
         "a copy of another name": lambda victim, m: shutil.copytree(victim, victim.with_name(f"{victim.name}.bak")),
         "a copy in itself": lambda victim, m: shutil.copytree(victim / "done", victim / "more"),

@@ -466,6 +466,49 @@ def test_a_folder_that_another_removes_meanwhile_is_made_again(kept, monkeypatch
     assert all_there(kept)
 
 
+@pytest.mark.parametrize("number", [999_999_999, 10**9, 10**20])
+def test_a_folder_named_like_an_attempt_of_any_number_does_no_harm(kept, number):
+    foreign = kept.folder / bench.store.block.name_of(IDS) / f"attempt-{number}"
+    foreign.mkdir(parents=True)
+    assert [damaged.path for damaged in kept.contents().damaged] == [foreign]
+    attempt = kept.begin(begun())
+    assert attempt.path.name == f"attempt-{number + 1}"
+    assert kept.get("a").status == "running"
+    train(attempt)
+    attempt.end(results())
+    assert all_there(kept)
+    assert no_leftovers(kept.folder)
+
+
+def linked(path: Path) -> None:
+    path.symlink_to(path.parent)
+
+
+@pytest.mark.parametrize("put", [Path.touch, linked])
+def test_what_is_no_folder_in_the_place_of_an_attempt_is_named(kept, put):
+    kept.folder.mkdir()
+    path = kept.folder / bench.store.block.name_of(IDS) / "attempt-1"
+    path.parent.mkdir()
+    put(path)
+    with pytest.raises(UserError, match=rf"^{path} cannot be created \(Not a directory\): move what is in its place"):
+        kept.begin(begun())
+    assert list(path.parent.iterdir()) == [path]
+    path.unlink()
+    attempt = kept.begin(begun())
+    put(path.with_name("attempt-2"))  # it is no process that takes over
+    train(attempt)
+    attempt.end(results())
+    assert all_there(kept)
+
+
+def test_an_attempt_that_none_can_follow_is_named(kept):
+    last = kept.folder / bench.store.block.name_of(IDS) / f"attempt-{10**247 - 1}"
+    last.mkdir(parents=True)
+    with pytest.raises(UserError, match=r"attempt-10+ cannot be created \(File name too long\): move .* out of the"):
+        kept.begin(begun())
+    assert list(last.parent.iterdir()) == [last]
+
+
 # -- interrupted blocks ---------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """An attempt at a block: the files that the training process writes."""
 
+import errno
 import json
 import os
 import shutil
@@ -59,7 +60,7 @@ def begin(
 
     Raises:
         RunBusy: another process is training the block, or just finished it.
-        UserError: the store cannot be written.
+        UserError: the store cannot be written, or a file is in the place of the attempt.
         RunFailed: the disk is full, or too full for the curves.
     """
     folder = store / name_of([run.run_id for run in runs])
@@ -91,7 +92,15 @@ def begin(
                 )
             write_records(prepared / RUNS, runs)
             path = folder / f"attempt-{number + 1}"
-            move(prepared, path, busy)
+            try:
+                move(prepared, path, busy)
+            except OSError as error:
+                if error.errno not in (errno.ENOTDIR, errno.ENAMETOOLONG):
+                    raise
+                raise UserError(
+                    f"{path} cannot be created ({error.strerror}): move what is in its place, or the attempt before"
+                    " it, out of the store"
+                ) from None
             if owner_of(path) != owner:  # a network file system may repeat a request
                 raise busy
     except BaseException as error:
@@ -298,7 +307,7 @@ class Attempt:
 
     def _refuse_if_gone(self) -> None:
         """Raise if the folder was deleted, replaced or taken over: nobody would read further writes."""
-        if (self.folder / f"attempt-{self._number + 1}").exists():
+        if any(number > self._number for number, _ in attempts(self.folder)):
             raise RunFailed(f"another process took over {self.path}, because this one did not respond for too long")
         if not self._is_ours():
             raise RunFailed(f"{self.path} was deleted, moved or replaced during training; repeat the command")

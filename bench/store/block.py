@@ -32,7 +32,7 @@ FOLDERS = (STUDIES, CHECKS, LADDERS, PLANS, SOURCES)
 PREFIX = "block-"
 DONE, REPLACED = "done", "replaced"
 RUNS, CHECKPOINT, TRACEBACK = "runs.jsonl", "last.ckpt", "traceback.txt"
-_ATTEMPT = re.compile(r"attempt-([1-9]\d{0,8})")
+_ATTEMPT = re.compile(r"attempt-([1-9][0-9]*)")
 _RUN_ID = re.compile(rb'^\{"run_id": "([\w.+-]+)"', re.MULTILINE | re.ASCII)
 _OLD = ("run.json", "lanes.json", RUNS)
 """Files in a run's folder in older store formats."""
