@@ -677,6 +677,18 @@ def test_damage_within_a_table_is_one_line(kept):
         kept.tables("b")
 
 
+def test_no_flipped_bit_of_a_value_goes_unnoticed(kept):
+    path = make_block(kept).folder / "done/curve.parquet"
+    intact = path.read_bytes()
+    length = int.from_bytes(intact[-8:-4], "little")
+    for place in range(4, len(intact) - length - 8, 7):
+        text = bytearray(intact)
+        text[place] ^= 1
+        path.write_bytes(text)
+        with suppress(UserError):
+            assert same(kept.tables("b"), expected("b"))
+
+
 def test_a_block_without_its_curve_is_damaged(kept):
     done = make_block(kept).folder / "done"
     (done / "curve.parquet").unlink()

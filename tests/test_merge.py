@@ -227,6 +227,19 @@ def test_an_intact_table_takes_the_place_of_a_damaged_one(cli, tmp_path):
     assert same(tmp_path / "source", tmp_path / "dest")
 
 
+@pytest.mark.parametrize("ids", ["a", "abc"])
+@pytest.mark.parametrize("table", ["curve", "measurements"])
+def test_an_intact_table_takes_the_place_of_one_with_a_flipped_bit(cli, tmp_path, ids, table):
+    add_block(tmp_path / "source", ids)
+    path = add_block(tmp_path / "dest", ids) / DONE / f"{table}.parquet"
+    text = bytearray(path.read_bytes())
+    text[text.index(b"\x28\xb5\x2f\xfd") + 8] ^= 1  # in a compressed page, behind the first magic number of zstd
+    path.write_bytes(text)
+    merged = cli("merge", tmp_path / "source", tmp_path / "dest")
+    assert (merged.code, merged.out.split(", ")[1]) == (0, "0 already there")
+    assert same(tmp_path / "source", tmp_path / "dest")
+
+
 def test_of_a_block_that_is_damaged_in_part_the_rest_stays(cli, tmp_path):
     source, dest = tmp_path / "source", tmp_path / "dest"
     add_block(source, "ab", 2.0)

@@ -113,8 +113,8 @@ class Block:
         if not there.get("curve", True) and any(run.steps and not run.thinned for run in self.runs.values()):
             raise Damaged(self.at / "curve.parquet", "it does not exist")
 
-    def check_tables(self) -> None:
-        """Check the tables of a finished block without reading their values.
+    def check_tables(self, *, values: bool = False) -> None:
+        """Check the tables of a finished block: their metadata, or also their values.
 
         Raises:
             Damaged: one is not a table, has rows of other runs, or a number of rows that does not match the steps.
@@ -125,7 +125,7 @@ class Block:
         limits = {"measurements": (0, steps + self.total), "curve": (0 if thinned else steps, steps)}  # also at step 0
         for name, (least, most) in limits.items():
             path = self.at / f"{name}.parquet"
-            rows = rows_of(path, None if self.damaged else self.runs)
+            rows = rows_of(path, None if self.damaged else self.runs, values=values)
             if not self.damaged and not least <= rows <= most:
                 raise Damaged(path, f"it has {rows} rows, and its runs took {steps} steps")
 

@@ -256,7 +256,7 @@ class _Merging(ExitStack):
 
 def _is_sound(block: Block) -> bool:
     try:
-        block.check_tables()
+        block.check_tables(values=True)
     except Damaged:
         return False
     return True

@@ -241,7 +241,7 @@ def write_columns(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
         parts[-1].append(run_id)
     types = [pa.dictionary(pa.int32(), pa.string()), pa.int64(), *[pa.float64()] * len(names)]
     schema = pa.schema(zip(("run_id", "step", *names), types, strict=True))
-    options: dict[str, Any] = {"compression": "zstd", "use_dictionary": ["run_id"]}
+    options: dict[str, Any] = {"compression": "zstd", "use_dictionary": ["run_id"], "write_page_checksum": True}
     with replacing(path) as temporary, pq.ParquetWriter(temporary, schema, **options) as file:
         for ids in parts:
             steps = [np.asarray(tables[run_id]["step"], np.int64) for run_id in ids]
@@ -303,8 +303,13 @@ def has_ends(path: Path) -> bool:
     return True
 
 
-def rows_of(path: Path, runs: Collection[str] | None) -> int:
+def rows_of(path: Path, runs: Collection[str] | None, *, values: bool = False) -> int:
     """The number of rows of a finished table of these runs (any if None), from its metadata; 0 without a table.
+
+    Args:
+        path: of the table.
+        runs: ids of the runs.
+        values: also read the values and compare their checksums, which older tables lack.
 
     Raises:
         Damaged: it is not such a table, or has rows of other runs.
@@ -315,6 +320,8 @@ def rows_of(path: Path, runs: Collection[str] | None) -> int:
         ids = {run_id for ends in _ids(file) if ends for run_id in ends}
         if runs is not None and not ids <= {*runs}:
             raise Damaged(path, f"it contains rows of another run ({min(ids - {*runs})[:200]})")
+        for _ in file.iter_batches() if values else ():
+            pass
         return int(file.metadata.num_rows)
 
 
@@ -326,7 +333,7 @@ def _opened(path: Path) -> Iterator["pq.ParquetFile"]:
 
     first = [("run_id", pa.dictionary(pa.int32(), pa.string())), ("step", pa.int64())]
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             found = [(field.name, field.type) for field in file.schema_arrow]
             if found[:2] != first or not all(kind == pa.float64() for _, kind in found[2:]):
                 raise Damaged(path, "its columns are not run_id, step and numbers")
