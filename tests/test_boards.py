@@ -139,7 +139,7 @@ def test_seeds_without_deviation_are_told_apart_and_equal_ones_are_one_method(st
         "adamw": "no difference found",
         "sgd": "worse",
     }
-    assert (own["adamw"]["flags"], own["adamw"]["won"]) == (["same runs as adam"], "0 of 7")
+    assert (own["adamw"]["flags"], own["adamw"]["won"]) == (["same runs as adam"], "0 of 7 (7 ties)")
     assert own["sgd"]["flags"] == []
 
 
@@ -215,7 +215,7 @@ def test_losses_are_taken_above_their_infimum_and_equal_below_rounding(store):
     assert table.columns[2].title == "test loss (suboptimality gap)"
     assert own["adam"]["final"].mean == pytest.approx((1e-16 * 1e-3 * 1e-2) ** (1 / 3))
     assert own["adam"]["final"].low > 0
-    assert own["sgd"]["won"] == "1 of 3"
+    assert own["sgd"]["won"] == "1 of 3 (2 ties)"
     assert "losses below 1e-16 count as equal to it" in table.notes
 
 
@@ -253,7 +253,7 @@ def test_a_logarithmic_scale_needs_an_infimum(store):
 def test_values_that_are_equal_but_for_rounding_are_ties(store):
     keep(store, *seeds("adam", HIGH), *seeds("sgd", [x * (1 + 1e-7) for x in HIGH]))
     own = rows("quality", store)["sgd"]
-    assert (own["won"], own["verdict"], own["effect"].mean) == ("0 of 7", "no difference found", 0)
+    assert (own["won"], own["verdict"], own["effect"].mean) == ("0 of 7 (7 ties)", "no difference found", 0)
 
 
 def test_negative_losses_stay_what_they_are(store):
@@ -490,7 +490,7 @@ def test_who_else_entered_changes_no_score_no_interval_and_no_order(tmp_path_fac
             "best",
             "steps",
             "reached",
-            "seconds on abacus, 1 threads, lightning",
+            "seconds on abacus, 1 thread, lightning",
             "deviation",
         )
         return {
@@ -598,7 +598,7 @@ def test_a_study_that_gives_no_row_is_named(store):
         "mnist: adam has no row from its study elsewhere: the runs of its trials are not in these stores, so its"
         " winner is unknown",
         "mnist: adamw has no row from its study no-seeds:"
-        " no run of its winner on fresh seeds has ended (bench tune --resume no-seeds)",
+        " no run of its winner on fresh seeds has finished (bench tune --resume no-seeds)",
     ]
 
 
@@ -643,7 +643,7 @@ def test_runs_that_did_not_end_are_counted_and_a_row_of_none_but_them_is_named(s
     keep(store, made("sgd", 0, None, status="killed"))
     (row,) = rows("quality", store).values()
     assert (row["n"], row["runs"]) == (5, {"completed": 5, "failed": 1, "killed": 1})
-    assert found(store).notes == ["mnist, max_steps 100: no run of sgd has ended (1 killed)"]
+    assert found(store).notes == ["mnist, max_steps 100: no run of sgd has finished (1 killed)"]
 
 
 def test_seeds_that_ran_twice_count_once_with_the_whole_budget_first(store):
@@ -803,6 +803,14 @@ def test_settings_by_hand_beside_defaults_with_other_seeds_are_mentioned(store):
     assert rows("quality", store)["adam"]["settings"] == "default"
     assert "adam is shown at its defaults, without 2 other settings set by hand" in found(store).notes[0]
     assert found(store, settings="all").notes == []
+
+
+def test_a_run_at_the_defaults_does_not_hide_a_sweep_with_more_seeds(store):
+    keep(store, *seeds("adam", A[:1]))
+    sweep(store, "adam", {0.2: [0.9] * 5, 0.3: [0.1] * 5}, first=50)
+    row = rows("quality", store)["adam"]
+    assert (row["settings"], row["n"], row["final"].mean) == ("best of 2", 5, 0.9)
+    assert "adam: 1 further setting with other seeds were not considered" in found(store).notes[0]
 
 
 def test_settings_with_different_seeds_are_chosen_by_nobody(store):
@@ -1060,18 +1068,18 @@ def test_seconds_stay_within_a_type_of_machine(store):
     )
     table = board("speed", store).tables[0]
     own = {row["opt"]: row for row in table.rows}
-    here, there = "seconds on abacus, 1 threads, lightning", "seconds on H, lanes"
+    here, there = "seconds on abacus, 1 thread, lightning", "seconds on H, lanes"
     assert own["adam"][here].median == 2
     assert own["adam"][there] is own["sgd"][here] is None
     assert own["sgd"][there].median == 2
-    assert "machine: (1) H, lanes; (2) abacus, 1 threads, lightning" in table.notes
+    assert "machine: (1) H, lanes; (2) abacus, 1 thread, lightning" in table.notes
     (seconds, *_) = [column.title for column in table.columns if column.key == here]
     assert seconds == "median seconds (2)"
 
 
 def test_seconds_that_nobody_took_are_no_misses(store):
     keep(store, *(replace(run, seconds_to_target=None) for run in reaching("adam", [10, 20, 30])))
-    assert rows("speed", store)["adam"]["seconds on abacus, 1 threads, lightning"] is None
+    assert rows("speed", store)["adam"]["seconds on abacus, 1 thread, lightning"] is None
 
 
 def test_a_task_without_a_target_is_named(store):

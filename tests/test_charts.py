@@ -260,7 +260,7 @@ def test_sensitivity_shows_each_trial_and_names_those_without_a_score(store):
 def test_no_line_joins_the_trials_of_a_search_over_two_settings(store):
     (chart,) = sensitivity(tuned(store, {1.0: 0.5, 0.1: 0.75}, axes=["opt.lr", "opt.momentum"])).panels
     assert [(found.name, len(found.x)) for found in chart.traces] == [("sgd", 1)] * 2
-    assert "searched opt.lr, opt.momentum" in chart.note
+    assert "points without a line: sgd searched several settings" in chart.note
 
 
 def test_a_search_that_no_logarithm_shows_is_named(store):

@@ -278,6 +278,24 @@ def test_a_baseline_of_the_reference_results_is_not_tuned_again(
     assert "reference results" not in alone.err
 
 
+def test_a_shipped_baseline_is_used_at_its_own_budget_only(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_REFERENCE", str(ROOT / "results/reference/runs"))
+    words = ("compare", "--task", "mha_dm1", "--opt", "ngd", "--device", "cpu", "--dry-run")
+    for given in ((), ("--budget", "10000runs"), ("--trials", 17), ("--budget", "2h")):
+        answer = cli(*words, *given)
+        assert "ngd against gd on mha_dm1 (gd: reference results of 17 trials): 17 trials of 5 seeds" in answer.out
+        assert "tuned again" not in answer.err
+    for given, trials in ((("--trials", 3), "3 trials of 2 seeds"), (("--seeds", 3), "9 trials of 3 seeds")):
+        answer = cli(*words, *given)
+        assert f"ngd against gd on mha_dm1: {trials}" in answer.out
+        assert (
+            "gd is tuned again, so that budgets are equal: the reference results have 17 trials of 5 seeds"
+            in answer.err
+        )
+    answer = cli(*words, "--budget", "60runs")  # for both optimizers
+    assert "ngd against gd on mha_dm1: 11 trials of 2 seeds" in answer.out
+
+
 def test_a_baseline_at_the_floor_is_said_before_tuning(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BENCH_REFERENCE", str(ROOT / "results/reference/runs"))
     words = ("compare", "--task", "synthetic", "--opt", "ngd", "--device", "cpu", "--dry-run")

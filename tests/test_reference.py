@@ -79,7 +79,7 @@ def board(cli: Cli, *words: object) -> dict[str, dict]:
 def test_reference_results_are_shown_without_a_store_and_say_what_they_are(cli: Cli, reference: Path) -> None:
     rows = board(cli, "--reference", "adam")
     assert rows["sgd"]["verdict"] == "worse"
-    assert rows["adam"]["flags"][0] == "shipped (torch 2.15.0, abacus, 1 threads, lightning)"
+    assert rows["adam"]["flags"][0] == "shipped (torch 2.15.0, abacus, 1 thread, lightning)"
     assert "there is no store" in cli("leaderboard", "--no-reference").err
     assert "there is no store" in cli("leaderboard", "--store", "nowhere").err  # a store that is named must exist
     counted = cli("sql", "select opt, shipped, count(*) as n from runs group by all order by opt", "--format", "csv")

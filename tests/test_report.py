@@ -255,7 +255,7 @@ def test_each_row_leads_to_its_command_versions_and_machine(store):
         add_run(store, seed=seed, words={"opt.lr": 0.25})
     text = Reader(report(asked(store))).text
     assert "--opt.lr 0.25" in text
-    for word in ("by hand: lr 0.25", "torch 2.15.0", "lightning 2.6.6", "task ", "opt ", "abacus, 1 threads"):
+    for word in ("by hand: lr 0.25", "torch 2.15.0", "lightning 2.6.6", "task ", "opt ", "abacus, 1 thread"):
         assert word in text
 
 

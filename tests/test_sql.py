@@ -72,12 +72,12 @@ def test_runs(filled):
         3,
         3,
         "lanes",
-        "abacus, 1 threads, lanes",
+        "abacus, 1 thread, lanes",
         "2.15.0",
     )
     assert rows(query, filled) == [
         ("a", "synthetic", "ngd", "completed", 1, 2, "loss", "train", 0.25, 3, 3, "lightning",
-         "abacus, 1 threads, lightning", "2.15.0", "s"),
+         "abacus, 1 thread, lightning", "2.15.0", "s"),
         ("b", *lanes, "s"),
         ("c", *lanes, None),
     ]  # fmt: skip

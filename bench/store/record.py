@@ -231,7 +231,10 @@ class RunResult:
     def machine(self) -> str:
         """The type of machine and the engine, as far as they affect timings."""
         env, trainer = self.environment, self.config.get("trainer", {})
-        where = env.get("gpu") or f"{env.get('cpu') or 'unknown machine'}, {env.get('threads') or 'unknown'} threads"
+        threads = env.get("threads")
+        where = env.get("gpu") or (
+            f"{env.get('cpu') or 'unknown machine'}, {threads or 'unknown'} thread{'s' * (threads != 1)}"
+        )
         devices = trainer.get("devices", 1) * trainer.get("num_nodes", 1)
         return f"{where}, {self.engine}" + f", {devices} devices" * (devices > 1)
 
