@@ -169,7 +169,10 @@ def _caption(panels: Sequence[Panel]) -> str:
         notes.setdefault(note, []).append(panel.title.partition(": ")[2].partition(",")[0])
     usual, *others = sorted(notes, key=lambda note: -len(notes[note]))
     said = [f"Figure: {quantities} against optimizer steps{axes}; {usual}."]
-    return " ".join([*said, *(f"For {listed(notes[other])}: {other}." for other in others)])
+    for other in others:
+        new = [part for part in other.split("; ") if part not in usual.split("; ")]
+        said.append(f"For {listed(notes[other])}: {'; '.join(new)}.")
+    return " ".join([*said, "The tables use held-out data."])
 
 
 def _set_up(entries: Mapping[str, Sequence[Entry]]) -> str:
