@@ -39,7 +39,7 @@ def test_other_budgets_are_refused(cli, text: str) -> None:
 
 
 def test_a_number_of_runs_makes_as_many_trials_with_the_fresh_seeds(cli) -> None:
-    assert len(json.loads(cli(*TUNE, "--budget", "20runs", "--dry-run", "--json").out)) == 7
+    assert len(json.loads(cli(*TUNE, "--budget", "21runs", "--dry-run", "--json").out)) == 7
     assert (
         len(json.loads(cli(*TUNE, "--budget", "20runs", "--seeds", 3, "--report_seeds", 0, "--dry-run", "--json").out))
         == 6
@@ -50,7 +50,7 @@ def test_a_number_of_runs_makes_as_many_trials_with_the_fresh_seeds(cli) -> None
     ("words", "message"),
     [
         ("--budget 20runs --trials 3", "--budget 20runs and --trials 3 both set the number of trials; remove one"),
-        ("--budget 6runs", "--budget 6runs: one trial of 2 seeds and 5 fresh seeds are 7 runs"),
+        ("--budget 6runs", "--budget 6runs: one trial of 2 seeds and 7 fresh seeds are 9 runs"),
         ("--budget 6h --slurm --print", "--budget 6h: with --slurm the time is sbatch's"),
     ],
 )

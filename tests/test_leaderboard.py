@@ -353,6 +353,14 @@ def test_an_empty_store_says_what_to_run(cli, store, make, says):
     assert "bench fit --task synthetic --opt ngd" in answer.err
 
 
+def test_a_store_without_finished_runs_says_so(cli, store):
+    keep(store, made("sgd", 0, None, status="killed"))
+    answer = cli("leaderboard")
+    assert (answer.code, answer.out) == (2, "")
+    assert "note: mnist, max_steps 100: no run of sgd has finished (1 killed)" in answer.err
+    assert "nothing to compare: no optimizer has finished runs here; `bench list runs` shows all runs" in answer.err
+
+
 def test_a_store_that_is_a_file_is_refused(cli, tmp_path):
     (tmp_path / "file").touch()
     assert "it is a file, not a folder" in cli("leaderboard", "--store", tmp_path / "file").err

@@ -530,6 +530,6 @@ def plot(
         _, asked = board_input(store, only, choice, mixed_versions, reference_results)
         made = curves(asked, y) if y is not None else CHARTS[chart](asked)
         if not made.shown.panels:
-            why = [f"{cell(p.title)}: {cell(p.note)}" for p in made.panels] or asked.notes[:3] or ["no finished runs"]
-            raise UserError(f"nothing to draw: {'; '.join(why)}")
+            why = "; ".join(f"{cell(p.title)}: {cell(p.note)}" for p in made.panels)
+            raise UserError(f"nothing to draw: {why or 'no optimizer has finished runs here'}")
         return shown_figure(made.shown)

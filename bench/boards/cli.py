@@ -9,6 +9,8 @@ from bench.grammar.parse import Args
 from bench.output import answer, format_of, open_stores, remark, warn_of, write, write_into
 from bench.text import cell
 
+NO_ROWS = "no optimizer has finished runs here; `bench list runs` shows all runs"
+
 
 def asked(args: Args) -> tuple[Any, Any]:
     """The stores, and their entries that these arguments ask for.
@@ -38,8 +40,6 @@ def asked(args: Args) -> tuple[Any, Any]:
     known = sorted({name for entry in found.chosen for name in (entry.opt, entry.name)})
     if args.reference is not None and args.reference not in known:
         raise unknown("optimizer of --reference", args.reference, known)
-    if not found.entries:
-        raise UserError("; ".join(["nothing to compare", *found.notes[:3], "`bench list runs` shows all runs"]))
     metrics = sorted({problem.metric for problem in found.problems})
     if args.target is not None and len(metrics) > 1:
         raise UserError(f"--target {args.target:g}: which of {' and '.join(metrics)}? Choose tasks with --task")
@@ -84,6 +84,8 @@ def run_leaderboard(args: Args) -> int:
         return code
     boards = [BOARDS[name](what) for name in names]
     code = warn(stores, what)
+    if not what.entries:
+        raise UserError(f"nothing to compare: {NO_ROWS}")
     if args.into is not None:
         write_into(args.into, {board.name: markdown([board], 4) for board in boards})
         print(f"written into {args.into}", file=sys.stderr)
@@ -120,7 +122,7 @@ def run_plot(args: Args) -> int:
     code = warn(stores, what)
     empty = [panel for panel in chart.panels if not panel.traces]
     if len(empty) == len(chart.panels):
-        raise UserError("nothing to draw: " + "; ".join(f"{cell(p.title)}: {cell(p.note)}" for p in empty))
+        raise UserError("nothing to draw: " + ("; ".join(f"{cell(p.title)}: {cell(p.note)}" for p in empty) or NO_ROWS))
     write(args.out, picture(chart.shown, args.out.suffix))
     for panel in empty:
         remark("note", f"{panel.title}: not drawn, since {panel.note}")
