@@ -213,7 +213,7 @@ def test_after_ctrl_c_the_same_command_goes_on(store: Path) -> None:
     words += ["--seeds", "1", "--report_seeds", "2", "--engine", "lightning", "--store", str(store)]
     here = Path.cwd()
     first = Program(here / "first", words, os.chdir, here)
-    first.until(lambda: "[1/2]" in (here / "first/err").read_text().partition("synthetic my.py:Slow: tuning")[2])
+    first.until(lambda: "] my.py:Slow opt.lr" in (here / "first/err").read_text())
     first.send(signal.SIGINT)
     code, out, err = first.end()
     assert (code, out) == (130, "")

@@ -478,8 +478,8 @@ def test_the_guides_commands_work_as_they_stand(installed: Path, tmp_path: Path)
             said[" ".join(words)] = bench(installed, *words, cwd=tmp_path)
     assert len(said) == len(commands) - 1 - 1  # uv's, and one board is shown twice
     board = said["leaderboard --task synthetic"]
-    assert re.search(r"clipped_momentum.py:ClippedMomentum +tuned .* 6 +pass", board), board
-    assert re.search(r"adam +tuned .* 6 +-", board)
+    assert re.search(r"clipped_momentum.py:ClippedMomentum +tuned .* 8 +pass", board), board
+    assert re.search(r"adam +tuned .* 8 +-", board)
     assert "guides-opt 0.1.0" in said["list optimizers"]
 
 
