@@ -970,6 +970,7 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
             "--seeds and --report_seeds share 0, 1: the seeds that choose a winner give optimistic scores",
         ),
         ("--seed 3", "--seed 3: trials have several"),
+        ("--opt adam,gd", "--opt adam,gd: a study tunes one optimizer; `bench compare` and `bench suite` tune several"),
         ("--opt.lr 1:0.1", "--opt.lr 1:0.1: a range is LOW:HIGH with 0 < LOW < HIGH"),
         ("--opt.lr 1:1", "--opt.lr 1:1: a range is LOW:HIGH with 0 < LOW < HIGH"),
         ("--opt.lr 0.1", "no setting is left to tune"),

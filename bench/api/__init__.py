@@ -517,8 +517,7 @@ def plot(
     Raises:
         UserError: as for `board`, or there is nothing to draw.
     """
-    from bench.boards.charts import CHARTS, curves
-    from bench.text import cell
+    from bench.boards.charts import CHARTS, curves, nothing_to_draw
 
     check_known("chart", [str(chart)], CHARTS)
     if not isinstance(y, str | None):
@@ -530,6 +529,5 @@ def plot(
         _, asked = board_input(store, only, choice, mixed_versions, reference_results)
         made = curves(asked, y) if y is not None else CHARTS[chart](asked)
         if not made.shown.panels:
-            why = "; ".join(f"{cell(p.title)}: {cell(p.note)}" for p in made.panels)
-            raise UserError(f"nothing to draw: {why or 'no optimizer has finished runs here'}")
+            raise nothing_to_draw(made)
         return shown_figure(made.shown)

@@ -7,19 +7,20 @@ from dataclasses import replace
 import numpy as np
 
 from bench.boards.attention import NONE, SHOWN, over_heads
-from bench.boards.collect import Collected
+from bench.boards.collect import NO_ROWS, Collected
 from bench.boards.curves import SPAN, Line, curves, finite, log_axis, over_steps, series, steps
 from bench.boards.entries import Entry, Problem
 from bench.boards.forest import forest
 from bench.boards.speed import cut_short, reached, steps_to
 from bench.boards.tuning import expected_scores
+from bench.errors import UserError
 from bench.results import stats
 from bench.results.chart import MOST, Chart, Panel, Trace
 from bench.results.group import HUGE
 from bench.results.selection import End, equal_below, seed_median
 from bench.store.reports import StudyRecord
 from bench.store.tables import Columns
-from bench.text import listed
+from bench.text import cell, listed
 
 # -- of studies -------------------------------------------------------------------------------------------------------
 
@@ -327,3 +328,9 @@ CHARTS: dict[str, Callable[[Collected], Chart]] = {
     "stability": stability,
 }
 """All kinds of charts by name, in display order."""
+
+
+def nothing_to_draw(chart: Chart) -> UserError:
+    """The error for a chart without traces: the reason of each panel."""
+    why = "; ".join(f"{cell(panel.title)}: {cell(panel.note)}" for panel in chart.panels)
+    return UserError(f"nothing to draw: {why or NO_ROWS}")

@@ -7,9 +7,6 @@ from bench.errors import UserError, check_known, unknown
 from bench.grammar.commands import BOARD_NAMES
 from bench.grammar.parse import Args
 from bench.output import answer, format_of, open_stores, remark, warn_of, write, write_into
-from bench.text import cell
-
-NO_ROWS = "no optimizer has finished runs here; `bench list runs` shows all runs"
 
 
 def asked(args: Args) -> tuple[Any, Any]:
@@ -66,6 +63,7 @@ def run_leaderboard(args: Args) -> int:
     if args.explain is not None and args.json and args.out is not None:
         raise UserError("--json prints the explanation; remove --out")
     from bench.boards import BOARDS
+    from bench.boards.collect import NO_ROWS
     from bench.results.render import FORMATS, markdown, written
 
     kind = format_of(args, FORMATS)
@@ -113,18 +111,17 @@ def run_plot(args: Args) -> int:
         raise UserError(f"--out is missing; write bench plot {args.chart} -o {args.chart}.pdf (or .png, .svg)")
     if args.y is not None and args.chart != "curves":
         raise UserError(f"--y {args.y}: only curves have selectable columns, not {args.chart}")
-    from bench.boards.charts import CHARTS, curves
+    from bench.boards.charts import CHARTS, curves, nothing_to_draw
     from bench.results.draw import check_ending, picture
 
     check_ending(args.out)
     stores, what = asked(args)
     chart = curves(what, args.y) if args.y is not None else CHARTS[args.chart](what)
     code = warn(stores, what)
-    empty = [panel for panel in chart.panels if not panel.traces]
-    if len(empty) == len(chart.panels):
-        raise UserError("nothing to draw: " + ("; ".join(f"{cell(p.title)}: {cell(p.note)}" for p in empty) or NO_ROWS))
+    if not chart.shown.panels:
+        raise nothing_to_draw(chart)
     write(args.out, picture(chart.shown, args.out.suffix))
-    for panel in empty:
+    for panel in (panel for panel in chart.panels if not panel.traces):
         remark("note", f"{panel.title}: not drawn, since {panel.note}")
     if args.json:
         panels = [{"title": p.title, "drawn": bool(p.traces), "note": p.note} for p in chart.panels]

@@ -31,6 +31,8 @@ from optimizers.groups import REST
 from optimizers.plugins import bare
 from tasks import TASKS
 
+NO_ROWS = "no optimizer has finished runs here; `bench list runs` shows all runs"
+
 Tables = Callable[[str], Mapping[str, Columns]]
 """A run's tables by its id, as `Store.tables` gives them."""
 

@@ -90,7 +90,7 @@ def _word(value: Any) -> str:
 
 
 def _facts(run: RunResult, store: Store) -> list[str]:
-    config, study = run.config, _study(run, store) or planned_by(run)
+    config, place, study = run.config, store.place(run.run_id), _study(run, store) or planned_by(run)
     seeds = f"{config['seed']}" + f", order of samples {config['data_seed']}" * (config["data_seed"] != config["seed"])
     evaluated = f" with evaluations, {_seconds(run.train_s)} without" if run.train_s else ""
     target = "" if run.target is None else f"; target {run.target:g}, {_reached(run)}"
@@ -110,7 +110,7 @@ def _facts(run: RunResult, store: Store) -> list[str]:
         "tuned by": run.tuned_by,
         "machine": run.machine,
         "versions": versions,
-        "folder": str(place := store.place(run.run_id)),
+        "folder": str(place),
         "traceback": str(next(place.glob(f"*/{TRACEBACK}"), "")) if run.status == "failed" else "",
     }
     return shown(Table.facts([(name, text) for name, text in facts.items() if text], least=9), "  ")

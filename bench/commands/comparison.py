@@ -114,7 +114,7 @@ def ask(args: Args) -> Contest:
     baseline = None
     if not args.against and against[0] not in opts and not own[against[0]]:
         baseline = _shipped(suite(against, Tune()).specs(places)[0].typical(places), args)
-    if baseline is not None and not _equals(baseline, args, len(fresh), len(opts)):
+    if baseline is not None and not _has_equal_budget(baseline, args, len(fresh), len(opts)):
         baseline = None
     tuned_here: list[str] = against if baseline is None else []
     every = list(dict.fromkeys([*tuned_here, *opts]))
@@ -219,7 +219,7 @@ def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":
     return best
 
 
-def _equals(baseline: "StudyRecord", args: Args, fresh: int, studies: int) -> bool:
+def _has_equal_budget(baseline: "StudyRecord", args: Args, fresh: int, studies: int) -> bool:
     """Whether the others get the trials and tuning seeds of a stored baseline; a note says if not.
 
     Args:

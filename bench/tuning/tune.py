@@ -54,14 +54,14 @@ def make_spec(
     Raises:
         UserError: a setting is unknown or illegal, there is nothing to search, or a seed is in both lists.
     """
+    if "," in str(words.get("opt")):
+        raise UserError(
+            f"--opt {words['opt']}: a study tunes one optimizer; `bench compare` and `bench suite` tune several"
+        )
     for name, known in (("task", TASKS), ("opt", OPTIMIZERS)):
         if not words.get(name):
             raise UserError(f"--{name} is missing; see `bench list {'tasks' if name == 'task' else 'optimizers'}`")
         check_known("task" if name == "task" else "optimizer", [str(words[name])], known)
-    if "," in str(words["opt"]):
-        raise UserError(
-            f"--opt {words['opt']}: a study tunes one optimizer; `bench compare` and `bench suite` tune several"
-        )
     if "seed" in words:
         raise UserError(
             f"--seed {words['seed']}: trials have several; write --seeds {words['seed']},... or --seeds COUNT"
