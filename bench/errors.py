@@ -1,8 +1,10 @@
 """Errors that a user can fix; the command line prints their message on one line and exits with their code."""
 
+import ast
 import os
 import traceback
 from collections.abc import Collection, Iterable
+from pathlib import Path
 
 from bench.grammar.near import distance, nearest
 from bench.grammar.synonyms import meant
@@ -36,10 +38,24 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     known = list(known)
     near = meant(name, known) if kind == "option" else nearest(name, known)
     hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}" if known else "there is none"
-    if kind in ("optimizer", "task") and not near and "." in name:
-        own = "MyClass" if kind == "optimizer" else "SPEC"
+    if kind in ("optimizer", "task", "task, optimizer, experiment or run") and not near and "." in name:
+        own = "SPEC" if kind == "task" else "MyClass"
         hint = f"name your own as my_file.py:{own} or my_package.module:{own}"
+        if there := _defined(name, constants=kind != "optimizer"):
+            hint = f"name what you mean in this file: {', '.join(f'{name}:{each}' for each in there)}"
     return UserError(f"unknown {kind} {name!r}; {hint}")
+
+
+def _defined(path: str, *, constants: bool) -> list[str]:
+    """Public classes of a Python file, and constants before them; it is not run. None if it cannot be read."""
+    try:
+        body = ast.parse(Path(path).read_text("utf-8")).body if path.endswith(".py") else []
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return []
+    classes = [node.name for node in body if isinstance(node, ast.ClassDef)]
+    targets = [target for node in body if isinstance(node, ast.Assign) and constants for target in node.targets]
+    specs = [target.id for target in targets if isinstance(target, ast.Name) and target.id.isupper()]
+    return [name for name in [*specs, *classes] if not name.startswith("_")]
 
 
 def check_known(kind: str, names: Iterable[str], known: Collection[str]) -> None:

@@ -541,6 +541,28 @@ def test_a_wrong_request(cli, words, message):
 
 
 @pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("fit --task synthetic --opt {}", "name what you mean in this file: {0}:Mine, {0}:Other"),
+        ("show {}", "name what you mean in this file: {0}:SPEC, {0}:Mine, {0}:Other"),
+        ("fit --task {} --opt gd", "name what you mean in this file: {0}:SPEC"),
+    ],
+)
+def test_a_file_without_a_name_lists_what_it_defines_and_is_not_run(cli, tmp_path, words, hint):
+    path = tmp_path / "mine.py"
+    path.write_text("SPEC = Spec()\n_X = 1\nclass Mine: pass\nclass _Hidden: pass\nclass Other: pass\nexit(7)\n")
+    assert hint.format(path) in fails(cli, *words.format(path).split())
+
+
+@pytest.mark.parametrize("text", [None, "class Mine(:", "\0", "x = 1\n"])
+def test_a_file_that_defines_nothing_gets_the_general_hint(cli, tmp_path, text):
+    path = tmp_path / "mine.py"
+    if text is not None:
+        path.write_text(text)
+    assert "name your own as my_file.py:MyClass" in fails(cli, "fit", "--task", "synthetic", "--opt", str(path))
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         ("--opt.lrr 1", "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
