@@ -4,10 +4,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import bench
 from bench.store.reports import StudyRecord, study_path
 from bench.store.stores import Stores
 from bench.tuning import suite
@@ -70,3 +72,21 @@ def test_only_complete_studies_of_the_reference_suite_on_all_tasks_of_a_family_c
     assert defaults.main(["--choose"]) == 0
     assert capsys.readouterr().out.startswith("vision sgd: {'lr': 0.1}")
     assert "`lr 0.1`" in (tmp_path / "defaults" / "README.md").read_text()
+
+
+def test_a_full_run_with_another_seed_counts_and_with_other_settings_does_not(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[list[str]] = []
+    monkeypatch.setattr(
+        defaults.subprocess, "run", lambda words, **_: trained.append(words) or SimpleNamespace(returncode=1)
+    )
+    asked = {"task": "synthetic", "opt": "adam", "trainer.max_steps": 3}
+    for seed, more in ((1000, {}), (5, {}), (0, {"lr": 0.5}), (1, {"trainer": {"max_steps": 2}})):
+        bench.fit("synthetic", "adam", seed=seed, **{"trainer": {"max_steps": 3}, **more})
+    runs = Stores([store]).runs
+    found = defaults.full_run(asked, runs)
+    assert found is not None
+    assert (found.config["seed"], found.steps, trained) == (5, 3, [])
+    assert defaults.full_run({**asked, "opt.lr": 0.25}, runs) is None
+    assert len(trained) == 1

@@ -2,9 +2,9 @@
 
 The studies of a family (`bench suite reference`) try the same points on each of its tasks. The default of an optimizer
 is the point with the smallest gap to its best score, on the task with the largest gap. It belongs into
-`OptimizerSpec.by_family`. A plain `bench fit` then trains each optimizer for the whole budget of each task. Studies and
-runs are read from the store and from the reference results; `results/defaults` holds what was found, so that the same
-command trains only what is missing, also on another machine.
+`OptimizerSpec.by_family`. A plain `bench fit` then trains each optimizer for the whole budget of each task, unless a
+trial of a study did with another seed. Studies and runs are read from the store and from the reference results;
+`results/defaults` holds what was found, so that the same command trains only what is missing, also on another machine.
 """
 
 import argparse
@@ -12,11 +12,13 @@ import json
 import math
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.config.run_config import decided, resolve
+from bench.config.settings import problem_of
 from bench.grammar.values import place, reference_folder
 from bench.process import as_options
 from bench.results.render import markdown_table
@@ -26,7 +28,7 @@ from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
 from bench.store.store import Store
 from bench.store.stores import Stores
-from bench.text import word_of
+from bench.text import comparable, counted, word_of
 from bench.tuning import suite
 from optimizers import OPTIMIZERS
 from tasks import TASKS
@@ -98,11 +100,15 @@ def beats_chance(cell: Cell, value: float | None, best: float) -> bool:
     return value is not None and (value - cell.chance) / (best - cell.chance) >= 0.5
 
 
-def full_run(settings: Mapping[str, Any]) -> RunResult | None:
-    """A plain `bench fit`, which is trained if necessary; None if it has no result."""
+def full_run(settings: Mapping[str, Any], stored: Iterable[RunResult]) -> RunResult | None:
+    """A plain `bench fit`, with any seed if it is stored, else trained with seed 0; None if it has no result."""
     config = decided(resolve({**settings, "data": place("data"), "store": place("store")}))
-    if (run := Store(config.store).finished_all([config.run_id]).get(config.run_id)) is not None:
-        return run
+    wanted = comparable([config.task, config.opt, config.opt_options, problem_of(config)])
+    versions = {"task": config.task_spec.version, "opt": OPTIMIZERS[config.opt].version}
+    for run in sorted((run for run in stored if run.finished), key=lambda run: (run.config["seed"], run.run_id)):
+        same = comparable([run.config["task"], run.config["opt"], run.config["opt_options"], run.problem]) == wanted
+        if same and not run.part and versions.items() <= run.versions.items():
+            return run
     words = as_options(settings)
     done = subprocess.run([sys.executable, "-m", "bench", "fit", *words], stdout=subprocess.DEVNULL, check=False)
     if done.returncode == 130:
@@ -135,7 +141,8 @@ def page(measured: Mapping[str, Any]) -> str:
         "",
         "## A plain `bench fit`",
         "",
-        f"Test metric after the default budget, at the defaults, seed 0. Machine: {measured['machine']}.",
+        f"Test metric after the default budget, at the defaults; seeds: {_seeds(measured)}. Machine of the runs with"
+        f" seed 0: {measured['machine']}.",
         "",
     ]
     rows = [
@@ -144,6 +151,12 @@ def page(measured: Mapping[str, Any]) -> str:
     ]
     columns = [Column("opt", "optimizer"), *(Column(cell, cell) for cell in measured["full"])]
     return "\n".join([*lines, *markdown_table(Table("", columns, rows))]) + "\n"
+
+
+def _seeds(measured: Mapping[str, Any]) -> str:
+    """The seeds of the full runs, in words."""
+    found = Counter(each["seed"] for own in measured["full"].values() for each in own.values())
+    return ", ".join(f"{seed} ({counted(n, 'run')})" for seed, n in sorted(found.items())) or "none yet"
 
 
 def main(words: Iterable[str] | None = None) -> int:
@@ -171,8 +184,9 @@ def main(words: Iterable[str] | None = None) -> int:
             task, spec = TASKS[cell.settings["task"]], OPTIMIZERS[opt]
             asked = {"versions": [task.version, spec.version], "defaults": dict(spec.by_family.get(task.family, {}))}
             if done.get(opt, {}).get("asked") != asked:
-                run = full_run({**cell.settings, "opt": opt})
-                done[opt] = {"asked": asked, "value": None if run is None else final_value(run, False)}
+                run = full_run({**cell.settings, "opt": opt}, stores.runs)
+                value, seed = (None, 0) if run is None else (final_value(run, False), run.config["seed"])
+                done[opt] = {"asked": asked, "value": value, "seed": seed}
                 _write(path, measured)
         values = [each["value"] for each in done.values() if each["value"] is not None]
         best = (min if TASKS[cell.settings["task"]].mode == "min" else max)(values, default=math.nan)
