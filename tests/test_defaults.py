@@ -13,6 +13,8 @@ import bench
 from bench.store.reports import StudyRecord, study_path
 from bench.store.stores import Stores
 from bench.tuning import suite
+from optimizers import OPTIMIZERS
+from tasks import TASKS
 from tools import defaults
 from tools.defaults import Cell, beats_chance, choice, reference_studies
 
@@ -90,3 +92,23 @@ def test_a_full_run_with_another_seed_counts_and_with_other_settings_does_not(
     assert (found.config["seed"], found.steps, trained) == (5, 3, [])
     assert defaults.full_run({**asked, "opt.lr": 0.25}, runs) is None
     assert len(trained) == 1
+
+
+def test_the_suites_defaults_are_those_that_the_shipped_studies_choose() -> None:
+    """And values of other settings are those with which the studies were made."""
+    stores = Stores([], Path("results/reference/runs"))
+    runs = {run.run_id: run for run in stores.runs}
+    studies = {
+        (opt, TASKS[next(iter(own))].family): own
+        for part in defaults.PARTS
+        for opt, own in reference_studies(stores, part).items()
+    }
+    own_values = {(opt, family): v for opt, spec in OPTIMIZERS.own.items() for family, v in spec.by_family.items()}
+    assert own_values
+    for key, values in own_values.items():
+        chosen = choice(studies[key])
+        assert chosen is not None
+        assert chosen.items() <= values.items()
+        for study in studies[key].values():
+            options = runs[study.winner or ""].config["opt_options"]
+            assert {name: options[name] for name in values.keys() - chosen.keys()}.items() <= values.items()

@@ -174,8 +174,9 @@ def main(words: Iterable[str] | None = None) -> int:
             if (point := choice(studies)) is not None:
                 family = TASKS[next(iter(studies))].family
                 measured["families"].setdefault(family, {})[opt] = point
-                now = OPTIMIZERS[opt].by_family.get(family)
-                print(f"{family} {opt}: {point}{'' if now == point else f' (now {now})'}", flush=True)
+                now = OPTIMIZERS[opt].by_family.get(family, {})
+                told = "" if point.items() <= now.items() else f" (now {dict(now) or 'as on all tasks'})"
+                print(f"{family} {opt}: {point}{told}", flush=True)
     _write(path, measured)
     failed = 0
     for name, cell in {} if args.choose else CELLS.items():
