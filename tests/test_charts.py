@@ -18,8 +18,8 @@ from scipy.stats import beta, t
 
 from bench.boards.charts import CHARTS, budget, performance_profile, profile, sensitivity
 from bench.boards.collect import Collected, collect
-from bench.boards.curves import MOST_POINTS, curves, steps
-from bench.boards.entries import entries_of
+from bench.boards.curves import MOST_POINTS, curves, of_problem, steps
+from bench.boards.entries import Problem, entries_of
 from bench.boards.forest import forest
 from bench.cli import dispatch as results
 from bench.errors import UserError
@@ -704,3 +704,17 @@ def test_what_cannot_be_drawn_is_refused(store, tmp_path, monkeypatch, words, me
         results(["plot", *words])
     assert message in str(refused.value)
     assert not list(tmp_path.glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "title", "note"),
+    [
+        ("lm, max_steps 2000", None, "losses: lm, max_steps 2000", "lines"),
+        (f"lm, {'x' * 60}", None, "losses: lm", f"lines\nproblem: lm, {'x' * 60}"),
+        (f"lm, {'x' * 60}, not the whole task: 8 rows", "8 rows", "losses: lm, not the whole task", None),
+    ],
+)
+def test_a_title_has_a_short_name_and_the_note_the_whole_one(name, part, title, note):
+    problem = Problem("key", name, "lm", part, "loss", "min", None, False)
+    panel = of_problem(problem, Panel("key", "losses", "x", "y", note="lines"))
+    assert (panel.title, panel.note) == (title, note or f"lines\nproblem: {name}")

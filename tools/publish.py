@@ -153,7 +153,7 @@ def text(found: Collected, panels: Sequence[Panel]) -> str:
     noise = "without the noise of tuning (the board `quality` has it)"
     means = f"Tables have means over fresh seeds with 95 % intervals, {noise}."
     own = {problem.task: entries for problem, entries in found.problems.items()}
-    said = " ".join([means, _set_up(own), *_excluded(own)])
+    said = " ".join([means, _set_up(own), *_excluded(entry for entries in own.values() for entry in entries)])
     return "\n".join([*lines, "", *wrap(said, 120), ""])
 
 
@@ -183,9 +183,10 @@ def _set_up(entries: Mapping[str, Sequence[Entry]]) -> str:
         tuning[task] = _span((len(entry.study.seeds) for entry in own if entry.study), "seed")
         fresh[task] = _span((len(entry.runs) for entry in own), "fresh seed")
         trainer = next(iter(own[0].runs.values())).config["trainer"]
-        name = "steps" if trainer["max_steps"] else "epochs"
+        name = "step" if trainer["max_steps"] else "epoch"
         batch[task] = "the full batch" if trainer["batch_size"] == "full" else f"batches of {trainer['batch_size']}"
-        budget[task] = f"{trainer[f'max_{name}']:,} {name}".replace(".0 ", " ")
+        length = trainer[f"max_{name}s"]
+        budget[task] = f"{length:,g} {name}{'s' * (length != 1)}"
     runs = [run for own in entries.values() for entry in own for run in entry.runs.values()]
     machines: dict[int, set[str]] = {}
     for run in runs:
@@ -211,16 +212,10 @@ def _set_up(entries: Mapping[str, Sequence[Entry]]) -> str:
     return " ".join(lines)
 
 
-def _excluded(entries: Mapping[str, Sequence[Entry]]) -> list[str]:
-    """The settings that could not win, since their cap set nearly all steps."""
-    most = [
-        f"{entry.excluded} of {len(entry.study.trials)} of {entry.opt} on {task}"
-        for task, own in entries.items()
-        for entry in own
-        if entry.study is not None and entry.excluded
-    ]
+def _excluded(entries: Iterable[Entry]) -> list[str]:
+    """The rule on settings whose cap set nearly all steps, if there are any."""
     rule = f"Settings whose cap set more than {100 * CAP_BINDS:g} % of the steps were excluded from the choice"
-    return [f"{rule}: {listed(most)}."] * bool(most)
+    return [f"{rule} ([all searches]({SENSITIVITY}/README.md))."] * any(entry.excluded for entry in entries)
 
 
 def _span(numbers: Iterable[int], what: str) -> str:
@@ -231,8 +226,17 @@ def _span(numbers: Iterable[int], what: str) -> str:
 def _by_task(values: Mapping[str, str]) -> str:
     """The most frequent value, and in brackets other values with their tasks."""
     usual, *others = (value for value, _ in Counter(values.values()).most_common())
-    said = "; ".join(f"{value} on {listed([t for t, own in values.items() if own == value])}" for value in others)
-    return f"{usual} ({said})" if said else usual
+    said, before = [], usual
+    for value in others:
+        said.append(f"{_without_unit(value, before)} on {listed([t for t, own in values.items() if own == value])}")
+        before = value
+    return f"{usual} ({'; '.join(said)})" if said else usual
+
+
+def _without_unit(value: str, before: str) -> str:
+    """Such as 17 for `17 trials` after `9 trials`, and 16 for `batches of 16` after `batches of 32`."""
+    unit = re.sub(r"[\d,]+", "", value).rstrip("s")
+    return re.sub(r"[^\d,]", "", value) if unit and unit == re.sub(r"[\d,]+", "", before).rstrip("s") else value
 
 
 def _summary(tables: Mapping[str, Table]) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from bench.boards.attention import NONE, SHOWN, over_heads
 from bench.boards.collect import NO_ROWS, Collected
-from bench.boards.curves import SPAN, Line, curves, finite, log_axis, over_steps, series, steps
+from bench.boards.curves import SPAN, Line, curves, finite, log_axis, of_problem, over_steps, series, steps
 from bench.boards.entries import Entry, Problem
 from bench.boards.forest import forest
 from bench.boards.speed import cut_short, reached, steps_to
@@ -38,7 +38,8 @@ def sensitivity(found: Collected) -> Chart:
         words = f"tuning seed{'s' * (seeds != '1')} on the selection split, of each trial"
         notes.insert(0, f"points: median over {seeds} {words}")
         y = f"selection {problem.metric}"
-        panels.append(_scores(key, f"sensitivity: {problem.name}", x, y, "x", traces, notes if tuned else []))
+        panel = _scores(key, "sensitivity", x, y, "x", traces, notes if tuned else [])
+        panels.append(of_problem(problem, panel))
     return Chart(panels, series(found))
 
 
@@ -49,8 +50,9 @@ def budget(found: Collected) -> Chart:
         traces, notes = _joined([_expected(entry) for entry, _ in tuned])
         notes.insert(0, "expected best of k of the trials, drawn at random without replacement")
         log = "x" * bool(max((trace.x[-1] for trace in traces), default=1) > SPAN)
-        title, y = f"tuning budget: {problem.name}", f"expected selection {problem.metric}"
-        panels.append(_scores(key, title, "trials k", y, log, traces, notes if tuned else []))
+        y = f"expected selection {problem.metric}"
+        panel = _scores(key, "tuning budget", "trials k", y, log, traces, notes if tuned else [])
+        panels.append(of_problem(problem, panel))
     return Chart(panels, series(found))
 
 
@@ -122,11 +124,11 @@ def profile(found: Collected) -> Chart:
     panels: list[Panel] = []
     times: dict[Problem, Times] = {}
     for i, (problem, entries) in enumerate(found.problems.items()):
-        title, key = f"runs at the target: {problem.name}", f"profile-{i}"
+        title, key = "runs at the target", f"profile-{i}"
         goal = problem.target if found.target is None else found.target
         if goal is None:
             why = "the task has no target: give one with --target"
-            panels.append(Panel(key, title, _FRACTION, _SHARE, note=why))
+            panels.append(of_problem(problem, Panel(key, title, _FRACTION, _SHARE, note=why)))
             continue
         whole = _whole(entries)
         times[problem] = {
@@ -137,7 +139,7 @@ def profile(found: Collected) -> Chart:
             for e in entries
         }
         fact = f"target: selection {problem.metric} {goal:g}; budget: {whole} steps; diverged runs never reach it"
-        panels.append(_profile(key, title, times[problem], [fact]))
+        panels.append(of_problem(problem, _profile(key, title, times[problem], [fact])))
     if len(times) > 1:
         names = dict.fromkeys(name for own in times.values() for name in own)
         together = {name: [time for own in times.values() for time in own.get(name, [])] for name in names}
@@ -309,8 +311,7 @@ def _chart(
             measured = {own: [read(each, name) for each in there] for own, there in tables.items()}
             lines = {own: [line and finite(*line) for line in there] for own, there in measured.items() if any(there)}
             if lines:
-                title = f"{words}: {problem.name}"
-                panels.append(over_steps(f"{kind}-{i}-{name}", problem, title, words, lines, log_x=True))
+                panels.append(over_steps(f"{kind}-{i}-{name}", problem, words, words, lines, log_x=True))
     if not panels:
         panels.append(Panel(kind, kind, "optimizer steps", kind, note=NONE))
     return Chart(panels, series(found))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -21,6 +22,8 @@ MOST_POINTS = 200
 """Maximum number of points of a line: more are not visible."""
 SPAN = 10
 """Ratio of largest to smallest value above which an axis is logarithmic. Ours."""
+LONGEST_NAME = 60
+"""Maximum length of a problem's name in the title of a panel. Ours."""
 LABELS = WORDS | {"alignment": "alignment (cosine)", "distance": "distance of directions"}
 """Axis labels of columns; others have their own name."""
 
@@ -64,7 +67,7 @@ def curves(found: Collected, column: str = "loss") -> Chart:
         if column == "loss" and any((values == CONVERGED).any() for _, values in every):
             facts.append(f"losses below {CONVERGED:g} are drawn at that value")
         words += GAP * above
-        panels.append(over_steps(f"curves-{i}", problem, f"{words}: {problem.name}", words, lines, facts))
+        panels.append(over_steps(f"curves-{i}", problem, words, words, lines, facts))
     if column not in known and (known or column != "loss"):
         raise unknown("column", column, sorted(known - {"step"}))
     return Chart(panels, series(found))
@@ -83,10 +86,10 @@ def steps(found: Collected) -> Chart:
     panels = []
     for i, (problem, entries) in enumerate(found.problems.items()):
         shown = [entry for entry in entries if _chooses(entry)]
-        title = f"step sizes: {problem.name}"
+        title = "step sizes"
         if not shown:
             why = "no optimizer in these runs computes or caps its step size"
-            panels.append(Panel(f"steps-{i}", title, "optimizer steps", "step size", note=why))
+            panels.append(of_problem(problem, Panel(f"steps-{i}", title, "optimizer steps", "step size", note=why)))
             continue
         lines, facts = {}, []
         for entry in shown:
@@ -145,7 +148,7 @@ def over_steps(
     *,
     log_x: bool = False,
 ) -> Panel:
-    """A panel of means over seeds, for each name at the steps at which all its runs have values."""
+    """A panel of a problem: means over seeds, for each name at the steps at which all its runs have values."""
     whole = {name: there for name, own in lines.items() if (there := [line for line in own if line is not None])}
     common = {name: _common(own) for name, own in whole.items()}
     # The theory's rates are powers of the steps.
@@ -167,7 +170,17 @@ def over_steps(
     missing = {name: sum(line is None for line in own) for name, own in lines.items()}
     notes += [f"{name}: {n} of {len(lines[name])} runs have no such values" for name, n in missing.items() if n]
     notes = [*_bands(seeds, log), *facts, *notes]
-    return Panel(key, title, "optimizer steps", y, log, traces, "\n".join(notes), _room(traces, log))
+    panel = Panel(key, title, "optimizer steps", y, log, traces, "\n".join(notes), _room(traces, log))
+    return of_problem(problem, panel)
+
+
+def of_problem(problem: Problem, panel: Panel) -> Panel:
+    """The panel with the problem in its title; there a long name is cut, and the note has it whole."""
+    name, note = problem.name, panel.note
+    if len(name) > LONGEST_NAME:
+        name = ", ".join([name.partition(",")[0], *["not the whole task"] * bool(problem.part)])
+        note = f"{note}\nproblem: {problem.name}"
+    return replace(panel, title=f"{panel.title}: {name}", note=note)
 
 
 def _common(lines: Sequence[Line]) -> Line:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from bench.boards.collect import Collected
-from bench.boards.curves import series
+from bench.boards.curves import of_problem, series
 from bench.boards.entries import Entry, Problem
 from bench.boards.quality import judged
 from bench.results.chart import Chart, Panel, Trace, axis_limits
@@ -25,14 +25,14 @@ _GAP = 0.7
 
 def forest(found: Collected) -> Chart:
     """Effect of each optimizer against the reference with its interval, the best on top; a panel for each problem."""
-    panels = [_panel(f"forest-{i}", found, problem) for i, problem in enumerate(found.problems)]
+    panels = [of_problem(problem, _panel(f"forest-{i}", found, problem)) for i, problem in enumerate(found.problems)]
     return Chart(panels, series(found), labelled=True)
 
 
 def _panel(key: str, found: Collected, problem: Problem) -> Panel:
     _, verdicts, said = judged(found, problem)
     ref, measure = verdicts.ref, verdicts.measure
-    panel = Panel(key, f"effects: {problem.name}", f"{measure.words}: {'; '.join(verdicts.scale)}", "")
+    panel = Panel(key, "effects", f"{measure.words}: {'; '.join(verdicts.scale)}", "")
     if ref is None:
         why = f"the reference {found.reference_name(problem)} has no runs in these stores; --reference names another"
         return replace(panel, note=why)
