@@ -1,9 +1,11 @@
 """Values and names as text: for people, and in Markdown, TeX and CSV; names are untrusted."""
 
 import html
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unicodedata import combining, east_asian_width
@@ -62,6 +64,20 @@ def plain(value: Any) -> Any:
     if isinstance(value, str | Path):
         return str(value).encode("utf-8", "replace").decode()
     return value
+
+
+def strict_json(value: Any) -> str:
+    """`plain(value)` as text; most values are plain already, so the copy is made only for others.
+
+    Raises:
+        TypeError: a value cannot be written.
+        RecursionError: it is nested too deeply.
+    """
+    with suppress(TypeError, ValueError):
+        text = json.dumps(value, allow_nan=False)
+        if "\\ud" not in text:  # half of a character, or a rare one
+            return text
+    return json.dumps(plain(value), allow_nan=False)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import pathlib
 import pty
 import re
 import subprocess
@@ -30,7 +31,7 @@ from bench.results.render import (
 )
 from bench.results.stats import Interval, MedianTime
 from bench.results.table import Board, Column, Table
-from bench.text import cell, clean, plain, width
+from bench.text import cell, clean, plain, strict_json, width
 
 VALUES: dict[str, Any] = {
     "newlines": "a\nb\r\nc\u2028d", "escapes": "\x1b[31mred\x1b[0m \x9b2J \x1b]0;title\x07", "bar": "a|b \\| c",
@@ -271,3 +272,26 @@ def test_a_pipe_needs_no_rich_whatever_the_environment_asks_for(words):
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"FORCE_COLOR": "1"}, check=False)
     assert "AssertionError" not in done.stderr
     assert "\x1b" not in done.stdout + clean(done.stderr)
+
+
+class Odd(float):
+    """As numpy's float64."""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": [1, 2.5, None, True, "x"], "b": (1, {"c": "\u00e4 \U0001f600"})},
+        {"a": math.nan, "b": [math.inf, -math.inf], "c": "\ud800x", "\udfff": 1},
+        {1: 2, "path": pathlib.Path("a/b"), "odd": Odd(0.5), "text": "\\ud"},
+        [],
+    ],
+    ids=["plain", "not plain", "other types", "empty"],
+)
+def test_strict_json_is_the_plain_value(value):
+    assert json.loads(strict_json(value)) == json.loads(json.dumps(plain(value), allow_nan=False))
+
+
+def test_strict_json_refuses_what_it_cannot_write():
+    with pytest.raises(TypeError):
+        strict_json({"a": object()})

@@ -505,6 +505,16 @@ def test_many_runs_are_found_with_one_look_through_the_store(kept, monkeypatch):
     assert calls.count("listdir") == 1
 
 
+def test_a_block_in_training_is_read_once_for_all_of_its_runs(kept, monkeypatch):
+    wanted = [f"r{i}" for i in range(20)]
+    attempt, _ = begin_block(kept.folder, wanted)
+    kept.find_all(wanted)
+    calls = count(monkeypatch, *PARSES)
+    assert kept.find_all(wanted).keys() == {*wanted}
+    assert len(calls) == 20
+    attempt.close()
+
+
 # -- readers --------------------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,6 @@
 """An attempt at a block: the files that the training process writes."""
 
 import errno
-import json
 import os
 import shutil
 import sys
@@ -33,7 +32,7 @@ from bench.store.files import copy, disk_errors, link, making, move, remove, rem
 from bench.store.load import Damaged, is_there, parse_record
 from bench.store.record import RunResult
 from bench.store.tables import CURVE_FIELDS, TABLES, RawTable
-from bench.text import clean, plain
+from bench.text import clean, strict_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -352,7 +351,7 @@ def write_records(path: Path, runs: Sequence[RunResult]) -> None:
         OSError: the file cannot be written.
     """
     try:
-        lines = [json.dumps(plain(vars(run)), allow_nan=False).encode() for run in runs]
+        lines = [strict_json(vars(run)).encode() for run in runs]
         for line in lines:
             parse_record(line, path)
     except (TypeError, ValueError, RecursionError) as error:

@@ -7,7 +7,7 @@ import gc
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -91,13 +91,16 @@ class Store:
         return index.first(run_id, self.folder, own)
 
     def find_all(self, run_ids: Iterable[str]) -> dict[str, Block]:
-        """The blocks from which runs are read, by run id, without missing ones; lists the folder only once."""
-        there, index = _names(self.folder), _indices[self.folder]
+        """The blocks from which runs are read, by run id, without missing ones.
+
+        The folder is listed once, and each block is read once.
+        """
+        there, index, once = _names(self.folder), _indices[self.folder], lru_cache(None)(readable)
         index.look(self.folder, there)
         found = {}
         for run_id in run_ids:
             own = _block_with(run_id, readable(self.folder / run_id)) if run_id in there else None
-            found[run_id] = own if own is not None and own.done else index.first(run_id, self.folder, own)
+            found[run_id] = own if own is not None and own.done else index.first(run_id, self.folder, own, once)
         return {run_id: block for run_id, block in found.items() if block is not None}
 
     def get(self, run_id: str) -> RunResult | None:
@@ -260,12 +263,17 @@ class _Index:
         if wide <= self._known and time.time_ns() - now.st_mtime_ns > _SETTLED:
             self._complete = state
 
-    def first(self, run_id: str, store: Path, own: Block | None) -> Block | None:
-        """The block from which a run is read, among its own and the blocks of several runs that contain it."""
+    def first(
+        self, run_id: str, store: Path, own: Block | None, read: Callable[[Path], Block | None] = readable
+    ) -> Block | None:
+        """The block from which a run is read, among its own and the blocks of several runs that contain it.
+
+        Blocks without results are read by `read`.
+        """
         found = [own]
         for folder in (store / name for name in sorted(self.blocks.get(run_id, ()))):
             state = ended(folder)
-            found.append(_block_with(run_id, readable(folder) if state is None else _results(folder, state)))
+            found.append(_block_with(run_id, read(folder) if state is None else _results(folder, state)))
         blocks = (block for block in found if block is not None)
         return min(blocks, key=lambda block: _order(block, run_id), default=None)
 

@@ -241,7 +241,12 @@ def write_columns(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
         parts[-1].append(run_id)
     types = [pa.dictionary(pa.int32(), pa.string()), pa.int64(), *[pa.float64()] * len(names)]
     schema = pa.schema(zip(("run_id", "step", *names), types, strict=True))
-    options: dict[str, Any] = {"compression": "zstd", "use_dictionary": ["run_id"], "write_page_checksum": True}
+    options: dict[str, Any] = {
+        "compression": "zstd",
+        "use_dictionary": ["run_id"],
+        "write_statistics": ["run_id", "step"],
+        "write_page_checksum": True,
+    }
     with replacing(path) as temporary, pq.ParquetWriter(temporary, schema, **options) as file:
         for ids in parts:
             steps = [np.asarray(tables[run_id]["step"], np.int64) for run_id in ids]
