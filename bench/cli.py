@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bench import process
-from bench.errors import MAKE_ROOM, RunFailed, UserError, check_known, unknown, unknown_run, was_interrupted
+from bench.errors import ANYTHING, MAKE_ROOM, RunFailed, UserError, check_known, unknown, unknown_run, was_interrupted
 from bench.grammar.commands import COMMANDS, ELSEWHERE, RUNNING, parse
 from bench.grammar.parse import HELP, Args, check_settings, unknown_command
 from bench.grammar.values import place
@@ -396,7 +396,7 @@ def _show(args: Args) -> int:
     near = begun[:1] or get_close_matches(path.name, stores.blocks, n=1, cutoff=0.9)  # ids end in a digest
     if near:
         raise unknown(f"run in {stores.shown}", path.name, near)
-    raise unknown("task, optimizer, experiment or run", name, [*TASKS, *OPTIMIZERS, *experiments()])
+    raise unknown(ANYTHING, name, [*TASKS, *OPTIMIZERS, *experiments()])
 
 
 def _show_run(run_id: str, folders: Sequence[Path], *, as_json: bool) -> int | None:

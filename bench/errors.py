@@ -9,6 +9,8 @@ from pathlib import Path
 from bench.grammar.near import distance, nearest
 from bench.grammar.synonyms import meant
 
+ANYTHING = "task, optimizer, experiment or run"
+"""What `bench show` describes, as the kind of an unknown name."""
 MAKE_ROOM = "; free some space, then repeat the command"
 """What to do about a full disk."""
 
@@ -38,7 +40,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     known = list(known)
     near = meant(name, known) if kind == "option" else nearest(name, known)
     hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}" if known else "there is none"
-    if kind in ("optimizer", "task", "task, optimizer, experiment or run") and not near and "." in name:
+    if kind in ("optimizer", "task", ANYTHING) and not near and "." in name:
         own = "SPEC" if kind == "task" else "MyClass"
         hint = f"name your own as my_file.py:{own} or my_package.module:{own}"
         if there := _defined(name, constants=kind != "optimizer"):
@@ -49,7 +51,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
 def _defined(path: str, *, constants: bool) -> list[str]:
     """Public classes of a Python file, and constants before them; it is not run. None if it cannot be read."""
     try:
-        body = ast.parse(Path(path).read_text("utf-8")).body if path.endswith(".py") else []
+        body = ast.parse(Path(path).read_text("utf-8")).body if path.endswith(".py") and Path(path).is_file() else []
     except (OSError, ValueError, SyntaxError, RecursionError):
         return []
     classes = [node.name for node in body if isinstance(node, ast.ClassDef)]

@@ -1,6 +1,5 @@
 """Common parts of commands that read stores and write a table, a page or a picture."""
 
-import json
 import os
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -12,7 +11,7 @@ from uuid import uuid4
 from bench.errors import UserError
 from bench.grammar.parse import Args
 from bench.grammar.values import place, reference_folder
-from bench.text import clean, plain
+from bench.text import clean, strict_json
 
 if TYPE_CHECKING:
     from bench.store.stores import Stores
@@ -25,7 +24,7 @@ ENDINGS = {".md": "md", ".html": "html", ".csv": "csv", ".json": "json", ".tex":
 
 def answer(value: Any) -> None:
     """Print the output of `--json`: strict JSON on one line (`bench.answers` has the schema of each command)."""
-    print(json.dumps(plain(value), allow_nan=False))
+    print(strict_json(value))
 
 
 def stores_of(args: Args) -> list[Path]:

@@ -554,6 +554,11 @@ def test_a_file_without_a_name_lists_what_it_defines_and_is_not_run(cli, tmp_pat
     assert hint.format(path) in fails(cli, *words.format(path).split())
 
 
+def test_a_pipe_in_place_of_a_file_is_not_read(cli, tmp_path):
+    os.mkfifo(tmp_path / "mine.py")
+    assert "name your own as" in fails(cli, "fit", "--task", "synthetic", "--opt", str(tmp_path / "mine.py"))
+
+
 @pytest.mark.parametrize("text", [None, "class Mine(:", "\0", "x = 1\n"])
 def test_a_file_that_defines_nothing_gets_the_general_hint(cli, tmp_path, text):
     path = tmp_path / "mine.py"

@@ -107,7 +107,7 @@ def full_run(settings: Mapping[str, Any], stored: Iterable[RunResult]) -> RunRes
     versions = {"task": config.task_spec.version, "opt": OPTIMIZERS[config.opt].version}
     for run in sorted((run for run in stored if run.finished), key=lambda run: (run.config["seed"], run.run_id)):
         same = comparable([run.config["task"], run.config["opt"], run.config["opt_options"], run.problem]) == wanted
-        if same and not run.part and versions.items() <= run.versions.items():
+        if same and versions.items() <= run.versions.items():
             return run
     words = as_options(settings)
     done = subprocess.run([sys.executable, "-m", "bench", "fit", *words], stdout=subprocess.DEVNULL, check=False)

@@ -28,7 +28,7 @@ from bench.store.load import Damaged, is_there
 from bench.store.record import RunResult
 from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS, as_arrow
-from bench.text import clean, plain
+from bench.text import clean, plain, strict_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -351,7 +351,7 @@ def _run_row(run: RunResult, study: str | None) -> dict[str, Any]:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(plain(value), allow_nan=False)
+    return strict_json(value)
 
 
 # -- output -----------------------------------------------------------------------------------------------------------

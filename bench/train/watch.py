@@ -1,6 +1,5 @@
 """Decisions about a run from its numbers, for one run or many lanes."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from bench.store.load import parse_record
 from bench.store.record import RunResult
-from bench.text import plain
+from bench.text import strict_json
 from tasks import TaskSpec
 
 DIVERGED_FACTOR = 100
@@ -141,7 +140,7 @@ class Watch:
         """
         for name in self._KEPT:
             setattr(self.result, name, state["result"][name])
-        parse_record(json.dumps(plain(vars(self.result))).encode(), Path("the checkpoint"))
+        parse_record(strict_json(vars(self.result)).encode(), Path("the checkpoint"))
         for name in self._OWN:
             setattr(self, name, state[name])
 
