@@ -148,6 +148,20 @@ def test_an_exponent_is_the_slope_of_the_logarithms_and_a_grid_tells_no_more_tha
     assert not exponent(sizes[:2], best[:2], 0.5).bounded
 
 
+@pytest.mark.parametrize("rungs", [3, 4])
+@pytest.mark.parametrize("noise", [0.0, 0.2, 0.5])
+def test_the_interval_of_the_exponent_covers_with_a_grid_and_with_the_noise_of_tuning(rungs: int, noise: float):
+    rng = np.random.default_rng(8)
+    sizes, step = 2e4 * 3.0 ** np.arange(rungs), 0.25
+    held = list[bool]()
+    for _ in range(1000):
+        best = -0.5 * np.log10(sizes) + noise * rng.normal(size=rungs)
+        phase = rng.uniform(0, step)
+        found = exponent(sizes, 10 ** (np.round((best - phase) / step) * step + phase), step)
+        held.append(found.low <= -0.5 <= found.high)
+    assert np.mean(held) > 0.93
+
+
 # -- rankings ---------------------------------------------------------------------------------------------------------
 
 
@@ -186,11 +200,24 @@ def test_the_ranking_is_final_from_the_rung_after_the_last_that_differs():
     assert final_from(rungs[2:]) == (0, 0)
 
 
-def test_regret_is_the_paired_difference_to_the_best():
+def test_regret_is_the_largest_paired_difference():
     rng = np.random.default_rng(6)
     values = np.array([1.0, 1.5, 3.0])[:, None] + rng.normal(size=(3, 5)) * 0.1
     assert regret(values, 0) == Interval(0.0, 0.0, 0.0, 5)
-    assert regret(values, 2) == t_interval(values[2] - values[0])
+    found, alone = regret(values, 2), t_interval(values[2] - values[0])
+    assert (found.mean, found.high) == (alone.mean, alone.high)
+    assert found.low == t_interval(values[2] - values[0], 0.975).low
+
+
+@pytest.mark.parametrize("means", [(0.0,) * 6, (0.0, 0.2, 0.5, 1.0, 1.0, 2.0)])
+def test_the_interval_of_the_regret_covers_although_the_seeds_choose_the_best(means: tuple[float, ...]):
+    rng = np.random.default_rng(7)
+    held = list[bool]()
+    for _ in range(500):
+        values = np.array(means)[:, None] + rng.normal(size=(6, 5)) + rng.normal(size=5)
+        found = [regret(values, chosen) for chosen in range(6)]
+        held += [each.low <= mean <= each.high for mean, each in zip(means, found, strict=True)]
+    assert np.mean(held) > 0.94
 
 
 # -- simulated ladders ------------------------------------------------------------------------------------------------

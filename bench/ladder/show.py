@@ -172,8 +172,8 @@ def _ranking(found: Findings) -> Table:
         )
     notes.append(
         "the interval of tau allows for pairs without significant difference (paired t-tests with Holm's"
-        " correction); the same seeds choose the winner of the last rung, so regrets of equal methods are"
-        " overestimated"
+        " correction); the interval of the regret stays valid although the same seeds choose the best method, the"
+        " regret itself is overestimated if methods are equal"
     )
     if lost := [opt for opt in found.record.opts if opt not in found.ranked]:
         notes.append(f"not ranked: a fresh seed diverged or is missing at a rung: {', '.join(lost)}")
