@@ -96,18 +96,19 @@ def interrupt(number: int, frame: FrameType | None) -> None:
         KeyboardInterrupt: this is not during an import.
     """
     if importing(frame):
-        _end_interrupted()
+        end_interrupted()
     raise KeyboardInterrupt
 
 
 def _unraisable(error: "sys.UnraisableHookArgs") -> None:
     """End the process if an interrupt came where it cannot be raised, as in a callback of C code."""
     if error.exc_type is KeyboardInterrupt:
-        _end_interrupted()
+        end_interrupted()
     sys.__unraisablehook__(error)
 
 
-def _end_interrupted() -> NoReturn:
+def end_interrupted() -> NoReturn:
+    """End this process at once, as one that Ctrl-C stopped."""
     os.write(2, b"bench: interrupted\n")
     os._exit(130)
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -458,10 +459,45 @@ def test_machines_that_do_not_come_end_a_run_with_one_line(store: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def start(store: Path, *words: str) -> subprocess.Popen[str]:
+@pytest.mark.deep
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_that_waits_for_other_machines(store: Path, number: int, devices: int) -> None:
+    alone = {name: value for name, value in os.environ.items() if name not in NODES}
+    words = ["--task", "synthetic", "--opt", "sgd", "--device", "cpu", "--trainer.num_nodes", "2"]
+    waiting = start(store, *words, "--trainer.devices", str(devices), env=alone)
+    assert waiting.stderr is not None
+    group = os.getpgid(waiting.pid)
+    assert any(line.startswith("bench: machine 0 of 2 waits") for line in waiting.stderr)
+    time.sleep(2)  # until it waits in C++
+    waiting.send_signal(number)
+    _, error = waiting.communicate(timeout=60)
+    assert (waiting.returncode, error.splitlines()[-1]) == (130, "bench: interrupted")
+    assert gone(group)
+    assert [run.status for run in Store(store).runs()] == ["killed"]
+
+
+def gone(group: int) -> bool:
+    """Whether no process of a group is left, within a minute."""
+    for _ in range(600):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def start(store: Path, *words: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     command = [*BENCH, "fit", "--store", str(store), "--json", *words]
     return subprocess.Popen(
-        command, cwd=tiny.ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=tiny.ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 

@@ -42,7 +42,8 @@ class Watcher(pl.Callback):
         self.restoring = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Note that Lightning will now restore a checkpoint, if any."""
+        """Note that all ranks are connected, and that Lightning will now restore a checkpoint, if any."""
+        self.stop.connected()
         self.restoring = True
 
     def begin(self, wall_s: float = 0.0, train_s: float = 0.0) -> None:

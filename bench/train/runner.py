@@ -5,6 +5,7 @@ import logging
 import os
 import platform
 import resource
+import signal
 import socket
 import sys
 import warnings
@@ -144,6 +145,8 @@ def _run(
             awaited = awaited_machines(trainer)
             if awaited is not None:
                 print(f"bench: {awaited.said}", file=sys.stderr, flush=True)
+            if config.trainer.num_nodes > 1:
+                stop.end_at_once(lambda: trainer.strategy.launcher and trainer.strategy.launcher.kill(signal.SIGTERM))
             trainer.fit(task, steps, ckpt_path=checkpoint if resume else None, weights_only=True)
         result.memory = peak_memory()
         if attempt is not None:

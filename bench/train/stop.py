@@ -40,6 +40,7 @@ class StopRequest:
         self.at_once = False
         self._listening = False
         self._noted = -math.inf
+        self._waiting: int | None = None
 
     def prune(self, reason: str) -> None:
         """Stop only the current run, as a signal would."""
@@ -69,6 +70,32 @@ class StopRequest:
             self._noted = time.monotonic()
         self.signal = number
 
+    def end_at_once(self, also: Callable[[], object]) -> None:
+        """Until `connected`, let a signal end this process after calling `also`, within `listening`.
+
+        Torch waits for other machines in C++, where Python calls no signal handler. Nothing is trained yet.
+        """
+        if not self._listening:
+            return
+        reader, self._waiting = os.pipe()
+        os.set_blocking(self._waiting, False)
+        signal.set_wakeup_fd(self._waiting)  # gets a byte with each signal, closed without one by `connected`
+
+        def wait() -> None:
+            with os.fdopen(reader, "rb", buffering=0) as signals:
+                if signals.read(1):
+                    also()
+                    process.end_interrupted()
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    def connected(self) -> None:
+        """Handle signals as usual again."""
+        if self._waiting is not None:
+            signal.set_wakeup_fd(-1)
+            os.close(self._waiting)
+            self._waiting = None
+
     def take_over(self) -> None:
         """Replace the current signal handlers; Lightning's would end a run without a checkpoint."""
         if self._listening:
@@ -84,6 +111,7 @@ class StopRequest:
         try:
             yield
         finally:
+            self.connected()
             if self._listening:
                 for number, handler in old.items():
                     signal.signal(number, handler)
