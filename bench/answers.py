@@ -87,7 +87,8 @@ class QualityRow(Row):
     final: dict[str, Any] | None
     """The final metric over the seeds: mean, low, high and n."""
     verdict: str
-    """`reference`, `better`, `worse`, `no difference found`, `too few seeds (...)` or `selected on these seeds`."""
+    """`reference`, `better`, `worse`, `no difference found`, `too few seeds (...)`, `selected on these seeds` or
+    `reference selected on these seeds`."""
     effect: dict[str, Any] | None = None
     """Effect size against the reference, with its interval; missing for the reference."""
     n: int

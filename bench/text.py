@@ -125,7 +125,7 @@ def cell(value: Any, digits: int = 4) -> str:
         if value.mean == value.high == CONVERGED:
             return f"<={CONVERGED:g}"
         ends = f" [{number(value.low, digits)}, {number(value.high, digits)}]" if value.bounded else ""
-        return number(value.mean, digits) + ends
+        return value.bound + number(value.mean, digits) + ends
     if isinstance(value, MedianTime):
         return _median(value, digits)
     return clean(str(value))

@@ -237,8 +237,47 @@ def test_a_finished_block_that_is_removed_after_it_was_found_is_damaged(kept):
     attempt = make_block(kept)
     found = kept.find("a")
     shutil.rmtree(attempt.folder)
-    with pytest.raises(Damaged, match="it has 0 rows of a, which took 2 steps"):
+    with pytest.raises(Damaged, match="it was removed while it was being read"):
         found.tables("a")
+
+
+def test_a_block_that_is_trained_again_while_it_is_read_has_its_new_tables(kept, monkeypatch):
+    folder = make_block(kept).folder
+    found, read = kept.find("a"), bench.store.block.read_parquet
+
+    def late(path, run_id):
+        """Read after the results have been replaced: as another file, in the same place."""
+        monkeypatch.setattr(bench.store.block, "read_parquet", read)
+        (folder / "done").rename(folder / "replaced")
+        try:
+            return read(path, run_id)
+        finally:
+            shutil.copytree(folder / "replaced", folder / "done")
+            shutil.rmtree(folder / "replaced")
+
+    monkeypatch.setattr(bench.store.block, "read_parquet", late)
+    assert len(found.tables("a")["curve"]["step"]) == 2
+
+    def later(path, run_id):
+        """Read while the results are being replaced."""
+        if (folder / "done").exists():
+            (folder / "done").rename(folder / "replaced")
+        return read(path, run_id)
+
+    found = kept.find("a")
+    monkeypatch.setattr(bench.store.block, "read_parquet", later)
+    assert len(found.tables("a")["curve"]["step"]) == 2
+
+
+@pytest.mark.parametrize("thinned", [False, True])
+def test_a_curve_has_no_steps_after_the_last_of_its_run(kept, thinned):
+    path = make_block(kept, thinned=thinned).folder / "done" / "curve.parquet"
+    tables = {run_id: kept.tables(run_id)["curve"] for run_id in IDS}
+    tables["a"]["step"] = np.array([1, 3])
+    bench.store.tables.write_columns(path, tables)
+    with pytest.raises(UserError, match="it has step 3 of a, which took 2 steps"):
+        kept.tables("a")
+    assert len(kept.tables("b")["curve"]["step"]) == 6
 
 
 # -- one process at a time ------------------------------------------------------------------------------------------
@@ -692,7 +731,7 @@ def test_no_flipped_bit_of_a_value_goes_unnoticed(kept):
 def test_a_block_without_its_curve_is_damaged(kept):
     done = make_block(kept).folder / "done"
     (done / "curve.parquet").unlink()
-    with pytest.raises(UserError, match="has 0 rows of b, which took 6 steps"):
+    with pytest.raises(UserError, match="does not exist"):
         kept.tables("b")
 
 

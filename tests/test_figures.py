@@ -297,8 +297,10 @@ def test_what_has_no_place_on_a_log_axis_is_left_out(bad):
         STEPS * 0 + math.log(2),
         10 ** (STEPS - 300),
         math.log(2) - STEPS * 1e-10,
+        np.where(STEPS < 5, 0.5, 1e308),
+        np.where(STEPS < 5, -1e308, 1e308),
     ],
-    ids=["nan", "zero", "empty", "one row", "negative", "constant", "wide", "nearly constant"],
+    ids=["nan", "zero", "empty", "one row", "negative", "constant", "wide", "nearly constant", "huge", "both huge"],
 )
 def test_odd_numbers_are_drawn_without_a_warning(values, log):
     figure = make(FigureSpec(panels=[Panel(y="v", log=log)]), {"a": column(values)})

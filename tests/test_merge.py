@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ import pytest
 import bench.store.merge
 from bench.check.report import Report, Verdict, write_verdict
 from bench.errors import MAKE_ROOM
+from bench.store.attempt import write_records
 from bench.store.block import DONE, RUNS, name_of
 from bench.store.reports import StudyRecord, read_report
 from bench.store.store import Store
 from bench.store.stores import Stores
+from bench.store.tables import write_columns
 from tests.stored import WILD, add_block, add_run, add_study, begin, begin_block, kill, record
 
 
@@ -491,6 +494,7 @@ def test_a_merge_that_breaks_leaves_nothing_half_and_goes_on(cli, source, tmp_pa
 
 MERGER = """
 import os, signal, sys
+from dataclasses import replace
 from pathlib import Path
 import bench.store.merge
 from bench.check.report import Report, Verdict, write_verdict
@@ -592,3 +596,59 @@ def test_a_long_merge_says_how_far_it_is(cli, source, tmp_path, monkeypatch):
     monkeypatch.setattr(bench.store.merge, "_SECONDS", -1)
     answer = cli("merge", source, tmp_path / "dest")
     assert answer.err.splitlines()[1] == f"bench: {source}: 1 of 3 folders, 1 run copied"
+
+
+def thin(source: Path, into: Path) -> None:
+    """Put the run `a` and the block `bc` of a store into another one, with the first and the last step of each curve."""
+    for ids in ("a", "bc"):
+        runs = [replace(Store(source).get(run_id), thinned=True) for run_id in ids]
+        done = into / name_of(list(ids)) / DONE
+        done.mkdir(parents=True)
+        write_records(done / RUNS, runs)
+        ends = {
+            run_id: {name: column[[0, -1]] for name, column in Store(source).tables(run_id)["curve"].items()}
+            for run_id in ids
+        }
+        write_columns(done / "curve.parquet", ends)
+
+
+def test_a_whole_curve_replaces_a_thinned_one_of_the_same_result(source: Path, tmp_path: Path) -> None:
+    into = tmp_path / "mine"
+    thin(source, into)
+    before = seen(into)
+    found = bench.store.merge.merge([source], into, print)
+    assert (found.copied, found.there, found.differing, found.damaged) == (4, 1, [], [])
+    for run_id in "abc":
+        assert len(Store(into).tables(run_id)["curve"]["step"]) == 3 > len(before[run_id][1]["step"])
+        assert not Store(into).get(run_id).thinned
+    assert bench.store.merge.merge([source], into, print).copied == 0
+    assert not list(into.rglob("replaced"))
+    thin(source, other := tmp_path / "thin")
+    assert bench.store.merge.merge([other], into, print).copied == 0  # nor the other way round
+
+
+def test_a_thinned_curve_of_another_result_stays(source: Path, tmp_path: Path) -> None:
+    into = tmp_path / "mine"
+    thin(source, into)
+    path = into / "a" / DONE / RUNS
+    write_records(path, [replace(Store(into).get("a"), final=0.125)])
+    assert bench.store.merge.merge([source], into, print).differing == ["a"]
+    assert Store(into).get("a").thinned
+
+
+def test_of_several_copies_of_a_run_the_one_with_its_whole_curve_is_read(source: Path, tmp_path: Path) -> None:
+    thin(source, other := tmp_path / "thin")
+    for folders in ([source, other], [other, source]):
+        stores = Stores(folders)
+        assert [stores.blocks[run_id].runs[run_id].thinned for run_id in "abc"] == [False] * 3
+        assert len(stores.tables("b")["curve"]["step"]) == 3
+
+
+@pytest.mark.parametrize("name", ["studies", "checks", "ladders"])
+def test_a_folder_of_records_that_cannot_be_read_is_named(source: Path, tmp_path: Path, name: str) -> None:
+    if (source / name).is_dir():
+        shutil.rmtree(source / name)
+    (source / name).write_text("no folder")
+    (said,) = Stores([source]).damaged
+    assert str(said) == f"{source / name}: it cannot be read (Not a directory)"
+    assert [str(each) for each in bench.store.merge.merge([source], tmp_path / "mine", print).damaged] == [str(said)]

@@ -477,6 +477,24 @@ def test_damaged_tables_are_named_and_left_out(cli, filled, damage, run_id):
     assert cli("sql", "select count(*) from runs").code == 0
 
 
+@pytest.mark.parametrize("view", ["curves", "measurements"])
+def test_a_block_that_is_removed_during_a_query_is_named_and_left_out(filled, monkeypatch, view):
+    stores, whole = Stores([filled]), ask(Stores([filled]), f"select count(*) from {view}")
+    (before,) = next(whole.rows)
+    real, folder = bench.browse.sql._interruptibly, add_run(filled, "gone")
+    assert len(stores.runs) == len(Stores([filled]).runs)  # it is known
+
+    def late(con, statement):
+        if folder.exists():
+            shutil.rmtree(folder)
+        real(con, statement)
+
+    monkeypatch.setattr(bench.browse.sql, "_interruptibly", late)
+    answer = ask(stores, f"select count(*) from {view}")
+    assert [each.path for each in answer.damaged] == [folder]
+    assert next(answer.rows) == (before,)
+
+
 def test_a_version_that_is_a_number_is_shown_as_text(cli, store):
     add_run(store, "a", versions={"torch": 1.5, "task": None, "opt": "x"})
     assert cli("sql", "select torch from runs", "--format", "csv").out == "torch\n1.5\n"

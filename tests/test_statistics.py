@@ -175,6 +175,30 @@ def test_a_scale_changes_no_verdict_and_ratios_are_positive(values: list[tuple[f
     assert log.effect.mean == pytest.approx(math.exp(float(np.median(np.log(ratios)))))
 
 
+@given(st.lists(st.tuples(st.floats(-6, 6), st.floats(-6, 6)), min_size=1, max_size=20), st.floats(-3, 0))
+def test_a_value_at_the_floor_bounds_an_effect(values: list[tuple[float, float]], floor: float) -> None:
+    """The interval of the values at the floor contains that of the values below it, whatever they are."""
+    first, second = ([math.exp(pair[k]) for pair in values] for k in (0, 1))
+    lowest = math.exp(floor)
+    cut = [[max(x, lowest) for x in own] for own in (first, second)]
+    both = [
+        i for i in range(len(values)) if cut[0][i] > lowest or cut[1][i] > lowest
+    ]  # two at the floor count as equal
+    true = compare([first[i] for i in both], [second[i] for i in both], "min", log=True)
+    found = compare([cut[0][i] for i in both], [cut[1][i] for i in both], "min", log=True, floor=lowest)
+    if not both:
+        return
+    assert found.effect is not None
+    assert true.effect is not None
+    near = 1 + 1e-9
+    assert found.effect.low <= true.effect.low * near or not found.effect.bounded
+    assert found.effect.high * near >= true.effect.high or not found.effect.bounded
+    if found.effect.bound == "<=":
+        assert true.effect.mean <= found.effect.mean * near
+    if found.effect.bound == ">=":
+        assert true.effect.mean * near >= found.effect.mean
+
+
 @pytest.mark.parametrize("survivors", [[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]], ids=str)
 @pytest.mark.parametrize("last", [False, True])
 def test_survivors_have_no_veto(survivors: list[float], last: bool) -> None:

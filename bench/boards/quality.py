@@ -120,17 +120,17 @@ def _over_tasks(problems: Sequence[Problem], effects: Mapping[str, Mapping[Probl
         if own.keys().isdisjoint(problems):
             continue
         row: dict[str, Any] = {"opt": name}
-        for i, problem in enumerate(problems):
+        for problem in problems:
             there = own.get(problem, "no runs")
-            row[f"task{i}"] = "reference" if there is None else there if isinstance(there, str) else there.verdict
+            row[problem.name] = "reference" if there is None else there if isinstance(there, str) else there.verdict
             if isinstance(there, Comparison):
-                row[f"effect{i}"] = there.effect
+                row[f"effect on {problem.name}"] = there.effect
         rows.append(row)
     columns = [
         Column("opt", "optimizer", "name"),
         *(
-            Column(f"task{i}", problem.name, "verdict against the reference of the task; see the task's table")
-            for i, problem in enumerate(problems)
+            Column(problem.name, problem.name, "verdict against the reference of the task; see the task's table")
+            for problem in problems
         ),
     ]
     return Table("over all tasks", columns, rows)

@@ -157,7 +157,10 @@ class Verdicts:
         if words == "too few seeds":
             words = f"too few seeds ({found.n} of {LEAST_SEEDS})"
         ties = found.n - found.wins - found.losses
-        told = found.sign or words == "selected on these seeds"
+        selected = words == "selected on these seeds"
+        if selected and not entry.best_of:
+            words = f"reference {words}"
+        told = found.sign or selected
         more = None if told else advice(found.n, found.wins, found.losses)
         return {
             "verdict": words,

@@ -88,6 +88,8 @@ VIEWS = {
 """Columns of each view, with their types; `measurements` has a further column for each measured quantity."""
 _NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL\(.*\))$")
 """DuckDB's numeric types."""
+_TRIES = 5
+"""Attempts at a query whose tables are removed meanwhile. Ours."""
 _PATIENCE = 1.0
 """Seconds that DuckDB gets to end an interrupted query. Ours."""
 _FILES = {"curves": "curve", "measurements": "measurements"}
@@ -134,18 +136,21 @@ def ask(stores: Stores, query: str) -> Answer:
                 f" values: ON column IN (...)); {_WHERE}"
             )
         views = _Views(stores, query)
-        try:
-            return views.answer(statements[0].query)
-        except duckdb.Error as error:
-            mistaken = isinstance(error, duckdb.ParserException | duckdb.BinderException | duckdb.CatalogException)
-            if (views.ready and mistaken) or not views.leave_out_damaged():
-                raise
+        for _ in range(_TRIES):  # blocks may be removed meanwhile
+            try:
+                return views.answer(statements[0].query)
+            except duckdb.Error as error:
+                mistaken = isinstance(error, duckdb.ParserException | duckdb.BinderException | duckdb.CatalogException)
+                missing = isinstance(error, duckdb.IOException)
+                if (views.ready and mistaken) or not (views.leave_out_damaged() or missing):
+                    raise
         return views.answer(statements[0].query)
     except ModuleNotFoundError as error:  # duckdb needs pytz for such values
         raise UserError("times with a time zone are not supported; cast them, as in now()::varchar") from error
     except (duckdb.Error, UnicodeError) as error:
         message = " ".join(str(error).partition("\n\nLINE ")[0].split())  # without the query itself
-        raise UserError(f"{clean(message)}; {_WHERE}") from None
+        missing = isinstance(error, duckdb.IOException)
+        raise UserError(f"{clean(message)}; {'run the query again' if missing else _WHERE}") from None
 
 
 class _Views:

@@ -139,12 +139,16 @@ def caption(panels: Sequence[Panel]) -> str:
 
 
 def axis_limits(values: Iterable[Array], log: bool, margin: float, floor: float | None = None) -> tuple[float, float]:
-    """An axis's limits: a floor above the lowest value cuts it off, unless that would leave nothing."""
+    """An axis's limits: a floor above the lowest value cuts it off, unless that would leave nothing.
+
+    No axis exceeds `MOST` (a diverged loss may), since matplotlib cannot place ticks near the largest number.
+    """
     every = np.concatenate([np.ravel(each) for each in values] or [np.empty(0)])
     every = every[np.isfinite(every)]
     if not every.size:
         return (1.0, 10.0) if log else (0.0, 1.0)
-    low, high = float(every.min()), float(every.max())
+    least = 1 / MOST if log else -MOST
+    low, high = (min(max(float(end), least), MOST) for end in (every.min(), every.max()))
     cut = floor is not None and low < floor < high
     low = floor if cut and floor is not None else low
     a, b = (math.log(low), math.log(high)) if log else (low, high)

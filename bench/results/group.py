@@ -7,7 +7,7 @@ diverged has no value, which is worse than every number. Runs of equal seeds are
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from bench.results import stats
@@ -87,15 +87,18 @@ class Measure:
         return [self.of(group.runs[seed]) for seed in (sorted(group.runs) if seeds is None else seeds)]
 
     def mean(self, group: Group) -> Interval | None:
-        """The mean over a group's runs (`mean_interval`)."""
-        return mean_interval(self.values(group), self.log)
+        """The mean over a group's runs (`mean_interval`); an upper bound if a value is at the floor."""
+        values = self.values(group)
+        found = mean_interval(values, self.log)
+        return found and replace(found, bound="<=" * (self.log and CONVERGED in values))
 
     def compare(self, first: Group, second: Group, tests: int = 1) -> Comparison | None:
         """Compare two groups on their common seeds (`sequential.compare`); None if there are none."""
         seeds = first.common_seeds(second)
         if not seeds:
             return None
-        return compare(self.values(first, seeds), self.values(second, seeds), self.mode, log=self.log, tests=tests)
+        own, other, floor = self.values(first, seeds), self.values(second, seeds), CONVERGED if self.log else None
+        return compare(own, other, self.mode, log=self.log, tests=tests, floor=floor)
 
     def order(self, group: Group) -> tuple[float, float]:
         """Sort key of groups, best first: the share of runs without a value, then the mean of the others."""

@@ -296,7 +296,8 @@ def _values(row: Row) -> dict[str, Any]:
 
 def _finite(ends: Any) -> dict[str, Any]:
     """An interval or a median time by name."""
-    return {key: x if x is not None and math.isfinite(x) else None for key, x in asdict(ends).items()}
+    found = {key: value for key, value in asdict(ends).items() if value != ""}  # most have no bound
+    return {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in found.items()}
 
 
 def other_json(value: Any) -> Any:
@@ -355,7 +356,7 @@ def _flat(key: str, value: Any) -> dict[str, Any]:
     if not is_dataclass(value):
         return {key: value}
     (_, middle), *rest = _finite(value).items()
-    return {key: middle} | {f"{key}_{name}": end for name, end in rest if name in ("low", "high")}
+    return {key: middle} | {f"{key}_{name}": end for name, end in rest if name in ("low", "high", "bound")}
 
 
 # -- all formats ------------------------------------------------------------------------------------------------------

@@ -131,7 +131,9 @@ class Comparison:
         return replace(self, verdict="selected on these seeds", told=None, effect=effect)
 
 
-def compare(first: Values, second: Values, mode: str, *, log: bool = False, tests: int = 1) -> Comparison:
+def compare(
+    first: Values, second: Values, mode: str, *, log: bool = False, tests: int = 1, floor: float | None = None
+) -> Comparison:
     """Compare two optimizers on common seeds (same initialisation, same order of the batches).
 
     Args:
@@ -140,6 +142,7 @@ def compare(first: Values, second: Values, mode: str, *, log: bool = False, test
         mode: whether values are better when smaller ("min") or larger ("max").
         log: whether the effect is a ratio, first over second; values must then be positive.
         tests: divisor of the level; verdicts of several comparisons then hold simultaneously.
+        floor: values that equal it are upper bounds of the true ones, and so bound the effect.
 
     Raises:
         ValueError: the lengths differ, a value is not finite, or not positive on a logarithmic scale.
@@ -148,6 +151,7 @@ def compare(first: Values, second: Values, mode: str, *, log: bool = False, test
         raise ValueError(f"{len(first)} and {len(second)} values do not form pairs")
     n, lost = len(first), (sum(x is None for x in first), sum(x is None for x in second))
     d = _gains(first, second, mode, log)
+    low, other_low = (np.array([x is not None and x == floor for x in own], dtype=bool) for own in (first, second))
     sign, told = _first_told(d > 0, d < 0, SHARES[0], tests)
     if not sign:  # who diverges more often, on seeds on which exactly one did
         only = np.flatnonzero(np.isinf(d))
@@ -155,7 +159,9 @@ def compare(first: Values, second: Values, mode: str, *, log: bool = False, test
         told = told and int(only[told - 1]) + 1
     undecided: Verdict = "too few seeds" if n < LEAST_SEEDS else "no difference found"
     verdict: Verdict = "better" if sign > 0 else "worse" if sign < 0 else undecided
-    return Comparison(n, int((d > 0).sum()), int((d < 0).sum()), lost, verdict, told, _effect(d, mode, log))
+    return Comparison(
+        n, int((d > 0).sum()), int((d < 0).sum()), lost, verdict, told, _effect(d, low, other_low, mode, log)
+    )
 
 
 def _first_told(won: NDArray[np.bool_], lost: NDArray[np.bool_], share: float, tests: int) -> tuple[int, int | None]:
@@ -191,22 +197,42 @@ def _gains(first: Values, second: Values, mode: str, log: bool) -> NDArray[np.fl
     return found
 
 
-def _effect(d: NDArray[np.float64], mode: str, log: bool) -> Interval | None:
-    """The median gain, with the interval of values that the sign test does not reject."""
+def _effect(
+    d: NDArray[np.float64], first: NDArray[np.bool_], second: NDArray[np.bool_], mode: str, log: bool
+) -> Interval | None:
+    """The median gain, with the interval of values that the sign test does not reject.
+
+    Args:
+        d: gains by seed.
+        first: where the first has its value at the floor.
+        second: likewise.
+        mode: of the values.
+        log: whether the gains are logarithms of ratios.
+    """
     n = len(d)
     if not n:
         return None
-    ordered = np.sort(d)
-    pair = ordered[(n - 1) // 2], ordered[n // 2]
+    pair = _middle(d)
     if not np.isfinite(pair).all():
         return None
-    middle, (low, high) = float((pair[0] + pair[1]) / 2), _bounds(d)
+    # A value at the floor may be smaller; two of them count as equal.
+    smaller, larger = (first & ~second, second & ~first)[:: 1 if mode == "max" else -1]
+    least, most = np.where(smaller, -math.inf, d), np.where(larger, math.inf, d)
+    low, middle, high = _bounds(least)[0], float(pair.mean()), _bounds(most)[1]
+    below, above = (bool((_middle(own) != pair).any()) for own in (least, most))
+    if log and mode == "min":  # a larger gain is a smaller ratio
+        low, middle, high, below, above = -high, -middle, -low, above, below
+    bound = "<=" if below and not above else ">=" if above and not below else ""
     if not log:
-        return Interval(middle, low, high, n)
+        return Interval(middle, low, high, n, bound)
     if low == -math.inf and high == math.inf:
-        return Interval(exp(middle if mode == "max" else -middle), low, high, n)
-    ends = (low, middle, high) if mode == "max" else (-high, -middle, -low)
-    return Interval(exp(ends[1]), exp(ends[0]), exp(ends[2]), n)
+        return Interval(exp(middle), low, high, n, bound)
+    return Interval(exp(middle), exp(low), exp(high), n, bound)
+
+
+def _middle(d: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The two values around the median; equal ones if their number is odd."""
+    return np.sort(d)[[(len(d) - 1) // 2, len(d) // 2]]
 
 
 def _bounds(d: NDArray[np.float64]) -> tuple[float, float]:

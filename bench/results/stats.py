@@ -32,12 +32,14 @@ class Interval:
         mean: of the values, in their unit.
         low, high: ends of the interval; infinite where the values do not bound it.
         n: number of values.
+        bound: "<=" or ">=" if the mean is only a bound of the true one, as values at a floor are.
     """
 
     mean: float
     low: float
     high: float
     n: int
+    bound: str = ""
 
     @property
     def bounded(self) -> bool:

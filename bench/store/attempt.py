@@ -126,13 +126,13 @@ def begin(
     return attempt
 
 
-def prepare(folder: Path) -> tuple[Path, Owner]:
-    """Create a hidden folder with a claim.
+def prepare(folder: Path, prefix: str = ".") -> tuple[Path, Owner]:
+    """Create a hidden folder with a claim, whose name starts with the prefix.
 
-    A process that finishes or drops the block may remove the folder before its claim is written; then this retries.
+    Another process may remove the folder before its claim is written; then this retries.
     """
     for last in [False] * 20 + [True]:
-        prepared = folder / f".{uuid4().hex}"
+        prepared = folder / f"{prefix}{uuid4().hex}"
         try:
             prepared.mkdir(parents=True)
             return prepared, write_claim(prepared)

@@ -22,7 +22,7 @@ from pathlib import Path
 from bench.store.claims import is_alive
 from bench.store.load import Damaged, is_there, parse_record, read_bytes
 from bench.store.record import RunResult
-from bench.store.tables import TABLES, Columns, has_ends, last_step, read_parquet, read_raw, rows_of
+from bench.store.tables import MISSING, TABLES, Columns, has_ends, last_step, read_parquet, read_raw, rows_of
 
 STUDIES, CHECKS, LADDERS, PLANS = "studies", "checks", "ladders", "plans"
 """The folders of a store with records other than runs (`bench.store.reports`)."""
@@ -58,6 +58,7 @@ class Block:
         places: index of each run in the block, by id.
         total: number of runs in the block, with damaged ones.
         damaged: unreadable parts.
+        results: identifies the results (`ended`); None if it has none.
     """
 
     folder: Path
@@ -68,36 +69,46 @@ class Block:
     places: dict[str, int]
     total: int
     damaged: list[Damaged]
+    results: tuple[int, int] | None
 
     def tables(self, run_id: str) -> dict[str, Columns]:
-        """A run's tables by name; the final ones if the block has finished since it was read.
+        """A run's tables by name; the current ones if the block has finished or was trained again since it was read.
 
         An unfinished block that was removed meanwhile has none.
 
         Raises:
-            Damaged: a table cannot be read, or the curve of a finished run lacks rows for some steps.
+            Damaged: a table cannot be read, the curve of a finished run lacks rows for some steps, or the results were
+                removed meanwhile.
         """
         try:
             found, damaged = self._read_tables(run_id), None
         except Damaged as error:
             found, damaged = {}, error
-        if len(found) < len(TABLES) and current(self.folder) != self.at:
+        if len(found) < len(TABLES) and self._has_changed():
             now = read_block(self.folder)
             if now is not None and run_id in now.runs:
                 return now.tables(run_id)
             if not self.done:
                 return {}
+            damaged = Damaged(self.folder, "it was removed while it was being read")
         if damaged is not None:
             raise damaged
         return found
 
+    def _has_changed(self) -> bool:
+        """Whether the block has other results or another attempt than when it was read."""
+        return current(self.folder) != self.at or ended(self.folder) != self.results
+
     def _read_tables(self, run_id: str) -> dict[str, Columns]:
         if self.done:
             found = {name: read_parquet(self.at / f"{name}.parquet", run_id) for name in TABLES}
-            run, rows = self.runs[run_id], len(found["curve"].get("step", ()))
+            run, path = self.runs[run_id], self.at / "curve.parquet"
+            steps = found["curve"].get("step")
+            rows, last = (len(steps), steps[-1]) if steps is not None and len(steps) else (0, 0)
             if rows != run.steps and not run.thinned:
-                path = self.at / "curve.parquet"
-                raise Damaged(path, f"it has {rows} rows of {run_id}, which took {run.steps} steps")
+                raise _misfit(path, f"it has {rows} rows of {run_id}, which took {run.steps} steps")
+            if last > run.steps:
+                raise Damaged(path, f"it has step {last:g} of {run_id}, which took {run.steps} steps")
         else:
             place = self.places[run_id]
             found = {name: read_raw(self.at / f"{name}.raw", self.total, place) for name in TABLES}
@@ -111,7 +122,7 @@ class Block:
         """
         there = {name: has_ends(self.at / f"{name}.parquet") for name in TABLES if self.done}
         if not there.get("curve", True) and any(run.steps and not run.thinned for run in self.runs.values()):
-            raise Damaged(self.at / "curve.parquet", "it does not exist")
+            raise Damaged(self.at / "curve.parquet", MISSING)
 
     def check_tables(self, *, values: bool = False) -> None:
         """Check the tables of a finished block: their metadata, or also their values.
@@ -127,7 +138,12 @@ class Block:
             path = self.at / f"{name}.parquet"
             rows = rows_of(path, None if self.damaged else self.runs, values=values)
             if not self.damaged and not least <= rows <= most:
-                raise Damaged(path, f"it has {rows} rows, and its runs took {steps} steps")
+                raise _misfit(path, f"it has {rows} rows, and its runs took {steps} steps")
+
+
+def _misfit(path: Path, why: str) -> Damaged:
+    """What is wrong with a table whose rows do not match the records, or that is missing."""
+    return Damaged(path, why if is_there(path) else MISSING)
 
 
 def read_block(folder: Path) -> Block | None:
@@ -172,7 +188,11 @@ def results_in(folder: Path) -> Path | None:
 def ended(folder: Path) -> tuple[int, int] | None:
     """Identifies the current results of a block; None if it has none."""
     results = results_in(folder)
-    found = None if results is None else is_there(results / RUNS)
+    return None if results is None else _state(results / RUNS)
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    found = is_there(path)
     return None if found is None else (found.st_ino, found.st_mtime_ns)
 
 
@@ -220,6 +240,7 @@ def _block(folder: Path, at: Path) -> Block:
     done = at.name in (DONE, REPLACED)
     busy = not done and is_alive(at)  # before its records are read
     path = at / RUNS
+    results = _state(path) if done else None
     lines = read_bytes(path).splitlines()
     if os.path.islink(at):  # noqa: PTH114 - three times as fast
         raise Damaged(at, "it is a link")
@@ -247,7 +268,7 @@ def _block(folder: Path, at: Path) -> Block:
         reason = f"its process ended without a message{where}"
         for run in [run for run in runs.values() if run.status == "running"]:
             runs[run.run_id] = replace(run, status="killed", reason=reason, steps=max(run.steps, steps))
-    return Block(folder, at, runs, done, busy, places, len(lines), damaged)
+    return Block(folder, at, runs, done, busy, places, len(lines), damaged, results)
 
 
 def names_in(folder: Path) -> tuple[list[str], bool]:

@@ -7,6 +7,7 @@
 A bundle is a folder, or a zip file with these names in it. It is data: its code is imported only on request.
 """
 
+import os
 import re
 import zipfile
 import zlib
@@ -183,7 +184,7 @@ def unpacked(packed: bytes, what: str) -> Iterator[Path]:
 
 def store_in(folder: Path) -> Path:
     """The store in a bundle's folder, or the folder itself if it is a store."""
-    return folder / STORE if (folder / STORE).is_dir() else folder
+    return folder / STORE if os.path.isdir(folder / STORE) else folder  # noqa: PTH112 - also where it cannot be read
 
 
 def thinned(n: int, points: int) -> list[int]:

@@ -56,7 +56,8 @@ class Merged:
 def merge(sources: Sequence[Path], into: Path, say: Callable[[str], object]) -> Merged:
     """Copy the content of stores into another one.
 
-    A finished and undamaged record of the destination stays, whatever the sources have.
+    A finished and undamaged run of the destination stays, whatever the sources have; only an equal run with its whole
+    curve replaces one with a thinned curve.
 
     Args:
         sources: stores; they are only read.
@@ -140,7 +141,7 @@ class _Merging(ExitStack):
         for run_id, there in known.items():
             if there is not None and there.runs[run_id].outcome != block.runs[run_id].outcome:
                 self.merged.differing.append(run_id)
-        wanted = [run_id for run_id, there in known.items() if there is None]
+        wanted = [run_id for run_id, there in known.items() if there is None or _is_fuller(block, there, run_id)]
         self.merged.there += len(block.runs) - len(wanted)
         if not wanted:
             return
@@ -158,7 +159,7 @@ class _Merging(ExitStack):
         target = self.into / name_of(wanted)
         _refuse_links(target, *(target.iterdir() if target.is_dir() else ()))
         before, now = ended(target), readable(target)
-        if now is not None and now.done and {*wanted} <= now.runs.keys() and _is_sound(now):
+        if now is not None and now.done and all(_keeps(now, block, run_id) for run_id in wanted) and _is_sound(now):
             self._skip(f"{target} was just trained", len(wanted))
             return
         if any(is_alive(path) for _, path in attempts(target)):
@@ -243,15 +244,23 @@ class _Merging(ExitStack):
             if self.into.is_file():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             self.into.mkdir(parents=True, exist_ok=True)
-            prepared, _ = prepare(self.into)
-            self._workplace = self.into / f"{_WORKPLACE}{prepared.name[1:]}"
+            self._workplace, _ = prepare(self.into, _WORKPLACE)
             self.callback(remove, self._workplace)
-            self.callback(remove, prepared)
-            prepared.rename(self._workplace)
             self.enter_context(beating(self._workplace))
         place = self._workplace / uuid4().hex
         place.mkdir()
         return place
+
+
+def _is_fuller(new: Block, old: Block, run_id: str) -> bool:
+    """Whether a block has the whole curve of a run, and another one only a thinned curve of the same result."""
+    one, other = new.runs[run_id], old.runs[run_id]
+    return other.thinned and not one.thinned and one.outcome == other.outcome
+
+
+def _keeps(now: Block, new: Block, run_id: str) -> bool:
+    """Whether a finished block of the destination keeps its result of a run."""
+    return run_id in now.runs and not _is_fuller(new, now, run_id)
 
 
 def _is_sound(block: Block) -> bool:

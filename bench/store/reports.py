@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import pairwise
@@ -334,9 +335,16 @@ def read_report(path: Path, kind: type[Report]) -> Report:
 
 
 def reports_in(store: Path, kind: type[Report]) -> dict[Path, Report | Damaged]:
-    """All records of one kind in a store."""
+    """All records of one kind in a store; for unreadable ones, or their folder, what is wrong."""
     found: dict[Path, Report | Damaged] = {}
-    for path in sorted((store / kind.folder).glob("*.json")):
+    folder = store / kind.folder
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))  # noqa: PTH208 - names are enough
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        return {folder: Damaged(folder, f"it cannot be read ({error.strerror})")}
+    for path in (folder / name for name in names):
         try:
             found[path] = read_report(path, kind)
         except Damaged as error:

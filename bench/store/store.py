@@ -43,8 +43,8 @@ class Contents:
 class Store:
     """A folder of blocks of runs.
 
-    A run that is in several blocks is read from the finished one, then from its own, then from the first by name. The
-    folder is created when the first run begins.
+    A run in several blocks is read from a finished one, if possible one with its whole curve, then from its own, then
+    from the first by name. The folder is created when the first run begins.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -84,7 +84,7 @@ class Store:
     def find(self, run_id: str) -> Block | None:
         """The block from which a run is read; None without a readable record."""
         own = _block_with(run_id, readable(self.folder / run_id))
-        if own is not None and own.done:
+        if _is_best(own, run_id):
             return own
         index = _indices[self.folder]
         index.look(self.folder)
@@ -100,7 +100,7 @@ class Store:
         found = {}
         for run_id in run_ids:
             own = _block_with(run_id, readable(self.folder / run_id)) if run_id in there else None
-            found[run_id] = own if own is not None and own.done else index.first(run_id, self.folder, own, once)
+            found[run_id] = own if _is_best(own, run_id) else index.first(run_id, self.folder, own, once)
         return {run_id: block for run_id, block in found.items() if block is not None}
 
     def get(self, run_id: str) -> RunResult | None:
@@ -208,9 +208,15 @@ def tables_of(block: Block, run_id: str) -> dict[str, Columns]:
         ) from None
 
 
-def _order(block: Block, run_id: str) -> tuple[bool, bool, bool]:
+def _order(block: Block, run_id: str) -> tuple[bool, bool, bool, bool]:
     """Sort key for blocks that contain a run: the run is read from the smallest."""
-    return not block.runs[run_id].finished, not block.busy, block.folder.name != name_of([run_id])
+    run = block.runs[run_id]
+    return not run.finished, run.thinned, not block.busy, block.folder.name != name_of([run_id])
+
+
+def _is_best(own: Block | None, run_id: str) -> bool:
+    """Whether no other block can precede the run's own."""
+    return own is not None and own.done and not own.runs[run_id].thinned
 
 
 def _names(store: Path) -> set[str]:

@@ -21,8 +21,8 @@ from optimizers.plugins import bare
 class Stores:
     """Runs and studies of one or more stores; duplicates count once.
 
-    Of two records of one run, a finished one is preferred, then the one whose text sorts first, so that the order of
-    the stores has no effect.
+    Of two records of one run, a finished one is preferred, then one with its whole curve, then the one whose text
+    sorts first, so that the order of the stores has no effect.
 
     Args:
         folders: of the stores.
@@ -156,5 +156,5 @@ def no_store(folder: Path, todo: str = HOW_TO_FILL) -> UserError:
     return UserError(f"there is no store {folder}; {todo}")
 
 
-def _order(run: RunResult) -> tuple[bool, str]:
-    return not run.finished, json.dumps(plain(vars(run)), sort_keys=True)
+def _order(run: RunResult) -> tuple[bool, bool, str]:
+    return not run.finished, run.thinned, json.dumps(plain(vars(run)), sort_keys=True)
