@@ -599,7 +599,7 @@ def test_a_long_merge_says_how_far_it_is(cli, source, tmp_path, monkeypatch):
 
 
 def thin(source: Path, into: Path) -> None:
-    """Put the run `a` and the block `bc` of a store into another one, with the first and the last step of each curve."""
+    """Put the run `a` and the block `bc` of a store into another one, with the ends of each curve."""
     for ids in ("a", "bc"):
         runs = [replace(Store(source).get(run_id), thinned=True) for run_id in ids]
         done = into / name_of(list(ids)) / DONE
@@ -631,7 +631,7 @@ def test_a_thinned_curve_of_another_result_stays(source: Path, tmp_path: Path) -
     into = tmp_path / "mine"
     thin(source, into)
     path = into / "a" / DONE / RUNS
-    write_records(path, [replace(Store(into).get("a"), final=0.125)])
+    write_records(path, [replace(Store(into).get("a"), final=0.125, metrics={"final": {"loss": 0.125}})])
     assert bench.store.merge.merge([source], into, print).differing == ["a"]
     assert Store(into).get("a").thinned
 

@@ -181,16 +181,14 @@ def test_a_value_at_the_floor_bounds_an_effect(values: list[tuple[float, float]]
     first, second = ([math.exp(pair[k]) for pair in values] for k in (0, 1))
     lowest = math.exp(floor)
     cut = [[max(x, lowest) for x in own] for own in (first, second)]
-    both = [
-        i for i in range(len(values)) if cut[0][i] > lowest or cut[1][i] > lowest
-    ]  # two at the floor count as equal
-    true = compare([first[i] for i in both], [second[i] for i in both], "min", log=True)
-    found = compare([cut[0][i] for i in both], [cut[1][i] for i in both], "min", log=True, floor=lowest)
-    if not both:
+    pairs = [i for i, ends in enumerate(zip(*cut, strict=True)) if max(ends) > lowest]  # two at the floor are equal
+    true = compare([first[i] for i in pairs], [second[i] for i in pairs], "min", log=True)
+    found = compare([cut[0][i] for i in pairs], [cut[1][i] for i in pairs], "min", log=True, floor=lowest)
+    if not pairs:
         return
     assert found.effect is not None
     assert true.effect is not None
-    near = 1 + 1e-9
+    near = 1 + 1e-6
     assert found.effect.low <= true.effect.low * near or not found.effect.bounded
     assert found.effect.high * near >= true.effect.high or not found.effect.bounded
     if found.effect.bound == "<=":
