@@ -170,7 +170,8 @@ def load_module(place: str, name: str = "CLASS") -> Any:
         try:
             return _file(Path(place)) if place.endswith(".py") else _module(place, name)
         except SyntaxError as error:
-            raise PluginError(f"{error.filename}, line {error.lineno}: {error.msg}") from None
+            where = f", line {error.lineno}" if error.lineno else ""  # none for bytes of 0
+            raise PluginError(f"{error.filename or place}{where}: {error.msg}") from None
         except (PluginError, KeyboardInterrupt):
             raise
         except BaseException as error:

@@ -556,15 +556,33 @@ def test_a_file_without_a_name_lists_what_it_defines_and_is_not_run(cli, tmp_pat
 
 def test_a_pipe_in_place_of_a_file_is_not_read(cli, tmp_path):
     os.mkfifo(tmp_path / "mine.py")
-    assert "name your own as" in fails(cli, "fit", "--task", "synthetic", "--opt", str(tmp_path / "mine.py"))
+    assert "it is not a regular file" in fails(cli, "fit", "--task", "synthetic", "--opt", str(tmp_path / "mine.py"))
 
 
-@pytest.mark.parametrize("text", [None, "class Mine(:", "\0", "x = 1\n"])
-def test_a_file_that_defines_nothing_gets_the_general_hint(cli, tmp_path, text):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "there is no such file; name your own as my_file.py:MyClass"),
+        (b"class Mine(:", "it is not valid Python (line 1: invalid syntax)"),
+        (b"\0", "it is not valid Python (source code string cannot contain null bytes)"),
+        (b"x = 1\n", "it defines no class; name your own as my_file.py:MyClass"),
+        (b"x = " + b"-" * 90_000 + b"1\n", "it cannot be read (MemoryError"),
+        (b"\xef\xbb\xbfclass Mine: pass\n", "name what you mean in this file: "),
+        (b"# coding: latin-1\nclass Mine: '\xe9'\n", "name what you mean in this file: "),
+    ],
+)
+def test_a_file_without_a_class_is_told_what_is_wrong(cli, tmp_path, content, message):
     path = tmp_path / "mine.py"
-    if text is not None:
-        path.write_text(text)
-    assert "name your own as my_file.py:MyClass" in fails(cli, "fit", "--task", "synthetic", "--opt", str(path))
+    if content is not None:
+        path.write_bytes(content)
+    assert message in fails(cli, "fit", "--task", "synthetic", "--opt", str(path))
+
+
+def test_a_plug_in_takes_the_parameters_first(cli, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("import torch\nclass Mine(torch.optim.Optimizer):\n    def __init__(self, lr=1e-3): pass\n")
+    told = fails(cli, "fit", "--task", "synthetic", "--opt", f"{path}:Mine")
+    assert "the first argument of __init__ after self is lr=0.001; put params first" in told
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,11 @@ def test_as_many_runs_as_a_command_makes():
     assert error == f"--seeds 3,{2**63}: a seed is an integer from 0 to {2**63 - 1} (2^63 - 1), and {2**63} is larger"
 
 
+def test_a_value_that_is_missing_between_two_commas_is_told():
+    with pytest.raises(UserError, match=r"'0\.1,,1': there is no value between two commas"):
+        configurations({"task": "synthetic", "opt": "gd", "opt.lr": "0.1,,1"}, [0], {})
+
+
 @pytest.mark.parametrize("value", [",", ", ,"])
 def test_an_empty_list(value):
     assert refused(opt__lr=value) == f"--opt.lr {value}: the list is empty"

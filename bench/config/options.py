@@ -284,14 +284,28 @@ def _plain(kind: Any, default: Any) -> Any:
 
 
 def _options_of(target: Any, skip: tuple[str, ...], *, own: bool) -> dict[str, Option]:
-    """The options of a class or of `module:Class`, without importing the suite's own."""
+    """The options of a class or of `module:Class`, without importing the suite's own.
+
+    Raises:
+        UserError: its constructor does not begin with the arguments to skip.
+    """
     if isinstance(target, str) and (own or re.match(r"(optimizers|tasks)\.(?!py:)", target)):
         return read_options(target, skip)
-    return imported_options(load(target) if isinstance(target, str) else target, len(skip))
+    cls = load(target) if isinstance(target, str) else target
+    first = [*inspect.signature(cls.__init__).parameters.values()][1:2]
+    if first and isinstance(first[0].default, int | float | str):
+        raise UserError(
+            f"class {cls.__qualname__}: the first argument of __init__ after self is {first[0]}; put {skip[0]} first"
+        )
+    return imported_options(cls, len(skip))
 
 
 def optimizer_options(spec: Any) -> dict[str, Option]:
-    """The options of an OptimizerSpec, with the suite's defaults in place of the signature's."""
+    """The options of an OptimizerSpec, with the suite's defaults in place of the signature's.
+
+    Raises:
+        UserError: its constructor does not take the parameters first.
+    """
     options = _options_of(spec.target, ("params",), own=spec.name in OPTIMIZERS.own)
     return {k: replace(o, default=spec.defaults.get(k, o.default)) for k, o in options.items()}
 

@@ -41,8 +41,15 @@ def refuse_too_many(asked: str, runs: int) -> None:
 
 
 def parts(text: str) -> list[str]:
-    """The parts of `A,B`."""
-    return [part.strip() for part in text.split(",") if part.strip()]
+    """The parts of `A,B`; `A,` has one.
+
+    Raises:
+        UserError: a part between two others is empty.
+    """
+    found = [part.strip() for part in text.strip(", \t").split(",")]
+    if len(found) > 1 and not all(found):
+        raise UserError(f"{text!r}: there is no value between two commas; add it, or remove a comma")
+    return [part for part in found if part]
 
 
 def read_seeds(text: str, option: str = "--seeds", example: int = 32) -> list[int]:

@@ -84,8 +84,8 @@ class Curve:
         name: in legend and table.
         x: the setting on its x axis.
         points: in the order of x.
-        best: index of the best median, the middle one of equals; None if at every point half of the seeds or more
-            diverged, or a cap set the step size.
+        best: index of the best median, the middle one of equals; None if all are equal, or if at every point half of
+            the seeds or more diverged, or a cap set the step size.
         usable: indices of the ends of the range around the best with medians nearly as good; None if x does not take
             several numbers, or other settings differ from point to point.
         unscored: tried values of x without a finished run, with the status of a run; in a series, with the other
@@ -295,11 +295,16 @@ def _point(x: Any, group: Group, final: Measure, chosen_by: Measure, others: Map
 
 def _curve(name: str, x: str, found: list[tuple[Point, End]], mode: Mode, numeric: bool, least: float) -> Curve:
     points, scores = [point for point, _ in found], [None if s is None else max(s, least) for _, s in found]
-    best = best_index(scores, mode, least)
+    best = None if _are_tied(scores) else best_index(scores, mode, least)
     curve = Curve(name, x, points, best, None)
     if best is None or not numeric or len(points) == 1 or not curve.joined:
         return curve
     return replace(curve, usable=good_range(scores, mode, best))
+
+
+def _are_tied(scores: Sequence[End]) -> bool:
+    """Whether several settings have one score."""
+    return len(scores) > 1 and None not in scores and len({*scores}) == 1
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
@@ -366,6 +371,9 @@ def _summary(sweep: Sensitivity, curve: Curve) -> list[str]:
     count = sum(point.capped for point in curve.points)
     rule = f"the cap set more than {CAP_BINDS:.0%} of the steps, as in SGD with a fixed step"
     capped = [f"{counted(count, 'setting')} excluded from the choice (cap): {rule}"] * bool(count)
+    if curve.best is None and all(2 * point.diverged < point.seeds and not point.capped for point in curve.points):
+        what = SELECTION if curve.chosen_apart else "median"
+        return [f"no best: the {what} counts as equal at every {curve.x}, so the results do not depend on it here"]
     if curve.best is None:
         return [
             f"no best: half of the seeds or more diverged{', or a setting is excluded,' * bool(count)} at every"

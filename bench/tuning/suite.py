@@ -28,7 +28,9 @@ from bench.tuning.study_result import StudyResult, study_result
 from bench.tuning.trials import StudySpec
 from bench.tuning.tune import default_trials, make_request, make_spec, refuse_twice, reporting_seeds, tuning_seeds
 from bench.tuning.workers import Workers
+from optimizers import OPTIMIZERS
 from optimizers.plugins import slug
+from tasks import TASKS
 
 Settings = dict[str, Any]
 
@@ -299,12 +301,16 @@ def plan_lines(steps: Sequence[Step], workers: int) -> list[str]:
     heads = ("task", "optimizer", "study", "trials stored", "fresh seeds stored", "runs to do", "about")
     seconds = sum(step.seconds for step in steps) / workers
     runs = sum(step.runs_left for step in steps)
+    on_batches = [step.spec.opt for step in steps if TASKS[step.spec.task].batch_size != "full"]
+    whole = list(dict.fromkeys(opt for opt in on_batches if OPTIMIZERS[opt].traits.full_batch))
+    note = "all samples at each step; sgd, sngd and sps are gd, ngd and ps on mini-batches"
     return [
         *shown(Table.of(heads, rows)),
         f"{runs} runs to do, about {duration(seconds)} with {workers} workers,"
         " one run at a time in each (less with lanes), start not included"
         + "; more if the best point of a grid is at its edge"
         * any(step.spec.design.may_grow_by(step.trials[0]) for step in steps),
+        *[f"{listed(whole)}: {note}"] * bool(whole),
     ]
 
 
