@@ -156,7 +156,7 @@ def test_an_empty_list(value):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"opt.lr": "0.1,fast"}, "--opt.lr 'fast': it must be a number"),
+        ({"opt.lr": "0.1,fast"}, "--opt.lr 'fast': it takes a number"),
         ({"opt.lr": True}, "--opt.lr needs a value"),
         ({"task.n": "10:1000:4"}, "--task.n 46.42: it must be a whole number"),
         ({"trainer.max_steps": "10,0"}, "--trainer.max_steps '0': it must be greater than or equal to 1"),

@@ -1052,7 +1052,10 @@ def test_words_without_a_study(cli, here: Path, words: str, message: str) -> Non
         ({"seeds": True}, "seeds is True; it takes how many, as 5, or which, as [0, 3]"),
         ({"seeds": [0, True]}, "seeds is [0, True]; it takes how many, as 5, or which, as [0, 3]"),
         ({"tune": {"trials": True}}, "tune.trials is True; it takes how many, as 9"),
-        ({"settings": {"trainer.max_steps": True}}, "--trainer.max_steps True: it takes int or none, and no boolean"),
+        (
+            {"settings": {"trainer.max_steps": True}},
+            "--trainer.max_steps True: it takes a whole number or none, and no boolean",
+        ),
         ({"seeds": 999999999}, "--report_seeds 999999999: 999,999,999 runs; a command makes from 1 to 100,000"),
         ({"tune": {"trials": 999999999}}, "999999999 trials of 2 seeds: 1,999,999,998 runs; a command makes from 1 to"),
         ({"optimizers": ["gd", "ngd"], "seeds": 60000, "tune": {"seeds": [-1]}}, "--seeds -1,: write how many"),

@@ -60,6 +60,11 @@ class Option:
         return type_name(self.type)
 
     @property
+    def takes(self) -> str:
+        """The type in a sentence: `a number or none`."""
+        return taken(self.type)
+
+    @property
     def default_text(self) -> str:
         """The default in words."""
         return {None: "none", TASK_VALUE: "from the task"}.get(self.default, str(self.default))
@@ -74,6 +79,14 @@ NO_BOOLEAN = "no boolean (true, false; in YAML yes, no, on and off too, unless i
 def type_name(kind: Any) -> str:
     """A type in words: `float`, `int or none`."""
     return " or ".join(map(_type_name, _members(kind)))
+
+
+_TAKEN = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
+
+
+def taken(kind: Any) -> str:
+    """A type in a sentence: `a number or none`."""
+    return " or ".join(_TAKEN.get(member) or _type_name(member) for member in _members(kind))
 
 
 def is_stray_boolean(value: Any, kind: Any) -> bool:
@@ -490,16 +503,17 @@ def parse_options(prefix: str, options: Mapping[str, Option], given: Mapping[str
             continue
         if is_stray_boolean(raw, option.type):
             needs = "needs a value" if isinstance(raw, bool) else f"{raw!r}"
-            raise UserError(f"--{prefix}.{name} {needs}; it takes {option.type_name}, and {NO_BOOLEAN}")
+            raise UserError(f"--{prefix}.{name} {needs}; it takes {option.takes}, and {NO_BOOLEAN}")
         # Defaults are converted too, so that 0 and 0.0 are one value.
         try:
             values[name] = TypeAdapter(option.type).validate_python(_words(raw, option.type))
         except ValidationError as error:
             wrong = error.errors()[0]
-            problem = "" if wrong["type"] == "literal_error" else f"{why_wrong(wrong['msg'])}; "  # it lists them too
-            raise UserError(f"--{prefix}.{name} {raw!r}: {problem}it takes {option.type_name}") from None
+            named = wrong["type"].endswith(("_parsing", "_type", "literal_error"))  # by what it takes
+            problem = "" if named else f"{why_wrong(wrong['msg'])}; "
+            raise UserError(f"--{prefix}.{name} {raw!r}: {problem}it takes {option.takes}") from None
         if values[name] != values[name]:
-            raise UserError(f"--{prefix}.{name} {raw!r}: not a number; it takes {option.type_name}")
+            raise UserError(f"--{prefix}.{name} {raw!r}: not a number; it takes {option.takes}")
     return values
 
 

@@ -21,9 +21,9 @@ from bench.config.options import (
     is_stray_boolean,
     optimizer_values,
     rest_of,
+    taken,
     task_options,
     task_values,
-    type_name,
 )
 from bench.config.strict_yaml import flatten_yaml
 from bench.config.tuned import tuned_settings
@@ -50,7 +50,7 @@ class NoBooleans(BaseModel):
     def _no_boolean(cls, value: Any, info: ValidationInfo) -> Any:
         kind = cls.model_fields[str(info.field_name)].annotation
         if is_stray_boolean(value, kind):
-            takes = {"takes": type_name(kind), "not": NO_BOOLEAN}
+            takes = {"takes": taken(kind), "not": NO_BOOLEAN}
             raise PydanticCustomError("boolean", "it takes {takes}, and {not}", takes)
         return value
 

@@ -131,7 +131,7 @@ def _range(key: str, raw: str, option: Option) -> Range:
             f"--{key} {raw}: a range is LOW:HIGH with 0 < LOW < HIGH, both between 1e-100 and 1e100, such as 1e-3:1e1"
         ) from None
     if not _takes_range(option):
-        raise UserError(f"--{key} {raw}: it takes {option.type_name}, which has no range; give values such as A,B")
+        raise UserError(f"--{key} {raw}: it takes {option.takes}, which has no range; give values such as A,B")
     return ends
 
 
