@@ -106,8 +106,8 @@ GRID = "a grid is LOW:HIGH:POINTS with 0 < LOW < HIGH and at least 2 points, suc
         ("sps", {"opt.batches_per_epoch": "1:100:4"}, "--opt.batches_per_epoch 4.642: it must be a whole number"),
         ("sps", {"opt.batches_per_epoch": "1:100"},
          "--opt.batches_per_epoch 1:100: it takes a whole number, which has no range; give values such as A,B"),
-        ("sgd", {"opt.nesterov": "1:2"}, "--opt.nesterov 1:2: it takes true or false, which has no range; give values such as"
-        " A,B"),
+        ("sgd", {"opt.nesterov": "1:2"},
+         "--opt.nesterov 1:2: it takes true or false, which has no range; give values such as A,B"),
         ("adam", {"opt.betas": "0.8:0.9"}, "--opt.betas 0.8:0.9: it takes float,float, which has no range"),
         ("ngd", {"opt.lrr": "1e-3:1"}, "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
         ("ngd", {"opt.lrr": "0.1"}, "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
