@@ -589,6 +589,8 @@ def test_a_plug_in_takes_the_parameters_first(cli, tmp_path):
     ("words", "message"),
     [
         ("--opt.lrr 1", "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
+        ("--opt.batch_size 5", "unknown option '--opt.batch_size'; did you mean '--trainer.batch_size'?"),
+        ("--task.lr 5", "unknown option '--task.lr'; did you mean '--opt.lr'?"),
         ("--lr 1", "unknown option '--lr'; did you mean '--opt.lr'?"),
         ("--task.m 1", "unknown option '--task.m'"),
         ("--trainer.max_step 1", "did you mean '--trainer.max_steps'?"),

@@ -86,6 +86,10 @@ _GROUPS = {
 }
 
 
+_SHORT = 3
+"""Up to so many letters, a name in another group is likelier than a misspelling. Ours."""
+
+
 def meant(word: str, known: Iterable[str]) -> str | None:
     """The option, with its dashes, that a word means: a synonym, else the nearest.
 
@@ -113,4 +117,6 @@ def meant(word: str, known: Iterable[str]) -> str | None:
         return same  # --opt.ngd.lr
     if not group and (same := next((names[n] for n in names if n.endswith(f".{last}")), None)):
         return same  # --flip
-    return nearest(full, names.values())
+    elsewhere = (names[n] for n in names if group and n.endswith(f".{last}"))  # --opt.max_steps
+    near = nearest(full, names.values())
+    return near if near and len(last) > _SHORT else next(elsewhere, near)
