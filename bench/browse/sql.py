@@ -230,7 +230,7 @@ class _Views:
                     "opt": record.opt,
                     "number": number,
                     **own,
-                    "point": _json(trial.get("point")),
+                    "point": strict_json(trial.get("point")),
                     "is_winner": record.winner in trial["runs"],
                 }
 
@@ -347,16 +347,12 @@ def _run_row(run: RunResult, study: str | None) -> dict[str, Any]:
         "data_seed": config["data_seed"],
         "machine": run.machine,
         "torch": None if (torch := run.versions.get("torch")) is None else str(torch),
-        "versions": _json(run.versions),
-        "settings": _json(settings_of(config)),
-        "metrics": _json(run.metrics),
+        "versions": strict_json(run.versions),
+        "settings": strict_json(settings_of(config)),
+        "metrics": strict_json(run.metrics),
         "study": study,
         "begun": run.begun or None,
     }
-
-
-def _json(value: Any) -> str:
-    return strict_json(value)
 
 
 # -- output -----------------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ CURVE_FIELDS = ("step", "loss", "grad_norm", "raw_step", "applied_step")
 ROW_GROUP = 10_000
 """Rows of a row group, or one run if longer: a run of 1,000 steps is read in 3 ms; with 50,000 rows it takes 7."""
 MISSING = "it does not exist, or is not a regular file"
+"""What is wrong with the table of a run that must have one."""
 _CHUNK = 64 << 20
 """Bytes of a raw table in memory at once."""
 _MOST_HEADER = 1 << 16

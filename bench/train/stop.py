@@ -79,13 +79,14 @@ class StopRequest:
             return
         reader, self._waiting = os.pipe()
         os.set_blocking(self._waiting, False)
-        signal.set_wakeup_fd(self._waiting)  # gets a byte with each signal, closed without one by `connected`
+        signal.set_wakeup_fd(self._waiting)  # gets the number of each signal as a byte
 
         def wait() -> None:
             with os.fdopen(reader, "rb", buffering=0) as signals:
-                if signals.read(1):
-                    also()
-                    process.end_interrupted()
+                while number := signals.read(1):  # nothing once `connected` has closed the other end
+                    if number[0] in (signal.SIGINT, signal.SIGTERM):
+                        also()
+                        process.end_interrupted()
 
         threading.Thread(target=wait, daemon=True).start()
 
