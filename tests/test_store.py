@@ -548,7 +548,7 @@ def test_readers_write_nothing(kept, cli):
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("place", ["attempts", "is_alive", "read_bytes"])
+@pytest.mark.parametrize("place", ["attempts", "is_alive", "read_file"])
 def test_a_block_that_ends_while_it_is_read_reads_as_finished(kept, monkeypatch, place, late):
     """Just before or after the first access of a reader."""
     attempt = begin(kept.folder, record("a"))
@@ -573,13 +573,13 @@ def test_a_block_that_ends_while_it_is_read_reads_as_finished(kept, monkeypatch,
 def test_a_block_that_is_deleted_while_it_is_read_is_no_more(kept, monkeypatch):
     add_run(kept.folder, "a")
     attempt = begin(kept.folder, record("b"))
-    usual = bench.store.block.read_bytes
+    usual = bench.store.block.read_file
 
     def delete(path: Path) -> bytes:
         shutil.rmtree(path.parents[1], ignore_errors=True)
         return usual(path)
 
-    monkeypatch.setattr(bench.store.block, "read_bytes", delete)
+    monkeypatch.setattr(bench.store.block, "read_file", delete)
     assert kept.get("a") is None
     assert list(kept.runs()) == []
     attempt.drop()

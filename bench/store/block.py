@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.store.claims import is_alive
-from bench.store.load import Damaged, is_there, parse_record, read_bytes
+from bench.store.load import Damaged, is_there, parse_record, read_bytes, read_file
 from bench.store.record import RunResult
 from bench.store.tables import MISSING, TABLES, Columns, has_ends, last_step, read_parquet, read_raw, rows_of
 
@@ -188,12 +188,12 @@ def results_in(folder: Path) -> Path | None:
 def ended(folder: Path) -> tuple[int, int] | None:
     """Identifies the current results of a block; None if it has none."""
     results = results_in(folder)
-    return None if results is None else _state(results / RUNS)
+    found = None if results is None else is_there(results / RUNS)
+    return None if found is None else _state(found)
 
 
-def _state(path: Path) -> tuple[int, int] | None:
-    found = is_there(path)
-    return None if found is None else (found.st_ino, found.st_mtime_ns)
+def _state(found: os.stat_result) -> tuple[int, int]:
+    return found.st_ino, found.st_mtime_ns
 
 
 def attempts(folder: Path) -> list[tuple[int, Path]]:
@@ -240,8 +240,8 @@ def _block(folder: Path, at: Path) -> Block:
     done = at.name in (DONE, REPLACED)
     busy = not done and is_alive(at)  # before its records are read
     path = at / RUNS
-    results = _state(path) if done else None
-    lines = read_bytes(path).splitlines()
+    content, found = read_file(path)
+    lines = content.splitlines()
     if os.path.islink(at):  # noqa: PTH114 - three times as fast
         raise Damaged(at, "it is a link")
     runs, places, damaged = dict[str, RunResult](), dict[str, int](), list[Damaged]()
@@ -268,7 +268,7 @@ def _block(folder: Path, at: Path) -> Block:
         reason = f"its process ended without a message{where}"
         for run in [run for run in runs.values() if run.status == "running"]:
             runs[run.run_id] = replace(run, status="killed", reason=reason, steps=max(run.steps, steps))
-    return Block(folder, at, runs, done, busy, places, len(lines), damaged, results)
+    return Block(folder, at, runs, done, busy, places, len(lines), damaged, _state(found) if done else None)
 
 
 def names_in(folder: Path) -> tuple[list[str], bool]:

@@ -31,7 +31,12 @@ class Damaged(Exception):
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The content of a regular file; links, pipes and devices are refused.
+    """See `read_file`."""
+    return read_file(path, most)[0]
+
+
+def read_file(path: Path, most: int = MOST_BYTES) -> tuple[bytes, os.stat_result]:
+    """The content of a regular file, and its `stat` result; links, pipes and devices are refused.
 
     Raises:
         FileNotFoundError: it does not exist.
@@ -53,7 +58,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
         while left and (piece := os.read(handle, left)):
             pieces.append(piece)
             left -= len(piece)
-        return b"".join(pieces)
+        return b"".join(pieces), found
     except OSError as error:
         raise Damaged(path, f"it cannot be read ({error.strerror})") from None
     finally:
