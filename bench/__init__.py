@@ -22,9 +22,17 @@ if not TYPE_CHECKING:
     def __getattr__(name):  # no imports before: `__main__` does not handle Ctrl-C yet
         # On first use, since the lookup takes half of the time of a usage error.
         if name == "__version__":
-            from importlib.metadata import version
+            from importlib.metadata import PackageNotFoundError, version
 
-            return version("attention-optimizer-bench")
+            try:
+                return version("attention-optimizer-bench")
+            except PackageNotFoundError:  # a checkout on the path, which is not installed
+                import tomllib
+                from pathlib import Path
+
+                return tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())["project"][
+                    "version"
+                ]
         if name not in __all__:
             raise AttributeError(f"module 'bench' has no attribute {name!r}")
         from importlib import import_module

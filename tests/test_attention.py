@@ -1,6 +1,7 @@
 """Attention as a factor: what each kind computes, the meaning of its sizes, where it can be used, what is refused."""
 
 from collections.abc import Callable
+from itertools import product
 from math import sqrt
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call, vmap
 
 import tasks.core.composition
-from tasks.core.attention import Kind, MultiHeadAttention, head_size, rotated
+from tasks.core.attention import Kind, MultiHeadAttention, head_size, plain_attention, rotated
 from tasks.core.composition import Block, Composers, HeadComposition, composed_attention
 from tasks.core.dropout import use_batch_dropout
 from tasks.language.bert import TextClassifier
@@ -612,3 +613,43 @@ def test_what_a_bert_cannot_have_is_refused(options: dict[str, Any], message: st
 def test_a_berts_fixed_heads_are_as_long_as_its_texts() -> None:
     task = bert(attention="fixed_head", num_heads=3)
     assert task.model.bert.encoder.layer[0].attention.self.heads.head_dim == 9
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+@pytest.mark.parametrize("masked", ["no", "causal", "keys", "queries", "by lane", "by lane and row"])
+def test_attention_of_lanes_is_that_of_each(masked: str, levels: int) -> None:
+    torch.manual_seed(0)
+    lanes, B, H, T, K = (2, 3)[:levels], 4, 2, 5, 3
+    q, k, v, weight = (torch.randn(*lanes, B, H, T, K, dtype=torch.float64) for _ in range(4))
+    shapes = {
+        "keys": (B, 1, 1, T),
+        "queries": (T, T),
+        "by lane": (*lanes, T, T),
+        "by lane and row": (*lanes, B, 1, T, T),
+    }
+    mask = None
+    if masked in shapes:
+        mask = torch.rand(shapes[masked]) < 0.5
+        mask[..., 0] = True  # each query sees a key
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return plain_attention(q, k, v, mask, causal=masked == "causal", scale=0.7)
+
+    many: Any = attend
+    for _ in lanes:
+        many = vmap(many, in_dims=(0, 0, 0, 0 if masked.startswith("by lane") else None))
+    places = list(product(*map(range, lanes)))
+    found = {}
+    for way in ("lanes", "each"):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        if way == "lanes":
+            result = many(*leaves, mask)
+        else:
+            masks = {
+                place: mask[place] if mask is not None and masked.startswith("by lane") else mask for place in places
+            }
+            each = [attend(*(x[place] for x in leaves), masks[place]) for place in places]
+            result = torch.stack(each).view(*lanes, B, H, T, K)
+        found[way] = [result, *torch.autograd.grad((result * weight).sum(), leaves)]
+    for one, other in zip(found["lanes"], found["each"], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

@@ -108,7 +108,7 @@ def test_random_numbers_are_the_same_bits_from_tensors() -> None:
         where = BatchRandomness(5)
         where.step, where.rows = step, rows
         expected = where.words(4, 11)
-        with where.as_tensors(torch.device("cpu")):
+        with where.at(*where.position(torch.device("cpu"))):
             assert torch.equal(where.words(4, 11), expected)
 
 
@@ -125,7 +125,7 @@ def test_one_program_holds_for_all_steps_and_micro_batches() -> None:
     for step in range(3):
         for first in (0, 4):
             where.step, where.rows = step, slice(first, first + 4)
-            with where.as_tensors(x.device):
+            with where.at(*where.position(x.device)):
                 found = drop(x)
             assert torch.equal(found, x * where.keep(1, x, 0.5))
     assert programs == 1

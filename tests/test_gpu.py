@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 
+import tasks
 from bench.check.probes import Reads
 from bench.lanes.engine import Lanes
+from bench.lanes.replay import Replay
 from bench.progress import Progress
 from bench.store.store import Store
 from bench.train import runner
@@ -152,6 +155,34 @@ def test_lanes_are_the_runs_that_fit_makes(opt: str, cli: Cli, tmp_path: Path) -
         np.testing.assert_allclose(lane["loss"], curves["lightning"][run_id]["loss"], rtol=1e-8)
 
 
+@pytest.mark.parametrize("opt", ["sngd", "muon"])
+@pytest.mark.parametrize("task", ["tiny", "tiny_lm"])
+def test_recorded_steps_of_lanes_give_the_same_bits(
+    task: str, opt: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, curves, recorded = words_of(task, opt, **{"task.dropout": 0.1, "precision": "32-true"}), [], []
+    monkeypatch.setitem(tasks.TASKS, task, replace(tasks.TASKS[task], lanes=True))
+    record = Replay._recorded
+
+    def noted(self: Replay, *tensors: Any) -> Any:
+        found = record(self, *tensors)
+        recorded.append(found != self._plain)
+        return found
+
+    monkeypatch.setattr(Replay, "_recorded", noted)
+    monkeypatch.setattr("bench.lanes.replay.SLOW_SECONDS", 10)
+    for shortest in (1, 10**9):
+        monkeypatch.setattr("bench.lanes.engine.REPLAYED_FROM", shortest)
+        more = "--seeds", 3, "--engine", "lanes", "--workers", 1, "--store", tmp_path / str(shortest)
+        answer = cli("fit", *words, *more)
+        assert answer.code == 0, answer.err
+        curves.append(stored_curves(tmp_path / str(shortest)))
+    assert recorded
+    assert all(recorded)
+    for run_id, eager in curves[1].items():
+        assert curves[0][run_id]["loss"].tobytes() == eager["loss"].tobytes()
+
+
 @pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("opt", ["sps", "muon"])
@@ -199,3 +230,13 @@ def test_a_model_is_built_alike_for_every_device() -> None:
     config = config_of(Case("sgd"), precision="32-true")
     here, there = (build(config.model_copy(update={"device": device}))[0] for device in ("cpu", DEVICE))
     assert distance(dict(here.named_parameters()), dict(there.named_parameters())) == 0
+
+
+def test_a_lane_that_diverged_is_observed_beside_others(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = words_of("tiny", "sgd", **{"trainer.observe": 2})
+    monkeypatch.setitem(tasks.TASKS, "tiny", replace(tasks.TASKS["tiny"], lanes=True))
+    answer = cli("sweep", *words, "--opt.lr", "0.01,1e30", "--engine", "lanes", "--workers", 1, "--store", tmp_path)
+    assert answer.code == 0, answer.err
+    assert {run.status for run in Store(tmp_path).runs()} == {"completed", "diverged"}

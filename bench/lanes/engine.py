@@ -88,10 +88,11 @@ class Lanes:
         self._whole: Any = None
         cuts = micro_batches_per_rank(self.plan.batch_size, 1, self.plan.micro_batch_size)
         self.cuts = [(self.plan.batch_size * i // cuts, self.plan.batch_size * (i + 1) // cuts) for i in range(cuts)]
-        # Problems are not stacked if they draw dropout or augmentation, have buffers, or differ in batch width.
-        self.apart = self._draws() or any(True for _ in tasks[0].buffers()) or tasks[0].data.lengths is not None
+        self.draws = self._draws()
+        # Problems are evaluated one by one, and not replayed, if they have buffers or differ in batch width.
+        self.apart = any(True for _ in tasks[0].buffers()) or tasks[0].data.lengths is not None
         replayed = self.plan.total_steps >= REPLAYED_FROM
-        # By the structure of the batch. Unstackable problems are not replayed: a recording would freeze random draws.
+        # By the structure of the batch.
         self._replays: dict[Any, Replay] | None = {} if replayed and not self.apart else None
         self.averaged = [self.trained[i] for i in self.plan.averaged]
         self.average = Average(self.plan.average) if self.plan.average is not None and self.averaged else None
@@ -151,7 +152,7 @@ class Lanes:
         own = {name: params.get(name, w[g, r])[None] for name, w in self.weights.items()}
         loss, grads = self._summed(
             lambda first, last: self._gradients(
-                own, self._batch(step, g, first, last), self.tasks[g].loss_at, self._share(first, last)
+                own, self._batch(step, g, first, last), partial(_outcome_of, self.tasks[g]), self._share(first, last)
             )
         )
         clipped, *_ = self._clip({name: grad[None] for name, grad in grads.items()})
@@ -186,25 +187,26 @@ class Lanes:
 
     def _replayed_gradients(self, batch: Any, share: float) -> tuple[Tensor, Weights]:
         """`_gradients` of all lanes, replayed if possible."""
-        if self._replays is None:
-            return self._gradients(self.weights, batch, self._outcome, share)
+        # Random draws read these tensors: stacked problems differ in them, and a recording does not repeat its draws.
+        places = self._positions() if self.draws else ()
         parts, structure = tree_flatten(batch)
-        if not all(isinstance(part, Tensor) for part in parts):
-            return self._gradients(self.weights, batch, self._outcome, share)
+        if self._replays is None or not all(isinstance(part, Tensor) for part in parts):
+            return self._gradients(self.weights, batch, partial(self._outcome, places=places), share)
         key = structure, share
         replay = self._replays.get(key)
         if replay is None:
-            names = list(self.weights)
+            names, drawn = list(self.weights), len(places)
 
             def flat(*tensors: Tensor) -> tuple[list[Tensor], list[str]]:
-                weights = dict(zip(names, tensors, strict=False))
-                batch = tree_unflatten(list(tensors[len(names) :]), structure)
-                loss, grads = self._gradients(weights, batch, self._outcome, share)
+                places, rest = tensors[:drawn], tensors[drawn:]
+                weights = dict(zip(names, rest, strict=False))
+                batch = tree_unflatten(list(rest[len(names) :]), structure)
+                loss, grads = self._gradients(weights, batch, partial(self._outcome, places=places), share)
                 return [loss, *grads.values()], list(grads)
 
             replay = self._replays[key] = Replay(flat)
-        (loss, *grads), names = replay(*self.weights.values(), *parts)
-        return loss, dict(zip(names, grads, strict=True))
+        (loss, *grads), moved = replay(*places, *self.weights.values(), *parts)
+        return loss, dict(zip(moved, grads, strict=True))
 
     @torch.no_grad()
     def snapshot(self) -> Weights:
@@ -327,7 +329,7 @@ class Lanes:
         if self.apart:
             return batches
         stacked = _stacked(batches)
-        if self.full_batch and len(self.cuts) == 1:
+        if self.full_batch and len(self.cuts) == 1 and not self.draws:
             self._whole = stacked  # the same at every step
         return stacked
 
@@ -346,14 +348,25 @@ class Lanes:
             raise RuntimeError("the task draws from torch's global generator instead of the batch's `randomness`")
         return self.tasks[0].randomness.drawn
 
+    def _positions(self) -> tuple[Tensor, Tensor]:
+        """`BatchRandomness.position` of all problems, shape (G,) each."""
+        before, first = zip(*(task.randomness.position(self.device) for task in self.tasks), strict=True)
+        return torch.stack(before), torch.stack(first)
+
     @without_warning()
-    def _outcome(self, weights: Weights, batches: Any) -> Outcome:
-        """Losses, shape (G, R), predictions and labels, shape (G, R, rows, ...)."""
+    def _outcome(self, weights: Weights, batches: Any, places: Sequence[Tensor] = ()) -> Outcome:
+        """Losses, shape (G, R), predictions and labels, shape (G, R, rows, ...).
+
+        Args:
+            weights: by name, shape (G, R, ...).
+            batches: stacked, or a list if problems are evaluated one by one.
+            places: `_positions`, from which stacked problems draw.
+        """
         if not self.apart and len(self.tasks) > 1:
-            return vmap(self.tasks[0].loss_at)(weights, batches)
+            return vmap(partial(_outcome_of, self.tasks[0]))(weights, batches, *places)
         each = batches if self.apart else [tree_map(lambda part: part[0], batches)]
         outcomes = [
-            task.loss_at({name: w[g] for name, w in weights.items()}, batch)
+            _outcome_of(task, {name: w[g] for name, w in weights.items()}, batch, *(part[g] for part in places))
             for g, (task, batch) in enumerate(zip(self.tasks, each, strict=True))
         ]
         return Outcome(*(torch.stack(parts) for parts in zip(*outcomes, strict=True)))
@@ -459,6 +472,12 @@ class LanesModule(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the state of the lanes."""
         self.lanes.load_state_dict(checkpoint["lanes"])
+
+
+def _outcome_of(task: Task, weights: Weights, batch: Any, *place: Tensor) -> Outcome:
+    """`Task.loss_at`, with random draws at `place` if it is given."""
+    with task.randomness.at(*place) if place else nullcontext():
+        return task.loss_at(weights, batch)
 
 
 def _stacked(batches: Sequence[Any]) -> Any:

@@ -1,7 +1,7 @@
 """Replay: record the tensor operations of a pure function once and repeat them without their Python overhead.
 
 At each call, `vmap` and autograd recompute what depends on shapes alone; for a small model this takes longer than the
-arithmetic. A replay runs the same kernels in the same order, so results are bitwise equal.
+arithmetic. A replay runs the same kernels in the same order, so results are bitwise equal. On a GPU it is a CUDA graph.
 """
 
 import time
@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 SLOW_SECONDS = 0.01
-"""Longer calls are not recorded: there is little to gain, and a recording keeps all intermediate results."""
+"""Longer calls are not recorded on a CPU: there is little to gain, and a recording keeps all intermediate results."""
 MAX_PROGRAMS = 16
 """Maximum number of recordings of a function, one for each combination of shapes."""
 
@@ -70,7 +70,8 @@ class Replay:
         if program is None:
             if len(self._programs) < MAX_PROGRAMS:
                 self._programs[key] = _Program(rest, seconds)
-        elif min(program.first_seconds, seconds) < SLOW_SECONDS:  # the very first call may be slow for other reasons
+        # The very first call may be slow for other reasons. On a GPU, seconds are those of the launches alone.
+        elif tensors[0].is_cuda or min(program.first_seconds, seconds) < SLOW_SECONDS:
             program.second = [x.clone() for x in tensors]
         else:
             program.run = self._plain
@@ -87,14 +88,34 @@ class Replay:
         The function itself if recording fails, or results differ because its control flow depends on values.
         """
         try:
-            program = make_fx(self._plain)(*second)
-            _simplify(program.graph)
-            program.recompile()
-            forward = torch.no_grad()(program.forward)
+            forward = _graph(self._plain, second) if second[0].is_cuda else _traced(self._plain, second)
             same = all(_equal(a, b) for a, b in zip(forward(*third), self._plain(*third), strict=True))
         except Exception:  # data-dependent control flow, an operation that cannot be recorded, or too little memory
             return self._plain
         return forward if same else self._plain
+
+
+def _traced(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
+    """The operations of the function, called one after the other."""
+    program = make_fx(function)(*tensors)
+    _simplify(program.graph)
+    program.recompile()
+    return torch.no_grad()(program.forward)
+
+
+def _graph(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
+    """The function as a CUDA graph, which reads copies of the arguments and keeps its memory."""
+    inputs, graph = [x.clone() for x in tensors], torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = [x.detach() for x in function(*inputs)]
+
+    @torch.no_grad()
+    def replay(*tensors: Tensor) -> Sequence[Tensor]:
+        torch._foreach_copy_(inputs, tensors)
+        graph.replay()
+        return [x.clone() for x in results]
+
+    return replay
 
 
 def _simplify(graph: fx.Graph) -> None:

@@ -275,6 +275,8 @@ def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
         strategy = ShardedStrategy(ranks)
     elif options.strategy == "ddp":
         strategy = "ddp"
+    # cuDNN's default algorithms for the gradients of convolutions add in an order that differs between calls.
+    torch.backends.cudnn.deterministic = True
     return pl.Trainer(
         accelerator=config.device,
         devices=options.devices,

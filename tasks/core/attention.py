@@ -9,10 +9,11 @@ Dimensions: B rows, T queries, S keys, D width, H heads, K head size.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import TransformType, peek_interpreter_stack
 from torch.nn.functional import scaled_dot_product_attention
 
 from tasks.core.composition import Block, HeadComposition, Parts, composed_attention
@@ -194,7 +195,7 @@ def plain_attention(
     """
     drop = dropout if dropout is not None and dropout.p and dropout.training else None
     if drop is None and _watched is None:
-        return scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, mask, is_causal=causal, scale=scale)
+        return _fused(q_BHTK, k_BHSK, v_BHSK, mask, causal, scale)
     logits_BHTS = q_BHTK @ k_BHSK.mT * (scale or q_BHTK.shape[-1] ** -0.5)
     if causal:
         mask = visible(q_BHTK.shape[-2], True, None, None, q_BHTK.device)
@@ -205,6 +206,48 @@ def plain_attention(
         _watched.append(Watched(logits_BHTS, (seen if mask is None else seen & mask)[:, 0]))
     a_BHTS = logits_BHTS.softmax(-1)
     return (a_BHTS if drop is None else drop(a_BHTS)) @ v_BHSK
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
+    """Torch's fused attention, also under `vmap`."""
+    if not torch.compiler.is_compiling():
+        level: Any = peek_interpreter_stack()
+        if level is not None and level.key() == TransformType.Vmap:
+            result: Any = _OverLanes.apply(q, k, v, mask, causal, scale)
+            return result
+    return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
+
+
+class _OverLanes(torch.autograd.Function):
+    """`_fused` under `vmap`, with lanes as further rows.
+
+    Torch's own rule calls the kernel for each lane on a CPU, and its backward fails on CUDA ("LSE is not correctly
+    aligned", torch 2.11).
+    """
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
+        return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
+        lanes = info.batch_size
+        *given, causal, scale = inputs
+        parts: list[Any] = [
+            x if x is None else x.expand(lanes, *x.shape) if dim is None else x.movedim(dim, 0)
+            for x, dim in zip(given, in_dims, strict=False)
+        ]
+        q, _, _, mask = parts
+        rows = q.shape[1]
+        if mask is not None:  # (lanes, B or 1, 1, T, S)
+            mask = mask.reshape(lanes, *[1] * (q.ndim - mask.ndim), *mask.shape[1:]).expand(-1, rows, -1, -1, -1)
+            mask = mask.flatten(0, 1)
+        q, k, v = (x.flatten(0, 1) for x in parts[:3])
+        return _fused(q, k, v, mask, causal, scale).unflatten(0, (lanes, rows)), 0
 
 
 class Watched(NamedTuple):

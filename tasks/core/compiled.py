@@ -46,7 +46,7 @@ def compiled_loss(loss: Callable[[Any], Any], where: BatchRandomness, device: to
     program = through_compiler(loss)
 
     def compiled(batch: Any) -> Any:
-        with where.as_tensors(device):
+        with where.at(*where.position(device)):
             return program(batch)
 
     return compiled

@@ -84,7 +84,7 @@ class Observer:
             found = self._measured(done, now if finite else {name: torch.zeros_like(w) for name, w in now.items()})
         finally:
             self.task.train(mode)
-        return found if finite else dict.fromkeys(found, torch.tensor(nan, dtype=torch.float64))
+        return found if finite else {name: torch.full_like(value, nan) for name, value in found.items()}
 
     # -- inside -----------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ same bits on every device, any rows without the others, and no generator state t
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,6 +43,28 @@ def _mix(words: Tensor) -> Tensor:
     return words
 
 
+class _Kept(torch.autograd.Function):
+    """Words of 64 bits as four int16 each, 1 where one is at least `threshold`, else 0; they are changed in place.
+
+    It is a function of its own since `vmap` lacks rules for its operations (`view`, before torch 2.15) or loops over
+    lanes (`ge_`).
+    """
+
+    @staticmethod
+    def forward(words: Tensor, threshold: int) -> Tensor:
+        # In place: torch vectorises neither int16 comparison into bool nor bool to float, which take 8 times as long.
+        return words.view(torch.int16).ge_(threshold)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, int]:
+        words, threshold = inputs
+        return _Kept.apply(words.movedim(in_dims[0] or 0, 0), threshold), 0
+
+
 class BatchRandomness:
     """The position of a micro-batch in the run; shared by all random parts of a model.
 
@@ -66,12 +89,18 @@ class BatchRandomness:
         self.drawn = False
         self._held: tuple[int, Tensor, Tensor] | None = None
 
-    @contextmanager
-    def as_tensors(self, device: torch.device) -> Iterator[None]:
-        """Keep step and rows in tensors within, so that one compiled program serves all steps."""
+    def position(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """A hash of seed and step, and the first row, int64 of shape () each."""
+        if self._held is not None:
+            return self._held[1:]
         # Not `torch.tensor`, which synchronises with a GPU.
         parts = _signed(_key(self.seed, self.step)), self.rows.start
         before, first = (torch.full((), part, dtype=torch.int64, device=device) for part in parts)
+        return before, first
+
+    @contextmanager
+    def at(self, before: Tensor, first: Tensor) -> Iterator[None]:
+        """Read a `position` from tensors within, so that one recorded or compiled program serves all steps."""
         self._held = self.rows.stop - self.rows.start, before, first
         try:
             yield
@@ -97,10 +126,9 @@ class BatchRandomness:
         Each is 0 with probability `exact_rate(rate)`, decided by 16 separate bits.
         """
         elements = like.shape[1:].numel()
-        pieces = self.words(stream, -(-elements // 4), like.device).view(torch.int16)[:, :elements]
-        # In place: torch vectorises neither int16 comparison into bool nor bool to float, which take 8 times as long.
-        pieces.ge_(round(exact_rate(rate) * _PIECES) - _PIECES // 2)
-        return pieces.to(like.dtype).reshape(like.shape)
+        words = self.words(stream, -(-elements // 4), like.device)
+        pieces: Any = _Kept.apply(words, round(exact_rate(rate) * _PIECES) - _PIECES // 2)
+        return pieces[:, :elements].to(like.dtype).reshape(like.shape)
 
     def uniform(self, stream: int, like: Tensor) -> Tensor:
         """Numbers in [0, 1) of the shape of `like`: of 53 bits where that is float64, else of 24 bits in float32."""
