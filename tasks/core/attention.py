@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import TransformType, peek_interpreter_stack
 from torch.nn.functional import scaled_dot_product_attention
 
+from tasks.core.batching import is_batched
 from tasks.core.composition import Block, HeadComposition, Parts, composed_attention
 
 Kind = Literal["standard", "fixed_head", "dcmha"]
@@ -210,11 +210,9 @@ def plain_attention(
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
     """Torch's fused attention, also under `vmap`."""
-    if not torch.compiler.is_compiling():
-        level: Any = peek_interpreter_stack()
-        if level is not None and level.key() == TransformType.Vmap:
-            result: Any = _OverLanes.apply(q, k, v, mask, causal, scale)
-            return result
+    if is_batched():
+        result: Any = _OverLanes.apply(q, k, v, mask, causal, scale)
+        return result
     return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
 
 

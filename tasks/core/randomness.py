@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tasks.core.batching import is_batched
+
 _WORD = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 _STEPS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, None))
@@ -43,17 +45,21 @@ def _mix(words: Tensor) -> Tensor:
     return words
 
 
-class _Kept(torch.autograd.Function):
-    """Words of 64 bits as four int16 each, 1 where one is at least `threshold`, else 0; they are changed in place.
+def _kept(words: Tensor, threshold: int) -> Tensor:
+    """Words of 64 bits as four int16 each, 1 where one is at least `threshold`, else 0; the words are overwritten."""
+    if is_batched():
+        result: Any = _KeptInLanes.apply(words, threshold)
+        return result
+    # In place: torch vectorises neither int16 comparison into bool nor bool to float, which take 8 times as long.
+    return words.view(torch.int16).ge_(threshold)
 
-    It is a function of its own since `vmap` lacks rules for its operations (`view`, before torch 2.15) or loops over
-    lanes (`ge_`).
-    """
+
+class _KeptInLanes(torch.autograd.Function):
+    """`_kept` under `vmap`, whose own rules lack `view` (before torch 2.15) and call `ge_` for each lane."""
 
     @staticmethod
     def forward(words: Tensor, threshold: int) -> Tensor:
-        # In place: torch vectorises neither int16 comparison into bool nor bool to float, which take 8 times as long.
-        return words.view(torch.int16).ge_(threshold)
+        return _kept(words, threshold)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -62,7 +68,7 @@ class _Kept(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, int]:
         words, threshold = inputs
-        return _Kept.apply(words.movedim(in_dims[0] or 0, 0), threshold), 0
+        return _kept(words.movedim(in_dims[0] or 0, 0), threshold), 0
 
 
 class BatchRandomness:
@@ -127,7 +133,7 @@ class BatchRandomness:
         """
         elements = like.shape[1:].numel()
         words = self.words(stream, -(-elements // 4), like.device)
-        pieces: Any = _Kept.apply(words, round(exact_rate(rate) * _PIECES) - _PIECES // 2)
+        pieces = _kept(words, round(exact_rate(rate) * _PIECES) - _PIECES // 2)
         return pieces[:, :elements].to(like.dtype).reshape(like.shape)
 
     def uniform(self, stream: int, like: Tensor) -> Tensor:
