@@ -137,7 +137,7 @@ def number(value: float, digits: int = 4) -> str:
         return str(value)  # a large seed has more digits than a float
     if 1e4 <= abs(value) < 1e6 and value == round(value):
         return f"{value:.0f}"
-    return f"{value:.{digits}g}"
+    return f"{value + 0.0:.{digits}g}"  # without the sign of -0
 
 
 def _median(value: "MedianTime", digits: int) -> str:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from scipy import stats as reference
 
 from bench.boards import BOARDS
+from bench.boards.collect import Collected
 from bench.boards.curves import steps
 from bench.boards.headline import headlines
 from bench.cli import dispatch as results
@@ -106,7 +107,7 @@ def test_a_run_that_diverged_is_worse_than_all_numbers_and_is_counted(store):
 @pytest.mark.parametrize("survivors", [[0.9, 0.9], [0.9, 0.1], [0.1, 0.1]], ids=str)
 def test_eight_of_ten_that_diverged_are_worse_than_none_whatever_the_survivors_say(store, survivors):
     keep(store, *seeds("adam", [0.5 + 0.01 * i for i in range(10)]), *seeds("sgd", [*survivors, *[None] * 8]))
-    assert rows("quality", store)["sgd"]["verdict"] == "worse"
+    assert "diverges more often" in rows("quality", store)["sgd"]["verdict"]
 
 
 def test_below_three_seeds_a_row_is_provisional(store):
@@ -1204,13 +1205,82 @@ def test_a_worst_seed_of_zero_is_a_number(store):
     assert (own["sgd"]["worst"], own["adamw"]["worst"]) == (0.0, "a run without a value")
 
 
+ENTRANTS = ("adam", "sgd", "sngd", "momo")
+few = st.sampled_from([None, 0.25, 0.5, 0.75])
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.fixed_dictionaries({opt: st.lists(few, min_size=8, max_size=12) for opt in ENTRANTS}))
+def test_no_entrant_changes_the_row_of_another(values: dict[str, list[End]]) -> None:
+    def of(some: tuple[str, ...], name: str) -> dict[str, Any]:
+        runs = [run for opt in some for run in seeds(opt, values[opt])]
+        (table,) = BOARDS[name](Collected.of(runs, lambda run_id: {}, "adam")).tables
+        return {row["opt"]: {k: v for k, v in row.items() if k != "flags"} for row in table.rows}
+
+    for name in ("quality", "robustness"):
+        every = of(ENTRANTS, name)
+        for count in range(1, len(ENTRANTS)):
+            for others in combinations(ENTRANTS[1:], count - 1):
+                some = of(("adam", *others), name)
+                assert some == {opt: every[opt] for opt in some}
+
+
+def test_a_run_that_time_stopped_has_no_verdict_on_a_board_of_steps_either(store):
+    floor = {"metrics": {"final": {"loss": 0.0, "excess": 0.0}}, **LOSS, "target": 0.1}
+    keep(store, *(replace(run, steps_to_target=60) for run in seeds("gd", [0.0] * 8, **floor)))
+    late = seeds("ngd", [0.0] * 8, **{**floor, "status": "timeout", "steps": 10})
+    keep(store, *late)
+    assert rows("quality", store, reference=None)["ngd"]["verdict"] == (
+        "not compared: has runs that time stopped before the target"
+    )
+
+
+def test_two_settings_of_the_reference_are_none_and_said(store):
+    by_hand = [seeds("adam", HIGH, words={"opt.lr": lr}) for lr in (0.3, 0.5)]
+    keep(store, *by_hand[0], *seeds("sgd", LOW))
+    assert rows("quality", store, settings="all")["sgd"]["verdict"] == "worse"
+    keep(store, *by_hand[1])
+    (table,) = board("quality", store, settings="all").tables
+    assert not any(row.get("is_reference") for row in table.rows)
+    assert "the reference adam has 2 settings here: choose one with --reference 'adam (lr 0.3)'" in table.notes[0]
+    named = rows("quality", store, settings="all", reference="adam (lr 0.5)")
+    assert named["sgd"]["verdict"] == "worse"
+
+
+def test_a_reference_with_runs_of_which_none_is_chosen_is_not_said_to_have_none(store):
+    for lr, first in ((0.3, 0), (0.5, 20)):
+        keep(store, *seeds("adam", HIGH, first, words={"opt.lr": lr}))
+    keep(store, *seeds("sgd", LOW))
+    (table,) = board("quality", store).tables
+    assert "the reference adam is not shown: it has 2 settings, of which none was chosen" in table.notes[0]
+
+
+def test_settings_by_hand_beside_tuned_ones_are_mentioned(store):
+    tuned(store, "adam", HIGH)
+    keep(store, *seeds("adam", LOW, words={"opt.lr": 0.7}))
+    notes = [note for note in found(store).notes if "by hand or swept" in note]
+    assert len(notes) == 1
+    assert "adam is shown at its tuned settings, without 1 setting set by hand or swept" in notes[0]
+
+
+def test_runs_that_diverge_alike_are_the_same_runs(store):
+    def some(opt: str, shift: float) -> list[RunResult]:
+        evaluated = [{"step": 50, "loss": 0.5 + shift, "train_s": 1.0}]
+        return seeds(opt, [0.5, 0.4, *[None] * 6], validations=evaluated)
+
+    keep(store, *some("adam", 0.0), *some("sgd", 0.0), *some("sngd", 0.1))
+    flags = {opt: row["flags"] for opt, row in rows("quality", store).items()}
+    assert "same runs as adam" in flags["sgd"]
+    assert not any("same runs" in flag for flag in flags["sngd"])
+
+
 def test_a_run_that_time_stopped_before_the_target_gives_its_row_no_verdict(store):
     keep(store, *(replace(run, steps_to_target=60) for run in seeds("adam", A)))
     keep(store, *(replace(run, status="timeout", steps=10) for run in seeds("sgd", B)))
     table = board("speed", store, target=None).tables[-1]
     assert {row["opt"]: row["verdict"] for row in table.rows} == {
         "adam": "reference",
-        "sgd": "not compared: time stopped runs before the target",
+        "sgd": "not compared: has runs that time stopped before the target",
     }
 
 
@@ -1237,7 +1307,7 @@ def test_the_headline_without_a_reference_names_the_best_mean_and_no_verdict(sto
     keep(store, *seeds("adam", [0.7] * 3), *seeds("sgd", [0.6] * 3))
     ((_, said),) = headlines(found(store))
     assert said.startswith(
-        "adam (default) has the best mean (test accuracy 0.7 [0.7, 0.7]); there are no runs of adamw"
+        "adam (default) has the best mean (test accuracy 0.7 [0.7, 0.7]); the reference adamw has no runs"
     )
 
 

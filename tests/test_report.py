@@ -98,8 +98,10 @@ def test_the_page_is_whole_and_in_order(hostile):
     assert all(link and link[0] == "#" and link[1:] in ids for link in links)
     # The first needs eight problems, the others observed runs.
     charts = [name for name in CHARTS if name not in ("performance_profile", "attention", "stability")]
-    assert {f"#{name}" for name in ("quality", "speed", "tuning", *charts, "main", "made")} <= set(links)
-    assert ids.index("forest") < ids.index("quality") < ids.index("curves")
+    assert {
+        f"#{name}" for name in ("quality", "speed", "tuning", *(f"charts-{name}" for name in charts), "main", "made")
+    } <= set(links)
+    assert ids.index("charts-forest") < ids.index("quality") < ids.index("charts-curves")
     for label in (a["aria-labelledby"] for _, a in read.tags if "aria-labelledby" in a):
         assert label in ids
 
@@ -315,8 +317,8 @@ def test_what_has_nothing_to_show_vanishes(store):
         add_run(store, seed=seed, cap_share=0.0)
     read = Reader(report(asked(store)))
     ids = {attributes.get("id") for _, attributes in read.tags}
-    assert ids >= {"quality", "curves", "profile"}
-    assert not ids & {"theory", "tuning", "sensitivity", "steps", "budget"}
+    assert ids >= {"quality", "charts-curves", "charts-profile"}
+    assert not ids & {"theory", "tuning", *(f"charts-{name}" for name in ("sensitivity", "steps", "budget"))}
     assert "no optimizer is tuned here" not in read.text
 
 

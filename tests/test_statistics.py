@@ -23,9 +23,11 @@ from bench.results.sequential import (
 )
 from tools.statistics import (
     NULLS,
+    UNEQUAL,
     advised,
     alternatives,
     coverage,
+    divergences,
     false_verdicts,
     false_words,
     lognormal,
@@ -131,8 +133,10 @@ def test_what_a_smaller_level_decides_every_greater_one_does(n: int, tests: int)
 def test_a_verdict_is_that_of_the_first_seeds_that_decide(d: list[float]) -> None:
     found = compare(*values_of(d), "max")
     expected = verdicts(np.array([d]))[0] if d else [0]
-    assert found.sign == expected[-1]
-    assert found.told == (next(n for n, sign in enumerate(expected, 1) if sign) if found.sign else None)
+    often = divergences(np.array([d]))[0] if d else [0]
+    assert (found.sign, found.diverges) == (expected[-1], often[-1])
+    deciding = expected if found.sign else often
+    assert found.told == next((n for n, sign in enumerate(deciding, 1) if sign), None)
     assert (found.wins, found.losses) == (sum(x > 0 for x in d), sum(x < 0 for x in d))
     assert found.verdict in (("too few seeds",) if len(d) < LEAST_SEEDS else ("better", "worse", "no difference found"))
 
@@ -142,6 +146,7 @@ def test_who_is_compared_with_whom_turns_the_verdict_around(d: list[float]) -> N
     first, second = values_of(d)
     found, turned = compare(first, second, "max"), compare(second, first, "max")
     assert (found.sign, found.wins, found.lost) == (-turned.sign, turned.losses, turned.lost[::-1])
+    assert found.diverges == -turned.diverges
     smaller = compare([x and -x for x in first], [x and -x for x in second], "min")
     assert smaller == found
 
@@ -150,8 +155,9 @@ def test_who_is_compared_with_whom_turns_the_verdict_around(d: list[float]) -> N
 def test_a_verdict_stands_when_seeds_are_added(d: list[float], more: list[float]) -> None:
     before = compare(*values_of(d), "max")
     after = compare(*values_of([*d, *more]), "max")
-    wins_decide = before.sign and max(before.wins, before.losses) >= LEAST_SEEDS
-    assert not wins_decide or after.sign != 0
+    assert before.sign in (0, after.sign)
+    assert before.diverges in (0, after.diverges)
+    assert not before.decided or {*before.words.split(", ")} <= {"no difference found", *after.words.split(", ")}
 
 
 @given(st.lists(numbers, min_size=LEAST_SEEDS, max_size=25))
@@ -202,7 +208,13 @@ def test_a_value_at_the_floor_bounds_an_effect(values: list[tuple[float, float]]
 def test_survivors_have_no_veto(survivors: list[float], last: bool) -> None:
     lost = [-math.inf] * 8
     d = [*lost, *survivors] if last else [*survivors, *lost]
-    assert compare(*values_of(d), "max").verdict == "worse"
+    assert "diverges more often" in compare(*values_of(d), "max").words
+
+
+def test_who_diverges_more_often_may_be_better() -> None:
+    d = [-math.inf if i % 3 == 0 and i < 24 else 0.4 for i in range(50)]
+    assert compare(*values_of(d[:24]), "max").words == "diverges more often"
+    assert compare(*values_of(d), "max").words == "better, diverges more often"
 
 
 def test_what_is_no_pair_is_refused() -> None:
@@ -215,9 +227,9 @@ def test_what_is_no_pair_is_refused() -> None:
     assert compare([], [], "max").effect is None
 
 
-@pytest.mark.parametrize("name", NULLS)
+@pytest.mark.parametrize("name", NULLS | UNEQUAL)
 def test_where_neither_is_better_a_verdict_is_rare_however_often_one_looks(name: str) -> None:
-    found = false_verdicts(NULLS[name], most=40, repeats=3000)
+    found = false_verdicts((NULLS | UNEQUAL)[name], most=40, repeats=3000)
     assert found["any"] <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 3000)  # plus the simulation error
     assert found["3"] == found["5"] == 0
 

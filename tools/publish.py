@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
+from typing import Any
 
 from bench.boards.charts import curves
 from bench.boards.collect import Collected, collect
@@ -244,8 +245,8 @@ def _summary(tables: Mapping[str, Table]) -> str:
     counts: dict[str, Counter[str]] = {}
     for table in tables.values():
         for row in table.rows:
-            if row.get("verdict") in ("better", "worse"):
-                counts.setdefault(row["opt"], Counter())[row["verdict"]] += 1
+            if (verdict := _of_wins(row)) in ("better", "worse"):
+                counts.setdefault(row["opt"], Counter())[verdict] += 1
     references = dict.fromkeys(row["opt"] for table in tables.values() for row in table.rows if row["is_reference"])
     groups: dict[str, list[str]] = {}
     for opt, count in sorted(counts.items(), key=lambda item: (item[1]["worse"], -item[1]["better"], item[0])):
@@ -255,6 +256,13 @@ def _summary(tables: Mapping[str, Table]) -> str:
     n = len(tables)
     where = f"{n} task{'s' * (n != 1)}"
     return f"In short, against {' or '.join(references) or 'nobody'} on {where}: {said or 'no significant difference'}."
+
+
+def _of_wins(row: Mapping[str, Any]) -> str:
+    """The verdict of a row without a second claim (`Comparison.words`)."""
+    verdict = row.get("verdict") or ""
+    first = verdict.partition(", ")[0]
+    return first if first in ("better", "worse") else verdict
 
 
 def _metric(table: Table) -> str:
@@ -271,8 +279,8 @@ def _by_verdict(table: Table) -> str:
     reference = next((row["opt"] for row in table.rows if row["is_reference"]), "nobody")
     groups: dict[str, list[str]] = {}
     for row in table.rows:
-        if row.get("verdict") not in (None, "reference"):
-            groups.setdefault(row["verdict"], []).append(row["opt"])
+        if _of_wins(row) not in ("", "reference"):
+            groups.setdefault(_of_wins(row), []).append(row["opt"])
     words = {
         "better": f"better than {reference}",
         "no difference found": f"no difference from {reference} found",

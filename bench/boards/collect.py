@@ -78,9 +78,27 @@ class Collected:
         return _by_problem(self.entries)
 
     def reference_of(self, problem: Problem) -> Entry | None:
-        """The entry that a problem's others are compared with, preferring tuned to default to by hand."""
+        """The entry that a problem's others are compared with, preferring tuned to default to by hand.
+
+        None without one, or if there are several of the same kind: another setting must not change the reference.
+        """
+        best = self._references(problem)
+        return best[0] if len(best) == 1 else None
+
+    def _references(self, problem: Problem) -> list[Entry]:
         own = [e for e in self.chosen if e.problem == problem and self.reference_name(problem) in (e.opt, e.name)]
-        return min(own, key=lambda entry: (KINDS.index(entry.kind), entry.name), default=None)
+        kind = min((KINDS.index(entry.kind) for entry in own), default=None)
+        return [entry for entry in own if KINDS.index(entry.kind) == kind]
+
+    def no_reference(self, problem: Problem) -> str:
+        """The reason why a problem has no reference."""
+        name, best = self.reference_name(problem), self._references(problem)
+        if best:
+            return f"the reference {name} has {len(best)} settings here: choose one with --reference '{best[0].name}'"
+        there = sum(e.problem == problem and name in (e.opt, e.name) and bool(e.runs) for e in self.all)
+        if there:
+            return f"the reference {name} is not shown: it has {counted(there, 'setting')}, of which none was chosen"
+        return f"the reference {name} has no runs in these stores"
 
     def reference_name(self, problem: Problem) -> str:
         """The name of a problem's reference, which may have no runs."""
@@ -279,6 +297,12 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
         best = [entry for entry in own if (entry.default if kind == settings == "default" else entry.kind == kind)]
         if kind == "tuned" and best:
             best.sort(key=lambda entry: entry.study.weight if entry.study else (0, ""), reverse=True)
+            mine = [e for e in own if e.kind == "by hand" and e.shipped < len(e.runs)]
+            if settings == "best" and mine:
+                notes.append(
+                    f"{problem.name}: {opt} is shown at its tuned settings, without {counted(len(mine), 'setting')} set"
+                    " by hand or swept; show all with --settings all"
+                )
             best[0].others_tuned = [e.study.name if e.study else f"elsewhere, {differing(e, best)}" for e in best[1:]]
             best = best[:1]
         elif searched:

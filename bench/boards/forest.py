@@ -34,7 +34,7 @@ def _panel(key: str, found: Collected, problem: Problem) -> Panel:
     ref, measure = verdicts.ref, verdicts.measure
     panel = Panel(key, "effects", f"{measure.words}: {'; '.join(verdicts.scale)}", "")
     if ref is None:
-        why = f"the reference {found.reference_name(problem)} has no runs in these stores; --reference names another"
+        why = f"{found.no_reference(problem)}; --reference names another"
         return replace(panel, note=why)
     rows: list[tuple[Entry, Comparison, Interval]] = []
     left_out = []
@@ -44,7 +44,7 @@ def _panel(key: str, found: Collected, problem: Problem) -> Panel:
             left_out.append(f"{entry.name}: {of}")
         elif of is not None and of.effect is None:
             counts = f"{of.lost[0]} of its and {of.lost[1]} of the reference's {of.n} runs have no value"
-            left_out.append(f"{entry.name}: {of.verdict}; there is no median, since {counts}")
+            left_out.append(f"{entry.name}: {of.words}; there is no median, since {counts}")
         elif of is not None and of.effect is not None:
             rows.append((entry, of, of.effect))
     if not rows:

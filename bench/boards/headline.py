@@ -24,11 +24,12 @@ def _said(found: Collected, problem: Problem, entries: Sequence[Entry]) -> str:
         if first is not None:
             best = f"{first.name} ({first.settings}) has the best mean ({metric.words} {cell(metric.mean(first))})"
             best += ", on the seeds that chose its settings" * bool(first.best_of)
-        return f"{best}; there are no runs of {found.reference_name(problem)}, so there are no verdicts."
+        return f"{best}; {found.no_reference(problem)}, so there are no verdicts."
     compared = {entry: verdicts.of(entry) for entry in ordered if entry is not verdicts.ref}
     groups: dict[str, list[Entry]] = {}
     for entry, of in compared.items():
-        groups.setdefault(of.verdict if isinstance(of, Comparison) else "not compared", []).append(entry)
+        said_of = "not compared" if not isinstance(of, Comparison) else of.verdict if of.sign else of.words
+        groups.setdefault(said_of, []).append(entry)
     if compared and all(entry.best_of for entry in compared):
         means = [f"{entry.name} {cell(metric.mean(entry) or lost(entry))}" for entry in ordered]
         return f"Best of a sweep, on the seeds that chose the settings, so there are no verdicts: {', '.join(means)}."
@@ -42,9 +43,10 @@ def _said(found: Collected, problem: Problem, entries: Sequence[Entry]) -> str:
         return "is" if len(groups[word]) == 1 else "are"
 
     sentences = []
+    often = verdicts.measure.often
     if "better" in groups:
         sentences.append(f"{those('better')} {verb('better')} better than {named}.")
-    elif {"worse", "no difference found"} & groups.keys():
+    elif {"worse", "no difference found", *often} & groups.keys():
         sentences.append(f"No optimizer was found to be better than {named}.")
     elif groups:
         sentences.append(f"No verdict against {named} is decided.")
@@ -54,6 +56,10 @@ def _said(found: Collected, problem: Problem, entries: Sequence[Entry]) -> str:
         sentences.append(f"No significant difference between {ref.name} and {those('no difference found')}.")
     if "worse" in groups:
         sentences.append(f"{those('worse')} {verb('worse')} worse.")
+    for words in often:
+        some = [entry.name for entry, of in compared.items() if isinstance(of, Comparison) and words in of.words]
+        if some:
+            sentences.append(f"{words[0].upper()}{words[1:]} than {ref.name}: {listed(some)}.")
     if "too few seeds" in groups:
         sentences.append(f"Too few seeds to judge {those('too few seeds')}.")
     if "selected on these seeds" in groups:

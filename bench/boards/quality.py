@@ -7,7 +7,7 @@ from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
 from bench.boards.retuning import with_tuning_noise
 from bench.boards.shared import VERDICTS, Verdicts, board_table, budget_notes, coinciding, flags, lost, metric_of
-from bench.boards.speed import steps_to
+from bench.boards.speed import by_steps
 from bench.results.group import Measure, final
 from bench.results.retuning import REPEATS
 from bench.results.sequential import Comparison
@@ -67,8 +67,8 @@ def quality(found: Collected) -> Board:
             notes.append(f"no interval with the noise of tuning: {words}")
         if ref is None:
             notes.append(
-                f"the reference {found.reference_name(problem)} has no runs in these stores, so there are"
-                f" no verdicts: make some with bench suite, or choose another with --reference"
+                f"{found.no_reference(problem)}, so there are no verdicts: train some with bench suite, or choose"
+                " another with --reference"
             )
         elif ref.kind != "tuned" and not ref.best_of:
             notes.append(f"the reference {ref.name} is not tuned ({ref.settings}), so verdicts favour tuned optimizers")
@@ -102,9 +102,9 @@ def judged(found: Collected, problem: Problem) -> tuple[Measure, Verdicts, str |
     if problem.target is None:
         said += ", where differences vanish, and the task has no target: use another task, or the steps to a"
         said += " target that you choose (--board speed --target)"
-        return metric, Verdicts(ref, metric), said
-    steps = steps_to(None, problem.mode)
-    return metric, Verdicts(ref, steps), f"{said}, so rows are compared by the steps to the target"
+        there = "at the floor of the metric, like the reference"
+        return metric, Verdicts(ref, metric, lambda e: there if e is not ref and at_floor(metric, e) else None), said
+    return metric, by_steps(ref, None, problem.mode), f"{said}, so rows are compared by the steps to the target"
 
 
 def at_floor(metric: Measure, entry: Entry) -> bool:
@@ -122,7 +122,7 @@ def _over_tasks(problems: Sequence[Problem], effects: Mapping[str, Mapping[Probl
         row: dict[str, Any] = {"opt": name}
         for problem in problems:
             there = own.get(problem, "no runs")
-            row[problem.name] = "reference" if there is None else there if isinstance(there, str) else there.verdict
+            row[problem.name] = "reference" if there is None else there if isinstance(there, str) else there.words
             if isinstance(there, Comparison):
                 row[f"effect on {problem.name}"] = there.effect
         rows.append(row)

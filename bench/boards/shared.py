@@ -4,7 +4,7 @@ Verdicts and numbers of a row depend only on the row and on the fixed reference,
 "same runs as" names others.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,10 +129,12 @@ class Verdicts:
     Attributes:
         ref: the reference; None if it has no runs.
         measure: the compared measure.
+        obstacle: why an entry cannot be compared by this measure, if it cannot.
     """
 
     ref: Entry | None
     measure: Measure
+    obstacle: Callable[[Entry], str | None] = lambda entry: None
 
     def ordered(self, entries: Sequence[Entry]) -> list[Entry]:
         """Entries by their own values: fewer lost runs first, then the better mean."""
@@ -142,8 +144,9 @@ class Verdicts:
         """An entry against the reference on common seeds, or the reason why not."""
         if self.ref is None or entry is self.ref:
             return None
-        if why := entry.refused or self.ref.refused:
-            return f"not compared: {'the reference ' * (not entry.refused)}{why}"
+        own, other = (e.refused or self.obstacle(e) for e in (entry, self.ref))
+        if own or other:
+            return f"not compared: {own or f'the reference {other}'}"
         found = self.measure.compare(entry, self.ref)
         return "no common seeds" if found is None else found.selected if entry.best_of or self.ref.best_of else found
 
@@ -151,7 +154,7 @@ class Verdicts:
         """The values of `columns`."""
         if not isinstance(found, Comparison):
             return {"verdict": "reference" if entry is self.ref else found, "is_reference": entry is self.ref}
-        words: str = found.verdict
+        words = found.words
         if found.lost == (found.n, found.n):
             words = NO_VALUE
         if words == "too few seeds":
@@ -160,7 +163,7 @@ class Verdicts:
         selected = words == "selected on these seeds"
         if selected and not entry.best_of:
             words = f"reference {words}"
-        told = found.sign or selected
+        told = found.decided or selected
         more = None if told else advice(found.n, found.wins, found.losses)
         return {
             "verdict": words,
@@ -191,8 +194,9 @@ class Verdicts:
             Column(
                 "verdict",
                 f"against {self.named}",
-                "better or worse on more than half of all seeds; error rate 5 % per row, also when seeds are"
-                " added, independent of the other rows",
+                "better or worse: it wins, or loses, on more than half of all seeds, where a diverged run loses to any"
+                " number; diverges more or less often: a claim of its own. Error rate of both together 5 % per row,"
+                " also when seeds are added, independent of the other rows",
             ),
             Column("won", "won", "number of common seeds on which it is better"),
             Column(
@@ -205,17 +209,16 @@ class Verdicts:
             Column(
                 "more",
                 "decided at",
-                "number of seeds at which the verdict was decided; for an open one, the number"
-                " that decides it with 80 % probability, estimated from these seeds",
+                "number of seeds at which the verdict was decided; for an open one, a range estimated from these seeds,"
+                " which contains that number in 80 % of cases over a mix of effects, less often where there is none",
             ),
         ]
 
 
 VERDICTS = (
     "verdicts: sign tests over common seeds, error rate 5 % per row, also with optional stopping; a run without a"
-    " value is worse than"
-    f" any number; values equal up to rounding ({ROUNDING:.0e} of their size) tie, which counts for neither; fewer than"
-    f" {LEAST_SEEDS} seeds decide no verdict"
+    f" value is worse than any number; values equal up to rounding ({ROUNDING:.0e} of their size) tie, which counts for"
+    f" neither; fewer than {LEAST_SEEDS} seeds decide no verdict"
 )
 
 
@@ -237,6 +240,8 @@ def _same(first: Entry, second: Entry) -> bool:
 
 def _equal_runs(first: RunResult, second: RunResult) -> bool:
     """Whether all evaluations are equal up to rounding, other than because both runs converged."""
+    if first.status == second.status == "diverged":
+        return first.steps == second.steps and bool(first.validations) and _equal_evaluations(first, second)
     if first.status != "completed" or second.status != "completed" or first.final is None or second.final is None:
         return False
     if differences(first.final, second.final, "min").any():  # most runs differ here, so little is read
@@ -244,6 +249,11 @@ def _equal_runs(first: RunResult, second: RunResult) -> bool:
     ends = [(first.excess(), first.final), (second.excess(), second.final)]
     if min(abs(final if excess is None else excess) for excess, final in ends) <= CONVERGED:
         return False
+    return _equal_evaluations(first, second)
+
+
+def _equal_evaluations(first: RunResult, second: RunResult) -> bool:
+    """Whether all evaluations during training are equal up to rounding."""
     pairs = []
     for one, other in zip(first.validations, second.validations, strict=False):
         pairs += [(one[name], other[name]) for name in one.keys() & other.keys() - _OF_THE_RUN]

@@ -9,7 +9,6 @@ from bench.boards.shared import VERDICTS, Verdicts, board_table
 from bench.results import stats
 from bench.results.group import Measure
 from bench.results.selection import End, Mode
-from bench.results.sequential import Comparison
 from bench.results.stats import MedianTime
 from bench.results.table import Board, Column
 from bench.store.record import RunResult
@@ -44,13 +43,23 @@ def steps_to(target: float | None, mode: Mode) -> Measure:
         at = reached(run, target, mode)[0]
         return None if at is None else float(max(1, at))
 
-    return Measure("steps to the target", "min", True, steps)
+    return Measure("steps to the target", "min", True, steps, REACHES)
+
+
+REACHES = ("reaches the target more often", "reaches the target less often")
+"""`Measure.often` of steps to a target."""
 
 
 def cut_short(entry: Entry, target: float | None) -> bool:
     """Whether the time limit stopped a run before the target, within the steps of other runs."""
     runs = entry.runs.values()
     return any(r.status == "timeout" and reached(r, target, entry.problem.mode)[0] is None for r in runs)
+
+
+def by_steps(ref: Entry | None, target: float | None, mode: Mode) -> Verdicts:
+    """Verdicts by the steps to the target; none on entries that the time limit cut short."""
+    why = "has runs that time stopped before the target"
+    return Verdicts(ref, steps_to(target, mode), lambda entry: why if cut_short(entry, target) else None)
 
 
 def speed(found: Collected) -> Board:
@@ -63,13 +72,11 @@ def speed(found: Collected) -> Board:
             notes.append(f"{problem.name} has no target: give one with --target" + more)
             continue
         mode = problem.mode
-        verdicts = Verdicts(found.reference_of(problem), steps_to(target, mode))
+        verdicts = by_steps(found.reference_of(problem), target, mode)
         machines = sorted({name for entry in entries for name in entry.machines})
         rows = {}
         for entry in verdicts.ordered(entries):
-            compared, ref = verdicts.of(entry), verdicts.ref
-            if isinstance(compared, Comparison) and any(cut_short(e, target) for e in (entry, ref) if e is not None):
-                compared = "not compared: time stopped runs before the target"
+            compared = verdicts.of(entry)
             runs = list(entry.runs.values())
             at = [reached(run, target, mode) for run in runs]
             count = sum(step is not None for step, _ in at)

@@ -9,7 +9,7 @@ import numpy as np
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
 from bench.boards.shared import VERDICTS, Verdicts, board_table
-from bench.boards.speed import median_time_to
+from bench.boards.speed import REACHES, median_time_to
 from bench.results import stats
 from bench.results.chart import Array
 from bench.results.group import Measure, mean_interval
@@ -74,7 +74,7 @@ def _table(found: Collected, problem: Problem, entries: Sequence[Entry]) -> Tabl
         return None if step is None else max(1.0, step)
 
     ref = kept[of] if of is not None and kept[of].runs else None
-    verdicts = Verdicts(ref, Measure(f"steps until {column} is {ALIGNED}", "min", True, steps))
+    verdicts = Verdicts(ref, Measure(f"steps until {column} is {ALIGNED}", "min", True, steps, REACHES))
     rows = {}
     for entry in verdicts.ordered(shown) if column else shown:
         runs = list(entry.runs.values())

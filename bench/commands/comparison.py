@@ -389,10 +389,9 @@ def _advice(found: "Collected", reference: str) -> list[str]:
     lines, tied = [], []
     for entry in verdicts.ordered(entries):
         of = verdicts.of(entry)
-        final = verdicts.measure is metric and at_floor(metric, entry)
-        if isinstance(of, Comparison) and final and of.n > 0 == of.wins + of.losses:
+        if isinstance(of, str) and verdicts.measure is metric and at_floor(metric, entry):
             tied.append(entry.name)
-        elif isinstance(of, Comparison) and not of.sign:
+        elif isinstance(of, Comparison) and not of.decided:
             more = advice(of.n, of.wins, of.losses)
             lines.append(
                 f"{entry.name}: {' to '.join(map(str, sorted({*more})))} seeds in total will probably decide it:"

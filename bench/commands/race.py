@@ -57,7 +57,7 @@ def wanted(standing: Sequence["Comparison | str | None"], seeds: Sequence[int], 
     from bench.results.sequential import Comparison, next_seeds
 
     found = [
-        (next_seeds(each.n, each.wins, each.losses, most) or n) if isinstance(each, Comparison) and not each.sign else n
+        n if not isinstance(each, Comparison) or each.decided else next_seeds(each.n, each.wins, each.losses, most) or n
         for each, n in zip(standing, seeds, strict=True)
     ]
     most_wanted = max((n for each, n in zip(standing, found, strict=True) if each is not None), default=0)
@@ -228,4 +228,4 @@ def _show(racers: Mapping[str, list[Racer]], found: "Collected", why: str, args:
 def _bought(n: int, standing: "Comparison | str | None") -> str:
     if standing is None or isinstance(standing, str):
         return f"{n}: {standing}"
-    return f"{n}: won {standing.wins}" + f", {standing.verdict} (decided at {standing.told})" * bool(standing.sign)
+    return f"{n}: won {standing.wins}" + f", {standing.words} (decided at {standing.told})" * standing.decided

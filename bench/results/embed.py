@@ -15,7 +15,7 @@ _WIDTH, _HEIGHT = 3.6, 2.5
 """Inches: letters on a phone are as large as in print, and a desktop shows two panels next to each other."""
 _SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 _DROPPED = (f"{_SVG}metadata", f"{_SVG}style")
-_NUMBER, _COLOUR = re.compile(r"-?\d+\.\d{3,}"), re.compile(r"#([0-9a-f]{6})")
+_NUMBER, _COLOUR = re.compile(r"-?\d+\.\d+"), re.compile(r"#([0-9a-f]{6})")
 
 
 def embed(chart: Chart, panel: Panel) -> dict[str, Any]:
@@ -48,6 +48,7 @@ def embed(chart: Chart, panel: Panel) -> dict[str, Any]:
         place, limits = axes.get_position(), (axes.get_xlim(), axes.get_ylim())
     root = ElementTree.fromstring(image.getvalue())
     _clean(root, panel.key, legend.names)
+    _shorten(root)
     box = (72 * x for x in (_WIDTH * place.x0, height * (1 - place.y1), _WIDTH * place.x1, height * (1 - place.y0)))
     facts = {"box": box, "x": limits[0], "y": limits[1]}
     root.attrib |= {f"data-{name}": " ".join(f"{value:.9g}" for value in own) for name, own in facts.items()}
@@ -116,11 +117,24 @@ def _clean(root: ElementTree.Element, key: str, names: list[str]) -> None:
             own["style"] = _variable(own["style"].replace("font-family: 'DejaVu Sans'", "").strip("; "))
         for name in own.keys() & {"d", "x", "y", "transform", "width", "height"}:
             digits = 3 if name == "d" and "fill: none" in own.get("style", "") else 2  # lines need more digits
-            own[name] = _NUMBER.sub(partial(_rounded, digits), own[name].replace(" \n", " ").strip())
+            own[name] = " ".join(_NUMBER.sub(partial(_rounded, digits), own[name]).split())
+        if own.get("transform", "").startswith("rotate(-0 "):
+            del own["transform"]
+
+
+def _shorten(root: ElementTree.Element) -> None:
+    """Remove groups that only hold another element, and styles of uses that repeat those of what they use."""
+    styles = {each.get("id"): each.get("style") for each in root.iter() if "id" in each.attrib}
+    for each in root.iter():
+        if each.tag == "use" and each.get("style") == styles.get(each.get("href", "")[1:], ""):
+            del each.attrib["style"]
+        for i, child in enumerate(each):
+            while child.tag == "g" and not child.attrib and len(child) == 1 and child[0].tag in ("g", "use"):
+                each[i] = child = child[0]
 
 
 def _rounded(digits: int, found: re.Match[str]) -> str:
-    return f"{float(found[0]):.{digits}f}"
+    return f"{float(found[0]):.{digits}f}".rstrip("0").rstrip(".")
 
 
 def _referred(value: str) -> list[str]:

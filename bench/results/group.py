@@ -12,7 +12,7 @@ from functools import cached_property
 
 from bench.results import stats
 from bench.results.selection import End, Mode, final_value
-from bench.results.sequential import Comparison, compare
+from bench.results.sequential import OFTEN, Comparison, compare
 from bench.results.stats import Interval
 from bench.store.record import RunResult
 from bench.text import CONVERGED
@@ -75,12 +75,14 @@ class Measure:
         mode: whether smaller ("min") or larger ("max") values are better.
         log: whether it is positive, and shown and compared on a logarithmic scale.
         of: the value of a run; None if it has none, which is worse than every number.
+        often: what it means to have a value more, or less, often.
     """
 
     words: str
     mode: Mode
     log: bool
     of: Callable[[RunResult], End]
+    often: tuple[str, str] = OFTEN
 
     def values(self, group: Group, seeds: Iterable[Seed] | None = None) -> list[End]:
         """The values of a group's runs, in the order of all its seeds or of these."""
@@ -98,7 +100,8 @@ class Measure:
         if not seeds:
             return None
         own, other, floor = self.values(first, seeds), self.values(second, seeds), CONVERGED if self.log else None
-        return compare(own, other, self.mode, log=self.log, tests=tests, floor=floor)
+        found = compare(own, other, self.mode, log=self.log, tests=tests, floor=floor)
+        return replace(found, often=self.often)
 
     def order(self, group: Group) -> tuple[float, float]:
         """Sort key of groups, best first: the share of runs without a value, then the mean of the others."""

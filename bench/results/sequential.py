@@ -2,15 +2,17 @@
 
 The claim is about seeds: *better* means that an optimizer has the better value on more than half of all seeds. No test
 of a mean is valid for every distribution (Bahadur and Savage 1956); the sign test of this claim is. A diverged run has
-no value and counts as worse than every number, so it needs no separate treatment; ties count for neither.
+no value and counts as worse than every number; ties count for neither.
 
 At each n, the test requires enough wins that the probability of ever reaching them, at any n, is at most the level if
 neither is better (alpha spending, Lan and DeMets 1983, with a look after every seed). So seeds may be added until a
 verdict is decided, at no cost of level. Seeds count in their order, and a decision by the first n is final: the choice
 of seeds must not depend on their results.
 
-A second, smaller test compares how often the two diverge, on the seeds on which exactly one of them diverged. So the
-surviving runs cannot veto the evidence of diverged ones. `SHARES` splits the level of 5 % between the two tests.
+A second, smaller test makes a claim of its own: an optimizer *diverges more often* than the other, by the seeds on
+which exactly one of them diverged. So the surviving runs cannot veto the evidence of diverged ones. It says nothing
+about who is better: an optimizer may win on more than half of all seeds and diverge more often. `SHARES` splits the
+level of 5 % between the two tests.
 """
 
 import math
@@ -39,6 +41,8 @@ LEAST_SEEDS = 7
 not spent at once (`RESERVE`)."""
 MOST_SEEDS = 200
 """Largest number of seeds that is estimated in advice."""
+OFTEN = ("diverges less often", "diverges more often")
+"""What a run without a value means."""
 ROUNDING = 2.0**-21
 """Relative difference up to which values count as equal: four units in the last place of float32."""
 
@@ -103,8 +107,10 @@ class Comparison:
         n: common seeds.
         wins, losses: seeds on which it has the better, or the worse value; the others are ties.
         lost: number of runs of each without a value.
-        verdict: see the module.
-        told: number of seeds at which it was decided; None if undecided.
+        verdict: of the wins; see the module.
+        diverges: 1 if it diverges less often than the other, -1 if more often, 0 if that is undecided.
+        often: both in words.
+        told: number of seeds at which the verdict was decided, else how often they diverge; None if both are undecided.
         effect: median over seeds of the paired difference, oriented so that positive is better, or of the ratio of the
             values on a logarithmic scale. Its interval excludes zero effect if the wins decide, and covers the true
             median with probability 96 % or more, simultaneously for all numbers of seeds; it is unbounded if the seeds
@@ -116,8 +122,10 @@ class Comparison:
     losses: int
     lost: tuple[int, int]
     verdict: Verdict
+    diverges: int
     told: int | None
     effect: Interval | None
+    often: tuple[str, str] = OFTEN
 
     @property
     def sign(self) -> int:
@@ -125,10 +133,21 @@ class Comparison:
         return {"better": 1, "worse": -1}.get(self.verdict, 0)
 
     @property
+    def decided(self) -> bool:
+        """Whether anything is."""
+        return bool(self.sign or self.diverges)
+
+    @property
+    def words(self) -> str:
+        """What was decided; words of a decision remain when seeds are added."""
+        often = {1: self.often[0], -1: self.often[1], 0: ""}[self.diverges]
+        return self.verdict if not often else f"{self.verdict}, {often}" if self.sign else often
+
+    @property
     def selected(self) -> "Comparison":
         """Without verdict and interval, which are invalid for settings chosen on these seeds."""
         effect = self.effect and replace(self.effect, low=-math.inf, high=math.inf)
-        return replace(self, verdict="selected on these seeds", told=None, effect=effect)
+        return replace(self, verdict="selected on these seeds", diverges=0, told=None, effect=effect)
 
 
 def compare(
@@ -153,14 +172,14 @@ def compare(
     d = _gains(first, second, mode, log)
     low, other_low = (np.array([x is not None and x == floor for x in own], dtype=bool) for own in (first, second))
     sign, told = _first_told(d > 0, d < 0, SHARES[0], tests)
-    if not sign:  # who diverges more often, on seeds on which exactly one did
-        only = np.flatnonzero(np.isinf(d))
-        sign, told = _first_told(d[only] > 0, d[only] < 0, SHARES[1], tests)
-        told = told and int(only[told - 1]) + 1
+    only = np.flatnonzero(np.isinf(d))  # seeds on which exactly one has a value
+    diverges, of_those = _first_told(d[only] > 0, d[only] < 0, SHARES[1], tests)
+    if told is None and of_those is not None:
+        told = int(only[of_those - 1]) + 1
     undecided: Verdict = "too few seeds" if n < LEAST_SEEDS else "no difference found"
     verdict: Verdict = "better" if sign > 0 else "worse" if sign < 0 else undecided
     return Comparison(
-        n, int((d > 0).sum()), int((d < 0).sum()), lost, verdict, told, _effect(d, low, other_low, mode, log)
+        n, int((d > 0).sum()), int((d < 0).sum()), lost, verdict, diverges, told, _effect(d, low, other_low, mode, log)
     )
 
 
