@@ -218,8 +218,10 @@ class SweepPoint(Answer):
     """95 % interval of the median; null below 6 seeds."""
     choice: Score
     """Median on the selection split, which chooses the best."""
-    excluded: Literal["", "cap", "saturated"]
-    """Why such a point is never the best: a step cap set the steps, or one step saturated the model."""
+    capped: bool
+    """Whether a step cap set the steps; such a point is never the best."""
+    saturated: int
+    """Runs in which one step saturated the model."""
     others: dict[str, Any]
     """Further varied settings, if they differ from point to point."""
 

@@ -385,7 +385,7 @@ def test_settings_whose_cap_sets_the_step_are_marked():
     results = grid(1.0, 2.0, 3.0)
     results[0].cap_share, results[1].cap_share = 0.99, 0.5
     curve = only(results)
-    assert (curve.best, [point.excluded for point in curve.points]) == (1, ["cap", "", ""])
+    assert (curve.best, [point.capped for point in curve.points]) == (1, [True, False, False])
     text = "\n".join(lines(analyse(results, ["opt.lr"], "min")))
     assert re.search(r"^cap   +0.1 +1 ", text, re.MULTILINE), text
     assert "1 setting excluded from the choice (cap): the cap set more than 90% of the steps" in text
@@ -401,9 +401,9 @@ def test_json_is_strict_and_says_what_the_table_says():
             "may_be_wider": True,
             "unscored": {}, "points": [
                 {"x": 0.1, "seeds": 2, "diverged": 0, "median": 1.5, "quartiles": [1, 2], "interval": None,
-                 "choice": None, "excluded": "", "others": {}},
+                 "choice": None, "capped": False, "saturated": 0, "others": {}},
                 {"x": 0.2, "seeds": 2, "diverged": 2, "median": None, "quartiles": [None, None], "interval": None,
-                 "choice": None, "excluded": "", "others": {}},
+                 "choice": None, "capped": False, "saturated": 0, "others": {}},
             ],
         }],
     }  # fmt: skip

@@ -7,7 +7,7 @@ runs are SGD with a fixed step, whatever the method's name.
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from bench.store.record import CAP_BINDS, Mode, RunResult
@@ -70,24 +70,6 @@ def is_capped(runs: Iterable[RunResult]) -> bool:
     return (cap_share(runs) or 0) > CAP_BINDS
 
 
-def excluded(runs: Collection[RunResult]) -> Literal["", "cap", "saturated"]:
-    """Why the results of a setting are not those of the method, so that it cannot be the best.
-
-    A cap set the steps (`is_capped`), or one huge step saturated the model in half of the runs or more.
-    """
-    if is_capped(runs):
-        return "cap"
-    saturated = sum(run.saturated_at is not None for run in runs)
-    return "saturated" if 0 < len(runs) <= 2 * saturated else ""
-
-
-EXCLUDED = {
-    "cap": f"the cap set more than {CAP_BINDS:.0%} of the steps, as in SGD with a fixed step",
-    "saturated": "one step saturated the model in half of the runs or more, so the result comes from its size",
-}
-"""`excluded` in words."""
-
-
 def cap_share(runs: Iterable[RunResult]) -> float | None:
     """Mean share of steps with an active cap, in [0, 1], over the runs that record it; None without any."""
     shares = [run.cap_share for run in runs if run.cap_share is not None]
@@ -97,9 +79,9 @@ def cap_share(runs: Iterable[RunResult]) -> float | None:
 def score_of(runs: Sequence[RunResult], above: bool, mode: Mode) -> End:
     """The selection score of a setting with these ended runs, one for each seed: the median of `selected`.
 
-    It is None for a setting that cannot be the best, such as an `excluded` one. `above` takes the suboptimality gap.
+    It is None for a setting that cannot be the best. `above` takes the suboptimality gap.
     """
-    return None if excluded(runs) else seed_median([selected(run, above) for run in runs], mode)
+    return None if is_capped(runs) else seed_median([selected(run, above) for run in runs], mode)
 
 
 def equal_below(scores: Iterable[End], metric: str) -> float:

@@ -21,7 +21,6 @@ from bench.results.group import Group, Measure
 from bench.results.render import csv_lines, markdown_table, shown
 from bench.results.selection import (
     CONVERGED,
-    EXCLUDED,
     GAP,
     USABLE_FACTOR,
     USABLE_SHARE,
@@ -30,15 +29,15 @@ from bench.results.selection import (
     above_infimum,
     best_index,
     equal_below,
-    excluded,
     final_value,
     good_range,
+    is_capped,
     seed_median,
     selected,
 )
 from bench.results.stats import median_rank
 from bench.results.table import Board, Column, Table
-from bench.store.record import FINISHED, RunResult
+from bench.store.record import CAP_BINDS, FINISHED, RunResult
 from bench.sweeps.sensitivity_plot import describe
 from bench.text import as_options, clean, counted, plain
 from optimizers.plugins import bare
@@ -60,7 +59,8 @@ class Point:
         choice: median of the last evaluation during training, on the selection split. The best point is chosen by it,
             so that the test set does not influence the choice. None if it equals the final metric, or if half of the
             seeds or more diverged; such a point is never the best.
-        excluded: why such a point is never the best either (`bench.results.selection.excluded`), or "".
+        capped: whether a step cap set the step size (`is_capped`); such a point is never the best either.
+        saturated: runs in which one step saturated the model (`RunResult.saturated_at`).
         others: further varied settings, if they differ from point to point.
     """
 
@@ -71,7 +71,8 @@ class Point:
     quartiles: tuple[End, End]
     interval: tuple[End, End] | None
     choice: End = None
-    excluded: str = ""
+    capped: bool = False
+    saturated: int = 0
     others: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -86,7 +87,7 @@ class Curve:
         x: the setting on its x axis.
         points: in the order of x.
         best: index of the best median, the middle one of equals; None if all are equal, or if at every point half of
-            the seeds or more diverged, or it is excluded.
+            the seeds or more diverged, or a cap set the step size.
         usable: indices of the ends of the range around the best with medians nearly as good; None if x does not take
             several numbers, or other settings differ from point to point.
         unscored: tried values of x without a finished run, with the status of a run; in a series, with the other
@@ -288,10 +289,11 @@ def _point(x: Any, group: Group, final: Measure, chosen_by: Measure, others: Map
     k = median_rank(n)
     interval = ends(end(badness[k - 1]), end(badness[n - k])) if k else None
     quartiles, median = ends(quantile(0.25), quantile(0.75)), quantile(0.5)
-    out, score = excluded(group.runs.values()), seed_median(chosen, mode)
+    capped, score = is_capped(group.runs.values()), seed_median(chosen, mode)
     choice = None if chosen == finals else score
-    point = Point(x, n, finals.count(None), median, quartiles, interval, choice, out, others)
-    return point, None if out else score
+    saturated = sum(run.saturated_at is not None for run in group.runs.values())
+    point = Point(x, n, finals.count(None), median, quartiles, interval, choice, capped, saturated, others)
+    return point, None if capped else score
 
 
 def _curve(name: str, x: str, found: list[tuple[Point, End]], mode: Mode, numeric: bool, least: float) -> Curve:
@@ -335,7 +337,7 @@ def _table(sweep: Sensitivity, curve: Curve) -> Table:
         (
             point.x,
             [
-                "*" if i == curve.best else point.excluded,
+                "*" if i == curve.best else "cap" if point.capped else "",
                 _text(point.x, 4),
                 *(_text(point.others[name], 4) for name in others),
                 _number(point.median),
@@ -369,16 +371,17 @@ def _range(ends: tuple[End, End] | None) -> str:
 
 
 def _summary(sweep: Sensitivity, curve: Curve) -> list[str]:
-    counts = Counter(point.excluded for point in curve.points if point.excluded)
-    out = [f"{counted(n, 'setting')} excluded from the choice ({why}): {EXCLUDED[why]}" for why, n in counts.items()]
-    if curve.best is None and all(2 * point.diverged < point.seeds and not point.excluded for point in curve.points):
+    count = sum(point.capped for point in curve.points)
+    rule = f"the cap set more than {CAP_BINDS:.0%} of the steps, as in SGD with a fixed step"
+    capped = [f"{counted(count, 'setting')} excluded from the choice (cap): {rule}"] * bool(count)
+    if curve.best is None and all(2 * point.diverged < point.seeds and not point.capped for point in curve.points):
         what = SELECTION if curve.chosen_apart else "median"
         return [f"no best: the {what} counts as equal at every {curve.x}, so the results do not depend on it here"]
     if curve.best is None:
         return [
-            f"no best: half of the seeds or more diverged{', or a setting is excluded,' * bool(out)} at every"
+            f"no best: half of the seeds or more diverged{', or a setting is excluded,' * bool(count)} at every"
             f" {curve.x}",
-            *out,
+            *capped,
         ]
     best = curve.points[curve.best]
     chosen = "" if best.choice is None else f" ({SELECTION} {_number(best.choice)})"
@@ -392,7 +395,9 @@ def _summary(sweep: Sensitivity, curve: Curve) -> list[str]:
         stretch = f"{_text(low, 4)} to {_text(high, 4)}{factor}" if low < high else "that value alone, on this grid"
         what = SELECTION if curve.chosen_apart else "median"
         text.append(f"usable {curve.x} ({what} {within} the best; our rule): {stretch}")
-    return text + out + ["the best value is at the edge of the grid: widen it"] * curve.at_edge
+    if 2 * best.saturated >= best.seeds:
+        text.append("the best comes from one step that saturated the model, not from the method: use smaller values")
+    return text + capped + ["the best value is at the edge of the grid: widen it"] * curve.at_edge
 
 
 def _notes(sweep: Sensitivity) -> list[str]:

@@ -43,10 +43,8 @@ def describe(sweep: "Sensitivity", least: float = 0.0) -> Chart:
     )
     if not all(curve.joined for curve in sweep.curves):
         caption += " Points without a line differ in further settings."
-    if any(point.excluded for point in points):
-        caption += (
-            " Settings whose cap set nearly all steps, or with one step that saturated the model, are never best."
-        )
+    if any(point.capped for point in points):
+        caption += " Settings whose cap set nearly all steps are never the best."
     if sweep.above_infimum and min(ends, default=1) < least:
         caption += f" Values below {least:g} are drawn at that value."
     elif log and len(positive) < len(numbers):

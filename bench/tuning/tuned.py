@@ -6,7 +6,7 @@ from pathlib import Path
 from bench.config.tuned import read_tuned
 from bench.errors import UserError
 from bench.output import writing
-from bench.results.selection import End, cap_share, excluded
+from bench.results.selection import End, cap_share, is_capped
 from bench.store.files import replacing
 from bench.store.reports import StudyRecord
 from bench.sweeps import sensitivity
@@ -90,8 +90,8 @@ def _tried(trial: Trial, score: End) -> str:
     text = "diverged" if score is None else f"{score:.6g}"
     if trial.state in ("failed", "pruned"):
         text = trial.state
-    elif why := excluded(trial.runs):
-        text = "not chosen" + " (saturated by one step)" * (why == "saturated")
+    elif is_capped(trial.runs):
+        text = "not chosen"
     text += f", {diverged} of {len(trial.runs)} seeds diverged" if diverged and score is not None else ""
     text += f", cap bound on {share:.0%} of the steps" if (share := cap_share(trial.runs)) else ""
     return text + (f" ({trial.kind})" if trial.kind != "design" else "")
