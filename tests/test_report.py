@@ -497,7 +497,7 @@ def test_the_heads_are_reached_by_the_tab_key(chromium: Chromium, shown):
 
 def colours(tab: Page, path: Path) -> tuple[float, list[Any]]:
     """How bright the page is, and the colours of a chart's words and lines."""
-    tab.evaluate('document.getElementById("curves").scrollIntoView()')
+    tab.evaluate('document.getElementById("charts-curves").scrollIntoView()')
     settle(tab)
     tab.screenshot(path)
     with Image.open(path) as image:
