@@ -30,9 +30,8 @@ if not TYPE_CHECKING:
                 import tomllib
                 from pathlib import Path
 
-                return tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())["project"][
-                    "version"
-                ]
+                file = Path(__file__).parents[1] / "pyproject.toml"
+                return tomllib.loads(file.read_text("utf-8"))["project"]["version"]
         if name not in __all__:
             raise AttributeError(f"module 'bench' has no attribute {name!r}")
         from importlib import import_module

@@ -9,7 +9,7 @@ import signal
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # The models of the tests are too small for more threads, and processes that share cores would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -178,3 +178,21 @@ def folder_with(*names: str) -> Path:
         if not (folder / name).is_file():
             pytest.skip(f"no real data: {name} is not in {folder.resolve()}; name its folder with BENCH_DATA")
     return folder
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each function that could be recorded was, however slow it is (`bench.lanes.replay`)."""
+    from bench.lanes.replay import Replay
+
+    found: list[bool] = []
+    record = Replay._recorded
+
+    def noted(self: Replay, *tensors: Any) -> Any:
+        made = record(self, *tensors)
+        found.append(made != self._plain)
+        return made
+
+    monkeypatch.setattr(Replay, "_recorded", noted)
+    monkeypatch.setattr("bench.lanes.replay.SLOW_SECONDS", 10)
+    return found

@@ -22,7 +22,6 @@ import bench.lanes.runs
 from bench.config.run_config import RunConfig, resolve
 from bench.errors import RunFailed
 from bench.lanes.engine import Lanes
-from bench.lanes.replay import Replay
 from bench.lanes.runs import Grid, make_lanes, train_block
 from bench.lanes.scores import Scores
 from bench.progress import SweepProgress
@@ -607,17 +606,8 @@ def test_lanes_of_any_optimizer_are_the_runs_that_fit_makes(
 
 @pytest.mark.parametrize("task", ["net", "tiny"])
 def test_random_draws_are_replayed_as_those_of_the_step(
-    task: str, store: Path, monkeypatch: pytest.MonkeyPatch
+    task: str, store: Path, monkeypatch: pytest.MonkeyPatch, recorded: list[bool]
 ) -> None:
-    recorded, record = [], Replay._recorded
-
-    def noted(self: Replay, *tensors: Any) -> Any:
-        found = record(self, *tensors)
-        recorded.append(found != self._plain)
-        return found
-
-    monkeypatch.setattr(Replay, "_recorded", noted)
-    monkeypatch.setattr("bench.lanes.replay.SLOW_SECONDS", 10)
     monkeypatch.setattr("bench.lanes.engine.REPLAYED_FROM", 1)
     words = {"task__dropout": 0.2, "trainer__max_steps": 8, "trainer__micro_batch_size": 4}
     grid = block(store, task, "sngd", lrs(0.01, 0.05), seeds=range(3), **words)

@@ -56,8 +56,8 @@ def _said(found: Collected, problem: Problem, entries: Sequence[Entry]) -> str:
         sentences.append(f"No significant difference between {ref.name} and {those('no difference found')}.")
     if "worse" in groups:
         sentences.append(f"{those('worse')} {verb('worse')} worse.")
-    for words in often:
-        some = [entry.name for entry, of in compared.items() if isinstance(of, Comparison) and words in of.words]
+    for sign, words in zip((1, -1), often, strict=True):
+        some = [entry.name for entry, of in compared.items() if isinstance(of, Comparison) and of.diverges == sign]
         if some:
             sentences.append(f"{words[0].upper()}{words[1:]} than {ref.name}: {listed(some)}.")
     if "too few seeds" in groups:

@@ -31,6 +31,10 @@ def reached(run: RunResult, target: float | None, mode: str) -> tuple[int | None
     return None, None
 
 
+REACHES = ("reaches the target more often", "reaches the target less often")
+"""`Measure.often` of steps to a target."""
+
+
 def steps_to(target: float | None, mode: Mode) -> Measure:
     """Optimizer steps to the target, at least 1; none for a run that misses it.
 
@@ -44,10 +48,6 @@ def steps_to(target: float | None, mode: Mode) -> Measure:
         return None if at is None else float(max(1, at))
 
     return Measure("steps to the target", "min", True, steps, REACHES)
-
-
-REACHES = ("reaches the target more often", "reaches the target less often")
-"""`Measure.often` of steps to a target."""
 
 
 def cut_short(entry: Entry, target: float | None) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from tasks.core.batching import is_batched
+from tasks.core.batching import with_batching_rule
 from tasks.core.composition import Block, HeadComposition, Parts, composed_attention
 
 Kind = Literal["standard", "fixed_head", "dcmha"]
@@ -208,44 +208,29 @@ def plain_attention(
     return (a_BHTS if drop is None else drop(a_BHTS)) @ v_BHSK
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
-    """Torch's fused attention, also under `vmap`."""
-    if is_batched():
-        result: Any = _OverLanes.apply(q, k, v, mask, causal, scale)
-        return result
-    return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
-
-
-class _OverLanes(torch.autograd.Function):
-    """`_fused` under `vmap`, with lanes as further rows.
+def _over_lanes(lanes: int, in_dims: tuple[int | None, ...], *inputs: Any) -> Tensor:
+    """`_fused` of all lanes in one call, with lanes as further rows.
 
     Torch's own rule calls the kernel for each lane on a CPU, and its backward fails on CUDA ("LSE is not correctly
     aligned", torch 2.11).
     """
+    *given, causal, scale = inputs
+    parts: list[Any] = [
+        x if x is None else x.expand(lanes, *x.shape) if dim is None else x.movedim(dim, 0)
+        for x, dim in zip(given, in_dims, strict=False)
+    ]
+    q, _, _, mask = parts
+    rows = q.shape[1]
+    if mask is not None:  # (lanes, B or 1, 1, T, S)
+        mask = mask.reshape(lanes, *[1] * (q.ndim - mask.ndim), *mask.shape[1:]).expand(-1, rows, -1, -1, -1)
+        mask = mask.flatten(0, 1)
+    q, k, v = (x.flatten(0, 1) for x in parts[:3])
+    return _fused(q, k, v, mask, causal, scale).unflatten(0, (lanes, rows))
 
-    @staticmethod
-    def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
-        return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
-        lanes = info.batch_size
-        *given, causal, scale = inputs
-        parts: list[Any] = [
-            x if x is None else x.expand(lanes, *x.shape) if dim is None else x.movedim(dim, 0)
-            for x, dim in zip(given, in_dims, strict=False)
-        ]
-        q, _, _, mask = parts
-        rows = q.shape[1]
-        if mask is not None:  # (lanes, B or 1, 1, T, S)
-            mask = mask.reshape(lanes, *[1] * (q.ndim - mask.ndim), *mask.shape[1:]).expand(-1, rows, -1, -1, -1)
-            mask = mask.flatten(0, 1)
-        q, k, v = (x.flatten(0, 1) for x in parts[:3])
-        return _fused(q, k, v, mask, causal, scale).unflatten(0, (lanes, rows)), 0
+@with_batching_rule(_over_lanes)
+def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
+    return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
 
 
 class Watched(NamedTuple):

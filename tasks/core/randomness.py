@@ -6,12 +6,11 @@ same bits on every device, any rows without the others, and no generator state t
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from tasks.core.batching import is_batched
+from tasks.core.batching import with_batching_rule
 
 _WORD = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -45,30 +44,16 @@ def _mix(words: Tensor) -> Tensor:
     return words
 
 
+def _kept_in_lanes(lanes: int, in_dims: tuple[int | None, ...], words: Tensor, threshold: int) -> Tensor:
+    """`_kept` of all lanes: torch has no rule for `view` before 2.15, and calls `ge_` for each lane."""
+    return _kept(words.movedim(in_dims[0] or 0, 0), threshold)
+
+
+@with_batching_rule(_kept_in_lanes)
 def _kept(words: Tensor, threshold: int) -> Tensor:
     """Words of 64 bits as four int16 each, 1 where one is at least `threshold`, else 0; the words are overwritten."""
-    if is_batched():
-        result: Any = _KeptInLanes.apply(words, threshold)
-        return result
     # In place: torch vectorises neither int16 comparison into bool nor bool to float, which take 8 times as long.
     return words.view(torch.int16).ge_(threshold)
-
-
-class _KeptInLanes(torch.autograd.Function):
-    """`_kept` under `vmap`, whose own rules lack `view` (before torch 2.15) and call `ge_` for each lane."""
-
-    @staticmethod
-    def forward(words: Tensor, threshold: int) -> Tensor:
-        return _kept(words, threshold)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, int]:
-        words, threshold = inputs
-        return _kept(words.movedim(in_dims[0] or 0, 0), threshold), 0
 
 
 class BatchRandomness:
