@@ -63,6 +63,19 @@ def test_means_and_effects_are_those_of_independent_code(store, write):
     assert (own["verdict"], own["won"]) == ("worse", "0 of 7")
 
 
+@pytest.mark.parametrize(
+    ("values", "ends"),
+    [([0.2, 0.95], (0.0, 1.0)), ([0.9, 0.99, 0.97], (None, 1.0)), ([20.0, 95.0], (None, None))],
+    ids=["both", "upper", "percent of a plug-in"],
+)
+def test_an_interval_of_accuracies_has_no_impossible_values(store, values, ends):
+    keep(store, *seeds("adam", values))
+    low, high = reference.t.interval(0.95, len(values) - 1, mean(values), reference.sem(values))
+    own = rows("quality", store)["adam"]["final"]
+    expected = [plain if cut is None else cut for plain, cut in zip((low, high), ends, strict=True)]
+    assert (own.mean, own.low, own.high) == pytest.approx((mean(values), *expected))
+
+
 @pytest.mark.parametrize(("task", "first", "verdict"), [("mnist", "adam", "worse"), ("synthetic", "sgd", "better")])
 def test_the_direction_of_a_metric_is_that_of_the_task(store, task, first, verdict):
     keep(store, *seeds("adam", HIGH, task=task), *seeds("sgd", LOW, task=task))
@@ -357,8 +370,8 @@ def test_the_noise_of_tuning_is_that_of_choosing_again_from_the_tuning_seeds(sto
     parts = [(0.01 / 3, 2), (0.2**2 * 0.25 * 0.75, 1)]
     total = sum(of for of, _ in parts)
     half = reference.t.ppf(0.975, total**2 / sum(of**2 / df for of, df in parts)) * math.sqrt(total)
-    assert (own.mean, own.low, own.high, own.n) == pytest.approx((0.8, 0.8 - half, 0.8 + half, 3))
-    assert own.low < plain.low < plain.high < own.high
+    assert (own.mean, own.low, own.high, own.n) == pytest.approx((0.8, 0.8 - half, min(1, 0.8 + half), 3))
+    assert own.low < plain.low < plain.high <= own.high
     assert notes == []
 
 
@@ -435,7 +448,7 @@ def test_over_three_repeated_studies_the_interval_is_that_of_their_means(store):
     total = sum(of for of, _ in parts)
     half = reference.t.ppf(0.975, total**2 / sum(of**2 / df for of, df in parts)) * math.sqrt(total)
     half = max(half, reference.t.ppf(0.975, 2) * math.sqrt(parts[0][0]))
-    assert (own.mean, own.low, own.high, own.n) == pytest.approx((0.65, 0.65 - half, 0.65 + half, 3))
+    assert (own.mean, own.low, own.high, own.n) == pytest.approx((0.65, max(0, 0.65 - half), min(1, 0.65 + half), 3))
     assert notes == []
 
 

@@ -27,7 +27,7 @@ def quality(found: Collected) -> Board:
     tables, effects = [], {}
     for problem, entries in found.problems.items():
         metric, verdicts, said = judged(found, problem)
-        ref, at_best = verdicts.ref, final(metric.words, metric.mode, metric.log, best=True)
+        ref, at_best = verdicts.ref, final(problem.metric, problem.mode, metric.log, best=True)
         rows, silent = {}, dict[str, list[str]]()
         for entry in verdicts.ordered(entries):
             compared = verdicts.of(entry)

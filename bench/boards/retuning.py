@@ -40,7 +40,7 @@ def with_tuning_noise(found: Collected, entry: Entry, measure: Measure) -> tuple
         values = [there for e in repeats if (there := _whole(measure, e)) is not None]
         if len(values) < len(repeats):
             return next(lost(e) for e in repeats if _whole(measure, e) is None), None
-        return repeated_interval(values, log=measure.log), None
+        return measure.within(repeated_interval(values, log=measure.log)), None
     fresh = _whole(measure, entry)
     if fresh is None:
         return lost(entry), None
@@ -58,7 +58,8 @@ def with_tuning_noise(found: Collected, entry: Entry, measure: Measure) -> tuple
     if own is None or max(own, least) != best:
         return None, "the runs of its trials do not choose its winner"
     ends = list(fresh.values())
-    return retuned_interval(scores, finals, chosen, ends, mode, metric, log=measure.log) or UNBOUNDED, None
+    retuned = retuned_interval(scores, finals, chosen, ends, mode, metric, log=measure.log)
+    return UNBOUNDED if retuned is None else measure.within(retuned), None
 
 
 def repetitions(found: Collected, entry: Entry, study: StudyRecord) -> list[Entry]:

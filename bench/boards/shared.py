@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.boards.entries import LIBRARIES, Entry
 from bench.results.group import Measure, final
-from bench.results.selection import GAP, above_infimum, is_capped
+from bench.results.selection import above_infimum, is_capped
 from bench.results.sequential import LEAST_SEEDS, ROUNDING, Comparison, advice, differences
 from bench.results.table import Column, Table
 from bench.store.record import RunResult
@@ -113,9 +113,9 @@ def metric_of(entries: Sequence[Entry], reference: Entry | None) -> Measure:
     """
     own = [run for entry in (entries if reference is None else [reference]) for run in entry.runs.values()]
     above = any(run.final is not None for run in own) and above_infimum(own)
-    split = sorted({run.split for entry in entries for run in entry.runs.values() if run.final is not None})
+    splits = sorted({run.split for entry in entries for run in entry.runs.values() if run.final is not None})
     problem = entries[0].problem
-    return final(f"{'/'.join(split)} {problem.metric}{GAP * above}".strip(), problem.mode, above)
+    return final(problem.metric, problem.mode, above, split="/".join(splits))
 
 
 NO_VALUE = "no run has a value"

@@ -89,10 +89,11 @@ def fit_seeds(config: RunConfig, args: Args, sources: Sources) -> int:
 
 def mean_of(results: Sequence[RunResult]) -> "Interval | None":
     """Mean of the final metric with a 95 % t-interval; None if a run has no value."""
-    from bench.results.group import mean_interval
+    from bench.results.group import final, mean_interval
     from bench.results.selection import final_value
 
-    return mean_interval(final_value(run, above=False) for run in results)
+    found = mean_interval(final_value(run, above=False) for run in results)
+    return found and final(results[0].metric, results[0].mode, above=False).within(found)
 
 
 def lines(results: Sequence[RunResult], mean: "Interval | None") -> list[str]:

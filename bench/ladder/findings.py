@@ -98,8 +98,7 @@ class Rung:
     def measure(self) -> Measure:
         """The final metric."""
         run = self.runs[0]
-        words = f"{run.split} {run.metric}" + " (suboptimality gap)" * self.above
-        return final(words, run.mode, self.above)
+        return final(run.metric, run.mode, self.above, split=run.split)
 
     @cached_property
     def seeds(self) -> list[Seed]:

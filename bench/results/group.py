@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from bench.results import stats
-from bench.results.selection import End, Mode, final_value
+from bench.results.selection import GAP, End, Mode, final_value
 from bench.results.sequential import OFTEN, Comparison, compare
 from bench.results.stats import Interval
 from bench.store.record import RunResult
@@ -22,6 +22,8 @@ Seed = tuple[int, int]
 
 HUGE = 1e100
 """Larger values count as missing, since their squares overflow. Ours."""
+RANGES = dict.fromkeys(("accuracy", "worst_group", "f1", "exact_match"), (0.0, 1.0))
+"""Ends of metrics that are fractions: an interval of their mean is cut there, which costs no coverage."""
 
 
 @dataclass(eq=False)
@@ -76,6 +78,7 @@ class Measure:
         log: whether it is positive, and shown and compared on a logarithmic scale.
         of: the value of a run; None if it has none, which is worse than every number.
         often: what it means to have a value more, or less, often.
+        ends: smallest and largest possible value.
     """
 
     words: str
@@ -83,6 +86,7 @@ class Measure:
     log: bool
     of: Callable[[RunResult], End]
     often: tuple[str, str] = OFTEN
+    ends: tuple[float, float] = (-math.inf, math.inf)
 
     def values(self, group: Group, seeds: Iterable[Seed] | None = None) -> list[End]:
         """The values of a group's runs, in the order of all its seeds or of these."""
@@ -92,7 +96,14 @@ class Measure:
         """The mean over a group's runs (`mean_interval`); an upper bound if a value is at the floor."""
         values = self.values(group)
         found = mean_interval(values, self.log)
-        return found and replace(found, bound="<=" * (self.log and CONVERGED in values))
+        return found and replace(self.within(found), bound="<=" * (self.log and CONVERGED in values))
+
+    def within(self, mean: Interval) -> Interval:
+        """The interval of a mean without impossible values; an unbounded one stays so."""
+        low, high = self.ends
+        if not (mean.bounded and low <= mean.mean <= high):  # a plug-in may give an accuracy in percent
+            return mean
+        return replace(mean, low=max(mean.low, low), high=min(mean.high, high))
 
     def compare(self, first: Group, second: Group, tests: int = 1) -> Comparison | None:
         """Compare two groups on their common seeds (`sequential.compare`); None if there are none."""
@@ -111,15 +122,16 @@ class Measure:
         return 1 - len(there) / max(1, len(values)), -mean if self.mode == "max" and there else mean
 
 
-def final(words: str, mode: Mode, above: bool, *, best: bool = False) -> Measure:
+def final(metric: str, mode: Mode, above: bool, *, split: str = "", best: bool = False) -> Measure:
     """The final metric on the reporting split.
 
     Losses below `CONVERGED`, and below a presumed infimum, count as equal to it; values beyond `HUGE` as missing.
 
     Args:
-        words: name of the metric.
+        metric: its name.
         mode: of the metric.
         above: take the suboptimality gap, on a logarithmic scale.
+        split: name of the reporting split, for the description.
         best: at the best step on the selection split, not at the last.
     """
 
@@ -129,7 +141,8 @@ def final(words: str, mode: Mode, above: bool, *, best: bool = False) -> Measure
             return None
         return max(found, CONVERGED) if above or (run.metric == "loss" and found >= 0) else found
 
-    return Measure(words, mode, above, value)
+    words = f"{split} {metric}{GAP * above}".strip()
+    return Measure(words, mode, above, value, ends=RANGES.get(metric, Measure.ends))
 
 
 def mean_interval(values: Iterable[End], log: bool = False) -> Interval | None:

@@ -94,7 +94,7 @@ class StudyResult:
     @property
     def measure(self) -> Measure:
         """The metric on the reporting split."""
-        return final(self.study.spec.metric + self.metric_suffix, self.study.spec.mode, self.above_infimum)
+        return final(self.study.spec.metric, self.study.spec.mode, self.above_infimum)
 
     @property
     def fresh_values(self) -> list[End]:
