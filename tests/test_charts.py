@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import rgb_to_hsv, to_rgb
+from matplotlib.text import Text
 from PIL import Image
 from scipy.stats import beta, t
 
@@ -24,8 +25,8 @@ from bench.boards.forest import forest
 from bench.cli import dispatch as results
 from bench.errors import UserError
 from bench.grammar.commands import CHART_NAMES
-from bench.results.chart import Panel, Trace, caption
-from bench.results.draw import harmless, picture
+from bench.results.chart import Chart, Panel, Trace, caption
+from bench.results.draw import harmless, make, picture
 from bench.results.embed import embed
 from bench.results.selection import End
 from bench.results.styles import styles
@@ -233,6 +234,21 @@ def test_a_band_far_wider_than_the_lines_is_cut_off(store):
     assert found.band is not None
     assert found.band[0].min() < chart.limits[0] < found.y.min()
     assert found.y.max() < chart.limits[1] < found.band[1].max()
+
+
+@pytest.mark.parametrize(("losses", "shown"), [([2.0, 1e30, 1e35], True), ([2.0, 19.0], False)])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_run_that_explodes_leaves_the_panel_and_the_note_names_it(store, losses, shown, n):
+    for seed in range(n):
+        add_run(store, opt="sgd", seed=seed, loss=losses)
+        add_run(store, opt="adam", seed=seed, loss=[2.0, 1.0, 0.5])
+    (chart,) = curves(asked(store)).panels
+    said = "cut off above 20, 10 times the highest initial value: sgd"
+    assert (said in chart.note.splitlines()) == shown
+    assert trace(chart, "sgd").y.max() == pytest.approx(losses[-1])  # the data stay
+    assert (chart.limits is not None) == shown
+    if chart.limits is not None:
+        assert chart.limits[0] <= 0.5 < chart.limits[1] == pytest.approx(20)
 
 
 # -- studies --------------------------------------------------------------------------------------------------------
@@ -629,6 +645,18 @@ def test_names_are_no_formulas_and_no_tags_in_an_svg_and_stay_words(store):
     assert "<script" not in svg
     words = ["".join(text.itertext()) for text in ElementTree.fromstring(svg).iter(f"{SVG}text")]
     assert any("ev_il$x^$ <script>alert(1)</script> \"q\" 'a' [/bold]" in text for text in words)
+
+
+def test_a_title_is_no_wider_than_its_axes():
+    line = Trace("a", np.ones(3), np.ones(3))
+    long = Panel("a", "effects: a problem with a rather long name", "x", "", traces=[line], guides=[line])
+    ticks = {1.0: "a long label of a row\nno difference found"}
+    chart = Chart([long, replace(long, key="b", y_ticks=ticks)], labelled=True)
+    figure = make(chart)
+    figure.savefig(BytesIO())  # places everything
+    for axes in figure.axes[:2]:
+        (title,) = axes.findobj(lambda artist: isinstance(artist, Text) and "effects" in artist.get_text())
+        assert title.get_window_extent().x1 <= axes.get_window_extent().x1 + 2
 
 
 def test_a_caption_says_once_what_holds_for_all_panels():

@@ -282,6 +282,14 @@ def test_runs_of_sweeps_and_races_name_the_studies_of_their_settings(cli, here: 
     assert studies() == by_study | {"adam": {None}, "ngd": {None}}
 
 
+@pytest.mark.parametrize(("values", "said"), [("1e290,1e300", True), ("0.1,1", False)])
+def test_a_best_setting_that_saturates_the_model_in_one_step_is_noted(cli, here: Path, values: str, *, said: bool):
+    words = f"--task synthetic --opt gd --opt.lr {values} --trials 2 --trainer.max_steps 20 --sampler grid"
+    answer = cli("tune", *words.split(), "--seeds", "1000,", "--report_seeds", "0,")
+    assert answer.code == 0
+    assert ("note     the best comes from one step that saturated the model" in answer.out) == said
+
+
 def test_tuned_settings_of_a_task_with_a_required_option_are_named(cli, here: Path, store: Path) -> None:
     (here / "needy.py").write_text(
         "from dataclasses import replace\n"

@@ -22,6 +22,8 @@ MOST_POINTS = 200
 """Maximum number of points of a line: more are not visible."""
 SPAN = 10
 """Ratio of largest to smallest value above which an axis is logarithmic. Ours."""
+EXPLODED = 10
+"""Multiple of the highest initial loss above which a line is cut off. Ours."""
 LONGEST_NAME = 60
 """Maximum length of a problem's name in the title of a panel. Ours."""
 LABELS = WORDS | {"alignment": "alignment (cosine)", "distance": "distance of directions"}
@@ -67,7 +69,8 @@ def curves(found: Collected, column: str = "loss") -> Chart:
         if column == "loss" and any((values == CONVERGED).any() for _, values in every):
             facts.append(f"losses below {CONVERGED:g} are drawn at that value")
         words += GAP * above
-        panels.append(over_steps(f"curves-{i}", problem, words, words, lines, facts))
+        cut = EXPLODED if column == "loss" else math.inf
+        panels.append(over_steps(f"curves-{i}", problem, words, words, lines, facts, cut=cut))
     if column not in known and (known or column != "loss"):
         raise unknown("column", column, sorted(known - {"step"}))
     return Chart(panels, series(found))
@@ -147,8 +150,12 @@ def over_steps(
     facts: Sequence[str] = (),
     *,
     log_x: bool = False,
+    cut: float = math.inf,
 ) -> Panel:
-    """A panel of a problem: means over seeds, for each name at the steps at which all its runs have values."""
+    """A panel of a problem: means over seeds, for each name at the steps at which all its runs have values.
+
+    Lines above `cut` times the highest initial value leave the panel, so that an exploding run does not hide others.
+    """
     whole = {name: there for name, own in lines.items() if (there := [line for line in own if line is not None])}
     common = {name: _common(own) for name, own in whole.items()}
     # The theory's rates are powers of the steps.
@@ -169,8 +176,11 @@ def over_steps(
     ]
     missing = {name: sum(line is None for line in own) for name, own in lines.items()}
     notes += [f"{name}: {n} of {len(lines[name])} runs have no such values" for name, n in missing.items() if n]
+    most = cut * max((abs(float(trace.y[0])) for trace in traces), default=math.inf)
+    if exploded := dict.fromkeys(trace.name for trace in traces if trace.y.max() > most):
+        notes.append(f"cut off above {most:.3g}, {cut:g} times the highest initial value: {', '.join(exploded)}")
     notes = [*_bands(seeds, log), *facts, *notes]
-    panel = Panel(key, title, "optimizer steps", y, log, traces, "\n".join(notes), _room(traces, log))
+    panel = Panel(key, title, "optimizer steps", y, log, traces, "\n".join(notes), _room(traces, log, most))
     return of_problem(problem, panel)
 
 
@@ -222,15 +232,18 @@ def _bands(seeds: Mapping[str, int], log: str) -> list[str]:
     return said
 
 
-def _room(traces: Sequence[Trace], log: str) -> tuple[float, float] | None:
-    """Limits of y if a band is so wide that lines become indistinguishable; the band is then clipped."""
+def _room(traces: Sequence[Trace], log: str, most: float) -> tuple[float, float] | None:
+    """Limits of y if a line exceeds `most`, or if a band is so wide that lines become indistinguishable."""
     if not traces:
         return None
     to, back = (np.log, np.exp) if "y" in log else (np.asarray, float)
-    low, high = min(to(t.y).min() for t in traces), max(to(t.y).max() for t in traces)
-    ends = [to(end) for t in traces for end in t.band or ()]
+    low, top = min(to(t.y).min() for t in traces), max(to(t.y).max() for t in traces)
+    high = min(top, to(most))
+    ends = [to(end) for t in traces for end in t.band or (t.y,)]
     room = (high - low) / 2 or (1.0 if "y" in log else abs(high) / 2 or 1.0)
-    if not ends or (min(e.min() for e in ends) >= low - room and max(e.max() for e in ends) <= high + room):
+    wide = min(e.min() for e in ends) < low - room or max(e.max() for e in ends) > high + room
+    if high == top and not wide:
         return None
     limits = max(low - room, min(e.min() for e in ends)), min(high + room, max(e.max() for e in ends))
-    return float(back(min(limits[0], low))), float(back(max(limits[1], high)))
+    upper = high if high < top else max(limits[1], high)
+    return float(back(min(limits[0], low))), float(back(upper))

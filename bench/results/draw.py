@@ -131,11 +131,15 @@ def make(chart: Chart) -> "Figure":
         legend = Legend(chart)
         for k, (axes, panel) in enumerate(zip(panels, chart.panels, strict=False)):
             draw_panel(axes, panel, legend)
-            title = f"({letter(k)}) " * (len(chart.panels) > 1 and not chart.stacked) + legend.text(panel.title)
-            wide = label_axes(axes, panel, legend, (width / columns - 0.7, shares[k // columns] - 0.5))
-            axes.set_title(wrap_text(figure, title.strip(), NORMAL, wide), loc="left")
+            label_axes(axes, panel, legend, (width / columns - 0.7, shares[k // columns] - 0.5))
         for axes in panels[len(chart.panels) :]:
             axes.remove()
+        if engine := figure.get_layout_engine():
+            engine.execute(figure)  # tick labels of all panels decide how wide the axes are
+        for k, (axes, panel) in enumerate(zip(panels, chart.panels, strict=False)):
+            title = f"({letter(k)}) " * (len(chart.panels) > 1 and not chart.stacked) + legend.text(panel.title)
+            wide = axes.get_position().width * width
+            axes.set_title(wrap_text(figure, title.strip(), NORMAL, wide), loc="left")
         figure.align_labels()
         words = legend.text(chart.caption or caption(chart.panels))
         artists = [
@@ -249,12 +253,8 @@ def draw_panel(axes: "Axes", panel: Panel, legend: Legend) -> None:
     _name_ticks(axes, panel, legend)
 
 
-def label_axes(axes: "Axes", panel: Panel, legend: Legend, room: tuple[float, float]) -> float:
-    """Set the axis labels, wrapped for a panel of this width and height in inches.
-
-    Returns:
-        The remaining width, next to labels of series.
-    """
+def label_axes(axes: "Axes", panel: Panel, legend: Legend, room: tuple[float, float]) -> None:
+    """Set the axis labels, wrapped for a panel of this width and height in inches."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     wide = room[0]
@@ -262,7 +262,6 @@ def label_axes(axes: "Axes", panel: Panel, legend: Legend, room: tuple[float, fl
         wide += 0.4 - max(size_inches(figure, own)[0] for own in axes.get_yticklabels())
     axes.set_xlabel(wrap_text(figure, legend.text(panel.x), NORMAL, wide))
     axes.set_ylabel(wrap_text(figure, legend.text(panel.y), NORMAL, room[1]))
-    return wide
 
 
 def _draw_beside(axes: "Axes", trace: Trace, color: str, pale: float, gid: str) -> None:

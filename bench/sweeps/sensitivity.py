@@ -44,6 +44,8 @@ from optimizers.plugins import bare
 
 SELECTION = "median selection score"
 """The median over seeds of what chooses the best point, where that is not the shown metric."""
+SATURATED = "the best comes from one step that saturated the model, not from the method: use smaller values"
+"""If the model of half of the best setting's runs or more is so (`RunResult.saturated_at`)."""
 
 
 @dataclass(frozen=True)
@@ -396,7 +398,7 @@ def _summary(sweep: Sensitivity, curve: Curve) -> list[str]:
         what = SELECTION if curve.chosen_apart else "median"
         text.append(f"usable {curve.x} ({what} {within} the best; our rule): {stretch}")
     if 2 * best.saturated >= best.seeds:
-        text.append("the best comes from one step that saturated the model, not from the method: use smaller values")
+        text.append(SATURATED)
     return text + capped + ["the best value is at the edge of the grid: widen it"] * curve.at_edge
 
 

@@ -66,6 +66,8 @@ def _notes(found: StudyResult) -> list[str]:
         if trial.state in ("failed", "pruned"):
             notes.append(f"{spoken(trial.point)} {trial.state}: {trial.reason}")
     notes += [f"fresh seed {seed} failed: {reason}" for seed, reason in found.fresh_failed.items()]
+    if 2 * sum(run.saturated_at is not None for run in found.fresh) >= max(1, len(found.fresh)):
+        notes.append(sensitivity.SATURATED)
     return notes
 
 
