@@ -34,6 +34,7 @@ def test_the_choice_is_the_point_least_behind_on_its_worst_task() -> None:
     assert choice({"a": first}) == {"lr": 0.1}
     assert choice({"a": first, "b": second}) == {"lr": 1.0}
     assert choice({"a": study({0.1: 0.9, 1.0: 0.8}, "min")}) == {"lr": 1.0}
+    assert choice({"a": study({10.0: 0.9, 0.1: 0.9, 1.0: 0.9, 0.01: 0.9})}) == {"lr": 0.1}
 
 
 def test_points_without_a_score_on_every_task_are_not_chosen() -> None:

@@ -22,7 +22,7 @@ from bench.config.settings import problem_of
 from bench.grammar.values import place, reference_folder
 from bench.process import as_options
 from bench.results.render import markdown_table
-from bench.results.selection import final_value
+from bench.results.selection import best_index, final_value
 from bench.results.table import Column, Table
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
@@ -61,7 +61,7 @@ CELLS = {
 
 
 def choice(studies: Mapping[str, StudyRecord]) -> Point | None:
-    """The point with the smallest gap to the best score, on the task with the largest gap; the first of equals.
+    """The point with the smallest gap to the best score, on the task with the largest gap; the middle one of equals.
 
     Args:
         studies: of one optimizer, by task. Only points that all of them have tried count.
@@ -80,7 +80,9 @@ def choice(studies: Mapping[str, StudyRecord]) -> Point | None:
             gaps.setdefault(key, []).append(math.inf if score is None else abs(best - score))
             points[key] = {name.removeprefix("opt."): value for name, value in trial["point"].items()}
     worst = {key: max(own) for key, own in gaps.items() if len(own) == len(studies) and max(own) < math.inf}
-    return points[min(worst, key=lambda key: worst[key])] if worst else None
+    ordered = sorted(worst, key=lambda key: [value for value in points[key].values() if isinstance(value, int | float)])
+    best = best_index([worst[key] for key in ordered], "min", -math.inf)  # as a study chooses its winner
+    return None if best is None else points[ordered[best]]
 
 
 def reference_studies(stores: Stores, part: str) -> dict[str, dict[str, StudyRecord]]:

@@ -310,6 +310,7 @@ def single_step(config: RunConfig, task: Task | None = None, plan: Plan | None =
         task, plan = build(config)
     device = torch.device(config.device)
     dtype = torch.float64 if config.precision == "64-true" else torch.float32
+    task.configure_model()  # the trainer's dropout, which is faster than torch's
     task.to(device, dtype)
     task.data.to(device, dtype)
     optimizer: Any = plan.make_optimizer(task.parameters())
