@@ -34,8 +34,8 @@ LANES_GAIN = 0.9
 
 The margin allows for noise in short measurements; single runs are simpler.
 """
-_MEASURE_SECONDS, _MEASURE_SHARE = 0.2, 0.05
-"""Each width is timed for this many seconds, or this share of the remaining steps if less; at least 5 steps. Ours."""
+_MEASURE_SECONDS, _MEASURE_SHARE = 0.2, 0.02
+"""Each width is timed for this many seconds, or this share of the remaining steps if less; at least 3 steps. Ours."""
 
 
 @dataclass
@@ -117,6 +117,8 @@ class Choices:
         costs: dict[int, float] = {}
         each = 0.0
         for lanes in (w for w in _WIDTHS if w < 4 * len(group) and each * w <= limit):
+            if lanes == 4 and len(group) > 4 and min(16, len(group)) * costs[1] < _MEASURE_SECONDS:
+                continue  # the next width is cheap to time, and says more
             grid = _typical(group, lanes)
             count = _lanes(grid)
             try:
@@ -346,7 +348,7 @@ def seconds_of(step: Callable[[], object], ahead: float = inf) -> float:
             torch.cuda.synchronize()
         return (clock() - begun) / calls
 
-    if timed(1) < _MEASURE_SECONDS:
+    if timed(1) < _MEASURE_SECONDS and gpu:
         timed(3)  # these may record a CUDA graph that later ones replay (`bench.lanes.replay`)
     once = timed(1)
     if once >= _MEASURE_SECONDS:
