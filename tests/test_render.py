@@ -261,6 +261,14 @@ def test_a_terminal_gets_a_bold_head_unless_it_wants_none(more, bold):
     assert said.replace("\r", "") == ("\x1b[1mhead  \x1b[0m" if bold else "head") + "\n[red]x\n"
 
 
+def test_verdicts_have_colors_on_a_terminal_only():
+    column = Column("v", "verdict", colors={"better": 32, "worse": 31})
+    rows = [{"v": "better, diverges less often"}, {"v": "worse"}, {"v": "reference"}]
+    plain_lines, styled = (list(text_lines([column], rows, None, styled=on)) for on in (False, True))
+    assert not any("\x1b" in line for line in plain_lines)
+    assert styled[1:] == ["\x1b[32mbetter, diverges less often\x1b[0m", f"\x1b[31m{'worse':<27}\x1b[0m", "reference"]
+
+
 @pytest.mark.parametrize("words", [["--help"], ["lst"], ["list", "tasks"], ["show", "sgd"], ["completion", "bash"]])
 def test_a_pipe_needs_no_rich_whatever_the_environment_asks_for(words):
     program = (

@@ -6,6 +6,7 @@ from typing import Any
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
 from bench.boards.quality import judged
+from bench.boards.shared import COLORS
 from bench.results.sequential import grid, least_wins, places
 from bench.results.table import Board, Column, Table
 
@@ -48,7 +49,7 @@ def _table(found: Collected, problem: Problem, entries: list[Entry]) -> Table:
         Column("places", "rank interval", "ranks compatible with the decided pairs"),
         Column("opt", "optimizer", "name, with the hyperparameters that distinguish rows of the same name"),
         *(
-            Column(f"over{j}", f"against {entry.name}", "of the row; undecided: no difference found")
+            Column(f"over{j}", f"against {entry.name}", "of the row; undecided: no difference found", colors=COLORS)
             for j, entry in enumerate(sound)
         ),
         Column("n", "n", "finished runs, one per seed"),

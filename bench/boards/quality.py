@@ -6,7 +6,17 @@ from typing import Any
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
 from bench.boards.retuning import with_tuning_noise
-from bench.boards.shared import VERDICTS, Verdicts, board_table, budget_notes, coinciding, flags, lost, metric_of
+from bench.boards.shared import (
+    COLORS,
+    VERDICTS,
+    Verdicts,
+    board_table,
+    budget_notes,
+    coinciding,
+    flags,
+    lost,
+    metric_of,
+)
 from bench.boards.speed import by_steps
 from bench.results.group import Measure, final
 from bench.results.retuning import REPEATS
@@ -129,7 +139,12 @@ def _over_tasks(problems: Sequence[Problem], effects: Mapping[str, Mapping[Probl
     columns = [
         Column("opt", "optimizer", "name"),
         *(
-            Column(problem.name, problem.name, "verdict against the reference of the task; see the task's table")
+            Column(
+                problem.name,
+                problem.name,
+                "verdict against the reference of the task; see the task's table",
+                colors=COLORS,
+            )
             for problem in problems
         ),
     ]

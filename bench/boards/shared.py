@@ -118,6 +118,8 @@ def metric_of(entries: Sequence[Entry], reference: Entry | None) -> Measure:
     return final(problem.metric, problem.mode, above, split="/".join(splits))
 
 
+COLORS = {"better": 32, "worse": 31}
+"""Of verdicts on a terminal: green and red."""
 NO_VALUE = "no run has a value"
 """The verdict if no run of an entry and of the reference has a value, such as the steps to a target."""
 
@@ -197,6 +199,7 @@ class Verdicts:
                 "better or worse: it wins, or loses, on more than half of all seeds, where a diverged run loses to any"
                 " number; diverges more or less often: a claim of its own. Error rate of both together 5 % per row,"
                 " also when seeds are added, independent of the other rows",
+                colors=COLORS,
             ),
             Column("won", "won", "number of common seeds on which it is better"),
             Column(

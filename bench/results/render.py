@@ -93,19 +93,27 @@ def text_lines(own: Sequence[Column], rows: Iterable[Row], wide: int | None, *, 
             fitting = next((n for n in range(fitting, 0, -1) if sum(widths[:n]) + 2 * (n - 1) <= wide), 1)
             widths[0] = min(widths[0], wide)
     for row in every:
-        yield from _drawn(row[:fitting], widths, own, styled=styled and row is head)
+        yield from _drawn(row[:fitting], widths, own, head=row is head, styled=styled)
         yield from wrapped([part for word in row[fitting:] for part in word.split("  ") if part], wide, "    ")
     if any(head) and not words:
         yield "no rows"
 
 
-def _drawn(row: Sequence[str], widths: Sequence[int], own: Sequence[Column], *, styled: bool) -> Iterator[str]:
+def _drawn(
+    row: Sequence[str], widths: Sequence[int], own: Sequence[Column], *, head: bool, styled: bool
+) -> Iterator[str]:
     """The lines of a row; text wider than its column is wrapped."""
     cells = [[word] if width(word) <= n else broken(word, n) for word, n in zip(row, widths, strict=False)]
+    codes = [
+        next((code for word, code in c.colors.items() if said.startswith(word)), 0)
+        for said, c in zip(row, own, strict=False)
+    ]
     for words in zip_longest(*cells, fillvalue=""):
-        parts = (padded(word, n, right=c.side == "right") for word, n, c in zip(words, widths, own, strict=False))
+        parts = [padded(word, n, right=c.side == "right") for word, n, c in zip(words, widths, own, strict=False)]
+        if styled and not head:
+            parts = [f"\x1b[{code}m{part}\x1b[0m" if code else part for part, code in zip(parts, codes, strict=True)]
         line = "  ".join(parts)
-        yield f"\x1b[1m{line}\x1b[0m" if styled else line.rstrip()
+        yield f"\x1b[1m{line}\x1b[0m" if styled and head else line.rstrip()
 
 
 def _groups(own: Sequence[Column], rows: Sequence[Row], wide: int | None) -> list[list[Column]]:

@@ -1,6 +1,6 @@
 """The Table: columns, rows of values and notes. `bench.results.render` writes it in every format."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ class Column:
         markup: style of its text in Markdown.
         wraps: whether its text may wrap on a narrow terminal; only for the last column.
         least: minimum width on a terminal, so that output printed piece by piece forms one table.
+        colors: on a terminal, the ANSI color of texts that begin with a word.
     """
 
     key: str
@@ -32,6 +33,7 @@ class Column:
     markup: Literal["strong", "code"] | None = None
     wraps: bool = False
     least: int = 0
+    colors: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
