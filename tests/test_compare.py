@@ -174,6 +174,38 @@ def test_a_dry_run_and_a_number_of_runs_make_a_plan_and_nothing_else(cli, store:
     assert "46 runs to do" in cli(*ranges, "--budget", "47runs", "--dry-run").out
 
 
+TASKS = tuple("synthetic,mha_planted" if word == "synthetic" else word for word in COMPARE)
+
+
+def test_several_tasks_share_the_runs_of_a_budget(cli, store: Path) -> None:
+    ranges = [w.replace("0.001,0.003", "1e-3:1e0").replace("0.1,1", "1e-2:1e1") for w in TASKS]
+    answer = cli(*ranges, "--budget", "94runs", "--dry-run", "--json")
+    steps = [(s["spec"]["task"], s["spec"]["opt"], s["trials"][0]) for s in json.loads(answer.out)]
+    assert steps == [(task, opt, 8) for task in ("synthetic", "mha_planted") for opt in ("gd", "my.py:Signs")]
+    assert "unknown task 'nope'" in fails(cli, "compare", "--task", "synthetic,nope", "--opt", "ngd")
+    assert not store.exists()
+
+
+@pytest.mark.deep
+def test_several_tasks_give_one_board_with_a_verdict_for_each(cli, store: Path, unchecked: None) -> None:
+    answer = cli(*TASKS, "--json")
+    assert answer.code == 0, answer.err
+    found = json.loads(answer.out)
+    over, *tables = found["boards"][0]["tables"]
+    assert over["title"] == "over all tasks"
+    assert [len(table["rows"]) for table in tables] == [2, 2]
+    (mine,) = (row for row in over["rows"] if row["opt"] == "my.py:Signs")
+    for table in tables:
+        assert mine[table["title"]] == next(row["verdict"] for row in table["rows"] if row["opt"] == mine["opt"])
+    assert [line.partition(",")[0] for line in found["said"][:2]] == ["synthetic", "mha_planted"]
+    out = Path("compared/synthetic-mha_planted/my.Signs")
+    assert {path.name for path in (out / "tuned").iterdir()} >= {"synthetic", "mha_planted"}
+    begun = {run.run_id: run.begun for run in Store(store).runs()}
+    assert len(begun) == 44
+    assert "over all tasks" not in cli(*COMPARE).out  # one of them alone is stored already
+    assert {run.run_id: run.begun for run in Store(store).runs()} == begun
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -190,7 +222,7 @@ def test_a_dry_run_and_a_number_of_runs_make_a_plan_and_nothing_else(cli, store:
         ),
         ("--task synthetic --opt ngd --opt.lrr 1", "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
         ("--task mnist --opt gd,sgd", "gd has batches of full and sgd of 100, so they are different problems"),
-        ("--task synthetic --opt ngd --budget 17runs", "7 fresh seeds for each of 2 optimizers are 18 runs"),
+        ("--task synthetic --opt ngd --budget 17runs", "7 fresh seeds for each of 2 studies are 18 runs"),
         ("--task synthetic --opt ngd --budget 90runs --trials 3", "both set the number of trials; remove one"),
         ("--task synthetic --opt ngd --seeds 0,1", "--seeds and --report_seeds share 0, 1"),
         ("--task synthetic --opt ngd --seed 3", "--seed 3: trials have several"),
@@ -234,7 +266,7 @@ def test_ties_at_the_floor_are_not_said_to_need_seeds(store: Path) -> None:
         return [made(opt, i, x, **loss, metrics={"final": {"loss": x, "excess": x}}) for i, x in enumerate(gaps)]
 
     keep(store, *runs("gd", [1e-20] * 8), *runs("ngd", [1e-30] * 8), *runs("adam", [1e-20] * 6 + [1e-3] * 2))
-    (tied,) = bench.commands.comparison._advice(found(store), "gd")
+    (tied,) = bench.commands.comparison._advice(found(store))
     else_ = bench.commands.comparison.ELSE
     assert tied == f"ngd, adam: at the floor of the metric like gd: more seeds decide nothing; {else_}"
     (table,) = board("quality", store).tables

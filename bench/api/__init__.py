@@ -420,7 +420,7 @@ def compare(
         if not comparison.carry_out(asked, args, progress=progress):
             raise KeyboardInterrupt("the comparison was stopped; nothing is lost, and the same call continues")
         found = comparison.found_by(asked, args)
-        ranking = comparison.ranking(found, args, asked.reference)
+        ranking = comparison.ranking(found, args)
         studies = {each.study.spec.opt: Study(each, where["store"]) for each in found}
         return Comparison(studies, ranking.said, ranking)
 

@@ -1,4 +1,4 @@
-"""`bench compare`: from an optimizer to a ranked table, with the parts of other commands.
+"""`bench compare`: from an optimizer to ranked tables, with the parts of other commands.
 
 The kit checks the optimizers (`bench check`), a suite tunes them and their baselines at equal budgets and runs the
 winners on fresh seeds (`bench suite`), and the board `quality` ranks the results (`bench leaderboard`).
@@ -21,6 +21,7 @@ from optimizers.plugins import bare, slug
 
 if TYPE_CHECKING:
     from bench.boards.collect import Collected
+    from bench.boards.entries import Problem
     from bench.config.run_config import RunConfig
     from bench.execute.slots import Slot
     from bench.results.chart import Chart
@@ -49,26 +50,37 @@ def main(args: Args) -> int:
     with doing("importing optuna"):
         from bench.tuning.cli.shared import in_time, without_storage
 
-    asked = ask(args)
+    asked = [ask(own, of) for own, of in _by_task(args)]
     if args.dry_run:
         from bench.tuning.cli.suite import show_plan
 
-        return show_plan(args, [asked.suite], asked.places, asked.cut)
-    out = args.out or Path("compared", slug(asked.specs[0].task), "-".join(map(slug, asked.opts))[:80])
+        cut = min((each.cut for each in asked), key=len)
+        return show_plan(args, [each.suite for each in asked], asked[0].places, cut)
+    tasks = "-".join(slug(each.specs[0].task) for each in asked)[:80]
+    out = args.out or Path("compared", tasks, "-".join(map(slug, asked[0].opts))[:80])
     check_output(out)
-    if not in_time(args, lambda: carry_out(asked, args)):
+    if not in_time(args, lambda: all(carry_out(each, args) for each in asked)):
         return 130
     command = shlex.join(["bench", "compare", *without_storage(args.words)])
-    return _show(found_by(asked, args), args, asked.reference, out, command)
+    return _show([found for each in asked for found in found_by(each, args)], args, out, command)
+
+
+def _by_task(args: Args) -> list[tuple[Args, int]]:
+    """The arguments of the comparison on each task, and the number of tasks."""
+    from bench.sweeps.grid import settings_in
+
+    words = (settings_in(args.config) if args.config else {}) | args.of_runs
+    tasks = list(dict.fromkeys(parts(str(words.get("task", "")))))
+    own = [(Args(**vars(args) | {"of_runs": args.of_runs | {"task": task}}), len(tasks)) for task in tasks]
+    return own or [(args, 1)]
 
 
 class Contest(NamedTuple):
-    """A requested comparison.
+    """A requested comparison on a task.
 
     Attributes:
         suite: tunes all optimizers.
         opts: the optimizers given by --opt.
-        reference: the optimizer that they are compared with.
         specs: the studies of the suite.
         places: where data and store are.
         cut: resources of each worker.
@@ -76,14 +88,17 @@ class Contest(NamedTuple):
 
     suite: "Suite"
     opts: list[str]
-    reference: str
     specs: "list[StudySpec]"
     places: Mapping[str, Path]
     cut: "list[Slot]"
 
 
-def ask(args: Args) -> Contest:
-    """The comparison that the arguments of `bench compare` request.
+def ask(args: Args, tasks: int = 1) -> Contest:
+    """The comparison on one task that the arguments of `bench compare` request.
+
+    Args:
+        args: of the command.
+        tasks: number of tasks that share a budget of runs.
 
     Raises:
         UserError: a name or a setting is unknown or illegal, there is nothing to compare with, or it cannot be trained.
@@ -114,7 +129,7 @@ def ask(args: Args) -> Contest:
     baseline = None
     if not args.against and against[0] not in opts and not own[against[0]]:
         baseline = _shipped(suite(against, Tune()).specs(places)[0].typical(places), args)
-    if baseline is not None and not _has_equal_budget(baseline, args, len(fresh), len(opts)):
+    if baseline is not None and not _has_equal_budget(baseline, args, len(fresh), len(opts) * tasks):
         baseline = None
     tuned_here: list[str] = against if baseline is None else []
     every = list(dict.fromkeys([*tuned_here, *opts]))
@@ -124,7 +139,7 @@ def ask(args: Args) -> Contest:
         raise UserError(f"{lost[0]}: it is not part of the comparison; name it with --against")
     seeds = tuning_seeds(args.seeds or "2") if args.seeds or baseline is None else baseline.seeds
     if baseline is None:
-        tune = Tune(trials=trials_of(args, len(seeds), len(fresh), len(every)), seeds=seeds)
+        tune = Tune(trials=trials_of(args, len(seeds), len(fresh), len(every) * tasks), seeds=seeds)
     else:
         designed = sum(trial["kind"] == "design" for trial in baseline.trials)
         tune = Tune(trials=designed, seeds=seeds, sampler=_sampler(baseline.sampler), total=len(baseline.trials))
@@ -145,7 +160,7 @@ def ask(args: Args) -> Contest:
         * any(spec.sampler == "grid" for spec in specs)
     )
     made = made.model_copy(update={"title": title})
-    return Contest(made, opts, against[0], specs, places, fewest_slots(args.workers, specs, places))
+    return Contest(made, opts, specs, places, fewest_slots(args.workers, specs, places))
 
 
 def carry_out(asked: Contest, args: Args, *, progress: bool = True) -> bool:
@@ -300,26 +315,38 @@ class Ranking(NamedTuple):
     forest: "Chart | None"
 
 
-def ranking(found: "Sequence[StudyResult]", args: Args, reference: str) -> Ranking:
-    """The ranked table of the results of these studies.
+def ranking(found: "Sequence[StudyResult]", args: Args) -> Ranking:
+    """The ranked tables of the results of these studies.
 
     Args:
         found: by the studies.
         args: with `store` and `against`.
-        reference: the optimizer that the others are compared with.
     """
     from bench.boards.forest import forest
     from bench.boards.headline import headlines
     from bench.boards.quality import quality
 
-    ranked = _ranked(found, args, reference)
-    if ranked is None:
+    by_task: dict[str, list[StudyResult]] = {}
+    for each in found:
+        by_task.setdefault(each.study.spec.task, []).append(each)
+    ranked = [there for own in by_task.values() if (there := _ranked(own, args)) is not None]
+    if not ranked:
         return Ranking([], [], None)
-    said = [text for _, text in headlines(ranked)] + _advice(ranked, reference)
-    return Ranking([quality(ranked)], said, forest(ranked))
+    every = _together(ranked)
+    several = len(every.problems) > 1
+    said = [f"{name}: {text}" if several else text for name, text in headlines(every)]
+    return Ranking([quality(every)], said + _advice(every), forest(every))
 
 
-def _show(found: "Sequence[StudyResult]", args: Args, reference: str, out: Path, command: str) -> int:
+def _together(ranked: "Sequence[Collected]") -> "Collected":
+    """The entries of several problems as one collection."""
+    own = [vars(each) for each in ranked]
+    joined = {name: [entry for each in own for entry in each[name]] for name in ("entries", "chosen", "all")}
+    by_id = {run_id: run for each in ranked for run_id, run in each.by_id.items()}
+    return replace(ranked[0], **joined, by_id=by_id)
+
+
+def _show(found: "Sequence[StudyResult]", args: Args, out: Path, command: str) -> int:
     """Print and write the result."""
     from bench.results.draw import picture
     from bench.results.render import as_json, markdown, written
@@ -331,10 +358,10 @@ def _show(found: "Sequence[StudyResult]", args: Args, reference: str, out: Path,
     for each in found:
         note(missing_runs(each, args.store))
     suite.write(out / "tuned", found, command)
-    boards, said, chart = ranking(found, args, reference)
+    boards, said, chart = ranking(found, args)
     if boards:
         write(out / "quality.md", markdown(boards) + "".join(f"\n{line}\n" for line in said))
-    if chart is not None and chart.panels[0].traces:
+    if chart is not None and chart.shown.panels:
         for ending in (".png", ".pdf"):
             write(out / f"forest{ending}", picture(chart.shown, ending))
     if args.json:
@@ -348,8 +375,8 @@ def _show(found: "Sequence[StudyResult]", args: Args, reference: str, out: Path,
     return int(not found or bool(broken) or any(each.best is None for each in found))
 
 
-def _ranked(found: "Sequence[StudyResult]", args: Args, reference: str) -> "Collected | None":
-    """Entries of the board: these optimizers, as tuned by these studies, and others tuned on the same problem.
+def _ranked(found: "Sequence[StudyResult]", args: Args) -> "Collected | None":
+    """Entries of a task: these optimizers, as tuned by these studies, and others tuned on the same problem.
 
     None if no winner has run on a fresh seed, or such runs are in other stores.
     """
@@ -368,6 +395,7 @@ def _ranked(found: "Sequence[StudyResult]", args: Args, reference: str) -> "Coll
     stores.studies = [s for s in stores.studies if s.name in mine or bare(s.opt) not in mine.values()]
     versions = next(iter(fresh.values())).versions
     only = {f"versions.{name}": str(versions[name]) for name in VERSIONS if name in versions}
+    reference = args.against[0] if args.against else None
     every = collect(stores, tasks=[found[0].study.spec.task], only=only, mixed_versions=True, reference=reference)
     warn_of(stores, every.damaged)
     problem = next((e.problem for e in every.all if any(r.run_id in fresh for r in e.runs.values())), None)
@@ -379,15 +407,19 @@ def _ranked(found: "Sequence[StudyResult]", args: Args, reference: str) -> "Coll
     return replace(every, entries=chosen, chosen=chosen)
 
 
-def _advice(found: "Collected", reference: str) -> list[str]:
+def _advice(found: "Collected") -> list[str]:
     """What may decide open verdicts: the numbers of seeds, a line each; nothing but another problem at the floor."""
+    several = len(found.problems) > 1
+    return [f"{problem.name}: " * several + line for problem in found.problems for line in _advice_on(found, problem)]
+
+
+def _advice_on(found: "Collected", problem: "Problem") -> list[str]:
     from bench.boards.quality import at_floor, judged
     from bench.results.sequential import Comparison, advice
 
-    ((problem, entries),) = found.problems.items()
     metric, verdicts, _ = judged(found, problem)
     lines, tied = [], []
-    for entry in verdicts.ordered(entries):
+    for entry in verdicts.ordered(found.problems[problem]):
         of = verdicts.of(entry)
         if isinstance(of, str) and verdicts.measure is metric and at_floor(metric, entry):
             tied.append(entry.name)
@@ -401,6 +433,7 @@ def _advice(found: "Collected", reference: str) -> list[str]:
             )
     if tied:
         lines.append(
-            f"{', '.join(tied)}: at the floor of the metric like {reference}: more seeds decide nothing; {ELSE}"
+            f"{', '.join(tied)}: at the floor of the metric like {found.reference_name(problem)}: more seeds decide"
+            f" nothing; {ELSE}"
         )
     return lines

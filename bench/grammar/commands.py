@@ -257,8 +257,9 @@ _ALL = (
     ),
     Command(
         "compare", "compare your optimizer with a baseline: check, tuning, fresh seeds, verdicts, a plot",
-        text="Compare optimizers with a baseline on a task: the checks of `bench check`, tuning with equal budgets for"
-        " all (`bench suite`), the winners on fresh seeds, and the board `quality` with verdicts and a plot.",
+        text="Compare optimizers with a baseline on one or more tasks: the checks of `bench check`, tuning with equal"
+        " budgets for all (`bench suite`), the winners on fresh seeds, and the board `quality` with verdicts and a"
+        " plot.",
         more="The search is centred on the ranges that an optimizer declares, or on --opt.lr LOW:HIGH."
              " --opt.NAME is for the optimizers of --opt, and --opt.adamw.NAME for one alone. Stored runs are used,"
              " so the same command continues after an interruption."
@@ -266,7 +267,8 @@ _ALL = (
         " Exit code 1: a check failed, or an optimizer has no winner.",
         groups=SETTINGS, elsewhere=_several("trials have") | {"logger": "trials have none"},
         options=(
-            TASK, _several_opts("one or more optimizers: my_file.py:MyOpt,ngd"),
+            replace(TASK, help="one or more tasks, as `bench list tasks` prints them: mnist,lm", value="A,B"),
+            _several_opts("one or more optimizers: my_file.py:MyOpt,ngd"),
             _names("against", "baselines to tune as well; the first is the reference (default: adamw, or gd for full"
                    " batches)", completes="opt"),
             CONFIG,
@@ -280,7 +282,7 @@ _ALL = (
             Option("budget", "limit: a number of runs, fresh seeds included (200runs), or a time, after which the"
                              " command shows the result so far (2h, 90min)", "COST", read_budget),
             Option("anyway", "continue although a failed check changes results"),
-            _out("folder of table, plots and settings (default: compared/TASK/OPT)"),
+            _out("folder of tables, plots and settings (default: compared/TASK/OPT)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
             Option("dry-run", "print the plan, its stored part, and its approximate duration"),
             WORKERS, ENGINE, MEMORY, WIDTH, STORAGE, DATA, STORE,

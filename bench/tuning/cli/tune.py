@@ -115,7 +115,7 @@ def trials_of(args: Args, seeds: int, fresh: int, studies: int = 1) -> int | Non
     if runs < (least := studies * (seeds + fresh)):
         raise UserError(
             f"--budget {args.budget.text}: one trial of {seeds} seeds and {fresh} fresh seeds"
-            f"{f' for each of {studies} optimizers' * (studies > 1)} are {least} runs;"
+            f"{f' for each of {studies} studies' * (studies > 1)} are {least} runs;"
             " write that or more, or fewer seeds"
         )
     return (runs // studies - fresh) // seeds
