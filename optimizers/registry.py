@@ -183,7 +183,8 @@ def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
     # methods either.
     package = None if origin.package.startswith("torch ") else origin.package
     if isinstance(value, OptimizerSpec):
-        return replaced(value, name=name, package=package)
+        own = origin.target.startswith("optimizers.")  # of the suite: it has a version, as the built-in ones
+        return replaced(value, name=name, package=None if own else package)
     from torch.optim import Optimizer  # a spec may need no torch
 
     from optimizers.adapters import adapted, traits_of
@@ -228,7 +229,7 @@ OPTIMIZERS = Registry(
             source="torch.optim.SGD; Sutskever et al., ICML 2013",
             defaults={"lr": 0.1, "momentum": 0.9, "nesterov": True},
             search={"lr": LogUniform(1e-3, 1e1), "momentum": (0.7, 0.9, 0.97)},
-            by_family={"lm": {"lr": 0.1, "momentum": 0.9}},
+            by_family={"lm": {"lr": 0.1, "momentum": 0.9}, "text": {"lr": 0.003162, "momentum": 0.9}},
         ),
         OptimizerSpec(
             name="ngd",
@@ -247,7 +248,7 @@ OPTIMIZERS = Registry(
             formula="w <- w - min(lr / ||g||, max_step) * g",
             source=f"{_PAPER} (the place of the cap is our reading)",
             search={"lr": LogUniform(1e-4, 1e0), "max_step": LogUniform(1e-1, 1e2)},
-            by_family={"lm": {"lr": 0.3162, "max_step": 4.642}},
+            by_family={"lm": {"lr": 0.3162, "max_step": 4.642}, "text": {"lr": 0.03162, "max_step": 21.54}},
             update="optimizers.normalized:update",
         ),
         OptimizerSpec(
@@ -267,7 +268,7 @@ OPTIMIZERS = Registry(
             source=_LOIZOU,
             defaults={**_FROM_TASK, "batches_per_epoch": TASK_VALUE},
             search={"max_step": LogUniform(1e-2, 1e1), "c": LogUniform(1e-1, 1e3)},
-            by_family={"lm": {"max_step": 4.217, "c": 16.68}},
+            by_family={"lm": {"max_step": 4.217, "c": 16.68}, "text": {"max_step": 0.3162, "c": 2.154}},
             traits=Traits(needs_loss=True, unscheduled=True),
             update="optimizers.polyak:update",
         ),
@@ -295,7 +296,10 @@ OPTIMIZERS = Registry(
             formula="w <- (1 - lr * weight_decay) w - lr * m_hat / (sqrt(v_hat) + eps)",
             source="torch.optim.AdamW; Loshchilov and Hutter, arXiv 1711.05101",
             search={"lr": LogUniform(1e-5, 1e-1), "weight_decay": LogUniform(1e-3, 1e-1)},
-            by_family={"lm": {"lr": 1e-3, "weight_decay": 0.004642}},
+            by_family={
+                "lm": {"lr": 1e-3, "weight_decay": 0.004642},
+                "text": {"lr": 3.162e-5, "weight_decay": 0.007743},
+            },
             update="optimizers.torch_updates:adamw",
         ),
         OptimizerSpec(
@@ -313,8 +317,11 @@ OPTIMIZERS = Registry(
             formula="w <- (1 - lr * weight_decay) w - lr * s * NS(u), u the Nesterov momentum of a matrix",
             source="Jordan et al., Muon (2024); Liu et al., arXiv 2502.16982",
             search={"lr": LogUniform(1e-3, 1e0), "rest.lr": LogUniform(1e-4, 1e-2)},
-            # Also the weight decay with which it was tuned, which is not that of `adamw` on this family.
-            by_family={"lm": {"lr": 0.002371, "rest.lr": 0.0007743, "rest.weight_decay": 0.01}},
+            # Also the weight decay with which it was tuned, which is not that of `adamw` on these families.
+            by_family={
+                "lm": {"lr": 0.002371, "rest.lr": 0.0007743, "rest.weight_decay": 0.01},
+                "text": {"lr": 0.002371, "rest.lr": 0.0007743, "rest.weight_decay": 0.01},
+            },
             traits=Traits(by_piece=True),
             update="optimizers.muon:update",
             temporaries=5.0,

@@ -136,6 +136,7 @@ def test_they_are_named_by_their_module_and_no_part_of_the_list(tmp_path: Any) -
     from bench.config.run_config import resolve
 
     assert not {"separate_ngd", "length_sps"} & set(OPTIMIZERS)
+    assert OPTIMIZERS["optimizers.readings:LENGTH_SPS"].package is None  # its version counts, not the suite's files
     words = {
         "task": "synthetic_joint",
         "opt": "optimizers.readings:SEPARATE_NGD",
