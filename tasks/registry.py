@@ -68,7 +68,6 @@ def text_spec(**options: Any) -> TaskSpec:
         "micro_batch_size": 128,
         "steps_per_call": 4,
         "family": "text",
-        "scratch_family": "lm",
         "version": 2,
     }
     return TaskSpec(**(defaults | options))

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 import bench
-from bench.config.run_config import resolve
-from bench.config.settings import chosen_of
 from bench.store.reports import StudyRecord, study_path
 from bench.store.stores import Stores
 from bench.tuning import suite
@@ -95,17 +93,6 @@ def test_a_full_run_with_another_seed_counts_and_with_other_settings_does_not(
     assert (found.config["seed"], found.steps, trained) == (5, 3, [])
     assert defaults.full_run({**asked, "opt.lr": 0.25}, runs) is None
     assert len(trained) == 1
-
-
-@pytest.mark.parametrize(("scratch", "family"), [(False, "text"), (True, "lm")])
-def test_texts_from_scratch_have_the_defaults_of_language_models(family: str, *, scratch: bool) -> None:
-    for opt in ("adamw", "sngd", "muon"):
-        config = resolve({"task": "sst2", "opt": opt, "task.scratch": scratch})
-        values = OPTIMIZERS[opt].by_family[family]
-        assert {name: config.opt_options[name] for name in values} == values
-        assert chosen_of(config) == ({"task.scratch": True} if scratch else {})  # nothing else is set by hand
-        other = resolve({"task": "sst2", "opt": opt, "task.scratch": scratch, "opt.lr": 0.5})
-        assert chosen_of(other).keys() - {"task.scratch"} == {"opt.lr"}
 
 
 def test_the_suites_defaults_are_those_that_the_shipped_studies_choose() -> None:

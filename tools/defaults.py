@@ -185,8 +185,7 @@ def main(words: Iterable[str] | None = None) -> int:
         done = measured["full"].setdefault(name, {})
         for opt in STOCHASTIC:
             task, spec = TASKS[cell.settings["task"]], OPTIMIZERS[opt]
-            family = task.family_with({"scratch": "task.scratch" in cell.settings})
-            asked = {"versions": [task.version, spec.version], "defaults": dict(spec.by_family.get(family, {}))}
+            asked = {"versions": [task.version, spec.version], "defaults": dict(spec.by_family.get(task.family, {}))}
             if done.get(opt, {}).get("asked") != asked:
                 run = full_run({**cell.settings, "opt": opt}, stores.runs)
                 value, seed = (None, 0) if run is None else (final_value(run, False), run.config["seed"])

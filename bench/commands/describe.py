@@ -95,10 +95,9 @@ def _by_family(spec: OptimizerSpec) -> list[str]:
     """The defaults by family of tasks that replace the general ones."""
     lines = [] if not spec.by_family else ["", "defaults by family of tasks:"]
     for family, values in spec.by_family.items():
-        tasks = [name for name, task in TASKS.own.items() if task.family == family]
-        tasks += ["texts with --task.scratch true"] * any(t.scratch_family == family for t in TASKS.own.values())
+        tasks = ", ".join(name for name, task in TASKS.own.items() if task.family == family)
         settings = ", ".join(f"{name} {word_of(value)}" for name, value in values.items())
-        lines += row(f"  {family}", f"{settings} ({', '.join(tasks)})")
+        lines += row(f"  {family}", f"{settings} ({tasks})")
     return lines
 
 
@@ -111,7 +110,6 @@ def describe_task(spec: TaskSpec) -> str:
         measured = ["measured by --trainer.observe, of each head (NAME_lLAYER_hHEAD) and of the model:", *names, ""]
     target = "none" if spec.target is None else f"{spec.metric} {spec.target:g}"
     compared = "ratios of suboptimality gaps" if spec.scale == "log" else "differences"
-    other = f" ({spec.scratch_family} with --task.scratch true)" * (spec.scratch_family is not None)
     ranked = " of the training samples: its claim is about optimization" * spec.ranks_training
     return "\n".join(
         [
@@ -120,7 +118,7 @@ def describe_task(spec: TaskSpec) -> str:
             f"  scale   {spec.scale}: {compared}",
             f"  target  {target}",
             f"  budget  {budget}, batch {spec.batch_size}, precision {spec.precision}",
-            *([f"  family  {spec.family}{other}"] if spec.family else []),
+            *([f"  family  {spec.family}"] if spec.family else []),
             f"  source  {spec.source}",
             "",
             *measured,

@@ -344,15 +344,13 @@ def resolve(
         trainer["batch_size"] = "full" if OPTIMIZERS[opt].traits.full_batch else spec.batch_size
     if trainer.get("measure_every") is None:
         trainer["measure_every"] = spec.measure_every
-    task_options = task_values(spec, groups["task"])
-    family = spec.family_with(task_options)
     rest = {"precision": spec.precision, "data_seed": groups[""].get("seed", 0), **groups[""]}
     config_ = _validated(
         {
             "task": task,
-            "task_options": task_options,
+            "task_options": task_values(spec, groups["task"]),
             "opt": opt,
-            "opt_options": optimizer_values(OPTIMIZERS[opt].on(family), groups["opt"]),
+            "opt_options": optimizer_values(OPTIMIZERS[opt].on(spec.family), groups["opt"]),
             "trainer": trainer,
             **rest,
         }

@@ -72,10 +72,8 @@ def chosen_of(config: RunConfig) -> dict[str, Any]:
     options = {"task": task_options(config.task_spec), "opt": optimizer_options(config.opt_spec)}
     dotted = {f"{group}.{name}": option for group, each in options.items() for name, option in each.items()}
     required = {name: own[name] for name, option in dotted.items() if option.default is MISSING}
-    family = {} if config.task_spec.scratch_family is None else {"task.scratch": own["task.scratch"]}  # has defaults
-    usual = settings_of(resolve(names | other | required | family).model_dump())
+    usual = settings_of(resolve(names | other | required).model_dump())
     usual = {name: value for name, value in usual.items() if name not in required}
-    usual |= {name: dotted[name].default for name in family}
     usual[rest] = config.opt_spec.rest
     found = _differing({name: value for name, value in own.items() if name not in _PLACES}, usual)
     if any(name in found for name in _BUDGET):  # one alone would replace both

@@ -104,8 +104,7 @@ def _refuse_idle_rest(config: RunConfig) -> None:
     Raises:
         UserError: there is one.
     """
-    family = config.task_spec.family_with(config.task_options)
-    options = all_optimizer_options(config.opt_spec.on(family), config.opt_options)
+    options = all_optimizer_options(config.opt_spec.on(config.task_spec.family), config.opt_options)
     for name, value in config.opt_options.items():
         if name.partition(".")[0] == REST and comparable(value) != comparable(options[name].default):
             raise UserError(

@@ -47,7 +47,6 @@ class TaskSpec:
         datasets: for tasks with several data sets: their folders in the data folder, the task's namesake first. Its
             option `dataset` selects one, by default the first that exists.
         family: tasks with similar models, for which optimizers share defaults (`OptimizerSpec.by_family`).
-        scratch_family: the family of its models with random weights (option `scratch`); None without that option.
         presets: named values of its options; the first preset's are the defaults. Its option `preset` names one.
         lanes: the loss is a function of weights and batch alone, so runs can be vectorised: no buffers change in
             training, and random numbers come only from the batch's randomness.
@@ -78,7 +77,6 @@ class TaskSpec:
     measures: str = ""
     lanes: bool = False
     family: str = ""
-    scratch_family: str | None = None
     datasets: tuple[str, ...] = ()
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     files: str = ""
@@ -95,10 +93,6 @@ class TaskSpec:
             raise ValueError(
                 f"scale=log compares suboptimality gaps of a loss, and metric={self.metric} is not a loss: remove scale"
             )
-
-    def family_with(self, options: Mapping[str, Any]) -> str:
-        """The family of its models with these options."""
-        return self.scratch_family if self.scratch_family is not None and options.get("scratch") else self.family
 
     def dataset_in(self, root: Path) -> str | None:
         """The first of its data sets that is in this data folder, or else the first; None if there is no choice."""
