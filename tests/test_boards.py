@@ -1123,8 +1123,8 @@ def test_the_expected_score_of_k_trials_is_the_mean_over_all_choices(store):
 @pytest.mark.parametrize(
     ("scores", "width", "text"),
     [
-        ({0.01: 9.0, 0.1: 1.0, 1.0: 1.5, 10.0: 9.0}, 1, "1"),
-        ({0.01: 1.0, 0.1: 1.0, 1.0: 1.5, 10.0: None}, 2, "at least 2"),
+        ({0.01: 9.0, 0.1: 1.0, 1.0: 1.05, 10.0: 9.0}, 1, "1"),
+        ({0.01: 1.0, 0.1: 1.0, 1.0: 1.05, 10.0: None}, 2, "at least 2"),
         ({0.01: 9.0, 0.1: -1.0, 1.0: -2.0, 10.0: -1.5}, 0, "the best alone"),
     ],
 )

@@ -18,6 +18,7 @@ from bench.api.results import Sweep
 from bench.api.runs import Runs
 from bench.errors import UserError
 from bench.results import draw
+from bench.results.selection import good_range
 from bench.store.record import RunResult
 from bench.sweeps import sensitivity
 from bench.sweeps.sensitivity import Curve, Point, Sensitivity, analyse, as_json, lines, write
@@ -137,21 +138,27 @@ def test_thousands_of_seeds_are_no_trouble():
     assert point(*map(float, range(3000))).interval == (1445, 1554)
 
 
+def test_suboptimality_gaps_are_usable_up_to_twice_the_best():
+    assert good_range([9, 2, 1, 2.001, 1], "min", 2, gap=True) == (1, 2)
+    assert good_range([9, 2, 1, 1.05, 1.06], "min", 2) == (2, 3)
+    assert good_range([0.1, 0, 0.1], "min", 1, gap=True) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("medians", "mode", "best", "usable", "at_edge", "may_be_wider"),
     [
-        ([9, 2, 1, 2, 9], "min", 2, (1, 3), False, False),
-        ([9, 2.001, 1, 2, 9], "min", 2, (2, 3), False, False),
-        ([1.5, 9, 1, 1.5, 9], "min", 2, (2, 3), False, False),  # the range is contiguous
-        ([3, 2, 1], "min", 2, (1, 2), True, True),
+        ([9, 1.05, 1, 1.05, 9], "min", 2, (1, 3), False, False),
+        ([9, 1.06, 1, 1.05, 9], "min", 2, (2, 3), False, False),
+        ([1.04, 9, 1, 1.04, 9], "min", 2, (2, 3), False, False),  # the range is contiguous
+        ([3, 1.05, 1], "min", 2, (1, 2), True, True),
         ([1, 3, 9], "min", 0, (0, 0), True, True),
-        ([9, 1, 1.5], "min", 1, (1, 2), False, True),
-        ([9, 1, None, 1.2], "min", 1, (1, 1), False, False),
+        ([9, 1, 1.04], "min", 1, (1, 2), False, True),
+        ([9, 1, None, 1.02], "min", 1, (1, 1), False, False),
         ([5, 1, 1, 1, 5], "min", 2, (1, 3), False, False),  # the middle one of equals
         ([5, 1, 1, 5], "min", 1, (1, 2), False, False),
         ([1, 1, 1], "min", None, None, False, False),
         ([0.1, 0, 0.1], "min", 1, (1, 1), False, False),
-        ([-1, -2, -1.9], "min", 1, (1, 1), False, False),
+        ([-1, -2, -1.9], "min", 1, (1, 2), False, True),
         ([0.5, 0.96, 1, 0.94, 0.99], "max", 2, (1, 2), False, False),
         ([0.5, 0.8, None], "max", 1, (1, 1), False, False),
     ],
@@ -319,7 +326,7 @@ def test_the_table_reads_like_this():
         "*     0.2                3.5                    [2, 5]  [1, diverged]       1/6",
         "      0.4           diverged      [diverged, diverged]  [9, diverged]       5/6",
         "best opt.lr 0.2: median train loss 3.5, 95 % interval [1, diverged] (6 seeds)",
-        "usable opt.lr (median at most 2 times the best; our rule): 0.1 to 0.2, at least a factor of 2",
+        "usable opt.lr (median at most 5% above the best; our rule): that value alone, on this grid",
         "",
     ]
 
@@ -333,7 +340,7 @@ def test_the_table_shows_the_score_that_chose_the_best():
     assert [line.split()[-1] for line in text[2:5]] == ["1", "3", "-"]
     assert text[2].startswith("*")
     assert text[5].startswith("best opt.lr 0.1 (median selection score 1): median train loss 5")
-    assert text[6].startswith("usable opt.lr (median selection score at most 2 times the best; our rule): that value")
+    assert text[6].startswith("usable opt.lr (median selection score at most 5% above the best; our rule): that value")
     assert text[-1] == (
         "note: the best value was chosen by the median selection score: the last evaluation during training, on the"
         " selection split"
@@ -604,7 +611,7 @@ def test_the_best_is_chosen_on_the_selection_split_and_shown_on_the_other():
     sweep = analyse(results, ["opt.lr"], "min")
     (curve,) = sweep.curves
     assert [(p.median, round(p.choice, 6)) for p in curve.points] == [(0.55, 0.15), (0.4, 0.3)]
-    assert (curve.best, curve.usable) == (0, (0, 1))
+    assert (curve.best, curve.usable) == (0, (0, 0))
     assert any("chosen by the median selection score" in line for line in lines(sweep))
 
 

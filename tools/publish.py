@@ -93,7 +93,7 @@ def ship(stores: Stores, tasks: list[str], tuned: Path) -> None:
         or (run.config["task"], run.config["opt"], run.config["opt_options"], run.problem) in settings
     ]
     with TemporaryDirectory() as temporary:
-        made = bundle(stores, runs, Path(temporary) / "bundle", points=POINTS, tuned=tuned)
+        made = bundle(stores, runs, Path(temporary) / "bundle", points=POINTS, tuned=[tuned])
         _withdraw(tasks)
         shutil.copytree(Path(temporary) / "bundle" / STORE, FOLDER / STORE, dirs_exist_ok=True)
         if (Path(temporary) / "bundle" / TUNED).is_dir():

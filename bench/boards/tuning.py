@@ -7,7 +7,7 @@ from bench.boards.entries import Entry
 from bench.boards.shared import board_table, budget_notes, metric_of
 from bench.results import stats
 from bench.results.group import HUGE
-from bench.results.selection import best_index, equal_below, good_range
+from bench.results.selection import above_infimum, best_index, equal_below, good_range
 from bench.results.stats import Interval
 from bench.results.table import Board, Column
 
@@ -112,7 +112,8 @@ def basin_width(entry: Entry) -> tuple[float, bool] | None:
     best = best_index(own, study.mode, least)
     if best is None:
         return None
-    usable = good_range(own, study.mode, best)
+    gap = above_infimum(list(entry.runs.values())) if entry.runs else False
+    usable = good_range(own, study.mode, best, gap=gap)
     return math.log10(xs[usable[1]] / xs[usable[0]]), usable[0] == 0 or usable[1] == len(xs) - 1
 
 

@@ -1,11 +1,12 @@
 """The commands on whole stores: sql, merge, bundle, diff."""
 
 from contextlib import ExitStack
+from pathlib import Path
 
 from bench.errors import UserError
 from bench.grammar.parse import Args
 from bench.output import answer, format_of, note, open_stores, remark, stores_of, warn_of, write
-from bench.text import counted
+from bench.text import counted, listed
 from optimizers.plugins import bare
 
 
@@ -57,12 +58,20 @@ def run_bundle(args: Args) -> int:
     stores = Stores(stores_of(args))
     stores.refuse_unknown(args.task, args.opt, stores.runs)
     runs = [run for run in stores.runs if run.is_of(args.task, args.opt)]
-    plugins = [*(args.task or ()), *(args.opt or ())]
-    made = bundle(stores, runs, args.out, points=args.points, tuned=args.tuned, plugins=plugins)
-    code = warn_of(stores, made.damaged)
     used = {bare(run.config[kind]) for run in runs for kind in ("task", "opt") if ".py:" in run.config[kind]}
+    plugins = [*(args.task or ()), *(args.opt or ())]
+    for path in map(Path, args.source or ()):
+        own = [f"{path.parent / name}" for name in sorted(used) if name.rpartition(":")[0] == path.name]
+        if not own or not path.is_file():
+            why = "no run names it" if path.is_file() else "there is no such file"
+            raise UserError(f"--source {path}: {why}; plug-ins of these runs: {listed(sorted(used)) or 'none'}")
+        plugins += own
+    tuned = [args.tuned] if args.tuned else [Path("tuned"), *sorted(Path("compared").glob("*/*/tuned"))]
+    made = bundle(stores, runs, args.out, points=args.points, tuned=tuned, plugins=plugins)
+    code = warn_of(stores, made.damaged)
     if left := sorted(used - {*map(bare, plugins)}):
-        note(f"without the source of {', '.join(left)}: name the file with --opt or --task, among all to export")
+        files = ",".join(dict.fromkeys(name.rpartition(":")[0] for name in left))
+        note(f"without the source of {', '.join(left)}, which `bench verify` needs: add --source {files}")
     if args.json:
         counts = {name: getattr(made, name) for name in ("runs", "studies", "tuned", "sources")}
         answer({"out": args.out, **counts, "damaged": [str(each) for each in (*stores.damaged, *made.damaged)]})

@@ -15,11 +15,12 @@ from typing import Any, get_args
 
 from bench.config.run_config import settings_of
 from bench.errors import UserError, unknown
-from bench.results.selection import GAP, above_infimum, best_index, equal_below, final_value, seed_median
+from bench.results.selection import GAP, above_infimum, best_index, equal_below, final_value, score_text, seed_median
 from bench.results.table import Column, Table
 from bench.run_summary import result_json
 from bench.store.block import RUNS, Block
 from bench.store.record import RunResult, Status
+from bench.store.reports import StudyRecord
 from bench.store.stores import Stores
 from bench.text import comparable, duration, number, word_of
 from optimizers.plugins import bare, slug
@@ -165,7 +166,8 @@ def lines(stores: Stores, asked: Filters) -> list[Line]:
         and (not asked.study or studies.get(run.run_id) == asked.study)
     ]
     runs.sort(key=lambda run: (begun[run.run_id], run.run_id), reverse=True)
-    found = _folded(runs, studies, begun, asked)
+    winners = {record.winner: record for record in stores.studies if record.winner is not None}
+    found = _folded(runs, studies, begun, asked, winners)
     _distinguish(found)
     return sorted(found, key=SORTS[asked.sort])
 
@@ -196,7 +198,11 @@ def begun_at(run: RunResult, block: Block | None) -> str:
 
 
 def _folded(
-    runs: Sequence[RunResult], studies: Mapping[str, str], begun: Mapping[str, str], asked: Filters
+    runs: Sequence[RunResult],
+    studies: Mapping[str, str],
+    begun: Mapping[str, str],
+    asked: Filters,
+    winners: Mapping[str, StudyRecord],
 ) -> list[Line]:
     """Lines of runs, given newest first."""
     if asked.each:
@@ -218,8 +224,22 @@ def _folded(
         first = next(iter(groups.values()))[0]
         alone = len(groups) == 1 and len(groups[next(iter(groups))]) == 1
         shared = f"{slug(first.config['task'])}-{slug(first.config['opt'])}-*"
-        found.append(_line(first.run_id if alone else name or shared, list(groups.values()), begun))
+        line = _line(first.run_id if alone else name or shared, list(groups.values()), begun)
+        if name.startswith(_STUDY):
+            _show_winner(line, winners)
+        found.append(line)
     return found
+
+
+def _show_winner(line: Line, winners: Mapping[str, StudyRecord]) -> None:
+    """Show a study's own winner, on its fresh seeds if it has run on them; the tuning seeds are optimistic."""
+    for group in line.groups:
+        record = next((winners[run.run_id] for run in group if run.run_id in winners), None)
+        if record is not None:
+            ended = [run for run in group if run.finished and _is_alike(run, line.groups)]
+            fresh = [run for run in ended if run.run_id not in record.run_ids] or ended
+            line.value = seed_median([final_value(run, line.above) for run in fresh], group[0].mode)
+            line.chosen = group if len(line.groups) > 1 else None
 
 
 def _but_for_seeds(run: RunResult) -> str:
@@ -355,7 +375,8 @@ def _result(line: Line) -> str:
         return "-"
     run = line.groups[0][0]
     what = "" if len(line.runs) == 1 else " best" if line.chosen is not None else " median"
-    return f"{run.split} {run.metric}{GAP * line.above} {number(float(line.value))}{what}"
+    value = score_text(line.value, run.metric) if line.above else number(float(line.value))
+    return f"{run.split} {run.metric}{GAP * line.above} {value}{what}"
 
 
 def as_json(found: Iterable[Line], stores: Stores) -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ class Judged(NamedTuple):
 
 
 def main(args: Args) -> int:
-    """`bench verify` with these arguments: 0 nothing refuted, 1 a run refuted or damaged, 130 stopped.
+    """`bench verify` with these arguments: 0 none refuted, 1 one refuted or damaged, or none repeated, 130 stopped.
 
     Raises:
         UserError: there is nothing to verify, or data are missing.
@@ -78,7 +78,8 @@ def main(args: Args) -> int:
         answer([_as_json(each) for each in judged])
     else:
         print("\n".join(shown(_table(judged))))
-    return int(code or any(each.verdict == "refuted" for each in judged))
+    repeated = [each for each in judged if each.again is not None]
+    return int(code or not repeated or any(each.verdict == "refuted" for each in repeated))
 
 
 def judge(run: RunResult, again: RunResult, others: Sequence[RunResult]) -> tuple[Verdict, str]:
@@ -145,9 +146,15 @@ def _config(run: RunResult, args: Args, sources: Path, place: Path) -> RunConfig
     """
     recorded = {kind: run.config[kind] for kind in ("task", "opt")}
     given = {"task": args.task or [], "opt": args.opt or []}
-    shipped = {kind: [str(sources / bare(name))] for kind, name in recorded.items()} if args.allow_code else {}
-    named = {kind: [*given[kind], *shipped.get(kind, [])] for kind in recorded}
-    names = allowed(recorded, run.versions, named, f"run {run.run_id}", ["bench", "verify", "..."])
+    shipped = {kind: str(sources / bare(name)) for kind, name in recorded.items()}
+    there = {kind: [name] for kind, name in shipped.items() if Path(name.rpartition(":")[0]).is_file()}
+    named = {kind: [*(there.get(kind, []) if args.allow_code else []), *given[kind]] for kind in recorded}
+    try:
+        names = allowed(recorded, run.versions, named, f"run {run.run_id}", ["bench", "verify", "..."])
+    except UserError as error:
+        if not there or args.allow_code:
+            raise
+        raise UserError(f"{error}; --allow-code imports the copy in the bundle") from None
     settings = settings_of(run.config) | names
     return resolve({**settings, "data": args.data, "store": place})
 

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from bench.errors import UserError
 from bench.text import clean
@@ -73,6 +74,9 @@ def _installed(kind: str, name: str) -> bool:
 
 
 def _refuse_another(name: str, then: object, what: str) -> None:
+    place = Path(name.rpartition(":")[0])
+    if place.suffix == ".py" and not place.is_file():
+        raise UserError(clean(f"{what} needs {place}, and there is no such file; name it with its folder"))
     now = provenance(name)
     if now != then and not (then is None and now.startswith("torch ")):  # the record has torch's version anyway
         raise UserError(

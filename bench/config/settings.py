@@ -94,10 +94,14 @@ def _tuned_by(configs: Sequence[RunConfig]) -> TunedBy | None:
     if any(each.opt_options != tuned for each in configs):
         return None
     provenance = read_tuned(path)
-    budgets = [settings_of(each.model_dump(mode="json")) for each in configs]
+    every = [settings_of(each.model_dump(mode="json")) for each in configs]
     names = [f"trainer.{name}" for name in ("max_epochs", "max_steps", "max_seconds", "batch_size")]
+    # The file leaves out settings that were None, which is their default.
+    usual = {f"task.{name}": plain(option.default) for name, option in task_options(config.task_spec).items()}
+    tuned_on = provenance.settings and usual | provenance.settings
     for what, mark, then, now in (
-        ("for another budget", "--", provenance.settings, [(k, each[k]) for each in budgets for k in names]),
+        ("for another budget", "--", provenance.settings, [(k, each[k]) for each in every for k in names]),
+        ("for another model or data", "--", tuned_on, [(k, each[k]) for each in every for k in each if "task." in k]),
         ("with other code", "", provenance.versions, config.spec_versions.items()),
     ):
         other = dict.fromkeys(f"{mark}{k} {v}, not {then.get(k)}" for k, v in now if then and v != then.get(k))
@@ -117,8 +121,8 @@ def sources_of(configs: Iterable[RunConfig]) -> Sources:
 
     A pair has none unless all of its configurations have the tuned ones.
 
-    It warns on standard error if a study's runs had another budget or other versions of task and optimizer, or were
-    compared on training samples although held-out ones are ranked.
+    It warns on standard error if a study's runs had another budget, other options of the task, or other versions of
+    task and optimizer, or were compared on training samples although held-out ones are ranked.
     """
     found: dict[tuple[str, str], list[RunConfig]] = {}
     for config in configs:

@@ -544,7 +544,8 @@ _ALL = (
             _names("opt", "only these optimizers; a plug-in as file.py:NAME, with its source"),
             Option("points", "rows kept of each curve (default: all); trials keep a tenth of them and no measurements",
                    "N", whole(2)),
-            _path("tuned", "the folder with tuned settings (default: tuned)", default=Path("tuned")),
+            _names("source", "files of plug-ins to export with their runs: my_opt.py", completes=""),
+            _path("tuned", "the folder with tuned settings (default: tuned, and those of `bench compare`)"),
             JSON, STORES,
         ),
     ),
@@ -554,7 +555,8 @@ _ALL = (
         " confirmed.",
         more="On the same type of processor, with the same versions and engine, a run must agree bit for bit; elsewhere"
         " up to rounding, or within the spread over seeds. Plug-ins that PATH names are imported only if --opt or"
-        " --task names them too, or with --allow-code. Exit code 1: a run was refuted, or is damaged.",
+        " --task names them too, or with --allow-code. Exit code 1: a run was refuted, or is damaged, or none could be"
+             " repeated.",
         positionals=(_path("path", "a bundle or a store (default: the reference results)", "PATH", least=0),),
         options=(
             Option("runs", "number of runs (default 3)", "N", whole(1), default=3),

@@ -19,9 +19,10 @@ End = float | None
 GAP = " (suboptimality gap)"
 """Suffix of a metric's name if the loss minus its infimum is shown."""
 USABLE_FACTOR = 2
-"""Largest ratio of a loss to the best in the usable range: about twice the steps if it falls as 1/t. Ours."""
+"""Largest ratio of a suboptimality gap to the best in the usable range: about twice the steps if it falls as 1/t. Ours.
+"""
 USABLE_SHARE = 0.05
-"""The same for a maximised metric: largest shortfall as a share of the best. Ours."""
+"""The same for other metrics, also a loss of unknown infimum: largest shortfall as a share of the best. Ours."""
 
 
 def final_value(run: RunResult, above: bool, at: Literal["final", "best"] = "final") -> End:
@@ -111,7 +112,9 @@ def best_index(scores: Sequence[End], mode: Mode, least: float) -> int | None:
     return equal[(len(equal) - 1) // 2]
 
 
-def good_range(scores: Sequence[End], mode: Mode, best: int, limit: End = None) -> tuple[int, int]:
+def good_range(
+    scores: Sequence[End], mode: Mode, best: int, limit: End = None, *, gap: bool = False
+) -> tuple[int, int]:
     """The ends of the range around the best in which scores are nearly as good.
 
     Args:
@@ -119,11 +122,13 @@ def good_range(scores: Sequence[End], mode: Mode, best: int, limit: End = None) 
         mode: of the metric.
         best: index of the best, which must have a score.
         limit: the worst good score; by default from `USABLE_FACTOR` or `USABLE_SHARE`.
+        gap: whether the scores are suboptimality gaps.
     """
     top = scores[best]
     assert top is not None
     if limit is None:
-        limit = max(top, USABLE_FACTOR * top) if mode == "min" else top - USABLE_SHARE * abs(top)
+        room = (USABLE_FACTOR - 1) * max(top, 0.0) if gap else USABLE_SHARE * abs(top)
+        limit = top + room if mode == "min" else top - room
     bad = [score is None or (score > limit if mode == "min" else score < limit) for score in scores]
     first = next((i + 1 for i in range(best, -1, -1) if bad[i]), 0)
     last = next((i - 1 for i in range(best, len(scores)) if bad[i]), len(scores) - 1)

@@ -12,7 +12,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -68,7 +68,7 @@ def bundle(
     out: Path,
     *,
     points: int | None,
-    tuned: Path,
+    tuned: Sequence[Path],
     plugins: Sequence[str] = (),
 ) -> Bundled:
     """Write finished runs with everything needed to show and repeat them.
@@ -80,7 +80,7 @@ def bundle(
         runs: the runs to write.
         out: a new folder, or a file that ends in .zip.
         points: rows kept of a curve, half evenly spaced and half log-spaced, and those of observations; all if None.
-        tuned: the folder with tuned settings; those of the written studies are copied.
+        tuned: folders with tuned settings; those of the written studies are copied.
         plugins: files of plug-ins, as `file.py:NAME`; those that the records name are copied.
 
     Raises:
@@ -102,7 +102,8 @@ def bundle(
     studies = [study for study in stores.studies if study.run_ids & ids]
     trials = {run_id for study in studies for run_id in study.run_ids}
     sources = _sources(runs, plugins)
-    settings = [path for study in studies if (path := _tuned_of(study, tuned)) is not None]
+    paths = (_tuned_of(study, tuned) for study in studies)
+    settings = [path for path in paths if path is not None]
     ladders = [ladder for ladder in stores.ladders if ladder.run_ids & ids]
     existing = next(each for each in out.absolute().parents if each.is_dir())
     with disk_errors(out), TemporaryDirectory(dir=existing) as temporary:
@@ -225,15 +226,16 @@ def _kept(
     return replace(run, **changes, thinned=run.thinned or run.steps > points), thin
 
 
-def _tuned_of(study: StudyRecord, tuned: Path) -> Path | None:
-    """The file with a study's settings, if it exists and names this study."""
+def _tuned_of(study: StudyRecord, tuned: Sequence[Path]) -> Path | None:
+    """The first file with a study's settings that names this study, if any."""
     from bench.config.tuned import read_tuned
 
-    path = tuned / slug(study.task) / f"{slug(study.opt)}.yaml"
-    try:
-        return path if path.is_file() and read_tuned(path).study == study.name else None
-    except UserError:
-        return None
+    for folder in tuned:
+        path = folder / slug(study.task) / f"{slug(study.opt)}.yaml"
+        with suppress(UserError):
+            if path.is_file() and read_tuned(path).study == study.name:
+                return path
+    return None
 
 
 def _sources(runs: Sequence[RunResult], plugins: Sequence[str]) -> list[Path]:

@@ -116,15 +116,26 @@ def by_optimizer(words: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[s
     for key, value in words.items():
         group, _, rest = key.partition(".")
         name, dot, option = rest.partition(".")
-        if group == "opt" and dot and name not in RESERVED:
-            if name not in own:
-                if role := nearest(name, RESERVED):
-                    raise UserError(f"unknown option '--{key}'; did you mean '--opt.{role}.{option}'?")
-                raise unknown("optimizer of --opt", name, names)
-            own[name][f"opt.{option}"] = value
-        else:
+        if group != "opt" or not dot or name in RESERVED:
             common[key] = value
+        elif (found := _addressed(rest, names)) is not None:
+            own[found[0]][f"opt.{found[1]}"] = value
+        elif role := nearest(name, RESERVED):
+            raise UserError(f"unknown option '--{key}'; did you mean '--opt.{role}.{option}'?")
+        else:
+            raise unknown("optimizer of --opt", rest.rpartition(".")[0], names)
     return common, own
+
+
+def _addressed(rest: str, names: Sequence[str]) -> tuple[str, str] | None:
+    """The optimizer that `NAME.OPTION` addresses, by its name or by the class of a file, and the option."""
+    classes = [name.rpartition(":")[2] for name in names]
+    words = {name: name for name in names}
+    words |= {own: name for own, name in zip(classes, names, strict=True) if classes.count(own) == 1}
+    for word in sorted(words, key=len, reverse=True):
+        if rest.startswith(prefix := f"{word.replace('-', '_')}."):
+            return words[word], rest[len(prefix) :]
+    return None
 
 
 def _options(opt: str, settings: Mapping[str, Any]) -> dict[str, Option]:

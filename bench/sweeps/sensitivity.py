@@ -215,7 +215,7 @@ def analyse(results: Sequence[RunResult], varied: Sequence[str], mode: Mode) -> 
         if numeric:
             found.sort(key=lambda each: each[0].x)
         words = [short[opt] if apart else opt, *(_setting(name, value) for name, value in others if len(keys) == 1)]
-        curve = _curve(", ".join(words), axes[opt].x, found, mode, numeric, least)
+        curve = _curve(", ".join(words), axes[opt].x, found, mode, numeric, least, gap=above)
         left = {
             at if len(keys) == 1 else ", ".join([_text(at), *(_setting(*other) for other in key[1:])]): status
             for key in keys
@@ -298,13 +298,15 @@ def _point(x: Any, group: Group, final: Measure, chosen_by: Measure, others: Map
     return point, None if capped else score
 
 
-def _curve(name: str, x: str, found: list[tuple[Point, End]], mode: Mode, numeric: bool, least: float) -> Curve:
+def _curve(
+    name: str, x: str, found: list[tuple[Point, End]], mode: Mode, numeric: bool, least: float, *, gap: bool
+) -> Curve:
     points, scores = [point for point, _ in found], [None if s is None else max(s, least) for _, s in found]
     best = None if _are_tied(scores) else best_index(scores, mode, least)
     curve = Curve(name, x, points, best, None)
     if best is None or not numeric or len(points) == 1 or not curve.joined:
         return curve
-    return replace(curve, usable=good_range(scores, mode, best))
+    return replace(curve, usable=good_range(scores, mode, best, gap=gap))
 
 
 def _are_tied(scores: Sequence[End]) -> bool:
@@ -392,7 +394,8 @@ def _summary(sweep: Sensitivity, curve: Curve) -> list[str]:
     text = [f"{at}, 95 % interval {_range(best.interval)} ({best.seeds} seeds)" if best.interval else at]
     if curve.usable is not None:
         low, high = (curve.points[i].x for i in curve.usable)
-        within = f"at most {USABLE_FACTOR} times" if sweep.mode == "min" else f"at most {USABLE_SHARE:.0%} below"
+        side = "above" if sweep.mode == "min" else "below"
+        within = f"at most {USABLE_FACTOR} times" if sweep.above_infimum else f"at most {USABLE_SHARE:.0%} {side}"
         factor = f", {'at least ' if curve.may_be_wider else ''}a factor of {high / low:.3g}" if low > 0 else ""
         stretch = f"{_text(low, 4)} to {_text(high, 4)}{factor}" if low < high else "that value alone, on this grid"
         what = SELECTION if curve.chosen_apart else "median"

@@ -120,7 +120,10 @@ def _maker(
 
     def maker(params: Iterable[nn.Parameter]) -> Optimizer:
         try:
-            return make(parts, [p for p in params if p.requires_grad], parameters)
+            optimizer = make(parts, [p for p in params if p.requires_grad], parameters)
+            if callable(train := getattr(optimizer, "train", None)):
+                train()  # some schedule-free methods begin in eval mode
+            return optimizer
         except BROKEN as error:
             said = str(error).partition("=")[0] in config.opt_options
             if not said and config.rest_spec is None and any(each.role != "matrix" for each in parameters):
