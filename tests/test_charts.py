@@ -668,7 +668,8 @@ def test_a_caption_says_once_what_holds_for_all_panels():
 def test_settings_of_an_optimizer_are_shades_of_its_colour_and_differ_in_dash():
     series = {"adam": "adam", "sgd a": "sgd", "sgd b": "sgd", "sgd c": "sgd", "ngd": "ngd"}
     found = styles(series, ["other"])
-    assert (found["adam"], found["ngd"].color) == (styles({"adam": "adam"})["adam"], "#009E73")
+    assert found["adam"] == styles({"adam": "adam"})["adam"]
+    assert found["ngd"].color == styles({"sngd": "sngd", "ngd": "ngd"})["ngd"].color  # whoever else is drawn
     shades = [found[f"sgd {word}"].color for word in "abc"]
     hues, _, brightness = zip(*(rgb_to_hsv(to_rgb(shade)) for shade in shades), strict=True)
     assert max(hues) - min(hues) < 0.02

@@ -1,6 +1,7 @@
 """How curves are distinguished: colours for optimizers, shades for their settings, dashes and markers for all."""
 
 from collections.abc import Iterable, Mapping
+from itertools import cycle
 from typing import Any, NamedTuple
 
 _COLOURS = (
@@ -9,6 +10,10 @@ _COLOURS = (
 )  # fmt: skip
 """Okabe and Ito's colour-blind safe palette, with Tol's wine instead of their yellow, which is too faint on white, then
 Tol's olive, indigo, a grey, and his teal, brown and purple."""
+_OWN = (
+    "adamw", "muon", "sgdm", "sngd", "gd", "ngd", "adam", "sps", "sgd", "momo", "sfadamw", "ps",
+)  # fmt: skip
+"""Optimizers with a fixed colour, in the order of the palette: the same in all figures, whoever else is drawn."""
 _DASHES: tuple[Any, ...] = (
     "solid",
     (0, (5, 1.5)),
@@ -34,6 +39,8 @@ class Style(NamedTuple):
 def styles(series: Mapping[str, str], names: Iterable[str] = (), ordered: bool = False) -> dict[str, Style]:
     """A style for each name: all differ in colour or shade and, for print in grey, in dashes or, beyond eight, markers.
 
+    An optimizer of the suite has its own colour; other groups take the remaining ones in order.
+
     Args:
         series: the group of each name, in order.
         names: further names, each its own group.
@@ -41,9 +48,11 @@ def styles(series: Mapping[str, str], names: Iterable[str] = (), ordered: bool =
     """
     series = dict(series) | {name: name for name in names if name not in series}
     groups = {group: [name for name in series if series[name] == group] for group in dict.fromkeys(series.values())}
+    fixed = {group: _COLOURS[_OWN.index(group)] for group in groups if group in _OWN}
+    free = cycle([colour for colour in _COLOURS if colour not in fixed.values()] or _COLOURS)
     colours: dict[str, str] = {}
-    for i, own in enumerate(groups.values()):
-        colours |= zip(own, _shades(_COLOURS[i % len(_COLOURS)], len(own)), strict=True)
+    for group, own in groups.items():
+        colours |= zip(own, _shades(fixed.get(group) or next(free), len(own)), strict=True)
     if ordered:
         import matplotlib
         from matplotlib.colors import to_hex
