@@ -1173,7 +1173,8 @@ def test_defaults_that_diverge_or_are_not_there_give_no_gain(store):
     (table,) = board("tuning", store).tables
     assert table.rows[0]["gain"] is None
     assert (
-        "no runs with the default settings: adam (bench fit --task mnist --opt adam --seed 0, and so on)" in table.notes
+        "no runs with the default settings: adam (bench fit --task mnist --opt adam --device cpu --trainer.max_steps"
+        " 100 --seed 0, and so on)" in table.notes
     )
     keep(store, *seeds("adam", [None, 0.5, None, 0.5, None]))
     (table,) = board("tuning", store).tables

@@ -10,6 +10,10 @@ from bench.results.group import HUGE
 from bench.results.selection import above_infimum, best_index, equal_below, good_range
 from bench.results.stats import Interval
 from bench.results.table import Board, Column
+from bench.run_summary import fit_words
+from bench.store.record import RunResult
+from optimizers import OPTIMIZERS
+from tasks import TASKS
 
 SHOWN_BUDGETS = (1, 2, 4, 8, 16, 32)
 
@@ -68,13 +72,15 @@ def tuning(found: Collected) -> Board:
                 " interval from 7 seeds on",
             ),
         ]
-        lacking = sorted({entry.opt for entry in tuned if found.default_of(entry) is None})
+        lacking = {entry.opt: entry for entry in tuned if entry.runs and found.default_of(entry) is None}
         notes = budget_notes(entries)
-        if lacking:
-            notes.append(
-                f"no runs with the default settings: {', '.join(lacking)}"
-                f" (bench fit --task {problem.task} --opt {lacking[0]} --seed 0, and so on)"
-            )
+        if same := [opt for opt, entry in lacking.items() if _has_defaults(entry)]:
+            notes.append(f"the defaults are these settings: {', '.join(same)}")
+        if others := [opt for opt in lacking if opt not in same]:
+            run = next(iter(lacking[others[0]].runs.values()))
+            usual = {name: value for name, value in run.chosen.items() if not name.startswith("opt.")}
+            words = fit_words(RunResult(run.run_id, run.config, chosen=usual))
+            notes.append(f"no runs with the default settings: {', '.join(others)} ({words} --seed 0, and so on)")
         tables.append(board_table(problem.name, columns, rows, notes))
     note = (
         "scores are those of the tuning seeds on the selection split, which are optimistic for the best; this board"
@@ -82,6 +88,13 @@ def tuning(found: Collected) -> Board:
     )
     none = ["no entry was tuned; run `bench tune` or `bench suite`"] * (not tables)
     return Board("tuning", "Cost and gain of tuning", tables, [note, *none])
+
+
+def _has_defaults(entry: Entry) -> bool:
+    """Whether the settings are today's defaults of the optimizer on this family of tasks, which its study gave."""
+    spec, task = OPTIMIZERS.own.get(entry.opt), TASKS.own.get(entry.problem.task)
+    values = spec.by_family.get(task.family, {}) if spec is not None and task is not None else {}
+    return bool(values) and values.items() <= entry.options.items()
 
 
 def expected_scores(entry: Entry) -> list[float | None]:
