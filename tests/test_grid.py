@@ -203,6 +203,22 @@ def test_what_is_given_is_not_searched():
     assert [c.opt for c in configs] == ["ngd"] + ["adam"] * DEFAULT_POINTS
 
 
+@pytest.mark.parametrize("key", ["opt.my-opt.py:Mine.lr", "opt.my_opt.py:Mine.lr", "opt.Mine.lr"])
+def test_a_plug_in_has_values_of_its_own(key, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my-opt.py").write_text("from torch.optim import SGD\n\nclass Mine(SGD):\n    pass\n")
+    words = {
+        "opt": "my-opt.py:Mine,adam",
+        "task": "synthetic",
+        "opt.lr": "0.5",
+        key.replace("my-opt", "my_opt"): "0.1,0.2",
+    }
+    found = configurations(words, [0], PLACES)[0]
+    assert [(config.opt, config.opt_options["lr"]) for config in found] == [
+        ("my-opt.py:Mine", 0.1), ("my-opt.py:Mine", 0.2), ("adam", 0.5)
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -200,6 +200,9 @@ def test_the_runs_of_a_study_share_a_line(cli, studied):
     assert own[6:] == ["test accuracy 0.5 best", "opt.lr 3 values, best 0.5  trainer.max_steps 100"]
     assert lines["mnist-adam-*"][5:] == ["0,1", "test accuracy 0.5 median", "opt.lr 0.5  trainer.max_steps 100"]
     assert len(lines) == 3
+    keep(studied, *seeds("adam", [0.7, 0.8, 0.9], words={"opt.lr": 0.5}, plan="study lr-of-adam"))
+    lines = {row[0]: row for row in rows(cli("list", "runs"))}
+    assert lines["study lr-of-adam"][6] == "test accuracy 0.8 best"  # of its fresh seeds alone
 
 
 def test_a_study_that_is_asked_for_has_a_line_for_each_point(cli, studied):

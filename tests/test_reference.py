@@ -331,10 +331,17 @@ def test_a_plug_in_of_a_bundle_runs_only_if_one_says_so(
     assert str(tmp_path) not in text
     assert "mine/my.py" not in text  # folders differ between machines
     Path("imported").unlink()
-    (row,) = strict_json(cli("verify", "b.zip", "--json").out)
-    assert row["verdict"] == "undecided"
+    answer = cli("verify", "b.zip", "--json")
+    (row,) = strict_json(answer.out)
+    assert (answer.code, row["verdict"]) == (1, "undecided")  # nothing was repeated
     assert "imports it only if you name it too" in row["why"]
+    assert row["why"].endswith("--allow-code imports the copy in the bundle")
     assert not Path("imported").exists()
+    monkeypatch.chdir(tmp_path / "mine")  # where there is no file of this path
+    both = ("verify", "../b.zip", "--json", "--opt", "mine/my.py:Halved")
+    assert strict_json(cli(*both).out)[0]["why"].startswith(f"run {row['run_id']} needs mine/my.py, and there is no")
+    assert strict_json(cli(*both, "--allow-code").out)[0]["verdict"] == "confirmed"
+    monkeypatch.chdir(tmp_path)
     (row,) = strict_json(cli("verify", "b.zip", "--json", "--allow-code").out)
     assert row["verdict"] == "confirmed"
     (row,) = strict_json(cli("verify", "b.zip", "--json", "--opt", "mine/my.py:Halved").out)
@@ -344,6 +351,22 @@ def test_a_plug_in_of_a_bundle_runs_only_if_one_says_so(
     assert row["verdict"] == "undecided"
     assert "so it is not imported" in row["why"]
     assert "name that file" in cli("bundle", "--opt", "mine/my.py:Halved", "-o", "c.zip").err
+
+
+def test_a_bundle_takes_sources_without_filtering_runs(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my.py").write_text(PLUGIN)
+    for opt in ("my.py:Halved", "gd"):
+        assert cli("fit", "--task", "synthetic", "--opt", opt, "--trainer.max_steps", 20).code == 0
+    without = cli("bundle", "-o", "b.zip")
+    assert "without the source of my.py:Halved, which `bench verify` needs: add --source my.py" in without.err
+    assert (
+        "2 runs, 0 studies, 0 files of tuned settings, 1 sources"
+        in cli("bundle", "-o", "b.zip", "--source", "my.py").out
+    )
+    Path("other.py").write_text("")
+    for name, why in (("none.py", "there is no such file"), ("other.py", "no run names it")):
+        assert why in cli("bundle", "-o", "c.zip", "--source", name).err
 
 
 def runs_of(*finals: float) -> list[RunResult]:

@@ -52,6 +52,32 @@ def curve(store: Path, result: RunResult) -> list[dict[str, float]]:
     return [dict(zip(names, row, strict=True)) for row in read_curve(store / result.run_id)]
 
 
+STRICT = """
+import torch
+
+class Strict(torch.optim.SGD):
+    training = False
+
+    def train(self):
+        self.training = True
+
+    def eval(self):
+        self.training = False
+
+    def step(self, closure=None):
+        if not self.training:
+            raise RuntimeError("not in train mode")
+        return super().step(closure)
+"""
+
+
+@pytest.mark.parametrize("task", ["tiny", "synthetic"])
+def test_an_optimizer_with_modes_is_in_train_mode_from_the_first_step(store: Path, tmp_path: Path, task: str) -> None:
+    (tmp_path / "strict.py").write_text(STRICT)
+    result = fit(store, task, f"{tmp_path}/strict.py:Strict", trainer__max_steps=3, opt__lr=0.1)
+    assert (result.status, result.steps) == ("completed", 3)
+
+
 @pytest.mark.deep
 def test_every_optimizer_starts_from_the_same_weights_and_sees_the_same_first_batch(store: Path) -> None:
     stochastic = [name for name, spec in OPTIMIZERS.items() if not spec.traits.full_batch]
