@@ -216,6 +216,12 @@ def in_tex(word: str) -> str:
     )  # at the beginning of a row they would be arguments of the previous line break
 
 
+def number_in_tex(word: str) -> str:
+    """A number or an interval in a cell of a TeX table; powers of ten and bounds are formulas."""
+    safe = re.sub(r"(\d(?:\.\d+)?)e([+-]?\d+)", lambda m: f"${m[1]}\\cdot10^{{{int(m[2])}}}$", in_tex(word))
+    return safe.replace("\\textless{}=", "$\\le$").replace("\\textgreater{}=", "$\\ge$").replace("$$", "")
+
+
 def in_csv(value: Any) -> Any:
     """Escape text that a spreadsheet would execute as a formula."""
     return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@" and value != "-" else value

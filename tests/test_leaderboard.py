@@ -64,6 +64,34 @@ def strict(text: str) -> Any:
 # -- for people and programs ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--columns finl", "unknown column 'finl'; did you mean 'final'?"),
+        ("--label adm=x", "unknown row of --label 'adm'; did you mean 'adam'?"),
+        ("--label adam", "--label adam: write NAME=TEXT"),
+    ],
+)
+def test_columns_and_labels_that_are_not_there(store, cli, words, message):
+    keep(store, *seeds("adam", [0.5, 0.6, 0.7]))
+    assert message in cli("leaderboard", *words.split()).err
+
+
+def test_a_paper_has_its_own_names_and_columns(store, cli):
+    keep(store, *seeds("adam", [0.5, 0.6, 0.7]), *seeds("sgd", [2e-5, 3e-5, 2e-5]))
+    words = ("--label", "sgd=Our method", "--label", "adam=Adam", "--columns", "final", "--reference", "adam")
+    page = cli("leaderboard", *words, "--format", "tex").out
+    rows = [line for line in page.splitlines() if " & " in line]
+    assert rows[0] == "optimizer & test accuracy \\\\"
+    assert rows[1].startswith("Adam & 0.6 [")
+    assert rows[2].startswith("Our method & $2.333\\cdot10^{-5}$ [")
+    drawn = cli("plot", "forest", *words[:4], "--reference", "adam", "--no-caption", "-o", store / "f.svg")
+    assert drawn.code == 0, drawn.err
+    text = (store / "f.svg").read_text()
+    assert "Our method" in text
+    assert "common seeds" not in text
+
+
 def test_the_table_shows_settings_scores_verdicts_and_the_reference(cli, filled):
     answer = cli("leaderboard", "--reference", "adam")
     assert (answer.code, answer.err) == (0, "")

@@ -1,12 +1,16 @@
 """The commands leaderboard, report and plot."""
 
 import sys
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError, check_known, unknown
 from bench.grammar.commands import BOARD_NAMES
 from bench.grammar.parse import Args
 from bench.output import answer, format_of, open_stores, remark, warn_of, write, write_into
+
+if TYPE_CHECKING:
+    from bench.results.table import Board
 
 
 def asked(args: Args) -> tuple[Any, Any]:
@@ -35,6 +39,15 @@ def asked(args: Args) -> tuple[Any, Any]:
         target=args.target,
     )
     known = sorted({name for entry in found.chosen for name in (entry.opt, entry.name)})
+    for word in args.label:
+        name, equals, text = word.rpartition("=")
+        if not (equals and name and text):
+            raise UserError(f"--label {word}: write NAME=TEXT, as in --label my_opt.py:MyOpt=Ours")
+        if name not in known:
+            raise unknown("row of --label", name, known)
+        for entry in found.chosen:
+            if name in (entry.opt, entry.name):
+                entry.name = text if entry.name == name else entry.name.replace(name, text, 1)
     if args.reference is not None and args.reference not in known:
         raise unknown("optimizer of --reference", args.reference, known)
     metrics = sorted({problem.metric for problem in found.problems})
@@ -81,6 +94,8 @@ def run_leaderboard(args: Args) -> int:
             write(args.out, "\n".join(line for row in explained for line in lines(row)))
         return code
     boards = [BOARDS[name](what) for name in names]
+    if args.columns:
+        boards = _with_columns(boards, args.columns)
     code = warn(stores, what)
     if not what.entries:
         raise UserError(f"nothing to compare: {NO_ROWS}")
@@ -90,6 +105,16 @@ def run_leaderboard(args: Args) -> int:
     else:
         write(args.out, written(boards, kind, args.out))
     return code
+
+
+def _with_columns(boards: "list[Board]", names: list[str]) -> "list[Board]":
+    """The boards with the optimizers and these columns alone, without tables that lack them."""
+    check_known("column", names, sorted({c.key for board in boards for table in board.tables for c in table.columns}))
+    found = []
+    for board in boards:
+        tables = [replace(t, columns=[c for c in t.columns if c.key in ("opt", *names)]) for t in board.tables]
+        found.append(replace(board, tables=[table for table in tables if len(table.columns) > 1]))
+    return found
 
 
 def run_report(args: Args) -> int:
@@ -120,7 +145,11 @@ def run_plot(args: Args) -> int:
     code = warn(stores, what)
     if not chart.shown.panels:
         raise nothing_to_draw(chart)
-    write(args.out, picture(chart.shown, args.out.suffix))
+    drawn = chart.shown
+    if args.no_caption:
+        alone = [replace(panel, title="") for panel in drawn.panels] if len(drawn.panels) == 1 else drawn.panels
+        drawn = replace(drawn, panels=alone, captioned=False)
+    write(args.out, picture(drawn, args.out.suffix))
     for panel in (panel for panel in chart.panels if not panel.traces):
         remark("note", f"{panel.title}: not drawn, since {panel.note}")
     if args.json:

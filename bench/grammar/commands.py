@@ -180,6 +180,7 @@ _CHOICE = (
         "NAME=VALUE",
         many=True,
     ),
+    Option("label", "show this optimizer, or row, as TEXT: my_opt.py:MyOpt=Ours", "NAME=TEXT", many=True),
     NO_REFERENCE,
     Option("mixed-versions", "compare runs of different versions anyway"),
     REFERENCE,
@@ -446,6 +447,7 @@ _ALL = (
                    completes=" ".join((*BOARD_NAMES, "all"))),
             Option("explain", "explain this row instead: search space, trials, split, cost, reductions, and"
                               " commands", "ROW", completes="opt"),
+            _names("columns", "only these columns, by the names that --format csv has: final,effect,verdict"),
             _FORMAT, replace(JSON, help="short for --format json"), _FILE,
             _path("into", "write Markdown between the markers of this board in a file that has them", "FILE.md"),
             *_CHOICE,
@@ -471,6 +473,7 @@ _ALL = (
         options=(
             _out("ends in .png, .pdf or .svg", "FILE"),
             Option("y", "of curves: a column such as grad_norm or alignment (default loss)", "COLUMN"),
+            Option("no-caption", "leave out the text below, and the title of a single panel: a paper has its own"),
             JSON, *_CHOICE,
         ),
     ),

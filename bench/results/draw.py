@@ -141,7 +141,7 @@ def make(chart: Chart) -> "Figure":
             wide = axes.get_position().width * width
             axes.set_title(wrap_text(figure, title.strip(), NORMAL, wide), loc="left")
         figure.align_labels()
-        words = legend.text(chart.caption or caption(chart.panels))
+        words = legend.text(chart.caption or caption(chart.panels)) if chart.captioned else ""
         artists = [
             add_legend(figure, legend.handles),
             figure.supxlabel(wrap_text(figure, words, SMALL, width - 0.1), x=0.05 / width, ha="left", color="0.25"),

@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.results.table import Board, Column, Table
 from bench.terminal import NARROWEST, broken, columns, is_styled, wrapped
-from bench.text import cell, clean, in_csv, in_markdown, in_tex, padded, plain, width
+from bench.text import cell, clean, in_csv, in_markdown, in_tex, number_in_tex, padded, plain, width
 
 Row = Mapping[str, Any]
 
@@ -213,6 +213,10 @@ def markdown(boards: Sequence[Board], level: int = 2) -> str:
 def tex(boards: Sequence[Board]) -> str:
     """As LaTeX tables with booktabs."""
     lines = ["% needs \\usepackage{booktabs}"]
+
+    def word(column: Column, row: Row) -> str:
+        return (number_in_tex if _is_number(row.get(column.key)) else in_tex)(_word(column, row))
+
     for board in boards:
         for table in map(telling, board.tables):
             own = _sided(table)
@@ -224,7 +228,7 @@ def tex(boards: Sequence[Board]) -> str:
                 "\\toprule",
                 " & ".join(in_tex(_head(c)) for c in own) + " \\\\",
                 "\\midrule",
-                *(" & ".join(in_tex(_word(c, row)) for c in own) + " \\\\" for row in table.rows),
+                *(" & ".join(word(c, row) for c in own) + " \\\\" for row in table.rows),
                 "\\bottomrule",
                 "\\end{tabular}",
                 *(f"% {clean(note)}" for note in (*table.notes, *board.notes)),
