@@ -36,6 +36,7 @@ from tests.test_cli import FIT
         ("fit --task mnist --task.dep", ["--task.depth"]),
         ("fit --trainer.max_", ["--trainer.max_epochs", "--trainer.max_steps", "--trainer.max_seconds"]),
         ("fit --task mnist --task.flip _", ["true", "false"]),
+        ("fit --trainer.average _", ["none", "ema", "lawa"]),
         ("fit --task mnist --opt sngd --opt.lr _", []),
         ("fit --config _", [FILES]),
         ("fit --seed _", []),

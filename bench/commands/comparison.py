@@ -150,14 +150,15 @@ def ask(args: Args, tasks: int = 1) -> Contest:
             f"{first.opt} has batches of {first.trainer.batch_size} and {other.opt} of {other.trainer.batch_size},"
             " so they are different problems; set one size with --trainer.batch_size, or choose others with --against"
         )
-    tried = max(tune.total, *(make_request(spec.design, tune.trials).trials for spec in specs))
+    designs = {make_request(spec.design, tune.trials).trials for spec in specs}
+    tried = max(tune.total, *designs)
     there = "" if baseline is None else f" ({against[0]}: reference results of {len(baseline.trials)} trials)"
     title = (
         f"{', '.join(opts)} against {', '.join(against)} on {task}{there}: {counted(tried, 'trial')} of"
         f" {counted(len(seeds), 'seed')} and {counted(len(fresh), 'fresh seed')} for each,"
         f" {len(every) * (tried * len(seeds) + len(fresh))} runs minus stored ones"
-        + ", more where a grid grows"
-        * any(spec.sampler == "grid" for spec in specs)
+        + ", more where a grid grows" * any(spec.sampler == "grid" for spec in specs)
+        + "; smaller designs are topped up" * (len(designs) > 1)
     )
     made = made.model_copy(update={"title": title})
     return Contest(made, opts, specs, places, fewest_slots(args.workers, specs, places))

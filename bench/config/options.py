@@ -472,7 +472,8 @@ def trainer_options() -> dict[str, Option]:
     for node in fields.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Call):
             text = next((_value(k.value) for k in node.value.keywords if k.arg == "description"), "")
-            options[node.target.id] = Option(node.target.id, None, _value(node.value.args[0]), text)
+            default = _value(node.value.args[0])
+            options[node.target.id] = Option(node.target.id, _type(node.annotation, default), default, text)
     return options
 
 

@@ -131,7 +131,7 @@ def _values(option: Option | None, name: str, begun: str, before: Sequence[str])
 
 def _values_of_setting(name: str, before: Sequence[str]) -> list[str]:
     """Values of a setting in dotted form, if it is a Literal or a boolean."""
-    from bench.config.options import all_optimizer_options, task_options
+    from bench.config.options import all_optimizer_options, task_options, trainer_options
     from optimizers import OPTIMIZERS
     from optimizers.groups import REST
     from tasks import TASKS
@@ -139,6 +139,7 @@ def _values_of_setting(name: str, before: Sequence[str]) -> list[str]:
     group, _, name = name.removeprefix("--").partition(".")
     task, opts = subject(before)
     options = dict(task_options(TASKS[task])) if group == "task" and task in TASKS.own else {}
+    options |= trainer_options() if group == "trainer" else {}
     for opt in opts if group == "opt" else []:
         if name == REST:
             return [*(each for each, spec in OPTIMIZERS.own.items() if spec.rest is None), "none"]
