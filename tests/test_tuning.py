@@ -185,8 +185,8 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     other = cli(*fit, "--tuned", "--trainer.max_steps", 41, "--dry-run")
     note = "bench: tuned for another budget (here --trainer.max_steps 41, not 40): other settings may be better\n"
     assert note in other.err
-    larger = cli(*fit, "--tuned", "--task.tokens", 6, "--dry-run").err
-    assert "tuned for another model or data (here --task.tokens 6, not " in larger
+    larger = cli(*fit, "--tuned", "--task.T", 7, "--dry-run").err
+    assert "tuned for another model or data (here --task.T 7, not 6)" in larger
 
     # More trials continue from there, and the result at a smaller budget is unchanged.
     monkeypatch.setattr(Pool, "_start", start)

@@ -97,24 +97,24 @@ class Chart:
             optimizer) share a colour and differ in shade and dash. A missing name is its own group.
         columns: panels per row, 1 to 3.
         caption: text below the panels; by default their notes.
-        captioned: whether there is such a text.
         ordered: the names are levels of one quantity: colours from a sequence.
         stacked: the panels are below each other and share the x axis.
         formulas: text between dollars is a formula.
         watermark: large and pale text across the figure.
         labelled: ticks name the series, so all markers are equal, and a figure for print has no legend.
+        captioned: whether there is text below the panels.
     """
 
     panels: list[Panel]
     series: Mapping[str, str] = field(default_factory=dict)
     columns: int = 2
     caption: str = ""
-    captioned: bool = True
     ordered: bool = False
     stacked: bool = False
     formulas: bool = False
     watermark: str = ""
     labelled: bool = False
+    captioned: bool = True
 
     @property
     def shown(self) -> "Chart":
