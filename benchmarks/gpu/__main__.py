@@ -426,7 +426,7 @@ def keep(folder: Path, bundle: Path, studies: Path) -> int:
     if not any(run.finished for run in stores.runs):
         return 0
     copy(folder / "studies.db", folder / "kept.db")
-    made = write(stores, stores.runs, folder / "kept.zip", points=POINTS, tuned=folder / "tuned")
+    made = write(stores, stores.runs, folder / "kept.zip", points=POINTS, tuned=[folder / "tuned"])
     publish(folder / "kept.zip", bundle)
     publish(folder / "kept.db", studies)
     return made.runs
