@@ -1,6 +1,7 @@
 """A run's result as text or JSON."""
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +96,11 @@ def _cap_of(result: RunResult) -> str:
     return next((name for name in result.config["opt_options"] if name.rpartition(".")[2] == "max_step"), "lr")
 
 
-def fit_words(run: RunResult) -> str:
-    """The command of a run without its seeds: the device, and all settings that differ from the defaults."""
+def fit_words(run: RunResult, chosen: Mapping[str, Any] | None = None) -> str:
+    """The command of a run without its seeds: the device, and its settings beyond the defaults, or these instead."""
     names = f"bench fit --task {shlex.quote(run.config['task'])} --opt {shlex.quote(run.config['opt'])}"
-    said = {k: v for k, v in run.chosen.items() if v is not None or not k.startswith("trainer.")}
+    settings = run.chosen if chosen is None else chosen
+    said = {k: v for k, v in settings.items() if v is not None or not k.startswith("trainer.")}
     words = {"device": run.config["device"]} | said
     return " ".join(
         [names, *(f"{shlex.quote(f'--{name}')} {shlex.quote(_given(value))}" for name, value in words.items())]

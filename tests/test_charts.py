@@ -34,6 +34,7 @@ from bench.store.files import write_json
 from bench.store.reports import StudyRecord, study_path
 from bench.store.stores import Stores
 from bench.text import CONVERGED
+from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tests.entered import keep, made, rows, seeds
 from tests.stored import put
@@ -669,6 +670,7 @@ def test_settings_of_an_optimizer_are_shades_of_its_colour_and_differ_in_dash():
     series = {"adam": "adam", "sgd a": "sgd", "sgd b": "sgd", "sgd c": "sgd", "ngd": "ngd"}
     found = styles(series, ["other"])
     assert found["adam"] == styles({"adam": "adam"})["adam"]
+    assert len({styles({opt: opt})[opt].color for opt in OPTIMIZERS}) == len(OPTIMIZERS)
     assert found["ngd"].color == styles({"sngd": "sngd", "ngd": "ngd"})["ngd"].color  # whoever else is drawn
     shades = [found[f"sgd {word}"].color for word in "abc"]
     hues, _, brightness = zip(*(rgb_to_hsv(to_rgb(shade)) for shade in shades), strict=True)

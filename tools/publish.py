@@ -13,10 +13,13 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
 from typing import Any
+
+from PIL import Image
 
 from bench.boards.charts import curves
 from bench.boards.collect import Collected, collect
@@ -308,6 +311,14 @@ def _by_alignment(tables: Mapping[str, Table], aligned: Mapping[str, Table]) -> 
     )
 
 
+def _smaller(image: bytes) -> bytes:
+    """A PNG with a palette of 256 colours: a third of the size in the repository."""
+    made = BytesIO()
+    with Image.open(BytesIO(image)) as whole:
+        whole.convert("RGB").quantize(256).save(made, "PNG", optimize=True, dpi=whole.info["dpi"])
+    return made.getvalue()
+
+
 def shown() -> tuple[Collected, Chart, dict[str, Collected]]:
     """The published runs, as boards read them, the figure, and the runs of each task."""
     stores = Stores([FOLDER / STORE])
@@ -347,7 +358,7 @@ def main() -> int:
     for task, own in of_tasks.items():
         observatory.publish(task, own)
     searches.PATH.write_text(searches.page(of_tasks), "utf-8")
-    write(FIGURE, picture(chart.shown, FIGURE.suffix))
+    write(FIGURE, _smaller(picture(chart.shown, FIGURE.suffix)))
     before, _, rest = README.read_text("utf-8").partition(f"{BEGIN}\n")
     README.write_text(f"{before}{BEGIN}\n{text(found, chart.panels)}{END}{rest.partition(END)[2]}", "utf-8")
     return 0

@@ -176,7 +176,7 @@ def over_steps(
     ]
     missing = {name: sum(line is None for line in own) for name, own in lines.items()}
     notes += [f"{name}: {n} of {len(lines[name])} runs have no such values" for name, n in missing.items() if n]
-    most = cut * max((abs(float(trace.y[0])) for trace in traces), default=math.inf)
+    most = cut * max((abs(float(trace.y[0])) for trace in traces), default=0.0) or math.inf
     if exploded := dict.fromkeys(trace.name for trace in traces if trace.y.max() > most):
         notes.append(f"cut off above {most:.3g}, {cut:g} times the highest initial value: {', '.join(exploded)}")
     notes = [*_bands(seeds, log), *facts, *notes]

@@ -152,7 +152,7 @@ def _tune_words(study: StudyRecord, runs: Sequence[RunResult]) -> str:
     """The command of such a study with these fresh runs; it searches the space that this version declares."""
     run, fresh = runs[0], _list_of([run.config["seed"] for run in runs])
     fixed = {name: value for name, value in run.chosen.items() if name not in study.axes}
-    words = fit_words(RunResult(run.run_id, run.config, chosen=fixed)).removeprefix("bench fit")
+    words = fit_words(run, fixed).removeprefix("bench fit")
     trials = sum(trial["kind"] == "design" for trial in study.trials)
     seeds = f"--seeds {_list_of(study.seeds)} --report_seeds {fresh}"
     return f"bench tune{words} --trials {trials} {seeds} --sampler {study.sampler}"

@@ -11,7 +11,6 @@ from bench.results.selection import above_infimum, best_index, equal_below, good
 from bench.results.stats import Interval
 from bench.results.table import Board, Column
 from bench.run_summary import fit_words
-from bench.store.record import RunResult
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 
@@ -79,8 +78,8 @@ def tuning(found: Collected) -> Board:
         if others := [opt for opt in lacking if opt not in same]:
             run = next(iter(lacking[others[0]].runs.values()))
             usual = {name: value for name, value in run.chosen.items() if not name.startswith("opt.")}
-            words = fit_words(RunResult(run.run_id, run.config, chosen=usual))
-            notes.append(f"no runs with the default settings: {', '.join(others)} ({words} --seed 0, and so on)")
+            words = f"{fit_words(run, usual)} --seed 0, and so on"
+            notes.append(f"no runs with the default settings: {', '.join(others)} ({words})")
         tables.append(board_table(problem.name, columns, rows, notes))
     note = (
         "scores are those of the tuning seeds on the selection split, which are optimistic for the best; this board"

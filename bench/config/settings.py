@@ -101,7 +101,12 @@ def _tuned_by(configs: Sequence[RunConfig]) -> TunedBy | None:
     tuned_on = provenance.settings and usual | provenance.settings
     for what, mark, then, now in (
         ("for another budget", "--", provenance.settings, [(k, each[k]) for each in every for k in names]),
-        ("for another model or data", "--", tuned_on, [(k, each[k]) for each in every for k in each if "task." in k]),
+        (
+            "for another model or data",
+            "--",
+            tuned_on,
+            [(k, v) for each in every for k, v in each.items() if k in usual],
+        ),
         ("with other code", "", provenance.versions, config.spec_versions.items()),
     ):
         other = dict.fromkeys(f"{mark}{k} {v}, not {then.get(k)}" for k, v in now if then and v != then.get(k))

@@ -104,16 +104,18 @@ def _drawn(
 ) -> Iterator[str]:
     """The lines of a row; text wider than its column is wrapped."""
     cells = [[word] if width(word) <= n else broken(word, n) for word, n in zip(row, widths, strict=False)]
-    codes = [
-        next((code for word, code in c.colors.items() if said.startswith(word)), 0)
-        for said, c in zip(row, own, strict=False)
-    ]
     for words in zip_longest(*cells, fillvalue=""):
         parts = [padded(word, n, right=c.side == "right") for word, n, c in zip(words, widths, own, strict=False)]
         if styled and not head:
-            parts = [f"\x1b[{code}m{part}\x1b[0m" if code else part for part, code in zip(parts, codes, strict=True)]
+            parts = [_colored(part, said, c) for part, said, c in zip(parts, row, own, strict=False)]
         line = "  ".join(parts)
         yield f"\x1b[1m{line}\x1b[0m" if styled and head else line.rstrip()
+
+
+def _colored(part: str, said: str, column: Column) -> str:
+    """A part of a cell's text in the color of the whole, if it has one."""
+    code = next((code for word, code in column.colors.items() if said.startswith(word)), None)
+    return part if code is None else f"\x1b[{code}m{part}\x1b[0m"
 
 
 def _groups(own: Sequence[Column], rows: Sequence[Row], wide: int | None) -> list[list[Column]]:
