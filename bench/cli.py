@@ -17,7 +17,7 @@ from bench.grammar.commands import COMMANDS, ELSEWHERE, RUNNING, parse
 from bench.grammar.parse import HELP, Args, check_settings, unknown_command
 from bench.grammar.values import place
 from bench.machine import is_main_process
-from bench.output import answer, remark, stores_of, warn_of
+from bench.output import answer, existing_stores, remark, stores_of, warn_of
 from bench.text import clean, plain
 from optimizers.plugins import PluginError, foreign
 
@@ -289,7 +289,7 @@ def _list_plans(args: Args) -> int:
     from bench.results.table import Table
 
     found, code = list[tuple[str, int, int, Path]](), 0
-    for store in stores_of(args):
+    for store in existing_stores(args):
         for name in open_plans(store):
             try:
                 found.append((name, *progress_of(store, name), store))
@@ -321,10 +321,7 @@ def _list_runs(args: Args) -> int:
         args.sort,
         each=args.all or args.json,
     )
-    folders = stores_of(args)
-    if not args.store or len(folders) == 1:
-        folders = [folder for folder in folders if folder.is_dir()]
-    stores = Stores(folders)
+    stores = Stores(existing_stores(args))
     found = listing.lines(stores, asked) if stores.runs else []
     shown = found[: args.limit]
     if args.json:
@@ -368,7 +365,7 @@ def _show(args: Args) -> int:
             print("\n".join(["", *parameter_lines(known)]))
         return 0
     path = Path(name)
-    folders = [path.parent] if path.name != name and path.parent.is_dir() else stores_of(args)
+    folders = [path.parent] if path.name != name and path.parent.is_dir() else existing_stores(args)
     likely = name.count("/") != 1 or path.is_absolute()  # experiments are PAPER/EXPERIMENT, and importing them is slow
     if likely and (code := _show_run(path.name, folders, as_json=args.json)) is not None:
         return code
@@ -387,7 +384,7 @@ def _show(args: Args) -> int:
         return code
     from bench.store.stores import Stores
 
-    stores = Stores([folder for folder in folders if folder.is_dir()])
+    stores = Stores(folders)
     broken = [each for each in stores.damaged if path.name in each.path.parts]
     if broken:
         remark("error", broken[0])
@@ -403,12 +400,12 @@ def _show_run(run_id: str, folders: Sequence[Path], *, as_json: bool) -> int | N
     """Show a run: the exit code, 1 if its tables cannot be read; None if no store has it."""
     from bench.store.store import Store
 
-    if not any(Store(folder).get(run_id) for folder in folders if folder.is_dir()):
+    if not any(Store(folder).get(run_id) for folder in folders):
         return None
     from bench.browse import show
     from bench.browse.compare import find
 
-    run, store = find(run_id, [folder for folder in folders if folder.is_dir()])
+    run, store = find(run_id, folders)
     if as_json:
         found, whole = show.as_json(run, store)
         answer(found)

@@ -32,6 +32,21 @@ def stores_of(args: Args) -> list[Path]:
     return args.store or [place("store")]
 
 
+def existing_stores(args: Args) -> list[Path]:
+    """The stores that a command was given; none for a default store that does not exist yet.
+
+    Raises:
+        UserError: a store that the command names does not exist.
+    """
+    from bench.store.stores import no_store
+
+    folders = stores_of(args)
+    for folder in folders if args.store else []:
+        if not folder.is_dir():
+            raise no_store(folder, "name one with --store DIR")
+    return [folder for folder in folders if folder.is_dir()]
+
+
 def open_stores(args: Args) -> "Stores":
     """The stores that a command was given, and the reference results unless it leaves them out.
 

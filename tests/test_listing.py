@@ -265,6 +265,13 @@ def test_a_filter_that_leaves_nothing(cli, several, store):
     assert json.loads(cli("list", "runs", "--status", "running", "--json").out) == []
 
 
+@pytest.mark.parametrize("words", [("list", "runs"), ("list", "plans"), ("show", "mnist-sgd-0123456789")])
+def test_a_store_that_is_named_must_exist(cli, tmp_path, words):
+    code, out, err = cli(*words, "--store", tmp_path / "typo")
+    assert (code, out) == (2, "")
+    assert err == f"bench: error: there is no store {tmp_path / 'typo'}; name one with --store DIR\n"
+
+
 def test_without_a_store_there_are_no_runs(cli, store):
     assert cli("list", "runs", "--opt", "sgd") == (0, f"no runs in {store}\n", "")
     assert json.loads(cli("list", "runs", "--json").out) == []
