@@ -854,9 +854,9 @@ def test_a_signal_between_blocks_begins_none(sweep, store, interrupt, trained):
 def test_a_signal_while_it_is_measured_begins_no_block(sweep, store, monkeypatch):
     measure = bench.execute.choice.Choices._measure
 
-    def measure_and_interrupt(self, group):
+    def measure_and_interrupt(self, *of):
         signal.raise_signal(signal.SIGTERM)
-        return measure(self, group)
+        return measure(self, *of)
 
     monkeypatch.setattr(bench.execute.choice.Choices, "_measure", measure_and_interrupt)
     answer = sweep(*FOUR, "--engine", "lanes")

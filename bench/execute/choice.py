@@ -98,11 +98,16 @@ class Choices:
         alike = first.task, repr(first.task_options), first.trainer, *own
         if alike not in self._measured:
             with doing("measuring the best number of lanes"):
-                self._measured[alike] = self._measure(group)
+                self._measured[alike] = self._measure(group, ", ".join([first.task, *own]))
         return self._measured[alike]
 
-    def _measure(self, group: Sequence[RunConfig]) -> Choice:
-        """Time some steps at growing widths, as long as lanes get cheaper and fit into memory."""
+    def _measure(self, group: Sequence[RunConfig], name: str) -> Choice:
+        """Time some steps at growing widths, as long as lanes get cheaper and fit into memory.
+
+        Args:
+            group: of runs with one `block_key`.
+            name: of what is measured.
+        """
         first = group[0]
         try:
             task, plan = build(first)
@@ -135,7 +140,7 @@ class Choices:
                     break
                 if self.engine == "lanes":
                     return Choice(lanes=True, width=count)  # training will fail the same way and record it
-                self.say(f"{first.task}: runs one by one, since lanes break here ({first_line(error)})")
+                self.say(f"{name}: runs one by one, since lanes break here ({first_line(error)})")
                 return Choice(lanes=False, width=1)
             gc.collect()  # lanes and their optimizers form reference cycles
             if self._stop.signal is not None:
@@ -153,15 +158,15 @@ class Choices:
         if (pays or self.engine == "lanes") and first.task_spec.measure_every is not None:
             width = _fitting_measurements(group, width, limit)
         if not costs:
-            self.say(f"{first.task}: runs one by one, since memory is short")
+            self.say(f"{name}: runs one by one, since memory is short")
         elif self.engine == "auto" and not pays:
             self.say(
-                f"{first.task}: runs one by one, since a step in lanes takes at best"
+                f"{name}: runs one by one, since a step in lanes takes at best"
                 f" {best / alone:.2f} times as long (--engine lanes uses lanes anyway)"
             )
         else:
             self.say(
-                f"{first.task}: {width} lanes at once; a step of one takes {1e6 * best:,.0f} us"
+                f"{name}: {width} lanes at once; a step of one takes {1e6 * best:,.0f} us"
                 + (f", {1e6 * alone:,.0f} us in a plain loop" if alone < inf else "")
             )
         if pays or self.engine == "lanes":
