@@ -22,7 +22,7 @@ from sqlalchemy import create_engine, text
 from bench.cli import main
 from bench.config.run_config import on_device
 from bench.errors import UserError
-from bench.execute import Effort
+from bench.execute import Effort, choice
 from bench.execute.choice import Choice, Choices
 from bench.execute.pool import Pool
 from bench.execute.slots import Slot, slots
@@ -1130,6 +1130,22 @@ def test_the_reference_suite_is_its_parts_at_equal_budgets() -> None:
             assert len({tuple(spec.seeds) for spec in of_task.values()}) == 1
             # Enough fresh seeds for a verdict.
             assert all(len(spec.report_seeds) >= 7 for spec in of_task.values())
+
+
+def test_the_estimate_of_a_plan_counts_steps_and_evaluation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(choice, "seconds_of", lambda step: 6.0)
+    settings = {"trainer.batch_size": 20, "trainer.micro_batch_size": 10, "trainer.max_steps": 25}
+    mine = suite.Suite(
+        title="one",
+        tasks={"synthetic": {"task.n": 40, "task.n_test": 30, "trainer.val_every": 10, "device": "cpu", **settings}},
+        optimizers=["sgd"],
+    )
+    places = {"data": tmp_path, "store": tmp_path}
+    estimate = suite.measured(places, 1)
+    (spec,) = mine.specs(places)
+    steps = 25 * 2  # micro-batches
+    looks = reports = 2 * 40  # the metric is that of the training samples
+    assert estimate(spec) == pytest.approx(6.0 * (steps + (looks + reports) / 10 / 3))
 
 
 @pytest.mark.deep

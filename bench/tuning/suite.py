@@ -259,6 +259,8 @@ def plan(
 def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], float]:
     """A function that estimates the seconds of a study's run by timing some steps; one estimate for all optimizers.
 
+    Evaluation counts as forward passes, each taken to be a third of a step (ours).
+
     Args:
         places: paths of data and store.
         threads: of a worker.
@@ -267,6 +269,7 @@ def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], f
         from bench.execute.choice import seconds_of, single_step
         from bench.train.runner import build
         from bench.train.threads import set_threads
+        from bench.train.training_plan import val_every
 
     set_threads(threads)
     known: dict[str, float] = {}
@@ -277,8 +280,12 @@ def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], f
             config = spec.typical(places)
             with doing(f"timing a step of {spec.task}"):
                 task, made = build(config)
-                micro = math.ceil(made.batch_size / min(made.batch_size, made.micro_batch_size))
-                known[key] = seconds_of(single_step(config, task, made)) * micro * made.total_steps
+                rows = min(made.batch_size, made.micro_batch_size)
+                steps = math.ceil(made.batch_size / rows) * made.total_steps
+                data, looks = task.data, made.total_steps // val_every(config, made, task)
+                reported = 2 * sum(data.sizes[split] for split in (data.report, *data.also))  # best and final
+                evaluated = looks * data.sizes[data.select] + reported
+                known[key] = seconds_of(single_step(config, task, made)) * (steps + evaluated / rows / 3)
         return known[key]
 
     return measure
