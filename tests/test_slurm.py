@@ -112,7 +112,10 @@ def test_a_study_is_put_into_its_database_for_a_printed_script(
     url, words = f"sqlite:///{tmp_path}/s.db", (*WORDS_OF_A_SCRIPT[:5], "--name", "s", "--engine", "lanes")
     answer = cli(*words, "--trials", 5, "--create", "--storage", url, "--device", "cpu")
     assert (answer.code, answer.err) == (0, "")
-    assert answer.out == f"study s is in {url}; to work on it: bench worker --study s\n"
+    assert answer.out == (
+        f"study s is in {url}; to work on it: bench worker --study s\n"
+        "when it is done: bench tune --resume s writes the settings; bench studies s shows its progress\n"
+    )
     assert Studies(url).open("s").request == Request(trials=5, engine="lanes")
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("s.db")] == []
     before = (tmp_path / "s.db").read_bytes()

@@ -232,6 +232,17 @@ def test_dashes_and_underscores_are_alike(cli) -> None:
         assert len(set(answers)) == 1
 
 
+@pytest.mark.parametrize("wide", [40, 60, 90])
+@pytest.mark.parametrize("name", [*COMMANDS, ""])
+def test_help_fits_the_terminal(cli, monkeypatch: pytest.MonkeyPatch, name: str, wide: int) -> None:
+    words = (name, "--help", "--task", "mnist", "--opt", "muon") if name else ("--help",)
+    whole = cli(*words).out
+    monkeypatch.setenv("COLUMNS", str(wide))
+    fitted = cli(*words).out
+    assert max(map(len, fitted.splitlines())) <= wide
+    assert fitted.split() == whole.split()
+
+
 def test_numbers_in_the_help_are_those_of_the_program(cli) -> None:
     assert f"adds up to {EXTENSION_LIMIT} points beyond" in " ".join(cli("tune", "-h").out.split())
 

@@ -8,17 +8,23 @@ from typing import TYPE_CHECKING
 from bench.errors import check_known
 from bench.grammar.commands import COMMANDS
 from bench.grammar.parse import Command, Option, subject
+from bench.terminal import NARROWEST, columns
 
 if TYPE_CHECKING:
     from bench.config.options import Option as Hyperparameter
     from optimizers import OptimizerSpec
+
+_WIDEST = 111
+"""Columns of help at most. Ours."""
+_BESIDE = 80
+"""With fewer columns, a meaning stands below its name. Ours."""
 
 
 def program_help() -> str:
     """The help of `bench`."""
     return "\n".join(
         [
-            "usage: bench [-h] [--version] COMMAND ...",
+            *_wrapped("usage: bench [-h] [--version] COMMAND ...", "", "  "),
             "",
             "Compare optimizers on attention models.",
             "",
@@ -41,14 +47,14 @@ def command_help(command: Command, words: Sequence[str] = ()) -> str:
         UserError: the task or an optimizer does not exist.
     """
     form = command.form or " ".join([*(_form(each) for each in command.positionals), "[options]"])
-    lines = [f"usage: {command.typed} {form}", "", *textwrap.wrap(command.text, 110)]
+    lines = [*_wrapped(f"usage: {command.typed} {form}", "", "  "), "", *_wrapped(command.text)]
     shown = [option for option in command.options if not option.hidden]
     if command.positionals:
         lines += ["", *(line for each in command.positionals for line in row(each.value, _meaning(each)))]
     lines += ["", *(line for option in shown for line in row(_flags(option), _meaning(option)))] if shown else []
     if command.groups:
         lines += _settings(command, words)
-    return "\n".join([*lines, *(["", *textwrap.wrap(command.more, 110)] if command.more else [])])
+    return "\n".join([*lines, *(["", *_wrapped(command.more)] if command.more else [])])
 
 
 def _form(each: Option) -> str:
@@ -75,20 +81,22 @@ def _settings(command: Command, words: Sequence[str]) -> list[str]:
     if "task" in command.groups:
         check_known("task", [] if task is None else [task], TASKS)
         if task:
-            lines += ["", f"task {task}: {TASKS[task].title}", *rows("task", task_options(TASKS[task]))]
+            lines += [
+                "",
+                *_wrapped(f"task {task}: {TASKS[task].title}", "", "  "),
+                *rows("task", task_options(TASKS[task])),
+            ]
         else:
-            lines += ["", f"Name a task for its options: {command.typed} --task mnist --help", *_names("tasks", TASKS)]
+            hint = f"Name a task for its options: {command.typed} --task mnist --help"
+            lines += ["", *_wrapped(hint), *_names("tasks", TASKS)]
     if "opt" in command.groups:
         check_known("optimizer", opts, OPTIMIZERS)
         for opt in opts:
             spec = OPTIMIZERS[opt].on(TASKS[task].family if task else "")
-            lines += ["", f"optimizer {opt}: {spec.formula}", *hyperparameter_rows(spec)]
+            lines += ["", *_wrapped(f"optimizer {opt}: {spec.formula}", "", "  "), *hyperparameter_rows(spec)]
         if not opts and "opt" in {option.name for option in command.options}:
-            lines += [
-                "",
-                f"Name an optimizer for its options: {command.typed} --opt sngd --help",
-                *_names("optimizers", OPTIMIZERS),
-            ]
+            hint = f"Name an optimizer for its options: {command.typed} --opt sngd --help"
+            lines += ["", *_wrapped(hint), *_names("optimizers", OPTIMIZERS)]
     if "trainer" in command.groups:
         lines += ["", "trainer:"]
         for name, option in trainer_options().items():
@@ -100,7 +108,17 @@ def _settings(command: Command, words: Sequence[str]) -> list[str]:
 
 
 def _names(kind: str, names: Iterable[str]) -> list[str]:
-    return textwrap.wrap(f"{kind}: {', '.join(names)}", 110, initial_indent="  ", subsequent_indent="    ")
+    return _wrapped(f"{kind}: {', '.join(names)}", "  ", "    ")
+
+
+def _width() -> int:
+    return min(_WIDEST, columns() or _WIDEST)
+
+
+def _wrapped(text: str, first: str = "", indent: str = "") -> list[str]:
+    """Lines that fit the terminal."""
+    wide = max(NARROWEST, _width())
+    return textwrap.wrap(text, wide, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def hyperparameter_rows(spec: "OptimizerSpec") -> list[str]:
@@ -126,6 +144,9 @@ def rows(prefix: str, options: Mapping[str, "Hyperparameter"]) -> list[str]:
 def row(flag: str, text: str, extra: str = "") -> list[str]:
     """A name and its meaning, wrapped."""
     full = f"{text} ({extra})" if text and extra else text or extra
-    lines = textwrap.wrap(full, 80) or [""]
-    first = f"  {flag:<28} {lines[0]}" if len(flag) < 28 else f"  {flag}\n{'':31}{lines[0]}"
-    return [first.rstrip(), *(f"{'':31}{line}" for line in lines[1:])]
+    beside = _width() >= _BESIDE
+    indent = " " * (31 if beside else 6)
+    lines = _wrapped(full, indent, indent)
+    if beside and len(flag) < 28 and lines:
+        return [f"  {flag:<28} {lines[0].lstrip()}", *lines[1:]]
+    return [f"  {flag}", *lines]

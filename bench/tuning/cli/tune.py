@@ -78,6 +78,7 @@ def main(args: Args) -> int:
         how = effort.words()[2:]  # the study remembers its engine
         worker = shlex.join(["bench", "worker", "--study", study.name, *how, *naming(spec.names)])
         print(f"study {study.name} is in {study.studies.shown}; to work on it: {worker}")
+        print(_when_done(study))
         return 0
     if args.slurm:
         return _slurm(study, text, args)
@@ -207,8 +208,12 @@ def _slurm(study: "Study", text: str, args: Args) -> int:
 
     address = study.studies.url.render_as_string(hide_password=False)
     print(submit(study.name, text, args.store, {"BENCH_STORAGE": address}))
-    print(
+    print(_when_done(study))
+    return 0
+
+
+def _when_done(study: "Study") -> str:
+    return (
         f"when it is done: bench tune --resume {study.name} writes the settings;"
         f" bench studies {study.name} shows its progress"
     )
-    return 0
