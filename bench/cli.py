@@ -21,7 +21,9 @@ from bench.output import answer, existing_stores, remark, stores_of, warn_of
 from bench.text import clean, plain
 from optimizers.plugins import PluginError, foreign
 
-_TRAINING = ("quickstart", "fit", "sweep", "reproduce", "tune", "suite", "compare", "race", "ladder", "worker")
+_CONTINUING = ("sweep", "reproduce", "tune", "suite", "compare", "race", "ladder", "worker")
+"""The commands that go on where they stopped."""
+_TRAINING = ("quickstart", "fit", *_CONTINUING)
 """The commands that train."""
 
 
@@ -51,7 +53,8 @@ def _exit_code(words: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the final flush must not fail too
     except (Exception, KeyboardInterrupt) as error:
         if was_interrupted(error):
-            print("bench: interrupted", file=sys.stderr)
+            continues = bool(words) and words[0] in _CONTINUING
+            print("bench: interrupted" + "; the same command continues" * continues, file=sys.stderr)
             return 130
         full = _disk_full(error)
         short = full or _memory_short(error, words)
