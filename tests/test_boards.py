@@ -1160,6 +1160,23 @@ def test_settings_that_the_cap_excluded_are_counted_and_explained(store, cli):
     ]
 
 
+def test_the_command_of_a_study_says_what_its_suite_added(store, cli):
+    runs = {lr: [made("adam", 1000, words={"opt.lr": lr})] for lr in (0.1, 1.0, 10.0)}
+    keep(store, *(run for own in runs.values() for run in own), *seeds("adam", A, words={"opt.lr": 1.0}))
+    record = study(store, {0.1: 0.2, 1.0: 0.5, 10.0: 0.4}, runs, runs[1.0][0], seeds=[1000])
+    explain = ("leaderboard", "--store", store, "--no-reference", "--reference", "adam", "--explain", "adam")
+
+    def command():
+        (line,) = (line for line in cli(*explain).out.splitlines() if "bench tune" in line)
+        return line[line.index(" --trials ") :]
+
+    assert command() == " --trials 3 --seeds 1000, --report_seeds 0,1,2,3,4 --sampler grid"
+    trials = [*record.trials[:2], record.trials[2] | {"kind": "top-up"}]
+    study_path(store, "study").write_text(json.dumps(vars(record) | {"trials": trials}))
+    added = "  # `bench suite` adds 1 trial: equal budgets for all optimizers"
+    assert command() == f" --trials 2 --seeds 1000, --report_seeds 0,1,2,3,4 --sampler grid{added}"
+
+
 def test_the_gain_over_the_defaults_is_paired(store):
     tuned(store, "adam", HIGH)
     keep(store, *seeds("adam", LOW))

@@ -153,9 +153,10 @@ def _tune_words(study: StudyRecord, runs: Sequence[RunResult]) -> str:
     run, fresh = runs[0], _list_of([run.config["seed"] for run in runs])
     fixed = {name: value for name, value in run.chosen.items() if name not in study.axes}
     words = fit_words(run, fixed).removeprefix("bench fit")
-    trials = sum(trial["kind"] == "design" for trial in study.trials)
+    kinds = Counter(trial["kind"] for trial in study.trials)
     seeds = f"--seeds {_list_of(study.seeds)} --report_seeds {fresh}"
-    return f"bench tune{words} --trials {trials} {seeds} --sampler {study.sampler}"
+    added = f"  # `bench suite` adds {counted(kinds['top-up'], 'trial')}: equal budgets for all optimizers"
+    return f"bench tune{words} --trials {kinds['design']} {seeds} --sampler {study.sampler}{added * bool(kinds['top-up'])}"
 
 
 def _list_of(seeds: Sequence[int]) -> str:
