@@ -156,7 +156,8 @@ def _tune_words(study: StudyRecord, runs: Sequence[RunResult]) -> str:
     kinds = Counter(trial["kind"] for trial in study.trials)
     seeds = f"--seeds {_list_of(study.seeds)} --report_seeds {fresh}"
     added = f"  # `bench suite` adds {counted(kinds['top-up'], 'trial')}: equal budgets for all optimizers"
-    return f"bench tune{words} --trials {kinds['design']} {seeds} --sampler {study.sampler}{added * bool(kinds['top-up'])}"
+    added *= bool(kinds["top-up"])
+    return f"bench tune{words} --trials {kinds['design']} {seeds} --sampler {study.sampler}{added}"
 
 
 def _list_of(seeds: Sequence[int]) -> str:
