@@ -1160,6 +1160,15 @@ def test_settings_that_the_cap_excluded_are_counted_and_explained(store, cli):
     ]
 
 
+def test_a_study_whose_cap_excluded_everything_says_so(store):
+    runs = {lr: [made("momo", 1000, words={"opt.lr": lr}, cap_share=0.95)] for lr in (0.1, 1.0)}
+    keep(store, *(run for own in runs.values() for run in own), *seeds("adam", A))
+    study(store, dict.fromkeys(runs), runs, None, name="all-capped", opt="momo")
+    ((record, why),) = found(store).unranked
+    assert (record.name, why) == ("all-capped", "its cap excluded all 2 tried settings")
+    assert found(store).notes == [f"mnist: momo has no row from its study all-capped: {why}"]
+
+
 def test_the_command_of_a_study_says_what_its_suite_added(store, cli):
     runs = {lr: [made("adam", 1000, words={"opt.lr": lr})] for lr in (0.1, 1.0, 10.0)}
     keep(store, *(run for own in runs.values() for run in own), *seeds("adam", A, words={"opt.lr": 1.0}))

@@ -63,6 +63,8 @@ def finished(stores: Stores, part: str) -> list[str]:
         for spec in declared.specs({}):
             tasks.append(spec.task)
             study = studies.get(spec.name)
+            if study is not None and study.winner is None and not study.missing:
+                continue  # no tried setting can be the best, so there are no fresh seeds
             winner = there.get(study.winner or "") if study is not None else None
             if winner is None:
                 open_tasks.add(spec.task)
@@ -157,7 +159,9 @@ def text(found: Collected, panels: Sequence[Panel]) -> str:
     noise = "without the noise of tuning (the board `quality` has it)"
     means = f"Tables have means over fresh seeds with 95 % intervals, {noise}."
     own = {problem.task: entries for problem, entries in found.problems.items()}
-    said = " ".join([means, _set_up(own), *_excluded(entry for entries in own.values() for entry in entries)])
+    unranked = [f"{study.opt} has no row on {study.task}: {why}." for study, why in found.unranked]
+    excluded = _excluded(entry for entries in own.values() for entry in entries)
+    said = " ".join([means, _set_up(own), *excluded, *unranked])
     return "\n".join([*lines, "", *wrap(said, 120), ""])
 
 

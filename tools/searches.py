@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import wrap
+from typing import Any
 
-from bench.boards.collect import Collected
-from bench.boards.entries import Entry
+from bench.boards.collect import Collected, capped
 from bench.boards.explain import options_text, tried
 from bench.results.render import markdown_table
 from bench.results.table import Column, Table
+from bench.store.reports import StudyRecord
 from bench.text import counted, listed
 
 PATH = Path("results/tuned/README.md")
@@ -30,34 +31,36 @@ def page(tasks: Mapping[str, Collected]) -> str:
     """The page, from the published runs of each task."""
     lines = ["# What was searched", "", *wrap(ABOUT, 120)]
     for task, found in tasks.items():
-        entries = sorted((entry for entry in found.entries if entry.study is not None), key=lambda entry: entry.opt)
-        studies = [entry.study for entry in entries if entry.study is not None]
+        options = {entry.study.name: entry.options for entry in found.entries if entry.study is not None}
+        tuned = [entry.study for entry in found.entries if entry.study is not None]
+        studies = sorted([*tuned, *(study for study, _ in found.unranked)], key=lambda study: study.opt)
         trials = sorted({counted(len(study.trials), "trial") for study in studies})
         seeds = sorted({counted(len(study.seeds), "seed") for study in studies})
         splits = sorted({f"{study.metric} on the split `{study.select_split}`" for study in studies})
         said = f"{listed(trials)} on {listed(seeds)} for each optimizer, scored by {listed(splits)}."
         lines += ["", f"## [{task}]({task}/sensitivity.md)", "", *wrap(said, 120), ""]
-        lines += markdown_table(Table("", COLUMNS, [_row(entry, found) for entry in entries]))
+        lines += markdown_table(
+            Table("", COLUMNS, [_row(study, options.get(study.name, {}), found) for study in studies])
+        )
     return "\n".join([*lines, ""])
 
 
-def _row(entry: Entry, found: Collected) -> dict[str, str]:
-    study = entry.study
-    assert study is not None
+def _row(study: StudyRecord, options: Mapping[str, Any], found: Collected) -> dict[str, str]:
     searched = {axis.removeprefix("opt."): ends for axis, ends in tried(study).items()}
     chosen = {name.removeprefix("opt."): value for name, value in (study.winning_point or {}).items()}
     fixed = {
         name: value
-        for name, value in entry.options.items()
+        for name, value in options.items()
         if name not in searched and value is not None and value is not False
     }
     seconds = sum(found.by_id[run_id].wall_s for run_id in study.run_ids if run_id in found.by_id)
+    excluded = capped(study, found.by_id)
     notes = [f"chosen at the edge: {listed(study.edges)}"] * bool(study.edges)
-    notes += [f"{counted(entry.excluded, 'setting')} excluded by the cap"] * bool(entry.excluded)
+    notes += [f"{counted(excluded, 'setting')} excluded by the cap"] * bool(excluded)
     return {
-        "opt": entry.opt,
+        "opt": study.opt,
         "tried": "; ".join(f"{name} {ends}" for name, ends in searched.items()),
-        "chosen": options_text(chosen),
+        "chosen": options_text(chosen) or "none",
         "fixed": options_text(fixed),
         "hours": f"{seconds / 3600:.2g}",
         "notes": "; ".join(notes),

@@ -49,7 +49,8 @@ class Collected:
         tables: reads a run's tables.
         reference: the fixed optimizer of comparison; None for each problem's own (`Problem.reference`).
         target: value of the metric on the selection split; None for the task's own.
-        notes: notes on excluded runs.
+        unranked: studies without a row, and why.
+        notes: notes on excluded runs, and on these studies.
         damaged: runs that cannot be read, and why; boards that read tables may find more.
     """
 
@@ -60,6 +61,7 @@ class Collected:
     tables: Tables
     reference: str | None = None
     target: float | None = None
+    unranked: list[tuple[StudyRecord, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
 
@@ -183,26 +185,33 @@ def collect(
     entries = entries_of(runs, by_id, stores.studies)
     for entry in entries:
         entry.shipped = sum(run.run_id in stores.shipped for run in entry.runs.values())
-        entry.excluded = sum((share or 0) > CAP_BINDS for share in cap_shares(entry.study, by_id))
+        entry.excluded = capped(entry.study, by_id)
     chosen = _chosen(entries, settings, notes)
     if not mixed_versions:
         _refuse_mixed(chosen, stores.shipped)
+    unranked: list[tuple[StudyRecord, str]] = []
     if not only:  # `only` may exclude the runs of a study
         mine = [s for s in stores.studies if (not tasks or bare(s.task) in tasks) and (not opts or bare(s.opt) in opts)]
-        notes += [note for study in mine if (note := _study_note(study, entries, by_id))]
+        unranked = [(study, why) for study in mine if (why := _why_no_row(study, entries, by_id))]
+        notes += [f"{s.task}: {s.opt} has no row from its study {s.name}: {why}" for s, why in unranked]
     for own in _by_problem(chosen).values():
         for entry in own:
             several = sum(other.opt == entry.opt for other in own) > 1
             entry.name = f"{entry.opt} ({differing(entry, own)})" if several else entry.opt
             entry.conformance = _conformance(entry, stores.checks)
     shown = [entry for entry in chosen if opts is None or entry.opt in opts]
-    return Collected(shown, chosen, entries, by_id, stores.tables, reference, target, notes, damaged)
+    return Collected(shown, chosen, entries, by_id, stores.tables, reference, target, unranked, notes, damaged)
 
 
 def cap_shares(study: StudyRecord | None, by_id: Mapping[str, RunResult]) -> list[float | None]:
     """For each trial, the share of steps that a cap set, on average over its stored runs; None without any."""
     trials = study.trials if study else []
     return [cap_share(by_id[run_id] for run_id in trial["runs"] if run_id in by_id) for trial in trials]
+
+
+def capped(study: StudyRecord | None, by_id: Mapping[str, RunResult]) -> int:
+    """The number of trials that are excluded because a cap set nearly all of their steps."""
+    return sum((share or 0) > CAP_BINDS for share in cap_shares(study, by_id))
 
 
 def _conformance(entry: Entry, checks: Iterable[CheckRecord]) -> str | None:
@@ -255,17 +264,16 @@ def _is(value: Any, word: str) -> bool:
     return str(value).lower() == word.lower()
 
 
-def _study_note(study: StudyRecord, entries: Sequence[Entry], by_id: Mapping[str, RunResult]) -> str | None:
+def _why_no_row(study: StudyRecord, entries: Sequence[Entry], by_id: Mapping[str, RunResult]) -> str | None:
     """The reason why a study has no row; None if it has one."""
     if study.winner is None:
-        why = f"no trial of {len(study.trials)} has a score"
-    elif study.winner not in by_id:
-        why = "the runs of its trials are not in these stores, so its winner is unknown"
-    elif not any(study in entry.studies and entry.runs for entry in entries):
-        why = f"no run of its winner on fresh seeds has finished (bench tune --resume {study.name})"
-    else:
-        return None
-    return f"{study.task}: {study.opt} has no row from its study {study.name}: {why}"
+        n, excluded = len(study.trials), capped(study, by_id)
+        return f"no trial of {n} has a score" if excluded < n else f"its cap excluded all {n} tried settings"
+    if study.winner not in by_id:
+        return "the runs of its trials are not in these stores, so its winner is unknown"
+    if not any(study in entry.studies and entry.runs for entry in entries):
+        return f"no run of its winner on fresh seeds has finished (bench tune --resume {study.name})"
+    return None
 
 
 def facts(run: RunResult) -> dict[str, Any]:
