@@ -20,11 +20,7 @@ SAMPLERS = {"grid": "a log-spaced grid, extended at its edges", "qmc": "a Halton
 
 
 def explain(found: Collected, name: str) -> list[dict[str, Any]]:
-    """Explanation of a row on each of its problems: facts in words, trials, commands.
-
-    Args:
-        found: entries.
-        name: the row's optimizer, or its whole name.
+    """Explanation of the rows with this name, or of this optimizer: facts in words, trials, commands.
 
     Raises:
         UserError: there is no such row.
@@ -155,8 +151,10 @@ def _tune_words(study: StudyRecord, runs: Sequence[RunResult]) -> str:
     words = fit_words(run, fixed).removeprefix("bench fit")
     kinds = Counter(trial["kind"] for trial in study.trials)
     seeds = f"--seeds {_list_of(study.seeds)} --report_seeds {fresh}"
-    added = f"  # `bench suite` adds {counted(kinds['top-up'], 'trial')}: equal budgets for all optimizers"
-    return f"bench tune{words} --trials {kinds['design']} {seeds} --sampler {study.sampler}{added * bool(kinds['top-up'])}"
+    command = f"bench tune{words} --trials {kinds['design']} {seeds} --sampler {study.sampler}"
+    if more := kinds["top-up"]:
+        command += f"  # `bench suite` adds {counted(more, 'trial')}: equal budgets for all optimizers"
+    return command
 
 
 def _list_of(seeds: Sequence[int]) -> str:
@@ -165,11 +163,7 @@ def _list_of(seeds: Sequence[int]) -> str:
 
 
 def commands(runs: Iterable[RunResult]) -> list[str]:
-    """Shell commands that train these runs, one for all seeds of a setting.
-
-    Args:
-        runs: records.
-    """
+    """Shell commands that train these runs, one for all seeds of a setting."""
     seeds: dict[tuple[str, int | None], list[int]] = {}
     for run in runs:
         seed, order = run.config["seed"], run.config["data_seed"]

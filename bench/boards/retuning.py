@@ -19,11 +19,6 @@ UNBOUNDED = "unbounded: a possible choice has a run without a value"
 def with_tuning_noise(found: Collected, entry: Entry, measure: Measure) -> tuple[Interval | str | None, str | None]:
     """The mean of an entry with the noise of its tuning in the interval.
 
-    Args:
-        found: all entries and runs.
-        entry: the entry.
-        measure: the reported measure.
-
     Returns:
         The interval, or the reason in words why it is unbounded; None if it was not tuned or no interval exists, with
         the reason.

@@ -226,12 +226,7 @@ VERDICTS = (
 
 
 def coinciding(entry: Entry, others: Sequence[Entry]) -> list[str]:
-    """Names of others with the same runs, up to rounding, on half of the common seeds or more.
-
-    Args:
-        entry: the entry.
-        others: other entries of its problem.
-    """
+    """Names of others with the same runs, up to rounding, on half of the common seeds or more."""
     return [other.name for other in others if other is not entry and other.opt != entry.opt and _same(entry, other)]
 
 

@@ -94,11 +94,7 @@ class Contest(NamedTuple):
 
 
 def ask(args: Args, tasks: int = 1) -> Contest:
-    """The comparison on one task that the arguments of `bench compare` request.
-
-    Args:
-        args: of the command.
-        tasks: number of tasks that share a budget of runs.
+    """The comparison on one task, of several that share a budget of runs, that `bench compare` requests.
 
     Raises:
         UserError: a name or a setting is unknown or illegal, there is nothing to compare with, or it cannot be trained.
@@ -167,11 +163,6 @@ def ask(args: Args, tasks: int = 1) -> Contest:
 def carry_out(asked: Contest, args: Args, *, progress: bool = True) -> bool:
     """Check the optimizers given by --opt, then tune all and run the winners; False if a signal asked to stop.
 
-    Args:
-        asked: the comparison.
-        args: options of execution (`anyway`, `storage`, `workers`, `engine`, `memory`, `width`).
-        progress: whether to show progress.
-
     Raises:
         UserError: some runs cannot be trained; finished ones are stored.
         RunFailed: a failed check changes results.
@@ -199,12 +190,7 @@ def _sampler(name: str) -> "Sampler":
 
 
 def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":
-    """The study that tuned a baseline for the reference results; None without one on this problem.
-
-    Args:
-        config: a run of the baseline on the problem.
-        args: of the command.
-    """
+    """The study that tuned a baseline for the reference results; None without one on this problem."""
     from bench.config.settings import problem_of
     from bench.store.stores import Stores
 
@@ -317,12 +303,7 @@ class Ranking(NamedTuple):
 
 
 def ranking(found: "Sequence[StudyResult]", args: Args) -> Ranking:
-    """The ranked tables of the results of these studies.
-
-    Args:
-        found: by the studies.
-        args: with `store` and `against`.
-    """
+    """The ranked tables of the results of these studies."""
     from bench.boards.forest import forest
     from bench.boards.headline import headlines
     from bench.boards.quality import quality

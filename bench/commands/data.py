@@ -115,13 +115,7 @@ def is_text(spec: "TaskSpec") -> bool:
 
 
 def states(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any] | None = None) -> list[FileState]:
-    """The files of a task's data in this folder.
-
-    Args:
-        spec: the task.
-        root: the data folder.
-        chosen: options that select one of several texts; by default the one that a run would use.
-    """
+    """The files of a task's data in this folder, chosen by options if there are several texts."""
     from tasks.core.files import md5
     from tasks.core.tables import sha256
 

@@ -43,12 +43,7 @@ LITTLE_DISK, LEAST_DISK = 2 * 2**30, 100 * 2**20
 
 
 def examine(data: Path, store: Path) -> Iterator[list[Diagnosis]]:
-    """Check this machine, its data and its store, section by section.
-
-    Args:
-        data: the folder with the datasets.
-        store: the folder with the runs.
-    """
+    """Check this machine, its data and its store, section by section."""
     from bench.commands.devices import device_diagnoses
 
     failed = False
@@ -132,12 +127,7 @@ def version_diagnoses(requirements: Iterable[str], installed: Callable[[str], st
 
 
 def name_diagnoses(folder: Path, path: Sequence[str]) -> list[Diagnosis]:
-    """Modules with the name of one of the suite's packages. `bench` ignores them, but Python may not.
-
-    Args:
-        folder: the working folder.
-        path: of modules, such as `sys.path`.
-    """
+    """Modules with the name of one of the suite's packages. `bench` ignores them, but Python may not."""
     found: list[Diagnosis] = []
     for name in PACKAGES:
         where = dict.fromkeys(_origin(PathFinder.find_spec(name, list(places))) for places in ([str(folder)], path))
@@ -166,12 +156,7 @@ def _origin(spec: ModuleSpec | None) -> Path | None:
 def import_diagnoses(
     load: Callable[[str], object] = importlib.import_module, modules: Sequence[str] = MODULES
 ) -> list[Diagnosis]:
-    """Whether the libraries can be imported, up to the first that cannot.
-
-    Args:
-        load: imports a module by name.
-        modules: modules to import, dependencies first.
-    """
+    """Whether the libraries can be imported, up to the first that cannot."""
     for name in modules:
         try:
             with warnings.catch_warnings():
@@ -211,11 +196,7 @@ def lane_diagnoses() -> list[Diagnosis]:
 
 
 def lane_bytes(device: str) -> dict[str, int]:
-    """Bytes of a lane by task, for tasks that need no files, with adamw at the task's defaults, as sweeps measure them.
-
-    Args:
-        device: `cuda` or `cpu`.
-    """
+    """Bytes of a lane by task, for tasks that need no files, with adamw at their defaults, as sweeps measure them."""
     from bench.config.run_config import resolve
     from bench.execute.choice import bytes_of_lane
     from tasks import TASKS
@@ -257,11 +238,7 @@ def _two_digits(count: int) -> int:
 
 
 def dataset_diagnoses(data: Path) -> list[Diagnosis]:
-    """Which datasets exist, for all tasks whose data are files.
-
-    Args:
-        data: the folder with the datasets.
-    """
+    """Which datasets exist, for all tasks whose data are files."""
     from bench.commands.data import has_files
     from tasks import TASKS
 
@@ -269,12 +246,7 @@ def dataset_diagnoses(data: Path) -> list[Diagnosis]:
 
 
 def data_diagnoses(spec: "TaskSpec", data: Path) -> list[Diagnosis]:
-    """Whether the files of a task exist, can be read, and are complete and undamaged.
-
-    Args:
-        spec: the task.
-        data: the folder with the datasets.
-    """
+    """Whether the files of a task exist, can be read, and are complete and undamaged."""
     from bench.commands.data import is_text, states
     from tasks.core.files import DataError
 
@@ -306,11 +278,7 @@ def data_diagnoses(spec: "TaskSpec", data: Path) -> list[Diagnosis]:
 
 
 def disk_diagnoses(store: Path) -> list[Diagnosis]:
-    """Free space on the store's disk.
-
-    Args:
-        store: the folder with the runs.
-    """
+    """Free space on the store's disk."""
     free = shutil.disk_usage(_nearest(store)).free
     level: Literal["ok", "note", "FAIL"] = "FAIL" if free < LEAST_DISK else "note" if free < LITTLE_DISK else "ok"
     advice = "" if level == "ok" else "; free some, or choose another disk with --store DIR"
@@ -318,11 +286,7 @@ def disk_diagnoses(store: Path) -> list[Diagnosis]:
 
 
 def store_diagnoses(store: Path) -> list[Diagnosis]:
-    """Whether the store is writable, and its contents.
-
-    Args:
-        store: the folder with the runs.
-    """
+    """Whether the store is writable, and its contents."""
     from bench.store.store import Store
 
     place = _nearest(store)

@@ -49,11 +49,6 @@ def with_seeds(
 def fit_seeds(config: RunConfig, args: Args, sources: Sources) -> int:
     """Train with each seed and print the results: 0 done, 130 stopped.
 
-    Args:
-        config: the run with any seed.
-        args: of `bench fit`.
-        sources: the studies that found their hyperparameters (`RunResult.tuned_by`).
-
     Raises:
         UserError: a run cannot be trained, or an option is only for a single run.
         RunFailed: as in `bench.execute.execute.execute`.

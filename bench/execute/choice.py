@@ -102,12 +102,7 @@ class Choices:
         return self._measured[alike]
 
     def _measure(self, group: Sequence[RunConfig], name: str) -> Choice:
-        """Time some steps at growing widths, as long as lanes get cheaper and fit into memory.
-
-        Args:
-            group: of runs with one `block_key`.
-            name: of what is measured.
-        """
+        """Time some steps at growing widths, as long as lanes get cheaper and fit into memory."""
         first = group[0]
         try:
             task, plan = build(first)

@@ -32,11 +32,7 @@ _FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk
 
 
 class NoDatabase(UserError):
-    """The database file does not exist.
-
-    Args:
-        shown: its URL.
-    """
+    """The database file does not exist."""
 
     def __init__(self, shown: str) -> None:
         super().__init__(f"unknown study in {shown}: there is no such file; `bench tune` starts a study")
@@ -61,11 +57,7 @@ class StoredProcess(TypedDict):
 
 
 class Heartbeats:
-    """Judges whether workers are alive, of which only heartbeats in the database are visible.
-
-    Args:
-        seconds: between heartbeats.
-    """
+    """Judges whether workers are alive, of which only heartbeats in the database are visible."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -76,11 +68,6 @@ class Heartbeats:
 
         For a worker on another machine only its heartbeat is visible. It must have stopped while this process watched
         it without a pause: after an outage of the database, or of this machine, all heartbeats are old.
-
-        Args:
-            work: what it works on.
-            worker: the process (`bench.machine.this_process`).
-            beat: number of its last heartbeat, if any.
         """
         alive = lives(worker)
         if alive is not None:
@@ -250,9 +237,6 @@ class Database:
     @contextmanager
     def errors(self, *, opening: bool = False) -> Iterator[None]:
         """Convert database errors into one line.
-
-        Args:
-            opening: the database is just being opened.
 
         Raises:
             UserError: it cannot be used.

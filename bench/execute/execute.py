@@ -79,14 +79,7 @@ def work(
     memory: Memory | None = None,
     stop: StopRequest | None = None,
 ) -> bool:
-    """Train the missing runs of a plan; False if a signal asked to stop.
-
-    Args:
-        plan: the plan; other processes may work on it too.
-        progress: shows its progress.
-        own_slots: resources of each process on this machine, including this one.
-        memory: limit for all blocks on a device together; by default 80 % of the free memory.
-        stop: as in `execute`.
+    """Train the missing runs of a plan, with a process for each slot; False if a signal asked to stop.
 
     Raises:
         UserError: as in `execute`.

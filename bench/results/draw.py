@@ -72,11 +72,7 @@ def check_ending(path: Path) -> None:
 
 
 def picture(chart: Chart, ending: str) -> bytes:
-    """The content of a file with this chart; the same chart gives the same bytes.
-
-    Args:
-        chart: the chart.
-        ending: .png, .pdf or .svg.
+    """The content of a file with this chart and ending; the same chart gives the same bytes.
 
     Raises:
         UserError: a formula is invalid.

@@ -54,15 +54,10 @@ class Merged:
 
 
 def merge(sources: Sequence[Path], into: Path, say: Callable[[str], object]) -> Merged:
-    """Copy the content of stores into another one.
+    """Copy the content of stores, which are only read, into another one.
 
     A finished and undamaged run of the destination stays, whatever the sources have; only an equal run with its whole
     curve replaces one with a thinned curve.
-
-    Args:
-        sources: stores; they are only read.
-        into: the destination; created if needed.
-        say: shows a line of progress.
 
     Raises:
         UserError: a source is not a store; or the destination is a source, is inside one, or cannot be written.

@@ -56,11 +56,6 @@ DIRECTIONS = {"min": optuna.study.StudyDirection.MINIMIZE, "max": optuna.study.S
 class Study:
     """An existing study.
 
-    Args:
-        studies: its database.
-        name: its name.
-        spec: its specification.
-
     Attributes:
         damaged: why trials are ignored as damaged, by whether they are of fresh seeds, and number.
     """
@@ -402,10 +397,6 @@ def value_of(run: RunResult, fresh: bool) -> End:
     """The value of a run in Optuna's dashboard.
 
     It is the last evaluation on the selection split, or the final value on the reporting split for a fresh seed.
-
-    Args:
-        run: a finished run.
-        fresh: whether it is a run of the winner on a fresh seed.
     """
     above = above_infimum([run])
     return final_value(run, above) if fresh else selected(run, above)

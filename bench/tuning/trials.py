@@ -299,13 +299,7 @@ def _lies_on(axis: Axis, value: Any) -> bool:
 
 
 def versions_of(task: Any, opt: Any, rest: Any) -> dict[str, int | str]:
-    """Versions of a task, an optimizer and the optimizer for the rest, and packages of plug-ins.
-
-    Args:
-        task: its entry in the registry, or None.
-        opt: likewise.
-        rest: likewise.
-    """
+    """Versions of entries of the registries (task, optimizer, optimizer for the rest), and packages of plug-ins."""
     there = {"task": task, "opt": opt, "rest": rest}
     versions = {kind: getattr(spec, "version", None) for kind, spec in there.items()}
     versions |= {f"{kind}_package": getattr(spec, "package", None) for kind, spec in there.items()}

@@ -120,11 +120,6 @@ def replaced(folder: Path, found: StudyResult) -> str | None:
 def write(folder: Path, found: StudyResult, command: str) -> list[Path]:
     """Write `TASK/OPT.yaml`, and `TASK/OPT/sensitivity.{md,csv,png,pdf}`.
 
-    Args:
-        folder: created if needed.
-        found: the results to write.
-        command: the command that computed them.
-
     Raises:
         UserError: the folder cannot be written, or there is no winner.
     """

@@ -47,11 +47,7 @@ class Workers(AbstractContextManager["Workers"]):
         self._pool.__exit__(kind, *error)
 
     def work(self, studies: Sequence[Study], progress: TuningProgress) -> bool:
-        """Let them work until nothing is left to do; False if a signal asked to stop, once they have ended.
-
-        Args:
-            studies: the studies; trials of the first ones come first.
-            progress: shows what they do.
+        """Let them work on studies, the first ones first, until all are finished; False if a signal asked to stop.
 
         Raises:
             UserError: a worker reports that trials cannot be trained here.

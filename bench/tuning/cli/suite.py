@@ -77,12 +77,6 @@ def main(args: Args) -> int:
 def show_plan(args: Args, parts: "Sequence[Suite]", places: Mapping[str, Path], cut: Sequence["Slot"]) -> int:
     """Print what a suite would run, which part is stored, and the estimated time of the rest.
 
-    Args:
-        args: of the command (`storage`, `store`, `json`).
-        parts: of the suite, in order.
-        places: paths of data and store.
-        cut: resources of each worker.
-
     Raises:
         UserError: budgets cannot be made equal, or data are missing.
     """
@@ -112,14 +106,6 @@ def train(
     progress: bool = True,
 ) -> "list[Study] | None":
     """Run a suite with workers on this machine; None if a signal asked to stop.
-
-    Args:
-        args: of the command (`engine`, `width`, `memory`, and `shared_by` if it has that option).
-        parts: of the suite, in order.
-        studies: the database of its studies.
-        places: paths of data and store.
-        cut: resources of each worker.
-        progress: whether to show progress.
 
     Raises:
         UserError: a run cannot be trained; finished runs are stored.
@@ -157,13 +143,6 @@ def submit_array(
     places: Mapping[str, Path],
 ) -> int:
     """Submit an array whose tasks all run one command and share its work; or print the script.
-
-    Args:
-        args: of the command (`workers`, `sbatch`, `print`, `storage`, `engine`, `memory`, `width`).
-        name: of the array.
-        words: of the command, without options for execution and paths.
-        cells: studies, each with the requested number of trials.
-        places: paths of data and store.
 
     Raises:
         UserError: tasks cannot share a database, or a run needs several machines.

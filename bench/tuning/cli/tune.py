@@ -149,13 +149,7 @@ def _of_study(args: Args, settings: dict[str, Any]) -> StudyRequest:
 
 
 def _request(args: Args, spec: "StudySpec", before: "Request") -> "Request":
-    """The request of the options given now.
-
-    Args:
-        args: of the command.
-        spec: of the study.
-        before: the request to the study so far, or the defaults.
-    """
+    """The request of the options given now, based on the one so far."""
     from bench.tuning.tune import make_request
 
     trials = trials_of(args, len(spec.seeds), len(spec.report_seeds) if before.report else 0)
