@@ -14,7 +14,7 @@ from bench.results.table import Table
 from bench.run_summary import fit_words
 from bench.store.record import CAP_BINDS, RunResult
 from bench.store.reports import StudyRecord
-from bench.text import cell, counted, duration, listed, word_of
+from bench.text import cell, counted, duration, is_number, listed, seeds_in_words, word_of
 
 SAMPLERS = {"grid": "a log-spaced grid, extended at its edges", "qmc": "a Halton sequence"}
 
@@ -110,7 +110,7 @@ def tried(study: StudyRecord) -> dict[str, str]:
     found = {}
     for axis in study.axes:
         values = [trial["point"].get(axis) for trial in study.trials]
-        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+        numbers = [v for v in values if is_number(v)]
         words = f"{min(numbers):g} to {max(numbers):g}" if numbers else ", ".join(sorted({word_of(v) for v in values}))
         found[axis] = words
     return found
@@ -140,8 +140,7 @@ def options_text(options: Mapping[str, Any]) -> str:
 
 def _seeds(seeds: Sequence[int]) -> str:
     own = sorted({*seeds})
-    row = len(own) > 2 and own == list(range(own[0], own[-1] + 1))
-    return f"seed{'s' * (len(own) != 1)} {f'{own[0]} to {own[-1]}' if row else ', '.join(map(str, own))}"
+    return f"seed{'s' * (len(own) != 1)} {seeds_in_words(own)}"
 
 
 def _tune_words(study: StudyRecord, runs: Sequence[RunResult]) -> str:

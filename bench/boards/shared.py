@@ -14,7 +14,7 @@ from bench.results.selection import above_infimum, is_capped
 from bench.results.sequential import LEAST_SEEDS, ROUNDING, Comparison, advice, differences
 from bench.results.table import Column, Table
 from bench.store.record import RunResult
-from bench.text import CONVERGED, counted
+from bench.text import CONVERGED, counted, spanned
 
 FEW_SEEDS = 3
 """Runs below which a row is provisional, and lines have no bands. Ours."""
@@ -171,7 +171,7 @@ class Verdicts:
             "verdict": words,
             "won": f"{found.wins} of {found.n}" + f" ({counted(ties, 'tie')})" * bool(ties),
             "effect": None if words == NO_VALUE else found.effect,
-            "more": found.told or (more and f"after {' to '.join(map(str, sorted({*more})))}"),
+            "more": found.told or (more and f"after {spanned(more)}"),
             "compared": {"n": found.n, "wins": found.wins, "losses": found.losses, "without_value": list(found.lost)},
             "is_reference": False,
         }

@@ -16,7 +16,7 @@ from bench.grammar.values import parts, reference_folder
 from bench.output import answer, check_output, note, remark, warn_of, write
 from bench.process import as_options
 from bench.progress import doing
-from bench.text import CONVERGED, counted
+from bench.text import CONVERGED, counted, spanned
 from optimizers.plugins import bare, slug
 
 if TYPE_CHECKING:
@@ -408,8 +408,7 @@ def _advice_on(found: "Collected", problem: "Problem") -> list[str]:
         elif isinstance(of, Comparison) and not of.decided:
             more = advice(of.n, of.wins, of.losses)
             lines.append(
-                f"{entry.name}: {' to '.join(map(str, sorted({*more})))} seeds in total will probably decide it:"
-                f" --report_seeds {more[1]}"
+                f"{entry.name}: {spanned(more)} seeds in total will probably decide it: --report_seeds {more[1]}"
                 if more
                 else f"{entry.name}: how many seeds decide it is unknown; --report_seeds {2 * of.n} adds {of.n}"
             )

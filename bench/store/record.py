@@ -13,6 +13,7 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeA
 from typing_extensions import TypedDict
 
 from bench.config.run_config import TrainerOptions, id_of
+from bench.text import is_number
 from optimizers.plugins import bare, slug
 
 Mode = Literal["min", "max"]
@@ -262,7 +263,7 @@ class RunResult:
     def infimum(self) -> float | None:
         """The infimum of the training loss; None if unknown."""
         value = self.facts.get("f_star")
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        return value if is_number(value) else None
 
     @property
     def unsolved(self) -> dict[str, str]:

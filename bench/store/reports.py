@@ -17,6 +17,7 @@ from bench.store.block import CHECKS, LADDERS, STUDIES
 from bench.store.files import disk_errors, write_json
 from bench.store.load import Damaged, read
 from bench.store.record import Count, Json, Mode, Moment, Name, RunId, Seconds
+from bench.text import is_number
 from optimizers.plugins import bare, slug
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -136,7 +137,7 @@ class StudyRecord(Record):
         best, found = self.winning_point or {}, []
         for axis in self.axes:
             tried = [trial["point"].get(axis) for trial in self.trials]
-            numbers = {x for x in tried if isinstance(x, int | float) and not isinstance(x, bool)}
+            numbers = {x for x in tried if is_number(x)}
             if len(numbers) > 2 and best.get(axis) in (min(numbers), max(numbers)):
                 found.append(axis.removeprefix("opt."))
         return found

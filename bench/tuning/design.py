@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 from bench.errors import UserError
 from bench.grammar.values import refuse_too_many, typed
 from bench.results.selection import End, Mode, best_index
-from bench.text import counted
-from bench.tuning.space import Axis, Key, Point, Range, Space, is_number, point_key
+from bench.text import counted, is_number
+from bench.tuning.space import Axis, Key, Point, Range, Space, point_key
 
 Sampler = Literal["grid", "qmc"]
 Place = tuple[int, ...]

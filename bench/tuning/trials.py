@@ -18,9 +18,10 @@ from bench.execute.database import StoredProcess
 from bench.results.selection import Mode
 from bench.store.load import Damaged, parse
 from bench.store.record import Count, Json, Name, RunResult, contradiction, is_file_name
+from bench.text import is_number
 from bench.tuning.design import Design, Kind
 from bench.tuning.rows import TrialRow
-from bench.tuning.space import Axis, Point, Range, Space, is_number, point_key, space_from_json
+from bench.tuning.space import Axis, Point, Range, Space, point_key, space_from_json
 from optimizers.plugins import bare, slug
 
 State = Literal["waiting", "running", "completed", "pruned", "failed"]

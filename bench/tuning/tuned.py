@@ -10,11 +10,10 @@ from bench.results.selection import End, cap_share, is_capped
 from bench.store.files import replacing
 from bench.store.reports import StudyRecord
 from bench.sweeps import sensitivity
-from bench.text import plain
+from bench.text import plain, seeds_in_words
 from bench.tuning.progress import spoken
 from bench.tuning.space import point_key
 from bench.tuning.study_result import StudyResult, analyse
-from bench.tuning.summary import seeds_in_words
 from bench.tuning.trials import StudySpec, Trial
 from optimizers import TASK_VALUE
 from optimizers.plugins import slug
