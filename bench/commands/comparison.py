@@ -69,7 +69,7 @@ def _by_task(args: Args) -> list[tuple[Args, int]]:
     """The arguments of the comparison on each task, and the number of tasks."""
     from bench.sweeps.grid import settings_in
 
-    words = (settings_in(args.config) if args.config else {}) | args.of_runs
+    words = settings_in(args.config) | args.of_runs
     tasks = list(dict.fromkeys(parts(str(words.get("task", "")))))
     own = [(Args(**vars(args) | {"of_runs": args.of_runs | {"task": task}}), len(tasks)) for task in tasks]
     return own or [(args, 1)]
@@ -107,7 +107,7 @@ def ask(args: Args, tasks: int = 1) -> Contest:
     from bench.tuning.tune import make_request, reporting_seeds, tuning_seeds
 
     places = {"data": args.data, "store": args.store}
-    words = (settings_in(args.config) if args.config else {}) | dict(args.of_runs)
+    words = settings_in(args.config) | args.of_runs
     task, opts = str(words.pop("task", "")), list(dict.fromkeys(parts(str(words.pop("opt", "")))))
     if not opts:
         raise UserError("--opt is missing: name one or more optimizers, such as --opt my_file.py:MyOpt")

@@ -106,7 +106,7 @@ def _racers(args: Args) -> dict[str, list[Racer]]:
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
-    settings = (settings_in(args.config) if args.config else {}) | dict(args.of_runs)
+    settings = settings_in(args.config) | args.of_runs
     names = list(dict.fromkeys(parts(str(settings.pop("opt", "")))))
     if "seed" in settings or "data_seed" in settings:
         raise UserError("--seed: a race starts with several and adds more; write --seeds COUNT for the initial ones")

@@ -34,7 +34,7 @@ def main(args: Args) -> int:
 
     made_elsewhere(args)
     places = {"data": args.data, "store": args.store}
-    settings = (settings_in(args.config) if args.config else {}) | args.of_runs
+    settings = settings_in(args.config) | args.of_runs
     asked = _of_study(args, settings) if args.resume else of_words(args, settings, places)
     study, spec, name, request, out = asked
     effort = Effort(request.engine or "auto", args.width, args.memory)
