@@ -31,12 +31,7 @@ LABELS = WORDS | {"alignment": "alignment (cosine)", "distance": "distance of di
 
 
 def series(found: Collected, of: Iterable[str] = ("",)) -> dict[str, str]:
-    """The names of all entries, shown or not, by optimizer: an entry has the same style in all charts.
-
-    Args:
-        found: the entries.
-        of: suffixes of the name, for entries with several lines.
-    """
+    """Names of all entries, shown or not, with each ending, by optimizer: an entry has the same style in all charts."""
     ends = [f" {word}".rstrip() for word in of]
     pairs = sorted({(entry.opt, entry.name) for entry in found.chosen})
     return {name + end: opt for opt, name in pairs for end in ends}

@@ -39,14 +39,7 @@ _EVERY = [
 def board_table(
     title: str, columns: Sequence[Column], rows: Mapping[Entry, dict[str, Any]], notes: Sequence[str] = ()
 ) -> Table:
-    """The table of a board: its own columns, between those that every board has.
-
-    Args:
-        title: its subject.
-        columns: the board's own.
-        rows: the board's own values of each entry, in order; they override those that every board has.
-        notes: for the reader.
-    """
+    """The table of a board: its own columns and values, which override those that every board has."""
     return Table(title, [*_WHO, *columns, *_EVERY], [_who(entry) | own for entry, own in rows.items()], [*notes])
 
 

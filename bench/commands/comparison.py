@@ -224,11 +224,7 @@ def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":
 def _has_equal_budget(baseline: "StudyRecord", args: Args, fresh: int, studies: int) -> bool:
     """Whether the others get the trials and tuning seeds of a stored baseline; a note says if not.
 
-    Args:
-        baseline: its study.
-        args: of the command; a budget of runs is a limit, a number of trials is not.
-        fresh: number of fresh seeds.
-        studies: number of other optimizers.
+    A budget of runs is a limit, a number of trials is not.
     """
     from bench.tuning.cli.tune import trials_of
     from bench.tuning.tune import tuning_seeds

@@ -212,14 +212,7 @@ def lane_bytes(device: str) -> dict[str, int]:
 
 
 def lanes_diagnosis(device: str, budget: int, share: float | None, each: Mapping[str, int]) -> Diagnosis:
-    """How many lanes of each task fit.
-
-    Args:
-        device: such as `cuda`.
-        budget: bytes that a sweep may use.
-        share: as a fraction of the free memory.
-        each: bytes of a lane by task.
-    """
+    """How many lanes of each task fit into a budget of bytes, which is a share of the free memory."""
     counts = {task: budget // max(1, size) for task, size in each.items()}
     fit = ", ".join(f"{task} {_two_digits(count):,}" for task, count in counts.items())
     part = "" if share is None else f", {share:.0%} of what is free"

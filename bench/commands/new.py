@@ -16,15 +16,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def create(kind: str, name: str, folder: Path) -> list[Path]:
-    """Write the package.
-
-    Args:
-        kind: `optimizer` or `task`.
-        name: of package and module, and for `--opt` or `--task`.
-        folder: created; it must not exist, or be empty.
-
-    Returns:
-        The files.
+    """Write the package and return its files.
 
     Raises:
         UserError: the name is illegal or taken, or the folder cannot be written.

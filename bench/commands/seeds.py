@@ -28,13 +28,7 @@ ONE_RUN = ("resume", "rerun")
 def with_seeds(
     config: RunConfig, seeds: Sequence[int], given: Mapping[str, Any], *, here: bool = True
 ) -> list[RunConfig]:
-    """A run for each seed. The order of the samples follows the seed, unless it is given.
-
-    Args:
-        config: the run with any seed.
-        seeds: the seeds.
-        given: the settings of the command, in dotted form.
-        here: whether they are trained on this machine; else its devices do not matter.
+    """A run for each seed; the order of the samples follows it unless given. Without `here`, devices do not matter.
 
     Raises:
         UserError: a run cannot be trained.

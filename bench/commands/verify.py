@@ -87,12 +87,8 @@ def judge(run: RunResult, again: RunResult, others: Sequence[RunResult]) -> tupl
 
     On the same type of processor, with the same versions and engine, it must agree bit for bit. Otherwise rounding
     differs, and may grow until the run is like one with another seed: so the difference must be within the range of
-    differences between two seeds of these settings, which has probability 1 - `ERROR` for normal noise.
-
-    Args:
-        run: the claimed run.
-        again: the repeated run.
-        others: claimed runs of the same settings with other seeds.
+    differences between two seeds of these settings (those of `others`), which has probability 1 - `ERROR` for normal
+    noise.
     """
     exact = _determined(run, again)
     if run.outcome == again.outcome:

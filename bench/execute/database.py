@@ -216,12 +216,7 @@ class Database:
             )
 
     def insist(self, change: Callable[[], T], *, locked: bool = True) -> T:
-        """Make a change; retry for a while if the database is unavailable, so that nothing is lost.
-
-        Args:
-            change: it may be repeated.
-            locked: whether it needs the lock, because it takes several statements.
-        """
+        """Make a change; retry for a while if the database is unavailable, so that nothing is lost."""
         for pause in (*PAUSES, None):
             try:
                 with self.errors(), self.lock() if locked else nullcontext():

@@ -117,10 +117,7 @@ class Exchange(Database):
         """The plan that all machines share for these runs, created if needed; None if all are stored.
 
         First merges results of other machines, and lets failed blocks be tried again. A plan without open blocks that
-        left runs missing is replaced.
-
-        Args:
-            plan: the runs; a new shared plan contains those that its store lacks.
+        left runs missing is replaced. A new plan contains the runs that the store lacks.
 
         Raises:
             UserError: the store cannot be written.
