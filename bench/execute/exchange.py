@@ -106,11 +106,6 @@ class Exchange(Database):
         with self.lock():  # two processes at once would fail
             _TABLES.create_all(self._engine)
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """The environment variable by which workers of this machine find it; arguments are visible to other users."""
-        return {"BENCH_STORAGE": self.url.render_as_string(hide_password=False)}
-
     # -- plans --------------------------------------------------------------------------------------------------------
 
     def shared(self, plan: Plan) -> Plan | None:

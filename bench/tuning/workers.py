@@ -39,9 +39,7 @@ class Workers(AbstractContextManager["Workers"]):
     ) -> None:
         words = ["worker", "--events", *effort.words(), "--processes", str(sharing(slots))]
         words += ["--shared-by", str(shared_by or len(slots)), *named, *as_options(places)]
-        # Not an argument: every user of the machine can read those.
-        environment = {"BENCH_STORAGE": studies.url.render_as_string(hide_password=False)}
-        self._pool = Pool(words, dict(enumerate(slots)), environment)
+        self._pool = Pool(words, dict(enumerate(slots)), studies.environment)
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._pool.__exit__(kind, *error)

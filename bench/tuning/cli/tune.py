@@ -28,6 +28,7 @@ def main(args: Args) -> int:
     with doing("importing optuna"):
         from bench.config.plugins import naming
         from bench.execute.elsewhere import made_elsewhere
+        from bench.execute.slurm import submit
         from bench.sweeps.grid import settings_in
         from bench.tuning.progress import TuningProgress, spoken
         from bench.tuning.tune import promise, slurm_script, work, worker_words
@@ -74,14 +75,18 @@ def main(args: Args) -> int:
             f"the study has {stored.trials} trials; `bench studies {name} --budget {request.trials}` shows"
             f" what {request.trials} would find"
         )
-    if args.create:
-        how = effort.words()[2:]  # the study remembers its engine
-        worker = shlex.join(["bench", "worker", "--study", study.name, *how, *naming(spec.names)])
-        print(f"study {study.name} is in {study.studies.shown}; to work on it: {worker}")
-        print(_when_done(study))
+    if args.create or args.slurm:
+        if args.slurm:
+            print(submit(study.name, text, args.store, study.studies.environment))
+        else:
+            how = effort.words()[2:]  # the study remembers its engine
+            worker = shlex.join(["bench", "worker", "--study", study.name, *how, *naming(spec.names)])
+            print(f"study {study.name} is in {study.studies.shown}; to work on it: {worker}")
+        print(
+            f"when it is done: bench tune --resume {study.name} writes the settings;"
+            f" bench studies {study.name} shows its progress"
+        )
         return 0
-    if args.slurm:
-        return _slurm(study, text, args)
     progress = TuningProgress(f"study {study.name}", spec.metric)
     again = shlex.join(["bench", "tune", "--resume", study.name, *naming(spec.names)])
     if not in_time(
@@ -195,19 +200,3 @@ def of_words(args: Args, settings: dict[str, Any], places: dict[str, Path]) -> S
     name = spec.name if args.name is None else check_name(args.name)
     request = _request(args, spec, Request(report=report, engine="auto"))
     return StudyRequest(None, spec, name, request, args.out or Path("tuned"))
-
-
-def _slurm(study: "Study", text: str, args: Args) -> int:
-    from bench.execute.slurm import submit
-
-    address = study.studies.url.render_as_string(hide_password=False)
-    print(submit(study.name, text, args.store, {"BENCH_STORAGE": address}))
-    print(_when_done(study))
-    return 0
-
-
-def _when_done(study: "Study") -> str:
-    return (
-        f"when it is done: bench tune --resume {study.name} writes the settings;"
-        f" bench studies {study.name} shows its progress"
-    )
