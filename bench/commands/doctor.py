@@ -153,11 +153,9 @@ def _origin(spec: ModuleSpec | None) -> Path | None:
     return Path(spec.origin).absolute() if spec.origin else None
 
 
-def import_diagnoses(
-    load: Callable[[str], object] = importlib.import_module, modules: Sequence[str] = MODULES
-) -> list[Diagnosis]:
+def import_diagnoses(load: Callable[[str], object] = importlib.import_module) -> list[Diagnosis]:
     """Whether the libraries can be imported, up to the first that cannot."""
-    for name in modules:
+    for name in MODULES:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -171,7 +169,7 @@ def import_diagnoses(
                     f' "torch=={_installed("torch")}" torchvision'
                 )
             return [Diagnosis("FAIL", "imports", f"{name} cannot be imported ({first_line(error)}); {fix}")]
-    return [Diagnosis("ok", "imports", f"{', '.join(modules)} can be imported")]
+    return [Diagnosis("ok", "imports", f"{', '.join(MODULES)} can be imported")]
 
 
 def _installed(name: str) -> str | None:

@@ -78,7 +78,11 @@ def main(args: Args) -> int:
         racers = _racers(args)
         every = [config for own in racers.values() for racer in own for config in racer.configs]
         check_all(every, early=True)
-        _check_budget(args, len({config.run_id for config in every}))
+        first = len({config.run_id for config in every})
+        if args.budget is not None and args.budget.runs is not None and args.budget.runs < first:
+            raise UserError(
+                f"--budget {args.budget.text}: the first {args.seeds} seeds of all optimizers need {first} runs"
+            )
     if args.dry_run:
         check_all(every)
         shown = {config.run_id: {"task": config.task, "opt": config.opt, "seed": config.seed} for config in every}
@@ -132,13 +136,6 @@ def _racers(args: Args) -> dict[str, list[Racer]]:
             config = on_device(resolve(words, tuned=args.tuned, fallback=places))
             racers[task].append(Racer(config, args.seeds))
     return racers
-
-
-def _check_budget(args: Args, first: int) -> None:
-    if args.budget is not None and args.budget.runs is not None and args.budget.runs < first:
-        raise UserError(
-            f"--budget {args.budget.text}: the first {args.seeds} seeds of all optimizers need {first} runs"
-        )
 
 
 def _race(racers: Mapping[str, list[Racer]], args: Args) -> tuple["Collected", str] | None:
