@@ -212,17 +212,13 @@ def lane_bytes(device: str) -> dict[str, int]:
 def lanes_diagnosis(device: str, budget: int, share: float | None, each: Mapping[str, int]) -> Diagnosis:
     """How many lanes of each task fit into a budget of bytes, which is a share of the free memory."""
     counts = {task: budget // max(1, size) for task, size in each.items()}
-    fit = ", ".join(f"{task} {_two_digits(count):,}" for task, count in counts.items())
+    # Two digits, like the measurement behind them.
+    fit = ", ".join(f"{task} {round(count, 2 - len(str(count))):,}" for task, count in counts.items())
     part = "" if share is None else f", {share:.0%} of what is free"
     text = f"runs that fit into {budget / 2**30:.3g} GiB{part}, as lanes: about {fit}"
     if short := [task for task, count in counts.items() if count < 1]:
         return Diagnosis("note", device, f"{text}; memory is short for {', '.join(short)}: free some")
     return Diagnosis("ok", device, text)
-
-
-def _two_digits(count: int) -> int:
-    """A count rounded to two digits, like the measurement behind it."""
-    return round(count, 2 - len(str(count))) if count else 0
 
 
 # -- data and store -----------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def styles(series: Mapping[str, str], names: Iterable[str] = (), ordered: bool =
     series = dict(series) | {name: name for name in names if name not in series}
     groups = {group: [name for name in series if series[name] == group] for group in dict.fromkeys(series.values())}
     fixed = {group: _COLOURS[_OWN.index(group)] for group in groups if group in _OWN}
-    free = cycle([colour for colour in _COLOURS if colour not in fixed.values()] or _COLOURS)
+    free = cycle([colour for colour in _COLOURS if colour not in fixed.values()])
     colours: dict[str, str] = {}
     for group, own in groups.items():
         colours |= zip(own, _shades(fixed.get(group) or next(free), len(own)), strict=True)

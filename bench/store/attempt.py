@@ -363,12 +363,7 @@ def write_records(path: Path, runs: Sequence[RunResult]) -> None:
 
 
 def write_block(done: Path, runs: Sequence[tuple[RunResult, Mapping[str, Columns]]]) -> None:
-    """Write finished runs with their tables as the results of one block, into this folder.
-
-    Raises:
-        RunFailed: as in `write_records`.
-        OSError: a file cannot be written.
-    """
+    """Write finished runs with their tables as the results of one block, into this folder."""
     write_records(done / RUNS, [run for run, _ in runs])
     for name in TABLES:
         found = {run.run_id: tables[name] for run, tables in runs if name in tables}

@@ -345,7 +345,7 @@ class Study:
         if not now or now[0].state != "running" or now[0].worker != trial.worker:
             return False
         if runs:
-            kept = [_trimmed(run) for run in runs]
+            kept = [plain(vars(run) | {"validations": run.validations[-1:]}) for run in runs]
             try:
                 read_trial(_row(trial, state, kept), trial.fresh, self.spec)
             except Damaged as error:  # unreadable, so that it would be repeated for ever
@@ -400,7 +400,3 @@ def value_of(run: RunResult, fresh: bool) -> End:
     """
     above = above_infimum([run])
     return final_value(run, above) if fresh else selected(run, above)
-
-
-def _trimmed(run: RunResult) -> dict[str, Any]:
-    return plain(vars(run) | {"validations": run.validations[-1:]})
