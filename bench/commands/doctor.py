@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from bench.commands.diagnosis import Diagnosis
 from bench.errors import first_line
 from bench.grammar.parse import Args
-from bench.output import answer
+from bench.output import reply
 from bench.process import PACKAGES, ROOT
 from bench.results.render import shown
 from bench.results.table import Column, Table
@@ -80,10 +80,8 @@ def main(args: Args) -> int:
             lines = shown(Table.of(COLUMNS, ((each.level, each.subject, each.text) for each in found)))
             print("\n".join(lines), flush=True)
     failed = sum(each.level == "FAIL" for each in every)
-    if args.json:
-        answer({"ok": not failed, "diagnoses": [vars(each) for each in every]})
-    else:
-        print(f"\n{failed} FAIL: fix them as the lines say" if failed else "\neverything found here works")
+    said = f"\n{failed} FAIL: fix them as the lines say" if failed else "\neverything found here works"
+    reply(args, {"ok": not failed, "diagnoses": [vars(each) for each in every]}, [said])
     return int(failed > 0)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.errors import UserError
 from bench.grammar.parse import Args
-from bench.output import answer
+from bench.output import reply
 
 KINDS = ("optimizer", "task")
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -66,9 +66,6 @@ def main(args: Args) -> int:
     """The command."""
     folder = args.out or Path(args.name)
     paths = create(args.kind, args.name, folder)
-    if args.json:
-        answer({"out": folder, "files": paths})
-        return 0
-    print("\n".join(map(str, paths)))
-    print(f"install it: uv pip install -e {folder} (or pip); then see {folder / 'README.md'}")
+    said = f"install it: uv pip install -e {folder} (or pip); then see {folder / 'README.md'}"
+    reply(args, {"out": folder, "files": paths}, [*map(str, paths), said])
     return 0

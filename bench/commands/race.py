@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError, check_known
 from bench.grammar.parse import Args
-from bench.output import answer
+from bench.output import answer, reply
 from bench.text import counted
 
 if TYPE_CHECKING:
@@ -85,12 +85,8 @@ def main(args: Args) -> int:
             )
     if args.dry_run:
         check_all(every)
-        shown = {config.run_id: {"task": config.task, "opt": config.opt, "seed": config.seed} for config in every}
-        text = "\n".join(f"{run_id}  {own['task']} {own['opt']} seed {own['seed']}" for run_id, own in shown.items())
-        if args.json:
-            answer(shown)
-        else:
-            print(text)
+        runs = {config.run_id: {"task": config.task, "opt": config.opt, "seed": config.seed} for config in every}
+        reply(args, runs, (f"{run_id}  {run['task']} {run['opt']} seed {run['seed']}" for run_id, run in runs.items()))
         return 0
     ended = _race(racers, args)
     if ended is None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from bench.errors import RunFailed, UserError
 from bench.grammar.parse import Args
-from bench.output import answer, note
+from bench.output import answer, note, reply
 from bench.tuning.cli.shared import open_studies, show, warn_of
 
 
@@ -28,10 +28,7 @@ def main(args: Args) -> int:
     except NoDatabase as error:
         if args.name is not None:
             raise
-        if args.json:
-            answer({})
-        else:
-            print(f"no studies in {error.shown}")
+        reply(args, {}, [f"no studies in {error.shown}"])
         return 0
     if args.name is not None:
         return show(studies.open(args.name), args.budget, as_json=args.json)

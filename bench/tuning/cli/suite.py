@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from bench.errors import UserError
 from bench.execute import Effort
 from bench.grammar.parse import Args
-from bench.output import answer, check_output, note
+from bench.output import check_output, note, reply
 from bench.process import as_options
 from bench.tuning.cli.shared import STOPPED, fewest_slots, need_server, open_studies, without_storage
 from optimizers.plugins import slug
@@ -66,11 +66,9 @@ def main(args: Args) -> int:
         note(missing_runs(each, args.store))
         note(tuned.replaced(args.out, each) if each.best is not None else None)
     paths = suite.write(args.out, found, command)
-    if args.json:
-        answer({"out": args.out, "studies": [as_json(each) for each in found]})
-    else:
-        print("\n".join([" + ".join(part.title for part in parts), "", *suite.result_lines(found)]))
-        print(f"written to {args.out}: {len(paths)} files, such as {paths[0] if paths else 'none'}")
+    lines = [" + ".join(part.title for part in parts), "", *suite.result_lines(found)]
+    lines.append(f"written to {args.out}: {len(paths)} files, such as {paths[0] if paths else 'none'}")
+    reply(args, {"out": args.out, "studies": [as_json(each) for each in found]}, lines)
     return 0 if all(each.best is not None for each in found) else 1
 
 
@@ -89,10 +87,8 @@ def show_plan(args: Args, parts: "Sequence[Suite]", places: Mapping[str, Path], 
     with redirect_stdout(sys.stderr):
         measure = suite.measured(places, cut[0].threads)
         steps = [step for part in parts for step in suite.plan(part, studies, places, measure)]
-    if args.json:
-        answer([vars(step) | {"spec": step.spec.model_dump(mode="json")} for step in steps])
-    else:
-        print("\n".join([" + ".join(part.title for part in parts), *suite.plan_lines(steps, len(cut))]))
+    lines = [" + ".join(part.title for part in parts), *suite.plan_lines(steps, len(cut))]
+    reply(args, [vars(step) | {"spec": step.spec.model_dump(mode="json")} for step in steps], lines)
     return 0
 
 

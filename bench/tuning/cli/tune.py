@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bench.errors import UserError
 from bench.execute import Effort
 from bench.grammar.parse import Args
-from bench.output import answer, check_output, note
+from bench.output import check_output, note, reply
 from bench.tuning.cli.shared import as_typed, fewest_slots, in_time, need_server, open_studies, show, without_storage
 from optimizers.plugins import bare
 
@@ -50,10 +50,7 @@ def main(args: Args) -> int:
         fewest_slots(args.workers, [spec], places)  # raises if it cannot be trained here
     if args.dry_run:
         points = [w.point for w in spec.design.wanted(request.trials, request.total)]
-        if args.json:
-            answer(points)
-        else:
-            print("\n".join(map(spoken, points)))
+        reply(args, points, map(spoken, points))
         note(f"study {name}: {promise(spec, request.trials)}")
         return 0
     if args.print:
