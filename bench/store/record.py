@@ -178,7 +178,7 @@ class RunResult:
     metric: str = ""
     split: str = ""
     select_split: str = ""
-    mode: Literal["min", "max"] = "min"
+    mode: Mode = "min"
     scale: Literal["", "linear", "log"] = ""
     target: float | None = None
     measures: bool = False

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
@@ -21,6 +21,7 @@ from bench.results.table import Column, Table
 from bench.sweeps import sensitivity
 from bench.text import duration, listed
 from bench.tuning import tuned
+from bench.tuning.design import Sampler
 from bench.tuning.progress import TuningProgress, spoken
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study
@@ -63,7 +64,7 @@ class Tune(NoBooleans):
 
     trials: int | None = None
     seeds: int | list[int] = 2
-    sampler: Literal["grid", "qmc"] | None = None
+    sampler: Sampler | None = None
     prune: bool = False
     retries: int = 2
     total: int = 0

@@ -19,7 +19,7 @@ from bench.results.selection import Mode
 from bench.store.load import Damaged, parse
 from bench.store.record import Count, Json, Name, RunResult, contradiction, is_file_name
 from bench.text import is_number
-from bench.tuning.design import Design, Kind
+from bench.tuning.design import Design, Kind, Sampler
 from bench.tuning.rows import TrialRow
 from bench.tuning.space import Axis, Point, Range, Space, point_key, space_from_json
 from optimizers.plugins import bare, slug
@@ -96,7 +96,7 @@ class StudySpec(BaseModel):
     settings: Json
     chosen: list[Name]
     space: Axes
-    sampler: Literal["grid", "qmc"]
+    sampler: Sampler
     seeds: Annotated[list[Count], Field(min_length=1)]
     report_seeds: list[Count]
     prune: bool = False

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from bench.config.checks import check_places
 from bench.config.plugins import naming
@@ -15,7 +15,7 @@ from bench.execute.slots import slots
 from bench.execute.slurm import array_size, script
 from bench.grammar.values import counts_seeds, read_seeds, refuse_too_many
 from bench.text import counted, plain
-from bench.tuning.design import Design
+from bench.tuning.design import Design, Sampler
 from bench.tuning.progress import TuningProgress
 from bench.tuning.space import Range, read_space, space_as_json
 from bench.tuning.study import Study
@@ -34,7 +34,7 @@ TUNING_SEEDS = 1000
 def make_spec(
     words: Mapping[str, Any],
     *,
-    sampler: Literal["grid", "qmc"] | None,
+    sampler: Sampler | None,
     seeds: Sequence[int],
     report_seeds: Sequence[int],
     prune: bool,
