@@ -65,11 +65,7 @@ def wanted(standing: Sequence["Comparison | str | None"], seeds: Sequence[int], 
 
 
 def main(args: Args) -> int:
-    """`bench race` with these arguments: 0 done, 130 stopped.
-
-    Raises:
-        UserError: the request is invalid.
-    """
+    """`bench race` with these arguments: 0 done, 130 stopped."""
     from bench.progress import doing
 
     with doing("reading the settings"):

@@ -9,11 +9,7 @@ from bench.tuning.cli.shared import open_studies, show, warn_of
 
 
 def main(args: Args) -> int:
-    """`bench studies` with these arguments: 0 done, 1 something could not be shown.
-
-    Raises:
-        UserError: the request is invalid.
-    """
+    """`bench studies` with these arguments: 0 done, 1 something could not be shown."""
     if args.budget is not None and args.name is None:
         raise UserError(f"--budget {args.budget}: name a study: bench studies NAME --budget {args.budget}")
     from bench.execute.database import NoDatabase

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 def main(args: Args) -> int:
-    """`bench suite` with these arguments: 0 done, 1 an optimizer has no winner, 130 stopped.
-
-    Raises:
-        UserError: the request is invalid.
-    """
+    """`bench suite` with these arguments: 0 done, 1 an optimizer has no winner, 130 stopped."""
     command = shlex.join(["bench", "suite", *without_storage(args.words)])
     from bench.progress import doing
 

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def main(args: Args) -> int:
-    """`bench tune` with these arguments: 0 done, 1 no trial has a score, 130 stopped.
-
-    Raises:
-        UserError: the request is invalid.
-    """
+    """`bench tune` with these arguments: 0 done, 1 no trial has a score, 130 stopped."""
     command = shlex.join(["bench", "tune", *without_storage(args.words)])
     from bench.progress import doing
 
