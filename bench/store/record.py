@@ -102,14 +102,14 @@ class StoredConfig(TypedDict):
     device: Name
 
 
-_Number = Annotated[int, Field(gt=-_LARGEST, lt=_LARGEST)] | float
+Number = Annotated[int, Field(gt=-_LARGEST, lt=_LARGEST)] | float
 if TYPE_CHECKING:  # validation uses narrower types than readers need
     Config = Facts = Row = dict[str, Any]
     Metrics = dict[str, dict[str, Any]]
 else:
     Config = StoredConfig
-    Facts = dict[str, str | _Number | None]
-    Row = dict[str, _Number]
+    Facts = dict[str, str | Number | None]
+    Row = dict[str, Number]
     Metrics = dict[str, dict[str, float | dict[str, float]]]
 
 

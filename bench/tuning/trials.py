@@ -17,7 +17,7 @@ from bench.execute import Engine
 from bench.execute.database import StoredProcess
 from bench.results.selection import Mode
 from bench.store.load import Damaged, parse
-from bench.store.record import Count, Json, Name, RunResult, contradiction, is_file_name
+from bench.store.record import Count, Json, Name, Number, RunResult, contradiction, is_file_name
 from bench.text import is_number
 from bench.tuning.design import Design, Kind, Sampler
 from bench.tuning.rows import TrialRow
@@ -27,7 +27,7 @@ from optimizers.plugins import bare, slug
 State = Literal["waiting", "running", "completed", "pruned", "failed"]
 MOST_AXES = 20
 """Maximum number of settings that a study searches. Ours."""
-Value = Annotated[int, Field(gt=-(2**63), lt=2**63)] | float | str | bool | None
+Value = Number | str | bool | None
 """A value of a hyperparameter."""
 End = Annotated[float, Field(ge=1e-100, le=1e100)]
 
