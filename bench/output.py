@@ -27,6 +27,14 @@ def answer(value: Any) -> None:
     print(strict_json(value))
 
 
+def reply(args: Args, value: Any, lines: Iterable[str]) -> None:
+    """Print the result of a command: with `--json` the value (`answer`), else the lines."""
+    if args.json:
+        answer(value)
+    else:
+        print("\n".join(lines))
+
+
 def stores_of(args: Args) -> list[Path]:
     """The stores that a command was given."""
     return args.store or [place("store")]

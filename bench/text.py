@@ -4,10 +4,10 @@ import html
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 from unicodedata import combining, east_asian_width
 
 if TYPE_CHECKING:
@@ -88,6 +88,22 @@ def listed(names: Sequence[str]) -> str:
 def counted(count: int, what: str) -> str:
     """A number and a noun: `1 seed`, `2 seeds`."""
     return f"{count} {what}{'s' * (count != 1)}"
+
+
+def spanned(numbers: Collection[int]) -> str:
+    """The smallest and the largest number: `3 to 7`, or `3` if they are equal."""
+    return " to ".join(map(str, sorted({min(numbers), max(numbers)})))
+
+
+def seeds_in_words(seeds: Sequence[int]) -> str:
+    """`0 to 4` for three or more consecutive seeds, else `0, 7`."""
+    row = len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
+    return f"{seeds[0]} to {seeds[-1]}" if row else ", ".join(map(str, seeds))
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether it is a number; True and False are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def comparable(value: Any) -> Any:

@@ -20,7 +20,7 @@ from bench.results.group import HUGE
 from bench.results.selection import End, equal_below, seed_median
 from bench.store.reports import StudyRecord
 from bench.store.tables import Columns
-from bench.text import cell, listed
+from bench.text import cell, is_number, listed, spanned
 
 # -- of studies -------------------------------------------------------------------------------------------------------
 
@@ -33,12 +33,11 @@ def sensitivity(found: Collected) -> Chart:
         if several := [entry.name for entry, study in tuned if len(study.axes) > 1]:
             notes.append(f"points without a line: {listed(several)} searched several settings")
         x = " or ".join(dict.fromkeys(axis for _, study in tuned for axis in study.axes[:1])) or "setting"
-        counts = sorted({len(study.seeds) for _, study in tuned})
-        seeds = " to ".join(map(str, sorted({*counts[:1], *counts[-1:]})))
-        words = f"tuning seed{'s' * (seeds != '1')} on the selection split, of each trial"
-        notes.insert(0, f"points: median over {seeds} {words}")
-        y = f"selection {problem.metric}"
-        panel = _scores(key, "sensitivity", x, y, "x", traces, notes if tuned else [])
+        if tuned:
+            seeds = spanned([len(study.seeds) for _, study in tuned])
+            words = f"tuning seed{'s' * (seeds != '1')} on the selection split, of each trial"
+            notes.insert(0, f"points: median over {seeds} {words}")
+        panel = _scores(key, "sensitivity", x, f"selection {problem.metric}", "x", traces, notes)
         panels.append(of_problem(problem, panel))
     return Chart(panels, series(found))
 
@@ -48,10 +47,11 @@ def budget(found: Collected) -> Chart:
     panels = []
     for key, problem, tuned in _tuned(found, "budget"):
         traces, notes = _joined([_expected(entry) for entry, _ in tuned])
-        notes.insert(0, "expected best of k of the trials, drawn at random without replacement")
+        if tuned:
+            notes.insert(0, "expected best of k of the trials, drawn at random without replacement")
         log = "x" * bool(max((trace.x[-1] for trace in traces), default=1) > SPAN)
         y = f"expected selection {problem.metric}"
-        panel = _scores(key, "tuning budget", "trials k", y, log, traces, notes if tuned else [])
+        panel = _scores(key, "tuning budget", "trials k", y, log, traces, notes)
         panels.append(of_problem(problem, panel))
     return Chart(panels, series(found))
 
@@ -93,7 +93,7 @@ def _trials(name: str, study: StudyRecord, metric: str) -> _Drawn:
     scored, lost = [], []
     for trial in study.trials:
         x, score = trial["point"].get(axis or ""), trial["score"]
-        if isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x < math.inf:
+        if not is_number(x) or not 0 < x < math.inf:
             return [], [f"{name} is not drawn, since {axis or 'nothing'} has no positive values in its search space"]
         at = min(max(float(x), 1 / MOST), MOST)
         if score is None or abs(score) > HUGE:

@@ -25,7 +25,7 @@ from bench.store.record import CAP_BINDS, RunResult
 from bench.store.reports import CheckRecord, StudyRecord
 from bench.store.stores import HOW_TO_FILL, Stores
 from bench.store.tables import Columns
-from bench.text import cell, counted, word_of
+from bench.text import cell, counted, is_number, word_of
 from optimizers import OPTIMIZERS
 from optimizers.groups import REST
 from optimizers.plugins import bare
@@ -256,7 +256,7 @@ def _filtered(
 
 def _is(value: Any, word: str) -> bool:
     """Whether a word equals a value: 1e3 is 1000."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if is_number(value):
         try:
             return float(word) == value or word == word_of(value)
         except ValueError:

@@ -16,7 +16,7 @@ from bench.errors import unknown
 from bench.results.chart import WORDS, Array, Chart, Panel, Trace, thinned
 from bench.results.selection import GAP, cap_share
 from bench.store.tables import Columns
-from bench.text import CONVERGED
+from bench.text import CONVERGED, spanned
 
 MOST_POINTS = 200
 """Maximum number of points of a line: more are not visible."""
@@ -31,12 +31,7 @@ LABELS = WORDS | {"alignment": "alignment (cosine)", "distance": "distance of di
 
 
 def series(found: Collected, of: Iterable[str] = ("",)) -> dict[str, str]:
-    """The names of all entries, shown or not, by optimizer: an entry has the same style in all charts.
-
-    Args:
-        found: the entries.
-        of: suffixes of the name, for entries with several lines.
-    """
+    """Names of all entries, shown or not, with each ending, by optimizer: an entry has the same style in all charts."""
     ends = [f" {word}".rstrip() for word in of]
     pairs = sorted({(entry.opt, entry.name) for entry in found.chosen})
     return {name + end: opt for opt, name in pairs for end in ends}
@@ -221,12 +216,10 @@ def _means(name: str, at: Array, values: Array, log: str) -> list[Trace]:
 def _bands(seeds: Mapping[str, int], log: str) -> list[str]:
     """Description of lines and bands."""
     few = [name for name, n in seeds.items() if n < FEW_SEEDS]
-    counts = sorted({n for n in seeds.values() if n >= FEW_SEEDS})
     said = []
-    if counts:
-        over = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    if counts := [n for n in seeds.values() if n >= FEW_SEEDS]:
         kind = "geometric mean" if "y" in log else "mean"
-        said.append(f"lines: {kind} over {over} seeds; bands: 95 % t-interval at each point")
+        said.append(f"lines: {kind} over {spanned(counts)} seeds; bands: 95 % t-interval at each point")
     if few:
         said.append(f"a line for each seed, without band, for fewer than {FEW_SEEDS}: {', '.join(few)}")
     return said

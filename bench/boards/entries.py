@@ -207,27 +207,15 @@ class _Places:
         self._known: dict[str, Place] = {}
 
     def of(self, run: RunResult) -> Place:
-        config = run.config
-        own = [
-            config["task"],
-            run.problem,
-            run.part,
-            run.metric,
-            run.mode,
-            run.target,
-            run.measures,
-            config["opt"],
-            run.versions.get("opt_package"),
-            config["opt_options"],
-            run.task_name,
-        ]
-        text = json.dumps(own)
+        task, opt, options = (run.config[name] for name in ("task", "opt", "opt_options"))
+        package = str(run.versions.get("opt_package"))
+        problem = [run.task_name, run.problem, run.part, run.metric, run.mode, run.target, run.measures]
+        text = json.dumps([task, opt, options, package, problem])
         if text not in self._known:
-            task, opt, package = bare(own[0]), bare(own[7]), str(own[8])
-            key = _text([task, own[10], *own[1:7]])
-            self.problems.setdefault(key, _problem(key, task, run))
+            key = _text([bare(task), *problem])
+            self.problems.setdefault(key, _problem(key, bare(task), run))
             # A changed file is another optimizer.
-            self._known[text] = key, opt, package if "file" in package else "", _text(own[9])
+            self._known[text] = key, bare(opt), package if "file" in package else "", _text(options)
         return self._known[text]
 
 

@@ -14,17 +14,13 @@ from bench.results.table import Table
 from bench.run_summary import fit_words
 from bench.store.record import CAP_BINDS, RunResult
 from bench.store.reports import StudyRecord
-from bench.text import cell, counted, duration, listed, word_of
+from bench.text import cell, counted, duration, is_number, listed, seeds_in_words, word_of
 
 SAMPLERS = {"grid": "a log-spaced grid, extended at its edges", "qmc": "a Halton sequence"}
 
 
 def explain(found: Collected, name: str) -> list[dict[str, Any]]:
-    """Explanation of a row on each of its problems: facts in words, trials, commands.
-
-    Args:
-        found: entries.
-        name: the row's optimizer, or its whole name.
+    """Explanation of the rows with this name, or of this optimizer: facts in words, trials, commands.
 
     Raises:
         UserError: there is no such row.
@@ -114,7 +110,7 @@ def tried(study: StudyRecord) -> dict[str, str]:
     found = {}
     for axis in study.axes:
         values = [trial["point"].get(axis) for trial in study.trials]
-        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+        numbers = [v for v in values if is_number(v)]
         words = f"{min(numbers):g} to {max(numbers):g}" if numbers else ", ".join(sorted({word_of(v) for v in values}))
         found[axis] = words
     return found
@@ -144,8 +140,7 @@ def options_text(options: Mapping[str, Any]) -> str:
 
 def _seeds(seeds: Sequence[int]) -> str:
     own = sorted({*seeds})
-    row = len(own) > 2 and own == list(range(own[0], own[-1] + 1))
-    return f"seed{'s' * (len(own) != 1)} {f'{own[0]} to {own[-1]}' if row else ', '.join(map(str, own))}"
+    return f"seed{'s' * (len(own) != 1)} {seeds_in_words(own)}"
 
 
 def _tune_words(study: StudyRecord, runs: Sequence[RunResult]) -> str:
@@ -155,9 +150,10 @@ def _tune_words(study: StudyRecord, runs: Sequence[RunResult]) -> str:
     words = fit_words(run, fixed).removeprefix("bench fit")
     kinds = Counter(trial["kind"] for trial in study.trials)
     seeds = f"--seeds {_list_of(study.seeds)} --report_seeds {fresh}"
-    added = f"  # `bench suite` adds {counted(kinds['top-up'], 'trial')}: equal budgets for all optimizers"
-    added *= bool(kinds["top-up"])
-    return f"bench tune{words} --trials {kinds['design']} {seeds} --sampler {study.sampler}{added}"
+    command = f"bench tune{words} --trials {kinds['design']} {seeds} --sampler {study.sampler}"
+    if more := kinds["top-up"]:
+        command += f"  # `bench suite` adds {counted(more, 'trial')}: equal budgets for all optimizers"
+    return command
 
 
 def _list_of(seeds: Sequence[int]) -> str:
@@ -166,11 +162,7 @@ def _list_of(seeds: Sequence[int]) -> str:
 
 
 def commands(runs: Iterable[RunResult]) -> list[str]:
-    """Shell commands that train these runs, one for all seeds of a setting.
-
-    Args:
-        runs: records.
-    """
+    """Shell commands that train these runs, one for all seeds of a setting."""
     seeds: dict[tuple[str, int | None], list[int]] = {}
     for run in runs:
         seed, order = run.config["seed"], run.config["data_seed"]

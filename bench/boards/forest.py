@@ -13,7 +13,7 @@ from bench.boards.quality import judged
 from bench.results.chart import Chart, Panel, Trace, axis_limits
 from bench.results.sequential import LEAST_SEEDS, Comparison
 from bench.results.stats import Interval
-from bench.text import clean
+from bench.text import clean, spanned
 
 _LETTERS = 24
 """Letters in a line next to a row: about a third of a panel."""
@@ -61,12 +61,11 @@ def _panel(key: str, found: Collected, problem: Problem) -> Panel:
         bar = tuple(np.clip(own[k : k + 1], *limits) for k in (0, 1)) if np.isfinite(own).any() else None
         at = np.array([middle.mean]), np.array([y])
         traces.append(Trace(entry.name, *at, marks="all", joined=False, x_band=bar, hollow=not of.sign))
-    counts = [of.n for _, of, _ in rows]
     notes = [
         "points: median over common seeds; filled if the verdict is decided, hollow if not",
         "bars: intervals of the median, coverage 96 % or more, also when seeds are added; unbounded ones reach the"
         f" edge; none below {LEAST_SEEDS} seeds or for settings chosen on these seeds",
-        f"common seeds: {' to '.join(map(str, sorted({min(counts), max(counts)})))}",
+        f"common seeds: {spanned([of.n for _, of, _ in rows])}",
         *([said] if said else []),
         *left_out,
     ]

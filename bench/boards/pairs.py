@@ -9,6 +9,7 @@ from bench.boards.quality import judged
 from bench.boards.shared import COLORS
 from bench.results.sequential import grid, least_wins, places
 from bench.results.table import Board, Column, Table
+from bench.text import spanned
 
 MOST_ROWS = 100
 """Maximum number of rows of the grid of pairs. Ours."""
@@ -37,9 +38,9 @@ def _table(found: Collected, problem: Problem, entries: list[Entry]) -> Table:
     values = [[verdicts.measure.values(entry, entry.common_seeds(other)) for other in sound] for entry in sound]
     decided = grid(values, verdicts.measure.mode)
     rows: list[dict[str, Any]] = []
-    for i, (entry, (low, high)) in enumerate(zip(sound, places(decided, len(sound)), strict=True)):
+    for i, (entry, ends) in enumerate(zip(sound, places(decided, len(sound)), strict=True)):
         row: dict[str, Any] = {"opt": entry.name, "settings": entry.settings, "n": len(entry.runs)}
-        row["places"] = f"{low}" if low == high else f"{low} to {high}"
+        row["places"] = spanned(ends)
         for j in range(len(sound)):
             if i != j:
                 sign = decided[min(i, j), max(i, j)].sign

@@ -19,11 +19,6 @@ UNBOUNDED = "unbounded: a possible choice has a run without a value"
 def with_tuning_noise(found: Collected, entry: Entry, measure: Measure) -> tuple[Interval | str | None, str | None]:
     """The mean of an entry with the noise of its tuning in the interval.
 
-    Args:
-        found: all entries and runs.
-        entry: the entry.
-        measure: the reported measure.
-
     Returns:
         The interval, or the reason in words why it is unbounded; None if it was not tuned or no interval exists, with
         the reason.
@@ -100,7 +95,11 @@ def _whole(measure: Measure, entry: Entry) -> dict[Seed, float] | None:
 def _trials(found: Collected, study: StudyRecord, measure: Measure) -> tuple[Ends, Ends, int] | None:
     """Scores and reported values of the trials by tuning seed, and the winner's index; None if a run is missing."""
     runs: list[dict[int, RunResult]] = []
-    ordered = sorted(study.trials, key=_position)
+
+    def numbers(trial: StudyTrial) -> list[float]:
+        return [value for value in trial["point"].values() if isinstance(value, int | float)]
+
+    ordered = sorted(study.trials, key=numbers)
     for trial in ordered:
         own = [found.by_id[run_id] for run_id in trial["runs"] if run_id in found.by_id]
         runs.append({run.config["seed"]: run for run in own if run.finished} if trial["state"] == "completed" else {})
@@ -114,8 +113,3 @@ def _trials(found: Collected, study: StudyRecord, measure: Measure) -> tuple[End
     ]
     finals = [[measure.of(own[seed]) if own else None for seed in seeds] for own in runs]
     return scores, finals, index.index(True)
-
-
-def _position(trial: StudyTrial) -> list[float]:
-    """Sort key of trials: the numbers in their settings."""
-    return [value for value in trial["point"].values() if isinstance(value, int | float)]

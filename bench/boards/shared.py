@@ -14,7 +14,7 @@ from bench.results.selection import above_infimum, is_capped
 from bench.results.sequential import LEAST_SEEDS, ROUNDING, Comparison, advice, differences
 from bench.results.table import Column, Table
 from bench.store.record import RunResult
-from bench.text import CONVERGED, counted
+from bench.text import CONVERGED, counted, spanned
 
 FEW_SEEDS = 3
 """Runs below which a row is provisional, and lines have no bands. Ours."""
@@ -39,14 +39,7 @@ _EVERY = [
 def board_table(
     title: str, columns: Sequence[Column], rows: Mapping[Entry, dict[str, Any]], notes: Sequence[str] = ()
 ) -> Table:
-    """The table of a board: its own columns, between those that every board has.
-
-    Args:
-        title: its subject.
-        columns: the board's own.
-        rows: the board's own values of each entry, in order; they override those that every board has.
-        notes: for the reader.
-    """
+    """The table of a board: its own columns and values, which override those that every board has."""
     return Table(title, [*_WHO, *columns, *_EVERY], [_who(entry) | own for entry, own in rows.items()], [*notes])
 
 
@@ -171,7 +164,7 @@ class Verdicts:
             "verdict": words,
             "won": f"{found.wins} of {found.n}" + f" ({counted(ties, 'tie')})" * bool(ties),
             "effect": None if words == NO_VALUE else found.effect,
-            "more": found.told or (more and f"after {' to '.join(map(str, sorted({*more})))}"),
+            "more": found.told or (more and f"after {spanned(more)}"),
             "compared": {"n": found.n, "wins": found.wins, "losses": found.losses, "without_value": list(found.lost)},
             "is_reference": False,
         }
@@ -226,12 +219,7 @@ VERDICTS = (
 
 
 def coinciding(entry: Entry, others: Sequence[Entry]) -> list[str]:
-    """Names of others with the same runs, up to rounding, on half of the common seeds or more.
-
-    Args:
-        entry: the entry.
-        others: other entries of its problem.
-    """
+    """Names of others with the same runs, up to rounding, on half of the common seeds or more."""
     return [other.name for other in others if other is not entry and other.opt != entry.opt and _same(entry, other)]
 
 

@@ -36,12 +36,7 @@ REACHES = ("reaches the target more often", "reaches the target less often")
 
 
 def steps_to(target: float | None, mode: Mode) -> Measure:
-    """Optimizer steps to the target, at least 1; none for a run that misses it.
-
-    Args:
-        target: value of the metric on the selection split; None for the task's own.
-        mode: of the metric.
-    """
+    """Optimizer steps to the target (the task's own if None), at least 1; none for a run that misses it."""
 
     def steps(run: RunResult) -> End:
         at = reached(run, target, mode)[0]
@@ -123,13 +118,7 @@ def speed(found: Collected) -> Board:
 
 
 def median_time_to(runs: Sequence[RunResult], reached: Sequence[float | None], ends: Sequence[float]) -> MedianTime:
-    """Median time of runs to an event, which a diverged run can never reach.
-
-    Args:
-        runs: the runs.
-        reached: their times; None without the event.
-        ends: their ends, in the same unit.
-    """
+    """Median time of runs to an event, which a diverged run can never reach."""
     ended = [math.inf if run.status == "diverged" else end for run, end in zip(runs, ends, strict=True)]
     return stats.median_time(reached, ended)
 

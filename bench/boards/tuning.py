@@ -11,6 +11,7 @@ from bench.results.selection import above_infimum, best_index, equal_below, good
 from bench.results.stats import Interval
 from bench.results.table import Board, Column
 from bench.run_summary import fit_words
+from bench.text import is_number
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 
@@ -114,7 +115,7 @@ def basin_width(entry: Entry) -> tuple[float, bool] | None:
     scores = {}
     for trial in study.trials:
         value = trial["point"].get(axis or "")
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+        if is_number(value) and value > 0:
             scores.setdefault(float(value), []).append(trial["score"])
     if len(scores) < 2 or any(len(of) > 1 for of in scores.values()):
         return None

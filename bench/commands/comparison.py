@@ -16,7 +16,7 @@ from bench.grammar.values import parts, reference_folder
 from bench.output import answer, check_output, note, remark, warn_of, write
 from bench.process import as_options
 from bench.progress import doing
-from bench.text import CONVERGED, counted
+from bench.text import CONVERGED, counted, spanned
 from optimizers.plugins import bare, slug
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _by_task(args: Args) -> list[tuple[Args, int]]:
     """The arguments of the comparison on each task, and the number of tasks."""
     from bench.sweeps.grid import settings_in
 
-    words = (settings_in(args.config) if args.config else {}) | args.of_runs
+    words = settings_in(args.config) | args.of_runs
     tasks = list(dict.fromkeys(parts(str(words.get("task", "")))))
     own = [(Args(**vars(args) | {"of_runs": args.of_runs | {"task": task}}), len(tasks)) for task in tasks]
     return own or [(args, 1)]
@@ -94,11 +94,7 @@ class Contest(NamedTuple):
 
 
 def ask(args: Args, tasks: int = 1) -> Contest:
-    """The comparison on one task that the arguments of `bench compare` request.
-
-    Args:
-        args: of the command.
-        tasks: number of tasks that share a budget of runs.
+    """The comparison on one task, of several that share a budget of runs, that `bench compare` requests.
 
     Raises:
         UserError: a name or a setting is unknown or illegal, there is nothing to compare with, or it cannot be trained.
@@ -111,7 +107,7 @@ def ask(args: Args, tasks: int = 1) -> Contest:
     from bench.tuning.tune import make_request, reporting_seeds, tuning_seeds
 
     places = {"data": args.data, "store": args.store}
-    words = (settings_in(args.config) if args.config else {}) | dict(args.of_runs)
+    words = settings_in(args.config) | args.of_runs
     task, opts = str(words.pop("task", "")), list(dict.fromkeys(parts(str(words.pop("opt", "")))))
     if not opts:
         raise UserError("--opt is missing: name one or more optimizers, such as --opt my_file.py:MyOpt")
@@ -167,11 +163,6 @@ def ask(args: Args, tasks: int = 1) -> Contest:
 def carry_out(asked: Contest, args: Args, *, progress: bool = True) -> bool:
     """Check the optimizers given by --opt, then tune all and run the winners; False if a signal asked to stop.
 
-    Args:
-        asked: the comparison.
-        args: options of execution (`anyway`, `storage`, `workers`, `engine`, `memory`, `width`).
-        progress: whether to show progress.
-
     Raises:
         UserError: some runs cannot be trained; finished ones are stored.
         RunFailed: a failed check changes results.
@@ -199,12 +190,7 @@ def _sampler(name: str) -> "Sampler":
 
 
 def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":
-    """The study that tuned a baseline for the reference results; None without one on this problem.
-
-    Args:
-        config: a run of the baseline on the problem.
-        args: of the command.
-    """
+    """The study that tuned a baseline for the reference results; None without one on this problem."""
     from bench.config.settings import problem_of
     from bench.store.stores import Stores
 
@@ -238,11 +224,7 @@ def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":
 def _has_equal_budget(baseline: "StudyRecord", args: Args, fresh: int, studies: int) -> bool:
     """Whether the others get the trials and tuning seeds of a stored baseline; a note says if not.
 
-    Args:
-        baseline: its study.
-        args: of the command; a budget of runs is a limit, a number of trials is not.
-        fresh: number of fresh seeds.
-        studies: number of other optimizers.
+    A budget of runs is a limit, a number of trials is not.
     """
     from bench.tuning.cli.tune import trials_of
     from bench.tuning.tune import tuning_seeds
@@ -317,12 +299,7 @@ class Ranking(NamedTuple):
 
 
 def ranking(found: "Sequence[StudyResult]", args: Args) -> Ranking:
-    """The ranked tables of the results of these studies.
-
-    Args:
-        found: by the studies.
-        args: with `store` and `against`.
-    """
+    """The ranked tables of the results of these studies."""
     from bench.boards.forest import forest
     from bench.boards.headline import headlines
     from bench.boards.quality import quality
@@ -427,8 +404,7 @@ def _advice_on(found: "Collected", problem: "Problem") -> list[str]:
         elif isinstance(of, Comparison) and not of.decided:
             more = advice(of.n, of.wins, of.losses)
             lines.append(
-                f"{entry.name}: {' to '.join(map(str, sorted({*more})))} seeds in total will probably decide it:"
-                f" --report_seeds {more[1]}"
+                f"{entry.name}: {spanned(more)} seeds in total will probably decide it: --report_seeds {more[1]}"
                 if more
                 else f"{entry.name}: how many seeds decide it is unknown; --report_seeds {2 * of.n} adds {of.n}"
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError, check_known
 from bench.grammar.parse import Args
-from bench.output import answer
+from bench.output import reply
 
 if TYPE_CHECKING:
     from tasks import TaskSpec
@@ -64,10 +64,7 @@ def main(args: Args) -> int:
         _prepare(specs[0], args.data, settings)
     chosen = _chosen(specs, settings, args.what)
     sets = [_found(spec, args.data, each) for spec in specs for each in _sets(spec, args.data, chosen)]
-    if args.json:
-        answer([asdict(each) for each in sets])
-    else:
-        print("\n".join(line for each in sets for line in _lines(each, args.data)))
+    reply(args, [asdict(each) for each in sets], (line for each in sets for line in _lines(each, args.data)))
     return int(not all(state.usable for each in sets for state in each.files))
 
 
@@ -115,13 +112,7 @@ def is_text(spec: "TaskSpec") -> bool:
 
 
 def states(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any] | None = None) -> list[FileState]:
-    """The files of a task's data in this folder.
-
-    Args:
-        spec: the task.
-        root: the data folder.
-        chosen: options that select one of several texts; by default the one that a run would use.
-    """
+    """The files of a task's data in this folder, chosen by options if there are several texts."""
     from tasks.core.files import md5
     from tasks.core.tables import sha256
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bench.config.options import Option, _parse, _source, optimizer_options, task_options
 from bench.config.run_config import resolve
 from bench.grammar.help import hyperparameter_rows, row, rows
-from bench.text import word_of
+from bench.text import seeds_in_words, word_of
 from optimizers import LogUniform, OptimizerSpec
 from tasks import TASKS, TaskSpec
 from tasks.core.quantities import HEADS, MODEL, OBSERVED
@@ -232,6 +232,5 @@ def _settings(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _seeds(seeds: Sequence[int], runs: int) -> str:
-    """The seeds, as a range if they are consecutive, and the resulting number of runs."""
-    row = len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
-    return f"{f'{seeds[0]} to {seeds[-1]}' if row else _list(seeds)}: {runs * len(seeds)} runs"
+    """The seeds and the resulting number of runs."""
+    return f"{seeds_in_words(seeds)}: {runs * len(seeds)} runs"

@@ -184,15 +184,7 @@ def precision_diagnoses(
 
 
 def try_precision(device: str, precision: str) -> str | None:
-    """Train a step of attention.
-
-    Args:
-        device: such as `cuda:0`.
-        precision: as in `--precision`.
-
-    Returns:
-        The error, or None.
-    """
+    """Train a step of attention on a device in a precision; the error, or None."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 

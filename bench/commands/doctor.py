@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from bench.commands.diagnosis import Diagnosis
 from bench.errors import first_line
 from bench.grammar.parse import Args
-from bench.output import answer
+from bench.output import reply
 from bench.process import PACKAGES, ROOT
 from bench.results.render import shown
 from bench.results.table import Column, Table
@@ -43,12 +43,7 @@ LITTLE_DISK, LEAST_DISK = 2 * 2**30, 100 * 2**20
 
 
 def examine(data: Path, store: Path) -> Iterator[list[Diagnosis]]:
-    """Check this machine, its data and its store, section by section.
-
-    Args:
-        data: the folder with the datasets.
-        store: the folder with the runs.
-    """
+    """Check this machine, its data and its store, section by section."""
     from bench.commands.devices import device_diagnoses
 
     failed = False
@@ -85,10 +80,8 @@ def main(args: Args) -> int:
             lines = shown(Table.of(COLUMNS, ((each.level, each.subject, each.text) for each in found)))
             print("\n".join(lines), flush=True)
     failed = sum(each.level == "FAIL" for each in every)
-    if args.json:
-        answer({"ok": not failed, "diagnoses": [vars(each) for each in every]})
-    else:
-        print(f"\n{failed} FAIL: fix them as the lines say" if failed else "\neverything found here works")
+    said = f"\n{failed} FAIL: fix them as the lines say" if failed else "\neverything found here works"
+    reply(args, {"ok": not failed, "diagnoses": [vars(each) for each in every]}, [said])
     return int(failed > 0)
 
 
@@ -132,12 +125,7 @@ def version_diagnoses(requirements: Iterable[str], installed: Callable[[str], st
 
 
 def name_diagnoses(folder: Path, path: Sequence[str]) -> list[Diagnosis]:
-    """Modules with the name of one of the suite's packages. `bench` ignores them, but Python may not.
-
-    Args:
-        folder: the working folder.
-        path: of modules, such as `sys.path`.
-    """
+    """Modules with the name of one of the suite's packages. `bench` ignores them, but Python may not."""
     found: list[Diagnosis] = []
     for name in PACKAGES:
         where = dict.fromkeys(_origin(PathFinder.find_spec(name, list(places))) for places in ([str(folder)], path))
@@ -163,16 +151,9 @@ def _origin(spec: ModuleSpec | None) -> Path | None:
     return Path(spec.origin).absolute() if spec.origin else None
 
 
-def import_diagnoses(
-    load: Callable[[str], object] = importlib.import_module, modules: Sequence[str] = MODULES
-) -> list[Diagnosis]:
-    """Whether the libraries can be imported, up to the first that cannot.
-
-    Args:
-        load: imports a module by name.
-        modules: modules to import, dependencies first.
-    """
-    for name in modules:
+def import_diagnoses(load: Callable[[str], object] = importlib.import_module) -> list[Diagnosis]:
+    """Whether the libraries can be imported, up to the first that cannot."""
+    for name in MODULES:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -186,7 +167,7 @@ def import_diagnoses(
                     f' "torch=={_installed("torch")}" torchvision'
                 )
             return [Diagnosis("FAIL", "imports", f"{name} cannot be imported ({first_line(error)}); {fix}")]
-    return [Diagnosis("ok", "imports", f"{', '.join(modules)} can be imported")]
+    return [Diagnosis("ok", "imports", f"{', '.join(MODULES)} can be imported")]
 
 
 def _installed(name: str) -> str | None:
@@ -211,11 +192,7 @@ def lane_diagnoses() -> list[Diagnosis]:
 
 
 def lane_bytes(device: str) -> dict[str, int]:
-    """Bytes of a lane by task, for tasks that need no files, with adamw at the task's defaults, as sweeps measure them.
-
-    Args:
-        device: `cuda` or `cpu`.
-    """
+    """Bytes of a lane by task, for tasks that need no files, with adamw at their defaults, as sweeps measure them."""
     from bench.config.run_config import resolve
     from bench.execute.choice import bytes_of_lane
     from tasks import TASKS
@@ -231,16 +208,10 @@ def lane_bytes(device: str) -> dict[str, int]:
 
 
 def lanes_diagnosis(device: str, budget: int, share: float | None, each: Mapping[str, int]) -> Diagnosis:
-    """How many lanes of each task fit.
-
-    Args:
-        device: such as `cuda`.
-        budget: bytes that a sweep may use.
-        share: as a fraction of the free memory.
-        each: bytes of a lane by task.
-    """
+    """How many lanes of each task fit into a budget of bytes, which is a share of the free memory."""
     counts = {task: budget // max(1, size) for task, size in each.items()}
-    fit = ", ".join(f"{task} {_two_digits(count):,}" for task, count in counts.items())
+    # Two digits, like the measurement behind them.
+    fit = ", ".join(f"{task} {round(count, 2 - len(str(count))):,}" for task, count in counts.items())
     part = "" if share is None else f", {share:.0%} of what is free"
     text = f"runs that fit into {budget / 2**30:.3g} GiB{part}, as lanes: about {fit}"
     if short := [task for task, count in counts.items() if count < 1]:
@@ -248,20 +219,11 @@ def lanes_diagnosis(device: str, budget: int, share: float | None, each: Mapping
     return Diagnosis("ok", device, text)
 
 
-def _two_digits(count: int) -> int:
-    """A count rounded to two digits, like the measurement behind it."""
-    return round(count, 2 - len(str(count))) if count else 0
-
-
 # -- data and store -----------------------------------------------------------------------------------------------
 
 
 def dataset_diagnoses(data: Path) -> list[Diagnosis]:
-    """Which datasets exist, for all tasks whose data are files.
-
-    Args:
-        data: the folder with the datasets.
-    """
+    """Which datasets exist, for all tasks whose data are files."""
     from bench.commands.data import has_files
     from tasks import TASKS
 
@@ -269,12 +231,7 @@ def dataset_diagnoses(data: Path) -> list[Diagnosis]:
 
 
 def data_diagnoses(spec: "TaskSpec", data: Path) -> list[Diagnosis]:
-    """Whether the files of a task exist, can be read, and are complete and undamaged.
-
-    Args:
-        spec: the task.
-        data: the folder with the datasets.
-    """
+    """Whether the files of a task exist, can be read, and are complete and undamaged."""
     from bench.commands.data import is_text, states
     from tasks.core.files import DataError
 
@@ -306,11 +263,7 @@ def data_diagnoses(spec: "TaskSpec", data: Path) -> list[Diagnosis]:
 
 
 def disk_diagnoses(store: Path) -> list[Diagnosis]:
-    """Free space on the store's disk.
-
-    Args:
-        store: the folder with the runs.
-    """
+    """Free space on the store's disk."""
     free = shutil.disk_usage(_nearest(store)).free
     level: Literal["ok", "note", "FAIL"] = "FAIL" if free < LEAST_DISK else "note" if free < LITTLE_DISK else "ok"
     advice = "" if level == "ok" else "; free some, or choose another disk with --store DIR"
@@ -318,11 +271,7 @@ def disk_diagnoses(store: Path) -> list[Diagnosis]:
 
 
 def store_diagnoses(store: Path) -> list[Diagnosis]:
-    """Whether the store is writable, and its contents.
-
-    Args:
-        store: the folder with the runs.
-    """
+    """Whether the store is writable, and its contents."""
     from bench.store.store import Store
 
     place = _nearest(store)

@@ -9,22 +9,14 @@ from pathlib import Path
 
 from bench.errors import UserError
 from bench.grammar.parse import Args
-from bench.output import answer
+from bench.output import reply
 
 KINDS = ("optimizer", "task")
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def create(kind: str, name: str, folder: Path) -> list[Path]:
-    """Write the package.
-
-    Args:
-        kind: `optimizer` or `task`.
-        name: of package and module, and for `--opt` or `--task`.
-        folder: created; it must not exist, or be empty.
-
-    Returns:
-        The files.
+    """Write the package and return its files.
 
     Raises:
         UserError: the name is illegal or taken, or the folder cannot be written.
@@ -74,9 +66,6 @@ def main(args: Args) -> int:
     """The command."""
     folder = args.out or Path(args.name)
     paths = create(args.kind, args.name, folder)
-    if args.json:
-        answer({"out": folder, "files": paths})
-        return 0
-    print("\n".join(map(str, paths)))
-    print(f"install it: uv pip install -e {folder} (or pip); then see {folder / 'README.md'}")
+    said = f"install it: uv pip install -e {folder} (or pip); then see {folder / 'README.md'}"
+    reply(args, {"out": folder, "files": paths}, [*map(str, paths), said])
     return 0

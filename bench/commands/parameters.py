@@ -29,12 +29,7 @@ class Alike(TypedDict):
 
 
 def model_parameters(task: str, data: Path) -> list[Alike] | str:
-    """The parameters of a task's model, or why they are unknown; nothing is downloaded or written for it.
-
-    Args:
-        task: name of a task; its options have their defaults.
-        data: folder of its data, which determine the model's size.
-    """
+    """The parameters of a task's model at its defaults, or why they are unknown; nothing is downloaded or written."""
     try:
         with only_reading():
             any_size = {"trainer.batch_size": "full"}  # so it fits any data

@@ -6,6 +6,7 @@ It trains four optimizers at their defaults as lanes (`bench race`), ranks them 
 
 import os
 import textwrap
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bench.grammar.parse import Args
@@ -81,8 +82,6 @@ def main(args: Args) -> int:
 
 def _short(board: "Board") -> "Board":
     """The board with the columns `SHOWN`."""
-    from dataclasses import replace
-
     (table,) = board.tables
     columns = [column for column in table.columns if column.key in SHOWN]
     return replace(board, tables=[replace(table, columns=columns, notes=table.notes[1:])], notes=[])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError, check_known
 from bench.grammar.parse import Args
-from bench.output import answer
+from bench.output import answer, reply
 from bench.text import counted
 
 if TYPE_CHECKING:
@@ -65,11 +65,7 @@ def wanted(standing: Sequence["Comparison | str | None"], seeds: Sequence[int], 
 
 
 def main(args: Args) -> int:
-    """`bench race` with these arguments: 0 done, 130 stopped.
-
-    Raises:
-        UserError: the request is invalid.
-    """
+    """`bench race` with these arguments: 0 done, 130 stopped."""
     from bench.progress import doing
 
     with doing("reading the settings"):
@@ -78,15 +74,15 @@ def main(args: Args) -> int:
         racers = _racers(args)
         every = [config for own in racers.values() for racer in own for config in racer.configs]
         check_all(every, early=True)
-        _check_budget(args, len({config.run_id for config in every}))
+        first = len({config.run_id for config in every})
+        if args.budget is not None and args.budget.runs is not None and args.budget.runs < first:
+            raise UserError(
+                f"--budget {args.budget.text}: the first {args.seeds} seeds of all optimizers need {first} runs"
+            )
     if args.dry_run:
         check_all(every)
-        shown = {config.run_id: {"task": config.task, "opt": config.opt, "seed": config.seed} for config in every}
-        text = "\n".join(f"{run_id}  {own['task']} {own['opt']} seed {own['seed']}" for run_id, own in shown.items())
-        if args.json:
-            answer(shown)
-        else:
-            print(text)
+        runs = {config.run_id: {"task": config.task, "opt": config.opt, "seed": config.seed} for config in every}
+        reply(args, runs, (f"{run_id}  {run['task']} {run['opt']} seed {run['seed']}" for run_id, run in runs.items()))
         return 0
     ended = _race(racers, args)
     if ended is None:
@@ -106,7 +102,7 @@ def _racers(args: Args) -> dict[str, list[Racer]]:
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
-    settings = (settings_in(args.config) if args.config else {}) | dict(args.of_runs)
+    settings = settings_in(args.config) | args.of_runs
     names = list(dict.fromkeys(parts(str(settings.pop("opt", "")))))
     if "seed" in settings or "data_seed" in settings:
         raise UserError("--seed: a race starts with several and adds more; write --seeds COUNT for the initial ones")
@@ -132,13 +128,6 @@ def _racers(args: Args) -> dict[str, list[Racer]]:
             config = on_device(resolve(words, tuned=args.tuned, fallback=places))
             racers[task].append(Racer(config, args.seeds))
     return racers
-
-
-def _check_budget(args: Args, first: int) -> None:
-    if args.budget is not None and args.budget.runs is not None and args.budget.runs < first:
-        raise UserError(
-            f"--budget {args.budget.text}: the first {args.seeds} seeds of all optimizers need {first} runs"
-        )
 
 
 def _race(racers: Mapping[str, list[Racer]], args: Args) -> tuple["Collected", str] | None:

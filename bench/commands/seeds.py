@@ -11,7 +11,7 @@ from bench.execute.blocks import check_all
 from bench.execute.command import results_of
 from bench.execute.elsewhere import made_elsewhere, publish
 from bench.grammar.parse import Args
-from bench.output import answer
+from bench.output import reply
 from bench.progress import SweepProgress
 from bench.results.render import shown
 from bench.results.table import Column, Table
@@ -28,13 +28,7 @@ ONE_RUN = ("resume", "rerun")
 def with_seeds(
     config: RunConfig, seeds: Sequence[int], given: Mapping[str, Any], *, here: bool = True
 ) -> list[RunConfig]:
-    """A run for each seed. The order of the samples follows the seed, unless it is given.
-
-    Args:
-        config: the run with any seed.
-        seeds: the seeds.
-        given: the settings of the command, in dotted form.
-        here: whether they are trained on this machine; else its devices do not matter.
+    """A run for each seed; the order of the samples follows it unless given. Without `here`, devices do not matter.
 
     Raises:
         UserError: a run cannot be trained.
@@ -49,11 +43,6 @@ def with_seeds(
 def fit_seeds(config: RunConfig, args: Args, sources: Sources) -> int:
     """Train with each seed and print the results: 0 done, 130 stopped.
 
-    Args:
-        config: the run with any seed.
-        args: of `bench fit`.
-        sources: the studies that found their hyperparameters (`RunResult.tuned_by`).
-
     Raises:
         UserError: a run cannot be trained, or an option is only for a single run.
         RunFailed: as in `bench.execute.execute.execute`.
@@ -65,10 +54,7 @@ def fit_seeds(config: RunConfig, args: Args, sources: Sources) -> int:
     if args.dry_run:
         check_all(configs)
         runs = {each.run_id: {"seed": each.seed} for each in configs}
-        if args.json:
-            answer(runs)
-        else:
-            print("\n".join(f"{run_id}  seed {each['seed']}" for run_id, each in runs.items()))
+        reply(args, runs, (f"{run_id}  seed {each['seed']}" for run_id, each in runs.items()))
         return 0
     if elsewhere:
         return publish("fit", configs, args, config.device, sources)
@@ -78,12 +64,12 @@ def fit_seeds(config: RunConfig, args: Args, sources: Sources) -> int:
     if results is None:
         return 130
     mean = mean_of(results)
-    if args.json:
-        interval = None if mean is None else [mean.low, mean.high] if mean.n > 1 else None
-        shown = {"mean": None if mean is None else mean.mean, "t_interval_95": interval}
-        answer({"runs": [result_json(run, config.store) for run in results], **shown})
-    else:
-        print("\n".join(lines(results, mean)))
+    found = {
+        "runs": [result_json(run, config.store) for run in results],
+        "mean": mean and mean.mean,
+        "t_interval_95": [mean.low, mean.high] if mean is not None and mean.n > 1 else None,
+    }
+    reply(args, found, lines(results, mean))
     return 0
 
 

@@ -16,7 +16,7 @@ from bench.config.run_config import RunConfig, resolve, settings_of
 from bench.errors import RunFailed, UserError
 from bench.grammar.parse import Args
 from bench.grammar.values import reference_folder
-from bench.output import answer, note, warn_of
+from bench.output import note, reply, warn_of
 from bench.results.render import shown
 from bench.results.table import Table
 from bench.store.bundle import SOURCES, opened, store_in
@@ -74,10 +74,7 @@ def main(args: Args) -> int:
             note(f"{run.run_id}: {judged[-1].verdict}: {judged[-1].why}")
             if judged[-1].again is not None and judged[-1].again.status == "killed":
                 return 130
-    if args.json:
-        answer([_as_json(each) for each in judged])
-    else:
-        print("\n".join(shown(_table(judged))))
+    reply(args, [_as_json(each) for each in judged], shown(_table(judged)))
     repeated = [each for each in judged if each.again is not None]
     return int(code or not repeated or any(each.verdict == "refuted" for each in repeated))
 
@@ -87,12 +84,8 @@ def judge(run: RunResult, again: RunResult, others: Sequence[RunResult]) -> tupl
 
     On the same type of processor, with the same versions and engine, it must agree bit for bit. Otherwise rounding
     differs, and may grow until the run is like one with another seed: so the difference must be within the range of
-    differences between two seeds of these settings, which has probability 1 - `ERROR` for normal noise.
-
-    Args:
-        run: the claimed run.
-        again: the repeated run.
-        others: claimed runs of the same settings with other seeds.
+    differences between two seeds of these settings (those of `others`), which has probability 1 - `ERROR` for normal
+    noise.
     """
     exact = _determined(run, again)
     if run.outcome == again.outcome:

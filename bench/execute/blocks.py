@@ -9,11 +9,7 @@ from bench.errors import UserError
 
 
 def check_all(configs: Sequence[RunConfig], *, early: bool = False) -> None:
-    """Refuse runs that cannot run, or not with others, before training.
-
-    Args:
-        configs: the runs.
-        early: check only what needs no torch.
+    """Refuse runs that cannot run, or not with others; `early` checks only what needs no torch.
 
     Raises:
         UserError: a value is invalid; the message says which and what to do.

@@ -12,14 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from queue import Queue
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from bench.errors import RunBroke
 from bench.progress import Advance, SweepProgress, doing, hearing
 from bench.train.stop import StopRequest
-
-if TYPE_CHECKING:
-    from bench.execute.exchange import Exchange
 
 TELL_SECONDS = 0.5
 """Seconds between progress events of a worker. Ours."""
@@ -83,13 +80,6 @@ def events() -> Callable[[Mapping[str, Any]], None]:
     return tell
 
 
-def _exchange() -> "Exchange":
-    """The database through which the plans of this command are shared."""
-    from bench.execute.exchange import Exchange
-
-    return Exchange(os.environ["BENCH_STORAGE"])
-
-
 def main() -> int:
     """Work on plans until asked to stop; returns 130."""
     tell = events()
@@ -103,7 +93,12 @@ def main() -> int:
             name, places, since, shared = json.loads(line)
             made = True
             with suppress(RunBroke), stop.listening():  # the parent finds failures in the records
-                plan = load(name, places, exchange=_exchange() if shared else None)
+                exchange = None
+                if shared:
+                    from bench.execute.exchange import Exchange
+
+                    exchange = Exchange(os.environ["BENCH_STORAGE"])
+                plan = load(name, places, exchange=exchange)
                 made = train_cuts(plan, recorded_cuts(plan), WorkerProgress(tell, plan.mode), stop, since=since)
             if not made or stop.signal is not None:
                 break

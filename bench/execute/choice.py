@@ -54,16 +54,7 @@ class Choice:
 
 
 class Choices:
-    """Decides how groups of runs are executed.
-
-    Args:
-        engine: `lanes`, `lightning` (one run at a time), or the faster one.
-        width: maximum lanes of a block; measured by default.
-        memory: limit for all blocks on a device together; by default 80 % of the free memory.
-        say: shows a line.
-        processes: number of processes of this machine that share the memory of a device.
-        stop: ends measurements; the choices are then arbitrary.
-    """
+    """Decides how groups of runs are executed; after a stop request, arbitrarily."""
 
     def __init__(
         self,
@@ -102,12 +93,7 @@ class Choices:
         return self._measured[alike]
 
     def _measure(self, group: Sequence[RunConfig], name: str) -> Choice:
-        """Time some steps at growing widths, as long as lanes get cheaper and fit into memory.
-
-        Args:
-            group: of runs with one `block_key`.
-            name: of what is measured.
-        """
+        """Time some steps at growing widths, as long as lanes get cheaper and fit into memory."""
         first = group[0]
         try:
             task, plan = build(first)

@@ -68,14 +68,8 @@ def cut(
     """Decide how missing runs are executed, longest first, and record it.
 
     The record holds until all runs are finished: the last digits of a lane depend on the width of its block, so the
-    same command must use the same blocks after an interruption and in a second process.
-
-    Args:
-        plan: the runs.
-        progress: shows the decisions.
-        stop: if a signal asks to stop meanwhile, the decision is not recorded.
-        memory: limit for all blocks on a device together; by default 80 % of the free memory.
-        processes: number of processes of this machine that share the memory of a device.
+    same command must use the same blocks after an interruption and in a second process. If a signal asks to stop
+    meanwhile, nothing is recorded.
 
     Raises:
         UserError: a run cannot be trained, or not with this engine, or the store cannot be written.

@@ -32,11 +32,7 @@ _FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk
 
 
 class NoDatabase(UserError):
-    """The database file does not exist.
-
-    Args:
-        shown: its URL.
-    """
+    """The database file does not exist."""
 
     def __init__(self, shown: str) -> None:
         super().__init__(f"unknown study in {shown}: there is no such file; `bench tune` starts a study")
@@ -61,11 +57,7 @@ class StoredProcess(TypedDict):
 
 
 class Heartbeats:
-    """Judges whether workers are alive, of which only heartbeats in the database are visible.
-
-    Args:
-        seconds: between heartbeats.
-    """
+    """Judges whether workers are alive, of which only heartbeats in the database are visible."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -76,11 +68,6 @@ class Heartbeats:
 
         For a worker on another machine only its heartbeat is visible. It must have stopped while this process watched
         it without a pause: after an outage of the database, or of this machine, all heartbeats are old.
-
-        Args:
-            work: what it works on.
-            worker: the process (`bench.machine.this_process`).
-            beat: number of its last heartbeat, if any.
         """
         alive = lives(worker)
         if alive is not None:
@@ -153,7 +140,7 @@ class Database:
             arguments: dict[str, Any] = {"timeout": 60}  # seconds to wait for another writer
         else:
             arguments = {"connect_timeout": 10, "keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 3}
-        self._options = options = {"connect_args": arguments, "pool_pre_ping": True}
+        self._options: dict[str, Any] = {"connect_args": arguments, "pool_pre_ping": True}
         self._file: os.stat_result | None = None
         self.heartbeat, self.read_only = heartbeat, read_only
         if (path := self._path) is not None:
@@ -169,18 +156,18 @@ class Database:
         with self.errors(opening=True):
             if path is not None and not read_only:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            self._engine = self._reading(options) if read_only else sa.create_engine(self.url, **options)
+            self._engine = self._reading() if read_only else sa.create_engine(self.url, **self._options)
             weakref.finalize(self, self._engine.dispose)  # else connections would not be closed properly
             self._prepare()
 
     def _prepare(self) -> None:
         """Make or check the tables."""
 
-    def _reading(self, options: dict[str, Any]) -> sa.Engine:
+    def _reading(self) -> sa.Engine:
         """A read-only engine."""
         if self._path is None:
-            arguments = options["connect_args"] | {"options": "-c default_transaction_read_only=on"}
-            return sa.create_engine(self.url, **options | {"connect_args": arguments})
+            arguments = self._options["connect_args"] | {"options": "-c default_transaction_read_only=on"}
+            return sa.create_engine(self.url, **self._options | {"connect_args": arguments})
         with self._path.open("rb") as file:
             if b"\2" in file.read(20)[18:]:
                 raise RunFailed(
@@ -190,12 +177,17 @@ class Database:
                 )
         place = {"mode": "ro", "uri": "true"}
         url = sa.URL.create("sqlite", database=f"file:{quote(str(self._path.absolute()))}", query=place)
-        return sa.create_engine(url, **options)
+        return sa.create_engine(url, **self._options)
 
     @property
     def shown(self) -> str:
         """The URL without its password."""
         return self.url.set(query={}).render_as_string(hide_password=True)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment variable by which workers find it; arguments are visible to other users of the machine."""
+        return {"BENCH_STORAGE": self.url.render_as_string(hide_password=False)}
 
     @property
     def _path(self) -> Path | None:
@@ -229,12 +221,7 @@ class Database:
             )
 
     def insist(self, change: Callable[[], T], *, locked: bool = True) -> T:
-        """Make a change; retry for a while if the database is unavailable, so that nothing is lost.
-
-        Args:
-            change: it may be repeated.
-            locked: whether it needs the lock, because it takes several statements.
-        """
+        """Make a change; retry for a while if the database is unavailable, so that nothing is lost."""
         for pause in (*PAUSES, None):
             try:
                 with self.errors(), self.lock() if locked else nullcontext():
@@ -250,9 +237,6 @@ class Database:
     @contextmanager
     def errors(self, *, opening: bool = False) -> Iterator[None]:
         """Convert database errors into one line.
-
-        Args:
-            opening: the database is just being opened.
 
         Raises:
             UserError: it cannot be used.

@@ -46,13 +46,6 @@ def publish(
 ) -> int:
     """Write a plan into its store, and submit an array of workers for it or print how to join.
 
-    Args:
-        title: purpose of the runs.
-        configs: the runs.
-        args: of the command.
-        device: the requested device.
-        sources: the studies that found their hyperparameters (`RunResult.tuned_by`).
-
     Raises:
         UserError: no device is given, options do not fit, or there is no Slurm here.
         RunFailed: the store cannot be written.
@@ -117,10 +110,6 @@ def publish(
 
 def join(args: Args, command: Sequence[str]) -> int:
     """Work on a plan in the store; returns 0 if nothing is left to do, 130 if stopped.
-
-    Args:
-        args: of `bench worker`.
-        command: the user's command line, for messages.
 
     Raises:
         UserError: there is no such plan, or its runs cannot be trained here.

@@ -106,21 +106,13 @@ class Exchange(Database):
         with self.lock():  # two processes at once would fail
             _TABLES.create_all(self._engine)
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """The environment variable by which workers of this machine find it; arguments are visible to other users."""
-        return {"BENCH_STORAGE": self.url.render_as_string(hide_password=False)}
-
     # -- plans --------------------------------------------------------------------------------------------------------
 
     def shared(self, plan: Plan) -> Plan | None:
         """The plan that all machines share for these runs, created if needed; None if all are stored.
 
         First merges results of other machines, and lets failed blocks be tried again. A plan without open blocks that
-        left runs missing is replaced.
-
-        Args:
-            plan: the runs; a new shared plan contains those that its store lacks.
+        left runs missing is replaced. A new plan contains the runs that the store lacks.
 
         Raises:
             UserError: the store cannot be written.
@@ -197,10 +189,6 @@ class Exchange(Database):
     def agreed(self, plan: Plan, cuts: Sequence[Cut]) -> list[Cut]:
         """The cuts of a plan that all machines use: of several decisions, the first one holds.
 
-        Args:
-            plan: a shared plan.
-            cuts: the decision of this process, which `cut` has recorded.
-
         Raises:
             UserError: the store cannot be written.
             RunFailed: the disk is full, or another process keeps damaging the decision.
@@ -234,13 +222,7 @@ class Exchange(Database):
         }
 
     def take(self, plan: str, blocks: Iterable[str], claims: Mapping[str, Claim]) -> str | None:
-        """Claim the first block that is free, or whose worker is dead; None if there is none.
-
-        Args:
-            plan: its name.
-            blocks: names of its blocks that have not ended.
-            claims: as just read.
-        """
+        """Claim the first of these blocks that is free, or whose worker is dead; None if there is none."""
         for block in blocks:
             claim = claims.get(block)
             values = {"plan": plan, "block": block, "worker": self._me, "beat": 0}
@@ -283,13 +265,7 @@ class Exchange(Database):
                 connection.execute(sa.delete(_BLOCKS).where(*_open(plan, block), _BLOCKS.c.worker == self._me))
 
     def end(self, plan: Plan, block: str, run_ids: Iterable[str], failure: str | None) -> bool:
-        """End a claimed block; False if its worker was presumed dead, or the plan removed.
-
-        Args:
-            plan: the plan.
-            block: name of the block.
-            run_ids: its runs; the finished ones are sent.
-            failure: why runs failed, if any did.
+        """End a claimed block and send its finished runs; False if its worker was presumed dead, or the plan removed.
 
         Raises:
             RunFailed: a table is damaged, or the database does not respond.

@@ -38,19 +38,10 @@ def execute(
     stop: StopRequest | None = None,
     exchange: "Exchange | None" = None,
 ) -> bool:
-    """Train missing runs; False if a signal asked to stop.
+    """Train missing runs, which have one store and one device; False if a signal asked to stop.
 
     A repeated command continues after an interruption: finished runs are not repeated, and a block of lanes
     continues from its checkpoint. A second process with the same runs shares the work.
-
-    Args:
-        configs: the runs; all have one store and one device.
-        progress: shows their progress.
-        effort: how they are executed.
-        plan: purpose of the runs (`RunResult.plan`).
-        sources: the studies that found their hyperparameters (`RunResult.tuned_by`).
-        stop: a stop request from elsewhere; it also listens to signals.
-        exchange: the database through which machines with other stores share the work, if any.
 
     Raises:
         UserError: a run cannot be trained, or not with this engine, or there are too few devices.
@@ -79,14 +70,7 @@ def work(
     memory: Memory | None = None,
     stop: StopRequest | None = None,
 ) -> bool:
-    """Train the missing runs of a plan; False if a signal asked to stop.
-
-    Args:
-        plan: the plan; other processes may work on it too.
-        progress: shows its progress.
-        own_slots: resources of each process on this machine, including this one.
-        memory: limit for all blocks on a device together; by default 80 % of the free memory.
-        stop: as in `execute`.
+    """Train the missing runs of a plan, with a process for each slot; False if a signal asked to stop.
 
     Raises:
         UserError: as in `execute`.

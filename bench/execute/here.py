@@ -60,12 +60,6 @@ def train_cuts(
 class Outcomes:
     """The outcome of runs. One failure does not stop the others: a plug-in may fail at one learning rate only.
 
-    Args:
-        plan: all runs.
-        cuts: the missing runs.
-        progress: shows runs as they finish.
-        since: when the command began, in seconds since the epoch.
-
     Attributes:
         settled: ids of the runs that have finished, here or elsewhere, or have failed.
     """
@@ -97,13 +91,7 @@ class Outcomes:
                         self._broken[run_id] = RunBroke(f"run {run_id} failed: {block.runs[run_id].reason}")
 
     def broke(self, error: RunBroke, configs: Iterable[RunConfig], *, more: bool) -> None:
-        """Keep the error for the end; raise it if `MAX_BROKEN` have failed and no run has finished.
-
-        Args:
-            error: names the runs.
-            configs: the runs.
-            more: whether further runs follow.
-        """
+        """Keep the error for the end; raise it if `MAX_BROKEN` have failed and no run has finished."""
         run_ids = [config.run_id for config in configs]
         self.settled.update(run_ids)
         self._broken |= dict.fromkeys(run_ids, error)

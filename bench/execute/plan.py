@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import uuid4
 
 from pydantic import ConfigDict, Field, with_config
@@ -28,7 +28,7 @@ from bench.execute import Engine
 from bench.store.block import PLANS
 from bench.store.files import link, making, write_json
 from bench.store.load import Damaged, read
-from bench.store.record import Json, Name, RunId, is_file_name
+from bench.store.record import Json, Mode, Name, RunId, is_file_name
 from bench.store.store import Store
 from bench.text import clean
 from optimizers.plugins import slug
@@ -111,7 +111,7 @@ class Plan:
         return self.store.folder / PLANS / self.name
 
     @property
-    def mode(self) -> Literal["min", "max"]:
+    def mode(self) -> Mode:
         """Whether the metric is better when smaller (`min`) or larger (`max`)."""
         return self.configs[0].task_spec.mode
 

@@ -17,12 +17,7 @@ MOST_TASKS = 8
 
 
 def array_size(workers: str, most: int) -> int:
-    """The number of tasks of the array.
-
-    Args:
-        workers: how many, or `auto`.
-        most: the number of runs or trials; `auto` never exceeds it.
-    """
+    """The number of tasks of the array; `auto` is at most the number of runs or trials."""
     return min(most, MOST_TASKS) if workers == "auto" else int(workers)
 
 
@@ -132,12 +127,6 @@ def need_slurm() -> None:
 
 def submit(name: str, text: str, folder: Path, environment: Mapping[str, str]) -> str:
     """Write a script and submit it with sbatch.
-
-    Args:
-        name: of the plan or the study.
-        text: of the script.
-        folder: of the script.
-        environment: further environment variables of the job.
 
     Returns:
         The output of sbatch, and the path of the script.

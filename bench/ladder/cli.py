@@ -118,7 +118,7 @@ def _asked(args: Args) -> "Ladder":
     from optimizers import OPTIMIZERS
     from tasks import TASKS
 
-    words = (settings_in(args.config) if args.config else {}) | dict(args.of_runs)
+    words = settings_in(args.config) | args.of_runs
     task, opts = str(words.pop("task", "")), list(dict.fromkeys(parts(str(words.pop("opt", "")))))
     if not task:
         raise UserError("--task is missing; see `bench list tasks`")

@@ -72,11 +72,7 @@ def check_ending(path: Path) -> None:
 
 
 def picture(chart: Chart, ending: str) -> bytes:
-    """The content of a file with this chart; the same chart gives the same bytes.
-
-    Args:
-        chart: the chart.
-        ending: .png, .pdf or .svg.
+    """The content of a file with this chart and ending; the same chart gives the same bytes.
 
     Raises:
         UserError: a formula is invalid.
@@ -130,8 +126,7 @@ def make(chart: Chart) -> "Figure":
         panels = list(grid.flat)
         legend = Legend(chart)
         for k, (axes, panel) in enumerate(zip(panels, chart.panels, strict=False)):
-            draw_panel(axes, panel, legend)
-            label_axes(axes, panel, legend, (width / columns - 0.7, shares[k // columns] - 0.5))
+            draw_panel(axes, panel, legend, (width / columns - 0.7, shares[k // columns] - 0.5))
         for axes in panels[len(chart.panels) :]:
             axes.remove()
         if engine := figure.get_layout_engine():
@@ -209,8 +204,8 @@ class Legend:
         return own + list(self.guides.values())
 
 
-def draw_panel(axes: "Axes", panel: Panel, legend: Legend) -> None:
-    """Draw lines, bands, marks and guides; call it within `house_style`.
+def draw_panel(axes: "Axes", panel: Panel, legend: Legend, room: tuple[float, float]) -> None:
+    """Draw and label a panel of this width and height in inches; call it within `house_style`.
 
     Artists of a name have the gid `series-N`, with N its index in the legend.
     """
@@ -251,9 +246,10 @@ def draw_panel(axes: "Axes", panel: Panel, legend: Legend) -> None:
         axes.set_yticks([])
         axes.text(0.5, 0.5, panel.empty, transform=axes.transAxes, ha="center", va="center", color="0.4")
     _name_ticks(axes, panel, legend)
+    _label_axes(axes, panel, legend, room)
 
 
-def label_axes(axes: "Axes", panel: Panel, legend: Legend, room: tuple[float, float]) -> None:
+def _label_axes(axes: "Axes", panel: Panel, legend: Legend, room: tuple[float, float]) -> None:
     """Set the axis labels, wrapped for a panel of this width and height in inches."""
     figure = axes.get_figure(root=True)
     assert figure is not None

@@ -8,7 +8,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from bench.results.chart import Chart, Panel
-from bench.results.draw import Legend, draw_panel, empty_figure, harmless, house_style, label_axes
+from bench.results.draw import Legend, draw_panel, empty_figure, harmless, house_style
 from bench.results.styles import on_dark
 
 _WIDTH, _HEIGHT = 3.6, 2.5
@@ -16,6 +16,7 @@ _WIDTH, _HEIGHT = 3.6, 2.5
 _SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 _DROPPED = (f"{_SVG}metadata", f"{_SVG}style")
 _NUMBER, _COLOUR = re.compile(r"-?\d+\.\d+"), re.compile(r"#([0-9a-f]{6})")
+_REFERRED = re.compile(r"^(?:url\()?#([^)]+)")
 
 
 def embed(chart: Chart, panel: Panel) -> dict[str, Any]:
@@ -39,8 +40,7 @@ def embed(chart: Chart, panel: Panel) -> dict[str, Any]:
         height = max(_HEIGHT, panel.least)
         figure = empty_figure(_WIDTH, height)
         axes = figure.subplots()
-        draw_panel(axes, panel, legend)
-        label_axes(axes, panel, legend, (_WIDTH - 0.7, height - 0.5))
+        draw_panel(axes, panel, legend, (_WIDTH - 0.7, height - 0.5))
         if engine := figure.get_layout_engine():
             engine.execute(figure)
         figure.set_layout_engine("none")  # the layout is final: without an engine, saving need not draw twice
@@ -94,7 +94,7 @@ def _mark(marker: str | None) -> str:
 
 def _clean(root: ElementTree.Element, key: str, names: list[str]) -> None:
     """Prepare matplotlib's SVG for a page: unique ids, no global style, nothing superfluous."""
-    used = {match for each in root.iter() for value in each.attrib.values() for match in _referred(value)}
+    used = {match for each in root.iter() for value in each.attrib.values() for match in _REFERRED.findall(value)}
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)
     for each in root.iter():
@@ -135,7 +135,3 @@ def _shorten(root: ElementTree.Element) -> None:
 
 def _rounded(digits: int, found: re.Match[str]) -> str:
     return f"{float(found[0]):.{digits}f}".rstrip("0").rstrip(".")
-
-
-def _referred(value: str) -> list[str]:
-    return re.findall(r"^(?:url\()?#([^)]+)", value)

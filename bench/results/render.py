@@ -195,12 +195,7 @@ def markdown_table(table: Table) -> list[str]:
 
 
 def markdown(boards: Sequence[Board], level: int = 2) -> str:
-    """As Markdown.
-
-    Args:
-        boards: to write.
-        level: of the boards' headings.
-    """
+    """As Markdown, with the boards' headings at this level."""
     lines: list[str] = []
     for board in boards:
         lines += [f"{'#' * level} {in_markdown(board.title)}", ""]

@@ -49,7 +49,7 @@ def styles(series: Mapping[str, str], names: Iterable[str] = (), ordered: bool =
     series = dict(series) | {name: name for name in names if name not in series}
     groups = {group: [name for name in series if series[name] == group] for group in dict.fromkeys(series.values())}
     fixed = {group: _COLOURS[_OWN.index(group)] for group in groups if group in _OWN}
-    free = cycle([colour for colour in _COLOURS if colour not in fixed.values()] or _COLOURS)
+    free = cycle([colour for colour in _COLOURS if colour not in fixed.values()])
     colours: dict[str, str] = {}
     for group, own in groups.items():
         colours |= zip(own, _shades(fixed.get(group) or next(free), len(own)), strict=True)
@@ -77,16 +77,15 @@ def _shades(colour: str, n: int) -> list[str]:
 
 def mixed(colour: str, other: str | int, share: float) -> str:
     """A colour mixed with a share of another one, or of a grey."""
-    parts = [int(colour[k : k + 2], 16) for k in (1, 3, 5)]
-    more = [other] * 3 if isinstance(other, int) else [int(other[k : k + 2], 16) for k in (1, 3, 5)]
-    return "#" + "".join(f"{round((1 - share) * a + share * b):02x}" for a, b in zip(parts, more, strict=True))
+    parts = bytes.fromhex(colour[1:])
+    more = [other] * 3 if isinstance(other, int) else bytes.fromhex(other[1:])
+    return "#" + bytes(round((1 - share) * a + share * b) for a, b in zip(parts, more, strict=True)).hex()
 
 
 def on_dark(colour: str) -> str:
     """The counterpart of a colour on a dark page: greys are inverted, dark colours become lighter."""
-    parts = [int(colour[k : k + 2], 16) for k in (1, 3, 5)]
+    parts = bytes.fromhex(colour[1:])
     if max(parts) - min(parts) < 12:
-        grey = round(242 - 0.8 * parts[0])
-        return f"#{grey:02x}{grey:02x}{grey:02x}"
+        return "#" + bytes([round(242 - 0.8 * parts[0])] * 3).hex()
     light = sum(share * part for share, part in zip((0.3, 0.59, 0.11), parts, strict=True)) / 255
     return mixed(colour, 255, max(0.0, 0.55 - light))

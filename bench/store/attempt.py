@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from itertools import count
 from pathlib import Path
@@ -31,7 +31,7 @@ from bench.store.claims import CLAIM, PATIENCE_SECONDS, Owner, beating, is_alive
 from bench.store.files import copy, disk_errors, link, making, move, remove, remove_empty, replacing, sync
 from bench.store.load import Damaged, is_there, parse_record
 from bench.store.record import RunResult
-from bench.store.tables import CURVE_FIELDS, TABLES, RawTable
+from bench.store.tables import CURVE_FIELDS, TABLES, Columns, RawTable, write_columns
 from bench.text import clean, strict_json
 
 if TYPE_CHECKING:
@@ -360,6 +360,14 @@ def write_records(path: Path, runs: Sequence[RunResult]) -> None:
         raise RunFailed(f"a record cannot be stored: {error.why}") from None
     with replacing(path) as temporary:
         temporary.write_bytes(b"".join(line + b"\n" for line in lines))
+
+
+def write_block(done: Path, runs: Sequence[tuple[RunResult, Mapping[str, Columns]]]) -> None:
+    """Write finished runs with their tables as the results of one block, into this folder."""
+    write_records(done / RUNS, [run for run, _ in runs])
+    for name in TABLES:
+        found = {run.run_id: tables[name] for run, tables in runs if name in tables}
+        write_columns(done / f"{name}.parquet", found)
 
 
 def _put_aside(folder: Path) -> bool:

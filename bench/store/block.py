@@ -84,7 +84,8 @@ class Block:
             found, damaged = self._read_tables(run_id), None
         except Damaged as error:
             found, damaged = {}, error
-        if len(found) < len(TABLES) and self._has_changed():
+        changed = len(found) < len(TABLES) and (current(self.folder) != self.at or ended(self.folder) != self.results)
+        if changed:  # it has other results or another attempt than when it was read
             now = read_block(self.folder)
             if now is not None and run_id in now.runs:
                 return now.tables(run_id)
@@ -94,10 +95,6 @@ class Block:
         if damaged is not None:
             raise damaged
         return found
-
-    def _has_changed(self) -> bool:
-        """Whether the block has other results or another attempt than when it was read."""
-        return current(self.folder) != self.at or ended(self.folder) != self.results
 
     def _read_tables(self, run_id: str) -> dict[str, Columns]:
         if self.done:

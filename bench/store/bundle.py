@@ -20,15 +20,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.errors import UserError
-from bench.store.attempt import write_records
-from bench.store.block import DONE, RUNS, name_of
+from bench.store.attempt import write_block
+from bench.store.block import DONE, name_of
 from bench.store.files import disk_errors, replacing
 from bench.store.load import Damaged
 from bench.store.record import FILE_NAME, RunResult
 from bench.store.reports import StudyRecord, write_record
 from bench.store.store import Store
 from bench.store.stores import Stores
-from bench.store.tables import TABLES, Columns, write_columns
+from bench.store.tables import Columns
 from optimizers.plugins import bare, provenance, slug
 
 STORE, TUNED, SOURCES = "runs", "tuned", "sources"
@@ -111,7 +111,7 @@ def bundle(
         for task in sorted({bare(run.config["task"]) for run in runs}):
             own = sorted((run for run in runs if bare(run.config["task"]) == task), key=lambda run: run.run_id)
             kept = [_kept(run, tables[run.run_id], points, trial=run.run_id in trials) for run in own]
-            _write_block(folder / STORE, kept)
+            _add_block(folder / STORE, kept)
         for record in (*studies, *ladders):
             write_record(record.places(folder / STORE)[0], vars(record))
         copies = {folder / TUNED / path.parent.name / path.name: path for path in settings}
@@ -162,7 +162,7 @@ def pack(store: Store, run_ids: Iterable[str]) -> bytes | None:
     packed = BytesIO()
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        _write_block(folder / STORE, [(block.runs[run_id], block.tables(run_id)) for run_id, block in runs.items()])
+        _add_block(folder / STORE, [(block.runs[run_id], block.tables(run_id)) for run_id, block in runs.items()])
         _zip(folder, packed)
     return packed.getvalue()
 
@@ -260,14 +260,11 @@ def _sources(runs: Sequence[RunResult], plugins: Sequence[str]) -> list[Path]:
     return [found[name] for name in sorted(found)]
 
 
-def _write_block(store: Path, runs: Sequence[tuple[RunResult, dict[str, Columns]]]) -> None:
+def _add_block(store: Path, runs: Sequence[tuple[RunResult, dict[str, Columns]]]) -> None:
     """Write finished runs with their tables into a store, as one block."""
     done = store / name_of([run.run_id for run, _ in runs]) / DONE
     done.mkdir(parents=True)
-    write_records(done / RUNS, [run for run, _ in runs])
-    for name in TABLES:
-        found = {run.run_id: tables[name] for run, tables in runs if name in tables}
-        write_columns(done / f"{name}.parquet", found)
+    write_block(done, runs)
 
 
 def _zip(folder: Path, out: Path | BytesIO) -> None:

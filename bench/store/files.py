@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -89,16 +90,13 @@ def copy(path: Path, to: Path) -> None:
     """Copy a regular file and flush the copy; a symbolic link is an `OSError`."""
     source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(source, "rb") as file, to.open("xb") as target:
-        while piece := file.read(1 << 20):
-            target.write(piece)
+        shutil.copyfileobj(file, target)
         target.flush()
         os.fsync(target.fileno())
 
 
 def remove(path: Path) -> None:
     """Remove an obsolete folder, link or file; failures are ignored."""
-    import shutil
-
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -17,7 +17,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from bench.errors import RunBusy, UserError
-from bench.store.attempt import commit, prepare, write_records
+from bench.store.attempt import commit, prepare, write_block, write_records
 from bench.store.block import CHECKPOINT, DONE, RUNS, Block, attempts, blocks_in, ended, name_of, read_block, readable
 from bench.store.claims import beating, is_alive
 from bench.store.files import copy, disk_errors, making, move, remove, remove_empty, replacing
@@ -25,7 +25,7 @@ from bench.store.load import Damaged, is_there, read_bytes
 from bench.store.reports import KINDS, Record, read_report, reports_in
 from bench.store.store import Store
 from bench.store.stores import no_store
-from bench.store.tables import TABLES, write_columns
+from bench.store.tables import TABLES
 from bench.text import counted
 
 _WORKPLACE = ".merging-"
@@ -54,15 +54,10 @@ class Merged:
 
 
 def merge(sources: Sequence[Path], into: Path, say: Callable[[str], object]) -> Merged:
-    """Copy the content of stores into another one.
+    """Copy the content of stores, which are only read, into another one.
 
     A finished and undamaged run of the destination stays, whatever the sources have; only an equal run with its whole
     curve replaces one with a thinned curve.
-
-    Args:
-        sources: stores; they are only read.
-        into: the destination; created if needed.
-        say: shows a line of progress.
 
     Raises:
         UserError: a source is not a store; or the destination is a source, is inside one, or cannot be written.
@@ -152,10 +147,7 @@ class _Merging(ExitStack):
             for name in (RUNS, *(f"{table}.parquet" for table in TABLES)):
                 _take(block.at / name, out / name)
         else:
-            tables = {run_id: block.tables(run_id) for run_id in wanted}
-            for name in TABLES:
-                write_columns(out / f"{name}.parquet", {k: own[name] for k, own in tables.items() if name in own})
-            write_records(out / RUNS, [block.runs[run_id] for run_id in wanted])
+            write_block(out, [(block.runs[run_id], block.tables(run_id)) for run_id in wanted])
         target = self.into / name_of(wanted)
         _refuse_links(target, *(target.iterdir() if target.is_dir() else ()))
         before, now = ended(target), readable(target)

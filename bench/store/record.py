@@ -13,6 +13,7 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeA
 from typing_extensions import TypedDict
 
 from bench.config.run_config import TrainerOptions, id_of
+from bench.text import is_number
 from optimizers.plugins import bare, slug
 
 Mode = Literal["min", "max"]
@@ -101,14 +102,14 @@ class StoredConfig(TypedDict):
     device: Name
 
 
-_Number = Annotated[int, Field(gt=-_LARGEST, lt=_LARGEST)] | float
+Number = Annotated[int, Field(gt=-_LARGEST, lt=_LARGEST)] | float
 if TYPE_CHECKING:  # validation uses narrower types than readers need
     Config = Facts = Row = dict[str, Any]
     Metrics = dict[str, dict[str, Any]]
 else:
     Config = StoredConfig
-    Facts = dict[str, str | _Number | None]
-    Row = dict[str, _Number]
+    Facts = dict[str, str | Number | None]
+    Row = dict[str, Number]
     Metrics = dict[str, dict[str, float | dict[str, float]]]
 
 
@@ -177,7 +178,7 @@ class RunResult:
     metric: str = ""
     split: str = ""
     select_split: str = ""
-    mode: Literal["min", "max"] = "min"
+    mode: Mode = "min"
     scale: Literal["", "linear", "log"] = ""
     target: float | None = None
     measures: bool = False
@@ -262,7 +263,7 @@ class RunResult:
     def infimum(self) -> float | None:
         """The infimum of the training loss; None if unknown."""
         value = self.facts.get("f_star")
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        return value if is_number(value) else None
 
     @property
     def unsolved(self) -> dict[str, str]:

@@ -16,20 +16,15 @@ from bench.errors import RunFailed
 from bench.store.block import CHECKS, LADDERS, STUDIES
 from bench.store.files import disk_errors, write_json
 from bench.store.load import Damaged, read
-from bench.store.record import Count, Json, Mode, Moment, Name, RunId, Seconds
+from bench.store.record import Count, Json, Mode, Moment, Name, Number, RunId, Seconds
+from bench.text import is_number
 from optimizers.plugins import bare, slug
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 Word = Annotated[str, StringConstraints(min_length=1, max_length=50)]
 Text = Annotated[str, StringConstraints(max_length=10_000)]
-Scalar = (
-    bool
-    | Annotated[int, Field(gt=-(2**63), lt=2**63)]
-    | float
-    | Annotated[str, StringConstraints(max_length=500)]
-    | None
-)
+Scalar = bool | Number | Annotated[str, StringConstraints(max_length=500)] | None
 
 
 @with_config(_STRICT)
@@ -136,7 +131,7 @@ class StudyRecord(Record):
         best, found = self.winning_point or {}, []
         for axis in self.axes:
             tried = [trial["point"].get(axis) for trial in self.trials]
-            numbers = {x for x in tried if isinstance(x, int | float) and not isinstance(x, bool)}
+            numbers = {x for x in tried if is_number(x)}
             if len(numbers) > 2 and best.get(axis) in (min(numbers), max(numbers)):
                 found.append(axis.removeprefix("opt."))
         return found

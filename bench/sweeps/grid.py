@@ -45,7 +45,7 @@ def configurations(
     Raises:
         UserError: a name is unknown, a value is illegal, or an optimizer lacks a hyperparameter.
     """
-    words = (settings_in(config) if config else {}) | dict(words)
+    words = settings_in(config) | dict(words)
     task, names = str(words.get("task", "")), parts(str(words.pop("opt", "")))
     check_known("task", [task] if task else [], TASKS)
     check_known("optimizer", names, OPTIMIZERS)
@@ -175,13 +175,13 @@ def values_of(key: str, raw: Any, task: str, hyperparameters: Mapping[str, Optio
     return values
 
 
-def settings_in(path: Path) -> dict[str, Any]:
-    """The settings of a YAML file for several runs, without seed and paths, which the command sets.
+def settings_in(path: Path | None) -> dict[str, Any]:
+    """The settings of a YAML file for several runs, without seed and paths, which the command sets; none without file.
 
     Raises:
         UserError: it is invalid.
     """
-    found = flatten_yaml(path)
+    found = flatten_yaml(path) if path else {}
     if found.get("data_seed") == found.get("seed"):  # as `bench fit --dry-run` prints them
         found.pop("data_seed", None)
     return {name: value for name, value in found.items() if name not in ("seed", "data", "store") and value is not None}

@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 from bench.errors import UserError
 from bench.grammar.values import refuse_too_many, typed
 from bench.results.selection import End, Mode, best_index
-from bench.text import counted
-from bench.tuning.space import Axis, Key, Point, Range, Space, is_number, point_key
+from bench.text import counted, is_number
+from bench.tuning.space import Axis, Key, Point, Range, Space, point_key
 
 Sampler = Literal["grid", "qmc"]
 Place = tuple[int, ...]
@@ -158,12 +158,7 @@ class Design:
         return self._grown(scores or Scores(), trials, total)
 
     def best(self, points: Sequence[Point], scores: Scores) -> Point | None:
-        """The best point with a known score, the middle one of equals by `position`; None if there is none.
-
-        Args:
-            points: in any order.
-            scores: the known ones.
-        """
+        """The best point with a known score, the middle one of equals by `position`; None if there is none."""
         there = sorted((point for point in points if point_key(point) in scores.by_key), key=self.position)
         best = best_index([scores.by_key[point_key(point)] for point in there], scores.mode, scores.least)
         return None if best is None else there[best]
@@ -183,10 +178,6 @@ class Design:
 
         On a grid and among listed values: it is the lowest or highest tried value. In a range with N quasi-random
         points: it is within 1/N of an end, on the log scale. False without ranges and main axis.
-
-        Args:
-            points: all tried points.
-            best: one of them.
         """
         main = self.main
         names = list(self.ranges) or ([] if main is None else [main])
@@ -288,12 +279,7 @@ def _combinations(space: Space) -> Iterator[Point]:
 
 
 def _outwards(ranges: Sequence[Range], steps: Sequence[int]) -> Iterator[Place]:
-    """Places of a grid from the middle outwards; of equally near ones, the lower first.
-
-    Args:
-        ranges: in order.
-        steps: grid steps of the ranges, in half decades.
-    """
+    """Places of a grid from the middle outwards; of equally near ones, the lower first."""
 
     def middle(axis: Range, step: int) -> int:  # rounded, so that float errors do not decide ties
         return math.ceil(round((math.log10(axis.low) + math.log10(axis.high)) / step, 9) - 0.5)

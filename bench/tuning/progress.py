@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
 
 class TuningProgress(LiveView):
-    """Shows each worker's trial, step and score, and how many trials are done.
-
-    Args:
-        label: name of the work.
-        metric: of the scores.
-        enabled: whether to show anything.
-    """
+    """Shows each worker's trial, step and score, and how many trials are done."""
 
     def __init__(self, label: str, metric: str, *, enabled: bool = True) -> None:
         super().__init__(label, enabled=enabled)

@@ -28,11 +28,7 @@ class TrialRow(NamedTuple):
 
 
 class Rows:
-    """The rows of a database; none while it lacks Optuna's tables.
-
-    Args:
-        engine: connects to it.
-    """
+    """The rows of a database; none while it lacks Optuna's tables."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine, self._seen = engine, False

@@ -17,6 +17,7 @@ from bench.config.options import (
 from bench.errors import UserError, check_known
 from bench.grammar.values import ends_of_range
 from bench.sweeps.grid import values_of
+from bench.text import is_number
 from optimizers import OPTIMIZERS, LogUniform
 from optimizers.groups import REST
 from tasks import TASKS
@@ -46,17 +47,9 @@ Key = str
 
 
 def point_key(point: Point) -> Key:
-    """The point as JSON, equal for equal points: sorted names, numbers as floats."""
-    return json.dumps({name: _plain_number(value) for name, value in point.items()}, sort_keys=True)
-
-
-def _plain_number(value: Any) -> Any:
-    return value + 0.0 if is_number(value) else value  # no -0
-
-
-def is_number(value: Any) -> bool:
-    """Whether it is a number; True and False are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """The point as JSON, equal for equal points: sorted names, numbers as floats without -0."""
+    plain = {name: value + 0.0 if is_number(value) else value for name, value in point.items()}
+    return json.dumps(plain, sort_keys=True)
 
 
 def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any]]:

@@ -104,10 +104,10 @@ class Studies(Database):
                     optuna.create_study(
                         storage=self.rdb, study_name=part, direction=DIRECTIONS[spec.mode], load_if_exists=True
                     )
-                self.rdb.set_study_user_attr(self.id_of(name), "request", Request().model_dump())
-                self.rdb.set_study_user_attr(
-                    self.id_of(name), "bench", spec.model_dump(mode="json")
-                )  # last: only this attribute makes it one of our studies
+                number = self.id_of(name)
+                self.rdb.set_study_user_attr(number, "request", Request().model_dump())
+                # Last: only this attribute makes it one of our studies.
+                self.rdb.set_study_user_attr(number, "bench", spec.model_dump(mode="json"))
                 return self.open(name)
         differences = spec.differences(study.spec)
         if differences:

@@ -56,11 +56,6 @@ DIRECTIONS = {"min": optuna.study.StudyDirection.MINIMIZE, "max": optuna.study.S
 class Study:
     """An existing study.
 
-    Args:
-        studies: its database.
-        name: its name.
-        spec: its specification.
-
     Attributes:
         damaged: why trials are ignored as damaged, by whether they are of fresh seeds, and number.
     """
@@ -350,7 +345,7 @@ class Study:
         if not now or now[0].state != "running" or now[0].worker != trial.worker:
             return False
         if runs:
-            kept = [_trimmed(run) for run in runs]
+            kept = [plain(vars(run) | {"validations": run.validations[-1:]}) for run in runs]
             try:
                 read_trial(_row(trial, state, kept), trial.fresh, self.spec)
             except Damaged as error:  # unreadable, so that it would be repeated for ever
@@ -402,14 +397,6 @@ def value_of(run: RunResult, fresh: bool) -> End:
     """The value of a run in Optuna's dashboard.
 
     It is the last evaluation on the selection split, or the final value on the reporting split for a fresh seed.
-
-    Args:
-        run: a finished run.
-        fresh: whether it is a run of the winner on a fresh seed.
     """
     above = above_infimum([run])
     return final_value(run, above) if fresh else selected(run, above)
-
-
-def _trimmed(run: RunResult) -> dict[str, Any]:
-    return plain(vars(run) | {"validations": run.validations[-1:]})

@@ -165,13 +165,12 @@ def missing_runs(found: StudyResult, store: Path) -> str | None:
     """A note on runs of the study that the store lacks, or None."""
     kept, runs = Store(store), [*found.runs, *found.fresh]
     gone = sum(kept.get(run.run_id) is None for run in runs)
+    if not gone:
+        return None
     return (
         f"{gone} of the study's {counted(len(runs), 'run')} are not in the store {store}: deleted, or trained with"
-        " another store. The study's result below is complete; for boards and curves train them again"
-        " with the same command and another --name,"
-        " or merge the other store into this one (bench merge)"
-        if gone
-        else None
+        " another store. The study's result below is complete; for boards and curves train them again with the same"
+        " command and another --name, or merge the other store into this one (bench merge)"
     )
 
 

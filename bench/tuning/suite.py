@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
@@ -21,6 +21,7 @@ from bench.results.table import Column, Table
 from bench.sweeps import sensitivity
 from bench.text import duration, listed
 from bench.tuning import tuned
+from bench.tuning.design import Sampler
 from bench.tuning.progress import TuningProgress, spoken
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study
@@ -63,7 +64,7 @@ class Tune(NoBooleans):
 
     trials: int | None = None
     seeds: int | list[int] = 2
-    sampler: Literal["grid", "qmc"] | None = None
+    sampler: Sampler | None = None
     prune: bool = False
     retries: int = 2
     total: int = 0
@@ -92,9 +93,6 @@ class Suite(NoBooleans, BaseModel):
 
     def specs(self, places: Mapping[str, Any]) -> list[StudySpec]:
         """The studies, task by task.
-
-        Args:
-            places: paths of data and store.
 
         Raises:
             UserError: a setting is unknown or illegal, or budgets cannot be made equal.
@@ -127,12 +125,7 @@ class Suite(NoBooleans, BaseModel):
 
 
 def narrowed(parts: Sequence[Suite], tasks: Sequence[str] | None, opts: Sequence[str] | None) -> list[Suite]:
-    """The parts of a suite, restricted to some of its tasks and optimizers; empty parts are dropped.
-
-    Args:
-        parts: of the suite.
-        tasks: names; all if None.
-        opts: names; all if None.
+    """The parts of a suite, restricted to these tasks and optimizers (all if None); empty parts are dropped.
 
     Raises:
         UserError: no part has a task or an optimizer with that name.
@@ -233,14 +226,7 @@ class Step:
 def plan(
     suite: Suite, studies: Studies | None, places: Mapping[str, Any], measure: Callable[[StudySpec], float]
 ) -> list[Step]:
-    """The plan of a suite, with the stored part of each study.
-
-    Args:
-        suite: the suite.
-        studies: the database of its studies; None if it does not exist yet.
-        places: paths of data and store.
-        measure: estimates the seconds of a run, for studies without stored runs.
-    """
+    """The plan of a suite, with the stored part of each study; `measure` estimates the seconds of a run without any."""
     steps = []
     for spec in suite.specs(places):
         request = make_request(spec.design, suite.tune.trials)
@@ -260,10 +246,6 @@ def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], f
     """A function that estimates the seconds of a study's run by timing some steps; one estimate for all optimizers.
 
     Evaluation counts as forward passes, each taken to be a third of a step (ours).
-
-    Args:
-        places: paths of data and store.
-        threads: of a worker.
     """
     with doing("importing torch"):
         from bench.execute.choice import seconds_of, single_step
@@ -328,13 +310,6 @@ def carry_out(
     suite: Suite, studies: Studies, places: Mapping[str, Any], workers: Workers, *, progress: bool = True
 ) -> list[Study] | None:
     """Tune, top up to equal budgets, and run the winners; None if a signal asked to stop.
-
-    Args:
-        suite: the suite.
-        studies: the database of its studies.
-        places: paths of data and store.
-        workers: the workers that train.
-        progress: whether to show progress on standard error.
 
     Raises:
         UserError: a run cannot be trained; finished runs are stored.

@@ -1,14 +1,13 @@
 """Results of a study, as text and as JSON."""
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 from bench.results.render import shown
 from bench.results.selection import cap_share, score_text
 from bench.results.table import Table
 from bench.sweeps import sensitivity
-from bench.text import counted, duration, plain
+from bench.text import counted, duration, plain, seeds_in_words
 from bench.tuning.progress import spoken
 from bench.tuning.space import Range, point_key
 from bench.tuning.study_result import StudyResult, analyse
@@ -87,12 +86,6 @@ def _fresh(found: StudyResult) -> str:
     left = len(spec.report_seeds) - interval.n - len(found.fresh_failed)
     mean = "geometric mean " * found.measure.log
     return f"{split} {mean}{interval.mean:.4g}{wide} (seeds {seeds})" + f", {left} not done yet" * bool(left)
-
-
-def seeds_in_words(seeds: Sequence[int]) -> str:
-    """`0 to 4` for three or more consecutive seeds, else `0, 7`."""
-    row = len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
-    return f"{seeds[0]} to {seeds[-1]}" if row else ", ".join(map(str, seeds))
 
 
 def as_json(found: StudyResult) -> dict[str, Any]:

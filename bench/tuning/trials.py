@@ -17,16 +17,17 @@ from bench.execute import Engine
 from bench.execute.database import StoredProcess
 from bench.results.selection import Mode
 from bench.store.load import Damaged, parse
-from bench.store.record import Count, Json, Name, RunResult, contradiction, is_file_name
-from bench.tuning.design import Design, Kind
+from bench.store.record import Count, Json, Name, Number, RunResult, contradiction, is_file_name
+from bench.text import is_number
+from bench.tuning.design import Design, Kind, Sampler
 from bench.tuning.rows import TrialRow
-from bench.tuning.space import Axis, Point, Range, Space, is_number, point_key, space_from_json
+from bench.tuning.space import Axis, Point, Range, Space, point_key, space_from_json
 from optimizers.plugins import bare, slug
 
 State = Literal["waiting", "running", "completed", "pruned", "failed"]
 MOST_AXES = 20
 """Maximum number of settings that a study searches. Ours."""
-Value = Annotated[int, Field(gt=-(2**63), lt=2**63)] | float | str | bool | None
+Value = Number | str | bool | None
 """A value of a hyperparameter."""
 End = Annotated[float, Field(ge=1e-100, le=1e100)]
 
@@ -95,7 +96,7 @@ class StudySpec(BaseModel):
     settings: Json
     chosen: list[Name]
     space: Axes
-    sampler: Literal["grid", "qmc"]
+    sampler: Sampler
     seeds: Annotated[list[Count], Field(min_length=1)]
     report_seeds: list[Count]
     prune: bool = False
@@ -299,13 +300,7 @@ def _lies_on(axis: Axis, value: Any) -> bool:
 
 
 def versions_of(task: Any, opt: Any, rest: Any) -> dict[str, int | str]:
-    """Versions of a task, an optimizer and the optimizer for the rest, and packages of plug-ins.
-
-    Args:
-        task: its entry in the registry, or None.
-        opt: likewise.
-        rest: likewise.
-    """
+    """Versions of entries of the registries (task, optimizer, optimizer for the rest), and packages of plug-ins."""
     there = {"task": task, "opt": opt, "rest": rest}
     versions = {kind: getattr(spec, "version", None) for kind, spec in there.items()}
     versions |= {f"{kind}_package": getattr(spec, "package", None) for kind, spec in there.items()}

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from bench.config.checks import check_places
 from bench.config.plugins import naming
@@ -15,7 +15,7 @@ from bench.execute.slots import slots
 from bench.execute.slurm import array_size, script
 from bench.grammar.values import counts_seeds, read_seeds, refuse_too_many
 from bench.text import counted, plain
-from bench.tuning.design import Design
+from bench.tuning.design import Design, Sampler
 from bench.tuning.progress import TuningProgress
 from bench.tuning.space import Range, read_space, space_as_json
 from bench.tuning.study import Study
@@ -34,22 +34,13 @@ TUNING_SEEDS = 1000
 def make_spec(
     words: Mapping[str, Any],
     *,
-    sampler: Literal["grid", "qmc"] | None,
+    sampler: Sampler | None,
     seeds: Sequence[int],
     report_seeds: Sequence[int],
     prune: bool,
     places: Mapping[str, Any],
 ) -> StudySpec:
-    """The specification of a new study.
-
-    Args:
-        words: settings in dotted form; hyperparameters may have ranges and lists of values
-            (`bench.tuning.space.read_space`).
-        sampler: of the design; a grid by default.
-        seeds: of the trials.
-        report_seeds: of the winner.
-        prune: stop bad trials early.
-        places: paths of data and store, and defaults that `words` override.
+    """The specification of a new study; words may have ranges and lists of values (`bench.tuning.space.read_space`).
 
     Raises:
         UserError: a setting is unknown or illegal, there is nothing to search, or a seed is in both lists.
@@ -158,17 +149,7 @@ def make_request(
     engine: Engine | None = None,
     seeds: int = 1,
 ) -> Request:
-    """The request to a study.
-
-    Args:
-        design: of the study.
-        trials: total number of trials.
-        tpe: trials beyond the default number are refinements by TPE.
-        retries: new attempts after a failed one.
-        report: run the winner on fresh seeds.
-        out: the requested folder of the result, if any.
-        engine: the requested engine of the trials, if any.
-        seeds: number of seeds of each trial.
+    """The request to a study; with `tpe`, trials beyond the default number are refinements.
 
     Raises:
         UserError: no design has such numbers.
@@ -207,13 +188,6 @@ def promise(spec: StudySpec, trials: int) -> str:
 def work(study: Study, workers: str, places: Mapping[str, Any], effort: Effort, progress: TuningProgress) -> bool:
     """Complete a study with workers on this machine; False if a signal asked to stop.
 
-    Args:
-        study: the study.
-        workers: how many, or `auto`.
-        places: paths of data and store.
-        effort: how runs are executed.
-        progress: shows what the workers do.
-
     Raises:
         UserError: there are too few devices, or trials cannot be trained here.
         RunFailed: workers die at start.
@@ -237,16 +211,7 @@ def slurm_script(
     effort: Effort,
     sbatch: str,
 ) -> str:
-    """A script for `sbatch`: an array whose tasks all run one command and share its studies.
-
-    Args:
-        name: of the array.
-        words: of the command, without options for execution and places.
-        cells: studies, which need not exist yet, each with the number of trials of its design.
-        workers: tasks of the array, or `auto`.
-        places: paths of data and store, on a file system that all nodes see.
-        effort: how runs are executed.
-        sbatch: further options of sbatch, as typed.
+    """A script for `sbatch`: an array whose tasks all run one command and share its studies, which need not exist yet.
 
     Raises:
         UserError: a run needs several machines, an option is malformed, or sbatch cannot read a path.
@@ -260,10 +225,5 @@ def slurm_script(
 
 
 def worker_words(name: str, spec: StudySpec) -> list[str]:
-    """The command of a study's worker, without options for execution and places.
-
-    Args:
-        name: of the study.
-        spec: of the study.
-    """
+    """The command of a study's worker, without options for execution and places."""
     return ["worker", "--study", name, *naming({kind: absolute(each) for kind, each in spec.names.items()})]

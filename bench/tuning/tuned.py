@@ -10,11 +10,10 @@ from bench.results.selection import End, cap_share, is_capped
 from bench.store.files import replacing
 from bench.store.reports import StudyRecord
 from bench.sweeps import sensitivity
-from bench.text import plain
+from bench.text import plain, seeds_in_words
 from bench.tuning.progress import spoken
 from bench.tuning.space import point_key
 from bench.tuning.study_result import StudyResult, analyse
-from bench.tuning.summary import seeds_in_words
 from bench.tuning.trials import StudySpec, Trial
 from optimizers import TASK_VALUE
 from optimizers.plugins import slug
@@ -36,7 +35,8 @@ def tuned_yaml(found: StudyResult) -> str:
     values = found.hyperparameters | {k: v for k, v in every if v is not None and v is not False and v != TASK_VALUE}
     where = run.environment.get("gpu") or run.environment.get("cpu")
     machine = f"{where}, " * bool(where) + f"{run.environment.get('threads')} threads a run"
-    interval, cost = found.fresh_interval, found.cost
+    interval, main = found.fresh_interval, spec.design.main
+    tried = sorted(found.trials, key=lambda trial: trial.point[main]) if main else found.trials
     settings = {k: v for k, v in spec.settings.items() if v is not None and not k.startswith("opt.")}
     content = {
         "task": spec.task,
@@ -73,16 +73,11 @@ def tuned_yaml(found: StudyResult) -> str:
                 "mean": interval and interval.mean,
                 "interval_95": list(interval.ends) if interval else None,
             },
-            "cost": cost,
-            "tried": {spoken(t.point): _tried(t, found.scores.get(point_key(t.point))) for t in _in_order(found)},
+            "cost": found.cost,
+            "tried": {spoken(t.point): _tried(t, found.scores.get(point_key(t.point))) for t in tried},
         },
     }
     return yaml.safe_dump(plain(content), sort_keys=False, width=120)
-
-
-def _in_order(found: StudyResult) -> list[Trial]:
-    main = found.study.spec.design.main
-    return sorted(found.trials, key=lambda trial: trial.point[main]) if main else found.trials
 
 
 def _tried(trial: Trial, score: End) -> str:
@@ -119,11 +114,6 @@ def replaced(folder: Path, found: StudyResult) -> str | None:
 
 def write(folder: Path, found: StudyResult, command: str) -> list[Path]:
     """Write `TASK/OPT.yaml`, and `TASK/OPT/sensitivity.{md,csv,png,pdf}`.
-
-    Args:
-        folder: created if needed.
-        found: the results to write.
-        command: the command that computed them.
 
     Raises:
         UserError: the folder cannot be written, or there is no winner.

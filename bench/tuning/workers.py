@@ -39,19 +39,13 @@ class Workers(AbstractContextManager["Workers"]):
     ) -> None:
         words = ["worker", "--events", *effort.words(), "--processes", str(sharing(slots))]
         words += ["--shared-by", str(shared_by or len(slots)), *named, *as_options(places)]
-        # Not an argument: every user of the machine can read those.
-        environment = {"BENCH_STORAGE": studies.url.render_as_string(hide_password=False)}
-        self._pool = Pool(words, dict(enumerate(slots)), environment)
+        self._pool = Pool(words, dict(enumerate(slots)), studies.environment)
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._pool.__exit__(kind, *error)
 
     def work(self, studies: Sequence[Study], progress: TuningProgress) -> bool:
-        """Let them work until nothing is left to do; False if a signal asked to stop, once they have ended.
-
-        Args:
-            studies: the studies; trials of the first ones come first.
-            progress: shows what they do.
+        """Let them work on studies, the first ones first, until all are finished; False if a signal asked to stop.
 
         Raises:
             UserError: a worker reports that trials cannot be trained here.

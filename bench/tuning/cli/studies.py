@@ -4,16 +4,12 @@ from typing import Any
 
 from bench.errors import RunFailed, UserError
 from bench.grammar.parse import Args
-from bench.output import answer, note
+from bench.output import answer, note, reply
 from bench.tuning.cli.shared import open_studies, show, warn_of
 
 
 def main(args: Args) -> int:
-    """`bench studies` with these arguments: 0 done, 1 something could not be shown.
-
-    Raises:
-        UserError: the request is invalid.
-    """
+    """`bench studies` with these arguments: 0 done, 1 something could not be shown."""
     if args.budget is not None and args.name is None:
         raise UserError(f"--budget {args.budget}: name a study: bench studies NAME --budget {args.budget}")
     from bench.execute.database import NoDatabase
@@ -28,10 +24,7 @@ def main(args: Args) -> int:
     except NoDatabase as error:
         if args.name is not None:
             raise
-        if args.json:
-            answer({})
-        else:
-            print(f"no studies in {error.shown}")
+        reply(args, {}, [f"no studies in {error.shown}"])
         return 0
     if args.name is not None:
         return show(studies.open(args.name), args.budget, as_json=args.json)

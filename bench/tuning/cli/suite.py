@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from bench.errors import UserError
 from bench.execute import Effort
 from bench.grammar.parse import Args
-from bench.output import answer, check_output, note
+from bench.output import check_output, note, reply
 from bench.process import as_options
 from bench.tuning.cli.shared import STOPPED, fewest_slots, need_server, open_studies, without_storage
 from optimizers.plugins import slug
@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 def main(args: Args) -> int:
-    """`bench suite` with these arguments: 0 done, 1 an optimizer has no winner, 130 stopped.
-
-    Raises:
-        UserError: the request is invalid.
-    """
+    """`bench suite` with these arguments: 0 done, 1 an optimizer has no winner, 130 stopped."""
     command = shlex.join(["bench", "suite", *without_storage(args.words)])
     from bench.progress import doing
 
@@ -66,22 +62,14 @@ def main(args: Args) -> int:
         note(missing_runs(each, args.store))
         note(tuned.replaced(args.out, each) if each.best is not None else None)
     paths = suite.write(args.out, found, command)
-    if args.json:
-        answer({"out": args.out, "studies": [as_json(each) for each in found]})
-    else:
-        print("\n".join([" + ".join(part.title for part in parts), "", *suite.result_lines(found)]))
-        print(f"written to {args.out}: {len(paths)} files, such as {paths[0] if paths else 'none'}")
+    lines = [" + ".join(part.title for part in parts), "", *suite.result_lines(found)]
+    lines.append(f"written to {args.out}: {len(paths)} files, such as {paths[0] if paths else 'none'}")
+    reply(args, {"out": args.out, "studies": [as_json(each) for each in found]}, lines)
     return 0 if all(each.best is not None for each in found) else 1
 
 
 def show_plan(args: Args, parts: "Sequence[Suite]", places: Mapping[str, Path], cut: Sequence["Slot"]) -> int:
     """Print what a suite would run, which part is stored, and the estimated time of the rest.
-
-    Args:
-        args: of the command (`storage`, `store`, `json`).
-        parts: of the suite, in order.
-        places: paths of data and store.
-        cut: resources of each worker.
 
     Raises:
         UserError: budgets cannot be made equal, or data are missing.
@@ -95,10 +83,8 @@ def show_plan(args: Args, parts: "Sequence[Suite]", places: Mapping[str, Path], 
     with redirect_stdout(sys.stderr):
         measure = suite.measured(places, cut[0].threads)
         steps = [step for part in parts for step in suite.plan(part, studies, places, measure)]
-    if args.json:
-        answer([vars(step) | {"spec": step.spec.model_dump(mode="json")} for step in steps])
-    else:
-        print("\n".join([" + ".join(part.title for part in parts), *suite.plan_lines(steps, len(cut))]))
+    lines = [" + ".join(part.title for part in parts), *suite.plan_lines(steps, len(cut))]
+    reply(args, [vars(step) | {"spec": step.spec.model_dump(mode="json")} for step in steps], lines)
     return 0
 
 
@@ -112,14 +98,6 @@ def train(
     progress: bool = True,
 ) -> "list[Study] | None":
     """Run a suite with workers on this machine; None if a signal asked to stop.
-
-    Args:
-        args: of the command (`engine`, `width`, `memory`, and `shared_by` if it has that option).
-        parts: of the suite, in order.
-        studies: the database of its studies.
-        places: paths of data and store.
-        cut: resources of each worker.
-        progress: whether to show progress.
 
     Raises:
         UserError: a run cannot be trained; finished runs are stored.
@@ -157,13 +135,6 @@ def submit_array(
     places: Mapping[str, Path],
 ) -> int:
     """Submit an array whose tasks all run one command and share its work; or print the script.
-
-    Args:
-        args: of the command (`workers`, `sbatch`, `print`, `storage`, `engine`, `memory`, `width`).
-        name: of the array.
-        words: of the command, without options for execution and paths.
-        cells: studies, each with the requested number of trials.
-        places: paths of data and store.
 
     Raises:
         UserError: tasks cannot share a database, or a run needs several machines.

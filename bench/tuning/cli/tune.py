@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bench.errors import UserError
 from bench.execute import Effort
 from bench.grammar.parse import Args
-from bench.output import answer, check_output, note
+from bench.output import check_output, note, reply
 from bench.tuning.cli.shared import as_typed, fewest_slots, in_time, need_server, open_studies, show, without_storage
 from optimizers.plugins import bare
 
@@ -17,24 +17,21 @@ if TYPE_CHECKING:
 
 
 def main(args: Args) -> int:
-    """`bench tune` with these arguments: 0 done, 1 no trial has a score, 130 stopped.
-
-    Raises:
-        UserError: the request is invalid.
-    """
+    """`bench tune` with these arguments: 0 done, 1 no trial has a score, 130 stopped."""
     command = shlex.join(["bench", "tune", *without_storage(args.words)])
     from bench.progress import doing
 
     with doing("importing optuna"):
         from bench.config.plugins import naming
         from bench.execute.elsewhere import made_elsewhere
+        from bench.execute.slurm import submit
         from bench.sweeps.grid import settings_in
         from bench.tuning.progress import TuningProgress, spoken
         from bench.tuning.tune import promise, slurm_script, work, worker_words
 
     made_elsewhere(args)
     places = {"data": args.data, "store": args.store}
-    settings = (settings_in(args.config) if args.config else {}) | args.of_runs
+    settings = settings_in(args.config) | args.of_runs
     asked = _of_study(args, settings) if args.resume else of_words(args, settings, places)
     study, spec, name, request, out = asked
     effort = Effort(request.engine or "auto", args.width, args.memory)
@@ -49,10 +46,7 @@ def main(args: Args) -> int:
         fewest_slots(args.workers, [spec], places)  # raises if it cannot be trained here
     if args.dry_run:
         points = [w.point for w in spec.design.wanted(request.trials, request.total)]
-        if args.json:
-            answer(points)
-        else:
-            print("\n".join(map(spoken, points)))
+        reply(args, points, map(spoken, points))
         note(f"study {name}: {promise(spec, request.trials)}")
         return 0
     if args.print:
@@ -74,14 +68,18 @@ def main(args: Args) -> int:
             f"the study has {stored.trials} trials; `bench studies {name} --budget {request.trials}` shows"
             f" what {request.trials} would find"
         )
-    if args.create:
-        how = effort.words()[2:]  # the study remembers its engine
-        worker = shlex.join(["bench", "worker", "--study", study.name, *how, *naming(spec.names)])
-        print(f"study {study.name} is in {study.studies.shown}; to work on it: {worker}")
-        print(_when_done(study))
+    if args.create or args.slurm:
+        if args.slurm:
+            print(submit(study.name, text, args.store, study.studies.environment))
+        else:
+            how = effort.words()[2:]  # the study remembers its engine
+            worker = shlex.join(["bench", "worker", "--study", study.name, *how, *naming(spec.names)])
+            print(f"study {study.name} is in {study.studies.shown}; to work on it: {worker}")
+        print(
+            f"when it is done: bench tune --resume {study.name} writes the settings;"
+            f" bench studies {study.name} shows its progress"
+        )
         return 0
-    if args.slurm:
-        return _slurm(study, text, args)
     progress = TuningProgress(f"study {study.name}", spec.metric)
     again = shlex.join(["bench", "tune", "--resume", study.name, *naming(spec.names)])
     if not in_time(
@@ -149,13 +147,7 @@ def _of_study(args: Args, settings: dict[str, Any]) -> StudyRequest:
 
 
 def _request(args: Args, spec: "StudySpec", before: "Request") -> "Request":
-    """The request of the options given now.
-
-    Args:
-        args: of the command.
-        spec: of the study.
-        before: the request to the study so far, or the defaults.
-    """
+    """The request of the options given now, based on the one so far."""
     from bench.tuning.tune import make_request
 
     trials = trials_of(args, len(spec.seeds), len(spec.report_seeds) if before.report else 0)
@@ -201,19 +193,3 @@ def of_words(args: Args, settings: dict[str, Any], places: dict[str, Path]) -> S
     name = spec.name if args.name is None else check_name(args.name)
     request = _request(args, spec, Request(report=report, engine="auto"))
     return StudyRequest(None, spec, name, request, args.out or Path("tuned"))
-
-
-def _slurm(study: "Study", text: str, args: Args) -> int:
-    from bench.execute.slurm import submit
-
-    address = study.studies.url.render_as_string(hide_password=False)
-    print(submit(study.name, text, args.store, {"BENCH_STORAGE": address}))
-    print(_when_done(study))
-    return 0
-
-
-def _when_done(study: "Study") -> str:
-    return (
-        f"when it is done: bench tune --resume {study.name} writes the settings;"
-        f" bench studies {study.name} shows its progress"
-    )

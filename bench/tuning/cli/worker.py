@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def main(args: Args) -> int:
-    """`bench worker` with these arguments: 0 done, 1 trials are damaged, 130 stopped.
-
-    Raises:
-        UserError: the request is invalid.
-    """
+    """`bench worker` with these arguments: 0 done, 1 trials are damaged, 130 stopped."""
     if args.plan is not None:
         from bench.execute.elsewhere import join
 
