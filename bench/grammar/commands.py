@@ -53,12 +53,12 @@ def _several_opts(text: str) -> Option:
     return replace(OPT, help=text, value="A,B")
 
 
-DATA = _place("data", "folder of the data sets")
+DATA = _place("data", "folder of the datasets")
 STORE = _place("store", "folder of the runs")
 STORES = replace(_place("store", "folder of the runs; several are read as one"), default=None, many=True)
 NO_REFERENCE = Option("no-reference", "leave out the shipped reference results")
-TASK = Option("task", "as `bench list tasks` prints it", "TASK", completes="task", setting=True)
-OPT = Option("opt", "as `bench list optimizers` prints it", "OPTIMIZER", completes="opt", setting=True)
+TASK = Option("task", "a task, see `bench list tasks`", "TASK", completes="task", setting=True)
+OPT = Option("opt", "an optimizer, see `bench list optimizers`", "OPTIMIZER", completes="opt", setting=True)
 DEVICE = Option("device", "cpu, cuda, mps or auto (default auto)", "D", completes="cpu cuda mps auto", default="auto")
 RUN_DEVICE = replace(DEVICE, default=None, setting=True)
 PRECISION = Option(
@@ -68,7 +68,7 @@ PRECISION = Option(
     completes="32-true bf16-mixed 16-mixed 64-true",
     setting=True,
 )
-DATA_SEED = Option("data_seed", "decides the order of the samples (default: the seed)", "N", setting=True)
+DATA_SEED = Option("data_seed", "seed of the order of the samples (default: the run's seed)", "N", setting=True)
 LOGGER = Option(
     "logger",
     "also log to tensorboard, csv, wandb, mlflow or trackio (extras)",
@@ -76,27 +76,27 @@ LOGGER = Option(
     completes="tensorboard csv wandb mlflow trackio",
     setting=True,
 )
-CONFIG = _path("config", "settings from YAML; flags win", "FILE")
-JSON = Option("json", "print JSON and nothing else")
+CONFIG = _path("config", "YAML file of settings; flags override it", "FILE")
+JSON = Option("json", "print only JSON")
 STORAGE = Option(
     "storage",
-    "the studies' database: sqlite:///FILE or postgresql+psycopg://USER:PASSWORD@HOST/NAME"
+    "database of the studies: sqlite:///FILE or postgresql+psycopg://USER:PASSWORD@HOST/NAME"
     " (default: $BENCH_STORAGE, else studies.db in the store)",
     "URL",
     default=lambda: os.environ.get("BENCH_STORAGE"),
 )
 ENGINE = Option(
     "engine",
-    "lanes: vectorised runs; lightning: one by one; auto (default): the faster one in a short measurement",
+    "lanes: vectorised runs; lightning: one by one; auto (default): the faster of the two in a short measurement",
     "E",
     default="auto",
     choices=("auto", "lanes", "lightning"),
 )
-STUDY_ENGINE = replace(ENGINE, help=f"{ENGINE.help}; the engine of a stored study wins", default=None)
+STUDY_ENGINE = replace(ENGINE, help=f"{ENGINE.help}; a stored study keeps its engine", default=None)
 RUN_WORKERS = Option(
     "workers",
-    "processes that share the runs, or auto: one for each GPU or processor (default: one"
-    " for each GPU, and on a CPU one)",
+    "number of processes that share the runs, or auto: one per GPU, or else one per CPU core (default: one per GPU,"
+    " or else one)",
     "N",
     workers,
     completes="auto",
@@ -109,7 +109,7 @@ RUNNING = (ENGINE, RUN_WORKERS, MEMORY, WIDTH)
 """How the runs of a plan are trained."""
 WORKERS = Option(
     "workers",
-    "worker processes, or auto (default): one for each GPU, or each processor",
+    "number of worker processes, or auto (default): one per GPU, or else one per CPU core",
     "N",
     workers,
     default="auto",
@@ -117,29 +117,29 @@ WORKERS = Option(
     also=("jobs",),
 )
 SLURM = (
-    Option("slurm", "submit workers to Slurm as an array, one task per GPU, and exit; at most 8 by default"),
+    Option("slurm", "submit workers to Slurm as a job array, one task per GPU, and exit; at most 8 by default"),
     Option("print", "with --slurm: print the script and exit; nothing is written"),
     Option("sbatch", "further options for sbatch: --sbatch='--partition=gpu --time=4:00:00'", "OPTIONS", default=""),
 )
 CREATE = Option(
-    "create", "store the plan, which `bench worker` trains on any machine, and exit; for at most 8 workers by default"
+    "create", "store the plan for `bench worker` on any machine, and exit; for at most 8 workers by default"
 )
 SHARING = replace(
     STORAGE,
-    help="share the runs with machines that do not see the store, through PostgreSQL:"
-    " postgresql+psycopg://USER:PASSWORD@HOST/NAME; they join with `bench worker --plan NAME --storage URL`",
+    help="share the runs through PostgreSQL with machines that cannot access the store:"
+    " postgresql+psycopg://USER:PASSWORD@HOST/NAME; they join by `bench worker --plan NAME --storage URL`",
     default=None,
 )
 ELSEWHERE = (*SLURM, CREATE, SHARING)
 SHARED_BY = Option(
     "shared-by",
-    "number of workers that share the trials; it limits how many one takes as lanes (default 1)",
+    "number of workers that share the trials; limits the number of lanes per worker (default 1)",
     "N",
     whole(1),
 )
 REFERENCE = Option(
     "reference",
-    "optimizer that the others are compared with (default adamw; gd where batches are full)",
+    "optimizer to compare the others with (default: adamw, or gd for full batches)",
     "OPTIMIZER",
     completes="opt",
 )
@@ -161,14 +161,14 @@ CHART_NAMES = (
 FORMAT_NAMES = ("table", "md", "csv", "json", "tex", "html")
 
 _FORMAT = Option("format", "default: from the suffix of the file, else table", "FORMAT", choices=FORMAT_NAMES)
-_FILE = _out("write there instead of to standard output", "FILE")
+_FILE = _out("write to this file instead of standard output", "FILE")
 _CHOICE = (
     _names("task", "only these tasks"),
     _names("opt", "only these optimizers"),
     STORES,
     Option(
         "settings",
-        "settings shown of each optimizer: best (default) takes the tuned ones, else the defaults, else the one"
+        "settings to show for each optimizer: best (default) shows the tuned ones, else the defaults, else the one"
         " set by hand, if there is exactly one",
         "WHICH",
         default="best",
@@ -180,9 +180,9 @@ _CHOICE = (
         "NAME=VALUE",
         many=True,
     ),
-    Option("label", "show this optimizer, or row, as TEXT: my_opt.py:MyOpt=Ours", "NAME=TEXT", many=True),
+    Option("label", "show this optimizer or row as TEXT: my_opt.py:MyOpt=Ours", "NAME=TEXT", many=True),
     NO_REFERENCE,
-    Option("mixed-versions", "compare runs of different versions anyway"),
+    Option("mixed-versions", "compare runs of different versions"),
     REFERENCE,
     Option(
         "target",
@@ -203,11 +203,11 @@ def _several(what: str) -> dict[str, str]:
 _ALL = (
     Command(
         "quickstart", "a first comparison within seconds: four optimizers, a ranked table, a plot",
-        text="Train four optimizers on a small synthetic task with seven seeds each, rank them, say what the ranking"
-        " shows, and draw their training curves. Nothing is downloaded and nothing is tuned.",
+        text="Train four optimizers on a small synthetic task with seven seeds each, rank them, explain the ranking,"
+        " and draw their training curves. The command downloads and tunes nothing.",
         more="If its runs are stored, the command takes about 2 s.",
         options=(
-            _out("the plot: ends in .png, .pdf or .svg (default: quickstart.png)", "FILE",
+            _out("plot, ends in .png, .pdf or .svg (default: quickstart.png)", "FILE",
                  default=Path("quickstart.png")),
             JSON, DATA, STORE,
         ),
@@ -220,17 +220,17 @@ _ALL = (
         elsewhere={"gpus": "devices share a run's batch with --trainer.devices {0}, and seeds with --workers {0}"},
         options=(
             TASK, OPT,
-            Option("seed", "problem instance, initialisation, dropout (default 0)", "N", setting=True),
-            Option("seeds", "a run for each of several seeds, and their mean: a number (5: seeds 0 to 4) or a list"
+            Option("seed", "seed of problem instance, initialisation and dropout (default 0)", "N", setting=True),
+            Option("seeds", "one run per seed, and their mean: a number (5: seeds 0 to 4) or a list"
                    " (3,5,8; 10:15 is 10 to 14)", "SEEDS", read_seeds),
             DATA_SEED, CONFIG, TUNED, RUN_DEVICE, PRECISION,
             replace(ENGINE, help="for several seeds: " + ENGINE.help, default=None), *RUNNING[1:],
             Option("resume", "continue an interrupted run (on CPUs bit for bit)", "RUN", completes="run"),
-            Option("rerun", "train again although the result is stored"),
+            Option("rerun", "train again even if the result is stored"),
             LOGGER, *ELSEWHERE,
             Option("dry-run", "print the resolved configuration and exit"),
             JSON,
-            _place("data", "folder of the data sets, also for downloads", setting=True),
+            _place("data", "folder of the datasets, also for downloads", setting=True),
             _place("store", "folder of the runs", setting=True),
         ),
     ),
@@ -241,16 +241,16 @@ _ALL = (
         more="Settings in dotted form as in `bench fit`; a value may be a range LOW:HIGH or LOW:HIGH:POINTS,"
              " log-spaced (--opt.lr 1e-3:1e1:16), or a list (--task.sigma 0.2,0.4). --opt.adam.lr is for adam alone."
         " An optimizer without a varied setting gets a grid over its search range (`bench show adam`), unless --tuned"
-        " fixes it. Stored runs are used, so the same command continues an interrupted sweep, and in a second"
+        " fixes its settings. Stored runs are reused, so the same command continues an interrupted sweep; in a second"
         " terminal it shares the work.",
         groups=SETTINGS, elsewhere=_several("a sweep has"),
         options=(
             TASK, _several_opts("one or more optimizers: ngd,adam"),
             Option("seeds", "a number (32: seeds 0 to 31) or a list (3,5,8; 10:15 is 10 to 14); default 8",
                    "SEEDS", read_seeds, default=lambda: [*range(8)]),
-            CONFIG, Option("tuned", "fix the settings to those in tuned/TASK/OPT.yaml, else in configs/tuned"),
+            CONFIG, Option("tuned", "fix the settings to those in tuned/TASK/OPT.yaml, or else in configs/tuned"),
             *RUNNING,
-            _out("folder of table and plot (default: swept/TASK/OPT-HASH; the hash identifies the set of runs)"),
+            _out("folder of table and plot (default: swept/TASK/OPT-HASH, with a hash of the set of runs)"),
             RUN_DEVICE, replace(PRECISION, help="lanes need 32-true or 64-true (default: the task's)"),
             DATA_SEED, replace(LOGGER, hidden=True),
             *ELSEWHERE, JSON, Option("dry-run", "list the runs and exit"), DATA, STORE,
@@ -258,14 +258,14 @@ _ALL = (
     ),
     Command(
         "compare", "compare your optimizer with a baseline: check, tuning, fresh seeds, verdicts, a plot",
-        text="Compare optimizers with a baseline on one or more tasks: the checks of `bench check`, tuning with equal"
-        " budgets for all (`bench suite`), the winners on fresh seeds, and the board `quality` with verdicts and a"
-        " plot.",
+        text="Compare optimizers with a baseline on one or more tasks: run the checks of `bench check`, tune all with"
+        " equal budgets (`bench suite`), run the winners on fresh seeds, and show the board `quality` with verdicts"
+        " and a plot.",
         more="The search is centred on the ranges that an optimizer declares, or on --opt.lr LOW:HIGH."
-             " --opt.NAME is for the optimizers of --opt, and --opt.adamw.NAME for one alone. Stored runs are used,"
-             " so the same command continues after an interruption."
-        " Where reference results have the baseline, it is not tuned again, and the others get its number of trials."
-        " Exit code 1: a check failed, or an optimizer has no winner.",
+             " --opt.NAME is for all optimizers of --opt, and --opt.adamw.NAME for adamw alone. Stored runs are"
+             " reused, so the same command continues after an interruption."
+        " If the reference results include the baseline, it is not tuned again, and the others get its number of"
+        " trials. Exit code 1: a check failed, or an optimizer has no winner.",
         groups=SETTINGS, elsewhere=_several("trials have") | {"logger": "trials have none"},
         options=(
             replace(TASK, help="one or more tasks, as `bench list tasks` prints them: mnist,lm", value="A,B"),
@@ -278,19 +278,19 @@ _ALL = (
             Option("seeds", "tuning seeds of each trial: a number (2: seeds 1000 and 1001) or a list; default"
                    " 2, or those of the reference results", "SEEDS"),
             Option("report_seeds", "fresh seeds of each winner: a number (default 7: seeds 0 to 6) or a list;"
-                   " fewer than 7 decide nothing", "SEEDS", default="7"),
+                   " fewer than 7 cannot decide a verdict", "SEEDS", default="7"),
             NO_REFERENCE,
-            Option("budget", "limit: a number of runs, fresh seeds included (200runs), or a time, after which the"
+            Option("budget", "limit: a number of runs including fresh seeds (200runs), or a time, after which the"
                              " command shows the result so far (2h, 90min)", "COST", read_budget),
-            Option("anyway", "continue although a failed check changes results"),
+            Option("anyway", "continue even if a failed check changes results"),
             _out("folder of tables, plots and settings (default: compared/TASK/OPT)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
-            Option("dry-run", "print the plan, its stored part, and its approximate duration"),
+            Option("dry-run", "print the plan, the stored part of it, and its approximate duration"),
             WORKERS, ENGINE, MEMORY, WIDTH, STORAGE, DATA, STORE,
         ),
     ),
     Command(
-        "ladder", "does the winner at small scale win at large scale? The same comparison at growing sizes",
+        "ladder", "repeat a comparison at growing sizes: does the winner at small scale win at large scale?",
         text="Compare optimizers at growing sizes: each rung tunes all of them again with equal budgets and runs the"
         " winners on fresh seeds. Results: steps at equal loss against a reference, their trend with size,"
         " predictions made before each rung and scored after it, the ranking at each rung, and how the best settings"
@@ -301,16 +301,16 @@ _ALL = (
         " --store it shares the work. The record is STORE/ladders/NAME.json.",
         groups=SETTINGS, elsewhere=_several("a ladder has") | {"logger": "trials have none"},
         options=(
-            TASK, _several_opts("two optimizers or more, the reference among them: adamw,muon,sngd"),
+            TASK, _several_opts("two or more optimizers, including the reference: adamw,muon,sngd"),
             Option("rungs", "number of rungs (default 4)", "N", whole(1), default=4),
             Option("ratio", "ratio of the sizes of successive rungs (default 3)", "X", finite, default=3.0),
             Option("axis", "the quantity that grows (default size: parameters, by width and depth)",
                    "AXIS", default="size", choices=("size", "width", "depth", "epochs", "data")),
-            Option("tokens", "tokens of training for each parameter (default 20 where samples are rows of tokens and"
-                   " --trainer.* sets no budget; otherwise the budget is the task's)", "X", finite),
+            Option("tokens", "training tokens per parameter (default 20 if samples are rows of tokens and --trainer.*"
+                   " sets no budget; otherwise the task's budget applies)", "X", finite),
             Option("start", "parameters of the first rung (default: 1/27 of the task's model)", "X", finite),
             REFERENCE,
-            Option("trials", "settings tried by each optimizer at the first rung (default: nine, or more if"
+            Option("trials", "settings tried for each optimizer at the first rung (default: nine, or more if"
                    " combinations of values need more)", "N", whole(1)),
             Option("margin", "search range of later rungs: decades on either side of the previous rung's winner"
                    " (default 1); a grid extends beyond an edge if the best point is there", "X", finite, default=1.0),
@@ -323,8 +323,8 @@ _ALL = (
                    "SEEDS", default="5"),
             Option("budget", "a time, after which the workers stop and the result so far is shown (6h, 90min)", "COST",
                    read_budget),
-            _path("from", "train nothing: write the page again from this store", "STORE"),
-            Option("name", "with --from: this ladder alone", "NAME"),
+            _path("from", "rewrite the page from this store without training", "STORE"),
+            Option("name", "with --from: only this ladder", "NAME"),
             CONFIG, _out("folder of page, tables and pictures (default: laddered/NAME)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
             Option("dry-run", "print the rungs, their runs and their approximate duration"),
@@ -334,21 +334,21 @@ _ALL = (
     ),
     Command(
         "race", "add seeds to undecided pairs until all are decided",
-        text="Compare optimizers on tasks with no more runs than the verdicts need: all start with a few seeds, and"
+        text="Compare optimizers on tasks with only as many runs as the verdicts need: all start with a few seeds, and"
         " each undecided pair gets the fewest further seeds that can decide it, or none if a decision is unlikely.",
         more="Each optimizer has one setting: --tuned, --opt.adam.lr 1e-3, or its defaults. Verdicts are those of"
-        " `bench leaderboard`, against a fixed reference, and hold however often seeds are added. Stored runs are"
-        " used, so the same command continues an interrupted race.",
-        positionals=(Option("task", "as `bench list tasks` prints it", "TASK", completes="task", most=0),),
+        " `bench leaderboard`, against a fixed reference, and are valid however often seeds are added. Stored runs"
+        " are reused, so the same command continues an interrupted race.",
+        positionals=(Option("task", TASK.help, "TASK", completes="task", most=0),),
         groups=SETTINGS, elsewhere={
             "seed": "a race has several; write --seeds COUNT for those of the start",
             "task": "write the tasks as words: bench race {0}",
         },
         options=(
-            _several_opts("two optimizers or more: adamw,sngd"), REFERENCE,
-            Option("seeds", "seeds of each optimizer at the start (default 5)", "N", whole(2), default=5),
-            Option("most", "largest number of seeds of each optimizer (default 50)", "N", whole(), default=50),
-            Option("budget", "limit: a number of runs, those of the start included (200runs), or a time, after which"
+            _several_opts("two or more optimizers: adamw,sngd"), REFERENCE,
+            Option("seeds", "initial number of seeds of each optimizer (default 5)", "N", whole(2), default=5),
+            Option("most", "maximum number of seeds of each optimizer (default 50)", "N", whole(), default=50),
+            Option("budget", "limit: a number of runs including the initial ones (200runs), or a time, after which"
                              " no round begins (6h, 90min)", "COST", read_budget),
             CONFIG, TUNED, *RUNNING, RUN_DEVICE, PRECISION, JSON, Option("dry-run", "list the initial runs and exit"),
             DATA, STORE,
@@ -356,49 +356,50 @@ _ALL = (
     ),
     Command(
         "tune", "find an optimizer's hyperparameters on a task, with many workers",
-        text="Find an optimizer's hyperparameters on a task: trials on separate seeds, chosen on validation, then"
-        " the winner on fresh seeds. Writes TASK/OPT.yaml, which `bench fit --tuned` takes, and a plot of sensitivity.",
+        text="Find an optimizer's hyperparameters on a task: run trials on separate seeds, choose the winner on"
+        " validation data, and run it on fresh seeds. Write TASK/OPT.yaml for `bench fit --tuned` and a sensitivity"
+        " plot.",
         more="Settings in dotted form as in `bench fit`. The search is centred on the ranges that the optimizer"
-             " declares (`bench show sngd`), or on a given one (--opt.lr 1e-3:1e1). A grid (--opt.lr 1e-3:1e1:9) or a"
-             " list (--opt.momentum 0,0.9) is tried as it is. A single value fixes a setting. The same command"
+             " declares (`bench show sngd`), or on a given range (--opt.lr 1e-3:1e1). A grid (--opt.lr 1e-3:1e1:9) or"
+             " a list (--opt.momentum 0,0.9) is tried unchanged. A single value fixes a setting. The same command"
              " continues a study; with more --trials it adds trials.",
         groups=SETTINGS,
         elsewhere=_several("trials have") | {"logger": "trials have none; their curves are in the store"},
         options=(
             TASK, OPT, CONFIG,
-            Option("trials", "trials (default: nine). A grid starts at the middle of the ranges; their width does"
-                             " not matter. It adds up to 8 points beyond an edge, while the best point is there",
+            Option("trials", "number of trials (default: nine). A grid starts at the middle of the ranges, whatever"
+                             " their width. It adds up to 8 points beyond an edge while the best point is there",
                    "N", whole()),
-            Option("budget", "limit: a number of runs, fresh seeds included but not the points that a grid adds"
+            Option("budget", "limit: a number of runs including fresh seeds, but not the points that a grid adds"
                              " beyond an edge (200runs), or a time, after which the workers stop and the command"
                              " shows the result so far (6h, 90min)",
                    "COST", read_budget),
             Option("seeds", "tuning seeds of each trial: a number (2: seeds 1000 and 1001) or a list (5,6;"
                    " 10:15); default 2", "SEEDS"),
             Option("report_seeds", "fresh seeds of the winner: a number (default 7: seeds 0 to 6) or a list;"
-                   " fewer than 7 decide nothing", "SEEDS"),
-            Option("sampler", "grid: half decades of the first range, decades of others, more at an edge (default);"
-                   " qmc: quasi-random; tpe: the grid, then refinements around its best (results say so)", "S",
+                   " fewer than 7 cannot decide a verdict", "SEEDS"),
+            Option("sampler", "grid (default): half decades of the first range, decades of the others, more at an"
+                   " edge; qmc: quasi-random; tpe: the grid, then refinements around its best (results say so)", "S",
                    choices=("grid", "qmc", "tpe")),
             Option("prune", "stop trials that are worse than the median of the others (results say so)"),
-            Option("retries", "new attempts after a failed one (default 2)", "N", whole(0)),
+            Option("retries", "maximum number of new attempts after a failure (default 2)", "N", whole(0)),
             Option("name", "name of the study (default: TASK-OPT-HASH)", "NAME"),
             Option("resume", "continue this study with its own settings", "NAME", completes="study"),
             _out("folder of TASK/OPT.yaml and the plot (default: tuned; with --resume the folder used before)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
             Option("dry-run", "print the trials of the design and exit"),
-            *SLURM, replace(CREATE, help="create the study, whose trials `bench worker --study NAME` runs, and exit"),
+            *SLURM, replace(CREATE, help="create the study for `bench worker --study NAME`, and exit"),
             WORKERS, STUDY_ENGINE, MEMORY, WIDTH, STORAGE, DATA, STORE,
         ),
     ),
     Command(
-        "suite", "tune optimizers on tasks at equal budgets, then run the winners",
+        "suite", "tune optimizers on tasks with equal budgets, then run the winners",
         text="Tune each optimizer on each task with the same number of trials, then run the winners on fresh seeds."
-        " Stored runs are not trained again, so the same command continues after an interruption, and on another"
-        " machine with the same --storage it shares the work.",
+        " Stored runs are reused, so the same command continues after an interruption; on another machine with the"
+        " same --storage it shares the work.",
         positionals=(Option("file", "a YAML file, or the name of one in configs/suites", "FILE", completes="suite"),),
         options=(
-            Option("dry-run", "print the plan, its stored part, and its approximate duration", also=("plan",)),
+            Option("dry-run", "print the plan, the stored part of it, and its approximate duration", also=("plan",)),
             _names("task", "only these of its tasks"), _names("opt", "only these of its optimizers"),
             WORKERS, ENGINE, MEMORY, WIDTH, *SLURM, replace(SHARED_BY, hidden=True),
             Option("train-only", "for array tasks: write no settings", hidden=True),
@@ -407,7 +408,7 @@ _ALL = (
         ),
     ),
     Command(
-        "studies", "list studies, or show the result of one, also as if it had had fewer trials",
+        "studies", "list studies, or show the result of one, also for fewer trials",
         text="List the studies of a database, or show the result of one.",
         positionals=(Option("name", "show this study", "NAME", completes="study", least=0),),
         options=(
@@ -416,14 +417,13 @@ _ALL = (
         ),
     ),
     Command(
-        "worker", "join a plan or a study, from any machine that reaches its store or database",
-        text="Train the runs of a plan, or the trials of a study, until none is left. Start one worker for each"
-             " device.",
+        "worker", "join a plan or a study from any machine with access to its store or database",
+        text="Train the runs of a plan, or the trials of a study, until none is left. Start one worker per device.",
         options=(
-            Option("plan", "its name, as --create or --slurm prints it; its store is --store", "NAME"),
-            Option("study", "its name, as `bench studies` prints it", "NAME", completes="study"),
-            *(Option(kind, "allow the import of this file or module, which the plan or study names; may be"
-                           " repeated", "FILE.py:CLASS", many=True, completes=kind)
+            Option("plan", "name of the plan, printed by --create or --slurm; its store is --store", "NAME"),
+            Option("study", "name of the study, see `bench studies`", "NAME", completes="study"),
+            *(Option(kind, "allow the import of this file or module that the plan or study names; may be repeated",
+                     "FILE.py:CLASS", many=True, completes=kind)
               for kind in ("task", "opt")),
             replace(STUDY_ENGINE, help=f"with --study: {STUDY_ENGINE.help}"),
             *(replace(each, help=f"with --study: {each.help}") for each in (SHARED_BY, WIDTH)), MEMORY,
@@ -435,19 +435,18 @@ _ALL = (
     Command(
         "leaderboard", "compare optimizers from the stored runs, with verdicts and intervals",
         text="Compare optimizers from the stored runs: means and intervals over seeds, and for each row a verdict"
-             " against the reference that stays valid when seeds are added.",
+             " against the reference that remains valid when seeds are added.",
         more="Boards: quality (final metric at the tuned settings), pairs (all pairs of optimizers), speed (steps"
-             " and seconds to"
-        " the target), tuning (the score that a budget of trials reaches), robustness (divergence, seeds), theory"
-        " (alignment,"
-        " rates), attention (of runs with --trainer.observe). Exit code 1: a run could not be read.",
+        " and seconds to the target), tuning (expected score after a number of trials), robustness (divergence,"
+        " spread over seeds), theory (alignment, rates), attention (runs with --trainer.observe)."
+        " Exit code 1: a run could not be read.",
         elsewhere={"seed": _ASK_ONLY, "seeds": _ASK_ONLY},
         options=(
-            _names("board", "names of boards, or `all`; default quality", default=lambda: ["quality"],
+            _names("board", "names of boards, or `all` (default: quality)", default=lambda: ["quality"],
                    completes=" ".join((*BOARD_NAMES, "all"))),
-            Option("explain", "explain this row instead: search space, trials, split, cost, reductions, and"
-                              " commands", "ROW", completes="opt"),
-            _names("columns", "only these columns, by the names that --format csv has: final,effect,verdict"),
+            Option("explain", "explain this row instead: search space, trials, split, cost, reductions, commands",
+                   "ROW", completes="opt"),
+            _names("columns", "only these columns, by their names in --format csv: final,effect,verdict"),
             _FORMAT, replace(JSON, help="short for --format json"), _FILE,
             _path("into", "write Markdown between the markers of this board in a file that has them", "FILE.md"),
             *_CHOICE,
@@ -456,41 +455,41 @@ _ALL = (
     Command(
         "report", "write boards, charts and commands as one HTML page that needs no network",
         text="Write all boards, charts and the commands behind each row as one HTML page, which needs no network.",
-        more="The same store gives the same bytes. Exit code 1: a run could not be read.",
+        more="The same store gives a bit-identical page. Exit code 1: a run could not be read.",
         options=(_out("default report.html", "FILE", default=Path("report.html")), JSON, *_CHOICE),
     ),
     Command(
         "plot", "draw stored runs for a paper: effects, curves, sensitivity, profiles, step sizes, budgets",
-        text="Draw stored runs for a paper, a panel for each problem: PNG, PDF or SVG, by the file's suffix.",
+        text="Draw stored runs for a paper, one panel per problem, as PNG, PDF or SVG by the file's suffix.",
         more="forest: effect of each optimizer against the reference, with interval and verdict; curves: training loss,"
         " or --y COLUMN, against optimizer steps; sensitivity: score of each trial against the searched settings;"
-        " profile:"
-        " share of runs at the target against the budget; performance_profile: share of problems with the target"
-        " reached within a multiple of the reference's steps; steps: step sizes before and after their cap; budget:"
-        " expected best of k trials; attention, stability: of runs with --trainer.observe. Exit code 1: a run could not"
-        " be read.",
+        " profile: share of runs that have reached the target against the budget; performance_profile: share of"
+        " problems whose target is reached within a multiple of the reference's steps; steps: step sizes before and"
+        " after their cap; budget: expected best of k trials; attention, stability: measurements of runs with"
+        " --trainer.observe. Exit code 1: a run could not be read.",
         positionals=(Option("chart", "what to draw", "CHART", choices=CHART_NAMES),),
         options=(
             _out("ends in .png, .pdf or .svg", "FILE"),
-            Option("y", "of curves: a column such as grad_norm or alignment (default loss)", "COLUMN"),
-            Option("no-caption", "leave out the text below, and the title of a single panel: a paper has its own"),
+            Option("y", "for curves: a column such as grad_norm or alignment (default loss)", "COLUMN"),
+            Option("no-caption", "omit the text below the panels and the title of a single panel"),
             JSON, *_CHOICE,
         ),
     ),
     Command(
         "reproduce", "run a paper's experiment: figure, data and tested claims",
         text="Run a paper's experiment and write a figure, the data behind it, and a page with tested claims.",
-        more="Settings in dotted form, as in `bench fit`, are changed in all arms: --trainer.max_epochs 5. Stored"
-             " runs are used, so the same command continues an interrupted experiment, and in a second terminal it"
-             " shares the work.",
-        positionals=(Option("name", "as `bench reproduce --list` prints it", "NAME", completes="experiment", least=0),),
+        more="Settings in dotted form, as in `bench fit`, change all arms: --trainer.max_epochs 5. Stored runs are"
+             " reused, so the same command continues an interrupted experiment; in a second terminal it shares the"
+             " work.",
+        positionals=(Option("name", "an experiment, see `bench reproduce --list`", "NAME", completes="experiment",
+                            least=0),),
         groups=SETTINGS, elsewhere={"seed": "an experiment has several; write --seeds COUNT"},
         options=(
             Option("list", "list the experiments and exit"),
-            Option("quick", "few seeds and steps, under a minute; no evidence"),
-            Option("all", "with --quick: all experiments, as a smoke test; its output and runs are removed"),
+            Option("quick", "few seeds and steps, under a minute; not evidence"),
+            Option("all", "with --quick: run all experiments as a smoke test; their output and runs are removed"),
             Option("search", "also search the constants that the paper does not state"),
-            Option("seeds", "number of seeds: the experiment's own, then the next integers", "N", whole(1)),
+            Option("seeds", "number of seeds: those of the experiment, then the next integers", "N", whole(1)),
             Option("arm", "change a setting of one arm, by its label: --arm NGD opt.lr 0.05 --arm 'H = 1' opt.lr 2",
                    "ARM SETTING VALUE", words=3, many=True),
             _out("folder of the output (default: reproduced/NAME, NAME-quick, NAME-changed)"),
@@ -503,16 +502,16 @@ _ALL = (
         " hold or fail, and every claim with its effect.",
         more="A claim holds, fails or is undecided only for an experiment as its paper defines it; the page 'Reproduce"
         " a paper' of the docs defines the other verdicts. Exit code 1: a page could not be read.",
-        positionals=(_path("folder", "with PAPER/EXPERIMENT/claims.json (default: the shipped pages)", least=0),),
+        positionals=(_path("folder", "folder of PAPER/EXPERIMENT/claims.json (default: the shipped pages)", least=0),),
         options=(
             _names("paper", "only these papers: vasudeva2025"),
-            Option("json", "the same as --format json"), _FORMAT, _FILE,
+            Option("json", "short for --format json"), _FORMAT, _FILE,
             _path("into", "write Markdown between the markers of `claims` in a file that has them", "FILE.md"),
         ),
     ),
     Command(
-        "sql", "ask about runs, curves, measurements and trials with SQL",
-        text="Ask about runs, curves, measurements and trials of studies with SQL (DuckDB's).",
+        "sql", "query runs, curves, measurements and trials with SQL",
+        text="Query runs, curves, measurements and trials of studies with DuckDB's SQL.",
         more="Views: runs, curves, measurements, trials; `bench sql 'describe runs'` lists the columns of one."
         " settings->>'opt.lr' is a setting of a run. Example: bench sql \"select opt, avg(final) from runs where task ="
         " 'synthetic' and study is null group by opt\". Exit code 1: something could not be read and was left out.",
@@ -526,44 +525,44 @@ _ALL = (
     Command(
         "merge", "copy the runs of stores into another one",
         text="Copy the runs of stores and bundles, and their records of studies and checks, into another store.",
-        more="Runs in the destination stay, but a finished run replaces an unfinished one. The same command"
+        more="Runs in the destination are kept, but a finished run replaces an unfinished one. The same command"
              " continues an interrupted merge. Databases of studies (studies.db) are not merged. Exit code 1:"
         " something could not be read.",
         positionals=(
             _path("source", "a store or a bundle; it is only read", "SOURCE", most=0),
-            _path("dest", "the destination; it is created if it does not exist", "DEST"),
+            _path("dest", "the destination, created if it does not exist", "DEST"),
         ),
         options=(JSON,),
     ),
     Command(
-        "bundle", "write one file with runs and everything needed to repeat them",
-        text="Write finished runs with their studies, tuned settings and the source of plug-ins as a folder, or as one"
-        " file that ends in .zip.",
-        more="A bundle is data. `bench verify` repeats runs of it; its folder `runs` is a store, which boards read with"
-        " --store and `bench merge` copies. Exit code 1: something could not be read and was left out.",
+        "bundle", "export runs and everything needed to repeat them",
+        text="Write finished runs with their studies, tuned settings and the source of plug-ins as a folder or as a"
+        " .zip file.",
+        more="A bundle contains only data. `bench verify` repeats its runs. Its folder `runs` is a store, which boards"
+        " read with --store and `bench merge` copies. Exit code 1: something could not be read and was left out.",
         options=(
             _out("a new folder, or a file that ends in .zip", "FILE"),
             _names("task", "only these tasks"),
             _names("opt", "only these optimizers; a plug-in as file.py:NAME, with its source"),
-            Option("points", "rows kept of each curve (default: all); trials keep a tenth of them and no measurements",
+            Option("points", "rows to keep of each curve (default: all); trials keep a tenth and no measurements",
                    "N", whole(2)),
             _names("source", "files of plug-ins to export with their runs: my_opt.py", completes=""),
-            _path("tuned", "the folder with tuned settings (default: tuned, and those of `bench compare`)"),
+            _path("tuned", "folder of tuned settings (default: tuned, and those of `bench compare`)"),
             JSON, STORES,
         ),
     ),
     Command(
-        "verify", "train runs of a bundle, or of the reference results, again, and compare",
-        text="Train randomly drawn runs of a bundle, a store or the reference results again, and say whether they are"
-        " confirmed.",
-        more="On the same type of processor, with the same versions and engine, a run must agree bit for bit; elsewhere"
+        "verify", "retrain runs of a bundle or of the reference results, and compare",
+        text="Retrain a random sample of the runs of a bundle, a store or the reference results, and report whether"
+        " they are confirmed.",
+        more="On the same type of processor, with the same versions and engine, a run must agree bit for bit; otherwise"
         " up to rounding, or within the spread over seeds. Plug-ins that PATH names are imported only if --opt or"
-        " --task names them too, or with --allow-code. Exit code 1: a run was refuted, or is damaged, or none could be"
-             " repeated.",
+        " --task also names them, or with --allow-code. Exit code 1: a run was refuted or is damaged, or no run could"
+        " be repeated.",
         positionals=(_path("path", "a bundle or a store (default: the reference results)", "PATH", least=0),),
         options=(
             Option("runs", "number of runs (default 3)", "N", whole(1), default=3),
-            Option("seed", "seed of the random choice (default: different each time)", "N", whole(0)),
+            Option("seed", "seed of the random sample (default: different each time)", "N", whole(0)),
             _names("task", "only of these tasks; a plug-in as file.py:SPEC"),
             _names("opt", "only of these optimizers; a plug-in as file.py:NAME"),
             Option("allow-code", "import the plug-ins in the bundle: they run with your permissions"),
@@ -581,18 +580,18 @@ _ALL = (
     ),
     Command(
         "new", "write a package with an optimizer or a task of your own",
-        text="Write a small complete package with an optimizer or a task: class, spec, test, README.",
+        text="Write a small, complete package with an optimizer or a task: class, spec, test, README.",
         positionals=(
             Option("kind", "what to create", "KIND", choices=("optimizer", "task")),
-            Option("name", "of the package, and the name for --opt or --task: my_opt", "NAME"),
+            Option("name", "name of the package, and of the optimizer or task: my_opt", "NAME"),
         ),
         options=(_out("folder to create (default: ./NAME)"), JSON),
     ),
     Command(
-        "check", "check that an optimizer does what training code expects, also of a plug-in",
-        text="Check that an optimizer does what training code expects: resume, groups, schedules, odd tensors,"
+        "check", "check that an optimizer or a task, built-in or plug-in, behaves as training code expects",
+        text="Check that an optimizer behaves as training code expects: resume, groups, schedules, unusual tensors,"
         " closures, DDP, FSDP2, ...",
-        more="--opt.lr 0.1 and the like set its hyperparameters. Exit code 1: a failure changes results or blocks a"
+        more="Options such as --opt.lr 0.1 set its hyperparameters. Exit code 1: a failure changes results or blocks a"
         " set-up.",
         form="NAME | module:Class | file.py:Class | --matrix A,B | --task TASK [--opt.NAME VALUE ...] [options]",
         positionals=(Option("name", "an optimizer of `bench list optimizers`, module:Class or file.py:Class", "NAME",
@@ -601,36 +600,37 @@ _ALL = (
         options=(
             Option("task", "check a task instead: a name of `bench list tasks`, module:SPEC or file.py:SPEC, with its"
                    " options as --task.NAME VALUE", "TASK", completes="task"),
-            _names("matrix", "check many, each a row of a table: all optimizer classes of a module (torch.optim) or"
-                   " file, module:Class, names; write muon: for a module with an optimizer's name"),
+            _names("matrix", "check many optimizers, one row of a table each: a module (torch.optim) or file for all"
+                   " of its classes, module:Class, or a name; write muon: for a module with an optimizer's name"),
             _out("file of the matrix: .html, .md, .csv, .json, .tex or .txt (default: Markdown on standard output);"
                  " may be repeated", "FILE", many=True),
             _names("only", "only these checks"),
-            Option("reference", "float64 function that computes the optimizer's exact steps, to compare with",
+            Option("reference", "float64 function that computes the optimizer's exact steps, for comparison",
                    "MODULE:FUNCTION"),
-            Option("limit", "time for one check (default 30)", "SECONDS", seconds),
+            Option("limit", "time limit of one check (default 30)", "SECONDS", seconds),
             JSON,
-            DATA, _place("store", "folder of the runs, which also keeps verdicts of all checks for the leaderboard"),
+            DATA, _place("store", "folder of the runs, which also stores the results of checks for the leaderboard"),
             Option("list", "list the checks and their tolerances"),
         ),
     ),
     Command(
         "list", "list tasks, optimizers, runs or plans",
-        text="List tasks, optimizers, the stored runs, newest first, or the unfinished plans.",
-        more="The filters apply to runs only; --store also applies to plans. Runs that differ only in their seeds"
+        text="List tasks, optimizers, stored runs (newest first), or unfinished plans.",
+        more="The filters apply only to runs; --store also applies to plans. Runs that differ only in their seeds"
              " share a line, with the median of their results. The runs of a study share a line, and so do the"
-             " sweeps of an optimizer on a problem, with the median at the best settings. A run without a date has"
+             " sweeps of an optimizer on a problem, with the median at the best settings. A run without a date gets"
              " the date of its file. Exit code 1: something could not be read.",
         positionals=(Option("what", "what to list", "WHAT", choices=("tasks", "optimizers", "runs", "plans")),),
         options=(
             JSON, STORES,
             _names("task", "only these tasks", default=list), _names("opt", "only these optimizers", default=list),
-            _names("status", "only these states: running, failed, ...", default=list,
+            _names("status", "only these statuses: running, failed, ...", default=list,
                    completes="running completed diverged timeout failed killed"),
-            Option("since", "only runs that began then or later: 2026-11-22, 30m, 2h, 3d, 1w", "WHEN", default=""),
-            Option("study", "the trials of this study, a line for each setting", "NAME", default="", completes="study"),
-            Option("all", "a line for each run"),
-            Option("sort", "default date", "BY", default="date",
+            Option("since", "only runs that began since this date (2026-11-22) or within this time (30m, 2h, 3d, 1w)",
+                   "WHEN", default=""),
+            Option("study", "the trials of this study, one line per setting", "NAME", default="", completes="study"),
+            Option("all", "one line per run"),
+            Option("sort", "order of the lines (default date)", "BY", default="date",
                    choices=("date", "time", "steps", "result", "task", "opt", "status", "run")),
             Option("limit", "maximum number of lines", "N", whole(1)),
         ),
@@ -648,19 +648,18 @@ _ALL = (
     Command(
         "data", "show which files of a task's data exist, or fetch and tokenise them",
         text="Show which files of a task's data exist, or fetch them over the network, and tokenise texts.",
-        more="`prepare` takes the task's options too: bench data prepare --task mnli --task.model DIR. Exit code 1: a"
-        " file is missing or damaged. Tokens are kept in $BENCH_CACHE, else ~/.cache/attention-optimizer-bench.",
+        more="`prepare` also takes the task's options: bench data prepare --task mnli --task.model DIR. Exit code 1: a"
+        " file is missing or damaged. Tokens are cached in $BENCH_CACHE, else ~/.cache/attention-optimizer-bench.",
         positionals=(Option("what", "what to do", "WHAT", choices=("status", "prepare")),),
         groups=("task",),
         options=(
-            Option("task", "the task; without one `status` shows all tasks that have files", "TASK", completes="task"),
+            Option("task", "the task; without it, `status` shows all tasks that have files", "TASK", completes="task"),
             JSON, DATA,
         ),
     ),
     Command(
-        "completion", "print the shell completion script for commands, options and names",
-        text="Print a script that makes a shell complete commands, options, tasks, optimizers, experiments and ids"
-             " of runs.",
+        "completion", "print a shell completion script for commands, options and names",
+        text="Print a script for shell completion of commands, options, tasks, optimizers, experiments and run ids.",
         more="bash: add `source <(bench completion bash)` to ~/.bashrc. zsh: add `source <(bench completion zsh)` to"
         " ~/.zshrc, after compinit. fish: bench completion fish > ~/.config/fish/completions/bench.fish",
         positionals=(Option("shell", "which shell", "SHELL", choices=("bash", "zsh", "fish")),),

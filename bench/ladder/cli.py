@@ -181,7 +181,7 @@ def _plan(
     print("\n".join([f"ladder {ladder.name}", *rule, *shown(Table.of(heads, lines))]))
     print(
         f"about {duration(whole / workers)} with {workers} workers, one run at a time in each (less with lanes),"
-        f" without evaluations; more if the best point of a grid is at its edge"
+        f" start not included; more if the best point of a grid is at its edge"
     )
     return 0
 
