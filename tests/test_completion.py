@@ -57,7 +57,7 @@ from tests.test_cli import FIT
         ("show sngd _", []),
         ("reproduce _", [*experiments()]),
         ("show deora2024/fig2", ["deora2024/fig2"]),
-        ("suite _", ["lm", "reference", "sst2", "theory", "vision"]),
+        ("suite _", ["lm", "reference", "schedules", "sst2", "theory", "vision"]),
         ("data _", ["status", "prepare"]),
         ("new _", ["optimizer", "task"]),
         ("merge _", [FILES]),
