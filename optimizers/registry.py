@@ -222,14 +222,18 @@ OPTIMIZERS = Registry(
     "bench.optimizers",
     (
         _sgd(name="gd", defaults={"lr": 0.1}, traits=Traits(full_batch=True)),
-        _sgd(name="sgd", defaults={"lr": 0.1}),
+        _sgd(name="sgd", defaults={"lr": 0.1}, by_family={"vision": {"lr": 0.3162}}),
         _sgd(
             name="sgdm",
             formula="b <- momentum b + g, w <- w - lr * (g + momentum b): Nesterov momentum",
             source="torch.optim.SGD; Sutskever et al., ICML 2013",
             defaults={"lr": 0.1, "momentum": 0.9, "nesterov": True},
             search={"lr": LogUniform(1e-3, 1e1), "momentum": (0.7, 0.9, 0.97)},
-            by_family={"lm": {"lr": 0.1, "momentum": 0.9}, "text": {"lr": 0.003162, "momentum": 0.9}},
+            by_family={
+                "vision": {"lr": 0.1, "momentum": 0.9},
+                "lm": {"lr": 0.1, "momentum": 0.9},
+                "text": {"lr": 0.003162, "momentum": 0.9},
+            },
         ),
         OptimizerSpec(
             name="ngd",
@@ -248,7 +252,11 @@ OPTIMIZERS = Registry(
             formula="w <- w - min(lr / ||g||, max_step) * g",
             source=f"{_PAPER} (the place of the cap is our reading)",
             search={"lr": LogUniform(1e-4, 1e0), "max_step": LogUniform(1e-1, 1e2)},
-            by_family={"lm": {"lr": 0.3162, "max_step": 4.642}, "text": {"lr": 0.03162, "max_step": 21.54}},
+            by_family={
+                "vision": {"lr": 0.3162, "max_step": 4.642},
+                "lm": {"lr": 0.3162, "max_step": 4.642},
+                "text": {"lr": 0.03162, "max_step": 21.54},
+            },
             update="optimizers.normalized:update",
         ),
         OptimizerSpec(
@@ -268,7 +276,11 @@ OPTIMIZERS = Registry(
             source=_LOIZOU,
             defaults={**_FROM_TASK, "batches_per_epoch": TASK_VALUE},
             search={"max_step": LogUniform(1e-2, 1e1), "c": LogUniform(1e-1, 1e3)},
-            by_family={"lm": {"max_step": 4.217, "c": 16.68}, "text": {"max_step": 0.3162, "c": 2.154}},
+            by_family={
+                "vision": {"max_step": 0.3162, "c": 2.154},
+                "lm": {"max_step": 4.217, "c": 16.68},
+                "text": {"max_step": 0.3162, "c": 2.154},
+            },
             traits=Traits(needs_loss=True, unscheduled=True),
             update="optimizers.polyak:update",
         ),
@@ -279,6 +291,7 @@ OPTIMIZERS = Registry(
             source="Schaipp et al., MoMo: Momentum Models for Adaptive Learning Rates, arXiv 2305.07583",
             defaults=_FROM_TASK,
             search={"lr": LogUniform(1e-2, 1e1)},
+            by_family={"vision": {"lr": 0.3162}},
             traits=Traits(needs_loss=True, coupled=True),
             update="optimizers.momo:update",
         ),
@@ -288,6 +301,7 @@ OPTIMIZERS = Registry(
             formula="w <- w - lr * m_hat / (sqrt(v_hat) + eps)",
             source="torch.optim.Adam; Kingma and Ba, arXiv 1412.6980",
             search={"lr": LogUniform(1e-5, 1e-1)},
+            by_family={"vision": {"lr": 0.001778}},
             update="optimizers.torch_updates:adam",
         ),
         OptimizerSpec(
@@ -297,6 +311,7 @@ OPTIMIZERS = Registry(
             source="torch.optim.AdamW; Loshchilov and Hutter, arXiv 1711.05101",
             search={"lr": LogUniform(1e-5, 1e-1), "weight_decay": LogUniform(1e-3, 1e-1)},
             by_family={
+                "vision": {"lr": 0.001778, "weight_decay": 0.001186},
                 "lm": {"lr": 1e-3, "weight_decay": 0.004642},
                 "text": {"lr": 3.162e-5, "weight_decay": 0.007743},
             },
@@ -319,6 +334,7 @@ OPTIMIZERS = Registry(
             search={"lr": LogUniform(1e-3, 1e0), "rest.lr": LogUniform(1e-4, 1e-2)},
             # Also the weight decay with which it was tuned, which is not that of `adamw` on these families.
             by_family={
+                "vision": {"lr": 0.002371, "rest.lr": 0.0007743, "rest.weight_decay": 0.01},
                 "lm": {"lr": 0.002371, "rest.lr": 0.0007743, "rest.weight_decay": 0.01},
                 "text": {"lr": 0.002371, "rest.lr": 0.0007743, "rest.weight_decay": 0.01},
             },

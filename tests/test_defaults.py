@@ -15,8 +15,9 @@ from bench.store.stores import Stores
 from bench.tuning import suite
 from optimizers import OPTIMIZERS
 from tasks import TASKS
+from tests.entered import made
 from tools import defaults
-from tools.defaults import Cell, beats_chance, choice, reference_studies
+from tools.defaults import Cell, beats_chance, choice, default, reference_studies
 
 
 def study(scores: Mapping[float, float | None], mode: str = "max", **more: object) -> StudyRecord:
@@ -42,6 +43,22 @@ def test_points_without_a_score_on_every_task_are_not_chosen() -> None:
     assert choice({"a": study({0.1: 0.9, 1.0: 0.2}), "b": diverged}) == {"lr": 1.0}
     assert choice({"a": study({0.1: 0.9}), "b": study({1.0: 0.9})}) is None
     assert choice({"a": study({0.1: None})}) is None
+
+
+def test_points_excluded_by_their_cap_count_only_if_the_choice_does_not_beat_chance() -> None:
+    capped = [made("sps", 1000, value, words={"opt.max_step": value}, cap_share=0.99) for value in (0.9, 0.6)]
+    runs = {run.run_id: run for run in capped}
+
+    def tried(score: float | None) -> StudyRecord:
+        record = study({0.1: None, 1.0: None, 10.0: score, 100.0: None})
+        for trial, run in zip(record.trials, capped, strict=False):
+            trial["runs"] = [run.run_id]
+        return record
+
+    assert default({"mnist": tried(0.55)}, runs) == {"lr": 10.0}  # chance is 0.1, and half of the distance 0.5
+    assert default({"mnist": tried(0.45)}, runs) == {"lr": 0.1}
+    assert default({"mnist": tried(None)}, runs) == {"lr": 0.1}
+    assert default({"mnist": tried(None)}, {}) is None
 
 
 @pytest.mark.parametrize(
@@ -107,9 +124,10 @@ def test_the_suites_defaults_are_those_that_the_shipped_studies_choose() -> None
     own_values = {(opt, family): v for opt, spec in OPTIMIZERS.own.items() for family, v in spec.by_family.items()}
     assert own_values
     for key, values in own_values.items():
-        chosen = choice(studies[key])
+        chosen = default(studies[key], runs)
         assert chosen is not None
         assert chosen.items() <= values.items()
-        for study in studies[key].values():
+        others = values.keys() - chosen.keys()
+        for study in studies[key].values() if others else []:
             options = runs[study.winner or ""].config["opt_options"]
-            assert {name: options[name] for name in values.keys() - chosen.keys()}.items() <= values.items()
+            assert {name: options[name] for name in others}.items() <= values.items()

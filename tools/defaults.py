@@ -1,7 +1,8 @@
 """Choose defaults of the stochastic optimizers by family of tasks, from the reference studies: `make defaults`.
 
 The studies of a family (`bench suite reference`) try the same points on each of its tasks. The default of an optimizer
-is the point with the smallest gap to its best score, on the task with the largest gap. It belongs into
+is the point with the smallest gap to its best score, on the task with the largest gap. Points whose cap sets nearly all
+steps, which studies exclude, count only if that point is not clearly better than chance. The default belongs into
 `OptimizerSpec.by_family`. A plain `bench fit` then trains each optimizer for the whole budget of each task, unless a
 trial of a study did with another seed. Studies and runs are read from the store and from the reference results;
 `results/defaults` holds what was found, so that the same command trains only what is missing, also on another machine.
@@ -14,6 +15,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +24,7 @@ from bench.config.settings import problem_of
 from bench.grammar.values import place, reference_folder
 from bench.process import as_options
 from bench.results.render import markdown_table
-from bench.results.selection import best_index, final_value
+from bench.results.selection import best_index, final_value, is_capped, seed_median, selected
 from bench.results.table import Column, Table
 from bench.store.record import RunResult
 from bench.store.reports import StudyRecord
@@ -72,17 +74,56 @@ def choice(studies: Mapping[str, StudyRecord]) -> Point | None:
     gaps: dict[str, list[float]] = {}
     points: dict[str, Point] = {}
     for study in studies.values():
-        scores = {json.dumps(trial["point"], sort_keys=True): trial for trial in study.trials}
+        scores = {json.dumps(named(trial)): trial for trial in study.trials}
         there = [trial["score"] for trial in study.trials if trial["score"] is not None]
         best = (max if study.mode == "max" else min)(there, default=math.nan)
         for key, trial in scores.items():
             score = trial["score"]
             gaps.setdefault(key, []).append(math.inf if score is None else abs(best - score))
-            points[key] = {name.removeprefix("opt."): value for name, value in trial["point"].items()}
+            points[key] = named(trial)
     worst = {key: max(own) for key, own in gaps.items() if len(own) == len(studies) and max(own) < math.inf}
     ordered = sorted(worst, key=lambda key: [value for value in points[key].values() if isinstance(value, int | float)])
     best = best_index([worst[key] for key in ordered], "min", -math.inf)  # as a study chooses its winner
     return None if best is None else points[ordered[best]]
+
+
+def with_capped(study: StudyRecord, runs: Mapping[str, RunResult]) -> StudyRecord:
+    """The study with scores of the points that it excludes because a cap sets nearly all of their steps.
+
+    Args:
+        study: to complete.
+        runs: by id.
+    """
+    trials = []
+    for trial in study.trials:
+        own = [runs[run_id] for run_id in trial["runs"] if run_id in runs]
+        capped = trial["score"] is None and is_capped(own)
+        score = seed_median([selected(run, False) for run in own], study.mode) if capped else trial["score"]
+        trials.append({**trial, "score": score})
+    return replace(study, trials=trials)
+
+
+def default(studies: Mapping[str, StudyRecord], runs: Mapping[str, RunResult]) -> Point | None:
+    """The default of an optimizer: the `choice` from its scores, else, if it does not beat chance, from all points.
+
+    Args:
+        studies: of one optimizer, by task.
+        runs: of their trials, by id.
+    """
+    chance = {cell.settings["task"]: cell for cell in CELLS.values()}
+    every = {task: with_capped(study, runs) for task, study in studies.items()}
+    point = choice(studies)
+    for task, study in every.items():
+        scores = {json.dumps(named(trial)): trial["score"] for trial in study.trials if trial["score"] is not None}
+        best = (max if study.mode == "max" else min)(scores.values(), default=math.nan)
+        if point is None or not beats_chance(chance[task], scores.get(json.dumps(point)), best):
+            return choice(every)
+    return point
+
+
+def named(trial: Mapping[str, Any]) -> Point:
+    """The point of a trial, by name without `opt.`."""
+    return {name.removeprefix("opt."): value for name, value in sorted(trial["point"].items())}
 
 
 def reference_studies(stores: Stores, part: str) -> dict[str, dict[str, StudyRecord]]:
@@ -171,9 +212,10 @@ def main(words: Iterable[str] | None = None) -> int:
     own = place("store")
     stores = Stores([own] if own.is_dir() else [], reference_folder())
     measured["families"] = {}
+    runs = {run.run_id: run for run in stores.runs}
     for part in PARTS:
         for opt, studies in reference_studies(stores, part).items():
-            if (point := choice(studies)) is not None:
+            if (point := default(studies, runs)) is not None:
                 family = TASKS[next(iter(studies))].family
                 measured["families"].setdefault(family, {})[opt] = point
                 now = OPTIMIZERS[opt].by_family.get(family, {})
