@@ -162,7 +162,7 @@ def _sort_key(value: Any) -> str:
         value = value.median
     if not isinstance(value, int | float):
         return ""
-    return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "" if value != value else repr(float(value)))
+    return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "" if value != value else f"{value:.9g}")
 
 
 # -- charts -----------------------------------------------------------------------------------------------------------

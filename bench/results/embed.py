@@ -16,6 +16,8 @@ _WIDTH, _HEIGHT = 3.6, 2.5
 _SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 _DROPPED = (f"{_SVG}metadata", f"{_SVG}style")
 _NUMBER, _COLOUR = re.compile(r"-?\d+\.\d+"), re.compile(r"#([0-9a-f]{6})")
+_LONG = 1000
+"""Letters of a path from which it is a band, not a marker. Ours."""
 _REFERRED = re.compile(r"^(?:url\()?#([^)]+)")
 
 
@@ -48,6 +50,7 @@ def embed(chart: Chart, panel: Panel) -> dict[str, Any]:
         place, limits = axes.get_position(), (axes.get_xlim(), axes.get_ylim())
     root = ElementTree.fromstring(image.getvalue())
     _clean(root, panel.key, legend.names)
+    _join_grid(root)
     _shorten(root)
     box = (72 * x for x in (_WIDTH * place.x0, height * (1 - place.y1), _WIDTH * place.x1, height * (1 - place.y0)))
     facts = {"box": box, "x": limits[0], "y": limits[1]}
@@ -94,7 +97,8 @@ def _mark(marker: str | None) -> str:
 
 def _clean(root: ElementTree.Element, key: str, names: list[str]) -> None:
     """Prepare matplotlib's SVG for a page: unique ids, no global style, nothing superfluous."""
-    used = {match for each in root.iter() for value in each.attrib.values() for match in _REFERRED.findall(value)}
+    values = (value for each in root.iter() for value in each.attrib.values())
+    used = {name: f"{key}-{i}" for i, name in enumerate(dict.fromkeys(m for v in values for m in _REFERRED.findall(v)))}
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)
     for each in root.iter():
@@ -104,30 +108,50 @@ def _clean(root: ElementTree.Element, key: str, names: list[str]) -> None:
         each.text, each.tail = each.text if (each.text or "").strip() else None, None
         own, series = each.attrib, each.attrib.get("id", "").partition("series-")[2]
         if own.get("id") in used:
-            own["id"] = f"{key}-{own['id']}"
+            own["id"] = used[own["id"]]
         else:
             own.pop("id", None)
         if series:
             own |= {"class": "series", "data-series": series, "data-name": harmless(names[int(series)])}
         if _LINK in own:
-            own["href"] = own.pop(_LINK).replace("#", f"#{key}-")
+            own["href"] = f"#{used[own.pop(_LINK)[1:]]}"
         if "clip-path" in own:
-            own["clip-path"] = own["clip-path"].replace("#", f"#{key}-")
+            own["clip-path"] = f"url(#{used[own['clip-path'][5:-1]]})"
         if "style" in own:
-            own["style"] = _variable(own["style"].replace("font-family: 'DejaVu Sans'", "").strip("; "))
+            own["style"] = _variable(own["style"].replace("font-family: 'DejaVu Sans'", "").strip("; ")).replace(
+                "; ; ", "; "
+            )
+        band = len(own.get("d", "")) > _LONG and "fill: none" not in own.get("style", "")
         for name in own.keys() & {"d", "x", "y", "transform", "width", "height"}:
-            digits = 3 if name == "d" and "fill: none" in own.get("style", "") else 2  # lines need more digits
+            line = name == "d" and "fill: none" in own.get("style", "")  # the pointer reads values from it
+            digits = 3 if line else 1 if band else 2
             own[name] = " ".join(_NUMBER.sub(partial(_rounded, digits), own[name]).split())
+        if band:
+            own["d"] = own["d"].replace(" L ", " ")  # as further points of M
         if own.get("transform", "").startswith("rotate(-0 "):
             del own["transform"]
 
 
+def _join_grid(root: ElementTree.Element) -> None:
+    """Draw the grid, clipped lines outside of series, as one path for each style."""
+    series = {each for group in root.iterfind(".//g[@class='series']") for each in group.iter()}
+    first: dict[tuple[str | None, str], ElementTree.Element] = {}
+    for group in [*root.iter("g")]:
+        for path in [path for path in group.findall("path[@clip-path]") if path.get("d", "").count("L") == 1]:
+            kept = first.setdefault((path.get("style"), path.attrib["clip-path"]), path)
+            if kept is not path and path not in series and kept not in series:
+                kept.attrib["d"] += f" {path.attrib['d']}"
+                group.remove(path)
+
+
 def _shorten(root: ElementTree.Element) -> None:
-    """Remove groups that only hold another element, and styles of uses that repeat those of what they use."""
+    """Remove groups with nothing or only one other element, and styles of uses that repeat those of what they use."""
     styles = {each.get("id"): each.get("style") for each in root.iter() if "id" in each.attrib}
     for each in root.iter():
         if each.tag == "use" and each.get("style") == styles.get(each.get("href", "")[1:], ""):
             del each.attrib["style"]
+        for child in [child for child in each if child.tag == "g" and not len(child)]:
+            each.remove(child)
         for i, child in enumerate(each):
             while child.tag == "g" and not child.attrib and len(child) == 1 and child[0].tag in ("g", "use"):
                 each[i] = child = child[0]
