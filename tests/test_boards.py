@@ -695,7 +695,7 @@ def test_entries_with_a_rest_have_short_names_and_its_version(store):
     muon = partial(made, "muon", final=0.8)
     keep(store, muon(), muon(seed=1, words={"opt.rest": "sgd"}), muon(words={"opt.rest": "sgd", "opt.rest.lr": 0.5}))
     names = [entry.name for entry in found(store, settings="all").entries]
-    assert names == ["muon (rest adamw)", "muon (rest sgd, rest.lr 0.1)", "muon (rest sgd, rest.lr 0.5)"]
+    assert names == ["muon (rest adamw)", "muon (rest sgd, rest.lr 0.3162)", "muon (rest sgd, rest.lr 0.5)"]
     keep(store, muon(seed=2, versions=VERSIONS | {"rest": 1}), muon(seed=3, versions=VERSIONS | {"rest": 2}))
     with pytest.raises(UserError, match=r"several versions of optimizer adamw: 1 \(1 run\), 2 .*versions\.rest="):
         found(store, only={"opt.rest": "adamw"})
@@ -1007,7 +1007,7 @@ def test_what_is_chosen_keeps_its_reference(store):
 
 @pytest.mark.parametrize(
     ("only", "n"),
-    [({"trainer.max_steps": "1e2"}, 5), ({"opt.lr": "0.001"}, 5), ({"engine": "lanes"}, 2), ({"seed": "3"}, 1)],
+    [({"trainer.max_steps": "1e2"}, 5), ({"opt.lr": "0.001778"}, 5), ({"engine": "lanes"}, 2), ({"seed": "3"}, 1)],
 )
 def test_runs_are_chosen_by_settings(store, only, n):
     keep(store, *seeds("adam", A[:3]), *seeds("adam", A[3:], first=3, engine="lanes"))
@@ -1167,6 +1167,12 @@ def test_a_study_whose_cap_excluded_everything_says_so(store):
     ((record, why),) = found(store).unranked
     assert (record.name, why) == ("all-capped", "its cap excluded all 2 tried settings")
     assert found(store).notes == [f"mnist: momo has no row from its study all-capped: {why}"]
+    keep(store, *seeds("adam", A, task="cifar10"))
+    whole, _, mnist = board("quality", store, reference="adam").tables
+    assert f"momo is not compared: {why}" in mnist.notes
+    (row,) = (row for row in whole.rows if row["opt"] == "momo")
+    assert [row[name] for name in row if name != "opt"] == ["no runs", f"not compared: {why}"]
+    assert dict(headlines(found(store, reference="adam")))[mnist.title].endswith("Not compared: momo.")
 
 
 def test_the_command_of_a_study_says_what_its_suite_added(store, cli):

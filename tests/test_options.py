@@ -283,6 +283,7 @@ def by_family(monkeypatch):
         ({"task": "mnist", "opt": "sgdm"}, {"lr": 0.1, "momentum": 0.6, "nesterov": True}),
         ({"task": "mnist", "opt": "muon"}, {"lr": 0.7, "rest": "adamw", "rest.lr": 0.07}),
         ({"task": "mnist", "opt": "sgdm", "opt.rest": "adamw"}, {"momentum": 0.6, "rest.lr": 0.5}),
+        ({"task": "mnist", "opt": "muon", "opt.rest": "sgdm"}, {"lr": 0.7, "rest.lr": 0.1, "rest.momentum": 0.6}),
         ({"task": "lm", "opt": "muon"}, {"lr": 0.02}),
     ],
     ids=str,

@@ -16,6 +16,7 @@ from bench.boards.entries import (
     Problem,
     differing,
     entries_of,
+    problem_key,
 )
 from bench.config.run_config import settings_of
 from bench.errors import UserError, unknown
@@ -64,6 +65,15 @@ class Collected:
     unranked: list[tuple[StudyRecord, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
+
+    def excluded(self, problem: Problem) -> dict[str, str]:
+        """Optimizers whose study on a problem has no winner, and why."""
+        return {
+            bare(study.opt): why
+            for study, why in self.unranked
+            if study.winner is None
+            and any(problem_key(self.by_id[i]) == problem.key for i in study.run_ids if i in self.by_id)
+        }
 
     @classmethod
     def of(cls, runs: Sequence[RunResult], tables: Tables, reference: str | None = None) -> "Collected":

@@ -212,11 +212,17 @@ class _Places:
         problem = [run.task_name, run.problem, run.part, run.metric, run.mode, run.target, run.measures]
         text = json.dumps([task, opt, options, package, problem])
         if text not in self._known:
-            key = _text([bare(task), *problem])
+            key = problem_key(run)
             self.problems.setdefault(key, _problem(key, bare(task), run))
             # A changed file is another optimizer.
             self._known[text] = key, bare(opt), package if "file" in package else "", _text(options)
         return self._known[text]
+
+
+def problem_key(run: RunResult) -> str:
+    """`Problem.key` of a run's problem."""
+    own = [run.task_name, run.problem, run.part, run.metric, run.mode, run.target, run.measures]
+    return _text([bare(run.config["task"]), *own])
 
 
 def _text(value: Any) -> str:

@@ -66,8 +66,8 @@ def _said(found: Collected, problem: Problem, entries: Sequence[Entry]) -> str:
         sentences.append(
             f"Settings were selected on these seeds, so there is no verdict on {those('selected on these seeds')}."
         )
-    if "not compared" in groups:
-        sentences.append(f"Not compared: {listed([entry.name for entry in groups['not compared']])}.")
+    if absent := [*(entry.name for entry in groups.get("not compared", ())), *found.excluded(problem)]:
+        sentences.append(f"Not compared: {listed(absent)}.")
     if said:
         sentences.append(f"{said[0].upper()}{said[1:]}.")
     return " ".join(sentences)

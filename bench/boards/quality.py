@@ -71,6 +71,9 @@ def quality(found: Collected) -> Board:
             Column("trials", "trials", "tried settings"),
         ]
         notes = [said] if said else []
+        for opt, why in found.excluded(problem).items():
+            effects.setdefault(opt, {}).setdefault(problem, f"not compared: {why}")
+            notes.append(f"{opt} is not compared: {why}")
         notes += budget_notes(entries)
         if silent:
             words = "; ".join(f"{listed(names)} ({why})" for why, names in silent.items())

@@ -345,7 +345,8 @@ def all_optimizer_options(spec: Any, given: Mapping[str, Any]) -> dict[str, Opti
     found[REST] = Option(REST, str | None, spec.rest if spec.rest is not None or rest is not None else UNSET, help_)
     if rest is not None:
         theirs = optimizer_options(OPTIMIZERS[rest].on(spec.family))
-        usual = {k: replace(o, default=spec.defaults.get(f"{REST}.{k}", o.default)) for k, o in theirs.items()}
+        set_here = spec.defaults if rest == spec.rest else {}  # for another optimizer they mean nothing
+        usual = {k: replace(o, default=set_here.get(f"{REST}.{k}", o.default)) for k, o in theirs.items()}
         found |= {f"{REST}.{k}": replace(o, name=f"{REST}.{k}") for k, o in (usual | _by_role(usual, others)).items()}
     return found
 
