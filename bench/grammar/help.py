@@ -1,5 +1,6 @@
 """The help of the program and its commands, from their declarations. Imports neither torch nor pydantic."""
 
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -67,7 +68,8 @@ def _flags(option: Option) -> str:
 
 
 def _meaning(option: Option) -> str:
-    return option.help if not option.choices else f"{', '.join(option.choices)}: {option.help}"
+    explained = all(re.search(rf"\b{re.escape(choice)}\b", option.help) for choice in option.choices)
+    return option.help if explained else f"{', '.join(option.choices)}: {option.help}"
 
 
 def _settings(command: Command, words: Sequence[str]) -> list[str]:
