@@ -361,7 +361,7 @@ def test_dry_run_prints_the_configuration_and_writes_nothing(cli, tmp_path, stor
     shown = yaml.safe_load(answer.out)
     assert shown["task"]["name"] == "mnist"
     assert shown["opt"]["name"] == "sps"
-    assert shown["opt"]["c"] == 0.5
+    assert shown["opt"]["c"] == 2.154
     assert shown["trainer"]["max_epochs"] == 5
     assert shown["device"] != "auto"
     assert not store.exists()

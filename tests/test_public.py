@@ -70,7 +70,7 @@ def test_the_map_names_every_file_of_tasks_and_optimizers() -> None:
 
 @pytest.mark.parametrize(("task", "run_id"), IDS.items())
 def test_a_run_keeps_its_identity_wherever_its_task_lies(task: str, run_id: str) -> None:
-    assert resolve({"task": task, "opt": "adam"}).run_id == f"{task}-adam-{run_id}"
+    assert resolve({"task": task, "opt": "adam", "opt.lr": 1e-3}).run_id == f"{task}-adam-{run_id}"
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
