@@ -221,8 +221,8 @@ def test_the_greatest_eigenvalue_is_not_the_largest_in_size(spectrum: list[float
 
 
 def test_the_greatest_eigenvalue_of_a_large_model_keeps_the_digits_of_float32() -> None:
-    # float32 norms of so many elements are wrong by 1e-4, which makes Lanczos' basis inexact. With exact ones, the basis
-    # is orthogonal up to the rounding of its products, which differs between processors (2e-6 on one with AVX2).
+    # float32 norms of so many elements are wrong by 1e-4, which makes Lanczos' basis inexact. With exact ones, it is
+    # orthogonal up to the rounding of its products, which differs between processors (2e-6 on one with AVX2).
     diagonal, start = torch.randn(2, 5_000_000, generator=torch.Generator().manual_seed(0))
     found = greatest_eigenvalue(lambda v: diagonal * v, start, 5)
     exact = greatest_eigenvalue(lambda v: diagonal.double() * v, start.double(), 5)
