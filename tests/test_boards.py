@@ -1170,6 +1170,8 @@ def test_a_study_whose_cap_excluded_everything_says_so(store):
     keep(store, *seeds("adam", A, task="cifar10"))
     whole, _, mnist = board("quality", store, reference="adam").tables
     assert f"momo is not compared: {why}" in mnist.notes
+    keep(store, *seeds("sgd", A))
+    assert f"momo is not compared: {why}" in board("pairs", store).tables[0].notes
     (row,) = (row for row in whole.rows if row["opt"] == "momo")
     assert [row[name] for name in row if name != "opt"] == ["no runs", f"not compared: {why}"]
     assert dict(headlines(found(store, reference="adam")))[mnist.title].endswith("Not compared: momo.")

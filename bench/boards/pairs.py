@@ -61,5 +61,5 @@ def _table(found: Collected, problem: Problem, entries: list[Entry]) -> Table:
     if number and least_wins(seeds, tests=number) > seeds:
         needed = next(n for n in count(seeds + 1) if least_wins(n, tests=number) <= n)
         notes.append(f"{seeds} seeds cannot decide any of {number} pairs; it takes {needed} seeds or more")
-    notes += [f"{name} is not compared: {why}" for name, why in refused.items()]
+    notes += [f"{name} is not compared: {why}" for name, why in {**refused, **found.excluded(problem)}.items()]
     return Table(f"{problem.name}: Holm over {number} pairs", columns, rows, notes)
