@@ -1175,6 +1175,8 @@ def test_a_study_whose_cap_excluded_everything_says_so(store):
     (row,) = (row for row in whole.rows if row["opt"] == "momo")
     assert [row[name] for name in row if name != "opt"] == ["no runs", f"not compared: {why}"]
     assert dict(headlines(found(store, reference="adam")))[mnist.title].endswith("Not compared: momo.")
+    keep(store, *seeds("momo", A))  # a row by other means
+    assert not any("its cap excluded" in note for note in board("quality", store, reference="adam").tables[2].notes)
 
 
 def test_the_command_of_a_study_says_what_its_suite_added(store, cli):

@@ -67,13 +67,15 @@ class Collected:
     damaged: list[str] = field(default_factory=list)
 
     def excluded(self, problem: Problem) -> dict[str, str]:
-        """Optimizers whose study on a problem has no winner, and why."""
-        return {
-            bare(study.opt): why
-            for study, why in self.unranked
-            if study.winner is None
-            and any(problem_key(self.by_id[i]) == problem.key for i in study.run_ids if i in self.by_id)
-        }
+        """Optimizers without a row on a problem, since their study has no winner, and why."""
+        rows = {entry.opt for entry in self.chosen if entry.problem.key == problem.key}
+        found = {}
+        for study, why in self.unranked:
+            run = next((self.by_id[run_id] for run_id in study.run_ids if run_id in self.by_id), None)
+            is_here = study.winner is None and run is not None and problem_key(run) == problem.key
+            if is_here and bare(study.opt) not in rows:
+                found[bare(study.opt)] = why
+        return found
 
     @classmethod
     def of(cls, runs: Sequence[RunResult], tables: Tables, reference: str | None = None) -> "Collected":

@@ -209,8 +209,7 @@ class _Places:
     def of(self, run: RunResult) -> Place:
         task, opt, options = (run.config[name] for name in ("task", "opt", "opt_options"))
         package = str(run.versions.get("opt_package"))
-        problem = [run.task_name, run.problem, run.part, run.metric, run.mode, run.target, run.measures]
-        text = json.dumps([task, opt, options, package, problem])
+        text = json.dumps([task, opt, options, package, *_of_problem(run)])
         if text not in self._known:
             key = problem_key(run)
             self.problems.setdefault(key, _problem(key, bare(task), run))
@@ -221,8 +220,11 @@ class _Places:
 
 def problem_key(run: RunResult) -> str:
     """`Problem.key` of a run's problem."""
-    own = [run.task_name, run.problem, run.part, run.metric, run.mode, run.target, run.measures]
-    return _text([bare(run.config["task"]), *own])
+    return _text([bare(run.config["task"]), *_of_problem(run)])
+
+
+def _of_problem(run: RunResult) -> list[Any]:
+    return [run.task_name, run.problem, run.part, run.metric, run.mode, run.target, run.measures]
 
 
 def _text(value: Any) -> str:
