@@ -54,7 +54,16 @@ class Choice:
 
 
 class Choices:
-    """Decides how groups of runs are executed; after a stop request, arbitrarily."""
+    """Decides how groups of runs are executed; after a stop request, arbitrarily.
+
+    Args:
+        engine: `lanes`, `lightning` (one run at a time), or the faster one.
+        width: maximum lanes of a block; measured by default.
+        memory: limit for all blocks on a device together; by default 80 % of the free memory.
+        say: shows a line.
+        processes: number of processes of this machine that share the memory of a device.
+        stop: ends measurements.
+    """
 
     def __init__(
         self,
