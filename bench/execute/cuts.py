@@ -69,7 +69,7 @@ def cut(
 
     The record holds until all runs are finished: the last digits of a lane depend on the width of its block, so the
     same command must use the same blocks after an interruption and in a second process. If a signal asks to stop
-    meanwhile, nothing is recorded.
+    meanwhile, nothing is recorded. `memory` limits all blocks on a device together (default: 80 % of the free memory).
 
     Raises:
         UserError: a run cannot be trained, or not with this engine, or the store cannot be written.

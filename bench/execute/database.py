@@ -57,7 +57,7 @@ class StoredProcess(TypedDict):
 
 
 class Heartbeats:
-    """Judges whether workers are alive, of which only heartbeats in the database are visible."""
+    """Judges whether workers are alive, of which only heartbeats, every `seconds`, are visible in the database."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
