@@ -60,6 +60,8 @@ def train_cuts(
 class Outcomes:
     """The outcome of runs. One failure does not stop the others: a plug-in may fail at one learning rate only.
 
+    The command began at `since`, in seconds since the epoch.
+
     Attributes:
         settled: ids of the runs that have finished, here or elsewhere, or have failed.
     """
