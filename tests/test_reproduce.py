@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from bench.config.checks import check
+from bench.config.tuned import tuned_settings
 from bench.errors import RunBusy
 from bench.output import ROOM
 from bench.papers import reproduce
@@ -441,6 +442,28 @@ def test_more_seeds_go_on_after_the_experiments_own() -> None:
     assert experiment.seeds == [1, 2, 3]
     assert experiment.changed({}, 2).seeds == [1, 2]
     assert experiment.changed({}, 5).seeds == [1, 2, 3, 4, 5]
+
+
+def test_a_tuned_arm_has_the_shipped_settings_whatever_lies_in_the_folder(folder: Path) -> None:
+    arms = {"GD": {"opt": "gd", "tuned": True, "opt.momentum": 0.5}, "NGD": {"opt": "ngd", "opt.lr": 0.1}}
+    rewrite(folder, arms=arms, common=TINY["common"] | {"trainer.max_steps": 20})
+    own = Path("tuned/synthetic/gd.yaml")
+    own.parent.mkdir(parents=True)
+    own.write_text("task: synthetic\nopt: {name: gd, lr: 77.0}\n")
+    shipped = tuned_settings("synthetic", "gd", shipped=True)
+    assert tuned_settings("synthetic", "gd")["opt.lr"] == 77
+    assert shipped["opt.lr"] != 77
+    experiment = load("nobody/tiny")
+    assert experiment.arms == {"GD": shipped | {"opt": "gd", "opt.momentum": 0.5}, "NGD": arms["NGD"]}
+    options = [config.opt_options for label, config in reproduce.jobs(experiment, {"device": "cpu"}) if label == "GD"]
+    assert {each["lr"] for each in options} == {shipped["opt.lr"]}
+
+
+def test_an_arm_for_which_nothing_is_tuned_is_named(cli: Any, folder: Path) -> None:
+    rewrite(folder, arms={"LAMB": {"opt": "sps", "tuned": True}})
+    answer = cli("reproduce", "nobody/tiny")
+    assert (answer.code, "Traceback" in answer.err) == (2, False)
+    assert "arm LAMB: nothing is tuned for synthetic with sps" in answer.err
 
 
 def test_a_search_may_multiply_an_arms_own_setting(folder: Path) -> None:

@@ -27,15 +27,15 @@ Sources = Mapping[tuple[str, str], TunedBy]
 """The studies that found the settings of runs, by task and optimizer; a pair without one has other settings."""
 
 
-def tuned_file(task: str, opt: str) -> Path:
+def tuned_file(task: str, opt: str, *, shipped: bool = False) -> Path:
     """The file with the tuned settings of a task and optimizer.
 
-    Files that `bench tune` wrote to `tuned` in this folder take precedence over shipped ones.
+    Files that `bench tune` wrote to `tuned` in this folder take precedence over shipped ones, unless `shipped`.
 
     Raises:
         UserError: nothing was tuned for them.
     """
-    places = (Path("tuned"), configs_folder() / "tuned")
+    places = [*[Path("tuned")] * (not shipped), configs_folder() / "tuned"]
     for folder in places:
         if (path := folder / slug(task) / f"{slug(opt)}.yaml").is_file():
             return path
@@ -93,12 +93,12 @@ def read_tuned(path: Path) -> Provenance:
         ) from None
 
 
-def tuned_settings(task: str, opt: str) -> dict[str, Any]:
-    """The tuned hyperparameters of a task and optimizer.
+def tuned_settings(task: str, opt: str, *, shipped: bool = False) -> dict[str, Any]:
+    """The tuned hyperparameters of a task and optimizer; see `tuned_file`.
 
     Raises:
         UserError: nothing was tuned for them, or the file is damaged.
     """
-    path = tuned_file(task, opt)
+    path = tuned_file(task, opt, shipped=shipped)
     read_tuned(path)
     return {k: v for k, v in flatten_yaml(path).items() if k not in ("task", "opt")}

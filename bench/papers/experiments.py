@@ -14,6 +14,7 @@ from bench.config.options import NO_BOOLEAN
 from bench.config.run_config import Seed, resolve
 from bench.config.settings import as_stored
 from bench.config.strict_yaml import read_yaml
+from bench.config.tuned import tuned_settings
 from bench.errors import UserError, check_known
 from bench.grammar.values import configs_folder, refuse_too_many
 from bench.papers.arms import Arm
@@ -119,7 +120,7 @@ class Experiment(Described):
         undersized: how its runs are smaller than the paper's, so that no claim is settled; None if they are not.
         common: settings of all arms.
         seeds: of every arm, one run each.
-        arms: settings by label.
+        arms: settings by label. `tuned: true` stands for the shipped tuned settings of the task and optimizer.
         figure: description of the figure.
         claims: the tested claims.
         quick: the small version of `--quick`.
@@ -377,10 +378,22 @@ def _read(name: str) -> Experiment:
     content = read_yaml(known[name])
     with _blaming(str(known[name])):
         try:
-            return Experiment.model_validate(content)
+            experiment = Experiment.model_validate(content)
         except ValidationError as error:
             first = error.errors()[0]
             raise UserError(f"{_place(located(first, content), content)}: {why_wrong(first['msg'])}") from None
+        return experiment.model_copy(update={"arms": dict(_with_tuned(experiment))})
+
+
+def _with_tuned(experiment: Experiment) -> Iterator[tuple[str, Settings]]:
+    """The arms; in one with `tuned: true`, the shipped tuned settings of its task and optimizer in its place."""
+    for label, own in experiment.arms.items():
+        named = experiment.common | own
+        if named.get("tuned") is True:
+            with _blaming(f"arm {label}"):
+                of_opt = tuned_settings(str(named.get("task")), str(named.get("opt")), shipped=True)
+            own = of_opt | {name: value for name, value in own.items() if name != "tuned"}
+        yield label, own
 
 
 def _place(loc: Sequence[int | str], content: Any) -> str:
