@@ -279,7 +279,7 @@ OPTIMIZERS = Registry(
             by_family={
                 "vision": {"max_step": 0.3162, "c": 2.154},
                 "lm": {"max_step": 4.217, "c": 16.68},
-                "text": {"max_step": 0.3162, "c": 2.154},
+                "text": {"max_step": 0.1334, "c": 0.7743},
             },
             traits=Traits(needs_loss=True, unscheduled=True),
             update="optimizers.polyak:update",
@@ -291,7 +291,7 @@ OPTIMIZERS = Registry(
             source="Schaipp et al., MoMo: Momentum Models for Adaptive Learning Rates, arXiv 2305.07583",
             defaults=_FROM_TASK,
             search={"lr": LogUniform(1e-2, 1e1)},
-            by_family={"vision": {"lr": 0.3162}},
+            by_family={"vision": {"lr": 0.3162}, "text": {"lr": 0.1}},  # of text: ours, no study has it
             traits=Traits(needs_loss=True, coupled=True),
             update="optimizers.momo:update",
         ),

@@ -299,6 +299,29 @@ def test_heads_from_scratch_are_64_wide_by_default() -> None:
     assert found == {8: 1, 128: 2, 192: 3}
 
 
+def test_weights_from_scratch_have_the_standard_deviation_that_is_asked_for() -> None:
+    for given, std in ((None, 0.02), (0.08, 0.08)):
+        task = small(width=64, layers=1, init_std=given)
+        drawn = [p for name, p in task.named_parameters() if p.ndim == 2 and "embeddings" not in name]
+        assert float(torch.cat([p.detach().flatten() for p in drawn]).std()) == pytest.approx(std, rel=0.02)
+
+
+def test_a_narrower_model_from_scratch_has_larger_weights_which_count_in_its_identity() -> None:
+    """BERT-base has 0.02 at a width of 768; the pretrained model's own value stays as it is."""
+    words = {"task": "sst2", "opt": "sgd"}
+    for options, std in (
+        ({}, None),
+        ({"task.width": 12}, None),
+        ({"task.scratch": "true"}, 0.04899),
+        ({"task.scratch": "true", "task.width": 768}, 0.02),
+        ({"task.scratch": "true", "task.init_std": 0.1}, 0.1),
+        ({"task.scratch": "true", "task.width": 0}, 0.5543),  # the model refuses the width
+    ):
+        config = resolve(words | options)
+        assert config.task_options.get("init_std") == std
+        assert config.identity["task_options"].get("init_std") == std
+
+
 # -- weights -----------------------------------------------------------------------------------------------------------
 
 
@@ -351,6 +374,8 @@ def test_options_out_of_range_are_named_with_their_range(folder: Folder) -> None
         ({"num_heads": 0}, r"^num_heads=0 .* at least 1"),
         ({"num_heads": 3}, "^num_heads=3 does not divide width=8"),
         ({"dropout": 1.0}, r"^dropout=1.0 .*\[0, 1\)"),
+        ({"init_std": -1.0}, "^init_std=-1.0 .* at least 0 and finite"),
+        ({"init_std": float("inf")}, "^init_std=inf .* at least 0 and finite"),
         ({"heads": "other"}, "^heads=other .* regroup or fresh"),
         ({"heads": "regroup", "scratch": True}, "^heads=regroup keeps loaded weights, and scratch=true loads none"),
         ({"scratch": False, "model": path, "num_heads": 5}, "^num_heads=5 does not divide the model's width of 12"),

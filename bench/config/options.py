@@ -449,7 +449,9 @@ def task_options(spec: Any) -> dict[str, Option]:
 
 
 def task_values(spec: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The value of every option of a task: the given one, else the preset's, else the default.
+    """The value of every option of a task: the given one, else the preset's, else the default, else the derived one.
+
+    A derived option that is None is left out, so that studies without it keep their names.
 
     The preset itself is left out: it only names values.
 
@@ -461,7 +463,8 @@ def task_values(spec: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     if spec.presets:
         values = parse_options("task", options, {**spec.presets[values["preset"]], **given})
         del values["preset"]
-    return values
+    derived = {name: of(values) for name, of in spec.derived.items() if name in values and values[name] is None}
+    return {name: value for name, value in (values | derived).items() if name not in derived or value is not None}
 
 
 @lru_cache

@@ -1,6 +1,6 @@
 """The specification of a task. Importing this file imports no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -48,6 +48,8 @@ class TaskSpec:
             option `dataset` selects one, by default the first that exists.
         family: tasks with similar models, for which optimizers share defaults (`OptimizerSpec.by_family`).
         presets: named values of its options; the first preset's are the defaults. Its option `preset` names one.
+        derived: functions of all options that give the default of an option whose value is None. Each configuration
+            has the result explicitly, as part of its identity; it lacks the option if that is None too.
         lanes: the loss is a function of weights and batch alone, so runs can be vectorised: no buffers change in
             training, and random numbers come only from the batch's randomness.
         files: `module:function` that ensures that its data files exist, fetching them if necessary; it takes
@@ -79,6 +81,7 @@ class TaskSpec:
     family: str = ""
     datasets: tuple[str, ...] = ()
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    derived: Mapping[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
     files: str = ""
     ranks_training: bool = False
     scale: Literal["linear", "log"] = "linear"
