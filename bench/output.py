@@ -176,8 +176,9 @@ def check_output(folder: Path) -> None:
     Raises:
         UserError: it cannot.
     """
-    there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
-    probe = there / f"probe-{uuid4().hex}.tmp"
+    from bench.store.files import existing
+
+    probe = existing(folder) / f"probe-{uuid4().hex}.tmp"
     try:
         with writing(folder):
             probe.write_bytes(bytes(ROOM))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.errors import UserError
 from bench.grammar.commands import COMMANDS
-from bench.grammar.parse import Command, Option, known_options, said, subject
+from bench.grammar.parse import Args, Command, Option, known_options, said, subject
 from bench.grammar.values import configs_folder, place
 
 FILES = ":files"
@@ -66,6 +66,12 @@ complete -c bench -f -a '(__bench_next)'
 """,
 }
 """The script for each shell: it calls `bench completion next WORDS` with the words so far, the last one unfinished."""
+
+
+def main(args: Args) -> int:
+    """`bench completion SHELL`: print the shell's script."""
+    print(SCRIPTS[args.shell], end="")
+    return 0
 
 
 def following(words: Sequence[str]) -> list[str]:

@@ -22,7 +22,7 @@ from typing import Any
 from bench.errors import UserError
 from bench.store.attempt import write_block
 from bench.store.block import DONE, name_of
-from bench.store.files import disk_errors, replacing
+from bench.store.files import disk_errors, existing, replacing
 from bench.store.load import Damaged
 from bench.store.record import FILE_NAME, RunResult
 from bench.store.reports import StudyRecord, write_record
@@ -105,8 +105,7 @@ def bundle(
     paths = (_tuned_of(study, tuned) for study in studies)
     settings = [path for path in paths if path is not None]
     ladders = [ladder for ladder in stores.ladders if ladder.run_ids & ids]
-    existing = next(each for each in out.absolute().parents if each.is_dir())
-    with disk_errors(out), TemporaryDirectory(dir=existing) as temporary:
+    with disk_errors(out), TemporaryDirectory(dir=existing(out.parent)) as temporary:
         folder = Path(temporary) / "bundle"
         for task in sorted({bare(run.config["task"]) for run in runs}):
             own = sorted((run for run in runs if bare(run.config["task"]) == task), key=lambda run: run.run_id)

@@ -26,6 +26,11 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def existing(path: Path) -> Path:
+    """The path, or its nearest parent that exists, even as a broken link."""
+    return next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
+
+
 def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)

@@ -17,7 +17,7 @@ from bench.config.run_config import RunConfig, on_device
 from bench.errors import RunFailed, UserError
 from bench.store import attempt
 from bench.store.block import CHECKPOINT, PREFIX, Block, blocks_in, ended, name_of, names_in, readable
-from bench.store.files import making
+from bench.store.files import existing, making
 from bench.store.load import Damaged, is_there
 from bench.store.record import RunResult
 from bench.store.tables import Columns
@@ -168,8 +168,7 @@ class Store:
         Raises:
             UserError: the folder cannot be created or written.
         """
-        there = next(path for path in (self.folder, *self.folder.absolute().parents) if os.path.lexists(path))
-        with making(self.folder), TemporaryFile(dir=there):
+        with making(self.folder), TemporaryFile(dir=existing(self.folder)):
             pass
 
     def begin(

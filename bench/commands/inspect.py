@@ -1,0 +1,159 @@
+"""`bench list` and `bench show`."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from bench.errors import ANYTHING, RunFailed, UserError, check_known, unknown
+from bench.grammar.commands import COMMANDS, parse
+from bench.grammar.parse import Args
+from bench.output import answer, existing_stores, remark, reply, stores_of, warn_of
+from bench.text import clean
+
+
+def run_list(args: Args) -> int:
+    """`bench list`: 0 done, 1 something could not be read."""
+    if args.what == "runs":
+        return _list_runs(args)
+    usual, own = parse("list", [args.what]), ("json", "store") if args.what == "plans" else ("json",)
+    for option in COMMANDS["list"].options:
+        if option.name not in own and getattr(args, option.key) != getattr(usual, option.key):
+            raise UserError(f"{option.flag}: it selects runs (`bench list runs`); remove it to list {args.what}")
+    if args.what == "plans":
+        return _list_plans(args)
+    from bench.results.render import shown
+    from bench.results.table import Table
+    from optimizers import OPTIMIZERS
+    from tasks import TASKS
+
+    if args.what == "tasks":
+        rows = {name: TASKS.describe(name) or TASKS[name].title for name in TASKS}
+    else:
+        rows = {name: OPTIMIZERS.describe(name) or OPTIMIZERS[name].formula for name in OPTIMIZERS}
+    reply(args, rows, shown(Table.facts(rows.items())))
+    return 0
+
+
+def _list_plans(args: Args) -> int:
+    from bench.execute.plan import open_plans, progress_of
+    from bench.results.render import shown
+    from bench.results.table import Table
+
+    found, code = list[tuple[str, int, int, Path]](), 0
+    for store in existing_stores(args):
+        for name in open_plans(store):
+            try:
+                found.append((name, *progress_of(store, name), store))
+            except UserError as error:
+                remark("warning", error)
+                code = 1
+    rows = [[n, f"{stored} of {runs} runs stored", str(store)] for n, stored, runs, store in found]
+    none = [clean(f"no plans in {' and '.join(map(str, stores_of(args)))}")]
+    values = [{"plan": n, "stored": stored, "runs": runs, "store": store} for n, stored, runs, store in found]
+    reply(args, values, shown(Table.of(["plan", "progress", "store"], rows)) if rows else none)
+    return code
+
+
+def _list_runs(args: Args) -> int:
+    from bench.browse import listing
+    from bench.results.render import shown as as_lines
+    from bench.store.stores import Stores
+
+    check_known("status", args.status, listing.STATUSES)
+    asked = listing.Filters(
+        args.task,
+        args.opt,
+        args.status,
+        listing.since(args.since) if args.since else "",
+        args.study,
+        args.sort,
+        each=args.all or args.json,
+    )
+    stores = Stores(existing_stores(args))
+    found = listing.lines(stores, asked) if stores.runs else []
+    shown = found[: args.limit]
+    if args.json:
+        answer(listing.as_json(shown, stores))
+    elif shown:
+        print("\n".join(as_lines(listing.table(shown))))
+    else:
+        where = stores.shown or " and ".join(map(str, stores_of(args)))
+        print(clean(f"no {'such ' * bool(stores.runs)}runs in {where}"))
+    code = warn_of(stores)
+    if len(found) > len(shown):
+        remark("note", f"{len(found) - len(shown)} more; --limit {len(found)} shows all")
+    return code
+
+
+def run_show(args: Args) -> int:
+    """`bench show`: 0 done, 1 the run cannot be read."""
+    name = args.name
+    from optimizers import OPTIMIZERS
+    from optimizers.plugins import load
+    from tasks import TASKS, TaskSpec
+
+    if name in OPTIMIZERS and not (":" in name and isinstance(load(name), TaskSpec)):
+        from bench.commands.describe import describe_optimizer, optimizer_json
+
+        reply(args, optimizer_json(OPTIMIZERS[name]), [describe_optimizer(OPTIMIZERS[name])])
+        return 0
+    if name in TASKS:
+        from bench.commands.describe import describe_task, task_json
+
+        if not args.json:
+            print(describe_task(TASKS[name]))
+        from bench.commands.parameters import model_parameters, parameter_lines
+
+        known = model_parameters(name, args.data)
+        if args.json:
+            answer(task_json(TASKS[name]) | ({"unknown": known} if isinstance(known, str) else {"parameters": known}))
+        else:
+            print("\n".join(["", *parameter_lines(known)]))
+        return 0
+    path = Path(name)
+    folders = [path.parent] if path.name != name and path.parent.is_dir() else existing_stores(args)
+    likely = name.count("/") != 1 or path.is_absolute()  # experiments are PAPER/EXPERIMENT, and importing them is slow
+    if likely and (code := _show_run(path.name, folders, as_json=args.json)) is not None:
+        return code
+    from bench.papers.experiments import experiments, load
+
+    if name in experiments():
+        from bench.commands.describe import describe_experiment
+
+        experiment = load(name)
+        value = {"kind": "experiment", "name": name} | experiment.model_dump(mode="json")
+        reply(args, value, [describe_experiment(name, experiment)])
+        return 0
+    if not likely and (code := _show_run(path.name, folders, as_json=args.json)) is not None:
+        return code
+    from bench.store.stores import Stores
+
+    stores = Stores(folders)
+    broken = [each for each in stores.damaged if path.name in each.path.parts]
+    if broken:
+        remark("error", broken[0])
+        return RunFailed.exit_code
+    begun = [run_id for run_id in stores.blocks if run_id.startswith(path.name)]
+    near = begun[:1] or get_close_matches(path.name, stores.blocks, n=1, cutoff=0.9)  # ids end in a digest
+    if near:
+        raise unknown(f"run in {stores.shown}", path.name, near)
+    raise unknown(ANYTHING, name, [*TASKS, *OPTIMIZERS, *experiments()])
+
+
+def _show_run(run_id: str, folders: Sequence[Path], *, as_json: bool) -> int | None:
+    """Show a run: the exit code, 1 if its tables cannot be read; None if no store has it."""
+    from bench.store.store import Store
+
+    if not any(Store(folder).get(run_id) for folder in folders):
+        return None
+    from bench.browse import show
+    from bench.browse.compare import find
+
+    run, store = find(run_id, folders)
+    if as_json:
+        found, whole = show.as_json(run, store)
+        answer(found)
+    else:
+        lines, whole = show.lines(run, store)
+        print("\n".join(lines))
+    return 0 if whole else RunFailed.exit_code
