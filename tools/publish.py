@@ -3,8 +3,8 @@
 A task of the reference suite is published if the store has all fresh seeds of every optimizer. Its runs go to
 `results/reference/runs`, thinned to 200 points per curve, its settings to `configs/tuned`, figure, sentences and
 tables into README.md, its observations of attention to `results/observatory`, and what was searched to
-`results/tuned`. With `--check`, nothing is written; exit code 1: README.md or one of these pages does not match
-`results/reference`.
+`results/tuned`. The arms with a schedule (`tools/schedules.py`) have runs there too, and their own page. With
+`--check`, nothing is written; exit code 1: README.md or one of these pages does not match `results/reference`.
 """
 
 import argparse
@@ -12,12 +12,12 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 
@@ -34,13 +34,12 @@ from bench.results.draw import picture
 from bench.results.render import markdown_table
 from bench.results.selection import GAP
 from bench.results.table import Column, Table
-from bench.store.block import name_of
 from bench.store.bundle import STORE, TUNED, bundle
-from bench.store.record import CAP_BINDS
+from bench.store.record import CAP_BINDS, RunResult
 from bench.store.stores import Stores
 from bench.text import cell, counted, listed
 from bench.tuning import suite
-from tools import observatory, searches
+from tools import observatory, schedules, searches
 
 TABLES = {"Theory tasks": ("theory",), "Models": ("lm", "vision", "sst2")}
 """The parts of the reference suite in each table of README.md."""
@@ -52,6 +51,22 @@ ALT = "Training loss against optimizer steps, all optimizers"
 AXES = {"xy": ", both axes logarithmic", "x": ", logarithmic steps", "y": ", logarithmic loss"}
 POINTS = 200
 """Rows kept of the curve of a fresh seed; a trial keeps a tenth."""
+
+
+class Published(NamedTuple):
+    """The published runs, as boards read them.
+
+    Attributes:
+        all: those at constant learning rates.
+        figure: their curves.
+        tasks: those of each task.
+        arms: those with a schedule; None without any.
+    """
+
+    all: Collected
+    figure: Chart
+    tasks: Mapping[str, Collected]
+    arms: Collected | None
 
 
 def finished(stores: Stores, part: str) -> list[str]:
@@ -79,9 +94,16 @@ def finished(stores: Stores, part: str) -> list[str]:
     return [task for task in dict.fromkeys(tasks) if task not in open_tasks]
 
 
-def ship(stores: Stores, tasks: list[str], tuned: Path) -> None:
-    """Write the suite's runs of these tasks, and their settings; shipped runs of other tasks stay."""
-    names = {spec.name for part in PARTS for each in suite.load(part) for spec in each.specs({})}
+def ship(stores: Stores, parts: Sequence[str], tasks: Sequence[str], tuned: Path | None) -> None:
+    """Write the runs of these parts and tasks, in place of shipped runs on the same problems.
+
+    Args:
+        stores: have the runs.
+        parts: of suites.
+        tasks: by name.
+        tuned: folder with the tuned settings to ship, and with the pages of what was searched; None for neither.
+    """
+    names = {spec.name for part in parts for each in suite.load(part) for spec in each.specs({})}
     mine = [study for study in stores.studies if study.name in names and study.task in tasks]
     stores.studies = mine
     trials = {run_id for study in mine for run_id in study.run_ids}
@@ -98,14 +120,16 @@ def ship(stores: Stores, tasks: list[str], tuned: Path) -> None:
         or (run.config["task"], run.config["opt"], run.config["opt_options"], run.problem) in settings
     ]
     with TemporaryDirectory() as temporary:
-        made = bundle(stores, runs, Path(temporary) / "bundle", points=POINTS, tuned=[tuned])
-        _withdraw(tasks)
+        made = bundle(stores, runs, Path(temporary) / "bundle", points=POINTS, tuned=[tuned] if tuned else [])
+        _withdraw({_arm(run) for run in runs})
         shutil.copytree(Path(temporary) / "bundle" / STORE, FOLDER / STORE, dirs_exist_ok=True)
         if (Path(temporary) / "bundle" / TUNED).is_dir():
             for task in (Path(temporary) / "bundle" / TUNED).iterdir():
                 shutil.rmtree(Path("configs/tuned") / task.name, ignore_errors=True)
                 shutil.copytree(task, Path("configs/tuned") / task.name)
     for task in tasks:
+        if tuned is None:
+            break
         (SENSITIVITY / task).mkdir(parents=True, exist_ok=True)
         page = (tuned / task / "sensitivity.md").read_text("utf-8")
         # Without the folders of the machine that made it.
@@ -116,16 +140,20 @@ def ship(stores: Stores, tasks: list[str], tuned: Path) -> None:
     print(f"{made.runs} runs, {made.studies} studies, {made.tuned} files of settings, {size / 1e6:.1f} MB")
 
 
-def _withdraw(tasks: Sequence[str]) -> None:
-    """Remove the shipped runs and studies of these tasks; a bundle has one block for each task."""
+def _arm(run: RunResult) -> tuple[str, str]:
+    """Task and schedule of a run; a shipped block has the runs of one."""
+    return run.config["task"], run.config["trainer"]["schedule"]
+
+
+def _withdraw(arms: Set[tuple[str, str]]) -> None:
+    """Remove the shipped runs of these tasks and schedules, and their studies."""
     shipped = Stores([FOLDER / STORE])
-    for task in tasks:
-        ids = sorted(run.run_id for run in shipped.runs if run.config["task"] == task)
-        if ids:
-            shutil.rmtree(FOLDER / STORE / name_of(ids))
-        for study in shipped.studies:
-            if study.task == task:
-                study.places(FOLDER / STORE)[0].unlink()
+    old = {run.run_id for run in shipped.runs if _arm(run) in arms}
+    for folder in {shipped.place(run_id) for run_id in old}:
+        shutil.rmtree(folder)
+    for study in shipped.studies:
+        if study.run_ids & old:
+            study.places(FOLDER / STORE)[0].unlink()
 
 
 def text(found: Collected, panels: Sequence[Panel]) -> str:
@@ -323,13 +351,23 @@ def _smaller(image: bytes) -> bytes:
     return made.getvalue()
 
 
-def shown() -> tuple[Collected, Chart, dict[str, Collected]]:
-    """The published runs, as boards read them, the figure, and the runs of each task."""
+def shown() -> Published:
+    """The published runs."""
     stores = Stores([FOLDER / STORE])
-    found = collect(stores)
+    constant = [run for run in stores.runs if run.config["trainer"]["schedule"] == "constant"]
+    others = [run for run in stores.runs if run.config["trainer"]["schedule"] != "constant"]
+    found = collect(_only(constant))
     tasks = dict.fromkeys(problem.task for problem in found.problems)
-    of_tasks = {task: collect(stores, tasks=[task]) for task in tasks}
-    return found, curves(found), of_tasks
+    of_tasks = {task: collect(_only(constant), tasks=[task]) for task in tasks}
+    return Published(found, curves(found), of_tasks, collect(_only(others)) if others else None)
+
+
+def _only(runs: Sequence[RunResult]) -> Stores:
+    """The published store with these runs and their studies alone."""
+    stores, ids = Stores([FOLDER / STORE]), {run.run_id for run in runs}
+    stores.runs = [run for run in stores.runs if run.run_id in ids]
+    stores.studies = [study for study in stores.studies if study.run_ids & ids]
+    return stores
 
 
 def main() -> int:
@@ -341,30 +379,36 @@ def main() -> int:
     parser.add_argument("--tuned", type=Path, default=Path("tuned"), help="folder with tuned settings")
     args = parser.parse_args()
     if args.check:
-        found, chart, tasks = shown()
-        written = (README, searches.PATH, *observatory.FOLDER.glob("*/README.md"))
+        there = shown()
+        written = (README, searches.PATH, schedules.PATH, *observatory.FOLDER.glob("*/README.md"))
         files = {path: path.read_text("utf-8") for path in written if path.exists()}
-        pages = {observatory.path(task): page for task, own in tasks.items() if (page := observatory.page(task, own))}
-        pages[searches.PATH] = searches.page(tasks)
+        pages = {observatory.path(task): observatory.page(task, own) for task, own in there.tasks.items()}
+        pages |= {searches.PATH: searches.page(there.tasks), schedules.PATH: schedules.page(there.all, there.arms)}
+        pages = {path: page for path, page in pages.items() if page is not None}
         wrong = {str(path) for path in files.keys() ^ {README, *pages}}
         wrong |= {str(path) for path, page in pages.items() if files.get(path) != page}
-        wrong |= {str(README)} if text(found, chart.panels) not in files[README] else set()
+        wrong |= {str(README)} if text(there.all, there.figure.panels) not in files[README] else set()
         for path in sorted(wrong):
             print(f"{path} does not match results/reference: run make publish", file=sys.stderr)
         return int(bool(wrong))
-    stores = Stores([place("store")])
-    tasks = [task for part in PARTS for task in finished(stores, part)]
-    print(f"finished: {', '.join(tasks) or 'nothing'}")
-    if not tasks:
+    tasks = [task for part in PARTS for task in finished(Stores([place("store")]), part)]
+    arms = finished(Stores([place("store")]), schedules.PART)
+    print(f"finished: {', '.join(tasks) or 'nothing'}; with a schedule: {', '.join(arms) or 'nothing'}")
+    if tasks:
+        ship(Stores([place("store")]), PARTS, tasks, args.tuned)
+    if arms:
+        ship(Stores([place("store")]), [schedules.PART], arms, None)
+    if not tasks and not arms:
         return 1
-    ship(stores, tasks, args.tuned)
-    found, chart, of_tasks = shown()
-    for task, own in of_tasks.items():
+    there = shown()
+    for task, own in there.tasks.items():
         observatory.publish(task, own)
-    searches.PATH.write_text(searches.page(of_tasks), "utf-8")
-    write(FIGURE, _smaller(picture(chart.shown, FIGURE.suffix)))
+    schedules.publish(there.all, there.arms)
+    searches.PATH.write_text(searches.page(there.tasks), "utf-8")
+    write(FIGURE, _smaller(picture(there.figure.shown, FIGURE.suffix)))
     before, _, rest = README.read_text("utf-8").partition(f"{BEGIN}\n")
-    README.write_text(f"{before}{BEGIN}\n{text(found, chart.panels)}{END}{rest.partition(END)[2]}", "utf-8")
+    summary = text(there.all, there.figure.panels)
+    README.write_text(f"{before}{BEGIN}\n{summary}{END}{rest.partition(END)[2]}", "utf-8")
     return 0
 
 

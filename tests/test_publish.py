@@ -1,0 +1,76 @@
+"""What `make publish` ships and writes: the arms with a schedule beside the reference results."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.store.stores import Stores
+from bench.store.tables import CURVE_FIELDS
+from tests.entered import found, made, seeds
+from tests.stored import put
+from tools import publish, schedules
+
+COSINE = {"trainer.schedule": "cosine", "trainer.warmup": 0.05}
+CONSTANT = {"adam": 0.9, "adamw": 0.8, "sgd": 0.7}
+"""Accuracy at constant rates, by optimizer."""
+
+
+def fill(store: Path, gains: dict[str, float], words: dict[str, object] | None = None) -> None:
+    """Seven fresh seeds per optimizer, whose accuracy is that at a constant rate plus the gain."""
+    for opt, gain in gains.items():
+        runs = seeds(opt, [CONSTANT[opt] + gain + 0.001 * i for i in range(7)], words=words or {})
+        curve = {"step": [1, 100], **{name: [1.0, 0.5] for name in CURVE_FIELDS[1:]}}
+        put(store, *runs, tables={"curve": {run.run_id: curve for run in runs}})
+
+
+def test_each_method_with_a_schedule_is_compared_with_itself_and_with_the_reference(tmp_path: Path) -> None:
+    constant, arms = tmp_path / "constant", tmp_path / "arms"
+    fill(constant, dict.fromkeys(CONSTANT, 0.0))
+    fill(arms, {"adam": 0.05, "adamw": -0.05, "sgd": 0.0}, COSINE)
+    page = schedules.page(found(constant), found(arms))
+    assert page is not None
+    text = " ".join(page.split())
+    assert "The schedule is: better for adam; worse for adamw; no difference found for sgd." in text
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in page.splitlines() if line.startswith("| ")}
+    assert "0.953 [0.9" in rows["adam"]
+    assert rows["adam"].endswith("| better |")
+    assert rows["adamw"].endswith("| reference |")
+    assert rows["sgd"].endswith("| worse |")
+    assert schedules.page(found(constant), None) is None
+
+
+def test_a_method_without_runs_at_a_constant_rate_is_not_compared(tmp_path: Path) -> None:
+    constant, arms = tmp_path / "constant", tmp_path / "arms"
+    fill(constant, {"adamw": 0.0})
+    fill(arms, {"adam": 0.05, "adamw": 0.0}, COSINE)
+    page = schedules.page(found(constant), found(arms))
+    assert page is not None
+    assert "not compared for adam" in page
+
+
+def test_shipped_runs_are_replaced_only_where_task_and_schedule_are_those_of_the_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = tmp_path / "reference" / "runs"
+    monkeypatch.setattr(publish, "FOLDER", shipped.parent)
+    fill(shipped, {"adam": 0.0, "sgd": 0.0})
+    fill(shipped, {"adam": 0.1}, COSINE)
+    put(shipped, made("adam", task="cifar10"))
+    before = {run.run_id: publish._arm(run) for run in Stores([shipped]).runs}
+    publish._withdraw({("mnist", "cosine")})
+    left = {run.run_id: publish._arm(run) for run in Stores([shipped]).runs}
+    assert left == {run_id: arm for run_id, arm in before.items() if arm != ("mnist", "cosine")}
+    assert set(left.values()) == {("mnist", "constant"), ("cifar10", "constant")}
+
+
+def test_constant_rates_and_schedules_are_published_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = tmp_path / "reference" / "runs"
+    monkeypatch.setattr(publish, "FOLDER", shipped.parent)
+    fill(shipped, dict.fromkeys(CONSTANT, 0.0))
+    assert publish.shown().arms is None
+    fill(shipped, {"adam": 0.1}, COSINE)
+    there = publish.shown()
+    assert there.arms is not None
+    assert {entry.opt for entry in there.all.entries} == {*CONSTANT}
+    assert [entry.opt for entry in there.arms.entries] == ["adam"]
+    assert len({problem.key for own in (there.all, there.arms) for problem in own.problems}) == 2

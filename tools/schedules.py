@@ -1,0 +1,91 @@
+"""The page `results/schedules/README.md`: warm-up and cosine decay against constant rates; `make publish` writes it."""
+
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+from bench.boards.charts import curves
+from bench.boards.collect import Collected
+from bench.boards.entries import Problem
+from bench.boards.quality import judged
+from bench.boards.shared import Verdicts
+from bench.results.draw import picture
+from bench.results.render import markdown_table
+from bench.results.table import Column, Table
+from bench.text import listed
+
+PART = "schedules"
+"""The suite with these arms."""
+FOLDER = Path("results/schedules")
+PATH, FIGURE = FOLDER / "README.md", FOLDER / "curves.png"
+ABOUT = """Further arms of the reference results: linear warm-up over 5 % of the steps, then cosine decay to 0. The
+plan (`configs/suites/schedules.yaml`) was committed before its runs began. Each optimizer was tuned with the schedule
+as it was without: the same number of trials, points, tuning seeds and fresh seeds. So a method with its schedule is
+compared with the same method at a constant rate, and with the reference under the same schedule. Verdicts are sign
+tests over common seeds, at most 5 % false ones a row and comparison. Means over fresh seeds have 95 % intervals,
+without the noise of tuning."""
+
+
+def page(constant: Collected, arms: Collected | None) -> str | None:
+    """The page; None without finished arms.
+
+    Args:
+        constant: the published runs at constant rates.
+        arms: those with a schedule, if there are any.
+    """
+    if arms is None:
+        return None
+    lines = ["# Warm-up and cosine decay", "", *wrap(ABOUT, 120)]
+    for problem in arms.problems:
+        plain = next((each for each in constant.problems if each.task == problem.task), None)
+        if plain is not None:
+            lines += _section(constant, plain, arms, problem)
+    lines += [f"![Training loss with warm-up and cosine decay, all optimizers]({FIGURE.name})", ""]
+    tasks = ",".join(dict.fromkeys(problem.task for problem in arms.problems))
+    commands = [f"bench leaderboard --task {tasks} --only trainer.schedule=cosine"]
+    commands += [f"bench plot curves --task {tasks} --only trainer.schedule=cosine -o curves.png"]
+    return "\n".join([*lines, "Made from `results/reference` by:", "", "```sh", *commands, "```", ""])
+
+
+def _section(constant: Collected, plain: Problem, arms: Collected, problem: Problem) -> list[str]:
+    """Sentence and table of a task."""
+    metric, verdicts, _ = judged(arms, problem)
+    before = {entry.opt: entry for entry in constant.problems[plain]}
+    rows, gains = list[dict[str, Any]](), dict[str, list[str]]()
+    for entry in verdicts.ordered(arms.problems[problem]):
+        alone = before.get(entry.opt)
+        own = Verdicts(alone, metric)
+        gain = own.values(entry, own.of(entry))
+        gains.setdefault(gain["verdict"] or "not compared", []).append(entry.opt)
+        rows.append(
+            {
+                "opt": entry.opt,
+                "settings": entry.settings,
+                "constant": alone and metric.mean(alone),
+                "cosine": metric.mean(entry),
+                "gain": gain["verdict"],
+                "effect": gain.get("effect"),
+                "verdict": verdicts.values(entry, verdicts.of(entry))["verdict"],
+            }
+        )
+    columns = [
+        Column("opt", "optimizer"),
+        Column("settings", "settings with the schedule"),
+        Column("constant", f"{metric.words}, constant rate"),
+        Column("cosine", f"{metric.words}, warm-up and cosine"),
+        Column("gain", "the schedule is"),
+        Column("effect", "effect of the schedule"),
+        Column("verdict", f"against {verdicts.ref.opt if verdicts.ref else 'the reference'} with the schedule"),
+    ]
+    said = "; ".join(f"{words} for {listed(opts)}" for words, opts in gains.items())
+    table = markdown_table(Table("", columns, rows))
+    return ["", f"## {problem.task}", "", *wrap(f"The schedule is: {said}.", 120), "", *table, ""]
+
+
+def publish(constant: Collected, arms: Collected | None) -> None:
+    """Write the page and its figure, if there are arms."""
+    text = page(constant, arms)
+    if arms is not None and text is not None:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        PATH.write_text(text, "utf-8")
+        FIGURE.write_bytes(picture(curves(arms).shown, ".png"))
