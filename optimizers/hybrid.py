@@ -129,25 +129,31 @@ class Hybrid(Optimizer):
                 getattr(part, mode)()
 
     def state_dict(self) -> dict[str, Any]:
-        """The parts' states as the state of one optimizer, with parameters numbered consecutively."""
+        """The parts' states as the state of one optimizer, with parameters numbered consecutively.
+
+        What a part keeps beside the states of its parameters is in `parts`, if any does.
+        """
         state: dict[Any, Any] = {}
         groups: list[dict[str, Any]] = []
+        others: list[dict[str, Any]] = []
         for part in self.parts:
             own, start = part.state_dict(), sum(len(group["params"]) for group in groups)
-            state |= {key + start if isinstance(key, int) else key: value for key, value in own["state"].items()}
-            groups += [{**g, "params": [i + start for i in g["params"]]} for g in own["param_groups"]]
-        return {"state": state, "param_groups": groups}
+            state |= {key + start: value for key, value in own["state"].items() if isinstance(key, int)}
+            groups += [{**g, "params": [i + start for i in g["params"]]} for g in own.pop("param_groups")]
+            others.append(own | {"state": {key: v for key, v in own["state"].items() if not isinstance(key, int)}})
+        has_more = any(own["state"] or len(own) > 1 for own in others)
+        return {"state": state, "param_groups": groups} | ({"parts": others} if has_more else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of each part."""
         groups, start = list(state_dict["param_groups"]), 0
-        for part in self.parts:
+        others = state_dict.get("parts") or [{"state": {}} for _ in self.parts]
+        for part, more in zip(self.parts, others, strict=True):
             own, groups = groups[: len(part.param_groups)], groups[len(part.param_groups) :]
             count = sum(len(group["params"]) for group in own)
             state = {i - start: state_dict["state"][i] for i in range(start, start + count) if i in state_dict["state"]}
-            part.load_state_dict(
-                {"state": state, "param_groups": [{**g, "params": [i - start for i in g["params"]]} for g in own]}
-            )
+            numbered = [{**g, "params": [i - start for i in g["params"]]} for g in own]
+            part.load_state_dict(more | {"state": state | more["state"], "param_groups": numbered})
             start += count
         self._join()
 

@@ -702,8 +702,8 @@ def test_entries_with_a_rest_have_short_names_and_its_version(store):
 
 
 def test_conformance_is_that_of_all_methods_of_an_entry(store):
-    def checked(name: str, verdict: str = "pass", version: int = 1) -> None:
-        path = check_path(store, name, version, None)
+    def checked(name: str, verdict: str = "pass", version: int = 1, rest: str | None = None) -> None:
+        path = check_path(store, name, version, None, rest)
         path.parent.mkdir(parents=True, exist_ok=True)
         one = {
             "check": "groups",
@@ -715,7 +715,8 @@ def test_conformance_is_that_of_all_methods_of_an_entry(store):
             "meaning": "",
             "advice": "",
         }
-        record = {"name": name, "ok": verdict == "pass", "options": {}, "verdicts": [one], "version": version}
+        options = {} if rest is None else {"rest": rest}
+        record = {"name": name, "ok": verdict == "pass", "options": options, "verdicts": [one], "version": version}
         path.write_text(json.dumps(record))
 
     def shown() -> list[str | None]:
@@ -727,6 +728,13 @@ def test_conformance_is_that_of_all_methods_of_an_entry(store):
     assert shown() == ["pass", None]
     checked("sgd", version=2)
     assert shown() == ["pass", None]
+    checked("sgd")
+    checked("muon", "fail", rest="adamw")
+    checked("adam", "fail", rest="sgd")
+    assert shown() == ["pass", "pass"]
+    checked("muon", "fail", rest="sgd")
+    assert shown() == ["pass", "fails groups"]
+    checked("muon", rest="sgd")
     checked("sgd", "fail")
     assert shown() == ["pass", "fails groups"]
 

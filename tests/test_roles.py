@@ -542,6 +542,29 @@ def hybrid(params: list[Any], first: Any, second: Any) -> Hybrid:
     return Hybrid([first(params[:2]), second(params[2:])])
 
 
+class Counting(torch.optim.SGD):
+    """Divides the rate by the number of steps, which it keeps beside the states of its parameters, in two places."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1, momentum=0.9)
+        self.count = 0
+
+    def step(self, closure: Any = None) -> Any:
+        states: Any = self.state
+        self.count += 1
+        states["count"] = states.get("count", 0) + 1
+        for group in self.param_groups:
+            group["lr"] = 0.1 / (self.count + states["count"])
+        return super().step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"own": {"count": self.count}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.count = state_dict["own"]["count"]
+        super().load_state_dict({name: value for name, value in state_dict.items() if name != "own"})
+
+
 PAIRS: dict[str, tuple[Any, Any]] = {
     "muon+adamw": (lambda p: Muon(p, lr=0.01), lambda p: torch.optim.AdamW(p, lr=0.01)),
     "sps+sgd": (lambda p: SPS(p, c=2.0, gamma=2.0, max_step=0.5), lambda p: torch.optim.SGD(p, 0.01, momentum=0.9)),
@@ -590,7 +613,13 @@ def test_under_clipping_a_polyak_part_takes_the_step_of_its_own_unclipped_gradie
         torch.testing.assert_close(p.detach(), q - step * g * clip / norm, rtol=1e-5, atol=1e-9)
 
 
-@every_pair
+COUNTING: dict[str, tuple[Any, Any]] = {
+    "counting+counting": (Counting, Counting),
+    "sgd+counting": (lambda p: torch.optim.SGD(p, lr=0.1), Counting),
+}
+
+
+@pytest.mark.parametrize("pair", (PAIRS | COUNTING).values(), ids=PAIRS | COUNTING)
 def test_a_resumed_hybrid_goes_on_bit_for_bit(pair: tuple[Any, Any]) -> None:
     params = problem()
     one = hybrid(params, *pair)
@@ -628,6 +657,7 @@ def test_a_hybrids_state_is_that_of_its_parts() -> None:
     assert {tuple(one.state[p]) for p in params[:2]} == {("momentum_buffer",)}
     one.state[params[2]] = {}
     assert one.parts[1].state[params[2]] == {}
+    assert one.state_dict().keys() == {"state", "param_groups"}
 
 
 def test_a_schedule_drives_all_groups_but_those_that_find_their_own_step() -> None:

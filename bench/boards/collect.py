@@ -234,7 +234,8 @@ def _conformance(entry: Entry, checks: Iterable[CheckRecord]) -> str | None:
     failed = set[str]()
     for kind, name in {"opt": entry.opt, "rest": entry.options.get(REST)}.items():
         about = {(run.versions.get(kind), run.versions.get(f"{kind}_package")) for run in entry.runs.values()}
-        mine = [c for c in checks if bare(c.name) == name and {(c.version, c.package)} == about]
+        rests = {None, entry.options.get(REST) if kind == "opt" else None}
+        mine = [c for c in checks if bare(c.name) == name and {(c.version, c.package)} == about and c.rest in rests]
         if name is not None and not mine:
             return None
         failed |= {check for report in mine for check in report.serious}

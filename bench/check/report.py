@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.check.catalogue import CATALOGUES, SERIOUS, Check, Kind
+from optimizers.groups import REST
 
 Word = Literal["pass", "fail", "not applicable", "error"]
 
@@ -147,7 +148,8 @@ def write_verdict(store: Path, report: Report) -> Path:
     from bench.store.files import making
     from bench.store.reports import check_path, write_record
 
-    path = check_path(store, report.name, report.about.get("version"), report.about.get("package"))
+    about, rest = report.about, told(report.options).get(REST)
+    path = check_path(store, report.name, about.get("version"), about.get("package"), rest)
     with making(store):
         write_record(path, report.as_json())
     return path
@@ -168,7 +170,7 @@ def read_verdict(store: Path, name: str, options: Mapping[str, Any], versions: M
 
     spec = OPTIMIZERS[name]
     try:
-        record = read_report(check_path(store, name, spec.version, spec.package), CheckRecord)
+        record = read_report(check_path(store, name, spec.version, spec.package, told(options).get(REST)), CheckRecord)
     except (FileNotFoundError, Damaged):
         return None
     if record.options != told(options) or record.versions != versions:

@@ -18,6 +18,7 @@ from bench.store.files import disk_errors, write_json
 from bench.store.load import Damaged, read
 from bench.store.record import Count, Json, Mode, Moment, Name, Number, RunId, Seconds
 from bench.text import is_number
+from optimizers.groups import REST
 from optimizers.plugins import bare, slug
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -185,7 +186,7 @@ class CheckRecord(Record):
         arguments: of its constructor.
     """
 
-    folder, subject = CHECKS, ("name", "version", "package")
+    folder, subject = CHECKS, ("name", "version", "package", "rest")
 
     name: Name
     ok: bool
@@ -196,6 +197,12 @@ class CheckRecord(Record):
     package: Name | None = None
     versions: dict[Name, Name] | None = None
     arguments: Json | None = None
+
+    @property
+    def rest(self) -> str | None:
+        """The optimizer for the rest, if it was checked with one: then the report is not on the method alone."""
+        named = self.options.get(REST)
+        return None if named is None else str(named)
 
     @property
     def failed(self) -> list[str]:
@@ -214,12 +221,13 @@ class CheckRecord(Record):
         return len(self.serious), f"{len(self.failed):09}"
 
     def places(self, store: Path) -> list[Path]:  # noqa: D102
-        return [check_path(store, self.name, self.version, self.package)]
+        return [check_path(store, self.name, self.version, self.package, self.rest)]
 
 
-def check_path(store: Path, opt: str, version: int | None, package: str | None) -> Path:
-    """The path of the report on a version of an optimizer."""
-    digest = hashlib.sha256(json.dumps([bare(opt), version, package]).encode()).hexdigest()[:8]
+def check_path(store: Path, opt: str, version: int | None, package: str | None, rest: str | None = None) -> Path:
+    """The path of the report on a version of an optimizer, alone or with one for the rest."""
+    about = [bare(opt), version, package, *([] if rest is None else [rest])]
+    digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:8]
     return store / CHECKS / f"{slug(opt)}-{digest}.json"
 
 
