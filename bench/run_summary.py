@@ -9,6 +9,7 @@ from bench.config.plugins import naming
 from bench.store.record import CAP_BINDS, RESUMABLE, RunResult
 from bench.store.store import Store
 from bench.text import clean, counted
+from optimizers.groups import REST
 from optimizers.plugins import bare
 
 
@@ -68,8 +69,9 @@ def remarks_on(result: RunResult) -> list[str]:
         lines.append("no schedule: this optimizer sets its own step size")
     if "averages" in result.traits:
         asked = result.config.get("trainer", {}).get("average", "none")
+        which = "one of the two methods" if REST in result.config.get("opt_options", {}) else "this optimizer"
         left_alone = "" if asked == "none" else f"; --trainer.average {asked} does not change them"
-        lines.append(f"this optimizer evaluates its own weight averages{left_alone}")
+        lines.append(f"{which} evaluates its own weight averages{left_alone}")
     if result.step_of:
         method, _, roles = result.step_of.partition(": ")
         lines.append(f"the step sizes in the curve are those of {method} for the parameters of the role {roles}")
@@ -93,7 +95,10 @@ def remarks_on(result: RunResult) -> list[str]:
 
 def _cap_of(result: RunResult) -> str:
     """The option that caps the step; methods without `max_step`, such as momo, use lr as their cap."""
-    return next((name for name in result.config["opt_options"] if name.rpartition(".")[2] == "max_step"), "lr")
+    options, method = result.config["opt_options"], result.step_of.partition(": ")[0]
+    of_rest = method == options.get(REST) != result.config["opt"]
+    prefix = f"{REST}." * of_rest
+    return f"{prefix}max_step" if f"{prefix}max_step" in options else f"{prefix}lr"
 
 
 def fit_words(run: RunResult, chosen: Mapping[str, Any] | None = None) -> str:

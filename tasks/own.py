@@ -56,6 +56,7 @@ def text_task(
         classes: labels are in [0, classes).
         n_val: training rows kept for validation, at least 1; a tenth of the rows where that is less.
         spec: other attributes of the `TaskSpec`, in place of those of the family: `title`, `target`, `budget`.
+            `derived` has `init_std`, unless `module` is another.
 
     Raises:
         TypeError: `spec` names no attribute of a `TaskSpec`.
@@ -63,6 +64,7 @@ def text_task(
     data = type("Texts", (RowTexts,), _own(name, rows, classes, n_val))
     presets = {"scratch": {"scratch": True}, "pretrained": {"scratch": False}}
     own = {"name": name, "title": f"BERT on {name}", "module": "tasks.language.bert:RowClassifier", "data": data}
+    own |= {"derived": {}} if "module" in spec else {}  # another module may lack the options
     return text_spec(**{**own, "presets": presets, **spec})
 
 

@@ -15,7 +15,8 @@ from sklearn.metrics import accuracy_score
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
 
-from bench.config.run_config import resolve
+from bench.config.run_config import resolve, settings_of
+from bench.config.settings import as_stored
 from bench.lanes.scores import Scores
 from bench.run_summary import result_lines
 from bench.store.store import Store
@@ -315,11 +316,22 @@ def test_a_narrower_model_from_scratch_has_larger_weights_which_count_in_its_ide
         ({"task.scratch": "true"}, 0.04899),
         ({"task.scratch": "true", "task.width": 768}, 0.02),
         ({"task.scratch": "true", "task.init_std": 0.1}, 0.1),
+        ({"task.scratch": "true", "task.init_std": "none"}, None),
         ({"task.scratch": "true", "task.width": 0}, 0.5543),  # the model refuses the width
     ):
         config = resolve(words | options)
         assert config.task_options.get("init_std") == std
         assert config.identity["task_options"].get("init_std") == std
+        again = resolve(settings_of(as_stored(config)), recorded=True)
+        assert (again.run_id, again.task_options) == (config.run_id, config.task_options)
+
+
+def test_a_run_from_before_an_option_was_derived_is_repeated_without_it() -> None:
+    config = resolve({"task": "sst2", "opt": "sgd", "task.scratch": "true", "task.init_std": "none"})
+    stored = as_stored(config)
+    del stored["task_options"]["init_std"]
+    assert resolve(settings_of(stored), recorded=True).run_id == config.run_id
+    assert resolve(settings_of(stored)).run_id != config.run_id
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------

@@ -550,3 +550,21 @@ def test_runs_are_looked_at_without_torch(store, words):
     assert not [name for name in heavy if f"'{name}'" in loaded]
     if words[0] == "list":
         assert "'numpy'" not in loaded
+
+
+def test_options_of_a_task_select_the_model_whose_parameters_are_listed(cli) -> None:
+    def shapes(*words: object) -> list[list[int]]:
+        answer = cli("show", "mha_dm1", *words, "--json")
+        assert answer.code == 0, answer.err
+        return [each["shape"] for each in json.loads(answer.out)["parameters"]]
+
+    (usual, *_), (three, *_) = shapes(), shapes("--task.H", 3)
+    assert (usual[0], three[0], usual[1:]) == (1, 3, three[1:])
+    for words, message in (
+        (("mha_dm1", "--task.HH", 3), "did you mean"),
+        (("adam", "--task.H", 3), "--task.H: it is an option of tasks, and adam is none; remove it"),
+        (("mha_dm1", "--opt.lr", 3), "bench show has no such setting, only --task.*"),
+    ):
+        answer = cli("show", *words)
+        assert answer.code == 2
+        assert message in answer.err

@@ -268,3 +268,35 @@ def test_pairs_of_texts_have_types(tmp_path: Path) -> None:
 def test_what_is_no_row_is_refused(train: Any, message: str) -> None:
     with pytest.raises(DataError, match=f"mine: {message}"):
         text_data(train)
+
+
+@pytest.mark.parametrize(
+    ("derived", "message"),
+    [
+        ('{"init_std": lambda options: "x"}', "--task.init_std 'x': it takes a number"),
+        ('{"init_std": lambda options: options["nope"]}', "derived['init_std'] raises KeyError: 'nope'"),
+        (
+            '{"init_stdd": lambda options: 1.0}',
+            "derived['init_stdd'] needs an option of this name",
+        ),
+        (
+            '{"max_length": lambda options: 9}',
+            "derived['max_length'] needs an option of this name whose default",
+        ),
+    ],
+)
+def test_faulty_derived_options_are_one_line(cli, here: Path, store: Path, derived: str, message: str) -> None:
+    spec = f"""
+from tasks import text_task
+
+
+def rows(root):
+    return {{"train": [("good", 1), ("bad", 0)] * 9, "test": [("fine", 1)]}}
+
+
+SPEC = text_task("reviews", rows, classes=2, derived={derived})
+"""
+    (here / "faulty.py").write_text(spec)
+    answer = cli("fit", "--task", "faulty.py:SPEC", "--opt", "sgd", "--store", store, "--dry-run")
+    assert (answer.code, "Traceback" in answer.err) == (2, False)
+    assert message in answer.err

@@ -37,6 +37,7 @@ from tasks.core.order import BatchOrder
 from tasks.core.roles import described
 from tasks.core.schedule import Schedule
 from tests import tiny, tiny_lm, tiny_text
+from tests.entered import made
 from tests.test_lanes import block, fits, gap, lanes_of
 
 SMALL = {"tiny": tiny.SIZES, "tiny_text": tiny_text.SIZES, "tiny_lm": tiny_lm.SIZES}
@@ -853,3 +854,39 @@ def test_a_pure_update_of_somebody_elses_is_not_applied_group_by_group() -> None
     assert have_pure_update(divide(own, None, {"lr": 0.1, "vector.lr": 0.2}, every))
     assert have_pure_update(divide(theirs, None, {"lr": 0.1}, every))
     assert not have_pure_update(divide(theirs, None, {"lr": 0.1, "vector.lr": 0.2}, every))
+
+
+def test_a_method_for_two_dimensions_is_told_which_tensor_has_more(store: Path) -> None:
+    own = config(task="mha_dm1", opt="torch.optim:Muon", opt__rest="adamw", trainer__max_steps=2, store=store)
+    with pytest.raises(UserError, match=r"matrices of mha_dm1: .*the tensor heads\.W \(1 x \d+ x \d+\) holds several"):
+        runner.run(own, progress=False)
+
+
+# -- what a reader of a hybrid's run is told --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("opt", "rest", "step_of", "option"),
+    [
+        ("muon", "momo", "momo: vector", "--opt.rest.lr "),
+        ("momo", "sps", "momo: matrix", "--opt.lr "),
+        ("momo", "sps", "sps: vector", "--opt.rest.max_step "),
+        ("sps", "sngd", "sps: matrix", "--opt.max_step "),
+        ("sps", "sngd", "sngd: vector", "--opt.rest.max_step "),
+    ],
+)
+def test_the_advice_on_a_cap_names_the_option_of_the_method_whose_step_it_is(
+    opt: str, rest: str, step_of: str, option: str
+) -> None:
+    run = made(opt, words={"opt.rest": rest}, cap_share=1.0, step_of=step_of)
+    (said,) = (line for line in remarks_on(run) if "cap bound" in line)
+    assert option in said
+
+
+def test_the_note_on_averages_says_if_only_one_of_two_methods_has_its_own() -> None:
+    traits = ["averages"]
+    alone = made("sfadamw", words={"trainer.average": "ema"}, traits=traits)
+    beside = made("sgd", words={"opt.rest": "sfadamw", "trainer.average": "ema"}, traits=traits)
+    for run, who in ((alone, "this optimizer"), (beside, "one of the two methods")):
+        (said,) = (line for line in remarks_on(run) if "averages" in line)
+        assert said == f"{who} evaluates its own weight averages; --trainer.average ema does not change them"

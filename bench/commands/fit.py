@@ -103,7 +103,7 @@ def _stored_config(run_id: str, settings: dict[str, Any], places: dict[str, Path
                 " (start a new run instead)"
             )
     names = allowed(result.config, result.versions, named, f"run {run_id}", command)
-    config = resolve(settings_of(result.config) | names | places | settings)
+    config = resolve(settings_of(result.config) | names | places | settings, recorded=True)
     if config.run_id != run_id:
         raise UserError(
             f"run {run_id} was started with another version of its task or optimizer and cannot continue;"

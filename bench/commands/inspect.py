@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.errors import ANYTHING, RunFailed, UserError, check_known, unknown
 from bench.grammar.commands import COMMANDS, parse
-from bench.grammar.parse import Args
+from bench.grammar.parse import Args, check_settings
 from bench.output import answer, existing_stores, remark, reply, stores_of, warn_of
 from bench.text import clean
 
@@ -92,6 +92,8 @@ def run_show(args: Args) -> int:
     from optimizers.plugins import load
     from tasks import TASKS, TaskSpec
 
+    if args.of_runs and name not in TASKS:
+        raise UserError(f"--{next(iter(args.of_runs))}: it is an option of tasks, and {name} is none; remove it")
     if name in OPTIMIZERS and not (":" in name and isinstance(load(name), TaskSpec)):
         from bench.commands.describe import describe_optimizer, optimizer_json
 
@@ -100,11 +102,12 @@ def run_show(args: Args) -> int:
     if name in TASKS:
         from bench.commands.describe import describe_task, task_json
 
+        check_settings(COMMANDS["fit"], {"task": name, **args.of_runs})
         if not args.json:
             print(describe_task(TASKS[name]))
         from bench.commands.parameters import model_parameters, parameter_lines
 
-        known = model_parameters(name, args.data)
+        known = model_parameters(name, args.data, args.of_runs)
         if args.json:
             answer(task_json(TASKS[name]) | ({"unknown": known} if isinstance(known, str) else {"parameters": known}))
         else:

@@ -1,8 +1,9 @@
 """The parameters of a task's model with their shapes and roles, for `bench show TASK`."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from bench.config.checks import check_files
 from bench.config.run_config import resolve
@@ -28,12 +29,21 @@ class Alike(TypedDict):
     pieces: int
 
 
-def model_parameters(task: str, data: Path) -> list[Alike] | str:
-    """The parameters of a task's model at its defaults, or why they are unknown; nothing is downloaded or written."""
+def model_parameters(task: str, data: Path, settings: Mapping[str, Any]) -> list[Alike] | str:
+    """The parameters of a task's model, or why they are unknown; nothing is downloaded or written.
+
+    Args:
+        task: its name.
+        data: the folder of the datasets.
+        settings: of the task, in dotted form.
+
+    Raises:
+        UserError: the task does not have these settings.
+    """
+    any_size = {"trainer.batch_size": "full"}  # so it fits any data
+    config = resolve({"task": task, "opt": "sgd", "data": data, "device": "cpu", **any_size, **settings})
     try:
         with only_reading():
-            any_size = {"trainer.batch_size": "full"}  # so it fits any data
-            config = resolve({"task": task, "opt": "sgd", "data": data, "device": "cpu", **any_size})
             check_files(config)
             from bench.train.runner import build  # imports torch, which takes seconds
 

@@ -149,7 +149,7 @@ def _config(run: RunResult, args: Args, sources: Path, place: Path) -> RunConfig
             raise
         raise UserError(f"{error}; --allow-code imports the copy in the bundle") from None
     settings = settings_of(run.config) | names
-    return resolve({**settings, "data": args.data, "store": place})
+    return resolve({**settings, "data": args.data, "store": place}, recorded=True)
 
 
 def _settings(run: RunResult) -> Any:

@@ -406,7 +406,7 @@ def no_such_option(spec: Any, given: Mapping[str, Any], name: str, others: Itera
             f"--opt.{name}: {spec.name} needs an optimizer for the rest; name it first: --opt.{REST} adamw"
         )
     if rest is not None and first in ROLES and (other := f"{REST}.{name}") in known:
-        why = f"with --opt.{REST} {rest} {spec.name} moves only the matrices"
+        why = f"with --opt.{REST} {rest}, {spec.name} moves only the matrices"
         return UserError(f"--opt.{name}: {why}; write --opt.{other} for {rest}'s value")
     if rest is not None and first == REST and tail.startswith("matrix.") and tail in known:
         why = f"{rest} moves the rest, which has no matrices"
@@ -445,15 +445,22 @@ def task_options(spec: Any) -> dict[str, Option]:
         ]
         help_ = f"defaults for options ({'; '.join(sets)})"
         options |= {"preset": Option("preset", typing.Literal[tuple(spec.presets)], next(iter(spec.presets)), help_)}
+    for name in spec.derived:
+        if name not in options or options[name].default is not None:
+            raise UserError(f"{spec.name}: derived[{name!r}] needs an option of this name whose default is None")
     return options
 
 
-def task_values(spec: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def task_values(spec: Any, given: Mapping[str, Any], *, recorded: bool = False) -> dict[str, Any]:
     """The value of every option of a task: the given one, else the preset's, else the default, else the derived one.
 
-    A derived option that is None is left out, so that studies without it keep their names.
+    An option whose derived value is None is left out, so that studies made before it was added keep their names. The
+    preset is left out too: it only names values.
 
-    The preset itself is left out: it only names values.
+    Args:
+        spec: of the task.
+        given: values by option.
+        recorded: they are from a record: an option that it lacks was added later, and is not derived.
 
     Raises:
         UserError: as for `parse_options`.
@@ -461,10 +468,25 @@ def task_values(spec: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     options = task_options(spec)
     values = parse_options("task", options, given)
     if spec.presets:
-        values = parse_options("task", options, {**spec.presets[values["preset"]], **given})
+        given = {**spec.presets[values["preset"]], **given}
+        values = parse_options("task", options, given)
         del values["preset"]
-    derived = {name: of(values) for name, of in spec.derived.items() if name in values and values[name] is None}
+    later = [name for name in spec.derived if name not in given]
+    derived = {name: None if recorded else _derived(spec, name, options[name], values) for name in later}
     return {name: value for name, value in (values | derived).items() if name not in derived or value is not None}
+
+
+def _derived(spec: Any, name: str, option: Option, values: Mapping[str, Any]) -> Any:
+    """The default that a task's own function gives, as its option's type.
+
+    Raises:
+        UserError: the function raises, or gives an illegal value.
+    """
+    try:
+        value = spec.derived[name](values)
+    except Exception as error:  # it is the plug-in's code
+        raise UserError(f"{spec.name}: derived[{name!r}] raises {type(error).__name__}: {error}") from error
+    return None if value is None else parse_options("task", {name: option}, {name: value})[name]
 
 
 @lru_cache

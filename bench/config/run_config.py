@@ -300,6 +300,7 @@ def resolve(
     config: Path | None = None,
     tuned: bool = False,
     fallback: Mapping[str, Any] | None = None,
+    recorded: bool = False,
 ) -> RunConfig:
     """Build a RunConfig.
 
@@ -308,6 +309,7 @@ def resolve(
         config: a YAML file with settings, dotted or nested.
         tuned: use the tuned hyperparameters of this task and optimizer unless others are given.
         fallback: settings in dotted form that all others override.
+        recorded: `words` has all settings of a record; what it lacks was added later, and is none (`task_values`).
 
     Raises:
         UserError: a name is unknown or a value illegal.
@@ -348,7 +350,7 @@ def resolve(
     config_ = _validated(
         {
             "task": task,
-            "task_options": task_values(spec, groups["task"]),
+            "task_options": task_values(spec, groups["task"], recorded=recorded),
             "opt": opt,
             "opt_options": optimizer_values(OPTIMIZERS[opt].on(spec.family), groups["opt"]),
             "trainer": trainer,

@@ -295,7 +295,7 @@ def load(
     try:
         settings = {run_id: stored["common"] | own for run_id, own in stored["runs"].items()}
         configs = {
-            run_id: on_device(resolve({**each, **names[each["task"], each["opt"]], **places}))
+            run_id: on_device(resolve({**each, **names[each["task"], each["opt"]], **places}, recorded=True))
             for run_id, each in settings.items()
         }
     except (KeyError, TypeError) as error:

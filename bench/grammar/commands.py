@@ -638,7 +638,9 @@ _ALL = (
     Command(
         "show", "describe a task, an optimizer, a paper's experiment or a stored run",
         text="Describe a task, an optimizer, a paper's experiment or a stored run.",
-        more="For a run: result, settings, curve, notes, and the commands that repeat, resume and plot it.",
+        more="For a run: result, settings, curve, notes, and the commands that repeat, resume and plot it. The options"
+        " of a task select the model whose parameters are listed: bench show mnist --task.depth 1.",
+        groups=("task",),
         positionals=(
             Option("name", "a task, an optimizer, an experiment, the id of a run, or the path of its folder", "NAME",
                    completes="task opt experiment run"),

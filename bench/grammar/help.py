@@ -80,7 +80,7 @@ def _settings(command: Command, words: Sequence[str]) -> list[str]:
 
     lines: list[str] = []
     task, opts = subject(words)
-    if "task" in command.groups:
+    if "task" in command.groups and "task" in {option.name for option in command.options}:
         check_known("task", [] if task is None else [task], TASKS)
         if task:
             lines += [

@@ -156,7 +156,7 @@ class StudySpec(BaseModel):
         Raises:
             UserError: a value is illegal.
         """
-        return resolve({**self.settings, **point, **self.names, "seed": seed, **places})
+        return resolve({**self.settings, **point, **self.names, "seed": seed, **places}, recorded=True)
 
     def typical(self, places: Mapping[str, Any]) -> RunConfig:
         """A run from the middle of the space, with its device decided.
