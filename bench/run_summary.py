@@ -95,9 +95,8 @@ def remarks_on(result: RunResult) -> list[str]:
 
 def _cap_of(result: RunResult) -> str:
     """The option that caps the step; methods without `max_step`, such as momo, use lr as their cap."""
-    options, method = result.config["opt_options"], result.step_of.partition(": ")[0]
-    of_rest = method == options.get(REST) != result.config["opt"]
-    prefix = f"{REST}." * of_rest
+    options, roles = result.config["opt_options"], result.step_of.partition(": ")[2]
+    prefix = f"{REST}." * (REST in options and roles not in ("", "matrix"))  # the first method has the matrices
     return f"{prefix}max_step" if f"{prefix}max_step" in options else f"{prefix}lr"
 
 

@@ -139,8 +139,9 @@ class Hybrid(Optimizer):
         for part in self.parts:
             own, start = part.state_dict(), sum(len(group["params"]) for group in groups)
             state |= {key + start: value for key, value in own["state"].items() if isinstance(key, int)}
-            groups += [{**g, "params": [i + start for i in g["params"]]} for g in own.pop("param_groups")]
-            others.append(own | {"state": {key: v for key, v in own["state"].items() if not isinstance(key, int)}})
+            groups += [{**g, "params": [i + start for i in g["params"]]} for g in own["param_groups"]]
+            more = {name: value for name, value in own.items() if name != "param_groups"}
+            others.append(more | {"state": {key: v for key, v in own["state"].items() if not isinstance(key, int)}})
         has_more = any(own["state"] or len(own) > 1 for own in others)
         return {"state": state, "param_groups": groups} | ({"parts": others} if has_more else {})
 

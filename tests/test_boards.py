@@ -739,6 +739,17 @@ def test_conformance_is_that_of_all_methods_of_an_entry(store):
     assert shown() == ["pass", "fails groups"]
 
 
+def test_a_report_with_a_rest_is_read_also_where_earlier_versions_wrote_it(store):
+    keep(store, made("muon", words={"opt.rest": "sgd"}))
+    path = check_path(store, "muon", 1, None)
+    path.parent.mkdir(parents=True)
+    record = {"name": "muon", "ok": True, "options": {"rest": "sgd"}, "version": 1}
+    verdict = {"check": "groups", "verdict": "pass", "measured": None, "note": "", "seconds": 0.1, "tolerance": None}
+    path.write_text(json.dumps(record | {"verdicts": [verdict | {"meaning": "", "advice": ""}]}))
+    (report,) = Stores([store]).checks
+    assert (report.rest, Stores([store]).damaged) == ("sgd", [])
+
+
 @pytest.mark.parametrize("what", ["torch", "lightning", "task", "contents", "opt", "opt_package", "rest"])
 def test_mixed_versions_are_refused_unless_asked_for(store, what):
     keep(store, *seeds("adam", A))

@@ -562,7 +562,7 @@ def test_options_of_a_task_select_the_model_whose_parameters_are_listed(cli) -> 
     assert (usual[0], three[0], usual[1:]) == (1, 3, three[1:])
     for words, message in (
         (("mha_dm1", "--task.HH", 3), "did you mean"),
-        (("adam", "--task.H", 3), "--task.H: it is an option of tasks, and adam is none; remove it"),
+        (("adam", "--task.H", 3), "--task.H: it is an option of tasks, and adam is no task; remove it"),
         (("mha_dm1", "--opt.lr", 3), "bench show has no such setting, only --task.*"),
     ):
         answer = cli("show", *words)

@@ -18,7 +18,7 @@ from bench.config.tuned import tuned_settings
 from bench.errors import RunBusy
 from bench.output import ROOM
 from bench.papers import reproduce
-from bench.papers.experiments import Experiment, experiments, load
+from bench.papers.experiments import Experiment, _read, experiments, load
 from bench.papers.reproduction import _effect
 from bench.papers.verdicts import Finding
 from bench.store.store import Store
@@ -457,6 +457,25 @@ def test_a_tuned_arm_has_the_shipped_settings_whatever_lies_in_the_folder(folder
     assert experiment.arms == {"GD": shipped | {"opt": "gd", "opt.momentum": 0.5}, "NGD": arms["NGD"]}
     options = [config.opt_options for label, config in reproduce.jobs(experiment, {"device": "cpu"}) if label == "GD"]
     assert {each["lr"] for each in options} == {shipped["opt.lr"]}
+
+
+def test_given_values_override_tuned_ones_and_those_of_another_rest_do_not_apply(folder: Path) -> None:
+    arms = {"one": {"opt": "muon", "tuned": True}, "two": {"opt": "muon", "tuned": True, "opt.rest": "sgd"}}
+    common = {"task": "lm", "opt.lr": 0.5, "trainer.max_steps": 20}
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(TINY | {"arms": arms, "common": common}))
+    experiment = _read("nobody/tiny")
+    shipped = tuned_settings("lm", "muon", shipped=True)
+    assert shipped["opt.rest.lr"]
+    assert experiment.arms["one"]["opt.rest.lr"] == shipped["opt.rest.lr"]
+    assert not any(name.startswith("opt.rest.") for name in experiment.arms["two"])
+    assert all("opt.lr" not in arm for arm in experiment.arms.values())  # that of `common` holds
+
+
+def test_tuned_is_true_or_left_out(cli: Any, folder: Path) -> None:
+    rewrite(folder, arms={"GD": {"opt": "gd", "tuned": False}})
+    answer = cli("reproduce", "nobody/tiny")
+    assert answer.code == 2
+    assert "arm GD: tuned False: it is true, or left out" in answer.err
 
 
 def test_an_arm_for_which_nothing_is_tuned_is_named(cli: Any, folder: Path) -> None:

@@ -858,7 +858,7 @@ def test_a_pure_update_of_somebody_elses_is_not_applied_group_by_group() -> None
 
 def test_a_method_for_two_dimensions_is_told_which_tensor_has_more(store: Path) -> None:
     own = config(task="mha_dm1", opt="torch.optim:Muon", opt__rest="adamw", trainer__max_steps=2, store=store)
-    with pytest.raises(UserError, match=r"matrices of mha_dm1: .*the tensor heads\.W \(1 x \d+ x \d+\) holds several"):
+    with pytest.raises(UserError, match=r"the tensor heads\.W \(1 x \d+ x \d+\) has more than two dimensions"):
         runner.run(own, progress=False)
 
 
@@ -873,6 +873,8 @@ def test_a_method_for_two_dimensions_is_told_which_tensor_has_more(store: Path) 
         ("momo", "sps", "sps: vector", "--opt.rest.max_step "),
         ("sps", "sngd", "sps: matrix", "--opt.max_step "),
         ("sps", "sngd", "sngd: vector", "--opt.rest.max_step "),
+        ("sps", "sps", "sps: embedding and head", "--opt.rest.max_step "),
+        ("sps", "sps", "sps: matrix", "--opt.max_step "),
     ],
 )
 def test_the_advice_on_a_cap_names_the_option_of_the_method_whose_step_it_is(

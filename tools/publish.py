@@ -12,7 +12,8 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from copy import copy
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -101,10 +102,11 @@ def ship(stores: Stores, parts: Sequence[str], tasks: Sequence[str], tuned: Path
         stores: have the runs.
         parts: of suites.
         tasks: by name.
-        tuned: folder with the tuned settings to ship, and with the pages of what was searched; None for neither.
+        tuned: folder with the tuned settings to ship; None for none.
     """
     names = {spec.name for part in parts for each in suite.load(part) for spec in each.specs({})}
     mine = [study for study in stores.studies if study.name in names and study.task in tasks]
+    stores = copy(stores)
     stores.studies = mine
     trials = {run_id for study in mine for run_id in study.run_ids}
     winners = {study.winner for study in mine}
@@ -127,17 +129,19 @@ def ship(stores: Stores, parts: Sequence[str], tasks: Sequence[str], tuned: Path
             for task in (Path(temporary) / "bundle" / TUNED).iterdir():
                 shutil.rmtree(Path("configs/tuned") / task.name, ignore_errors=True)
                 shutil.copytree(task, Path("configs/tuned") / task.name)
+    size = sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file())
+    print(f"{made.runs} runs, {made.studies} studies, {made.tuned} files of settings, {size / 1e6:.1f} MB")
+
+
+def _ship_searches(tasks: Sequence[str], tuned: Path) -> None:
+    """Write the pages of what was searched on these tasks, from the folder with the tuned settings."""
     for task in tasks:
-        if tuned is None:
-            break
         (SENSITIVITY / task).mkdir(parents=True, exist_ok=True)
         page = (tuned / task / "sensitivity.md").read_text("utf-8")
         # Without the folders of the machine that made it.
         page = re.sub(r"^Made by `[^`]*`", "Made by `bench suite reference`", page, flags=re.MULTILINE)
         (SENSITIVITY / task / "sensitivity.md").write_text(page, "utf-8")
         shutil.copy(tuned / task / "sensitivity.png", SENSITIVITY / task)
-    size = sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file())
-    print(f"{made.runs} runs, {made.studies} studies, {made.tuned} files of settings, {size / 1e6:.1f} MB")
 
 
 def _arm(run: RunResult) -> tuple[str, str]:
@@ -354,20 +358,21 @@ def _smaller(image: bytes) -> bytes:
 def shown() -> Published:
     """The published runs."""
     stores = Stores([FOLDER / STORE])
-    constant = [run for run in stores.runs if run.config["trainer"]["schedule"] == "constant"]
-    others = [run for run in stores.runs if run.config["trainer"]["schedule"] != "constant"]
-    found = collect(_only(constant))
+    constant = _only(stores, lambda schedule: schedule == "constant")
+    others = _only(stores, lambda schedule: schedule != "constant")
+    found = collect(constant)
     tasks = dict.fromkeys(problem.task for problem in found.problems)
-    of_tasks = {task: collect(_only(constant), tasks=[task]) for task in tasks}
-    return Published(found, curves(found), of_tasks, collect(_only(others)) if others else None)
+    of_tasks = {task: collect(constant, tasks=[task]) for task in tasks}
+    return Published(found, curves(found), of_tasks, collect(others) if others.runs else None)
 
 
-def _only(runs: Sequence[RunResult]) -> Stores:
-    """The published store with these runs and their studies alone."""
-    stores, ids = Stores([FOLDER / STORE]), {run.run_id for run in runs}
-    stores.runs = [run for run in stores.runs if run.run_id in ids]
-    stores.studies = [study for study in stores.studies if study.run_ids & ids]
-    return stores
+def _only(stores: Stores, keep: Callable[[str], bool]) -> Stores:
+    """The same stores with only the runs with these schedules, and their studies."""
+    found = copy(stores)
+    found.runs = [run for run in stores.runs if keep(run.config["trainer"]["schedule"])]
+    ids = {run.run_id for run in found.runs}
+    found.studies = [study for study in stores.studies if study.run_ids & ids]
+    return found
 
 
 def main() -> int:
@@ -391,13 +396,15 @@ def main() -> int:
         for path in sorted(wrong):
             print(f"{path} does not match results/reference: run make publish", file=sys.stderr)
         return int(bool(wrong))
-    tasks = [task for part in PARTS for task in finished(Stores([place("store")]), part)]
-    arms = finished(Stores([place("store")]), schedules.PART)
+    stores = Stores([place("store")])
+    tasks = [task for part in PARTS for task in finished(stores, part)]
+    arms = finished(stores, schedules.PART)
     print(f"finished: {', '.join(tasks) or 'nothing'}; with a schedule: {', '.join(arms) or 'nothing'}")
     if tasks:
-        ship(Stores([place("store")]), PARTS, tasks, args.tuned)
+        ship(stores, PARTS, tasks, args.tuned)
+        _ship_searches(tasks, args.tuned)
     if arms:
-        ship(Stores([place("store")]), [schedules.PART], arms, None)
+        ship(stores, [schedules.PART], arms, None)
     if not tasks and not arms:
         return 1
     there = shown()

@@ -22,8 +22,8 @@ ABOUT = """Further arms of the reference results: linear warm-up over 5 % of the
 plan (`configs/suites/schedules.yaml`) was committed before its runs began. Each optimizer was tuned with the schedule
 as it was without: the same number of trials, points, tuning seeds and fresh seeds. So a method with its schedule is
 compared with the same method at a constant rate, and with the reference under the same schedule. Verdicts are sign
-tests over common seeds, at most 5 % false ones a row and comparison. Means over fresh seeds have 95 % intervals,
-without the noise of tuning."""
+tests over common seeds; the error rate of each is 5 %. Means over fresh seeds have 95 % intervals, without the noise of
+tuning."""
 
 
 def page(constant: Collected, arms: Collected | None) -> str | None:
@@ -40,7 +40,7 @@ def page(constant: Collected, arms: Collected | None) -> str | None:
         plain = next((each for each in constant.problems if each.task == problem.task), None)
         if plain is not None:
             lines += _section(constant, plain, arms, problem)
-    lines += [f"![Training loss with warm-up and cosine decay, all optimizers]({FIGURE.name})", ""]
+    lines += ["", f"![Training loss with warm-up and cosine decay, all optimizers]({FIGURE.name})", ""]
     tasks = ",".join(dict.fromkeys(problem.task for problem in arms.problems))
     commands = [f"bench leaderboard --task {tasks} --only trainer.schedule=cosine"]
     commands += [f"bench plot curves --task {tasks} --only trainer.schedule=cosine -o curves.png"]
@@ -73,13 +73,13 @@ def _section(constant: Collected, plain: Problem, arms: Collected, problem: Prob
         Column("settings", "settings with the schedule"),
         Column("constant", f"{metric.words}, constant rate"),
         Column("cosine", f"{metric.words}, warm-up and cosine"),
-        Column("gain", "the schedule is"),
+        Column("gain", "against itself"),
         Column("effect", "effect of the schedule"),
         Column("verdict", f"against {verdicts.ref.opt if verdicts.ref else 'the reference'} with the schedule"),
     ]
-    said = "; ".join(f"{words} for {listed(opts)}" for words, opts in gains.items())
-    table = markdown_table(Table("", columns, rows))
-    return ["", f"## {problem.task}", "", *wrap(f"The schedule is: {said}.", 120), "", *table, ""]
+    said = "; ".join(f"{words}: {listed(opts)}" for words, opts in gains.items())
+    said = f"Each method with its schedule, against itself at a constant rate: {said}."
+    return ["", f"## {problem.task}", "", *wrap(said, 120), "", *markdown_table(Table("", columns, rows))]
 
 
 def publish(constant: Collected, arms: Collected | None) -> None:

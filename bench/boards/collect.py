@@ -232,9 +232,9 @@ def _conformance(entry: Entry, checks: Iterable[CheckRecord]) -> str | None:
     Only failures that change results or block a set-up count.
     """
     failed = set[str]()
-    for kind, name in {"opt": entry.opt, "rest": entry.options.get(REST)}.items():
+    rest = entry.options.get(REST)
+    for kind, name, rests in (("opt", entry.opt, {None, rest}), ("rest", rest, {None})):
         about = {(run.versions.get(kind), run.versions.get(f"{kind}_package")) for run in entry.runs.values()}
-        rests = {None, entry.options.get(REST) if kind == "opt" else None}
         mine = [c for c in checks if bare(c.name) == name and {(c.version, c.package)} == about and c.rest in rests]
         if name is not None and not mine:
             return None

@@ -136,7 +136,7 @@ def told(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_verdict(store: Path, report: Report) -> Path:
-    """Store a report; it replaces one of the same version of the optimizer.
+    """Store a report; it replaces one on the same version of the optimizer, with the same optimizer for the rest.
 
     Returns:
         The file.
@@ -148,7 +148,7 @@ def write_verdict(store: Path, report: Report) -> Path:
     from bench.store.files import making
     from bench.store.reports import check_path, write_record
 
-    about, rest = report.about, told(report.options).get(REST)
+    about, rest = report.about, report.options.get(REST)
     path = check_path(store, report.name, about.get("version"), about.get("package"), rest)
     with making(store):
         write_record(path, report.as_json())
@@ -170,7 +170,7 @@ def read_verdict(store: Path, name: str, options: Mapping[str, Any], versions: M
 
     spec = OPTIMIZERS[name]
     try:
-        record = read_report(check_path(store, name, spec.version, spec.package, told(options).get(REST)), CheckRecord)
+        record = read_report(check_path(store, name, spec.version, spec.package, options.get(REST)), CheckRecord)
     except (FileNotFoundError, Damaged):
         return None
     if record.options != told(options) or record.versions != versions:

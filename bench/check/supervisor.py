@@ -12,8 +12,10 @@ from bench.check.catalogue import CATALOGUES, Kind
 from bench.check.child import INSIDE, Child, Ended
 from bench.check.examiner import Examination
 from bench.check.report import Report, Verdict
+from bench.config.options import is_none
 from bench.errors import UserError, check_known
 from optimizers import OPTIMIZERS, OptimizerSpec
+from optimizers.groups import REST
 from tasks import TASKS
 
 LIMIT = 30.0
@@ -74,7 +76,10 @@ def examination_of(
     if spec is None:
         check_known("optimizer", [name], OPTIMIZERS)
     formula = reference if reference is None else _named(reference)
-    return Examination(name, spec, dict(options or {}), formula, checks)
+    given = dict(options or {})
+    if is_none(given.get(REST, "")):
+        del given[REST]  # a report names only an optimizer
+    return Examination(name, spec, given, formula, checks)
 
 
 def examination_of_task(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.errors import ANYTHING, RunFailed, UserError, check_known, unknown
 from bench.grammar.commands import COMMANDS, parse
-from bench.grammar.parse import Args, check_settings
+from bench.grammar.parse import Args
 from bench.output import answer, existing_stores, remark, reply, stores_of, warn_of
 from bench.text import clean
 
@@ -88,12 +88,13 @@ def _list_runs(args: Args) -> int:
 def run_show(args: Args) -> int:
     """`bench show`: 0 done, 1 the run cannot be read."""
     name = args.name
+    from bench.config.options import task_values
     from optimizers import OPTIMIZERS
     from optimizers.plugins import load
     from tasks import TASKS, TaskSpec
 
     if args.of_runs and name not in TASKS:
-        raise UserError(f"--{next(iter(args.of_runs))}: it is an option of tasks, and {name} is none; remove it")
+        raise UserError(f"--{next(iter(args.of_runs))}: it is an option of tasks, and {name} is no task; remove it")
     if name in OPTIMIZERS and not (":" in name and isinstance(load(name), TaskSpec)):
         from bench.commands.describe import describe_optimizer, optimizer_json
 
@@ -102,7 +103,8 @@ def run_show(args: Args) -> int:
     if name in TASKS:
         from bench.commands.describe import describe_task, task_json
 
-        check_settings(COMMANDS["fit"], {"task": name, **args.of_runs})
+        if args.of_runs:
+            task_values(TASKS[name], {key.removeprefix("task."): value for key, value in args.of_runs.items()})
         if not args.json:
             print(describe_task(TASKS[name]))
         from bench.commands.parameters import model_parameters, parameter_lines

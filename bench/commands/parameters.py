@@ -36,14 +36,11 @@ def model_parameters(task: str, data: Path, settings: Mapping[str, Any]) -> list
         task: its name.
         data: the folder of the datasets.
         settings: of the task, in dotted form.
-
-    Raises:
-        UserError: the task does not have these settings.
     """
     any_size = {"trainer.batch_size": "full"}  # so it fits any data
-    config = resolve({"task": task, "opt": "sgd", "data": data, "device": "cpu", **any_size, **settings})
     try:
         with only_reading():
+            config = resolve({"task": task, "opt": "sgd", "data": data, "device": "cpu", **any_size, **settings})
             check_files(config)
             from bench.train.runner import build  # imports torch, which takes seconds
 

@@ -365,6 +365,11 @@ def hyperparameters_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix("opt."): value for name, value in settings.items() if name.startswith("opt.")}
 
 
+def is_none(value: Any) -> bool:
+    """Whether a value, possibly a word of the command line, is None."""
+    return value is None or (isinstance(value, str) and value.lower() in ("none", "null"))
+
+
 def rest_of(spec: Any, given: Mapping[str, Any]) -> str | None:
     """The name of the optimizer for the rest: the given one, else the spec's default; None if there is none.
 
@@ -378,7 +383,7 @@ def rest_of(spec: Any, given: Mapping[str, Any]) -> str | None:
         UserError: there is no such optimizer, or it has a rest itself.
     """
     name = given.get(REST, spec.rest)
-    if name is None or (isinstance(name, str) and name.lower() in ("none", "null")):
+    if is_none(name):
         return None
     known = [each for each, other in OPTIMIZERS.own.items() if other.rest is None]
     if "," in str(name):
@@ -460,7 +465,7 @@ def task_values(spec: Any, given: Mapping[str, Any], *, recorded: bool = False) 
     Args:
         spec: of the task.
         given: values by option.
-        recorded: they are from a record: an option that it lacks was added later, and is not derived.
+        recorded: they are from a record: an option that it lacks was added later and is None.
 
     Raises:
         UserError: as for `parse_options`.
@@ -471,9 +476,13 @@ def task_values(spec: Any, given: Mapping[str, Any], *, recorded: bool = False) 
         given = {**spec.presets[values["preset"]], **given}
         values = parse_options("task", options, given)
         del values["preset"]
-    later = [name for name in spec.derived if name not in given]
-    derived = {name: None if recorded else _derived(spec, name, options[name], values) for name in later}
-    return {name: value for name, value in (values | derived).items() if name not in derived or value is not None}
+    derived = {name: _derived(spec, name, options[name], values) for name in spec.derived if name not in given}
+    for name, value in derived.items():
+        if value is None:
+            del values[name]
+        elif not recorded:
+            values[name] = value
+    return values
 
 
 def _derived(spec: Any, name: str, option: Option, values: Mapping[str, Any]) -> Any:

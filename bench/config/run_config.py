@@ -327,7 +327,7 @@ def resolve(
     check_known("task", [task], TASKS)
     check_known("optimizer", [opt], OPTIMIZERS)
     if tuned:
-        settings = _applicable(OPTIMIZERS[opt], tuned_settings(task, opt), settings) | settings
+        settings = applicable(OPTIMIZERS[opt], tuned_settings(task, opt), settings) | settings
     groups: dict[str, dict[str, Any]] = {"task": {}, "opt": {}, "trainer": {}, "": {}}
     for key, value in settings.items():
         group, _, name = key.partition(".") if key.startswith("opt.") else key.rpartition(".")
@@ -373,7 +373,7 @@ def resolve(
     return config_
 
 
-def _applicable(spec: OptimizerSpec, tuned: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def applicable(spec: OptimizerSpec, tuned: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Tuned settings, without those for the rest if `settings` name another optimizer for the rest."""
     given = hyperparameters_of(tuned | dict(settings))
     if rest_of(spec, hyperparameters_of(tuned)) == rest_of(spec, given):

@@ -40,10 +40,8 @@ def tuned_file(task: str, opt: str, *, shipped: bool = False) -> Path:
         if (path := folder / slug(task) / f"{slug(opt)}.yaml").is_file():
             return path
     there = sorted({f"{path.parent.name}/{path.stem}" for folder in places for path in folder.glob("*/*.yaml")})
-    raise UserError(
-        f"nothing is tuned for {task} with {opt}; there is {', '.join(there) or 'nothing yet'};"
-        f" `bench tune --task {task} --opt {opt}` does it"
-    )
+    todo = "give its values instead" if shipped else f"`bench tune --task {task} --opt {opt}` does it"
+    raise UserError(f"nothing is tuned for {task} with {opt}; there is {', '.join(there) or 'nothing yet'}; {todo}")
 
 
 class Provenance(BaseModel):

@@ -80,7 +80,7 @@ def _settings(command: Command, words: Sequence[str]) -> list[str]:
 
     lines: list[str] = []
     task, opts = subject(words)
-    if "task" in command.groups and "task" in {option.name for option in command.options}:
+    if "task" in command.groups:
         check_known("task", [] if task is None else [task], TASKS)
         if task:
             lines += [
@@ -89,7 +89,8 @@ def _settings(command: Command, words: Sequence[str]) -> list[str]:
                 *rows("task", task_options(TASKS[task])),
             ]
         else:
-            hint = f"Name a task for its options: {command.typed} --task mnist --help"
+            flag = "--task " * ("task" in {option.name for option in command.options})
+            hint = f"Name a task for its options: {command.typed} {flag}mnist --help"
             lines += ["", *_wrapped(hint), *_names("tasks", TASKS)]
     if "opt" in command.groups:
         check_known("optimizer", opts, OPTIMIZERS)

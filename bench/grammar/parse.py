@@ -124,8 +124,11 @@ def said(words: Sequence[str], name: str) -> str | None:
 
 
 def subject(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The task and the optimizers that are named, even if other words are invalid."""
-    return said(words, "task"), [opt for opt in (said(words, "opt") or "").split(",") if opt]
+    """The task and the optimizers that are named, even if other words are invalid; `bench show mnist` names one too."""
+    from tasks import TASKS
+
+    task = said(words, "task") or next((word for word in words if word in TASKS.own), None)
+    return task, [opt for opt in (said(words, "opt") or "").split(",") if opt]
 
 
 def parse(command: Command, words: Sequence[str]) -> Args:

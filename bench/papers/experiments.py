@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from bench.config.options import NO_BOOLEAN
-from bench.config.run_config import Seed, resolve
+from bench.config.run_config import Seed, applicable, resolve
 from bench.config.settings import as_stored
 from bench.config.strict_yaml import read_yaml
 from bench.config.tuned import tuned_settings
@@ -24,6 +24,7 @@ from bench.papers.verdicts import Finding, over_readings
 from bench.store.record import RunResult
 from bench.store.tables import CURVE_FIELDS
 from bench.text import located, why_wrong
+from optimizers import OPTIMIZERS
 
 Settings = dict[str, Any]
 ARM_ARGUMENTS = ("arms", "fast", "slow", "better", "worse")
@@ -120,7 +121,8 @@ class Experiment(Described):
         undersized: how its runs are smaller than the paper's, so that no claim is settled; None if they are not.
         common: settings of all arms.
         seeds: of every arm, one run each.
-        arms: settings by label. `tuned: true` stands for the shipped tuned settings of the task and optimizer.
+        arms: settings by label. `tuned: true` stands for the shipped tuned settings of the task and optimizer, except
+            those that are given.
         figure: description of the figure.
         claims: the tested claims.
         quick: the small version of `--quick`.
@@ -388,11 +390,16 @@ def _read(name: str) -> Experiment:
 def _with_tuned(experiment: Experiment) -> Iterator[tuple[str, Settings]]:
     """The arms; in one with `tuned: true`, the shipped tuned settings of its task and optimizer in its place."""
     for label, own in experiment.arms.items():
-        named = experiment.common | own
-        if named.get("tuned") is True:
+        if "tuned" in own:
+            mine = {name: value for name, value in own.items() if name != "tuned"}
+            named = experiment.common | mine
             with _blaming(f"arm {label}"):
-                of_opt = tuned_settings(str(named.get("task")), str(named.get("opt")), shipped=True)
-            own = of_opt | {name: value for name, value in own.items() if name != "tuned"}
+                if own["tuned"] is not True:
+                    raise UserError(f"tuned {own['tuned']}: it is true, or left out")
+                task, opt = str(named.get("task")), str(named.get("opt"))
+                check_known("optimizer", [opt], OPTIMIZERS)
+                of_opt = applicable(OPTIMIZERS[opt], tuned_settings(task, opt, shipped=True), named)
+            own = {name: value for name, value in of_opt.items() if name not in named} | mine
         yield label, own
 
 

@@ -221,7 +221,8 @@ class CheckRecord(Record):
         return len(self.serious), f"{len(self.failed):09}"
 
     def places(self, store: Path) -> list[Path]:  # noqa: D102
-        return [check_path(store, self.name, self.version, self.package, self.rest)]
+        rests = dict.fromkeys([self.rest, None])  # None: where earlier versions wrote reports with a rest
+        return [check_path(store, self.name, self.version, self.package, rest) for rest in rests]
 
 
 def check_path(store: Path, opt: str, version: int | None, package: str | None, rest: str | None = None) -> Path:

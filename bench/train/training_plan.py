@@ -127,17 +127,17 @@ def _maker(
         except BROKEN as error:
             of_groups = bool(config.opt_spec.groups) and str(error).startswith(config.opt_spec.groups)
             said = of_groups or str(error).partition("=")[0] in config.opt_options
-            stacked = [each for each in parameters if each.role == "matrix" and len(each.shape) > 2]
-            if not said and config.rest_spec is not None and stacked:
-                shape = " x ".join(map(str, stacked[0].shape))
-                raise UserError(
-                    f"{config.opt} cannot be made for the matrices of {config.task}: {first_line(error)}; the"
-                    f" tensor {stacked[0].name} ({shape}) holds several matrices: --opt muon takes them"
-                ) from error
+            failed = f"{config.opt} cannot be made for the parameters of {config.task}: {first_line(error)}"
             if not said and config.rest_spec is None and any(each.role != "matrix" for each in parameters):
                 raise UserError(
-                    f"{config.opt} cannot be made for the parameters of {config.task}: {first_line(error)}; if it is"
-                    f" a method for matrices, use another optimizer for the rest (--opt.{REST} adamw)"
+                    f"{failed}; if it is a method for matrices, use another optimizer for the rest (--opt.{REST} adamw)"
+                ) from error
+            stacked = [each for each in parameters if each.role == "matrix" and len(each.shape) > 2]
+            if not said and stacked:
+                shape = " x ".join(map(str, stacked[0].shape))
+                raise UserError(
+                    f"{failed}; the tensor {stacked[0].name} ({shape}) has more than two dimensions;"
+                    " --opt muon takes it"
                 ) from error
             raise option_error("opt", error, config.opt_options) from error
 
