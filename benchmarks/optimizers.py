@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile
 from transformers import BertConfig, BertModel
 
 from benchmarks.timing import Row, alternate, timed
-from optimizers import SNGD, SPS, global_norm
+from optimizers import SNGD, SPS, Muon, global_norm
+from optimizers.hybrid import Hybrid
 
 
 def measure(quick: bool, device: str = "cpu") -> list[Row]:
@@ -77,7 +79,43 @@ def measure(quick: bool, device: str = "cpu") -> list[Row]:
             Row(f"{n}, state and temporaries", "bytes of the parameters", [x], 2 if n in ours else None, unit="%")
             for n, x in shares.items()
         ),
+        *_hybrids(rounds, device),
     ]
+
+
+def _hybrids(rounds: int, device: str) -> list[Row]:
+    """A step of two methods as one optimizer against the steps of both, on a small model: overhead counts most."""
+    pairs: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
+        "muon": lambda params: Muon(params, 1e-6),
+        "sngd": lambda params: SNGD(params, 1e-6),
+        "sgd": lambda params: torch.optim.SGD(params, 1e-6, momentum=0.9),
+    }
+    rows = []
+    for name, make in pairs.items():
+        params = decoder_parameters(device)
+        matrices, rest = [p for p in params if p.ndim == 2], [p for p in params if p.ndim < 2]
+        apart = [make(matrices), torch.optim.AdamW(rest, 1e-6)]
+        together = Hybrid([make(matrices), torch.optim.AdamW(rest, 1e-6)])
+
+        def steps(parts: list[Optimizer] = apart) -> None:
+            for part in parts:
+                part.step()
+
+        # A step takes 1 to 20 ms.
+        found = alternate(timed(steps, 20), {name: timed(together.step, 20)}, 4 * rounds)[name]
+        rows.append(Row(f"{name} with adamw for the rest", "steps of the two", found.ratios, 1.1))
+    return rows
+
+
+def decoder_parameters(device: str = "cpu") -> list[nn.Parameter]:
+    """Random parameters and gradients with the shapes of the hidden layers of the task `lm`."""
+    width, layers = 128, 4
+    layer = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)]
+    layer += [(3 * width,), (width,), (4 * width,), (width,), *[(width,)] * 4]
+    params = [nn.Parameter(torch.randn(shape, device=device) * 0.02) for _ in range(layers) for shape in layer]
+    for p in params:
+        p.grad = torch.randn_like(p)
+    return params
 
 
 def bert_parameters(device: str = "cpu") -> list[nn.Parameter]:

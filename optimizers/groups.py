@@ -128,8 +128,8 @@ def _part(
         if role not in there:
             option, value = next(iter(given.items()))
             raise ValueError(
-                f"{prefix}{role}.{option}={value}: {spec.name} has no parameter of this role in this model, only of"
-                f" {', '.join(there)}; remove it"
+                f"{prefix}{role}.{option}={value}: this model has no parameter of the role {role} for {spec.name}, only"
+                f" of {', '.join(there)}; remove it"
             )
     declared = _declared(spec, [parameters[i] for i in indices], own)
     found: dict[Any, tuple[list[int], dict[str, Any]]] = {}

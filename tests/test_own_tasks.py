@@ -191,8 +191,11 @@ def test_what_is_no_image_is_refused(train: Any, how: dict[str, Any], message: s
     ("samples", "message"),
     [
         (lambda root: (root / "x.npy").read_bytes(), r"FileNotFoundError: .*x.npy.*test_own_tasks.py|pathlib"),
-        (lambda root: {"train": (IMAGES, LABELS)}, "its samples are train; return a dict with train and test"),
-        (lambda root: None, "its samples are NoneType; return a dict"),
+        (
+            lambda root: {"train": (IMAGES, LABELS)},
+            "its samples have the keys train; return a dict with the keys train and test",
+        ),
+        (lambda root: None, "its samples are of type NoneType; return a dict"),
     ],
 )
 def test_a_function_that_gives_no_samples_is_named(samples: Any, message: str) -> None:

@@ -250,12 +250,12 @@ def test_no_rest_where_there_is_none_anyway_is_the_same_run() -> None:
         (
             "attention_matrix",
             {"opt__embedding__lr": "1"},
-            "--opt.embedding.lr=1.0: adamw has no parameter of this role in this model, only of matrix; remove it",
+            "--opt.embedding.lr=1.0: this model has no parameter of the role embedding for adamw, only of matrix",
         ),
         (
             "synthetic_joint",
             {"opt": "muon", "opt__rest__embedding__lr": "1"},
-            "--opt.rest.embedding.lr=1.0: adamw has no parameter of this role in this model, only of head",
+            "--opt.rest.embedding.lr=1.0: this model has no parameter of the role embedding for adamw, only of head",
         ),
         (
             "attention_matrix",

@@ -1,13 +1,11 @@
 """Choose defaults of the stochastic optimizers by family of tasks, from the reference studies: `make defaults`.
 
-The studies of a family (`bench suite reference`) try the same points on each of its tasks. The default of an optimizer
-is the point with the smallest gap to its best score, on the task with the largest gap. Points whose cap sets nearly all
-steps, which studies exclude, count only if that point is not clearly better than chance. Points with which a text model
-from scratch does not leave chance (of `sps`, c 2.154 with max_step 0.3162) do not count. The default belongs into
-`OptimizerSpec.by_family`; that of `momo` on `text`, which the suite does not train there, is ours. A plain `bench fit`
-then trains each optimizer for the whole budget of each task, unless a trial of a study did with another seed. Studies
-and runs are read from the store and from the reference results; `results/defaults` holds what was found, so that the
-same command trains only what is missing, also on another machine.
+A family has the tasks with similar models (`bench show TASK`). The reference studies try the same points on each of its
+tasks. For each point, the gap on a task is the distance from the best score there. The default is the point whose
+largest gap over the tasks is the smallest. Points whose cap sets nearly all steps count only if no other point is
+clearly better than chance. Points with which a text model from scratch does not leave chance do not count (of `sps`:
+c 2.154 with max_step 0.3162). An optimizer without a study in a family has the default that it has on all tasks, or one
+that we chose. `bench show OPTIMIZER` has the same values.
 """
 
 import argparse
@@ -21,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.config.options import all_optimizer_options
 from bench.config.run_config import decided, resolve
 from bench.config.settings import problem_of
 from bench.grammar.values import place, reference_folder
@@ -175,9 +174,9 @@ def full_run(settings: Mapping[str, Any], stored: Iterable[RunResult]) -> RunRes
 def page(measured: Mapping[str, Any]) -> str:
     """The page of what was found."""
     chosen = [
-        {"family": family, "opt": opt, "setting": " ".join(f"{name} {word_of(value)}" for name, value in point.items())}
+        {"family": family, "opt": opt, "setting": _setting(opt, family, own), "source": _source(opt, family, own)}
         for family, own in measured["families"].items()
-        for opt, point in own.items()
+        for opt in STOCHASTIC
     ]
     lines = [
         "# Defaults of the stochastic optimizers, by family of tasks",
@@ -187,15 +186,21 @@ def page(measured: Mapping[str, Any]) -> str:
         *markdown_table(
             Table(
                 "",
-                [Column("family", "family"), Column("opt", "optimizer"), Column("setting", "setting", markup="code")],
+                [
+                    Column("family", "family"),
+                    Column("opt", "optimizer"),
+                    Column("setting", "setting", markup="code"),
+                    Column("source", "chosen by"),
+                ],
                 chosen,
             )
         ),
         "",
         "## A plain `bench fit`",
         "",
-        f"Test metric after the default budget, at the defaults; seeds: {_seeds(measured)}. Machine of the runs with"
-        f" seed 0: {measured['machine']}.",
+        "Test metric of one run per cell after the default budget, at the defaults. `make defaults` trains what is"
+        f" missing here. Seeds: {_seeds(measured)}; those from 1000 on are trials of the reference studies. Machine of"
+        f" the runs with seed 0: {measured['machine']}.",
         "",
     ]
     rows = [
@@ -206,10 +211,25 @@ def page(measured: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *markdown_table(Table("", columns, rows))]) + "\n"
 
 
+def _setting(opt: str, family: str, chosen: Mapping[str, Point]) -> str:
+    """The chosen values, else the defaults, of searched hyperparameters and of others that the family changes."""
+    spec = OPTIMIZERS[opt]
+    options = all_optimizer_options(spec.on(family), {})
+    names = dict.fromkeys([*spec.search, *spec.by_family.get(family, {})])
+    values = {name: options[name].default for name in names} | dict(chosen.get(opt, {}))
+    return " ".join(f"{name} {word_of(value)}" for name, value in values.items())
+
+
+def _source(opt: str, family: str, chosen: Mapping[str, Point]) -> str:
+    if opt in chosen:
+        return "studies"
+    return "us" if family in OPTIMIZERS[opt].by_family else "default on all tasks"
+
+
 def _seeds(measured: Mapping[str, Any]) -> str:
     """The seeds of the full runs, in words."""
     found = Counter(each["seed"] for own in measured["full"].values() for each in own.values())
-    return ", ".join(f"{seed} ({counted(n, 'run')})" for seed, n in sorted(found.items())) or "none yet"
+    return " and ".join(f"{seed} ({counted(n, 'run')})" for seed, n in sorted(found.items())) or "none yet"
 
 
 def main(words: Iterable[str] | None = None) -> int:

@@ -335,13 +335,14 @@ def _show(found: "Sequence[StudyResult]", args: Args, out: Path, command: str) -
 
     for each in found:
         note(missing_runs(each, args.store))
-    suite.write(out / "tuned", found, command)
-    boards, said, chart = ranking(found, args)
-    if boards:
-        write(out / "quality.md", markdown(boards) + "".join(f"\n{line}\n" for line in said))
-    if chart is not None and chart.shown.panels:
-        for ending in (".png", ".pdf"):
-            write(out / f"forest{ending}", picture(chart.shown, ending))
+    with doing("writing settings, table and plots"):
+        suite.write(out / "tuned", found, command)
+        boards, said, chart = ranking(found, args)
+        if boards:
+            write(out / "quality.md", markdown(boards) + "".join(f"\n{line}\n" for line in said))
+        if chart is not None and chart.shown.panels:
+            for ending in (".png", ".pdf"):
+                write(out / f"forest{ending}", picture(chart.shown, ending))
     if args.json:
         studies = [study_json(each) for each in found]
         answer({"out": out, "studies": studies, "boards": as_json(boards), "said": said})

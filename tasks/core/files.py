@@ -117,8 +117,9 @@ def asked(name: str, samples: Callable[[Path], Any], root: Path) -> Mapping[str,
             f" ({frame.filename}, line {frame.lineno}); the data folder is {root} (--data DIR or BENCH_DATA)"
         ) from error
     if not isinstance(found, Mapping) or sorted(found) != ["test", "train"]:
-        shown = ", ".join(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
-        raise DataError(f"{name}: its samples are {shown}; return a dict with train and test")
+        there = ", ".join(map(str, found)) or "nothing" if isinstance(found, Mapping) else ""
+        shown = f"have the keys {there}" if there else f"are of type {type(found).__name__}"
+        raise DataError(f"{name}: its samples {shown}; return a dict with the keys train and test")
     return found
 
 
