@@ -4,7 +4,7 @@
 `p.clone()`, which also allocates memory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -112,16 +112,18 @@ def decoder_parameters(device: str = "cpu") -> list[nn.Parameter]:
     width, layers = 128, 4
     layer = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)]
     layer += [(3 * width,), (width,), (4 * width,), (width,), *[(width,)] * 4]
-    params = [nn.Parameter(torch.randn(shape, device=device) * 0.02) for _ in range(layers) for shape in layer]
-    for p in params:
-        p.grad = torch.randn_like(p)
-    return params
+    return _random(layers * layer, device)
 
 
 def bert_parameters(device: str = "cpu") -> list[nn.Parameter]:
     """Random parameters and gradients with the shapes of BERT-base."""
     with torch.device("meta"):
         shapes = [p.shape for p in BertModel(BertConfig()).parameters()]
+    return _random(shapes, device)
+
+
+def _random(shapes: Sequence[tuple[int, ...]], device: str) -> list[nn.Parameter]:
+    """Parameters with these shapes, and their gradients."""
     params = [nn.Parameter(torch.randn(shape, device=device) * 0.02) for shape in shapes]
     for p in params:
         p.grad = torch.randn_like(p)

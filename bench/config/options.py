@@ -557,7 +557,7 @@ def _words(raw: Any, kind: Any) -> Any:
     if not isinstance(raw, str):
         return raw
     members = _members(kind)
-    if raw.lower() in ("none", "null") and type(None) in members:
+    if is_none(raw) and type(None) in members:
         return None
     if any(m in (tuple, list) or typing.get_origin(m) in (tuple, list) for m in members):
         return [part.strip() for part in raw.strip("()[] ").split(",")]

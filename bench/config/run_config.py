@@ -327,7 +327,7 @@ def resolve(
     check_known("task", [task], TASKS)
     check_known("optimizer", [opt], OPTIMIZERS)
     if tuned:
-        settings = applicable(OPTIMIZERS[opt], tuned_settings(task, opt), settings) | settings
+        settings = tuned_for(task, opt, settings) | settings
     groups: dict[str, dict[str, Any]] = {"task": {}, "opt": {}, "trainer": {}, "": {}}
     for key, value in settings.items():
         group, _, name = key.partition(".") if key.startswith("opt.") else key.rpartition(".")
@@ -373,8 +373,13 @@ def resolve(
     return config_
 
 
-def applicable(spec: OptimizerSpec, tuned: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Tuned settings, without those for the rest if `settings` name another optimizer for the rest."""
+def tuned_for(task: str, opt: str, settings: Mapping[str, Any], *, shipped: bool = False) -> dict[str, Any]:
+    """The tuned settings (`tuned_settings`), without those for the rest if `settings` name another one for the rest.
+
+    Raises:
+        UserError: nothing was tuned, or the file is damaged.
+    """
+    spec, tuned = OPTIMIZERS[opt], tuned_settings(task, opt, shipped=shipped)
     given = hyperparameters_of(tuned | dict(settings))
     if rest_of(spec, hyperparameters_of(tuned)) == rest_of(spec, given):
         return tuned

@@ -11,10 +11,9 @@ import numpy as np
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from bench.config.options import NO_BOOLEAN
-from bench.config.run_config import Seed, applicable, resolve
+from bench.config.run_config import Seed, resolve, tuned_for
 from bench.config.settings import as_stored
 from bench.config.strict_yaml import read_yaml
-from bench.config.tuned import tuned_settings
 from bench.errors import UserError, check_known
 from bench.grammar.values import configs_folder, refuse_too_many
 from bench.papers.arms import Arm
@@ -398,7 +397,7 @@ def _with_tuned(experiment: Experiment) -> Iterator[tuple[str, Settings]]:
                     raise UserError(f"tuned {own['tuned']}: it is true, or left out")
                 task, opt = str(named.get("task")), str(named.get("opt"))
                 check_known("optimizer", [opt], OPTIMIZERS)
-                of_opt = applicable(OPTIMIZERS[opt], tuned_settings(task, opt, shipped=True), named)
+                of_opt = tuned_for(task, opt, named, shipped=True)
             own = {name: value for name, value in of_opt.items() if name not in named} | mine
         yield label, own
 
