@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections import Counter
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -359,16 +360,17 @@ def test_nothing_is_wider_than_the_terminal_and_nothing_is_lost(cli, studied, mo
     wide = cli("list", "runs").out
     monkeypatch.setenv("COLUMNS", str(columns))
     narrow = cli("list", "runs").out
-    assert re.sub(r"\s", "", narrow) == re.sub(r"\s", "", wide)
-    if columns >= 60:
-        assert max(map(width, narrow.splitlines())) <= columns
+    letters = Counter(re.sub(r"\s", "", narrow))
+    letters.subtract(re.sub(r"\s", "", wide))
+    assert min(letters.values()) >= 0
+    assert max(map(width, narrow.splitlines())) <= columns
 
 
 def test_a_table_as_wide_as_the_terminal_stays_whole():
     given = Table.of(["a", "b", "c"], [("1", "2 x  3 y", "4")])
-    assert list(text_lines(given.columns, given.rows, 14)) == ["a  b         c", "1  2 x  3 y  4"]
-    assert list(text_lines(given.columns, given.rows, 13)) == ["a  b", "    c", "1  2 x  3 y", "    4"]
-    assert list(text_lines(given.columns, given.rows, 5)) == ["a", "    b  c", "1", "    2 x  3 y  4"]
+    assert text_lines(given.columns, given.rows, 14) == ["a  b         c", "1  2 x  3 y  4"]
+    assert text_lines(given.columns, given.rows, 13) == ["a  b", "1  2 x  3 y", "", "a  c", "1  4"]
+    assert text_lines(given.columns, given.rows, 8) == ["a  b", "1  2 x", "   3 y", "", "a  c", "1  4"]
 
 
 def test_a_part_is_not_broken_where_it_need_not_be():

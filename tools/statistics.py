@@ -16,8 +16,10 @@ from scipy.stats import binom, nct
 
 from bench.commands.race import MOST_SEEDS as MOST_RACED
 from bench.results import stats
+from bench.results.render import markdown_table
 from bench.results.retuning import repeated_interval, tuning_variance
 from bench.results.sequential import LEAST_SEEDS, MOST_SEEDS, SHARES, advice, compare, grid, least_wins, next_seeds
+from bench.results.table import Table
 
 Array = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, tuple[int, ...]], Array]
@@ -436,13 +438,11 @@ SEEDS = (3, 5, 7, 10, 20, 50)
 
 def table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[float | str]]], digits: int = 1) -> list[str]:
     """A Markdown table of shares."""
-    lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
-    for name, shares in rows:
-        cells = [
-            share if isinstance(share, str) else "-" if math.isnan(share) else f"{share:.{digits}%}" for share in shares
-        ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return [*lines, ""]
+
+    def word(share: float | str) -> str:
+        return share if isinstance(share, str) else "-" if math.isnan(share) else f"{share:.{digits}%}"
+
+    return [*markdown_table(Table.of(["", *heads], [(name, *map(word, shares)) for name, shares in rows])), ""]
 
 
 def page() -> list[str]:

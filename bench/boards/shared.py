@@ -111,8 +111,8 @@ def metric_of(entries: Sequence[Entry], reference: Entry | None) -> Measure:
     return final(problem.metric, problem.mode, above, split="/".join(splits))
 
 
-COLORS = {"better": 32, "worse": 31}
-"""Of verdicts on a terminal: green and red."""
+COLORS = {"better": "green", "worse": "red"}
+"""Of verdicts on a terminal."""
 NO_VALUE = "no run has a value"
 """The verdict if no run of an entry and of the reference has a value, such as the steps to a target."""
 

@@ -33,7 +33,7 @@ COLUMNS = (
     Column("steps", "steps", side="right"),
     Column("seed", "seed"),
     Column("result", "result"),
-    Column("settings", "settings"),
+    Column("settings", "settings", wraps=True),
 )
 _FORM = "%Y-%m-%dT%H:%M:%SZ"
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, FiniteFloat, ValidationError, field_valid
 from bench.errors import UserError, check_known
 from bench.papers.reproduction import CORRECTION
 from bench.papers.verdicts import SAID
+from bench.results.render import markdown_table
 from bench.results.table import Board, Column, Table
 from bench.store.load import Damaged, read_bytes
 from bench.text import clean, in_markdown, located, why_wrong
@@ -148,10 +149,14 @@ def by_experiment(found: Shipped, link: str) -> str:
         link: path from the table to the folder of the pages, as `../results`.
     """
     rows = [
-        f"| [{in_markdown(page.experiment)}]({link}/{page.experiment}/report.md) | {said} | {in_markdown(names)} |"
+        (page.experiment, said, names)
         for page in found.pages
         for said in SAID
-        for names in [", ".join(claim.name for claim in page.claims if claim.said == said)]
-        if names
+        if (names := ", ".join(claim.name for claim in page.claims if claim.said == said))
     ]
-    return "\n".join(["| experiment | verdict | claims |", "|---|---|---|", *rows, ""])
+
+    def linked(name: str) -> str:
+        return f"[{in_markdown(name)}]({link}/{name}/report.md)"
+
+    columns = [Column("experiment", "experiment", markup=linked), "verdict", "claims"]
+    return "\n".join([*markdown_table(Table.of(columns, rows)), ""])

@@ -1,25 +1,24 @@
-"""Tables as text: for a terminal, as Markdown, CSV, JSON, TeX and HTML; names are untrusted.
+"""Tables as text: for a terminal (by rich), as Markdown, CSV, JSON, TeX and HTML; names are untrusted.
 
-Each format has one writer. Those for a terminal, Markdown, CSV and JSON read rows one by one; all except the first
-do not store them.
+Each format has one writer. Those for Markdown, CSV and JSON read rows one by one and do not store them.
 """
 
 import csv
 import html
+import io
 import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from decimal import Decimal
-from itertools import zip_longest
 from numbers import Number
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from bench.results.table import Board, Column, Table
-from bench.terminal import NARROWEST, broken, columns, is_styled, wrapped
+from bench.terminal import NARROWEST, columns, is_styled, wrapped
 from bench.text import cell, clean, in_csv, in_markdown, in_tex, number_in_tex, padded, plain, width
 
 Row = Mapping[str, Any]
@@ -73,66 +72,75 @@ def shown(table: Table, indent: str = "") -> list[str]:
     return [indent + line for line in text_lines(_sided(table), table.rows, wide, styled=is_styled())]
 
 
-def text_lines(own: Sequence[Column], rows: Iterable[Row], wide: int | None, *, styled: bool = False) -> Iterator[str]:
-    """A table's lines. Columns that do not fit follow on separate indented lines; nothing is cut.
+def text_lines(own: Sequence[Column], rows: Iterable[Row], wide: int | None, *, styled: bool = False) -> list[str]:
+    """A table's lines. Columns that do not fit follow as further tables that repeat the first column; nothing is cut.
 
     Args:
         own: columns, each with its alignment.
         rows: their values.
-        wide: columns of the terminal; None for unlimited.
-        styled: show the head bold.
+        wide: columns of the terminal; None for a file or a pipe, where a row is a line.
+        styled: show the head bold and the columns' colors.
     """
     head, words = list(map(_head, own)), [[_word(c, row) for c in own] for row in rows]
     every = [head, *words] if any(head) else words
+    empty = ["no rows"] * (any(head) and not words)
     widths = [max([c.least, *(width(row[i]) for row in every)]) for i, c in enumerate(own)]
-    fitting, left = len(own), sum(widths[:-1]) + 2 * (len(own) - 1)
-    if wide is not None:
-        if own[-1].wraps and left + min(NARROWEST, widths[-1]) <= wide:
-            widths[-1] = min(widths[-1], wide - left)
-        else:
-            fitting = next((n for n in range(fitting, 0, -1) if sum(widths[:n]) + 2 * (n - 1) <= wide), 1)
-            widths[0] = min(widths[0], wide)
-    for row in every:
-        yield from _drawn(row[:fitting], widths, own, head=row is head, styled=styled)
-        yield from wrapped([part for word in row[fitting:] for part in word.split("  ") if part], wide, "    ")
-    if any(head) and not words:
-        yield "no rows"
+    if wide is None:
+        sides = [(n, c.side == "right") for n, c in zip(widths, own, strict=True)]
+        cells = ([padded(word, n, right=right) for word, (n, right) in zip(row, sides, strict=True)] for row in every)
+        return [*("  ".join(row).rstrip() for row in cells), *empty]
+    parts = (_drawn(own, widths, words, each, wide, styled=styled) for each in _groups(own, widths, wide))
+    lines = [line for part in parts for line in ("", *part)]
+    return [*lines[1:], *empty]
+
+
+def _groups(own: Sequence[Column], widths: Sequence[int], wide: int) -> list[list[int]]:
+    """Columns that fit a terminal of `wide` columns; each group begins with the first column, which names a row."""
+    groups, left = [[0]], wide - widths[0]
+    for i, column in enumerate(own[1:], 1):
+        needed = 2 + (min(NARROWEST, widths[i]) if column.wraps else widths[i])
+        if needed > left and groups[-1] != [0]:
+            groups.append([0])
+            left = wide - widths[0]
+        groups[-1].append(i)
+        left -= needed
+    return groups
 
 
 def _drawn(
-    row: Sequence[str], widths: Sequence[int], own: Sequence[Column], *, head: bool, styled: bool
-) -> Iterator[str]:
-    """The lines of a row; text wider than its column is wrapped."""
-    cells = [[word] if width(word) <= n else broken(word, n) for word, n in zip(row, widths, strict=False)]
-    for words in zip_longest(*cells, fillvalue=""):
-        parts = [padded(word, n, right=c.side == "right") for word, n, c in zip(words, widths, own, strict=False)]
-        if styled and not head:
-            parts = [_colored(part, said, c) for part, said, c in zip(parts, row, own, strict=False)]
-        line = "  ".join(parts)
-        yield f"\x1b[1m{line}\x1b[0m" if styled and head else line.rstrip()
+    own: Sequence[Column], widths: Sequence[int], words: Sequence[Sequence[str]], group: Sequence[int], wide: int,
+    *, styled: bool,
+) -> list[str]:  # fmt: skip
+    """The lines of some columns."""
+    from rich.console import Console  # here, since most output is for pipes and needs no rich
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    fits = sum(min(NARROWEST, widths[i]) if own[i].wraps else widths[i] for i in group) + 2 * (len(group) - 1) <= wide
+    headed = any(map(_head, own))
+    grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=headed, header_style="bold")
+    for i in group:
+        column = own[i]
+        grid.add_column(
+            Text(_head(column)),
+            justify=column.side or "left",
+            no_wrap=fits and not column.wraps,
+            overflow="fold",
+            min_width=column.least if fits else None,  # more than there is room for would be cut
+        )
+    for row in words:
+        grid.add_row(*(Text(row[i], style=_color(row[i], own[i])) for i in group))
+    file = io.StringIO()
+    console = Console(
+        file=file, width=wide, force_terminal=styled, color_system="standard" if styled else None, legacy_windows=False
+    )
+    console.print(grid)
+    return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
-def _colored(part: str, said: str, column: Column) -> str:
-    """A part of a cell's text in the color of the whole, if it has one."""
-    code = next((code for word, code in column.colors.items() if said.startswith(word)), None)
-    return part if code is None else f"\x1b[{code}m{part}\x1b[0m"
-
-
-def _groups(own: Sequence[Column], rows: Sequence[Row], wide: int | None) -> list[list[Column]]:
-    """Groups of columns that fit a terminal of `wide` columns; each begins with the first column, which names a row."""
-    first, *others = own
-    if wide is None or not others:
-        return [[*own]]
-    widths = {c.key: max(map(width, [_head(c), *(_word(c, row) for row in rows)])) for c in own}
-    groups: list[list[Column]] = []
-    left = 0
-    for column in others:
-        left -= widths[column.key] + 2
-        if left < 0:
-            groups.append([first])
-            left = wide - widths[first.key] - 2 - widths[column.key]
-        groups[-1].append(column)
-    return groups
+def _color(word: str, column: Column) -> str:
+    """The color of a cell's text, if it has one."""
+    return next((color for start, color in column.colors.items() if word.startswith(start)), "")
 
 
 def text(boards: Sequence[Board], wide: int | None = None, *, styled: bool = False) -> str:
@@ -150,8 +158,7 @@ def text(boards: Sequence[Board], wide: int | None = None, *, styled: bool = Fal
         lines += [*headed(board.title, "="), ""]
         for table in map(telling, board.tables):
             lines += headed(table.title, "-")
-            for i, own in enumerate(_groups(_sided(table), table.rows, wide)):
-                lines += [*[""] * (i > 0), *text_lines(own, table.rows, wide, styled=styled)]
+            lines += text_lines(_sided(table), table.rows, wide, styled=styled)
             lines += [*(line for note in table.notes for line in said(f"  note: {note}")), ""]
         lines += [*(line for note in board.notes for line in said(f"note: {note}")), ""]
     return "\n".join(lines).rstrip() + "\n"
@@ -170,6 +177,8 @@ def markdown_lines(own: Sequence[Column], rows: Iterable[Row]) -> Iterator[str]:
         said = _word(column, row)
         if row.get(column.key) is None or column.markup is None:
             return in_markdown(said)
+        if callable(column.markup):
+            return column.markup(said)
         return f"**{in_markdown(said)}**" if column.markup == "strong" else _code(said)
 
     yield line(map(in_markdown, map(_head, own)))

@@ -17,10 +17,10 @@ class Column:
         unit: of the values, shown after the title.
         form: converts a value, if there is one, for display.
         side: alignment; by default right if one of its values is a number.
-        markup: style of its text in Markdown.
-        wraps: whether its text may wrap on a narrow terminal; only for the last column.
+        markup: style of its text in Markdown, or a function from the text to Markdown.
+        wraps: whether its text may wrap where the terminal is too narrow for it.
         least: minimum width on a terminal, so that output printed piece by piece forms one table.
-        colors: on a terminal, the ANSI color of texts that begin with a word.
+        colors: on a terminal, the color of texts that begin with a word, by rich's names.
     """
 
     key: str
@@ -30,10 +30,10 @@ class Column:
     unit: str = ""
     form: Callable[[Any], Any] | None = None
     side: Literal["left", "right"] | None = None
-    markup: Literal["strong", "code"] | None = None
+    markup: Literal["strong", "code"] | Callable[[str], str] | None = None
     wraps: bool = False
     least: int = 0
-    colors: Mapping[str, int] = field(default_factory=dict)
+    colors: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Table:
 
     Attributes:
         title: its subject.
-        columns: in order; on a narrow terminal the last ones follow on separate lines.
+        columns: in order; on a narrow terminal the last ones follow as further tables.
         rows: values by column key: numbers, intervals, words, lists of words or None. Further keys are for programs.
         notes: for the reader.
     """
