@@ -8,7 +8,7 @@ from typing import Any
 from bench.config.plugins import naming
 from bench.store.record import CAP_BINDS, RESUMABLE, RunResult
 from bench.store.store import Store
-from bench.text import clean, counted
+from bench.text import clean, counted, word_of
 from optimizers.groups import REST
 from optimizers.plugins import bare
 
@@ -39,7 +39,10 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
         parts += [f"{split} {found[result.metric]:.4g}" for split, found in others.items() if result.metric in found]
     if result.best is not None and result.best_step != result.steps:
         parts.append(f"{result.best:.4g} at the best step {result.best_step}")
-    parts.append(f"{counted(result.steps, 'step')} in {result.wall_s:.1f} s")
+    rates = {name: value for name, value in result.config["opt_options"].items() if name in ("lr", f"{REST}.lr")}
+    said = [f"{n} {word_of(v)}{' (default)' * (f'opt.{n}' not in result.chosen)}" for n, v in rates.items()]
+    given = f" with {' and '.join(said)}" * bool(said)
+    parts.append(f"{counted(result.steps, 'step')} in {result.wall_s:.1f} s{given}")
     parts.append(f"stored in {Store(store).place(result.run_id)}")
     lines = [", ".join(parts)]
     if result.specimen is not None:

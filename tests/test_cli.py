@@ -254,6 +254,7 @@ def test_a_stored_run_is_returned_without_importing_torch(cli, store):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "already stored; --rerun trains again" in done.stderr
     assert done.stdout.startswith("synthetic sngd: completed")
+    assert " with lr 0.01 (default), stored in " in done.stdout
 
 
 def test_a_run_is_resumed_by_the_path_of_its_folder_too(cli, store, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ winners on fresh seeds (`bench suite`), and the board `quality` ranks the result
 """
 
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -255,7 +256,9 @@ def _check(specs: "Sequence[StudySpec]", args: Args, *, progress: bool) -> None:
     given = [{name[4:]: spec.settings[name] for name in spec.chosen if name.startswith("opt.")} for spec in specs]
     examinations = [examination_of(spec.opt, options=own) for spec, own in zip(specs, given, strict=True)]
     before = [read_verdict(args.store, spec.opt, own, versions()) for spec, own in zip(specs, given, strict=True)]
-    with doing(f"checking {', '.join(spec.opt for spec in specs)}"):
+    names = ", ".join(spec.opt for spec in specs)
+    note(f"checking {names}" if progress and not sys.stderr.isatty() else None)  # a terminal shows it below
+    with doing(f"checking {names}"):
         found = list(reports(examinations, known={report.name: report for report in before if report is not None}))
     for report, own in zip(found, given, strict=True):
         write_verdict(args.store, report)
