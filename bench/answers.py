@@ -157,10 +157,12 @@ class SeedRuns(Answer):
 
     runs: list[Run]
     """The runs, in the order of the seeds."""
+    mean_of: str
+    """The averaged number: the final metric, or its suboptimality gap where the infimum is known."""
     mean: float | None
-    """The mean of the final metric; null if a run diverged."""
-    t_interval_95: tuple[float, float] | None
-    """Ends of the 95 % t-interval of the mean; null for one seed."""
+    """Its mean, geometric for a gap; null if a run diverged."""
+    t_interval_95: tuple[float | None, float | None] | None
+    """Ends of the 95 % t-interval of the mean, null where unbounded; null for one seed."""
 
 
 class Config(Answer):

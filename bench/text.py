@@ -101,6 +101,13 @@ def seeds_in_words(seeds: Sequence[int]) -> str:
     return f"{seeds[0]} to {seeds[-1]}" if row else ", ".join(map(str, seeds))
 
 
+def seeds_from_words(words: str) -> list[int]:
+    """The seeds that `seeds_in_words` wrote; none from other words."""
+    if found := re.fullmatch(r"(\d{1,9}) to (\d{1,9})", words):
+        return list(range(int(found[1]), min(int(found[2]), int(found[1]) + 10_000) + 1))
+    return [int(part) for part in words.split(", ")] if re.fullmatch(r"\d{1,19}(, \d{1,19})*", words) else []
+
+
 def is_number(value: object) -> TypeGuard[int | float]:
     """Whether it is a number; True and False are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)

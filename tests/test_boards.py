@@ -155,6 +155,9 @@ def test_seeds_without_deviation_are_told_apart_and_equal_ones_are_one_method(st
     }
     assert (own["adamw"]["flags"], own["adamw"]["won"]) == (["same runs as adam"], "0 of 7 (7 ties)")
     assert own["sgd"]["flags"] == []
+    (grid,) = board("pairs", store).tables
+    assert ([row["opt"] for row in grid.rows], grid.title.endswith("Holm over 1 pairs")) == (["adam", "sgd"], True)
+    assert "adamw is not compared: same runs as adam" in grid.notes
 
 
 def test_runs_that_converged_or_differ_on_the_way_are_not_the_same(store):
@@ -309,7 +312,7 @@ def test_a_reference_that_diverged_has_other_seeds_or_is_not_there(store, tmp_pa
     assert rows("quality", tmp_path / "b")["sgd"]["verdict"] == "no common seeds"
     keep(tmp_path / "c", *seeds("sgd", LOW))
     (alone,) = board("quality", tmp_path / "c").tables
-    assert "the reference adam has no runs in these stores, so there are no verdicts" in alone.notes[0]
+    assert "no verdicts, since the reference adam has no runs in these stores" in alone.notes[0]
 
 
 def test_over_all_tasks_each_task_has_its_own_verdict(store):
@@ -344,7 +347,7 @@ def test_the_grid_of_pairs_has_holms_correction_and_rank_intervals(store):
 
 def test_a_grid_of_too_many_rows_says_how_many_it_takes(store, monkeypatch):
     monkeypatch.setattr(sys.modules["bench.boards.pairs"], "MOST_ROWS", 2)  # the package has a function of this name
-    keep(store, *seeds("adam", HIGH), *seeds("sgd", LOW), *seeds("adamw", HIGH))
+    keep(store, *seeds("adam", HIGH), *seeds("sgd", LOW), *seeds("adamw", [x + 0.001 for x in HIGH]))
     (table,) = board("pairs", store).tables
     assert (table.rows, table.notes) == ([], ["3 rows: --opt chooses 2 or fewer"])
     (table,) = board("pairs", store, opts=["adam", "sgd"]).tables
@@ -1299,9 +1302,11 @@ def test_a_run_that_time_stopped_has_no_verdict_on_a_board_of_steps_either(store
     keep(store, *(replace(run, steps_to_target=60) for run in seeds("gd", [0.0] * 8, **floor)))
     late = seeds("ngd", [0.0] * 8, **{**floor, "status": "timeout", "steps": 10})
     keep(store, *late)
-    assert rows("quality", store, reference=None)["ngd"]["verdict"] == (
-        "not compared: has runs that time stopped before the target"
-    )
+    why = "has runs that time stopped before the target"
+    assert rows("quality", store, reference=None)["ngd"]["verdict"] == f"not compared: {why}"
+    (grid,) = board("pairs", store, reference=None).tables
+    assert [row["opt"] for row in grid.rows] == ["gd"]
+    assert f"ngd is not compared: {why}" in grid.notes
 
 
 def test_two_settings_of_the_reference_are_none_and_said(store):
@@ -1321,7 +1326,7 @@ def test_a_reference_with_runs_of_which_none_is_chosen_is_not_said_to_have_none(
         keep(store, *seeds("adam", HIGH, first, words={"opt.lr": lr}))
     keep(store, *seeds("sgd", LOW))
     (table,) = board("quality", store).tables
-    assert "the reference adam is not shown: it has 2 settings, of which none was chosen" in table.notes[0]
+    assert "the reference adam is not shown (it has 2 settings, of which none was chosen)" in table.notes[0]
 
 
 def test_settings_by_hand_beside_tuned_ones_are_mentioned(store):
@@ -1376,7 +1381,7 @@ def test_the_headline_without_a_reference_names_the_best_mean_and_no_verdict(sto
     keep(store, *seeds("adam", [0.7] * 3), *seeds("sgd", [0.6] * 3))
     ((_, said),) = headlines(found(store))
     assert said.startswith(
-        "adam (default) has the best mean (test accuracy 0.7 [0.7, 0.7]); the reference adamw has no runs"
+        "adam (default) has the best mean (test accuracy 0.7 [0.7, 0.7]); no verdicts, since the reference adamw"
     )
 
 

@@ -411,7 +411,7 @@ def test_ratios_have_a_logarithmic_axis_around_1(store):
 @pytest.mark.parametrize(
     ("opts", "why"),
     [
-        (("sgd",), "the reference adamw has no runs in these stores; --reference names another"),
+        (("sgd",), "the reference adamw has no runs in these stores: train some, or choose another with --reference"),
         (("adamw",), "there is no entry besides the reference adamw"),
     ],
 )

@@ -61,6 +61,26 @@ def test_from_a_command_to_verdicts_and_on_with_the_same_command(cli, tmp_path) 
     assert "14 runs; every verdict is decided" in again.out
 
 
+def test_seeds_that_chose_the_settings_are_not_raced(cli, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    short = ("--trainer.max_steps", 5, "--device", "cpu")
+    for opt in ("gd", "adam"):
+        seeds = ("--seeds", "0:3", "--report_seeds", "20,21")
+        assert cli("tune", "--task", "synthetic", "--opt", opt, *short, "--trials", 2, *seeds).code == 0
+    for words, code in ((("--seeds", 4), 2), (("--seed", 2), 2), (("--seed", 3), 0)):
+        fitted = cli("fit", "--task", "synthetic", "--opt", "gd", "--tuned", *short, *words)
+        assert (fitted.code, "take seeds from 3 on" in fitted.err) == (code, code == 2)
+    assert cli(*RACE, "--tuned", "--most", 7).code == 0
+    raced = [run.config["seed"] for run in Store(tmp_path / "runs").runs() if run.plan == "race"]
+    assert {*range(3, 8)} <= {*raced} <= {*range(3, 10)}
+
+
+def test_a_race_fits_its_terminal(cli, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    said = cli(*RACE)
+    assert max(map(len, said.out.splitlines())) <= 60
+
+
 def test_a_budget_ends_a_race_before_a_round_that_it_cannot_pay(cli) -> None:
     answer = cli(*RACE, "--budget", "13runs")
     assert answer.code == 0

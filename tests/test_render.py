@@ -204,6 +204,33 @@ def test_columns_that_do_not_fit_follow_as_tables_that_name_their_rows():
     ]
 
 
+def test_further_tables_begin_with_the_column_that_distinguishes_the_rows():
+    own = [Column("places", "rank"), Column("opt", "optimizer"), Column("a", "a" * 20), Column("b", "b" * 20)]
+    rows = [{"places": "1 to 2", "opt": opt, "a": 1, "b": 2} for opt in ("adam", "sgd")]
+    lines = text([Board("b", "board", [Table("t", own, rows)])], 45).splitlines()[5:]
+    assert [line.split()[0] for line in lines if line] == ["rank", "1", "1", "optimizer", "adam", "sgd"]
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb", "unknown"])
+def test_a_table_has_the_width_of_its_terminal_whatever_its_type(term, monkeypatch):
+    monkeypatch.setenv("TERM", term)
+    lines = text_lines([Column("a", wraps=True)], [{"a": "word " * 50}], 40, styled=True)
+    assert max(map(width, lines)) <= 40
+    assert "".join(lines).count("word") == 50
+
+
+@pytest.mark.parametrize("wide", [20, 40])
+def test_a_column_of_at_least_some_width_loses_nothing(wide):
+    own = [Column("name", least=12), Column("said", wraps=True, least=35), Column("more")]
+    lines = text_lines(own, [{"name": "abc", "said": "x" * 70, "more": "y" * 50}], wide)
+    assert max(map(width, lines)) <= wide
+    assert [sum(line.count(letter) for line in lines) for letter in "xy"] == [70, 50]
+
+
+def test_a_table_without_columns_is_empty():
+    assert text_lines([], [], 40) == text_lines([], [], None) == []
+
+
 @pytest.mark.parametrize("kind", ["table", "md", "tex", "html"])
 def test_flags_of_all_rows_are_a_note(kind):
     rows = [{"opt": "adam", "flags": ["shipped", "own"]}, {"opt": "sgd", "flags": ["shipped"]}]

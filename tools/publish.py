@@ -3,8 +3,8 @@
 A task of the reference suite is published if the store has all fresh seeds of every optimizer. Its runs go to
 `results/reference/runs`, thinned to 200 points per curve, its settings to `configs/tuned`, figure, sentences and
 tables into README.md, its observations of attention to `results/observatory`, and what was searched to
-`results/tuned`. The arms with a schedule (`tools/schedules.py`) have runs there too, and their own page. With
-`--check`, nothing is written; exit code 1: README.md or one of these pages does not match `results/reference`.
+`results/tuned`. The arms with a schedule (`tools/schedules.py`) have runs there too, and their own page.
+Without a store, only the pages are written again. With `--check`, nothing is written; exit code 1: README.md or one of these pages does not match `results/reference`.
 """
 
 import argparse
@@ -375,6 +375,18 @@ def _only(stores: Stores, keep: Callable[[str], bool]) -> Stores:
     return found
 
 
+def _ship_finished(stores: Stores, tuned: Path) -> None:
+    """Ship what is finished in these stores."""
+    tasks = [task for part in PARTS for task in finished(stores, part)]
+    arms = finished(stores, schedules.PART)
+    print(f"finished: {', '.join(tasks) or 'nothing'}; with a schedule: {', '.join(arms) or 'nothing'}")
+    if tasks:
+        ship(stores, PARTS, tasks, tuned)
+        _ship_searches(tasks, tuned)
+    if arms:
+        ship(stores, [schedules.PART], arms, None)
+
+
 def main() -> int:
     """Publish, or check the published results."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -396,17 +408,8 @@ def main() -> int:
         for path in sorted(wrong):
             print(f"{path} does not match results/reference: run make publish", file=sys.stderr)
         return int(bool(wrong))
-    stores = Stores([place("store")])
-    tasks = [task for part in PARTS for task in finished(stores, part)]
-    arms = finished(stores, schedules.PART)
-    print(f"finished: {', '.join(tasks) or 'nothing'}; with a schedule: {', '.join(arms) or 'nothing'}")
-    if tasks:
-        ship(stores, PARTS, tasks, args.tuned)
-        _ship_searches(tasks, args.tuned)
-    if arms:
-        ship(stores, [schedules.PART], arms, None)
-    if not tasks and not arms:
-        return 1
+    if place("store").is_dir():
+        _ship_finished(Stores([place("store")]), args.tuned)
     there = shown()
     for task, own in there.tasks.items():
         observatory.publish(task, own)

@@ -150,7 +150,6 @@ def fit(
         from bench.store.store import stored_result
 
         config = resolve(words, tuned=tuned, fallback=where)
-        sources = sources_of([config]) if tuned else {}
         effort = {"engine": engine, "workers": workers, "width": width, "memory": memory}
         if seeds is not None:
             if one := [*(["seed"] if "seed" in words else []), *(["rerun"] if rerun else [])]:
@@ -159,7 +158,7 @@ def fit(
 
             configs = with_seeds(config, read_seeds(words_of_seeds("seeds", seeds)), words)
             shown = SweepProgress(f"{config.task} {config.opt}", config.task_spec.mode, enabled=progress)
-            return results_of_runs(configs, shown, "fit", effort, sources)
+            return results_of_runs(configs, shown, "fit", effort, sources_of(configs) if tuned else {})
         if more := [name for name, value in effort.items() if value is not None]:
             raise UserError(f"{more[0]} is for several runs; give seeds too, or remove it")
         if config.trainer.ranks > 1:
@@ -175,6 +174,7 @@ def fit(
             check_places([config])
             from bench.train.runner import run
 
+            sources = sources_of([config]) if tuned else {}
             result = run(config, rerun=rerun, progress=progress, tuned_by=sources.get((config.task, config.opt)))
         if result.status == "killed":
             raise KeyboardInterrupt(f"run {result.run_id} was stopped and saved; the same call continues")

@@ -205,9 +205,10 @@ class Runs(Sequence[Run]):
 
     @property
     def mean(self) -> "Interval | None":
-        """The mean of the final metric over seeds, with its 95 % t-interval (one seed has no bounds).
+        """The mean over seeds of the final metric, with its 95 % t-interval (one seed has no bounds).
 
-        None if a run diverged or has no value, or if there are no runs.
+        Where the infimum is known, it is the geometric mean of the suboptimality gap, as on boards. None if a run
+        diverged or has no value, or if there are no runs.
 
         Raises:
             UserError: the runs differ in more than their seeds, so their mean has no meaning.
@@ -217,7 +218,7 @@ class Runs(Sequence[Run]):
         alike = {tuple((k, word_of(v)) for k, v in run.settings.items() if k not in _SEEDS) for run in self._runs}
         if len(alike) > 1:
             raise UserError("these runs differ in more than their seeds; choose some with `filter` before `mean`")
-        return mean_of([run.result for run in self._runs])
+        return mean_of([run.result for run in self._runs])[1] if self._runs else None
 
     def table(self) -> "pa.Table":
         """The runs as an Arrow table, one row per run; `.to_pandas()` converts it if pandas is installed.

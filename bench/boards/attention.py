@@ -1,5 +1,6 @@
 """Observations of attention (`--trainer.observe`), at equal training loss and at the end."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ SHOWN = {
     "stable_rank_QK": "stable rank of W_QK",
 }
 """Quantities of the board and of `bench plot attention`, averaged over heads; `bench sql` has the others."""
+_FRACTIONS = ("top_token", "saturated")
 ENDS = ("entropy", "top_token", "stable_rank_QK")
 """Quantities shown at the end of training too."""
 WINDOW = 0.1
@@ -123,8 +125,8 @@ def attention_board(found: Collected) -> Board:
             rows[entry] = {
                 "n": len(runs),
                 **verdict,
-                **{name: _mean(list(_at(name, level, runs).values())) for name in SHOWN},
-                **{f"end_{name}": mean_interval([float(values[-1]) for values in own]) for name, own in last.items()},
+                **{name: _mean(name, list(_at(name, level, runs).values())) for name in SHOWN},
+                **{f"end_{name}": _mean(name, [float(values[-1]) for values in own]) for name, own in last.items()},
             }
         columns = [
             *(
@@ -136,7 +138,7 @@ def attention_board(found: Collected) -> Board:
                 "verdict",
                 "attention is",
                 "sparser: of lower entropy than the reference's at equal loss, by the "
-                "sign test over common seeds at 5 % a row, however often one looks",
+                "sign test over common seeds at 5 % a row, also when larger seeds are added",
             ),
             Column("end_entropy", "entropy at the end", "after the last step", 3),
             Column("end_top_token", "most attended token at the end", "after the last step", 3),
@@ -189,9 +191,12 @@ def _direction(problem: str, cosines: Mapping[Entry, Sequence[Mapping[int, float
     return [board_table(f"{problem}: direction of W_QK", columns, rows, [about])] if rows else []
 
 
-def _mean(values: Sequence[float | None]) -> Interval | str | None:
-    missing = sum(value is None for value in values)
-    return f"{missing} of {len(values)} runs do not reach it" if missing else mean_interval(values)
+def _mean(name: str, values: Sequence[float | None]) -> Interval | str | None:
+    """The mean of a quantity, none of which is negative."""
+    if missing := sum(value is None for value in values):
+        return f"{missing} of {len(values)} runs do not reach it"
+    found = mean_interval(values)
+    return found and stats.within(found, 0.0, 1.0 if name in _FRACTIONS else math.inf)
 
 
 def against(own: Mapping[Seed, float | None], base: Mapping[Seed, float | None]) -> dict[str, Any]:

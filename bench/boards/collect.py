@@ -105,14 +105,15 @@ class Collected:
         return [entry for entry in own if KINDS.index(entry.kind) == kind]
 
     def no_reference(self, problem: Problem) -> str:
-        """The reason why a problem has no reference."""
+        """The reason why a problem has no reference, and what to do."""
         name, best = self.reference_name(problem), self._references(problem)
         if best:
             return f"the reference {name} has {len(best)} settings here: choose one with --reference '{best[0].name}'"
         there = sum(e.problem == problem and name in (e.opt, e.name) and bool(e.runs) for e in self.all)
         if there:
-            return f"the reference {name} is not shown: it has {counted(there, 'setting')}, of which none was chosen"
-        return f"the reference {name} has no runs in these stores"
+            some = f"it has {counted(there, 'setting')}, of which none was chosen"
+            return f"the reference {name} is not shown ({some}): choose another with --reference"
+        return f"the reference {name} has no runs in these stores: train some, or choose another with --reference"
 
     def reference_name(self, problem: Problem) -> str:
         """The name of a problem's reference, which may have no runs."""

@@ -67,8 +67,7 @@ def explained(entry: Entry, found: Collected) -> dict[str, Any]:
 def lines(row: Mapping[str, Any]) -> Iterator[str]:
     """A row's explanation for a terminal."""
     yield cell(f"{row['row']} on {row['problem']}")
-    for what, words in row["facts"].items():
-        yield cell(f"  {what:<11} {words}")
+    yield from shown(Table.facts(row["facts"].items(), least=11), "  ")
     if row["tried"]:
         yield "  tried"
         rows = [(options_text(each["point"]), each["kind"], each["state"], each["score"]) for each in row["tried"]]

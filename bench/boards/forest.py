@@ -34,8 +34,7 @@ def _panel(key: str, found: Collected, problem: Problem) -> Panel:
     ref, measure = verdicts.ref, verdicts.measure
     panel = Panel(key, "effects", f"{measure.words}: {'; '.join(verdicts.scale)}", "")
     if ref is None:
-        why = f"{found.no_reference(problem)}; --reference names another"
-        return replace(panel, note=why)
+        return replace(panel, note=found.no_reference(problem))
     rows: list[tuple[Entry, Comparison, Interval]] = []
     left_out = []
     for entry in verdicts.ordered(found.problems[problem]):
@@ -63,8 +62,8 @@ def _panel(key: str, found: Collected, problem: Problem) -> Panel:
         traces.append(Trace(entry.name, *at, marks="all", joined=False, x_band=bar, hollow=not of.sign))
     notes = [
         "points: median over common seeds; filled if the verdict is decided, hollow if not",
-        "bars: intervals of the median, coverage 96 % or more, also when seeds are added; unbounded ones reach the"
-        f" edge; none below {LEAST_SEEDS} seeds or for settings chosen on these seeds",
+        "bars: intervals of the median, coverage 96 % or more, also when larger seeds are added; unbounded ones reach"
+        f" the edge; none below {LEAST_SEEDS} seeds or for settings chosen on these seeds",
         f"common seeds: {spanned([of.n for _, of, _ in rows])}",
         *([said] if said else []),
         *left_out,

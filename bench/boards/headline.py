@@ -24,7 +24,7 @@ def _said(found: Collected, problem: Problem, entries: Sequence[Entry]) -> str:
         if first is not None:
             best = f"{first.name} ({first.settings}) has the best mean ({metric.words} {cell(metric.mean(first))})"
             best += ", on the seeds that chose its settings" * bool(first.best_of)
-        return f"{best}; {found.no_reference(problem)}, so there are no verdicts."
+        return f"{best}; no verdicts, since {found.no_reference(problem)}."
     compared = {entry: verdicts.of(entry) for entry in ordered if entry is not verdicts.ref}
     groups: dict[str, list[Entry]] = {}
     for entry, of in compared.items():

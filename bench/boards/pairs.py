@@ -6,7 +6,7 @@ from typing import Any
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
 from bench.boards.quality import judged
-from bench.boards.shared import COLORS
+from bench.boards.shared import COLORS, coinciding
 from bench.results.sequential import grid, least_wins, places
 from bench.results.table import Board, Column, Table
 from bench.text import spanned
@@ -29,10 +29,15 @@ def pairs(found: Collected) -> Board:
 
 def _table(found: Collected, problem: Problem, entries: list[Entry]) -> Table:
     _, verdicts, floor = judged(found, problem)
-    refused = {
-        entry.name: entry.refused or "selected on these seeds" for entry in entries if entry.refused or entry.best_of
-    }
-    sound = [entry for entry in verdicts.ordered(entries) if entry.name not in refused]
+    refused: dict[str, str] = {}
+    sound: list[Entry] = []
+    for entry in verdicts.ordered(entries):
+        same = coinciding(entry, sound)
+        why = entry.refused or verdicts.obstacle(entry) or ("selected on these seeds" if entry.best_of else None)
+        if why or same:
+            refused[entry.name] = why or f"same runs as {' and '.join(same)}"
+        else:
+            sound.append(entry)
     if len(sound) > MOST_ROWS:
         return Table(problem.name, [], [], [f"{len(sound)} rows: --opt chooses {MOST_ROWS} or fewer"])
     values = [[verdicts.measure.values(entry, entry.common_seeds(other)) for other in sound] for entry in sound]

@@ -26,8 +26,8 @@ from bench.text import CONVERGED, listed
 
 TUNING_NOISE = (
     f"mean over repetitions of the whole tuning with other seeds: from repeated studies if there are {REPEATS}, else"
-    " from its one study. In simulations the interval covers 94 to 98 % over repeated"
-    " studies and 87 to 98 % from one; the plain interval covers 78 to 96 %"
+    " from its one study. In simulations the interval covers 90 to 98 % over repeated"
+    " studies and 74 to 98 % from one; the plain interval covers 63 to 96 %"
 )
 """Help of the column; the numbers are from `results/statistics`."""
 
@@ -79,10 +79,7 @@ def quality(found: Collected) -> Board:
             words = "; ".join(f"{listed(names)} ({why})" for why, names in silent.items())
             notes.append(f"no interval with the noise of tuning: {words}")
         if ref is None:
-            notes.append(
-                f"{found.no_reference(problem)}, so there are no verdicts: train some with bench suite, or choose"
-                " another with --reference"
-            )
+            notes.append(f"no verdicts, since {found.no_reference(problem)}")
         elif ref.kind != "tuned" and not ref.best_of:
             notes.append(f"the reference {ref.name} is not tuned ({ref.settings}), so verdicts favour tuned optimizers")
         if any(v == CONVERGED for e in entries for v in metric.values(e)):

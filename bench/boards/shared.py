@@ -191,7 +191,7 @@ class Verdicts:
                 f"against {self.named}",
                 "better or worse: it wins, or loses, on more than half of all seeds, where a diverged run loses to any"
                 " number; diverges more or less often: a claim of its own. Error rate of both together 5 % per row,"
-                " also when seeds are added, independent of the other rows",
+                " also when larger seeds are added, independent of the other rows",
                 colors=COLORS,
             ),
             Column("won", "won", "number of common seeds on which it is better"),
@@ -199,7 +199,7 @@ class Verdicts:
                 "effect",
                 effect,
                 f"{self.measure.words}, paired by seed: median, with an interval of coverage 96 % or more for any"
-                f" distribution, also when seeds are added; none below {LEAST_SEEDS} seeds;"
+                f" distribution, also when larger seeds are added; none below {LEAST_SEEDS} seeds;"
                 f" {better}",
             ),
             Column(
@@ -212,9 +212,9 @@ class Verdicts:
 
 
 VERDICTS = (
-    "verdicts: sign tests over common seeds, error rate 5 % per row, also with optional stopping; a run without a"
-    f" value is worse than any number; values equal up to rounding ({ROUNDING:.0e} of their size) tie, which counts for"
-    f" neither; fewer than {LEAST_SEEDS} seeds decide no verdict"
+    "verdicts: sign tests over common seeds, error rate 5 % per row, also with optional stopping if further seeds have"
+    " larger numbers; a run without a value is worse than any number; values equal up to rounding"
+    f" ({ROUNDING:.0e} of their size) tie, which counts for neither; fewer than {LEAST_SEEDS} seeds decide no verdict"
 )
 
 

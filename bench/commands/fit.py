@@ -41,7 +41,8 @@ def main(args: Args) -> int:
         from bench.config.settings import sources_of
         from bench.config.tuned import tuned_file
 
-        sources = sources_of([config])
+        seeds = [config.seed] if args.seeds is None else args.seeds
+        sources = sources_of([config.model_copy(update={"seed": seed}) for seed in seeds])
         print(f"bench: settings from {tuned_file(config.task, config.opt)}", file=sys.stderr)
     if args.seeds is not None:
         from bench.commands.seeds import fit_seeds

@@ -61,7 +61,7 @@ def main(args: Args) -> int:
     from bench.boards.collect import Collected
     from bench.boards.curves import curves
     from bench.boards.quality import quality
-    from bench.results.render import as_json, text
+    from bench.results.render import as_json, written
     from bench.store.store import Store
 
     found = Collected.of(results, Store(args.store).tables)
@@ -69,7 +69,8 @@ def main(args: Args) -> int:
     verdict = _said(board)
     out = args.out
     if not args.json:
-        print(text([board]), *(textwrap.fill(said, 100) + "\n" for said in (verdict, HONEST)), sep="\n", flush=True)
+        words = (textwrap.fill(said, 100) + "\n" for said in (verdict, HONEST))
+        print(written([board], "table", None), *words, sep="\n", flush=True)
     write(out, picture(curves(found).shown, out.suffix))
     if args.json:
         following = [command for command, _ in NEXT]

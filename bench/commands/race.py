@@ -31,8 +31,8 @@ class Racer:
     """An optimizer with its settings on a task.
 
     Attributes:
-        config: with seed 0.
-        seeds: number of its seeds, 0 to seeds - 1.
+        config: with its first seed.
+        seeds: number of its seeds, from the first one on.
         history: after each round, its number of seeds and their verdict against the reference.
     """
 
@@ -43,7 +43,8 @@ class Racer:
     @property
     def configs(self) -> list["RunConfig"]:
         """Its runs."""
-        return [self.config.model_copy(update={"seed": seed, "data_seed": seed}) for seed in range(self.seeds)]
+        numbers = range(self.config.seed, self.config.seed + self.seeds)
+        return [self.config.model_copy(update={"seed": seed, "data_seed": seed}) for seed in numbers]
 
 
 def wanted(standing: Sequence["Comparison | str | None"], seeds: Sequence[int], most: int) -> list[int]:
@@ -96,6 +97,7 @@ def _racers(args: Args) -> dict[str, list[Racer]]:
     """The racers by task, the reference first."""
     from bench.boards.entries import default_reference
     from bench.config.run_config import on_device, resolve
+    from bench.config.settings import tuning_seeds
     from bench.grammar.values import parts
     from bench.results.sequential import LEAST_SEEDS
     from bench.sweeps.grid import by_optimizer, settings_in
@@ -127,6 +129,11 @@ def _racers(args: Args) -> dict[str, list[Racer]]:
             words = {**common, **own[name], "task": task, "opt": name, "seed": 0}
             config = on_device(resolve(words, tuned=args.tuned, fallback=places))
             racers[task].append(Racer(config, args.seeds))
+        if args.tuned:  # the seeds that chose the settings are no fresh ones
+            chosen = {seed for racer in racers[task] for seed in tuning_seeds(racer.config)}
+            first = max(chosen) + 1 if chosen & {*range(args.most)} else 0
+            for racer in racers[task]:
+                racer.config = racer.config.model_copy(update={"seed": first, "data_seed": first})
     return racers
 
 
@@ -147,6 +154,9 @@ def _race(racers: Mapping[str, list[Racer]], args: Args) -> tuple["Collected", s
         }
         more = sum(n - racer.seeds for task, own in racers.items() for racer, n in zip(own, after[task], strict=True))
         if not more:
+            others = [racer.history[-1][1] for own in racers.values() for racer in own[1:]]
+            if all(isinstance(each, str) for each in others):
+                return found, "no optimizer can be compared with the reference; the table says why"
             return found, "every verdict is decided, or further seeds are unlikely to change it"
         budget = args.budget
         if budget is not None and budget.runs is not None and budget.runs < len(results) + more:
@@ -191,7 +201,7 @@ def _compare(racers: Mapping[str, list[Racer]], results: "Sequence[RunResult]", 
 
 def _show(racers: Mapping[str, list[Racer]], found: "Collected", why: str, args: Args) -> None:
     from bench.boards.quality import quality
-    from bench.results.render import as_json, text
+    from bench.results.render import as_json, written
     from bench.results.table import Board, Column, Table
 
     runs = sum(racer.seeds for own in racers.values() for racer in own)
@@ -211,7 +221,7 @@ def _show(racers: Mapping[str, list[Racer]], found: "Collected", why: str, args:
     if args.json:
         answer({"runs": runs, "ended": why, "boards": as_json(boards)})
     else:
-        print(text(boards), end="")
+        print(written(boards, "table", None), end="")
 
 
 def _bought(n: int, standing: "Comparison | str | None") -> str:

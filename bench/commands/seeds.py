@@ -17,8 +17,10 @@ from bench.results.render import shown
 from bench.results.table import Column, Table
 from bench.run_summary import remarks_on, result_json
 from bench.store.record import RunResult
+from bench.text import cell
 
 if TYPE_CHECKING:
+    from bench.results.group import Measure
     from bench.results.stats import Interval
 
 ONE_RUN = ("resume", "rerun")
@@ -63,26 +65,29 @@ def fit_seeds(config: RunConfig, args: Args, sources: Sources) -> int:
     results = results_of(configs, progress, effort, plan="fit", sources=sources, storage=args.storage)
     if results is None:
         return 130
-    mean = mean_of(results)
+    measure, mean = mean_of(results)
     found = {
         "runs": [result_json(run, config.store) for run in results],
+        "mean_of": measure.words,
         "mean": mean and mean.mean,
-        "t_interval_95": [mean.low, mean.high] if mean is not None and mean.n > 1 else None,
+        "t_interval_95": mean.ends if mean is not None and mean.n > 1 else None,
     }
-    reply(args, found, lines(results, mean))
+    reply(args, found, lines(results, measure, mean))
     return 0
 
 
-def mean_of(results: Sequence[RunResult]) -> "Interval | None":
-    """Mean of the final metric with a 95 % t-interval; None if a run has no value."""
-    from bench.results.group import final, mean_interval
-    from bench.results.selection import final_value
+def mean_of(results: Sequence[RunResult]) -> "tuple[Measure, Interval | None]":
+    """Final metric, and its mean with a 95 % t-interval, as on boards; no mean if a run has no value."""
+    from bench.results.group import Group, final
+    from bench.results.selection import above_infimum
 
-    found = mean_interval(final_value(run, above=False) for run in results)
-    return found and final(results[0].metric, results[0].mode, above=False).within(found)
+    first = results[0]
+    above = any(run.final is not None for run in results) and above_infimum(results)
+    measure = final(first.metric, first.mode, above, split=first.split)
+    return measure, measure.mean(Group.of(results))
 
 
-def lines(results: Sequence[RunResult], mean: "Interval | None") -> list[str]:
+def lines(results: Sequence[RunResult], measure: "Measure", mean: "Interval | None") -> list[str]:
     """The results as a table, a row for each seed, and their mean."""
     first = results[0]
     metric = f"{first.split} {first.metric}"
@@ -92,9 +97,9 @@ def lines(results: Sequence[RunResult], mean: "Interval | None") -> list[str]:
     if mean is None:
         said = f"no mean: {sum(run.status == 'diverged' for run in results)} of {len(results)} seeds diverged"
     elif mean.n == 1:
-        said = f"{metric} {mean.mean:.4g} with one seed, so there is no interval"
+        said = f"{measure.words} {cell(mean)} with one seed, so there is no interval"
     else:
-        said = f"{metric} {mean.mean:.4g} on average over {mean.n} seeds, 95 % t-interval"
-        said += f" [{mean.low:.4g}, {mean.high:.4g}]"
+        kind = "in the geometric mean" if measure.log else "on average"
+        said = f"{measure.words} {cell(mean)} {kind} over {mean.n} seeds, with 95 % t-interval"
     remarks = dict.fromkeys(f"note: {each}" for run in results for each in remarks_on(run))
     return [*shown(table), said, *remarks]

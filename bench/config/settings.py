@@ -7,7 +7,8 @@ from typing import Any
 from bench.config.options import MISSING, optimizer_options, task_options
 from bench.config.run_config import RunConfig, TrainerOptions, resolve, settings_of
 from bench.config.tuned import Sources, TunedBy, read_tuned, tuned_file
-from bench.text import comparable, plain
+from bench.errors import UserError
+from bench.text import comparable, plain, seeds_from_words
 from optimizers.groups import REST
 
 _SAME_RESULT = (
@@ -94,6 +95,11 @@ def _tuned_by(configs: Sequence[RunConfig]) -> TunedBy | None:
     if any(each.opt_options != tuned for each in configs):
         return None
     provenance = read_tuned(path)
+    if seeds := tuning_seeds(config) & {each.seed for each in configs}:
+        raise UserError(
+            f"seed {min(seeds)} helped to choose the tuned settings of {path}, so its result would be optimistic:"
+            f" take seeds from {max(tuning_seeds(config)) + 1} on"
+        )
     every = [settings_of(each.model_dump(mode="json")) for each in configs]
     names = [f"trainer.{name}" for name in ("max_epochs", "max_steps", "max_seconds", "batch_size")]
     # The file leaves out settings that were None, which is their default.
@@ -121,6 +127,11 @@ def _tuned_by(configs: Sequence[RunConfig]) -> TunedBy | None:
     return TunedBy(provenance.study or path.name, provenance.select_split)
 
 
+def tuning_seeds(config: RunConfig) -> set[int]:
+    """The seeds that chose the tuned settings of a configuration's task and optimizer; none if unknown."""
+    return {*seeds_from_words(read_tuned(tuned_file(config.task, config.opt)).tuning_seeds)}
+
+
 def sources_of(configs: Iterable[RunConfig]) -> Sources:
     """The studies that found the hyperparameters, by task and optimizer.
 
@@ -128,6 +139,9 @@ def sources_of(configs: Iterable[RunConfig]) -> Sources:
 
     It warns on standard error if a study's runs had another budget, other options of the task, or other versions of
     task and optimizer, or were compared on training samples although held-out ones are ranked.
+
+    Raises:
+        UserError: a run has a seed that helped to choose its settings.
     """
     found: dict[tuple[str, str], list[RunConfig]] = {}
     for config in configs:

@@ -51,6 +51,7 @@ class Provenance(BaseModel):
         study: the study that found them.
         settings, versions: of its runs.
         select_split: the split on which its trials were compared; None if unknown.
+        tuning_seeds: the seeds of its trials in words (`seeds_in_words`).
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -59,6 +60,7 @@ class Provenance(BaseModel):
     settings: dict[str, _Value | list[_Value]] = {}
     versions: dict[str, int | str] = {}
     select_split: _Name | None = None
+    tuning_seeds: str = ""
 
 
 class Tuned(BaseModel):

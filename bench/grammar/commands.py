@@ -435,7 +435,7 @@ _ALL = (
     Command(
         "leaderboard", "compare optimizers from the stored runs, with verdicts and intervals",
         text="Compare optimizers from the stored runs: means and intervals over seeds, and for each row a verdict"
-             " against the reference that remains valid when seeds are added.",
+             " against the reference that remains valid when larger seeds are added.",
         more="Boards: quality (final metric at the tuned settings), pairs (all pairs of optimizers), speed (steps"
         " and seconds to the target), tuning (expected score after a number of trials), robustness (divergence,"
         " spread over seeds), theory (alignment, rates), attention (runs with --trainer.observe)."

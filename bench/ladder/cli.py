@@ -192,7 +192,7 @@ def _show(found: "Findings", out: Path, command: str, *, as_json: bool) -> int:
     from bench.ladder.show import boards, charts, cut, verdict
     from bench.results.draw import picture
     from bench.results.render import as_json as json_of
-    from bench.results.render import markdown, text
+    from bench.results.render import markdown, written
 
     record, tables, said, drawn = found.record, boards(found), verdict(found), charts(found)
     title = f"A ladder of {record.task}: {', '.join(record.opts)}"
@@ -229,7 +229,7 @@ def _show(found: "Findings", out: Path, command: str, *, as_json: bool) -> int:
     if as_json:
         answer({"ladder": record.name, "out": out, "said": said, "boards": json_of(tables)})
     else:
-        print(text(tables), end="")
+        print(written(tables, "table", None), end="")
         print("\n".join(said))
     if found.lost:
         remark("warning", f"{found.lost} runs of the ladder are missing in the store and in these results")

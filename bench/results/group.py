@@ -99,11 +99,8 @@ class Measure:
         return found and replace(self.within(found), bound="<=" * (self.log and CONVERGED in values))
 
     def within(self, mean: Interval) -> Interval:
-        """The interval of a mean without impossible values; an unbounded one stays so."""
-        low, high = self.ends
-        if not (mean.bounded and low <= mean.mean <= high):  # a plug-in may give an accuracy in percent
-            return mean
-        return replace(mean, low=max(mean.low, low), high=min(mean.high, high))
+        """The interval of a mean without impossible values."""
+        return stats.within(mean, *self.ends)
 
     def compare(self, first: Group, second: Group, tests: int = 1) -> Comparison | None:
         """Compare two groups on their common seeds (`sequential.compare`); None if there are none."""
@@ -142,7 +139,7 @@ def final(metric: str, mode: Mode, above: bool, *, split: str = "", best: bool =
         return max(found, CONVERGED) if above or (run.metric == "loss" and found >= 0) else found
 
     words = f"{split} {metric}{GAP * above}".strip()
-    return Measure(words, mode, above, value, ends=RANGES.get(metric, Measure.ends))
+    return Measure(words, mode, above, value, ends=(CONVERGED, math.inf) if above else RANGES.get(metric, Measure.ends))
 
 
 def mean_interval(values: Iterable[End], log: bool = False) -> Interval | None:

@@ -84,58 +84,78 @@ def text_lines(own: Sequence[Column], rows: Iterable[Row], wide: int | None, *, 
     head, words = list(map(_head, own)), [[_word(c, row) for c in own] for row in rows]
     every = [head, *words] if any(head) else words
     empty = ["no rows"] * (any(head) and not words)
+    if wide is not None and own:
+        return [*_drawn(own, every, words, wide, styled=styled), *empty]
     widths = [max([c.least, *(width(row[i]) for row in every)]) for i, c in enumerate(own)]
-    if wide is None:
-        sides = [(n, c.side == "right") for n, c in zip(widths, own, strict=True)]
-        cells = ([padded(word, n, right=right) for word, (n, right) in zip(row, sides, strict=True)] for row in every)
-        return [*("  ".join(row).rstrip() for row in cells), *empty]
-    parts = (_drawn(own, widths, words, each, wide, styled=styled) for each in _groups(own, widths, wide))
-    lines = [line for part in parts for line in ("", *part)]
-    return [*lines[1:], *empty]
-
-
-def _groups(own: Sequence[Column], widths: Sequence[int], wide: int) -> list[list[int]]:
-    """Columns that fit a terminal of `wide` columns; each group begins with the first column, which names a row."""
-    groups, left = [[0]], wide - widths[0]
-    for i, column in enumerate(own[1:], 1):
-        needed = 2 + (min(NARROWEST, widths[i]) if column.wraps else widths[i])
-        if needed > left and groups[-1] != [0]:
-            groups.append([0])
-            left = wide - widths[0]
-        groups[-1].append(i)
-        left -= needed
-    return groups
+    sides = [(n, c.side == "right") for n, c in zip(widths, own, strict=True)]
+    cells = ([padded(word, n, right=right) for word, (n, right) in zip(row, sides, strict=True)] for row in every)
+    return [*("  ".join(row).rstrip() for row in cells), *empty]
 
 
 def _drawn(
-    own: Sequence[Column], widths: Sequence[int], words: Sequence[Sequence[str]], group: Sequence[int], wide: int,
-    *, styled: bool,
-) -> list[str]:  # fmt: skip
-    """The lines of some columns."""
+    own: Sequence[Column], every: Sequence[Sequence[str]], words: Sequence[Sequence[str]], wide: int, *, styled: bool
+) -> list[str]:
+    """The lines of a table for a terminal.
+
+    Args:
+        own: columns.
+        every: words of all rows and, if there is one, of the head.
+        words: words of all rows.
+        wide: columns of the terminal.
+        styled: use bold text and colors.
+    """
+    from rich.cells import cell_len
     from rich.console import Console  # here, since most output is for pipes and needs no rich
     from rich.table import Table as Grid
     from rich.text import Text
 
-    fits = sum(min(NARROWEST, widths[i]) if own[i].wraps else widths[i] for i in group) + 2 * (len(group) - 1) <= wide
-    headed = any(map(_head, own))
-    grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=headed, header_style="bold")
-    for i in group:
-        column = own[i]
-        grid.add_column(
-            Text(_head(column)),
-            justify=column.side or "left",
-            no_wrap=fits and not column.wraps,
-            overflow="fold",
-            min_width=column.least if fits else None,  # more than there is room for would be cut
-        )
-    for row in words:
-        grid.add_row(*(Text(row[i], style=_color(row[i], own[i])) for i in group))
+    widths = [max([c.least, *(cell_len(row[i]) for row in every)]) for i, c in enumerate(own)]
+    needed = [max(c.least, min(NARROWEST, n)) if c.wraps else n for n, c in zip(widths, own, strict=True)]
     file = io.StringIO()
     console = Console(
-        file=file, width=wide, force_terminal=styled, color_system="standard" if styled else None, legacy_windows=False
+        file=file,
+        width=wide,
+        height=max(1, len(every)),  # without it, rich asks the terminal for both
+        force_terminal=styled,
+        force_jupyter=False,
+        color_system="standard" if styled else None,
+        legacy_windows=False,
     )
-    console.print(grid)
+    for k, group in enumerate(_groups(needed, words, wide)):
+        fits = sum(needed[i] + 2 for i in group) - 2 <= wide
+        grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=len(every) > len(words))
+        for i in group:
+            column = own[i]
+            grid.add_column(
+                Text(_head(column), style="bold"),
+                justify=column.side or "left",
+                no_wrap=fits and not column.wraps,
+                overflow="fold",
+                min_width=column.least if fits else None,  # more than there is room for would be cut
+            )
+        for row in words:
+            grid.add_row(*(Text(row[i], style=_color(row[i], own[i])) for i in group))
+        if k:
+            console.print()
+        console.print(grid)
     return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+def _groups(needed: Sequence[int], words: Sequence[Sequence[str]], wide: int) -> list[list[int]]:
+    """Columns that fit a terminal of `wide` columns.
+
+    Further groups begin with the first column of the first group that distinguishes all rows, or else with the first.
+    """
+    groups: list[list[int]] = [[]]
+    left = wide + 2
+    for i, room in enumerate(needed):
+        if room + 2 > left and len(groups[-1]) > 1:  # a name alone says nothing
+            name = next((j for j in groups[0] if len({row[j] for row in words}) == len(words)), 0)
+            groups.append([name])
+            left = wide - needed[name]
+        groups[-1].append(i)
+        left -= room + 2
+    return groups
 
 
 def _color(word: str, column: Column) -> str:

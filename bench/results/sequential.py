@@ -6,8 +6,9 @@ no value and counts as worse than every number; ties count for neither.
 
 At each n, the test requires enough wins that the probability of ever reaching them, at any n, is at most the level if
 neither is better (alpha spending, Lan and DeMets 1983, with a look after every seed). So seeds may be added until a
-verdict is decided, at no cost of level. Seeds count in their order, and a decision by the first n is final: the choice
-of seeds must not depend on their results.
+verdict is decided, at no cost of level. Seeds count in ascending order, and a decision by the first n is final: further
+seeds must have larger numbers (`results/statistics` shows what happens otherwise), and the choice of seeds must not
+depend on their results.
 
 A second, smaller test makes a claim of its own: an optimizer *diverges more often* than the other, by the seeds on
 which exactly one of them diverged. So the surviving runs cannot veto the evidence of diverged ones. It says nothing

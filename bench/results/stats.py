@@ -6,7 +6,7 @@ Coverage of intervals and power of tests are simulated in `results/statistics`.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -134,6 +134,16 @@ def noisier_interval(values: ArrayLike, more: Iterable[tuple[float, int]], *, lo
         half = max(known.high - known.mean, float(stdtrit(df, 0.975)) * math.sqrt(total))
     found = Interval(known.mean, known.mean - half, known.mean + half, known.n)
     return of_logarithms(found) if log else found
+
+
+def within(found: Interval, low: float, high: float) -> Interval:
+    """The interval cut at the smallest and largest possible value.
+
+    An unbounded one stays so, and so does one whose mean is out of range: a plug-in may give an accuracy in percent.
+    """
+    if not (found.bounded and low <= found.mean <= high):
+        return found
+    return replace(found, low=max(found.low, low), high=min(found.high, high))
 
 
 def are_equal(values: NDArray[np.float64]) -> bool:
