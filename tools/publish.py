@@ -4,7 +4,8 @@ A task of the reference suite is published if the store has all fresh seeds of e
 `results/reference/runs`, thinned to 200 points per curve, its settings to `configs/tuned`, figure, sentences and
 tables into README.md, its observations of attention to `results/observatory`, and what was searched to
 `results/tuned`. The arms with a schedule (`tools/schedules.py`) have runs there too, and their own page.
-Without a store, only the pages are written again. With `--check`, nothing is written; exit code 1: README.md or one of these pages does not match `results/reference`.
+Without a store, only the pages are written again. With `--check`, nothing is written; exit code 1: README.md or one of
+these pages does not match `results/reference`.
 """
 
 import argparse
