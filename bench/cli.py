@@ -11,7 +11,7 @@ from typing import NoReturn
 from bench import process
 from bench.errors import MAKE_ROOM, RunFailed, UserError, was_interrupted
 from bench.grammar.commands import COMMANDS, parse
-from bench.grammar.parse import HELP, Args, unknown_command
+from bench.grammar.parse import HELP, Args, check_names, unknown_command
 from bench.output import remark
 from optimizers.plugins import PluginError, foreign
 
@@ -121,7 +121,9 @@ def dispatch(words: list[str]) -> int:
 
         print(command_help(COMMANDS[name], words))
         return 0
-    return _MAINS[name](parse(name, words))
+    args = parse(name, words)
+    check_names(COMMANDS[name], args)
+    return _MAINS[name](args)
 
 
 Command = Callable[[Args], int]

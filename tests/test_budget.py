@@ -87,3 +87,46 @@ def test_a_time_that_is_spent_stops_the_workers_and_shows_the_result(cli, monkey
     answer = cli(*TUNE, "--budget", "0.2s")
     assert answer.code == 1  # no trial has a score yet
     assert "the budget of 0.2s is spent; the same command with a larger one continues" in answer.err
+
+
+SWEEP = ("sweep", "--task", "synthetic", "--opt", "ngd", "--opt.lr", "0.1,1", "--seeds", 2, "--device", "cpu")
+
+
+def test_a_plan_takes_at_most_so_many_runs(cli, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = (*SWEEP, "--trainer.max_steps", 5)
+    assert "--budget 3runs: 4 runs are to be trained; ask for fewer" in fails(cli, *words, "--budget", "3runs")
+    assert cli(*words, "--budget", "4runs").code == 0
+    assert cli(*words, "--budget", "1run").code == 0  # all are stored
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.deep)])
+def test_a_plan_whose_time_is_spent_goes_on_with_the_same_command(cli, tmp_path, monkeypatch, workers: int) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = (*SWEEP, "--opt.lr", "1e-9,1e-8", "--trainer.max_steps", 1_000_000, "--workers", workers)
+    answer = cli(*words, "--budget", "3s")
+    assert answer.code == 130
+    assert "bench: the budget of 3s is spent; finished runs are stored, and the same command continues" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "suite theory --budget 20runs",
+            "--budget 20runs: a suite takes a time (6h, 90min); its file bounds its trials",
+        ),
+        (
+            "fit --task synthetic --opt gd --budget 1h",
+            "--budget is for several runs; give --seeds too, or leave it out",
+        ),
+        (
+            "sweep --task synthetic --opt gd --slurm --budget 1h --print",
+            "--budget 1h: with --slurm the time is sbatch's",
+        ),
+        ("sweep --task synthetic --opt gd --create --budget 1h", "--budget 1h: --create trains nothing"),
+        ("reproduce vasudeva2025/joint --budget 1.5runs", "write a time (--budget 6h, 90min, 2d) or a number of runs"),
+    ],
+)
+def test_budgets_of_plans_that_cannot_be(cli, words: str, message: str) -> None:
+    assert message in fails(cli, *words.split())

@@ -53,7 +53,7 @@ TINY: dict[str, Any] = {
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the experiments' YAML, with `nobody/tiny`."""
-    monkeypatch.setattr("bench.papers.experiments.configs_folder", lambda: tmp_path / "configs")
+    monkeypatch.setattr("bench.grammar.values.configs_folder", lambda: tmp_path / "configs")
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "configs" / "papers" / "nobody"
     folder.mkdir(parents=True)
@@ -624,10 +624,10 @@ def test_a_run_that_another_process_trains_is_waited_for(
         (("nobody/tny",), "unknown experiment 'nobody/tny'; did you mean 'nobody/tiny'?"),
         ((), "name an experiment: bench reproduce NAME; see `bench reproduce --list`"),
         (("nobody/tiny", "--opt.lrr", "1"), "arm GD: unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
-        (("nobody/tiny", "--seeds", "0"), "--seeds 0: it must be at least 1"),
+        (("nobody/tiny", "--seeds", "0"), "--seeds 0: write how many"),
         (
             ("nobody/tiny", "--seeds", "999999999"),
-            "--seeds 999999999: 1,999,999,998 runs; a command makes from 1 to 100,000",
+            "--seeds 999999999: 999,999,999 runs; a command makes from 1 to 100,000",
         ),
         (
             ("nobody/tiny", "--seeds", "30000", "--search"),
@@ -636,7 +636,7 @@ def test_a_run_that_another_process_trains_is_waited_for(
         (("nobody/tiny", "--seed", "3"), "--seed 3: an experiment has several; write --seeds COUNT"),
         (("nobody/tiny", "--quick", "--search"), "--search has no small version; remove --quick or --search"),
         (("nobody/tiny", "--trainer.devices", "2", "--device", "cpu"), "a run of synthetic with gd needs 2 devices; "),
-        (("nobody/tiny", "--seeds", "two"), "--seeds two: it must be a whole number"),
+        (("nobody/tiny", "--seeds", "two"), "--seeds two: write how many"),
         (("nobody/tiny", "--quik"), "unknown option '--quik'; did you mean '--quick'?"),
         (("nobody/tiny", "--out", "taken"), "cannot write to taken: Not a directory; choose another with --out DIR"),
         (("nobody/tiny", "--device", "tpu"), "--device 'tpu': "),

@@ -73,7 +73,7 @@ def sweep(cli, monkeypatch):
     """`bench sweep` without writing files, which takes longer than such a training."""
     monkeypatch.setattr("bench.sweeps.sensitivity.write", lambda folder, shown, command: [])
     monkeypatch.setattr(SweepProgress, "LINE_SECONDS", inf)  # no time-based lines
-    return lambda *words: cli("sweep", *SMALL, *words)
+    return lambda *words: cli("sweep", *(SMALL[2:] if "--task" in words else SMALL), *words)
 
 
 def configs_of(store: Path, opt: str = "ngd", lr: str = "0.1,1", seeds: str = "2", **words: Any) -> list[RunConfig]:

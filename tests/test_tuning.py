@@ -1013,7 +1013,9 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
 def test_words_that_make_no_study(cli, here: Path, words: str, message: str, *, dry: bool) -> None:
     if dry and words == "--storage nonsense":  # the database is not contacted
         return
-    answer = cli("tune", "--task", "synthetic", "--opt", "sgd", "--device", "cpu", *words.split(), *["--dry-run"] * dry)
+    usual = {"--task": "synthetic", "--opt": "sgd", "--device": "cpu"}
+    given = [part for name, value in usual.items() if name not in words.split() for part in (name, value)]
+    answer = cli("tune", *given, *words.split(), *["--dry-run"] * dry)
     assert answer.code == 2
     assert message in last_line(answer)
     assert [path.name for path in here.iterdir()] in ([], ["tuned"])
@@ -1026,7 +1028,7 @@ def test_words_that_make_no_study(cli, here: Path, words: str, message: str, *, 
         ("tune --task synthetic", "--opt is missing; see `bench list optimizers`"),
         ("tune --resume nobody", "unknown study in sqlite:///"),
         ("studies nobody", "unknown study in sqlite:///"),
-        ("studies --budget 3", "--budget 3: name a study: bench studies NAME --budget 3"),
+        ("studies --trials 3", "--trials 3: name a study: bench studies NAME --trials 3"),
         ("suite nothing", "unknown suite 'nothing'"),
         ("suite theory --plan --jobs 0", "--jobs 0: write how many (--workers 2), or auto"),
         ("worker", "--study"),

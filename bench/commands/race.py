@@ -7,7 +7,7 @@ the same error rate as all seeds at once.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError, check_known
@@ -78,7 +78,7 @@ def main(args: Args) -> int:
         first = len({config.run_id for config in every})
         if args.budget is not None and args.budget.runs is not None and args.budget.runs < first:
             raise UserError(
-                f"--budget {args.budget.text}: the first {args.seeds} seeds of all optimizers need {first} runs"
+                f"--budget {args.budget.text}: the first {len(args.seeds)} seeds of all optimizers need {first} runs"
             )
     if args.dry_run:
         check_all(every)
@@ -110,7 +110,10 @@ def _racers(args: Args) -> dict[str, list[Racer]]:
         raise UserError("--seed: a race starts with several and adds more; write --seeds COUNT for the initial ones")
     if len(names) + (args.reference is not None and args.reference not in names) < 2:
         raise UserError("--opt: a race needs two optimizers or more, such as --opt adam,sngd")
-    if args.most < max(args.seeds, LEAST_SEEDS):
+    start = min(args.seeds)
+    if len(args.seeds) < 2 or args.seeds != [*range(start, start + len(args.seeds))]:
+        raise UserError("--seeds: a race begins with two or more consecutive seeds: --seeds 5, or --seeds 10:15")
+    if args.most < max(len(args.seeds), LEAST_SEEDS):
         raise UserError(f"--most {args.most}: a number below {LEAST_SEEDS} or below --seeds decides nothing")
     check_known("task", args.task, TASKS)
     check_known("optimizer", names, OPTIMIZERS)
@@ -126,14 +129,15 @@ def _racers(args: Args) -> dict[str, list[Racer]]:
         common, own = by_optimizer(settings, [*names, *([reference] if reference not in names else [])])
         racers[task] = []
         for name in sorted(own, key=lambda name: name != reference):
-            words = {**common, **own[name], "task": task, "opt": name, "seed": 0}
+            words = {**common, **own[name], "task": task, "opt": name, "seed": start}
             config = on_device(resolve(words, tuned=args.tuned, fallback=places))
-            racers[task].append(Racer(config, args.seeds))
+            racers[task].append(Racer(config, len(args.seeds)))
         if args.tuned:  # the seeds that chose the settings are no fresh ones
             chosen = {seed for racer in racers[task] for seed in tuning_seeds(racer.config)}
-            first = max(chosen) + 1 if chosen & {*range(args.most)} else 0
-            for racer in racers[task]:
-                racer.config = racer.config.model_copy(update={"seed": first, "data_seed": first})
+            if chosen & {*range(start, start + args.most)}:
+                first = max(chosen) + 1
+                for racer in racers[task]:
+                    racer.config = racer.config.model_copy(update={"seed": first, "data_seed": first})
     return racers
 
 
@@ -177,7 +181,8 @@ def _results(racers: Mapping[str, list[Racer]], sources: "Sources", args: Args) 
     for task, own in racers.items():
         configs = [config for racer in own for config in racer.configs]
         progress = SweepProgress(f"race {task}", own[0].config.task_spec.mode)
-        there = results_of(configs, progress, Effort.of(args), plan="race", sources=sources)
+        effort = replace(Effort.of(args), budget=None)  # it is the race's, and ends between rounds
+        there = results_of(configs, progress, effort, plan="race", sources=sources)
         if there is None:
             return None
         results += there

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from bench.grammar.parse import Args
-    from bench.grammar.values import Memory
+    from bench.grammar.values import Budget, Memory
 
 Engine = Literal["auto", "lanes", "lightning"]
 """Execution engines: vectorised runs, one run at a time, or the faster of the two."""
@@ -21,17 +21,19 @@ class Effort:
         memory: limit for all blocks on a device together; by default 80 % of the free memory.
         workers: how many processes, or `auto` (`bench.execute.slots`); by default one for each GPU, and on a CPU
             only the command's own process.
+        budget: the most runs to train, or a time after which to stop.
     """
 
     engine: Engine = "auto"
     width: int | None = None
     memory: "Memory | None" = None
     workers: str | None = None
+    budget: "Budget | None" = None
 
     @classmethod
     def of(cls, args: "Args") -> "Effort":
         """The effort that a command requests."""
-        return cls(args.engine or "auto", args.width, args.memory, args.workers)
+        return cls(args.engine or "auto", args.width, args.memory, args.workers, getattr(args, "budget", None))
 
     def words(self) -> list[str]:
         """The settings as arguments of a study's worker."""

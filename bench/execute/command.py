@@ -7,12 +7,14 @@ from contextlib import redirect_stdout
 from bench.config.checks import check_places
 from bench.config.run_config import RunConfig
 from bench.config.tuned import Sources
-from bench.errors import RunFailed
+from bench.errors import RunFailed, UserError
 from bench.execute import Effort
 from bench.execute.plan import forget_finished, missing
 from bench.progress import SweepProgress, doing
 from bench.store.record import RunResult
 from bench.store.store import Store
+
+KEPT = "finished runs are stored, and the same command continues"
 
 
 def results_of(
@@ -42,9 +44,13 @@ def results_of(
     """
     store = Store(configs[0].store)
     if left := missing(configs):
+        budget = effort.budget
+        if budget is not None and budget.runs is not None and len(left) > budget.runs:
+            raise UserError(f"--budget {budget.text}: {len(left)} runs are to be trained; ask for fewer")
         check_places(list(left.values()))
         with doing("importing torch"):
             from bench.execute.execute import STOPPED, execute
+            from bench.train.stop import deadline
 
         exchange = None
         if storage is not None:
@@ -54,8 +60,11 @@ def results_of(
                 exchange = Exchange(storage, gather=True)
         with redirect_stdout(sys.stderr):
             # Pass all runs, also the stored ones: the plan, and thus its cuts, depends on all.
-            if not execute(configs, progress, effort, plan=plan, sources=sources, exchange=exchange):
-                progress.say(STOPPED)
+            done = False
+            with deadline(budget and budget.seconds) as spent:
+                done = execute(configs, progress, effort, plan=plan, sources=sources, exchange=exchange)
+            if not done:
+                progress.say(f"bench: the budget of {budget.text} is spent; {KEPT}" if budget and spent() else STOPPED)
                 return None
     else:
         forget_finished(store)

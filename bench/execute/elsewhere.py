@@ -36,6 +36,12 @@ def made_elsewhere(args: Args) -> bool:
     create = getattr(args, "create", False)
     if create and args.slurm:
         raise UserError("--create lets workers join, and --slurm starts them: remove one of them")
+    budget = getattr(args, "budget", None)
+    if (args.slurm or create) and budget is not None and budget.seconds is not None:
+        why = (
+            "with --slurm the time is sbatch's: --sbatch='--time=6:00:00'" if args.slurm else "--create trains nothing"
+        )
+        raise UserError(f"--budget {budget.text}: {why}")
     if (args.slurm or create) and getattr(args, "json", False):
         raise UserError("--json is for runs made by this command; remove it with --create and --slurm")
     return args.slurm or create

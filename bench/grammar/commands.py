@@ -18,6 +18,7 @@ from bench.grammar.values import (
     read_memory,
     read_seeds,
     seconds,
+    seeds_or_count,
     whole,
     workers,
 )
@@ -105,7 +106,14 @@ MEMORY = Option("memory", "memory for lanes: a share of the free memory, or a si
 WIDTH = Option(
     "width", "number of lanes at once (default: measured); with --engine auto it selects lanes", "N", whole(1)
 )
-RUNNING = (ENGINE, RUN_WORKERS, MEMORY, WIDTH)
+BUDGET = Option(
+    "budget",
+    "limit: a time, after which the command stops (6h, 90min), or the most runs to train (200runs); the same command"
+    " continues",
+    "COST",
+    read_budget,
+)
+RUNNING = (ENGINE, RUN_WORKERS, MEMORY, WIDTH, BUDGET)
 """How the runs of a plan are trained."""
 WORKERS = Option(
     "workers",
@@ -342,15 +350,16 @@ _ALL = (
         positionals=(Option("task", TASK.help, "TASK", completes="task", most=0),),
         groups=SETTINGS, elsewhere={
             "seed": "a race has several; write --seeds COUNT for those of the start",
-            "task": "write the tasks as words: bench race {0}",
         },
         options=(
             _several_opts("two or more optimizers: adamw,sngd"), REFERENCE,
-            Option("seeds", "initial number of seeds of each optimizer (default 5)", "N", whole(2), default=5),
+            Option("seeds", "initial seeds of each optimizer: a number (default 5: 0 to 4) or consecutive ones (10:15);"
+                            " the next integers follow", "SEEDS", read_seeds, default=lambda: [*range(5)]),
             Option("most", "maximum number of seeds of each optimizer (default 50)", "N", whole(), default=50),
             Option("budget", "limit: a number of runs including the initial ones (200runs), or a time, after which"
                              " no round begins (6h, 90min)", "COST", read_budget),
-            CONFIG, TUNED, *RUNNING, RUN_DEVICE, PRECISION, JSON, Option("dry-run", "list the initial runs and exit"),
+            CONFIG, TUNED, *RUNNING[:-1], RUN_DEVICE, PRECISION, JSON,
+            Option("dry-run", "list the initial runs and exit"),
             DATA, STORE,
         ),
     ),
@@ -402,6 +411,7 @@ _ALL = (
             Option("dry-run", "print the plan, the stored part of it, and its approximate duration", also=("plan",)),
             _names("task", "only these of its tasks"), _names("opt", "only these of its optimizers"),
             WORKERS, ENGINE, MEMORY, WIDTH, *SLURM, replace(SHARED_BY, hidden=True),
+            replace(BUDGET, help="a time, after which the command stops (6h, 90min); the same command continues"),
             Option("train-only", "for array tasks: write no settings", hidden=True),
             _out("folder of settings and plots (default: tuned)", default=Path("tuned")),
             JSON, STORAGE, DATA, STORE,
@@ -412,7 +422,7 @@ _ALL = (
         text="List the studies of a database, or show the result of one.",
         positionals=(Option("name", "show this study", "NAME", completes="study", least=0),),
         options=(
-            Option("budget", "the result after this number of stored trials", "N", whole()),
+            Option("trials", "the result after this number of stored trials", "N", whole(), also=("budget",)),
             JSON, STORAGE, DATA, STORE,
         ),
     ),
@@ -489,7 +499,8 @@ _ALL = (
             Option("quick", "few seeds and steps, under a minute; not evidence"),
             Option("all", "with --quick: run all experiments as a smoke test; their output and runs are removed"),
             Option("search", "also search the constants that the paper does not state"),
-            Option("seeds", "number of seeds: those of the experiment, then the next integers", "N", whole(1)),
+            Option("seeds", "a number (5: those of the experiment first, then the next integers) or a list (0,1,2;"
+                   " 10:15 is 10 to 14)", "SEEDS", seeds_or_count),
             Option("arm", "change a setting of one arm, by its label: --arm NGD opt.lr 0.05 --arm 'H = 1' opt.lr 2",
                    "ARM SETTING VALUE", words=3, many=True),
             _out("folder of the output (default: reproduced/NAME, NAME-quick, NAME-changed)"),
@@ -595,7 +606,7 @@ _ALL = (
         " set-up.",
         form="NAME | module:Class | file.py:Class | --matrix A,B | --task TASK [--opt.NAME VALUE ...] [options]",
         positionals=(Option("name", "an optimizer of `bench list optimizers`, module:Class or file.py:Class", "NAME",
-                            completes="opt", least=0),),
+                            completes="opt", least=0, also=("opt",)),),
         groups=("opt", "task"),
         options=(
             Option("task", "check a task instead: a name of `bench list tasks`, module:SPEC or file.py:SPEC, with its"

@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.errors import UserError
 from bench.grammar.commands import COMMANDS
 from bench.grammar.parse import Args, Command, Option, known_options, said, subject
-from bench.grammar.values import configs_folder, place
+from bench.grammar.values import experiments, place, suites
 
 FILES = ":files"
 """Tells the shell to complete file names."""
@@ -169,10 +169,9 @@ def _of_kind(kind: str, before: Sequence[str]) -> list[str]:
         if kind == "opt":
             return list(OPTIMIZERS)
         if kind == "experiment":
-            folder = configs_folder() / "papers"
-            return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.glob("*/*.yaml"))
+            return list(experiments())
         if kind == "suite":
-            return sorted(path.stem for path in (configs_folder() / "suites").glob("*.yaml"))
+            return list(suites())
         store = place("store", said(before, "store"))
         if kind == "run":
             return sorted(set(_runs(store)))

@@ -48,7 +48,8 @@ def _cost(typed: str, name: str) -> float:
     n = len(typed)
     if typed != name and (len(name) == 1 or (n == 1 and typed not in name)):
         return float("inf")
-    most = 1 if n <= 3 or (n == 4 and typed[0] != name[0]) else 2 if n <= 7 else max(3, n // 4)
+    few = n <= 3 or (n == 4 and typed[:2] != name[:2]) or (n == 5 and typed[0] != name[0])
+    most = 1 if few else 2 if n <= 7 else max(3, n // 4)
     cost = distance(typed, name) if abs(len(name) - n) <= most else float("inf")
     if cost <= most:
         return cost

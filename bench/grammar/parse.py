@@ -1,6 +1,6 @@
 """Parse the command line by a command's declaration: its options, and settings in dotted form."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from bench.errors import UserError, unknown
 from bench.grammar.near import nearest
 from bench.grammar.synonyms import meant
+from bench.grammar.values import experiments, parts
 
 HELP = ("-h", "--help")
 
@@ -141,6 +142,7 @@ def parse(command: Command, words: Sequence[str]) -> Args:
     shorts = {option.short: option for option in command.options if option.short}
     found: dict[str, Any] = {}
     settings: dict[str, Any] = {}
+    typed: dict[str, str] = {}
     free: list[str] = []
     rest = list(words)
     while rest:
@@ -155,6 +157,11 @@ def parse(command: Command, words: Sequence[str]) -> Args:
             option, equals, value = shorts[word[1]], "=", word[2:]  # -oFILE
         if option is None:
             group, dot, _ = name.partition(".")
+            positional = next((each for each in command.positionals if name in (each.name, *each.also)), None)
+            if positional is not None and (equals or (rest and not rest[0].startswith("--"))):  # bench race --task lm
+                text = value if equals else rest.pop(0)
+                free += [text] if positional.most == 1 else parts(text)
+                continue
             if not dot or group not in command.groups:
                 raise unknown_option(command, given, [*words], value or next(iter(rest), ""))
             if equals:
@@ -175,6 +182,10 @@ def parse(command: Command, words: Sequence[str]) -> Args:
         if len(texts) < option.words:
             raise UserError(f"{given} needs {'a value' if option.words == 1 else 'values'}: {given} {option.value}")
         read = option.parsed(texts[0], given) if option.words == 1 else texts
+        before = typed.setdefault(option.key, texts[0])
+        if option.name in ("task", "opt") and not option.many and before != texts[0]:  # of others the last one counts
+            several = f"several are a list: {option.flag} {before},{texts[0]}"
+            raise UserError(f"{option.flag} is given twice, {before} and {texts[0]}; {several}")
         found[option.key] = [*found.get(option.key, []), read] if option.many else read
     args = Args(words=list(words), of_runs=settings)
     for option in command.options:
@@ -188,6 +199,32 @@ def parse(command: Command, words: Sequence[str]) -> Args:
         setattr(args, option.key, value)
     _place(command, free, args)
     return args
+
+
+def check_names(command: Command, args: Args) -> None:
+    """Refuse unknown names of what is to be trained, before slow imports.
+
+    Raises:
+        UserError: a task, an optimizer or an experiment does not exist.
+    """
+    if "trainer" not in command.groups:
+        return
+    from optimizers import OPTIMIZERS
+    from tasks import TASKS
+
+    known: dict[str, tuple[str, Collection[str]]] = {"task": ("task", TASKS), "opt": ("optimizer", OPTIMIZERS)}
+    known["experiment"] = "experiment", experiments()
+    for option in (*command.options, *command.positionals):
+        if option.completes not in known:
+            continue
+        kind, there = known[option.completes]
+        value = args.of_runs.get(option.key) if option.setting else getattr(args, option.key)
+        for name in parts(value) if isinstance(value, str) else value or ():
+            if name in there:
+                continue
+            if kind == "task" and name in OPTIMIZERS and option in command.positionals:
+                raise UserError(f"{name} is an optimizer; write {command.typed} TASK --opt {name},...")
+            raise unknown(kind, name, there)
 
 
 def _is_option(word: str) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.errors import UserError
+from bench.errors import UserError, unknown
 
 MOST_NAME, MOST_PATH = 255, 4095
 """Maximum bytes of a file name and of a path on the file systems of Linux and macOS."""
@@ -81,6 +81,16 @@ def read_seeds(text: str, option: str = "--seeds", example: int = 32) -> list[in
     if max(seeds) > MOST_SEED:
         raise UserError(f"{option} {text}: a seed is {SEED_RANGE}, and {max(seeds)} is larger")
     return list(dict.fromkeys(seeds))
+
+
+def seeds_or_count(text: str) -> int | list[int]:
+    """The number of seeds (`5`), or which (`0,1,2` or `10:15`).
+
+    Raises:
+        UserError: as `read_seeds`.
+    """
+    seeds = read_seeds(text)
+    return len(seeds) if counts_seeds(text) else seeds
 
 
 def counts_seeds(text: str) -> bool:
@@ -311,6 +321,30 @@ def reference_folder() -> Path | None:
 def configs_folder() -> Path:
     """The folder `configs`, in a checkout or in an installed wheel."""
     return _shipped("configs", "configs")
+
+
+def experiments() -> dict[str, Path]:
+    """The YAML files of papers' experiments by name, `<paper>/<experiment>`."""
+    folder = configs_folder() / "papers"
+    named = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.glob("*/*.yaml")}
+    return dict(sorted(named.items()))
+
+
+def suites() -> dict[str, Path]:
+    """The YAML files of the shipped suites by name."""
+    return {path.stem: path for path in sorted((configs_folder() / "suites").glob("*.yaml"))}
+
+
+def suite_file(name: str) -> Path:
+    """The file of a shipped suite, or a file of this path.
+
+    Raises:
+        UserError: there is neither.
+    """
+    path = suites().get(name, Path(name))
+    if not path.exists() and path.suffix not in (".yaml", ".yml"):
+        raise unknown("suite", name, suites())
+    return path
 
 
 def _shipped(installed: str, checkout: str) -> Path:

@@ -71,8 +71,8 @@ def run_reproduce(args: Args) -> int:
 
 def _all(args: Args) -> int:
     """The small versions of all experiments; the store is removed, and so are the pages unless `--out` is given."""
+    from bench.grammar.values import experiments
     from bench.output import remark
-    from bench.papers.experiments import experiments
 
     for name in ("name", "list", "search", "arm", "create", "slurm", "json"):
         if getattr(args, name):
@@ -95,8 +95,9 @@ def _all(args: Args) -> int:
 
 def _one(args: Args) -> int:
     """An experiment, or the list of all."""
+    from bench.grammar.values import experiments
     from bench.output import answer
-    from bench.papers.experiments import experiments, title
+    from bench.papers.experiments import title
     from bench.progress import doing
 
     if args.list:

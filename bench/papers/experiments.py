@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from bench.config.run_config import Seed, resolve, tuned_for
 from bench.config.settings import as_stored
 from bench.config.strict_yaml import read_yaml
 from bench.errors import UserError, check_known
-from bench.grammar.values import configs_folder, refuse_too_many
+from bench.grammar.values import experiments, refuse_too_many
 from bench.papers.arms import Arm
 from bench.papers.claims import judge
 from bench.papers.figures import Described, FigureSpec, lines
@@ -344,13 +343,6 @@ def _blaming(part: str) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(f"{part}: {error}") from None
-
-
-def experiments() -> dict[str, Path]:
-    """The YAML files of the experiments by name, `<paper>/<experiment>`."""
-    folder = configs_folder() / "papers"
-    named = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.glob("*/*.yaml")}
-    return dict(sorted(named.items()))
 
 
 def title(name: str) -> str:

@@ -124,9 +124,7 @@ def ask(name: str, places: Settings, version: Version) -> WantedRuns:
         raise UserError(f"{name} has no open constants to search; remove --search")
     if version.search and version.quick:
         raise UserError("--search has no small version; remove --quick or --search")
-    if version.seeds is not None and version.seeds < 1:
-        raise UserError(f"--seeds {version.seeds}: it must be at least 1")
-    full.refuse_too_many(version.seeds, search=version.search)
+    full.refuse_too_many(version.count, search=version.search)
     check_known("arm", version.arms, full.arms)
     for label, own in version.arms.items():
         if shared := own.keys() & {"seed", *places}:
@@ -139,7 +137,7 @@ def ask(name: str, places: Settings, version: Version) -> WantedRuns:
 
     experiment, todo = planned(full.small() if version.quick else full)
     points = full.search.points if version.search and full.search else []
-    fewer = version.seeds is not None and version.seeds < len(full.seeds)
+    fewer = version.count is not None and version.count < len(full.seeds)
     return WantedRuns(experiment, todo, [(point, *planned(full.at(point))) for point in points], fewer)
 
 

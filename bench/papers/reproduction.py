@@ -34,16 +34,21 @@ class Version:
     Attributes:
         quick: the small version.
         search: with the search over open constants.
-        seeds: number of seeds, the experiment's own first; None: all of its own.
+        seeds: number of seeds, the experiment's own first, or which; None: all of its own.
         changes: settings changed in all arms.
         arms: settings changed in one arm, by label.
     """
 
     quick: bool = False
     search: bool = False
-    seeds: int | None = None
+    seeds: int | Sequence[int] | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
     arms: Mapping[str, Settings] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int | None:
+        """The number of seeds, if it was given."""
+        return self.seeds if isinstance(self.seeds, int | None) else len(self.seeds)
 
     @property
     def changed(self) -> bool:
@@ -53,7 +58,8 @@ class Version:
     @property
     def words(self) -> str:
         """The words of the command line."""
-        flags = {"--quick": self.quick, "--search": self.search, f"--seeds {self.seeds}": self.seeds}
+        seeds = self.seeds if isinstance(self.seeds, int | None) else f"{','.join(map(str, self.seeds))},"
+        flags = {"--quick": self.quick, "--search": self.search, f"--seeds {seeds}": self.seeds}
         arms = [shlex.join(["--arm", arm, name, str(x)]) for arm, own in self.arms.items() for name, x in own.items()]
         return " ".join(filter(None, [*(flag for flag, on in flags.items() if on), as_options(self.changes), *arms]))
 

@@ -13,7 +13,7 @@ from bench.config.checks import check_places
 from bench.config.run_config import NoBooleans
 from bench.config.strict_yaml import read_yaml
 from bench.errors import UserError, check_known, unknown
-from bench.grammar.values import configs_folder, refuse_too_many
+from bench.grammar.values import refuse_too_many, suite_file, suites
 from bench.progress import doing, say
 from bench.results.render import shown
 from bench.results.selection import score_text
@@ -173,10 +173,7 @@ def load(name: str) -> list[Suite]:
     Raises:
         UserError: it does not exist or is invalid.
     """
-    shipped = {path.stem: path for path in (configs_folder() / "suites").glob("*.yaml")}
-    path = shipped.get(name, Path(name))
-    if not path.exists() and path.suffix not in (".yaml", ".yml"):
-        raise unknown("suite", name, shipped)
+    shipped, path = suites(), suite_file(name)
     content = read_yaml(path)
     if isinstance(content, dict) and "parts" in content:
         parts = content["parts"]

@@ -10,8 +10,8 @@ from bench.tuning.cli.shared import open_studies, show, warn_of
 
 def main(args: Args) -> int:
     """`bench studies` with these arguments: 0 done, 1 something could not be shown."""
-    if args.budget is not None and args.name is None:
-        raise UserError(f"--budget {args.budget}: name a study: bench studies NAME --budget {args.budget}")
+    if args.trials is not None and args.name is None:
+        raise UserError(f"--trials {args.trials}: name a study: bench studies NAME --trials {args.trials}")
     from bench.execute.database import NoDatabase
     from bench.results.render import shown
     from bench.results.table import Table
@@ -27,7 +27,7 @@ def main(args: Args) -> int:
         reply(args, {}, [f"no studies in {error.shown}"])
         return 0
     if args.name is not None:
-        return show(studies.open(args.name), args.budget, as_json=args.json)
+        return show(studies.open(args.name), args.trials, as_json=args.json)
     rows: dict[str, dict[str, Any]] = {}
     damaged = False
     for name in studies.names():

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from bench.errors import UserError
 from bench.execute import Effort
 from bench.grammar.parse import Args
+from bench.grammar.values import suite_file
 from bench.output import check_output, note, reply
 from bench.process import as_options
+from bench.train.stop import deadline
 from bench.tuning.cli.shared import STOPPED, fewest_slots, need_server, open_studies, without_storage
 from optimizers.plugins import slug
 
@@ -28,6 +30,10 @@ def main(args: Args) -> int:
     command = shlex.join(["bench", "suite", *without_storage(args.words)])
     from bench.progress import doing
 
+    suite_file(args.file)  # before slow imports
+    budget = args.budget
+    if budget is not None and budget.runs is not None:
+        raise UserError(f"--budget {budget.text}: a suite takes a time (6h, 90min); its file bounds its trials")
     with doing("importing optuna"):
         from bench.execute.elsewhere import made_elsewhere
         from bench.tuning import suite, tuned
@@ -49,9 +55,11 @@ def main(args: Args) -> int:
         return show_plan(args, parts, places, cut)
     if not args.train_only:
         check_output(args.out)  # fail before hours of training
-    done = train(args, parts, open_studies(args), places, cut)
+    done = None
+    with deadline(budget and budget.seconds) as spent:
+        done = train(args, parts, open_studies(args), places, cut)
     if done is None:
-        note(STOPPED)
+        note(f"the budget of {budget.text} is spent; the same command continues" if budget and spent() else STOPPED)
         return 130
     found = [study_result(study) for study in done]
     for each in found:

@@ -35,8 +35,6 @@ def main(args: Args) -> int:
     asked = _of_study(args, settings) if args.resume else of_words(args, settings, places)
     study, spec, name, request, out = asked
     effort = Effort(request.engine or "auto", args.width, args.memory)
-    if args.slurm and args.budget and args.budget.seconds:
-        raise UserError(f"--budget {args.budget.text}: with --slurm the time is sbatch's: --sbatch='--time=6:00:00'")
     need_server(args)
     text = ""
     if args.slurm:
@@ -65,7 +63,7 @@ def main(args: Args) -> int:
     stored = study.ask(request)
     if stored.trials > request.trials:
         note(
-            f"the study has {stored.trials} trials; `bench studies {name} --budget {request.trials}` shows"
+            f"the study has {stored.trials} trials; `bench studies {name} --trials {request.trials}` shows"
             f" what {request.trials} would find"
         )
     if args.create or args.slurm:
