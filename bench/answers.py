@@ -1108,6 +1108,7 @@ ANSWERS: dict[str, type[BaseModel]] = {
     "ladder --dry-run": LadderPlan,
     "race": Race,
     "race --dry-run": ByRun,
+    "reproduce --dry-run": ByRun,
     "tune": StudyOut,
     "tune --dry-run": Points,
     "suite": Suite,

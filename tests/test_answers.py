@@ -24,6 +24,7 @@ CASES: dict[str, list[Any]] = {
     "sweep": ["sweep", *NGD, "--opt.lr", "0.1,1", "--seeds", 2, "--engine", "lanes"],
     "sweep --dry-run": ["sweep", *NGD, "--opt.lr", "0.1,1", "--seeds", 2, "--dry-run"],
     "race --dry-run": ["race", "synthetic", "--opt", "ngd,gd", *SHORT, "--dry-run"],
+    "reproduce --dry-run": ["reproduce", "deora2024/fig5", "--quick", "--seeds", "10:12", "--dry-run"],
     "ladder --dry-run": [*LADDER, "--dry-run"],
     "tune --dry-run": ["tune", *STUDY, "--dry-run"],
     "studies": ["studies"],

@@ -806,3 +806,19 @@ def test_a_full_disk_at_the_end_is_one_line_and_costs_no_run(
     assert answer.code == 2
     assert "cannot write to reproduced/nobody/tiny: No space left on device" in answer.err.splitlines()[-1]
     assert len(list(Store(store).runs())) == 4
+
+
+@pytest.mark.deep
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    "name",
+    ["bhojanapalli2020/theorem1", "deora2024/fig2", "deora2024/fig3", "deora2024/fig4", "deora2024/fig5",
+     "vasudeva2025/fixed-decoder", "vasudeva2025/joint"],
+)  # fmt: skip
+def test_shipped_verdicts_on_generated_data_do_not_change(cli: Any, tmp_path: Path, name: str) -> None:
+    shipped = json.loads((Path("results") / name / "claims.json").read_text())["claims"]
+    answer = cli("reproduce", name, "--device", "cpu", "--store", tmp_path / "runs", "--out", tmp_path / "out")
+    assert answer.code == 0, answer.err
+    again = json.loads((tmp_path / "out" / "claims.json").read_text())["claims"]
+    own = [(claim["name"], claim["test"], claim["verdict"]) for claim in again]
+    assert own == [(claim["name"], claim["test"], claim["verdict"]) for claim in shipped]

@@ -251,16 +251,22 @@ def test_two_sweeps_of_a_task_lie_side_by_side_and_the_same_one_again_refreshes_
     assert sorted(tables(here)[OUT].splitlines()) == sorted(first[OUT].splitlines())
 
 
-def test_a_folder_that_was_named_is_used_again_and_what_it_held_is_said(sweep, cli, here, monkeypatch):
-    words = (*FOUR, *LANES, "-o", "mine")
-    (here / "mine").mkdir()
+def test_the_table_of_another_sweep_is_never_overwritten(cli, here):
+    first = ("sweep", *SMALL, *FOUR, *LANES, "-o", "mine")
+    assert cli(*first).code == 0
     table = here / "mine" / "sensitivity.csv"
-    assert "replaces" not in sweep(*words).err
-    table.write_text("opt,run_id\nngd,other\n")
-    said = "bench: mine contains the table and plot of another sweep (1 run), which this one replaces"
-    assert said in sweep(*words).err.splitlines()
+    before = table.read_text()
+    for _ in range(2):  # neither before nor after its runs are stored
+        answer = cli(*first, "--opt.lr", "0.5,2")
+        assert answer.code == 2
+        assert "-o mine: it has the table of another sweep (4 runs that this one lacks); name another" in answer.err
+        assert table.read_text() == before
+    assert cli(*first).code == 0
+    assert sorted(table.read_text().splitlines()) == sorted(before.splitlines())
+    assert cli(*first, "--seeds", 3).code == 0  # it has all runs of the first
+    assert set(table.read_text().splitlines()) >= set(before.splitlines())
     table.write_bytes(b"\xff\x00 no table")
-    assert sweep(*words).code == 0
+    assert cli(*first).code == 0
 
 
 def test_folders_of_sweeps_have_names_of_files(store):

@@ -504,7 +504,7 @@ _ALL = (
             Option("arm", "change a setting of one arm, by its label: --arm NGD opt.lr 0.05 --arm 'H = 1' opt.lr 2",
                    "ARM SETTING VALUE", words=3, many=True),
             _out("folder of the output (default: reproduced/NAME, NAME-quick, NAME-changed)"),
-            DEVICE, JSON, *RUNNING, *ELSEWHERE, DATA, STORE,
+            DEVICE, JSON, *RUNNING, *ELSEWHERE, Option("dry-run", "list the runs and exit"), DATA, STORE,
         ),
     ),
     Command(

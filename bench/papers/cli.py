@@ -74,8 +74,8 @@ def _all(args: Args) -> int:
     from bench.grammar.values import experiments
     from bench.output import remark
 
-    for name in ("name", "list", "search", "arm", "create", "slurm", "json"):
-        if getattr(args, name):
+    for name in ("name", "list", "search", "arm", "create", "slurm", "dry-run", "json"):
+        if getattr(args, name.replace("-", "_")):
             raise UserError(f"--all: not allowed with {'NAME' if name == 'name' else f'--{name}'}; remove one of them")
     if not args.quick:
         raise UserError("--all: add --quick; the full experiments take days")
@@ -96,7 +96,7 @@ def _all(args: Args) -> int:
 def _one(args: Args) -> int:
     """An experiment, or the list of all."""
     from bench.grammar.values import experiments
-    from bench.output import answer
+    from bench.output import answer, note, reply
     from bench.papers.experiments import title
     from bench.progress import doing
 
@@ -115,6 +115,7 @@ def _one(args: Args) -> int:
     with doing("reading the experiment"):
         from bench.execute import Effort
         from bench.execute.elsewhere import made_elsewhere, publish
+        from bench.execute.plan import missing
         from bench.papers.reproduce import ask, reproduce
         from bench.papers.reproduction import Version, as_json, claim_lines
 
@@ -125,6 +126,14 @@ def _one(args: Args) -> int:
     version = Version(args.quick, args.search, args.seeds, args.of_runs, arms)
     kind = "-quick" * version.quick + "-changed" * version.changed  # so that no trial overwrites the real page
     folder = args.out or Path("reproduced") / f"{args.name}{kind}"
+    if args.dry_run:
+        asked = ask(args.name, places, version)
+        own = [*asked.jobs, *(job for _, _, jobs in asked.points for job in jobs)]
+        runs = {config.run_id: {"arm": label, "seed": config.seed} for label, config in own}
+        left = missing(asked.configs)
+        reply(args, runs, (f"{run_id}  {run['arm']}, seed {run['seed']}" for run_id, run in runs.items()))
+        note(f"{len(runs)} runs, {len(left)} of them to be trained")
+        return 0
     if made_elsewhere(args):
         asked = ask(args.name, places, version)
         return publish(f"experiment {args.name}", asked.configs, args, args.device)

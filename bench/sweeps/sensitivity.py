@@ -470,19 +470,23 @@ def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> lis
     return [md, table, *pictures]
 
 
-def replaced(folder: Path, run_ids: Collection[str]) -> str | None:
-    """A note if the folder contains the table of other runs, which `write` will replace; else None."""
+def refuse_other_sweep(folder: Path, run_ids: Collection[str]) -> None:
+    """Refuse a folder with the table of another sweep, which `write` would overwrite.
+
+    Raises:
+        UserError: its table has runs that this sweep lacks.
+    """
     table = folder / "sensitivity.csv"
     try:
         with table.open(encoding="utf-8", newline="") as file:
             there = {row.get("run_id") for row in csv.DictReader(file)}
     except (OSError, ValueError, csv.Error):
-        return None
-    if there == set(run_ids):
-        return None
-    return (
-        f"{folder} contains the table and plot of another sweep ({counted(len(there), 'run')}), which this one replaces"
-    )
+        return
+    if others := there - {*run_ids}:
+        raise UserError(
+            f"-o {folder}: it has the table of another sweep ({counted(len(others), 'run')} that this one lacks);"
+            " name another folder, or remove it"
+        )
 
 
 def _page(sweep: Sensitivity, command: str) -> str:
