@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from bench.execute import Effort
 from bench.grammar.values import read_memory
 from bench.process import bench_command
+from bench.store.store import Store
 from bench.tuning.space import point_key
 from bench.tuning.studies import Studies
 from bench.tuning.trials import Request, StudySpec
@@ -229,3 +231,32 @@ def test_a_suite_as_an_array_survives_a_requeue(slurm, postgres_url: str, tmp_pa
     shown = bench(*words, "--workers", "1", env=env, cwd=tmp_path)
     assert "written to tuned" in shown
     assert sorted(path.name for path in (tmp_path / "tuned").rglob("*.yaml")) == ["gd.yaml", "slow.Held.yaml"]
+
+
+@pytest.mark.whole
+@pytest.mark.slurm
+@pytest.mark.deep
+def test_a_task_that_reaches_its_time_limit_is_requeued_and_continues(slurm, tmp_path: Path) -> None:
+    steps, env = 9000, os.environ | slurm.env | {"OMP_NUM_THREADS": "1"}
+    words = ["sweep", "--task", "synthetic", "--opt", SLOW, "--opt.lr", "0.1", "--seeds", "1", "--store", "runs"]
+    words += ["--trainer.max_steps", str(steps), "--trainer.val_every", "50", "--device", "cpu"]
+    words += ["--engine", "lightning", "--slurm", "--workers", "1"]
+    limits = "--sbatch=--time=2 --signal=B:USR1@90"  # 90 s before two minutes, as far as Slurm looks every 30 s
+    said = bench(*words, limits, env=env, cwd=tmp_path)
+    job = said.split("Submitted batch job ")[1].partition(",")[0] + "_0"
+
+    def state() -> str:
+        return slurm("squeue", "--noheader", "--format=%T %r", f"--jobs={job}")
+
+    until(lambda: state() == "PENDING BeginTime", "the task is requeued", seconds=150)
+    (before,) = Store(tmp_path / "runs").runs()
+    assert before.status == "killed"
+    time.sleep(5)  # Slurm lets it wait for two minutes, in which the node cleans up
+    slurm("scontrol", "update", f"JobId={job}", "StartTime=now", "TimeLimit=10")
+    until(lambda: not slurm("squeue", "-h"), "the array has ended", seconds=300)
+    ended = slurm("scontrol", "show", "job", job)
+    assert "Restarts=1" in ended
+    (run,) = Store(tmp_path / "runs").runs()
+    assert (run.status, run.steps) == ("completed", steps), ended
+    curve = Store(tmp_path / "runs").tables(run.run_id)["curve"]["step"]
+    assert curve.tolist() == list(range(1, steps + 1))
