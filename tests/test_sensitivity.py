@@ -325,7 +325,7 @@ def test_the_table_reads_like_this():
         "      0.1                  4                    [4, 4]         [4, 4]       0/6",
         "*     0.2                3.5                    [2, 5]  [1, diverged]       1/6",
         "      0.4           diverged      [diverged, diverged]  [9, diverged]       5/6",
-        "best opt.lr 0.2: median train loss 3.5, 95 % interval [1, diverged] (6 seeds)",
+        "best opt.lr 0.2: median train loss 3.5, 95 % interval [1, diverged] (6 seeds, which also chose it)",
         "usable opt.lr (median at most 5% above the best; our rule): that value alone, on this grid",
         "",
     ]

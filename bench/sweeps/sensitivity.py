@@ -391,7 +391,8 @@ def _summary(sweep: Sensitivity, curve: Curve) -> list[str]:
     chosen = "" if best.choice is None else f" ({SELECTION} {_number(best.choice)})"
     where = ", ".join([f"{curve.x} {_text(best.x, 4)}", *(f"{k} {_text(v, 4)}" for k, v in best.others.items())])
     at = f"best {where}{chosen}: median {sweep.metric} {_number(best.median)}"
-    text = [f"{at}, 95 % interval {_range(best.interval)} ({best.seeds} seeds)" if best.interval else at]
+    seeds = f"{best.seeds} seeds" + ", which also chose it" * (len(curve.points) > 1)
+    text = [f"{at}, 95 % interval {_range(best.interval)} ({seeds})" if best.interval else at]
     if curve.usable is not None:
         low, high = (curve.points[i].x for i in curve.usable)
         side = "above" if sweep.mode == "min" else "below"
