@@ -7,7 +7,7 @@ from io import BytesIO
 from typing import Any
 from xml.etree import ElementTree
 
-from bench.results.chart import Chart, Panel
+from bench.results.chart import Chart, Panel, Trace, thinned
 from bench.results.draw import Legend, draw_panel, empty_figure, harmless, house_style
 from bench.results.styles import on_dark
 
@@ -16,6 +16,8 @@ _WIDTH, _HEIGHT = 3.6, 2.5
 _SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 _DROPPED = (f"{_SVG}metadata", f"{_SVG}style")
 _NUMBER, _COLOUR = re.compile(r"-?\d+\.\d+"), re.compile(r"#([0-9a-f]{6})")
+_MOST_POINTS = 100
+"""Maximum number of points of a line on a page, whose panels are about 260 pixels wide. Ours."""
 _LONG = 1000
 """Letters of a path from which it is a band, not a marker. Ours."""
 _REFERRED = re.compile(r"^(?:url\()?#([^)]+)")
@@ -32,6 +34,7 @@ def embed(chart: Chart, panel: Panel) -> dict[str, Any]:
         `svg`, and `legend` with a dict for each series: its number and name in the SVG; its color and dash in CSS (no
         dash if its points are not joined); and its marker as an SVG path around (0, 0), empty if it has none.
     """
+    panel = replace(panel, traces=[_thinned(trace, "x" in panel.log) for trace in panel.traces])
     legend, image = Legend(replace(chart, panels=[panel])), BytesIO()
     with house_style():
         import matplotlib
@@ -65,6 +68,13 @@ def embed(chart: Chart, panel: Panel) -> dict[str, Any]:
         own = {"color": _variable(looks["color"]), "dash": dash, "mark": _mark(looks.get("marker"))}
         series.append({"number": i, "name": harmless(name), **own})
     return {"svg": ElementTree.tostring(root, encoding="unicode"), "legend": series}
+
+
+def _thinned(trace: Trace, log: bool) -> Trace:
+    """The trace with at most `_MOST_POINTS` points."""
+    some = thinned(trace.x, log, _MOST_POINTS)
+    low_high = None if trace.band is None else (trace.band[0][some], trace.band[1][some])
+    return replace(trace, x=trace.x[some], y=trace.y[some], band=low_high) if trace.joined else trace
 
 
 def variables(text: str) -> tuple[dict[str, str], dict[str, str]]:
