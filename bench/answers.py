@@ -162,7 +162,7 @@ class SeedRuns(Answer):
     mean: float | None
     """Its mean, geometric for a gap; null if a run diverged."""
     t_interval_95: tuple[float | None, float | None] | None
-    """Ends of the 95 % t-interval of the mean, null where unbounded; null for one seed."""
+    """Ends of the 95 % t-interval of the mean, null where unbounded; null for one seed or losses at the floor."""
 
 
 class Config(Answer):

@@ -756,3 +756,10 @@ def test_a_notebook_that_is_interrupted_lives_on(tmp_path: Path) -> None:
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
+
+
+def test_a_mean_of_losses_at_the_floor_is_a_bound(cli: Any) -> None:
+    words = ("fit", "--task", "synthetic", "--opt", "ngd", "--opt.lr", 1, "--seeds", 2, "--trainer.max_steps", 2000)
+    said = cli(*words, "--device", "cpu").out
+    assert "train loss (suboptimality gap) <=1e-16 in the geometric mean over 2 seeds\n" in said
+    assert json.loads(cli(*words, "--device", "cpu", "--json").out)["t_interval_95"] is None

@@ -101,12 +101,21 @@ def test_a_plan_takes_at_most_so_many_runs(cli, tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.deep)])
-def test_a_plan_whose_time_is_spent_goes_on_with_the_same_command(cli, tmp_path, monkeypatch, workers: int) -> None:
+def test_a_plan_whose_time_is_spent_stops_as_at_ctrl_c(cli, tmp_path, monkeypatch, workers: int) -> None:
     monkeypatch.chdir(tmp_path)
     words = (*SWEEP, "--opt.lr", "1e-9,1e-8", "--trainer.max_steps", 1_000_000, "--workers", workers)
     answer = cli(*words, "--budget", "3s")
     assert answer.code == 130
     assert "bench: the budget of 3s is spent; finished runs are stored, and the same command continues" in answer.err
+
+
+def test_a_suite_whose_time_is_spent_stops_as_at_ctrl_c(cli, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Workers, "work", wait_before_anybody_listens)
+    suite = {"title": "s", "tasks": ["synthetic"], "optimizers": ["gd"], "seeds": 1, "tune": {"trials": 2, "seeds": 1}}
+    (tmp_path / "s.yaml").write_text(json.dumps(suite | {"settings": {"trainer.max_steps": 5, "device": "cpu"}}))
+    answer = cli("suite", "s.yaml", "--budget", "0.5s")
+    assert (answer.code, "the budget of 0.5s is spent; the same command continues" in answer.err) == (130, True)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +134,10 @@ def test_a_plan_whose_time_is_spent_goes_on_with_the_same_command(cli, tmp_path,
             "--budget 1h: with --slurm the time is sbatch's",
         ),
         ("sweep --task synthetic --opt gd --create --budget 1h", "--budget 1h: --create trains nothing"),
+        (
+            "sweep --task synthetic --opt gd --device cpu --seeds 3 --create --budget 3runs",
+            "--budget 3runs: 27 runs are to be trained; ask for fewer, or raise it",
+        ),
         ("reproduce vasudeva2025/joint --budget 1.5runs", "write a time (--budget 6h, 90min, 2d) or a number of runs"),
     ],
 )

@@ -1,11 +1,13 @@
 """Races: seeds are added only where verdicts are open."""
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import bench
 from bench.commands.race import wanted
 from bench.results.sequential import GIVE_UP, Comparison, compare, decided_at, least_wins, next_seeds
 from bench.store.store import Store
@@ -73,6 +75,17 @@ def test_seeds_that_chose_the_settings_are_not_raced(cli, tmp_path, monkeypatch)
     assert cli(*RACE, "--tuned", "--most", 7).code == 0
     raced = [run.config["seed"] for run in Store(tmp_path / "runs").runs() if run.plan == "race"]
     assert {*range(3, 8)} <= {*raced} <= {*range(3, 10)}
+    given = cli(*RACE, "--tuned", "--most", 7, "--seeds", "0:5")
+    assert (given.code, "seed 0 helped to choose tuned settings of synthetic" in given.err) == (2, True)
+    by_hand = ("--opt.gd.lr", 0.1, "--opt.adam.lr", 0.1)  # nothing of it is tuned
+    assert {
+        *(run["seed"] for run in json.loads(cli(*RACE, "--tuned", *by_hand, "--dry-run", "--json").out).values())
+    } == {*range(5)}
+    with pytest.raises(bench.UserError, match="seed 1 helped to choose"):
+        bench.fit("synthetic", "gd", tuned=True, seed=1, trainer={"max_steps": 5}, device="cpu")
+    used = next(line for line in cli("tune", "--task", "synthetic", "--opt", "gd", *short, "--trials", 2, *seeds)
+                .out.splitlines() if "bench fit" in line)  # fmt: skip
+    assert cli(*shlex.split(used.partition("bench ")[2])).code == 0
 
 
 def test_a_race_fits_its_terminal(cli, monkeypatch) -> None:
@@ -111,8 +124,10 @@ def test_a_dry_run_lists_the_start_and_makes_nothing(cli, tmp_path: Path) -> Non
         ),
         ("race --task synthetic,synthtic --opt gd,adam", "unknown task 'synthtic'; did you mean 'synthetic'?"),
         ("race synthetic gd adam", "gd is an optimizer; write bench race TASK --opt gd,..."),
-        ("race synthetic --opt gd,adam --seed 3", "a race has several; write --seeds COUNT for those of the start"),
+        ("race synthetic --opt gd,adam --seed 3", "a race has several; write --seeds COUNT or --seeds 10:15 for"),
         ("race --opt gd,adam", "bench race needs TASK"),
+        ("race synthetic --opt gd,adam --seeds 1,3", "a race begins with two or more consecutive seeds"),
+        (f"race synthetic --opt gd,adam --seeds {2**63 - 9}:{2**63 - 4}", "with --most 50 the last seed is"),
     ],
 )
 def test_races_that_cannot_be(cli, words: str, message: str) -> None:

@@ -376,8 +376,8 @@ def _only(stores: Stores, keep: Callable[[str], bool]) -> Stores:
     return found
 
 
-def _ship_finished(stores: Stores, tuned: Path) -> None:
-    """Ship what is finished in these stores."""
+def _ship_finished(stores: Stores, tuned: Path) -> bool:
+    """Ship what is finished in these stores; False if nothing is."""
     tasks = [task for part in PARTS for task in finished(stores, part)]
     arms = finished(stores, schedules.PART)
     print(f"finished: {', '.join(tasks) or 'nothing'}; with a schedule: {', '.join(arms) or 'nothing'}")
@@ -386,6 +386,7 @@ def _ship_finished(stores: Stores, tuned: Path) -> None:
         _ship_searches(tasks, tuned)
     if arms:
         ship(stores, [schedules.PART], arms, None)
+    return bool(tasks or arms)
 
 
 def main() -> int:
@@ -409,8 +410,8 @@ def main() -> int:
         for path in sorted(wrong):
             print(f"{path} does not match results/reference: run make publish", file=sys.stderr)
         return int(bool(wrong))
-    if place("store").is_dir():
-        _ship_finished(Stores([place("store")]), args.tuned)
+    if place("store").is_dir() and not _ship_finished(Stores([place("store")]), args.tuned):
+        return 1
     there = shown()
     for task, own in there.tasks.items():
         observatory.publish(task, own)

@@ -166,6 +166,7 @@ def fit(
                 "trainer.devices and trainer.num_nodes: a run with several processes restarts its command in each of"
                 " them; use `bench fit`, and `bench.load` for the result"
             )
+        sources = sources_of([config]) if tuned else {}
         result = None if rerun else stored_result(config)
         if result is None:
             from bench.config.checks import check_early, check_places
@@ -174,7 +175,6 @@ def fit(
             check_places([config])
             from bench.train.runner import run
 
-            sources = sources_of([config]) if tuned else {}
             result = run(config, rerun=rerun, progress=progress, tuned_by=sources.get((config.task, config.opt)))
         if result.status == "killed":
             raise KeyboardInterrupt(f"run {result.run_id} was stopped and saved; the same call continues")

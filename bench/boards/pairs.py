@@ -32,10 +32,11 @@ def _table(found: Collected, problem: Problem, entries: list[Entry]) -> Table:
     refused: dict[str, str] = {}
     sound: list[Entry] = []
     for entry in verdicts.ordered(entries):
-        same = coinciding(entry, sound)
         why = entry.refused or verdicts.obstacle(entry) or ("selected on these seeds" if entry.best_of else None)
-        if why or same:
-            refused[entry.name] = why or f"same runs as {' and '.join(same)}"
+        if not why and len(sound) <= MOST_ROWS and (same := coinciding(entry, sound)):
+            why = f"same runs as {' and '.join(same)}"
+        if why:
+            refused[entry.name] = why
         else:
             sound.append(entry)
     if len(sound) > MOST_ROWS:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError, check_known
 from bench.grammar.parse import Args
+from bench.grammar.values import MOST_SEED, SEED_RANGE
 from bench.output import answer, reply
 from bench.text import counted
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from bench.results.sequential import Comparison
     from bench.store.record import RunResult
 
+FIRST_SEEDS = 5
+"""Number of initial seeds, if `--seeds` does not say. Ours."""
 MOST_SEEDS = 50
 """Maximum number of seeds of a pair; the default of `--most`. Ours."""
 
@@ -77,9 +80,8 @@ def main(args: Args) -> int:
         check_all(every, early=True)
         first = len({config.run_id for config in every})
         if args.budget is not None and args.budget.runs is not None and args.budget.runs < first:
-            raise UserError(
-                f"--budget {args.budget.text}: the first {len(args.seeds)} seeds of all optimizers need {first} runs"
-            )
+            seeds = next(iter(racers.values()))[0].seeds
+            raise UserError(f"--budget {args.budget.text}: the first {seeds} seeds of all optimizers need {first} runs")
     if args.dry_run:
         check_all(every)
         runs = {config.run_id: {"task": config.task, "opt": config.opt, "seed": config.seed} for config in every}
@@ -97,7 +99,6 @@ def _racers(args: Args) -> dict[str, list[Racer]]:
     """The racers by task, the reference first."""
     from bench.boards.entries import default_reference
     from bench.config.run_config import on_device, resolve
-    from bench.config.settings import tuning_seeds
     from bench.grammar.values import parts
     from bench.results.sequential import LEAST_SEEDS
     from bench.sweeps.grid import by_optimizer, settings_in
@@ -110,12 +111,16 @@ def _racers(args: Args) -> dict[str, list[Racer]]:
         raise UserError("--seed: a race starts with several and adds more; write --seeds COUNT for the initial ones")
     if len(names) + (args.reference is not None and args.reference not in names) < 2:
         raise UserError("--opt: a race needs two optimizers or more, such as --opt adam,sngd")
-    start = min(args.seeds)
-    if len(args.seeds) < 2 or args.seeds != [*range(start, start + len(args.seeds))]:
+    seeds = [*range(FIRST_SEEDS)] if args.seeds is None else args.seeds
+    start = seeds[0]
+    if len(seeds) < 2 or seeds != [*range(start, start + len(seeds))]:
         raise UserError("--seeds: a race begins with two or more consecutive seeds: --seeds 5, or --seeds 10:15")
-    if args.most < max(len(args.seeds), LEAST_SEEDS):
+    if start + args.most - 1 > MOST_SEED:
+        raise UserError(
+            f"--seeds: with --most {args.most} the last seed is {start + args.most - 1}; it is {SEED_RANGE}"
+        )
+    if args.most < max(len(seeds), LEAST_SEEDS):
         raise UserError(f"--most {args.most}: a number below {LEAST_SEEDS} or below --seeds decides nothing")
-    check_known("task", args.task, TASKS)
     check_known("optimizer", names, OPTIMIZERS)
     places = {"data": args.data, "store": args.store}
     racers: dict[str, list[Racer]] = {}
@@ -131,14 +136,31 @@ def _racers(args: Args) -> dict[str, list[Racer]]:
         for name in sorted(own, key=lambda name: name != reference):
             words = {**common, **own[name], "task": task, "opt": name, "seed": start}
             config = on_device(resolve(words, tuned=args.tuned, fallback=places))
-            racers[task].append(Racer(config, len(args.seeds)))
-        if args.tuned:  # the seeds that chose the settings are no fresh ones
-            chosen = {seed for racer in racers[task] for seed in tuning_seeds(racer.config)}
-            if chosen & {*range(start, start + args.most)}:
-                first = max(chosen) + 1
-                for racer in racers[task]:
-                    racer.config = racer.config.model_copy(update={"seed": first, "data_seed": first})
+            racers[task].append(Racer(config, len(seeds)))
+        if args.tuned:
+            _on_fresh_seeds(racers[task], args)
     return racers
+
+
+def _on_fresh_seeds(racers: Sequence[Racer], args: Args) -> None:
+    """Let racers with tuned settings begin after the seeds that chose these, if `--seeds` does not say where.
+
+    Raises:
+        UserError: the race would reach one of these seeds.
+    """
+    from bench.config.settings import tuning_seeds
+
+    chosen = {seed for racer in racers for seed in tuning_seeds(racer.config)}
+    start = racers[0].config.seed
+    while args.seeds is None and (near := chosen & {*range(start, start + MOST_SEEDS)}):
+        start = max(near) + 1
+    if there := chosen & {*range(start, start + args.most)}:
+        raise UserError(
+            f"seed {min(there)} helped to choose tuned settings of {racers[0].config.task}, so its result would be"
+            f" optimistic: take other --seeds or a smaller --most than {args.most}"
+        )
+    for racer in racers:
+        racer.config = racer.config.model_copy(update={"seed": start, "data_seed": start})
 
 
 def _race(racers: Mapping[str, list[Racer]], args: Args) -> tuple["Collected", str] | None:

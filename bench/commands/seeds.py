@@ -70,7 +70,7 @@ def fit_seeds(config: RunConfig, args: Args, sources: Sources) -> int:
         "runs": [result_json(run, config.store) for run in results],
         "mean_of": measure.words,
         "mean": mean and mean.mean,
-        "t_interval_95": mean.ends if mean is not None and mean.n > 1 else None,
+        "t_interval_95": mean.ends if mean is not None and mean.n > 1 and not mean.bound else None,
     }
     reply(args, found, lines(results, measure, mean))
     return 0
@@ -100,6 +100,6 @@ def lines(results: Sequence[RunResult], measure: "Measure", mean: "Interval | No
         said = f"{measure.words} {cell(mean)} with one seed, so there is no interval"
     else:
         kind = "in the geometric mean" if measure.log else "on average"
-        said = f"{measure.words} {cell(mean)} {kind} over {mean.n} seeds, with 95 % t-interval"
+        said = f"{measure.words} {cell(mean)} {kind} over {mean.n} seeds" + ", with 95 % t-interval" * (not mean.bound)
     remarks = dict.fromkeys(f"note: {each}" for run in results for each in remarks_on(run))
     return [*shown(table), said, *remarks]

@@ -89,16 +89,14 @@ def _differing(own: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
 def _tuned_by(configs: Sequence[RunConfig]) -> TunedBy | None:
     """The study that found the hyperparameters of runs of one task and optimizer, if all have the tuned ones."""
     config = configs[0]
-    path = tuned_file(config.task, config.opt)
-    of_task = {f"task.{name}": value for name, value in config.task_options.items()}
-    tuned = resolve({"task": config.task, "opt": config.opt, **of_task}, tuned=True).opt_options
-    if any(each.opt_options != tuned for each in configs):
+    if not all(map(_is_tuned, configs)):
         return None
-    provenance = read_tuned(path)
-    if seeds := tuning_seeds(config) & {each.seed for each in configs}:
+    path = tuned_file(config.task, config.opt)
+    provenance, chosen = read_tuned(path), tuning_seeds(config)
+    if seeds := chosen & {each.seed for each in configs}:
         raise UserError(
             f"seed {min(seeds)} helped to choose the tuned settings of {path}, so its result would be optimistic:"
-            f" take seeds from {max(tuning_seeds(config)) + 1} on"
+            f" take seeds from {max(chosen) + 1} on"
         )
     every = [settings_of(each.model_dump(mode="json")) for each in configs]
     names = [f"trainer.{name}" for name in ("max_epochs", "max_steps", "max_seconds", "batch_size")]
@@ -128,8 +126,14 @@ def _tuned_by(configs: Sequence[RunConfig]) -> TunedBy | None:
 
 
 def tuning_seeds(config: RunConfig) -> set[int]:
-    """The seeds that chose the tuned settings of a configuration's task and optimizer; none if unknown."""
-    return {*seeds_from_words(read_tuned(tuned_file(config.task, config.opt)).tuning_seeds)}
+    """The seeds that chose a configuration's hyperparameters; none if they are not the tuned ones, or it is unknown."""
+    words = read_tuned(tuned_file(config.task, config.opt)).tuning_seeds if _is_tuned(config) else ""
+    return {*seeds_from_words(words)}
+
+
+def _is_tuned(config: RunConfig) -> bool:
+    of_task = {f"task.{name}": value for name, value in config.task_options.items()}
+    return config.opt_options == resolve({"task": config.task, "opt": config.opt, **of_task}, tuned=True).opt_options
 
 
 def sources_of(configs: Iterable[RunConfig]) -> Sources:

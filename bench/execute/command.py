@@ -7,14 +7,12 @@ from contextlib import redirect_stdout
 from bench.config.checks import check_places
 from bench.config.run_config import RunConfig
 from bench.config.tuned import Sources
-from bench.errors import RunFailed, UserError
-from bench.execute import Effort
+from bench.errors import RunFailed
+from bench.execute import KEPT, Effort
 from bench.execute.plan import forget_finished, missing
 from bench.progress import SweepProgress, doing
 from bench.store.record import RunResult
 from bench.store.store import Store
-
-KEPT = "finished runs are stored, and the same command continues"
 
 
 def results_of(
@@ -45,8 +43,7 @@ def results_of(
     store = Store(configs[0].store)
     if left := missing(configs):
         budget = effort.budget
-        if budget is not None and budget.runs is not None and len(left) > budget.runs:
-            raise UserError(f"--budget {budget.text}: {len(left)} runs are to be trained; ask for fewer")
+        effort.refuse_beyond(len(left))
         check_places(list(left.values()))
         with doing("importing torch"):
             from bench.execute.execute import STOPPED, execute

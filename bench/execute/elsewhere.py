@@ -11,6 +11,7 @@ from bench.config.plugins import naming
 from bench.config.run_config import RunConfig
 from bench.config.tuned import Sources
 from bench.errors import UserError
+from bench.execute import Effort
 from bench.execute.blocks import check_all
 from bench.execute.plan import PLAN, Plan, load, open_plans
 from bench.execute.slurm import absolute_places, array_size, need_slurm, script, submit
@@ -74,6 +75,7 @@ def publish(
     if not (missing := plan.missing()):
         note(f"all {len(configs)} runs are stored; the command without --slurm or --create shows the result")
         return 0
+    Effort.of(args).refuse_beyond(len(missing))
     names = [{kind: absolute(name) for kind, name in (("task", c.task), ("opt", c.opt))} for c in configs]
     memory = [] if args.memory is None else ["--memory", args.memory.text]
     words = ["worker", "--plan", plan.name, *memory, *naming(*names)]

@@ -108,8 +108,8 @@ WIDTH = Option(
 )
 BUDGET = Option(
     "budget",
-    "limit: a time, after which the command stops (6h, 90min), or the most runs to train (200runs); the same command"
-    " continues",
+    "limit: a time, after which the command stops, and the same command continues (6h, 90min); or the most runs to"
+    " train, beyond which it refuses (200runs)",
     "COST",
     read_budget,
 )
@@ -151,7 +151,10 @@ REFERENCE = Option(
     "OPTIMIZER",
     completes="opt",
 )
-TUNED = Option("tuned", "use the settings in tuned/TASK/OPT.yaml, else the shipped ones in configs/tuned")
+TUNED = Option(
+    "tuned",
+    "use the settings in tuned/TASK/OPT.yaml, else the shipped ones in configs/tuned; not on seeds that chose them",
+)
 SETTINGS = ("task", "opt", "trainer")
 
 BOARD_NAMES = ("quality", "pairs", "speed", "tuning", "robustness", "theory", "attention")
@@ -349,12 +352,13 @@ _ALL = (
         " are reused, so the same command continues an interrupted race.",
         positionals=(Option("task", TASK.help, "TASK", completes="task", most=0),),
         groups=SETTINGS, elsewhere={
-            "seed": "a race has several; write --seeds COUNT for those of the start",
+            "seed": "a race has several; write --seeds COUNT or --seeds 10:15 for those of the start",
         },
         options=(
             _several_opts("two or more optimizers: adamw,sngd"), REFERENCE,
             Option("seeds", "initial seeds of each optimizer: a number (default 5: 0 to 4) or consecutive ones (10:15);"
-                            " the next integers follow", "SEEDS", read_seeds, default=lambda: [*range(5)]),
+                            " the next integers follow. With --tuned, the default begins after those that chose the"
+                            " settings", "SEEDS", read_seeds),
             Option("most", "maximum number of seeds of each optimizer (default 50)", "N", whole(), default=50),
             Option("budget", "limit: a number of runs including the initial ones (200runs), or a time, after which"
                              " no round begins (6h, 90min)", "COST", read_budget),

@@ -158,6 +158,8 @@ def parse(command: Command, words: Sequence[str]) -> Args:
         if option is None:
             group, dot, _ = name.partition(".")
             positional = next((each for each in command.positionals if name in (each.name, *each.also)), None)
+            if len(command.positionals) > 1:  # their order decides
+                positional = None
             if positional is not None and (equals or (rest and not rest[0].startswith("--"))):  # bench race --task lm
                 text = value if equals else rest.pop(0)
                 free += [text] if positional.most == 1 else parts(text)
@@ -184,8 +186,9 @@ def parse(command: Command, words: Sequence[str]) -> Args:
         read = option.parsed(texts[0], given) if option.words == 1 else texts
         before = typed.setdefault(option.key, texts[0])
         if option.name in ("task", "opt") and not option.many and before != texts[0]:  # of others the last one counts
-            several = f"several are a list: {option.flag} {before},{texts[0]}"
-            raise UserError(f"{option.flag} is given twice, {before} and {texts[0]}; {several}")
+            one = f"{command.typed} takes one"
+            todo = f"several are a list: {option.flag} {before},{texts[0]}" if option.value == "A,B" else one
+            raise UserError(f"{option.flag} is given twice, {before} and {texts[0]}; {todo}")
         found[option.key] = [*found.get(option.key, []), read] if option.many else read
     args = Args(words=list(words), of_runs=settings)
     for option in command.options:

@@ -114,6 +114,7 @@ def _one(args: Args) -> int:
         raise UserError("name an experiment: bench reproduce NAME; see `bench reproduce --list`")
     with doing("reading the experiment"):
         from bench.execute import Effort
+        from bench.execute.blocks import check_all
         from bench.execute.elsewhere import made_elsewhere, publish
         from bench.execute.plan import missing
         from bench.papers.reproduce import ask, reproduce
@@ -130,6 +131,7 @@ def _one(args: Args) -> int:
         asked = ask(args.name, places, version)
         own = [*asked.jobs, *(job for _, _, jobs in asked.points for job in jobs)]
         runs = {config.run_id: {"arm": label, "seed": config.seed} for label, config in own}
+        check_all(asked.configs)
         left = missing(asked.configs)
         reply(args, runs, (f"{run_id}  {run['arm']}, seed {run['seed']}" for run_id, run in runs.items()))
         note(f"{len(runs)} runs, {len(left)} of them to be trained")

@@ -72,6 +72,10 @@ def shown(table: Table, indent: str = "") -> list[str]:
     return [indent + line for line in text_lines(_sided(table), table.rows, wide, styled=is_styled())]
 
 
+MOST_DRAWN = 1000
+"""Maximum number of rows that rich draws, which takes it 1 to 3 ms each; longer tables have a row per line. Ours."""
+
+
 def text_lines(own: Sequence[Column], rows: Iterable[Row], wide: int | None, *, styled: bool = False) -> list[str]:
     """A table's lines. Columns that do not fit follow as further tables that repeat the first column; nothing is cut.
 
@@ -84,7 +88,7 @@ def text_lines(own: Sequence[Column], rows: Iterable[Row], wide: int | None, *, 
     head, words = list(map(_head, own)), [[_word(c, row) for c in own] for row in rows]
     every = [head, *words] if any(head) else words
     empty = ["no rows"] * (any(head) and not words)
-    if wide is not None and own:
+    if wide is not None and own and len(words) <= MOST_DRAWN:
         return [*_drawn(own, every, words, wide, styled=styled), *empty]
     widths = [max([c.least, *(width(row[i]) for row in every)]) for i, c in enumerate(own)]
     sides = [(n, c.side == "right") for n, c in zip(widths, own, strict=True)]
@@ -418,7 +422,7 @@ def written(boards: Sequence[Board], kind: str, out: Path | None) -> str:
 
 
 STREAMS = ("table", "md", "csv", "json")
-"""Formats that are written row by row."""
+"""Formats of one table; all except the first are written row by row."""
 
 
 def stream(own: Sequence[Column], rows: Iterable[Row], kind: str, out: Path | None) -> Iterator[str]:

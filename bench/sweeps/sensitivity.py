@@ -486,7 +486,7 @@ def refuse_other_sweep(folder: Path, run_ids: Collection[str]) -> None:
     if others := there - {*run_ids}:
         raise UserError(
             f"-o {folder}: it has the table of another sweep ({counted(len(others), 'run')} that this one lacks);"
-            " name another folder, or remove it"
+            " name another folder, or remove this one"
         )
 
 

@@ -148,4 +148,5 @@ def _use(found: "StudyResult", out: Path | None) -> str:
     there = ["--tuned"] if here else ["--config", str(tuned_path(folder, spec))]
     own = {name: spec.settings[name] for name in spec.chosen if not name.startswith("opt.")}  # budget, device, ...
     given = {k: ",".join(map(str, v)) if isinstance(v, list) else v for k, v in own.items() if v is not None}
-    return shlex.join(["bench", "fit", "--task", spec.task, "--opt", spec.opt, *there, *as_options(given)])
+    seed = {"seed": max(spec.seeds) + 1} if 0 in spec.seeds else {}  # `--tuned` refuses seeds that chose the settings
+    return shlex.join(["bench", "fit", "--task", spec.task, "--opt", spec.opt, *there, *as_options(given | seed)])
