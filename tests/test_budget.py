@@ -106,7 +106,7 @@ def test_a_plan_whose_time_is_spent_stops_as_at_ctrl_c(cli, tmp_path, monkeypatc
     words = (*SWEEP, "--opt.lr", "1e-9,1e-8", "--trainer.max_steps", 1_000_000, "--workers", workers)
     answer = cli(*words, "--budget", "3s")
     assert answer.code == 130
-    assert "bench: the budget of 3s is spent; finished runs are stored, and the same command continues" in answer.err
+    assert "bench: the budget of 3s is spent; 0 of 4 runs are stored, and the same command continues" in answer.err
 
 
 def test_a_suite_whose_time_is_spent_stops_as_at_ctrl_c(cli, tmp_path, monkeypatch) -> None:

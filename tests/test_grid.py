@@ -106,7 +106,9 @@ def test_what_comes_out_twice_is_one_run():
 @pytest.mark.parametrize("key", ["opt.lr", "task.sigma", "trainer.gradient_clip_val"])
 def test_a_malformed_grid(key, value):
     error = refused(**{key: value})
-    assert error.startswith(f"--{key} {value}: a grid is LOW:HIGH:POINTS with 0 < LOW < HIGH and at least 2 points")
+    assert error.startswith(
+        f"--{key} {value}: a grid is LOW:HIGH:POINTS, or LOW:HIGH, with 0 < LOW < HIGH and at least 2 points"
+    )
     assert "such as 1e-3:1e1:16" in error
 
 

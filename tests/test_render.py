@@ -204,8 +204,13 @@ def test_columns_that_do_not_fit_follow_as_tables_that_name_their_rows():
     ]
 
 
-def test_further_tables_begin_with_the_column_that_distinguishes_the_rows():
-    own = [Column("places", "rank"), Column("opt", "optimizer"), Column("a", "a" * 20), Column("b", "b" * 20)]
+def test_further_tables_begin_with_the_column_that_names_the_rows():
+    own = [
+        Column("places", "rank"),
+        Column("opt", "optimizer", names=True),
+        Column("a", "a" * 20),
+        Column("b", "b" * 20),
+    ]
     rows = [{"places": "1 to 2", "opt": opt, "a": 1, "b": 2} for opt in ("adam", "sgd")]
     lines = text([Board("b", "board", [Table("t", own, rows)])], 45).splitlines()[5:]
     assert [line.split()[0] for line in lines if line] == ["rank", "1", "1", "optimizer", "adam", "sgd"]

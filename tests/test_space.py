@@ -88,7 +88,7 @@ def test_every_optimizer_can_be_tuned_without_a_word(name):
 
 
 RANGE = "a range is LOW:HIGH with 0 < LOW < HIGH, both between 1e-100 and 1e100, such as 1e-3:1e1"
-GRID = "a grid is LOW:HIGH:POINTS with 0 < LOW < HIGH and at least 2 points, such as 1e-3:1e1:16"
+GRID = "a grid is LOW:HIGH:POINTS, or LOW:HIGH, with 0 < LOW < HIGH and at least 2 points, such as 1e-3:1e1:16"
 
 
 @pytest.mark.parametrize(

@@ -265,8 +265,10 @@ def test_the_table_of_another_sweep_is_never_overwritten(cli, here):
     assert sorted(table.read_text().splitlines()) == sorted(before.splitlines())
     assert cli(*first, "--seeds", 3).code == 0  # it has all runs of the first
     assert set(table.read_text().splitlines()) >= set(before.splitlines())
-    table.write_bytes(b"\xff\x00 no table")
-    assert cli(*first).code == 0
+    for content in (b"\xff\x00 no table", b"a,b\n1,2\n"):
+        table.write_bytes(content)
+        assert "it has a file sensitivity.csv that is not of a sweep" in cli(*first).err
+        assert table.read_bytes() == content
 
 
 def test_folders_of_sweeps_have_names_of_files(store):

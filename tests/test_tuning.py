@@ -183,7 +183,9 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
         assert stored.err.endswith("bench: already stored; --rerun trains again\n")
         assert "budget" not in stored.err
     other = cli(*fit, "--tuned", "--trainer.max_steps", 41, "--dry-run")
-    note = "bench: tuned for another budget (here --trainer.max_steps 41, not 40): other settings may be better\n"
+    note = (
+        "bench: sgd is tuned for another budget (here --trainer.max_steps 41, not 40): other settings may be better\n"
+    )
     assert note in other.err
     larger = cli(*fit, "--tuned", "--task.T", 7, "--dry-run").err
     assert "tuned for another model or data (here --task.T 7, not 6)" in larger
@@ -749,9 +751,15 @@ def test_where_no_store_can_be_the_store_is_named(cli) -> None:
     answer = cli("tune", *SMALL, "--store", "/proc/foo")
     assert answer.code == 2
     assert last_line(answer) == (
-        "--store /proc/foo: No such file or directory; do we have write access to"
-        " /proc/foo? If not, choose another --store or --storage"
+        "cannot write to the store /proc/foo: No such file or directory; choose another with --store DIR"
     )
+
+
+def test_missing_data_leave_no_study(cli, tmp_path: Path) -> None:
+    answer = cli("tune", "--task", "mnist", "--opt", "sgd", "--data", tmp_path / "none", "--store", tmp_path / "runs")
+    assert (answer.code, answer.out) == (2, "")
+    assert str(tmp_path / "none") in answer.err
+    assert not (tmp_path / "runs" / "studies.db").exists()
 
 
 @pytest.mark.whole

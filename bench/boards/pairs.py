@@ -54,7 +54,7 @@ def _table(found: Collected, problem: Problem, entries: list[Entry]) -> Table:
         rows.append(row)
     columns = [
         Column("places", "rank interval", "ranks compatible with the decided pairs"),
-        Column("opt", "optimizer", "name, with the hyperparameters that distinguish rows of the same name"),
+        Column("opt", "optimizer", "name, with the hyperparameters that distinguish rows of the same name", names=True),
         *(
             Column(f"over{j}", f"against {entry.name}", "of the row; undecided: no difference found", colors=COLORS)
             for j, entry in enumerate(sound)

@@ -262,7 +262,7 @@ def budget_notes(entries: Sequence[Entry]) -> list[str]:
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} {n}" for name, n in counts.items())
         notes.append(f"tuning budgets differ (trials: {listed}): `bench suite` makes them equal")
-    untuned = [entry.name for entry in entries if entry.study is None]
+    untuned = [entry.name for entry in entries if entry.kind != "tuned"]
     if counts and untuned:
         notes.append(f"not tuned, so at a disadvantage: {', '.join(untuned)}")
     notes += [f"{e.name}: further studies, not shown: {', '.join(e.others_tuned)}" for e in entries if e.others_tuned]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError, check_known
 from bench.grammar.parse import Args
-from bench.grammar.values import MOST_SEED, SEED_RANGE
+from bench.grammar.values import MOST_SEED, SEED_RANGE, reference_folder
 from bench.output import answer, reply
 from bench.text import counted
 
@@ -173,7 +173,7 @@ def _race(racers: Mapping[str, list[Racer]], args: Args) -> tuple["Collected", s
         results = _results(racers, sources, args)
         if results is None:
             return None
-        found = _compare(racers, results, args.reference)
+        found = _compare(racers, results, args)
         after = {
             task: wanted([r.history[-1][1] for r in own], [r.seeds for r in own], args.most)
             for task, own in racers.items()
@@ -188,7 +188,7 @@ def _race(racers: Mapping[str, list[Racer]], args: Args) -> tuple["Collected", s
         if budget is not None and budget.runs is not None and budget.runs < len(results) + more:
             return found, f"the budget of {budget.text} does not cover the {more} runs of the next round"
         if budget is not None and budget.seconds is not None and time.monotonic() - begun > budget.seconds:
-            return found, f"the budget of {budget.text} is spent; the same command with a larger one continues"
+            return found, f"the budget of {budget.text} is spent; the same command continues"
         for task, own in racers.items():
             for racer, n in zip(own, after[task], strict=True):
                 racer.seeds = n
@@ -211,12 +211,14 @@ def _results(racers: Mapping[str, list[Racer]], sources: "Sources", args: Args) 
     return results
 
 
-def _compare(racers: Mapping[str, list[Racer]], results: "Sequence[RunResult]", reference: str | None) -> "Collected":
+def _compare(racers: Mapping[str, list[Racer]], results: "Sequence[RunResult]", args: Args) -> "Collected":
     """The results as input of boards; each racer's verdict is added to its history."""
     from bench.boards.collect import Collected
     from bench.boards.quality import judged
+    from bench.store.stores import Stores
 
-    found = Collected.of(results, {}.__getitem__, reference)
+    stores = Stores([args.store], reference_folder()) if args.tuned else None
+    found = Collected.of(results, {}.__getitem__, args.reference, stores)
     places = {run.run_id: entry for entry in found.all for run in entry.runs.values()}
     for own in racers.values():
         mine = [places[racer.config.run_id] for racer in own]

@@ -115,11 +115,14 @@ def _tuned_by(configs: Sequence[RunConfig]) -> TunedBy | None:
     ):
         other = dict.fromkeys(f"{mark}{k} {v}, not {then.get(k)}" for k, v in now if then and v != then.get(k))
         if other:
-            print(f"bench: tuned {what} (here {'; '.join(other)}): other settings may be better", file=sys.stderr)
+            print(
+                f"bench: {config.opt} is tuned {what} (here {'; '.join(other)}): other settings may be better",
+                file=sys.stderr,
+            )
     if provenance.select_split == "train" and not config.task_spec.ranks_training:
         print(
-            f"bench: tuned on training samples, but {config.task} ranks held-out ones: other settings may be better;"
-            f" `bench tune --task {config.task} --opt {config.opt}` finds them",
+            f"bench: {config.opt} is tuned on training samples, but {config.task} ranks held-out ones: other settings"
+            f" may be better; `bench tune --task {config.task} --opt {config.opt}` finds them",
             file=sys.stderr,
         )
     return TunedBy(provenance.study or path.name, provenance.select_split)

@@ -13,9 +13,6 @@ Engine = Literal["auto", "lanes", "lightning"]
 """Execution engines: vectorised runs, one run at a time, or the faster of the two."""
 
 
-KEPT = "finished runs are stored, and the same command continues"
-
-
 @dataclass(frozen=True)
 class Effort:
     """How runs are executed.

@@ -8,7 +8,7 @@ from bench.config.checks import check_places
 from bench.config.run_config import RunConfig
 from bench.config.tuned import Sources
 from bench.errors import RunFailed
-from bench.execute import KEPT, Effort
+from bench.execute import Effort
 from bench.execute.plan import forget_finished, missing
 from bench.progress import SweepProgress, doing
 from bench.store.record import RunResult
@@ -61,7 +61,9 @@ def results_of(
             with deadline(budget and budget.seconds) as spent:
                 done = execute(configs, progress, effort, plan=plan, sources=sources, exchange=exchange)
             if not done:
-                progress.say(f"bench: the budget of {budget.text} is spent; {KEPT}" if budget and spent() else STOPPED)
+                over = f"bench: the budget of {budget.text} is spent" if budget and spent() else None
+                left = f"{len(configs) - len(missing(configs))} of {len(configs)} runs are stored"
+                progress.say(f"{over}; {left}, and the same command continues" if over else STOPPED)
                 return None
     else:
         forget_finished(store)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bench.config.run_config import RunConfig, on_device
 from bench.config.tuned import Sources
 from bench.errors import UserError
-from bench.execute import KEPT, Effort
+from bench.execute import Effort
 from bench.execute.cuts import cut
 from bench.execute.here import train_cuts
 from bench.execute.plan import Plan, forget_finished
@@ -25,7 +25,7 @@ from bench.train.threads import set_threads
 if TYPE_CHECKING:
     from bench.execute.exchange import Exchange
 
-STOPPED = f"bench: stopped; {KEPT}"
+STOPPED = "bench: stopped; finished runs are stored, and the same command continues"
 
 
 def execute(

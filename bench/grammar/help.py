@@ -89,7 +89,7 @@ def _settings(command: Command, words: Sequence[str]) -> list[str]:
                 *rows("task", task_options(TASKS[task])),
             ]
         else:
-            flag = "--task " * ("task" in {option.name for option in command.options})
+            flag = "--task " * ("task" not in {each.name for each in command.positionals})
             hint = f"Name a task for its options: {command.typed} {flag}mnist --help"
             lines += ["", *_wrapped(hint), *_names("tasks", TASKS)]
     if "opt" in command.groups:

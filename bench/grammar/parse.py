@@ -246,6 +246,8 @@ def _place(command: Command, free: list[str], args: Args) -> None:
             raise UserError(
                 f"{command.typed} needs {each.value}{choices or f' ({each.help})'}; see `{command.typed} -h`"
             )
+        if each.completes == "task" and each.most != 1:  # bench race mnist,lm
+            taken = [part for text in taken for part in parts(text)]
         read = [each.parsed(text, "word") for text in taken]
         setattr(args, each.name, read if each.most != 1 else read[0] if read else None)
     if free:

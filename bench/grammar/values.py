@@ -133,7 +133,8 @@ def read_grid(key: str, raw: str) -> list[float]:
             raise ValueError
     except (ValueError, TypeError):
         raise UserError(
-            f"--{key} {raw}: a grid is LOW:HIGH:POINTS with 0 < LOW < HIGH and at least 2 points, such as 1e-3:1e1:16"
+            f"--{key} {raw}: a grid is LOW:HIGH:POINTS, or LOW:HIGH, with 0 < LOW < HIGH and at least 2 points, such as"
+            " 1e-3:1e1:16"
         ) from None
     refuse_too_many(f"--{key} {raw}", count)
     return log_grid(*ends, count)

@@ -125,7 +125,7 @@ def _drawn(
         color_system="standard" if styled else None,
         legacy_windows=False,
     )
-    for k, group in enumerate(_groups(needed, words, wide)):
+    for k, group in enumerate(_groups(needed, own, wide)):
         fits = sum(needed[i] + 2 for i in group) - 2 <= wide
         grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=len(every) > len(words))
         for i in group:
@@ -145,16 +145,14 @@ def _drawn(
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
-def _groups(needed: Sequence[int], words: Sequence[Sequence[str]], wide: int) -> list[list[int]]:
-    """Columns that fit a terminal of `wide` columns.
-
-    Further groups begin with the first column of the first group that distinguishes all rows, or else with the first.
-    """
+def _groups(needed: Sequence[int], own: Sequence[Column], wide: int) -> list[list[int]]:
+    """Columns that fit a terminal of `wide` columns; further groups begin with the column that names the row."""
+    named = next((i for i, column in enumerate(own) if column.names), 0)
     groups: list[list[int]] = [[]]
     left = wide + 2
     for i, room in enumerate(needed):
         if room + 2 > left and len(groups[-1]) > 1:  # a name alone says nothing
-            name = next((j for j in groups[0] if len({row[j] for row in words}) == len(words)), 0)
+            name = named if named in groups[0] else 0
             groups.append([name])
             left = wide - needed[name]
         groups[-1].append(i)

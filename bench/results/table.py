@@ -19,6 +19,7 @@ class Column:
         side: alignment; by default right if one of its values is a number.
         markup: style of its text in Markdown, or a function from the text to Markdown.
         wraps: whether its text may wrap where the terminal is too narrow for it.
+        names: whether it names the row: further tables on a narrow terminal begin with it (default: the first column).
         least: minimum width on a terminal, so that output printed piece by piece forms one table.
         colors: on a terminal, the color of texts that begin with a word, by rich's names.
     """
@@ -32,6 +33,7 @@ class Column:
     side: Literal["left", "right"] | None = None
     markup: Literal["strong", "code"] | Callable[[str], str] | None = None
     wraps: bool = False
+    names: bool = False
     least: int = 0
     colors: Mapping[str, str] = field(default_factory=dict)
 

@@ -356,7 +356,7 @@ def _table(sweep: Sensitivity, curve: Curve) -> Table:
     rows += [(x, ["", _text(x, 4), *"-" * len(others), status, *"-" * left]) for x, status in curve.unscored.items()]
     if all(_is_number(x) for x, _ in rows):
         rows.sort(key=lambda row: row[0])
-    own = [Column("best"), *(Column(str(i), head, side="right") for i, head in enumerate(heads))]
+    own = [Column("best"), *(Column(str(i), head, side="right", names=not i) for i, head in enumerate(heads))]
     return Table.of(own, [row for _, row in rows])
 
 
@@ -475,19 +475,19 @@ def refuse_other_sweep(folder: Path, run_ids: Collection[str]) -> None:
     """Refuse a folder with the table of another sweep, which `write` would overwrite.
 
     Raises:
-        UserError: its table has runs that this sweep lacks.
+        UserError: its table has runs that this sweep lacks, or is none of a sweep.
     """
     table = folder / "sensitivity.csv"
     try:
         with table.open(encoding="utf-8", newline="") as file:
-            there = {row.get("run_id") for row in csv.DictReader(file)}
-    except (OSError, ValueError, csv.Error):
+            others = {row["run_id"] for row in csv.DictReader(file)} - {*run_ids}
+            whose = f"the table of another sweep ({counted(len(others), 'run')} that this one lacks)"
+    except OSError:
         return
-    if others := there - {*run_ids}:
-        raise UserError(
-            f"-o {folder}: it has the table of another sweep ({counted(len(others), 'run')} that this one lacks);"
-            " name another folder, or remove this one"
-        )
+    except (KeyError, ValueError, csv.Error):
+        others, whose = {table.name}, f"a file {table.name} that is not of a sweep"
+    if others:
+        raise UserError(f"-o {folder}: it has {whose}; name another folder, or remove this one")
 
 
 def _page(sweep: Sensitivity, command: str) -> str:

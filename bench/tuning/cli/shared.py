@@ -67,12 +67,13 @@ def fewest_slots(workers: str, specs: "Sequence[StudySpec]", places: Mapping[str
     Raises:
         UserError: a study cannot be trained here.
     """
-    from bench.config.checks import check_early
+    from bench.config.checks import check_early, check_places
     from bench.execute.slots import slots
 
     typical = [spec.typical(places) for spec in specs]
     for config in typical:
         check_early(config)
+    check_places(typical)  # before a study is created
     return min((slots(workers, config) for config in typical), key=len)
 
 
