@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.grammar.commands import COMMANDS
+from bench.grammar.commands import COMMANDS, parse
 from bench.grammar.near import distance, nearest
 from bench.grammar.parse import Command, Option
 from bench.tuning.design import EXTENSION_LIMIT
@@ -145,6 +145,13 @@ def test_bad_words_of_a_command(cli, store, name) -> None:
         ("fit --task synthetic --opt ngd --workers 2", "--workers is for several runs; give --seeds too, or leave"),
         ("sweep --seed 3", "--seed 3: a sweep has several; write --seeds 3,... or --seeds COUNT"),
         ("tune --seed=3", "--seed 3: trials have several; write --seeds 3,... or --seeds COUNT"),
+        ("fit --task synthetic --opt gd --opt ngd", "--opt is given twice, gd and ngd; bench fit takes one"),
+        ("sweep --task lm --task mnist --opt gd", "--task is given twice, lm and mnist; bench sweep takes one"),
+        ("race mnist sngd adam", "sngd is an optimizer; write bench race TASK --opt sngd,..."),
+        ("suite theroy", "unknown suite 'theroy'; did you mean 'theory'?"),
+        ("worker --dry-run", "unknown option '--dry-run'; `bench worker -h` lists the options"),
+        ("leaderboard --sort x", "unknown option '--sort'; `bench leaderboard -h` lists the options"),
+        ("tune --max_hours 6", "did you mean '--trainer.max_seconds'?"),
         ("reproduce x --seed 3", "--seed 3: an experiment has several; write --seeds COUNT"),
         ("leaderboard --seed 3", "write --only NAME=VALUE"),
         ("leaderboard --opt.lr 3", "--opt.lr: bench leaderboard has no such setting; see `bench leaderboard -h`"),
@@ -351,3 +358,9 @@ def test_the_path_of_a_run_in_a_file_is_no_run(cli, tmp_path) -> None:
     (tmp_path / "file").touch()
     answer = cli("diff", tmp_path / "file" / "a", "b")
     assert answer == (2, "", f"bench: error: the store {tmp_path / 'file'} is a file, not a folder; name another\n")
+
+
+def test_several_of_an_option_that_takes_a_list_are_a_list() -> None:
+    args = parse("sweep", ["--task", "synthetic", "--opt", "gd", "--opt", "ngd,adam"])
+    assert args.of_runs["opt"] == "gd,ngd,adam"
+    assert parse("leaderboard", ["--task", "mnist", "--task", "lm"]).task == ["mnist", "lm"]

@@ -185,10 +185,11 @@ def parse(command: Command, words: Sequence[str]) -> Args:
             raise UserError(f"{given} needs {'a value' if option.words == 1 else 'values'}: {given} {option.value}")
         read = option.parsed(texts[0], given) if option.words == 1 else texts
         before = typed.setdefault(option.key, texts[0])
-        if option.name in ("task", "opt") and not option.many and before != texts[0]:  # of others the last one counts
-            one = f"{command.typed} takes one"
-            todo = f"several are a list: {option.flag} {before},{texts[0]}" if option.value == "A,B" else one
-            raise UserError(f"{option.flag} is given twice, {before} and {texts[0]}; {todo}")
+        if option.name in ("task", "opt") and option.value != "A,B" and before != texts[0]:
+            # Of other options, the last one counts.
+            raise UserError(f"{option.flag} is given twice, {before} and {texts[0]}; {command.typed} takes one")
+        if option.value == "A,B" and option.key in found:  # several are a list
+            read = f"{found[option.key]},{read}" if isinstance(read, str) else [*found[option.key], *read]
         found[option.key] = [*found.get(option.key, []), read] if option.many else read
     args = Args(words=list(words), of_runs=settings)
     for option in command.options:
