@@ -834,11 +834,14 @@ def test_one_study_that_cannot_be_shown_hides_no_other(cli, sqlite_url: str) -> 
 @pytest.mark.deep
 def test_missing_data_are_said_once_and_all_trials_wait(cli, here: Path, sqlite_url: str) -> None:
     words = ("tune", "--task", "mnist", "--opt", "sgd", "--device", "cpu", "--trials", 3, "--workers", 1)
-    answer = cli(*words, "--data", here / "none", "--storage", sqlite_url)
-    assert answer.code == 2
-    assert "none" in last_line(answer)
+    places = ("--data", here / "none", "--storage", sqlite_url)
+    assert cli(*words, "--create", *places).code == 0
     (name,) = Studies(sqlite_url).names()
-    assert states(Studies(sqlite_url).open(name)) == {("design", "waiting"): 3}
+    for again in ((*words, *places), ("worker", "--study", name, *places)):
+        answer = cli(*again)
+        assert answer.code == 2
+        assert "none" in last_line(answer)
+        assert set(states(Studies(sqlite_url).open(name))) <= {("design", "waiting")}
 
 
 @pytest.mark.deep
