@@ -603,7 +603,7 @@ class Bundle(Answer):
     """Files that cannot be read, with the reason."""
 
 
-class Outcome(Answer):
+class Ended(Answer):
     """How a run ended."""
 
     status: str
@@ -627,9 +627,9 @@ class Verified(Answer):
     """`confirmed`, `refuted` or `not tried`."""
     why: str
     """The reason in words."""
-    claimed: Outcome
+    claimed: Ended
     """The stored result."""
-    again: Outcome | None
+    again: Ended | None
     """The new one; null if it was not trained."""
 
 

@@ -19,7 +19,7 @@ from bench.store.record import RunResult
 from bench.train import runner
 from optimizers import OPTIMIZERS
 from tasks.core import compiled as module
-from tasks.core.compiled import WORTH_SECONDS, Trial
+from tasks.core.compiled import WORTH_SECONDS, CompileTrial
 from tasks.core.randomness import BatchRandomness
 from tests import tiny, tiny_lm, tiny_text
 from tests.conftest import Cli
@@ -157,7 +157,7 @@ def test_a_compiled_run_goes_on_where_it_was_stopped(
 
 
 class FakeLoop:
-    """The part of `Loop` that `Trial` uses, with a given duration of an evaluation."""
+    """The part of `Loop` that `CompileTrial` uses, with a given duration of an evaluation."""
 
     def __init__(self, steps: int, eager: float, compiled: float, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.taken = 0.0, {"eager": eager, "compiled": compiled}
@@ -168,7 +168,7 @@ class FakeLoop:
         self.record = SimpleNamespace(compiled=False, said=[])
         monkeypatch.setattr(module, "through_compiler", lambda loss: lambda batch: "compiled")
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
-        self.trial: Trial | None = None
+        self.trial: CompileTrial | None = None
 
     def loss(self, batch: Any) -> str:
         return "eager"
@@ -181,7 +181,7 @@ class FakeLoop:
         return torch.zeros(()), {}, []
 
     def run(self, mode: Any, steps: int) -> None:
-        self.trial = Trial(self, mode)  # type: ignore[arg-type]
+        self.trial = CompileTrial(self, mode)  # type: ignore[arg-type]
         for step in range(steps):
             (self.trial or self).evaluate(step)
 

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from bench.config.run_config import resolve
 from bench.errors import RunFailed
-from bench.execute.exchange import Claim, Exchange
+from bench.execute.exchange import BlockClaim, Exchange
 from bench.execute.plan import Plan
 from bench.machine import this_process
 from bench.store.bundle import pack
@@ -299,7 +299,7 @@ def test_a_worker_that_cannot_be_is_dead(postgres_url, here, pid: object) -> Non
     exchange = Exchange(postgres_url)
     shared = exchange.shared(plan(here))
     assert shared is not None
-    claim = Claim(json.dumps(this_process() | {"pid": pid}), 0, ended=False, failure=None)
+    claim = BlockClaim(json.dumps(this_process() | {"pid": pid}), 0, ended=False, failure=None)
     values = {"plan": shared.name, "worker": claim.worker}
     change(postgres_url, "INSERT INTO bench_blocks VALUES (:plan, 'b', :worker, 0, false)", **values)
     assert exchange.take(shared.name, ["b"], {"b": claim}) == "b"
@@ -353,7 +353,7 @@ def test_a_silent_worker_loses_its_block(postgres_url, here) -> None:
     until(lambda: taken() == "b", "its block is free")
     assert not silent.end(shared, "b", [], None), "its results come too late"
     assert watcher.end(shared, "b", [], "a reason")
-    assert (watcher.claims(shared.name) or {})["b"] == Claim(watcher._me, 0, ended=True, failure="a reason")
+    assert (watcher.claims(shared.name) or {})["b"] == BlockClaim(watcher._me, 0, ended=True, failure="a reason")
 
 
 def test_a_removed_plan_ends_the_work(postgres_url, here) -> None:

@@ -24,7 +24,7 @@ from bench.train.stop import StopRequest
 from optimizers.plugins import BROKEN
 from tasks.core.order import micro_batches_per_rank
 from tasks.core.task import Task
-from tasks.core.training_step import Plan
+from tasks.core.training_step import TrainingPlan
 
 _WIDTHS = tuple(4**k for k in range(9))
 COMPILE_SECONDS = 10
@@ -306,7 +306,7 @@ def why_no_lanes(config: RunConfig) -> str | None:
     return None
 
 
-def single_step(config: RunConfig, task: Task | None = None, plan: Plan | None = None) -> Callable[[], object]:
+def single_step(config: RunConfig, task: Task | None = None, plan: TrainingPlan | None = None) -> Callable[[], object]:
     """One step of a run on its first micro-batch, in a plain loop; task and plan are built if they are not given."""
     if task is None or plan is None:
         task, plan = build(config)

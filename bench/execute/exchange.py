@@ -62,7 +62,7 @@ _BLOCKS = sa.Table(
 )
 
 
-class Claim(NamedTuple):
+class BlockClaim(NamedTuple):
     """A block that a worker has taken.
 
     Attributes:
@@ -208,7 +208,7 @@ class Exchange(Database):
 
     # -- blocks -------------------------------------------------------------------------------------------------------
 
-    def claims(self, plan: str) -> dict[str, Claim] | None:
+    def claims(self, plan: str) -> dict[str, BlockClaim] | None:
         """The claimed blocks of a plan by name; None if the plan is finished and removed."""
         there = _BLOCKS.c
         rows = self._select(
@@ -217,11 +217,11 @@ class Exchange(Database):
         if not rows and not self._select(sa.select(_PLANS.c.name).where(_PLANS.c.name == plan)):
             return None
         return {
-            block: Claim(worker, beat, ended, failure and clean(failure))
+            block: BlockClaim(worker, beat, ended, failure and clean(failure))
             for block, worker, beat, ended, failure in rows
         }
 
-    def take(self, plan: str, blocks: Iterable[str], claims: Mapping[str, Claim]) -> str | None:
+    def take(self, plan: str, blocks: Iterable[str], claims: Mapping[str, BlockClaim]) -> str | None:
         """Claim the first of these blocks that is free, or whose worker is dead; None if there is none."""
         for block in blocks:
             claim = claims.get(block)
@@ -239,7 +239,7 @@ class Exchange(Database):
                 return block
         return None
 
-    def _is_dead(self, plan: str, block: str, claim: Claim) -> bool:
+    def _is_dead(self, plan: str, block: str, claim: BlockClaim) -> bool:
         try:
             worker = parse(claim.worker.encode(), StoredProcess, Path(f"block {block}"))
         except Damaged:

@@ -27,7 +27,7 @@ from tasks.core.dropout import use_batch_dropout
 from tasks.core.observatory import Observer
 from tasks.core.order import BatchOrder, micro_batches_per_rank
 from tasks.core.task import Task
-from tasks.core.training_step import Outcome, Plan
+from tasks.core.training_step import Outcome, TrainingPlan
 
 REPLAYED_FROM = 1_000
 """Minimum number of steps of a replayed run; recording costs as much as a few hundred steps. Ours."""
@@ -55,7 +55,7 @@ class Lanes:
     def __init__(
         self,
         tasks: Sequence[Task],
-        plans: Sequence[Sequence[Plan]],
+        plans: Sequence[Sequence[TrainingPlan]],
         device: torch.device,
         dtype: torch.dtype,
         *,

@@ -24,7 +24,7 @@ from optimizers.norms import scalar_dtype
 from optimizers.pure import norm
 from tasks.core.compiled import through_compiler
 from tasks.core.schedule import Schedule
-from tasks.core.training_step import Plan
+from tasks.core.training_step import TrainingPlan
 
 if TYPE_CHECKING:
     from bench.lanes.engine import Lanes
@@ -47,7 +47,7 @@ class Together:
     def __init__(
         self,
         weights: Weights,
-        plans: Sequence[Sequence[Plan]],
+        plans: Sequence[Sequence[TrainingPlan]],
         names: Sequence[str],
         *,
         compiled: bool = False,

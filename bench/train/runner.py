@@ -48,7 +48,7 @@ from tasks.core.files import DataError
 from tasks.core.seeding import derive_seed
 from tasks.core.sharding import ShardedStrategy
 from tasks.core.task import Task
-from tasks.core.training_step import Plan
+from tasks.core.training_step import TrainingPlan
 
 _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
 
@@ -177,7 +177,7 @@ def _run(
     return result
 
 
-def build(config: RunConfig, data: TaskData | None = None) -> tuple[Task, Plan]:
+def build(config: RunConfig, data: TaskData | None = None) -> tuple[Task, TrainingPlan]:
     """The task, with weights initialised from the seed, and its training plan.
 
     Args:
@@ -224,7 +224,7 @@ def _load(data_cls: Any, config: RunConfig, options: Mapping[str, Any]) -> TaskD
 
 
 def new_result(
-    config: RunConfig, task: Task, training: Plan, plan: str | None = None, tuned_by: TunedBy | None = None
+    config: RunConfig, task: Task, training: TrainingPlan, plan: str | None = None, tuned_by: TunedBy | None = None
 ) -> RunResult:
     """The record of a run that is about to begin, with its plan and the study that found its hyperparameters."""
     study, tuned_on = tuned_by or (None, None)

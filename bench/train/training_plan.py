@@ -20,10 +20,10 @@ from tasks.core.order import micro_batches_per_rank
 from tasks.core.quantities import observed_steps
 from tasks.core.schedule import Schedule
 from tasks.core.task import Task
-from tasks.core.training_step import Plan
+from tasks.core.training_step import TrainingPlan
 
 
-def make_plan(config: RunConfig, task: Task) -> Plan:
+def make_plan(config: RunConfig, task: Task) -> TrainingPlan:
     """The training plan of a task.
 
     Raises:
@@ -65,7 +65,7 @@ def make_plan(config: RunConfig, task: Task) -> Plan:
     if trainer.observe is not None:
         _refuse_to_observe(config, task)
     steps = min(x for x in limits if x is not None)
-    return Plan(
+    return TrainingPlan(
         make_optimizer=_maker(config, parts, parameters),
         parts=parts,
         total_steps=steps,
@@ -176,7 +176,7 @@ def average_of(config: RunConfig, steps: int, per_epoch: int) -> Averaging | Non
     return Averaging(trainer.average, trainer.average_decay, trainer.average_window, every)
 
 
-def val_every(config: RunConfig, plan: Plan, task: Task) -> int:
+def val_every(config: RunConfig, plan: TrainingPlan, task: Task) -> int:
     """Optimizer steps between evaluations."""
     if config.trainer.val_every is not None:
         return config.trainer.val_every

@@ -56,7 +56,7 @@ class CompileError(RuntimeError):
     """`torch.compile` cannot compile the task's loss, on this machine or at all."""
 
 
-class Trial:
+class CompileTrial:
     """The first evaluations of a run, which decide whether it continues compiled.
 
     Eager and compiled evaluations agree to rounding, so all of them count. `step` only tests that compiling works.

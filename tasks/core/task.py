@@ -23,7 +23,7 @@ from tasks.core.order import BatchOrder
 from tasks.core.randomness import BatchRandomness
 from tasks.core.roles import described
 from tasks.core.sharding import cut_like, whole
-from tasks.core.training_step import Loop, Outcome, Plan, Record, evaluation_weights
+from tasks.core.training_step import Loop, Outcome, Record, TrainingPlan, evaluation_weights
 
 EVALUATED_ON_CPU = 200
 """Samples of one forward pass in evaluation on a CPU, at most: ViTs took 1.1 to 1.8 times as long with 1,000. Ours."""
@@ -37,7 +37,7 @@ class Task(pl.LightningModule, ABC):
     gets the loss of that batch, unscaled, through its closure.
     """
 
-    plan: Plan
+    plan: TrainingPlan
     part: str | None = None
     """Description of the model if it is smaller than the one that the task is named after."""
     roles: Mapping[str, Role] = {}

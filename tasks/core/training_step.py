@@ -16,7 +16,7 @@ from optimizers.closures import once_known
 from optimizers.groups import Part
 from optimizers.norms import global_norm
 from tasks.core.averaging import Average, Averaging
-from tasks.core.compiled import Compile, Trial
+from tasks.core.compiled import Compile, CompileTrial
 from tasks.core.data import TaskData
 from tasks.core.observatory import Observer
 from tasks.core.order import BatchOrder, micro_batches_per_rank
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
 
 
 @dataclass
-class Plan:
+class TrainingPlan:
     """The training plan of a task, filled in by the runner.
 
     Attributes:
@@ -119,7 +119,7 @@ class Record:
 class Trained(Protocol):
     """What the loop needs of a `Task`."""
 
-    plan: Plan
+    plan: TrainingPlan
     data: TaskData
     record: Record
     randomness: BatchRandomness
@@ -193,7 +193,7 @@ class Loop:
         self.noted: list[tuple[int, dict[str, Tensor]]] = []
         self.device = task.device
         self.loss: Callable[[Any], Outcome] = task.loss
-        self.trial = Trial(self, self.plan.compile) if self.plan.compile != "off" else None
+        self.trial = CompileTrial(self, self.plan.compile) if self.plan.compile != "off" else None
         # Averages over ranks only in a batch's last micro-batch, if the strategy can.
         self.without_sync = getattr(self.strategy, "block_backward_sync", nullcontext)
         if self.plan.create_graph:  # torch warns of a reference cycle; gradients set to None break it
