@@ -152,9 +152,9 @@ def _on_fresh_seeds(racers: Sequence[Racer], args: Args) -> None:
 
     chosen = {seed for racer in racers for seed in tuning_seeds(racer.config)}
     start = racers[0].config.seed
-    while args.seeds is None and (near := chosen & {*range(start, start + MOST_SEEDS)}):
+    while args.seeds is None and (near := [seed for seed in chosen if start <= seed < start + MOST_SEEDS]):
         start = max(near) + 1
-    if there := chosen & {*range(start, start + args.most)}:
+    if there := [seed for seed in chosen if start <= seed < start + args.most]:
         raise UserError(
             f"seed {min(there)} helped to choose tuned settings of {racers[0].config.task}, so its result would be"
             f" optimistic: take other --seeds or a smaller --most than {args.most}"

@@ -89,10 +89,12 @@ def _differing(own: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
 def _tuned_by(configs: Sequence[RunConfig]) -> TunedBy | None:
     """The study that found the hyperparameters of runs of one task and optimizer, if all have the tuned ones."""
     config = configs[0]
-    if not all(map(_is_tuned, configs)):
+    tuned = _tuned_options(config)
+    if any(each.opt_options != tuned for each in configs):
         return None
     path = tuned_file(config.task, config.opt)
-    provenance, chosen = read_tuned(path), tuning_seeds(config)
+    provenance = read_tuned(path)
+    chosen = {*seeds_from_words(provenance.tuning_seeds)}
     if seeds := chosen & {each.seed for each in configs}:
         raise UserError(
             f"seed {min(seeds)} helped to choose the tuned settings of {path}, so its result would be optimistic:"
@@ -130,13 +132,15 @@ def _tuned_by(configs: Sequence[RunConfig]) -> TunedBy | None:
 
 def tuning_seeds(config: RunConfig) -> set[int]:
     """The seeds that chose a configuration's hyperparameters; none if they are not the tuned ones, or it is unknown."""
-    words = read_tuned(tuned_file(config.task, config.opt)).tuning_seeds if _is_tuned(config) else ""
-    return {*seeds_from_words(words)}
+    if config.opt_options != _tuned_options(config):
+        return set()
+    return {*seeds_from_words(read_tuned(tuned_file(config.task, config.opt)).tuning_seeds)}
 
 
-def _is_tuned(config: RunConfig) -> bool:
+def _tuned_options(config: RunConfig) -> dict[str, Any]:
+    """The tuned hyperparameters of a configuration's task and optimizer."""
     of_task = {f"task.{name}": value for name, value in config.task_options.items()}
-    return config.opt_options == resolve({"task": config.task, "opt": config.opt, **of_task}, tuned=True).opt_options
+    return resolve({"task": config.task, "opt": config.opt, **of_task}, tuned=True).opt_options
 
 
 def sources_of(configs: Iterable[RunConfig]) -> Sources:

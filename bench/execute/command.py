@@ -62,8 +62,8 @@ def results_of(
                 done = execute(configs, progress, effort, plan=plan, sources=sources, exchange=exchange)
             if not done:
                 over = f"bench: the budget of {budget.text} is spent" if budget and spent() else None
-                left = f"{len(configs) - len(missing(configs))} of {len(configs)} runs are stored"
-                progress.say(f"{over}; {left}, and the same command continues" if over else STOPPED)
+                stored = f"{len(configs) - len(missing(configs))} of {len(configs)} runs are stored"
+                progress.say(f"{over}; {stored}, and the same command continues" if over else STOPPED)
                 return None
     else:
         forget_finished(store)

@@ -157,9 +157,8 @@ def parse(command: Command, words: Sequence[str]) -> Args:
             option, equals, value = shorts[word[1]], "=", word[2:]  # -oFILE
         if option is None:
             group, dot, _ = name.partition(".")
-            positional = next((each for each in command.positionals if name in (each.name, *each.also)), None)
-            if len(command.positionals) > 1:  # their order decides
-                positional = None
+            alone = command.positionals if len(command.positionals) == 1 else ()  # of several, the order decides
+            positional = next((each for each in alone if name in (each.name, *each.also)), None)
             if positional is not None and (equals or (rest and not rest[0].startswith("--"))):  # bench race --task lm
                 text = value if equals else rest.pop(0)
                 free += [text] if positional.most == 1 else parts(text)
