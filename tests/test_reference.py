@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 import zipfile
@@ -142,8 +143,9 @@ def test_a_row_is_explained_with_all_that_was_searched(cli: Cli, tmp_path: Path)
     assert cli("tune", *words, "--trials", 3, "--seeds", "7,8", "--report_seeds", 3).code == 0
     answer = cli("leaderboard", "--explain", "gd")
     assert answer.code == 0
+    lines = (line[2:] for line in answer.out.splitlines() if line.startswith("  ") and line[2] != " ")
     said = {
-        line[2:13].strip(): line[14:] for line in answer.out.splitlines() if line.startswith("  ") and line[2] != " "
+        label: text for label, _, text in (re.split(r"(\s{2,})", line, maxsplit=1) for line in lines if "  " in line)
     }
     (study,) = Stores([tmp_path / "runs"]).studies
     trials = [trial for trial in study.trials if trial["runs"]]
