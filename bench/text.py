@@ -250,6 +250,11 @@ def in_csv(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@" and value != "-" else value
 
 
+def options_text(options: Mapping[str, Any]) -> str:
+    """Settings in words."""
+    return ", ".join(f"{name} {word_of(value)}" for name, value in options.items())
+
+
 def as_options(settings: Mapping[str, Any]) -> str:
     """Settings as options of the command line."""
     return " ".join(f"--{name} {value}" for name, value in settings.items())

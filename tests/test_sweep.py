@@ -292,10 +292,10 @@ def test_a_dry_run_lists_the_runs_and_writes_nothing(cli, store, here):
     assert answer == (
         0,
         "".join(
-            f"{config.run_id}  --opt ngd --opt.lr {config.opt_options['lr']} --seed {config.seed}\n"
+            f"{config.run_id}  opt ngd, opt.lr {config.opt_options['lr']:g}, seed {config.seed}\n"
             for config in configs_of(store)
         ),
-        "bench: 4 runs\n",
+        "bench: 4 runs, 4 of them to be trained\n",
     )
     as_json = cli("sweep", *SMALL, *FOUR, "--dry-run", "--json").out
     assert as_json.count("\n") == 1

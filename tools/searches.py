@@ -6,11 +6,11 @@ from textwrap import wrap
 from typing import Any
 
 from bench.boards.collect import Collected, capped
-from bench.boards.explain import options_text, tried
+from bench.boards.explain import tried
 from bench.results.render import markdown_table
 from bench.results.table import Column, Table
 from bench.store.reports import StudyRecord
-from bench.text import counted, listed
+from bench.text import counted, listed, options_text
 
 PATH = Path("results/tuned/README.md")
 ABOUT = """For each optimizer and task of the reference suite: the tried values of each searched setting, from the

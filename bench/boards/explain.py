@@ -14,7 +14,7 @@ from bench.results.table import Table
 from bench.run_summary import fit_words
 from bench.store.record import CAP_BINDS, RunResult
 from bench.store.reports import StudyRecord
-from bench.text import cell, counted, duration, is_number, listed, seeds_in_words, word_of
+from bench.text import cell, counted, duration, is_number, listed, options_text, seeds_in_words, word_of
 
 SAMPLERS = {"grid": "a log-spaced grid, extended at its edges", "qmc": "a Halton sequence"}
 
@@ -130,11 +130,6 @@ def _cost(runs: Sequence[RunResult]) -> str:
     where = " and ".join(sorted({run.machine for run in runs}))
     cost = f"{counted(len(runs), 'run')}, {steps:,} gradients of a batch, {duration(seconds)} of wall time"
     return cost + f" on {where}" * bool(where)
-
-
-def options_text(options: Mapping[str, Any]) -> str:
-    """Settings in words."""
-    return ", ".join(f"{name} {word_of(value)}" for name, value in options.items())
 
 
 def _seeds(seeds: Sequence[int]) -> str:

@@ -125,8 +125,7 @@ def basin_width(entry: Entry) -> tuple[float, bool] | None:
     best = best_index(own, study.mode, least)
     if best is None:
         return None
-    gap = above_infimum(list(entry.runs.values())) if entry.runs else False
-    usable = good_range(own, study.mode, best, gap=gap)
+    usable = good_range(own, study.mode, best, gap=above_infimum(list(entry.runs.values())))
     return math.log10(xs[usable[1]] / xs[usable[0]]), usable[0] == 0 or usable[1] == len(xs) - 1
 
 

@@ -2,13 +2,12 @@
 
 import ast
 import re
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.config.options import Option, _parse, _source, optimizer_options, task_options
 from bench.config.run_config import resolve
-from bench.grammar.help import hyperparameter_rows, row, rows
+from bench.grammar.help import hyperparameter_rows, row, rows, wrapped_lines
 from bench.text import seeds_in_words, word_of
 from optimizers import LogUniform, OptimizerSpec
 from tasks import TASKS, TaskSpec
@@ -31,17 +30,21 @@ def describe_optimizer(spec: OptimizerSpec) -> str:
     return "\n".join(
         [
             f"{spec.name} (version {spec.version})",
-            f"  rule    {spec.formula}",
-            f"  source  {spec.source}",
-            f"  class   {spec.target.replace(':', '.')}",
-            *([f"  traits  {', '.join(traits)}"] if traits else []),
+            *_fact("rule", spec.formula),
+            *_fact("source", spec.source),
+            *_fact("class", spec.target.replace(":", ".")),
+            *_fact("traits", ", ".join(traits)),
             "",
             "hyperparameters:",
             *hyperparameter_rows(spec),
             *_by_family(spec),
             "",
             "search space:",
-            *(f"  --opt.{name}  {space}" for name, space in search.items()),
+            *(
+                line
+                for name, space in search.items()
+                for line in wrapped_lines(f"--opt.{name}  {space}", "  ", "      ")
+            ),
         ]
     )
 
@@ -107,19 +110,20 @@ def describe_task(spec: TaskSpec) -> str:
     measured = [f"measured every {spec.measure_every} steps:", *_measurements(spec), ""] if spec.measure_every else []
     if spec.family in OBSERVED:
         names = [line for name, text in {**HEADS, **MODEL}.items() for line in row(name, text)]
-        measured = ["measured by --trainer.observe, of each head (NAME_lLAYER_hHEAD) and of the model:", *names, ""]
+        head = "measured by --trainer.observe, of each head (NAME_lLAYER_hHEAD) and of the model:"
+        measured = [*wrapped_lines(head), *names, ""]
     target = "none" if spec.target is None else f"{spec.metric} {spec.target:g}"
     compared = "ratios of suboptimality gaps" if spec.scale == "log" else "differences"
     ranked = " of the training samples: its claim is about optimization" * spec.ranks_training
     return "\n".join(
         [
-            f"{spec.own_name or spec.name} (version {spec.version}): {spec.title}",
-            f"  metric  {spec.metric} ({spec.mode}){ranked}",
-            f"  scale   {spec.scale}: {compared}",
-            f"  target  {target}",
-            f"  budget  {budget}, batch {spec.batch_size}, precision {spec.precision}",
-            *([f"  family  {spec.family}"] if spec.family else []),
-            f"  source  {spec.source}",
+            *wrapped_lines(f"{spec.own_name or spec.name} (version {spec.version}): {spec.title}", "", "  "),
+            *_fact("metric", f"{spec.metric} ({spec.mode}){ranked}"),
+            *_fact("scale", f"{spec.scale}: {compared}"),
+            *_fact("target", target),
+            *_fact("budget", f"{budget}, batch {spec.batch_size}, precision {spec.precision}"),
+            *_fact("family", spec.family or ""),
+            *_fact("source", spec.source),
             "",
             *measured,
             "options:",
@@ -174,7 +178,7 @@ def describe_experiment(name: str, experiment: "Experiment") -> str:
         limits += [f"{trainer.max_epochs:g} epochs"] if trainer.max_epochs else []
         budgets.setdefault(" or ".join(limits), []).append(label)
     lines = [
-        f"{name}: {experiment.title}",
+        *wrapped_lines(f"{name}: {experiment.title}", "", "  "),
         *row("paper", experiment.paper),
         *row("run it", f"bench reproduce {name}"),
         *row("seeds", _seeds(experiment.seeds, len(experiment.arms))),
@@ -209,8 +213,13 @@ def describe_experiment(name: str, experiment: "Experiment") -> str:
         lines += [*row("arms", _list(arms)), *row("claims", _list(claims))]
     lines += ["", "notes:"]
     for note in experiment.notes:
-        lines += textwrap.wrap(note, 108, initial_indent="  * ", subsequent_indent="    ")
+        lines += wrapped_lines(note, "  * ", "    ")
     return "\n".join(lines).replace(_TIE, " ")
+
+
+def _fact(name: str, text: str) -> list[str]:
+    """A line of the head, wrapped; none without a text."""
+    return wrapped_lines(text, f"  {name:<8}", " " * 10)
 
 
 _TIE = "\N{NO-BREAK SPACE}"

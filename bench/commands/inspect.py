@@ -1,5 +1,6 @@
 """`bench list` and `bench show`."""
 
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -142,6 +143,11 @@ def run_show(args: Args) -> int:
     near = begun[:1] or get_close_matches(path.name, stores.blocks, n=1, cutoff=0.9)  # ids end in a digest
     if near:
         raise unknown(f"run in {stores.shown}", path.name, near)
+    if re.fullmatch(r".+-[0-9a-f]{10}", path.name):
+        where = stores.shown or " and ".join(map(str, stores_of(args)))
+        raise UserError(
+            f"there is no run {path.name} in {where}; `bench list runs` shows the runs, --store another store"
+        )
     raise unknown(ANYTHING, name, [*TASKS, *OPTIMIZERS, *experiments()])
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bench.errors import UserError, check_known
 from bench.grammar.parse import Args
 from bench.grammar.values import MOST_SEED, SEED_RANGE, reference_folder
-from bench.output import answer, reply
+from bench.output import answer
 from bench.text import counted
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def main(args: Args) -> int:
 
     with doing("reading the settings"):
         from bench.execute.blocks import check_all
+        from bench.execute.command import dry_run
 
         racers = _racers(args)
         every = [config for own in racers.values() for racer in own for config in racer.configs]
@@ -83,10 +84,7 @@ def main(args: Args) -> int:
             seeds = next(iter(racers.values()))[0].seeds
             raise UserError(f"--budget {args.budget.text}: the first {seeds} seeds of all optimizers need {first} runs")
     if args.dry_run:
-        check_all(every)
-        runs = {config.run_id: {"task": config.task, "opt": config.opt, "seed": config.seed} for config in every}
-        reply(args, runs, (f"{run_id}  {run['task']} {run['opt']} seed {run['seed']}" for run_id, run in runs.items()))
-        return 0
+        return dry_run(args, every, [{"task": own.task, "opt": own.opt, "seed": own.seed} for own in every])
     ended = _race(racers, args)
     if ended is None:
         return 130

@@ -8,7 +8,7 @@ from bench.config.tuned import Sources
 from bench.errors import UserError
 from bench.execute import Effort
 from bench.execute.blocks import check_all
-from bench.execute.command import results_of
+from bench.execute.command import dry_run, results_of
 from bench.execute.elsewhere import made_elsewhere, publish
 from bench.grammar.parse import Args
 from bench.output import reply
@@ -54,10 +54,7 @@ def fit_seeds(config: RunConfig, args: Args, sources: Sources) -> int:
     elsewhere = made_elsewhere(args)
     configs = with_seeds(config, args.seeds, args.of_runs, here=not elsewhere)
     if args.dry_run:
-        check_all(configs)
-        runs = {each.run_id: {"seed": each.seed} for each in configs}
-        reply(args, runs, (f"{run_id}  seed {each['seed']}" for run_id, each in runs.items()))
-        return 0
+        return dry_run(args, configs, [{"seed": each.seed} for each in configs])
     if elsewhere:
         return publish("fit", configs, args, config.device, sources)
     progress = SweepProgress(f"{config.task} {config.opt}", config.task_spec.mode)
@@ -82,8 +79,7 @@ def mean_of(results: Sequence[RunResult]) -> "tuple[Measure, Interval | None]":
     from bench.results.selection import above_infimum
 
     first = results[0]
-    above = any(run.final is not None for run in results) and above_infimum(results)
-    measure = final(first.metric, first.mode, above, split=first.split)
+    measure = final(first.metric, first.mode, above_infimum(results), split=first.split)
     return measure, measure.mean(Group.of(results))
 
 

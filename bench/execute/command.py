@@ -1,18 +1,39 @@
 """Runs of a command: found in the store or trained."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
+from typing import Any
 
 from bench.config.checks import check_places
 from bench.config.run_config import RunConfig
 from bench.config.tuned import Sources
 from bench.errors import RunFailed
 from bench.execute import Effort
+from bench.execute.blocks import check_all
 from bench.execute.plan import forget_finished, missing
+from bench.grammar.parse import Args
+from bench.output import note, reply
 from bench.progress import SweepProgress, doing
 from bench.store.record import RunResult
 from bench.store.store import Store
+from bench.text import counted, options_text
+
+
+def dry_run(args: Args, configs: Sequence[RunConfig], about: Iterable[Mapping[str, Any]]) -> int:
+    """Check the runs of a command, and print each with what distinguishes it; on standard error, how many are missing.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        UserError: a run cannot be trained.
+    """
+    check_all(configs)
+    runs = {config.run_id: own for config, own in zip(configs, about, strict=True)}
+    reply(args, runs, (f"{run_id}  {options_text(own)}" for run_id, own in runs.items()))
+    note(f"{counted(len(runs), 'run')}, {len(missing(configs))} of them to be trained")
+    return 0
 
 
 def results_of(

@@ -25,7 +25,7 @@ def program_help() -> str:
     """The help of `bench`."""
     return "\n".join(
         [
-            *_wrapped("usage: bench [-h] [--version] COMMAND ...", "", "  "),
+            *wrapped_lines("usage: bench [-h] [--version] COMMAND ...", "", "  "),
             "",
             "Compare optimizers on attention models.",
             "",
@@ -48,14 +48,14 @@ def command_help(command: Command, words: Sequence[str] = ()) -> str:
         UserError: the task or an optimizer does not exist.
     """
     form = command.form or " ".join([*(_form(each) for each in command.positionals), "[options]"])
-    lines = [*_wrapped(f"usage: {command.typed} {form}", "", "  "), "", *_wrapped(command.text)]
+    lines = [*wrapped_lines(f"usage: {command.typed} {form}", "", "  "), "", *wrapped_lines(command.text)]
     shown = [option for option in command.options if not option.hidden]
     if command.positionals:
         lines += ["", *(line for each in command.positionals for line in row(each.value, _meaning(each)))]
     lines += ["", *(line for option in shown for line in row(_flags(option), _meaning(option)))] if shown else []
     if command.groups:
         lines += _settings(command, words)
-    return "\n".join([*lines, *(["", *_wrapped(command.more)] if command.more else [])])
+    return "\n".join([*lines, *(["", *wrapped_lines(command.more)] if command.more else [])])
 
 
 def _form(each: Option) -> str:
@@ -85,21 +85,21 @@ def _settings(command: Command, words: Sequence[str]) -> list[str]:
         if task:
             lines += [
                 "",
-                *_wrapped(f"task {task}: {TASKS[task].title}", "", "  "),
+                *wrapped_lines(f"task {task}: {TASKS[task].title}", "", "  "),
                 *rows("task", task_options(TASKS[task])),
             ]
         else:
             flag = "--task " * ("task" not in {each.name for each in command.positionals})
             hint = f"Name a task for its options: {command.typed} {flag}mnist --help"
-            lines += ["", *_wrapped(hint), *_names("tasks", TASKS)]
+            lines += ["", *wrapped_lines(hint), *_names("tasks", TASKS)]
     if "opt" in command.groups:
         check_known("optimizer", opts, OPTIMIZERS)
         for opt in opts:
             spec = OPTIMIZERS[opt].on(TASKS[task].family if task else "")
-            lines += ["", *_wrapped(f"optimizer {opt}: {spec.formula}", "", "  "), *hyperparameter_rows(spec)]
+            lines += ["", *wrapped_lines(f"optimizer {opt}: {spec.formula}", "", "  "), *hyperparameter_rows(spec)]
         if not opts and "opt" in {option.name for option in command.options}:
             hint = f"Name an optimizer for its options: {command.typed} --opt sngd --help"
-            lines += ["", *_wrapped(hint), *_names("optimizers", OPTIMIZERS)]
+            lines += ["", *wrapped_lines(hint), *_names("optimizers", OPTIMIZERS)]
     if "trainer" in command.groups:
         lines += ["", "trainer:"]
         for name, option in trainer_options().items():
@@ -111,15 +111,15 @@ def _settings(command: Command, words: Sequence[str]) -> list[str]:
 
 
 def _names(kind: str, names: Iterable[str]) -> list[str]:
-    return _wrapped(f"{kind}: {', '.join(names)}", "  ", "    ")
+    return wrapped_lines(f"{kind}: {', '.join(names)}", "  ", "    ")
 
 
 def _width() -> int:
     return min(_WIDEST, columns() or _WIDEST)
 
 
-def _wrapped(text: str, first: str = "", indent: str = "") -> list[str]:
-    """Lines that fit the terminal."""
+def wrapped_lines(text: str, first: str = "", indent: str = "") -> list[str]:
+    """The text in lines that fit the terminal; none for an empty text."""
     wide = max(NARROWEST, _width())
     return textwrap.wrap(text, wide, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
 
@@ -149,7 +149,7 @@ def row(flag: str, text: str, extra: str = "") -> list[str]:
     full = f"{text} ({extra})" if text and extra else text or extra
     beside = _width() >= _BESIDE
     indent = " " * (31 if beside else 6)
-    lines = _wrapped(full, indent, indent)
+    lines = wrapped_lines(full, indent, indent)
     if beside and len(flag) < 28 and lines:
         return [f"  {flag:<28} {lines[0].lstrip()}", *lines[1:]]
     return [f"  {flag}", *lines]

@@ -92,7 +92,7 @@ class Rung:
     @cached_property
     def above(self) -> bool:
         """Whether losses are suboptimality gaps, which are compared by their logarithms."""
-        return bool(self.runs) and above_infimum(self.runs)
+        return above_infimum(self.runs)
 
     @cached_property
     def measure(self) -> Measure:

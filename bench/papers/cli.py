@@ -96,7 +96,7 @@ def _all(args: Args) -> int:
 def _one(args: Args) -> int:
     """An experiment, or the list of all."""
     from bench.grammar.values import experiments
-    from bench.output import answer, note, reply
+    from bench.output import answer
     from bench.papers.experiments import title
     from bench.progress import doing
 
@@ -114,9 +114,8 @@ def _one(args: Args) -> int:
         raise UserError("name an experiment: bench reproduce NAME; see `bench reproduce --list`")
     with doing("reading the experiment"):
         from bench.execute import Effort
-        from bench.execute.blocks import check_all
+        from bench.execute.command import dry_run
         from bench.execute.elsewhere import made_elsewhere, publish
-        from bench.execute.plan import missing
         from bench.papers.reproduce import ask, reproduce
         from bench.papers.reproduction import Version, as_json, claim_lines
 
@@ -130,12 +129,7 @@ def _one(args: Args) -> int:
     if args.dry_run:
         asked = ask(args.name, places, version)
         own = [*asked.jobs, *(job for _, _, jobs in asked.points for job in jobs)]
-        runs = {config.run_id: {"arm": label, "seed": config.seed} for label, config in own}
-        check_all(asked.configs)
-        left = missing(asked.configs)
-        reply(args, runs, (f"{run_id}  {run['arm']}, seed {run['seed']}" for run_id, run in runs.items()))
-        note(f"{len(runs)} runs, {len(left)} of them to be trained")
-        return 0
+        return dry_run(args, [config for _, config in own], [{"arm": arm, "seed": config.seed} for arm, config in own])
     if made_elsewhere(args):
         asked = ask(args.name, places, version)
         return publish(f"experiment {args.name}", asked.configs, args, args.device)

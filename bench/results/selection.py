@@ -36,12 +36,14 @@ def final_value(run: RunResult, above: bool, at: Literal["final", "best"] = "fin
 
 
 def above_infimum(runs: Sequence[RunResult]) -> bool:
-    """Whether suboptimality gaps are compared: all these ended runs with a value have a known infimum.
+    """Whether suboptimality gaps are compared: some of these ended runs have a value, and all of those an infimum.
 
     It is False if their task declares a linear scale.
     """
     there = [run for run in runs if run.final is not None]
-    return all(run.metric == "loss" and run.excess() is not None and run.scale != "linear" for run in there)
+    return bool(there) and all(
+        run.metric == "loss" and run.excess() is not None and run.scale != "linear" for run in there
+    )
 
 
 def selected(run: RunResult, above: bool) -> End:

@@ -6,7 +6,6 @@ from pathlib import Path
 from bench.errors import RunBroke
 from bench.grammar.parse import Args
 from bench.output import answer, check_output
-from bench.text import as_options
 
 
 def main(args: Args) -> int:
@@ -24,7 +23,7 @@ def main(args: Args) -> int:
         from bench.config.settings import sources_of
         from bench.execute import Effort
         from bench.execute.blocks import check_all
-        from bench.execute.command import results_of
+        from bench.execute.command import dry_run, results_of
         from bench.store.store import Store
         from bench.sweeps.grid import configurations, folder_of
 
@@ -34,19 +33,9 @@ def main(args: Args) -> int:
     mode = configs[0].task_spec.mode
     progress = SweepProgress(f"sweep {configs[0].task}", mode)
     if args.dry_run:
-        check_all(configs)
         resolved = {config.run_id: settings_of(config.model_dump()) for config in configs}
-        runs = {
-            run_id: {name: own[name] for name in ("opt", *varied, "seed") if name in own}
-            for run_id, own in resolved.items()
-        }
-        lines = [f"{run_id}  {as_options(own)}" for run_id, own in runs.items()]
-        if args.json:
-            answer(runs)
-        else:
-            print("\n".join(lines))
-        progress.say(f"bench: {len(runs)} runs")
-        return 0
+        names = ("opt", *varied, "seed")
+        return dry_run(args, configs, [{name: own[name] for name in names if name in own} for own in resolved.values()])
     from bench.execute.elsewhere import made_elsewhere, publish
 
     if made_elsewhere(args):
