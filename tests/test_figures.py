@@ -326,13 +326,18 @@ def test_thinning_is_even_on_the_axis_and_keeps_the_ends():
     assert np.array_equal(log.y, log.x)
 
 
-def test_smoothing_is_a_mean_over_rows():
+def test_smoothing_is_a_mean_over_steps():
     ((line,), _) = lines(Panel(y="v", smooth=2, log="y"), column(np.array([1.0, 3, 0, 4])))
     assert line.x.tolist() == [0.5, 1.5, 2.5]
     np.testing.assert_allclose(line.y, [2, 1.5, 2])
     ((line,), _) = lines(Panel(y="v", smooth=50), column(np.array([1.0, 3])))
     assert (line.x.tolist(), line.y.tolist()) == ([0.5], [2])
-    assert "(d): running mean over at most 5 rows." in caption(make(FOUR, METHODS))
+    # A thinned curve: a window of 20 steps has 2 of its rows.
+    thin = column(np.arange(10.0), steps=np.arange(0, 100, 10))
+    ((line,), _) = lines(Panel(y="v", smooth=20), thin)
+    assert line.x.tolist() == [5, 15, 25, 35, 45, 55, 65, 75, 85]
+    assert line.y.tolist() == [0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5]
+    assert "(d): running mean over at most 5 steps." in caption(make(FOUR, METHODS))
 
 
 def test_seeds_with_an_x_of_their_own_are_averaged_at_equal_x():

@@ -106,7 +106,7 @@ def _caption(spec: FigureSpec, drawn: Sequence[Drawn]) -> str:
     facts: dict[str, list[int]] = {}
     for k, panel in enumerate(spec.panels):
         if (panel.smooth or 1) > 1:
-            facts.setdefault(f"running mean over at most {panel.smooth} rows", []).append(k)
+            facts.setdefault(f"running mean over at most {panel.smooth} steps", []).append(k)
     if apart := [k for k, own in enumerate(drawn) if any(len(found) > 1 for _, found, _ in own)]:
         facts["a line for each seed"] = apart
     parts = [_means(spec, drawn)]

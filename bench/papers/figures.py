@@ -48,7 +48,7 @@ class Panel(Described):
         arms: keys of the shown arms; all by default.
         strip: prefix that the legend omits from this panel's labels, so that panels of two methods with the same
             numbers of heads share legend entries.
-        smooth: rows of a running mean, which is taken first, for noisy losses of batches.
+        smooth: steps of a running mean, which is taken first, for noisy losses of batches.
         x_max: the largest shown x.
         floor: the smallest shown y.
         guides: reference rates.
@@ -110,7 +110,8 @@ def lines(panel: Panel, arm: Arm) -> tuple[list[Trace], int]:
     except KeyError as error:
         raise UserError(f"cannot draw {panel.y!r} over {panel.x!r}: {error.args[0]}") from error
     log_x, log_y = "x" in panel.log, "y" in panel.log
-    smooth = min(panel.smooth or 1, max(2, len(steps) // 5), len(steps))
+    apart = max(1.0, (steps[-1] - steps[0]) / max(1, len(steps) - 1))  # thinned curves have fewer rows in a window
+    smooth = min(max(1, round((panel.smooth or 1) / apart)), max(2, len(steps) // 5), len(steps))
     if panel.x == "step":
         x = np.tile(steps, (len(y), 1))
     else:

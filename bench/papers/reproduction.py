@@ -16,7 +16,7 @@ from bench.results.render import markdown_table, shown
 from bench.results.stats import Interval
 from bench.results.table import Column, Table
 from bench.store.record import RunResult
-from bench.text import as_options, cell, counted, duration, plain
+from bench.text import as_options, cell, counted, duration, listed, plain
 
 CORRECTION = (
     "Verdicts of an experiment are corrected for their number (Holm over its claims, Bonferroni over the arms of one,"
@@ -207,7 +207,10 @@ def page(result: Reproduction) -> str:
         name: x for name, x in experiment.common.items() if not any(name in own for own in experiment.arms.values())
     }
     lines += ["", f"All arms: `{as_options(shared)}`."]
+    thin = [label for label, arm in result.arms.items() if any(run.thinned for run in arm.runs.values())]
+    why = "their runs keep only some rows of the curve (the reference results keep 200), and means of losses use these"
     for section in (
+        [f"{listed(thin)}: {why}."] * bool(thin),
         [f"Left out: seed {seed}, where {reason}." for seed, reason in result.without.items()],
         [f"* {note}" for note in experiment.notes],
     ):
