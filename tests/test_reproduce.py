@@ -19,7 +19,7 @@ from bench.errors import RunBusy
 from bench.output import ROOM
 from bench.papers import reproduce
 from bench.papers.experiments import Experiment, _read, experiments, load
-from bench.papers.reproduction import _effect
+from bench.papers.reproduction import Version, _effect
 from bench.papers.verdicts import Finding
 from bench.store.store import Store
 from bench.train.callbacks import Recorder
@@ -361,11 +361,21 @@ def test_a_claim_may_have_several_readings(cli: Any, folder: Path) -> None:
     (found,) = json.loads((out / "claims.json").read_text())["claims"]
     assert (found["said"], found["verdict"]) == ("decided by our reading", "undecided")
     verdicts = {reading: each["verdict"] for reading, each in found["readings"].items()}
-    assert verdicts["above 0.5, arms NGD"] == "holds"
-    assert verdicts["above 50, arms GD, NGD"] == "fails"
+    assert verdicts["above 0.5, arms: NGD"] == "holds"
+    assert verdicts["above 50, arms: GD, NGD"] == "fails"
     page = (out / "report.md").read_text()
     assert "| **decided by our reading** | grows |" in page
-    assert "| **fails** | grows | above 50, arms GD, NGD |" in page
+    assert "| **fails** | grows | above 50, arms: GD, NGD |" in page
+
+
+def test_a_search_leaves_out_readings_of_arms_that_it_does_not_train(folder: Path) -> None:
+    claim = TINY["claims"][0] | {"readings": {"arms": [["NGD"], ["GD", "NGD"]]}}
+    del claim["arms"]
+    rewrite(folder, claims=[claim], search=TINY["search"] | {"arms": ["NGD"]})
+    full = load("nobody/tiny")
+    there = full.at({"task.d": 3})
+    assert list(there.readings(there.claims[0])) == ["arms: NGD"]
+    assert list(full.readings(full.claims[0])) == ["arms: NGD", "arms: GD, NGD"]
 
 
 def test_readings_may_hold_shares_of_the_budget_and_are_kept_as_steps_in_a_search(folder: Path) -> None:
@@ -405,6 +415,24 @@ def test_fewer_seeds_are_a_small_run_and_more_are_none(cli: Any, folder: Path) -
     assert "small run: points to holds  grows" in cli("reproduce", "nobody/tiny", "--seeds", "2").out
     rewrite(folder, search=None, seeds=[0])
     assert "  holds      grows" in cli("reproduce", "nobody/tiny", "--seeds", "2").out
+
+
+@pytest.mark.parametrize(
+    ("changes", "altered"),
+    [
+        ({"trainer.compile": "auto"}, False),
+        ({"trainer.max_seconds": 1000}, False),
+        ({"task.n": 6}, False),
+        ({"task.n": 5}, True),
+        ({"opt.lr": 0.3}, True),
+        ({"trainer.max_steps": 20}, True),
+    ],
+)
+def test_settings_that_change_no_result_make_no_small_run(
+    folder: Path, tmp_path: Path, changes: dict[str, Any], altered: bool
+) -> None:
+    asked = reproduce.ask("nobody/tiny", {"store": tmp_path / "runs", "device": "cpu"}, Version(changes=changes))
+    assert asked.altered is altered
 
 
 def finding(verdict: str, p: float | None) -> Finding:

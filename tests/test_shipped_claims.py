@@ -8,7 +8,8 @@ import pytest
 
 from bench.papers.cli import results_folder
 from bench.papers.reproduction import CORRECTION
-from bench.papers.shipped import MOST, by_experiment, read, summary
+from bench.papers.shipped import MOST, OURS, by_experiment, read, summary
+from bench.text import in_markdown
 
 ROOT = Path(__file__).parents[1]
 CLAIM: dict[str, Any] = {
@@ -35,7 +36,7 @@ def pages(tmp_path: Path) -> Path:
     folder = tmp_path / "pages"
     page(folder, "a2020/fig1", {}, {"name": "y", "said": "small run: points to fails"})
     page(folder, "a2020/fig2", {"said": "depends on unpublished constants"}, correction="none was made")
-    page(folder, "b2021/fig1", {"name": "|z|", "effect": None, "low": None})
+    page(folder, "b2021/fig1", {"name": "|z|", "effect": None, "low": None}, {"name": "q", "ours": True})
     return folder
 
 
@@ -53,10 +54,12 @@ def test_a_table_of_counts_and_one_of_claims(cli: Any, pages: Path) -> None:
         ("a2020/fig1", "y", "small run: points to fails"),
         ("a2020/fig2", "x", "depends on unpublished constants"),
         ("b2021/fig1", "|z|", "holds"),
+        ("b2021/fig1", "q", "holds"),
     ]
+    assert [row["paper"] for row in claims["rows"]] == ["it falls"] * 4 + ["ours: it falls"]
     assert (claims["rows"][0]["effect"], claims["rows"][0]["low"], claims["rows"][0]["high"]) == (2, 1, None)
     assert claims["notes"] == ["a2020/fig2: none was made"]
-    assert board["notes"] == [CORRECTION]
+    assert board["notes"] == [CORRECTION, OURS]
 
 
 @pytest.mark.parametrize("kind", ["table", "md", "csv", "tex", "html"])
@@ -155,3 +158,4 @@ def test_shipped_pages_say_what_their_json_says() -> None:
         text = (results_folder() / own.experiment / "report.md").read_text()
         for claim in own.claims:
             assert f"| **{claim.said}** | {claim.name} |" in text, (own.experiment, claim.name)
+            assert in_markdown(claim.text) in text, (own.experiment, claim.name)

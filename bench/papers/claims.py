@@ -271,7 +271,8 @@ def lower(results: Results, /, *, measure: str, better: Names, worse: str, last:
         if diverged := how_ended(other, "diverged"):
             return without_numbers("undecided", unit, f"{diverged}, so {arm.label} has no {measure} to compare with")
         x = over_seeds(own[i] - others[j])
-        text = f"{measure} of {arm.label} minus that of {other.label} {steps} is {in_words(x)}"
+        means = "" if x is None else f"; means {number(own[i].mean())} and {number(others[j].mean())}"
+        text = f"{measure} of {arm.label} minus that of {other.label} {steps} is {in_words(x)}{means}"
         return within(x, -math.inf, 0, unit, text, ties=False)
 
     return together(map(part, _arms(results, better)))

@@ -1,7 +1,7 @@
 """Experiments of papers in YAML: `configs/papers/<paper>/<experiment>.yaml`."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
 from typing import Annotated, Any
@@ -31,6 +31,11 @@ DERIVED = {"relative_norm_W": "norm_W"}
 """Columns computed from a measured one: `relative_norm_W` is ||W|| / ||W_mm||."""
 
 
+def statement(text: str, *, ours: bool) -> str:
+    """A claim's statement, for a table of the paper's."""
+    return f"ours: {text}" if ours else text
+
+
 def combinations(grid: Mapping[str, Sequence[Any]]) -> list[Settings]:
     """All combinations of values by name; a single empty one without names."""
     return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
@@ -46,6 +51,7 @@ class Claim(Described):
             arms' budget (`at: 0.1 budget`), so that it is valid in the small version too.
         readings: values by argument where the text, or a threshold of ours, allows several; each combination is a
             reading of the statement.
+        ours: whether the statement is ours; it is not counted among the paper's.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -54,6 +60,12 @@ class Claim(Described):
     paper: str
     test: str
     readings: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
+    ours: bool = False
+
+    @property
+    def statement(self) -> str:
+        """The statement, for a table."""
+        return statement(self.paper, ours=self.ours)
 
     @property
     def arms(self) -> list[str]:
@@ -61,6 +73,15 @@ class Claim(Described):
         given = self.model_extra or {}
         named = [x for key in ARM_ARGUMENTS for x in (given.get(key, []), *self.readings.get(key, []))]
         return [str(label) for labels in named for label in (labels if isinstance(labels, list) else [labels])]
+
+    def about(self, arms: Collection[str]) -> "Claim":
+        """The claim without readings that name other arms, unless all do."""
+        kept = {
+            key: [x for x in values if {*(x if isinstance(x, list) else [x])} <= {*arms}] or values
+            for key, values in self.readings.items()
+            if key in ARM_ARGUMENTS
+        }
+        return self.model_copy(update={"readings": self.readings | kept})
 
 
 class Quick(Described):
@@ -87,7 +108,7 @@ class Search(Described):
         grid: values by setting; every combination is tried. `times.<setting>` multiplies the arm's own value.
         seeds: of each point.
         settings: settings that override those of every arm (fewer steps, say).
-        arms: labels of the arms to run; all by default.
+        arms: labels of the arms to run; all by default. Readings of claims that name others are left out.
         claims: names of the claims to judge; all by default.
     """
 
@@ -159,7 +180,7 @@ class Experiment(Described):
         wanted = self.search.claims
         claims = [self._in_steps(claim) for claim in self.claims if wanted is None or claim.name in wanted]
         arms = {label: there.arms[label] for label in self.search.arms or self.arms}
-        return there.model_copy(update={"claims": claims, "arms": arms})
+        return there.model_copy(update={"claims": [claim.about(arms) for claim in claims], "arms": arms})
 
     def changed(
         self,
@@ -333,7 +354,8 @@ def _number(value: Any) -> Any:
 
 def _in_words(reading: Settings) -> str:
     """A reading in the words of a page."""
-    return ", ".join(f"{name} {', '.join(map(str, x)) if isinstance(x, list) else x}" for name, x in reading.items())
+    words = {name: ", ".join(map(str, x)) if isinstance(x, list) else x for name, x in reading.items()}
+    return ", ".join(f"{name}{':' * (name in ARM_ARGUMENTS)} {text}" for name, text in words.items())
 
 
 @contextmanager

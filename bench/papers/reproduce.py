@@ -10,6 +10,7 @@ import numpy as np
 
 from bench.config.checks import check_places
 from bench.config.run_config import RunConfig, decided, on_device, resolve
+from bench.config.settings import problem_of
 from bench.errors import UserError, check_known
 from bench.execute import Effort
 from bench.execute.blocks import check_all
@@ -27,6 +28,7 @@ from bench.store.files import replacing
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.tables import TABLES, Columns, as_arrow
+from bench.text import comparable
 from tasks.core.extras import not_installed
 
 ArmRun = tuple[str, RunConfig]
@@ -94,13 +96,13 @@ class WantedRuns:
         experiment: small or whole, with all changes.
         jobs: its runs.
         points: of the search: the constants, the experiment there, and its runs.
-        fewer: whether it has fewer seeds than its YAML.
+        altered: whether its runs are not those of the YAML: other settings that change results, or fewer seeds.
     """
 
     experiment: Experiment
     jobs: list[ArmRun]
     points: list[tuple[Settings, Experiment, list[ArmRun]]]
-    fewer: bool = False
+    altered: bool = False
 
     @property
     def configs(self) -> list[RunConfig]:
@@ -137,8 +139,15 @@ def ask(name: str, places: Settings, version: Version) -> WantedRuns:
 
     experiment, todo = planned(full.small() if version.quick else full)
     points = full.search.points if version.search and full.search else []
-    fewer = version.count is not None and version.count < len(full.seeds)
-    return WantedRuns(experiment, todo, [(point, *planned(full.at(point))) for point in points], fewer)
+    altered = version.count is not None and version.count < len(full.seeds)
+    if version.changes or version.arms:
+        altered = altered or _settings(todo) != _settings(jobs(full, places))
+    return WantedRuns(experiment, todo, [(point, *planned(full.at(point))) for point in points], altered)
+
+
+def _settings(runs: Sequence[ArmRun]) -> set[str]:
+    """The settings of runs that change results, with their arms, without seeds."""
+    return {str((label, config.opt, comparable(config.opt_options), problem_of(config))) for label, config in runs}
 
 
 def reproduce(
@@ -182,7 +191,7 @@ def reproduce(
         raise UserError(f"{name}: no seed has a solution to compare with: with seed {seed}, {reason}")
     findings = corrected(_judge(experiment, arms))
     region = _map([(point, _judge(there, collect(own)[0])) for point, there, own in asked.points])
-    result = Reproduction(name, experiment, version, findings, arms, without, region, asked.fewer)
+    result = Reproduction(name, experiment, version, findings, arms, without, region, asked.altered)
     with doing("drawing"), writing(folder):
         write_pictures(describe(experiment.figure, arms, watermark="quick" if version.quick else ""), folder / "figure")
         if region:

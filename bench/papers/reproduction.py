@@ -19,8 +19,9 @@ from bench.store.record import RunResult
 from bench.text import as_options, cell, counted, duration, listed, plain
 
 CORRECTION = (
-    "Verdicts of an experiment are corrected for their number (Holm over its claims, Bonferroni over the arms of one,"
-    " Holm over the points of a search): the probability of any false one is 5 % at most. Intervals are 95 % each."
+    "Verdicts of an experiment are corrected for their number (Holm over its claims, Bonferroni over the arms of one):"
+    " the probability of any false one is 5 % at most. Verdicts of the readings of a claim, and of the points of a"
+    " search, are corrected within the claim only (Holm). Intervals are 95 % each."
 )
 
 CONSEQUENCE = "So a verdict may be undecided although its interval excludes the bound of the claim."
@@ -75,7 +76,7 @@ class Reproduction:
         without: seeds that are left out, with the reason.
         region: by point of the search, the findings by claim, with Holm's correction over the points; empty if nothing
             was searched.
-        fewer: whether it has fewer seeds than its YAML.
+        altered: whether the command line changed settings that change results, or took fewer seeds than the YAML.
     """
 
     name: str
@@ -85,7 +86,7 @@ class Reproduction:
     arms: Mapping[str, Arm]
     without: Mapping[int, str]
     region: Sequence[tuple[Settings, Mapping[str, Finding]]]
-    fewer: bool = False
+    altered: bool = False
 
     @property
     def claims(self) -> Iterator[tuple[Claim, Finding]]:
@@ -95,9 +96,7 @@ class Reproduction:
     @property
     def small(self) -> bool:
         """Whether the runs are smaller than the experiment's, or otherwise altered, so that no claim is settled."""
-        version = self.version
-        altered = version.quick or version.changes or version.arms or self.fewer
-        return bool(altered or self.parts or self.experiment.undersized)
+        return bool(self.version.quick or self.altered or self.parts or self.experiment.undersized)
 
     def said(self, claim: Claim) -> str:
         """A verdict in words; small or altered runs give no verdict on the paper."""
@@ -158,14 +157,15 @@ def page(result: Reproduction) -> str:
     again = f"bench reproduce {result.name} {result.version.words}".rstrip()
     lines = [f"# {experiment.title}", "", f"{experiment.paper}. Made by `{again}`.", ""]
     warnings = {
-        "The command line changed settings or seeds: this is not the experiment as defined.": result.version.changed,
+        "The command line changed settings or seeds: this is not the experiment as defined.": result.altered
+        or result.version.seeds is not None,
         "This is the quick version: few seeds and few steps. Its verdicts are no evidence.": result.version.quick,
         **{f"Not the whole task: {part}.": True for part in result.parts},
         f"Smaller than the paper's: {experiment.undersized}": experiment.undersized,
     }
     lines += [line for warning, given in warnings.items() if given for line in (f"**{warning}**", "")]
     lines += ["![figure](figure.png)", "", "## Claims", "", f"{CORRECTION} {CONSEQUENCE}", ""]
-    claims = [(result.said(claim), claim.name, claim.paper, finding) for claim, finding in result.claims]
+    claims = [(result.said(claim), claim.name, claim.statement, finding) for claim, finding in result.claims]
     lines += _findings("the paper's statement, in short", claims)
     readings = [
         (found.verdict, claim.name, reading, found)

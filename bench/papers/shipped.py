@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError, field_validator
 
 from bench.errors import UserError, check_known
+from bench.papers.experiments import statement
 from bench.papers.reproduction import CORRECTION
 from bench.papers.verdicts import SAID
 from bench.results.render import markdown_table
@@ -19,6 +20,9 @@ from bench.text import clean, in_markdown, located, why_wrong
 
 MOST = 16 << 20
 """Largest size of a `claims.json` in bytes; a search of 100 points with 8 claims has 0.4 million. Ours."""
+
+
+OURS = "statements of ours, tested beside a paper's, are not counted by paper"
 
 
 class ClaimRecord(BaseModel):
@@ -32,6 +36,7 @@ class ClaimRecord(BaseModel):
     low: FiniteFloat | None
     high: FiniteFloat | None
     unit: str
+    ours: bool = False
 
     @field_validator("said")
     @classmethod
@@ -68,12 +73,12 @@ class Shipped:
     damaged: Sequence[str]
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Number of claims by paper and verdict, in the order of `SAID`."""
+        """Number of the paper's claims by paper and verdict, in the order of `SAID`."""
         found: dict[str, dict[str, int]] = {}
         for page in self.pages:
             own = found.setdefault(page.paper, dict.fromkeys(SAID, 0))
             for claim in page.claims:
-                own[claim.said] += 1
+                own[claim.said] += not claim.ours
         return {paper: {said: n for said, n in own.items() if n} for paper, own in found.items()}
 
 
@@ -124,12 +129,14 @@ def board(found: Shipped) -> Board:
         Column("paper", "the paper's statement, in short", wraps=True),
     ]
     claims = [
-        {"experiment": page.experiment, "claim": claim.name} | claim.model_dump(exclude={"name"})
+        {"experiment": page.experiment, "claim": claim.name}
+        | claim.model_dump(exclude={"name"})
+        | {"paper": statement(claim.paper, ours=claim.ours)}
         for page in found.pages
         for claim in page.claims
     ]
     notes = [f"{page.experiment}: {page.correction}" for page in found.pages if page.correction != CORRECTION]
-    return Board("claims", "Claims of papers", [counts, Table("claims", columns, claims, notes)], [CORRECTION])
+    return Board("claims", "Claims of papers", [counts, Table("claims", columns, claims, notes)], [CORRECTION, OURS])
 
 
 def summary(found: Shipped) -> str:
@@ -152,7 +159,7 @@ def by_experiment(found: Shipped, link: str) -> str:
         (page.experiment, said, names)
         for page in found.pages
         for said in SAID
-        if (names := ", ".join(claim.name for claim in page.claims if claim.said == said))
+        if (names := ", ".join(f"{claim.name}{' (ours)' * claim.ours}" for claim in page.claims if claim.said == said))
     ]
 
     def linked(name: str) -> str:

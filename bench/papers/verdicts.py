@@ -23,7 +23,8 @@ from bench.text import cell
 Verdict = Literal["holds", "fails", "faster than claimed", "undecided"]
 _WORST_FIRST: tuple[Verdict, ...] = ("fails", "faster than claimed", "undecided", "holds")
 LEVEL = 0.05
-"""Upper bound on the probability of any false verdict among the claims of an experiment."""
+"""Upper bound on the probability of any false verdict among the claims of an experiment; of the readings of one claim,
+and of the points of a search for one."""
 READING = "decided by our reading"
 CONSTANTS = "depends on unpublished constants"
 _WORDS = ("holds", "fails", "faster than claimed", "undecided", READING, CONSTANTS)
@@ -172,7 +173,7 @@ def over_readings(findings: Mapping[str, Finding]) -> Finding:
     agree = all(found.verdict == first.verdict for found in findings.values())
     findings = findings if agree else corrected(findings)
     counts = Counter(found.verdict for found in findings.values())
-    text = f"of {len(findings)} readings " + ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common())
+    text = ", ".join(f"{verdict} in {n}" for verdict, n in counts.most_common()) + f" of {len(findings)} readings"
     levels = [found.p for found in findings.values() if found.p is not None]
     verdict, p = (first.verdict, max(levels, default=None)) if agree else ("undecided", None)
     return Finding(verdict, None, None, None, "", text, p, findings)
@@ -190,10 +191,13 @@ def said(verdict: str, readings: Iterable[str] = (), region: Iterable[str] = (),
     Args:
         verdict: of the claim.
         readings: verdicts of its readings, if there are several.
-        region: verdicts at the points of a search over constants that the paper leaves open.
+        region: verdicts at the points of a search over constants that the paper leaves open, beside those that gave
+            `verdict`.
         small: whether data, steps, model or seeds were reduced, so that the paper's claim is not settled.
     """
     word = verdict
+    if region := [*region]:
+        region.append(verdict)
     if _contradict(region):
         word = CONSTANTS
     if _contradict(readings):
