@@ -567,7 +567,6 @@ def test_what_all_does_not_go_with(cli: Any, folder: Path, words: tuple[str, ...
     assert (answer.code, answer.out, answer.err) == (2, "", f"bench: error: {message}\n")
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize("name", experiments())
 def test_every_experiment_comes_to_a_page(cli: Any, tmp_path: Path, name: str) -> None:

@@ -10,7 +10,7 @@ from bench.boards.collect import Collected
 from bench.results.draw import picture
 from bench.results.render import markdown
 from bench.results.table import Table
-from bench.text import listed
+from bench.text import cell, listed
 
 FOLDER = Path("results/observatory")
 CHARTS = {"attention": attention, "stability": stability}
@@ -25,6 +25,8 @@ NORMALIZED = {"sngd"}
 """The optimizers of which theory states the rate."""
 RATE = 0.5
 """The smallest exponent of the direction's distance that theory allows under normalized GD (Vasudeva et al. 2025)."""
+STILL = 0.99
+"""Cosine of the initial and the final direction from which the rate of its convergence says nothing. Ours."""
 
 
 def path(task: str) -> Path:
@@ -50,15 +52,31 @@ def page(task: str, found: Collected) -> str | None:
 def _answer(tables: Sequence[Table]) -> str:
     """The verdicts on sparsity and direction, in words."""
     first, *others = tables
-    reference = next((row["opt"] for row in first.rows if row["verdict"] == "reference"), None)
-    verdicts = {row["opt"]: row["verdict"] for row in first.rows}
-    sparser = listed([opt for opt, verdict in verdicts.items() if verdict == "sparser"]) or "none of the others"
-    said = [f"At equal training loss, {sparser} had sparser attention than {reference}."]
-    for verdict in sorted({*verdicts.values()} - {None, "reference", "sparser"}):
-        said.append(f"{verdict.capitalize()}: {listed([opt for opt, own in verdicts.items() if own == verdict])}.")
-    rates = {row["opt"]: row["rate"] for table in others for row in table.rows if row["rate"] is not None}
-    for opt in NORMALIZED & rates.keys():
-        rate = rates[opt]
+    reference = next((row for row in first.rows if row["verdict"] == "reference"), None)
+
+    def those(verdict: str) -> str:
+        rows = [row for row in first.rows if row["verdict"] == verdict]
+        return listed([f"{row['opt']} ({cell(row['difference'], 2)} nats)" for row in rows]) or "none of the others"
+
+    said = []
+    if reference is not None:
+        said.append(f"At equal training loss, {those('sparser')} had sparser attention than {reference['opt']}.")
+        said.append(f"Less sparse: {those('less sparse')}.")
+        start, end = (cell(reference[f"{when}_entropy"], 3) for when in ("start", "end"))
+        said.append(f"During training with {reference['opt']}, entropy went from {start} to {end} nats.")
+    others_said: dict[str, list[str]] = {}
+    for row in first.rows:
+        if row["verdict"] not in (None, "reference", "sparser", "less sparse"):
+            others_said.setdefault(row["verdict"], []).append(row["opt"])
+    for verdict, opts in sorted(others_said.items()):
+        refused = verdict.startswith("not compared")
+        said.append(f"{listed(opts)} {verdict}." if refused else f"{verdict.capitalize()}: {listed(opts)}.")
+    rows = {row["opt"]: row for table in others for row in table.rows if row["rate"] is not None}
+    for opt in NORMALIZED & rows.keys():
+        rate = rows[opt]["rate"]
+        if rows[opt]["cosine_0"].low >= STILL:
+            said.append(f"The direction of W_QK under {opt} hardly moved.")
+            continue
         how = "more slowly than" if rate.high < RATE else "at least like" if rate.low >= RATE else "about like"
         said.append(
             f"Between 1 % and 10 % of the steps, the direction of W_QK under {opt} approached its final one {how}"

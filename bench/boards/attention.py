@@ -126,6 +126,7 @@ def attention_board(found: Collected) -> Board:
                 "n": len(runs),
                 **verdict,
                 **{name: _mean(name, list(_at(name, level, runs).values())) for name in SHOWN},
+                "start_entropy": _mean("entropy", [float(run["entropy"][0]) for run in runs.values()]),
                 **{f"end_{name}": _mean(name, [float(values[-1]) for values in own]) for name, own in last.items()},
             }
         columns = [
@@ -140,6 +141,7 @@ def attention_board(found: Collected) -> Board:
                 "sparser: of lower entropy than the reference's at equal loss, by the "
                 "sign test over common seeds at 5 % a row, also when larger seeds are added",
             ),
+            Column("start_entropy", "entropy at the start", "before the first step", 3),
             Column("end_entropy", "entropy at the end", "after the last step", 3),
             Column("end_top_token", "most attended token at the end", "after the last step", 3),
             Column("end_stable_rank_QK", "stable rank of W_QK at the end", "after the last step", 3),

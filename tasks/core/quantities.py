@@ -29,8 +29,9 @@ MODEL = {
     " Lanczos steps (from below); 2 / step size is the edge of stability of gradient descent (Cohen et al., arXiv"
     " 2103.00065)",
     "curvature": "u^T H u / ||u||^2 along the last update u",
-    "edge": "u^T H u / (u^T H u - g^T u) along the last update u, with g the gradient after it: step size times"
-    " curvature for any method; from 2 on the update increased the loss, to second order",
+    "edge": "u^T H u / (u^T H u - g^T u) along the last update u, with g the gradient after it, both of the loss that"
+    " gives the sharpness. For full batches: step size times curvature, and from 2 on the update increased the loss, to"
+    " second order. With mini-batches u comes from another batch: negative where u goes uphill on this one",
     "gradient_square": "||G||^2 of the expected gradient, an unbiased estimate (McCandlish et al., arXiv 1812.06162)",
     "gradient_noise": "trace of the covariance of a sample's gradient, an unbiased estimate (McCandlish et al.)",
     "noise_scale": "gradient_noise / gradient_square, in samples; none where the estimate of ||G||^2 is not positive",
