@@ -19,7 +19,7 @@ import pytest
 from bench.cli import main
 from bench.errors import RunFailed, UserError
 from bench.execute import Effort
-from bench.ladder.findings import findings, scores, was_before
+from bench.ladder.findings import _is_same, findings, scores, was_before
 from bench.ladder.rungs import Ladder, begun, climb, winners_of
 from bench.ladder.show import boards, charts, verdict
 from bench.ladder.sizes import Rule, Size, in_words, rule_of, sizes_of
@@ -132,6 +132,7 @@ def test_runs_are_evaluated_twenty_times():
         ({"task": "synthetic"}, "depth", {}, "does not declare which option is its depth"),
         ({"task": "synthetic"}, "width", {"ratio": 1.0}, "--ratio 1"),
         ({"task": "synthetic"}, "width", {"tokens": 20.0}, "not rows of tokens"),
+        ({"task": "lm"}, "size", {"tokens": 0.0}, "--tokens 0: it must be above 0"),
         ({"task": "lm"}, "epochs", {"tokens": 20.0}, "--axis epochs does not change the model"),
         ({"task": "lm", "trainer.max_steps": 9}, "size", {"tokens": 20.0}, "both set the length"),
     ],
@@ -212,6 +213,19 @@ def test_ranges_lie_around_what_won_before(folder: Path, record: LadderRecord):
         assert axis.high == pytest.approx(best * 10**0.5, rel=1e-3)  # type: ignore[union-attr]
         points = [each.point["opt.lr"] for each in spec.design.wanted(suite.tune.trials or 0)]
         assert points[0] == best  # to measure the previous rung's settings at this rung
+
+
+def test_the_winner_of_a_rung_is_the_first_point_of_a_quasi_random_design_too(folder: Path):
+    own = {"gd": {}, "sngd": {}}
+    ladder, places = ladder_of(opts=["gd", "sngd"], own=own, sampler="qmc", reference="gd"), places_in(folder)
+    winners = {"gd": {"opt.lr": 0.1234}, "sngd": {"opt.lr": 0.03162, "opt.max_step": 7.5}}
+    suite = ladder.suite(sizes("width", 2)[1].settings, winners, places)
+    for spec in suite.specs(places):
+        first = spec.design.wanted(suite.tune.trials or 0)[0].point
+        assert _is_same(first, winners[spec.opt]), first
+        assert not _is_same(first, {name: 1.01 * value for name, value in first.items()})
+        for axis in spec.design.ranges.values():
+            assert axis.high / axis.low == pytest.approx(10 ** (2 * ladder.margin), rel=1e-3)
 
 
 def test_methods_with_lists_of_values_get_whole_combinations():
@@ -454,6 +468,11 @@ def test_a_ladder_without_a_rung_says_so(tmp_path: Path):
         (["--opt", "gd,adam", "--budget", "20runs"], "takes a time"),
         (["--opt", "gd,adam", "--margin", "0.1"], "write decades from 0.5 to 4"),
         (["--opt", "gd,adm"], "adm"),
+        (["--opt", "gd,adam", "--start", "0"], "--start 0: the first rung needs one parameter or more"),
+        (["--opt", "gd,adam", "--start", "1e12"], "more than 1000 times as many as the task's default model (4,096)"),
+        (["--opt", "gd,adam", "--ratio", "1e300"], "the last rung is more than 1000 times the first one's size"),
+        (["--opt", "gd,adam", "--name", "x"], "--name x: it selects a ladder of --from STORE"),
+        (["--from", "x"], "--task: with --from, everything is read from the store; remove it"),
     ],
 )
 def test_words_that_make_no_sense_are_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]):
@@ -522,7 +541,27 @@ def test_a_ladder_that_was_killed_goes_on_and_a_dry_run_says_what_it_costs(tmp_p
     assert all(rung["seconds"] > 0 for rung in rungs)
 
 
-def test_the_shipped_page_is_what_its_runs_say(cli: Cli, tmp_path: Path):
-    shipped = Path(__file__).parents[1] / "results" / "ladder" / "lm"
+def test_the_shipped_page_is_what_its_runs_say(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(Path(__file__).parents[1])
+    shipped = Path("results", "ladder", "lm")
     assert cli("ladder", "--from", shipped / "runs", "-o", tmp_path).code == 0
     assert (tmp_path / "ladder.md").read_text("utf-8") == (shipped / "ladder.md").read_text("utf-8")
+    again = cli("ladder", "--from", shipped, "-o", tmp_path)  # a folder with a store, as a bundle is
+    assert again.code == 0
+    assert "Made by `bench ladder --from results/ladder/lm`." in (tmp_path / "ladder.md").read_text("utf-8")
+
+
+def test_optimizers_at_the_floor_of_the_loss_tie(folder: Path, record: LadderRecord):
+    found = findings(record, Stores([folder / "store"]))
+    first, *_ = found.rungs
+    assert first.above
+    opts, runs = list(first.methods), len(first.runs)
+    for run in first.runs:
+        run.metrics["final"]["excess"] = 1e-17
+        run.validations = [row | {"excess": 1e-17} for row in run.validations]
+    assert len(opts) == 2
+    assert runs > 0
+    assert first.ordered(opts) == " = ".join(sorted(opts))
+    assert set(first.places(opts).values()) == {0}
+    assert found.regret(0) is None
+    assert all("at the floor of the loss" in str(why) for why in first.ratios.values())

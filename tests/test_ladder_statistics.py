@@ -198,6 +198,10 @@ def test_the_ranking_is_final_from_the_rung_after_the_last_that_differs():
     ]
     assert final_from(rungs) == (2, 2)
     assert final_from(rungs[2:]) == (0, 0)
+    # A tie is another ranking by means, but no significant difference.
+    tie = np.array([[1.0, 1.0], [1.0, 1.0]])
+    assert final_from([tie, np.array([[1.0, 1.0], [2.0, 2.0]])]) == (1, 0)
+    assert final_from([tie, tie]) == (0, 0)
 
 
 def test_regret_is_the_largest_paired_difference():

@@ -270,7 +270,7 @@ def _area(ratios: Sequence[float], whole: int) -> float:
 
 CURVED = {
     "sharpness": "sharpness x step size (edge of gradient descent: 2)",
-    "edge": "curvature along the update / its descent (edge with full batches: 2)",
+    "edge": "edge of the last update (with full batches: 2)",
     "noise_scale": "gradient noise scale (samples)",
     "update_cosine": "cosine of successive updates",
     "update_ratio_matrix": "update / weights of matrices",

@@ -323,8 +323,9 @@ _ALL = (
             REFERENCE,
             Option("trials", "settings tried for each optimizer at the first rung (default: nine, or more if"
                    " combinations of values need more)", "N", whole(1)),
-            Option("margin", "search range of later rungs: decades on either side of the previous rung's winner"
-                   " (default 1); a grid extends beyond an edge if the best point is there", "X", finite, default=1.0),
+            Option("margin", "half the width, in decades, of later rungs' ranges around the previous rung's winner,"
+                   " which is tried first (default 1); a grid extends beyond an edge if the best point is there", "X",
+                   finite, default=1.0),
             Option("sampler", "grid (default): half decades of the first range; qmc: quasi-random, never beyond a"
                    " range", "S", choices=("grid", "qmc")),
             Option("prune", "stop trials that are worse than the median of the others; results say so"),

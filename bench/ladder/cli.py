@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError, check_known, unknown
-from bench.grammar.commands import COMMANDS
+from bench.grammar.commands import COMMANDS, parse
 from bench.grammar.parse import Args
 from bench.grammar.values import parts
 from bench.output import answer, check_output, note, remark, write
@@ -26,7 +26,10 @@ def main(args: Args) -> int:
         RunFailed: budgets came out unequal, or the disk is full.
     """
     if (stored := getattr(args, "from")) is not None:
+        _refuse_others(args)
         return _again(args, stored)
+    if args.name is not None:
+        raise UserError(f"--name {args.name}: it selects a ladder of --from STORE; remove it")
     with doing("importing optuna"):
         from bench.execute.elsewhere import made_elsewhere
         from bench.ladder.rungs import begun, climb
@@ -85,22 +88,41 @@ def _for_a_task(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def _again(args: Args, store: Path) -> int:
-    """Write the pages of the ladders in a store, from stored runs."""
+def _refuse_others(args: Args) -> None:
+    """Refuse options beside --from, which trains nothing.
+
+    Raises:
+        UserError: there is one.
+    """
+    usual = parse("ladder", [])
+    given = [
+        option.flag
+        for option in COMMANDS["ladder"].options
+        if option.name not in ("from", "name", "out", "json")
+        and getattr(args, option.key) != getattr(usual, option.key)
+    ]
+    if given := [*given, *(f"--{name}" for name in args.of_runs)]:
+        raise UserError(f"{given[0]}: with --from, everything is read from the store; remove it")
+
+
+def _again(args: Args, folder: Path) -> int:
+    """Write the pages of the ladders in a store or bundle, from stored runs."""
     from bench.ladder.findings import findings
     from bench.output import warn_of
+    from bench.store.bundle import store_in
     from bench.store.stores import Stores
 
+    store = store_in(folder)
     stores = Stores([store])
     ladders = [each for each in stores.ladders if args.name in (None, each.name)]
     if not ladders and args.name is not None:
         raise unknown(f"ladder in {store}", args.name, [each.name for each in stores.ladders])
     if not ladders:
         raise UserError(f"--from {store}: there is no ladder in this store; `bench ladder --task lm ...` makes one")
-    code = warn_of(stores)
+    code, words = warn_of(stores), folder.name if folder.is_absolute() else str(folder)  # a page may be published
     for record in ladders:
         out = args.out if args.out and len(ladders) == 1 else (args.out or Path("laddered")) / record.name
-        _show(findings(record, stores), out, f"bench ladder --from {store.name}", as_json=args.json)
+        _show(findings(record, stores), out, shlex.join(["bench", "ladder", "--from", words]), as_json=args.json)
     return code
 
 
@@ -156,7 +178,7 @@ def _plan(
     from bench.ladder.sizes import in_words
     from bench.results.render import shown
     from bench.results.table import Table
-    from bench.text import duration
+    from bench.text import counted, duration
     from bench.tuning.suite import measured
 
     measure, rows, lines, whole = measured(places, threads), list[dict[str, Any]](), list[tuple[Any, ...]](), 0.0
@@ -180,8 +202,8 @@ def _plan(
     heads = ("rung", "size", "parameters", "steps", "trials each", "runs", "about")
     print("\n".join([f"ladder {ladder.name}", *rule, *shown(Table.of(heads, lines))]))
     print(
-        f"about {duration(whole / workers)} with {workers} workers, one run at a time in each (less with lanes),"
-        f" start not included; more if the best point of a grid is at its edge"
+        f"about {duration(whole / workers)} with {counted(workers, 'worker')}, one run at a time in each (less with"
+        f" lanes), start not included; more if the best point of a grid is at its edge"
     )
     return 0
 

@@ -1,7 +1,8 @@
 """Findings of a ladder, from stored runs: no training, no database."""
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,7 +17,7 @@ from bench.results.stats import Interval
 from bench.store.record import RunResult, now
 from bench.store.reports import LadderRecord, LadderRung, Predicted, StudyRecord
 from bench.store.stores import Stores
-from bench.text import CONVERGED
+from bench.text import CONVERGED, is_number
 
 LEAST_EVALUATIONS = 3
 """Minimum number of evaluations of a curve. Ours."""
@@ -26,6 +27,12 @@ NEAR_LOG = 2.0
 """The same for suboptimality gaps: at most this factor times the best one. Ours."""
 GRID_STEP = 0.5
 """Decades between the values of a grid's first range; other samplers count as no finer."""
+
+
+FLOOR = math.log10(CONVERGED) + 1e-9
+"""Logarithm of the smallest suboptimality gap, to rounding."""
+ROUNDED = 2e-3
+"""Largest relative difference of equal settings: ranges and points have four digits."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +130,17 @@ class Rung:
         """The rankable optimizers, sorted by their means, best first."""
         return sorted(self.losses, key=lambda opt: (float(self.losses[opt].mean()), opt))
 
+    def places(self, opts: Iterable[str]) -> dict[str, int]:
+        """How many of these rankable optimizers are better, by optimizer; those of equal means have the same place."""
+        means = {opt: float(self.losses[opt].mean()) for opt in opts}
+        return {opt: sum(other < own for other in means.values()) for opt, own in means.items()}
+
+    def ordered(self, opts: Iterable[str]) -> str:
+        """These rankable optimizers in words, best first: `adam = gd, sgd`."""
+        places = self.places(opts)
+        groups = itertools.groupby(sorted(places, key=lambda opt: (places[opt], opt)), places.__getitem__)
+        return ", ".join(" = ".join(own) for _, own in groups)
+
     @cached_property
     def ratios(self) -> dict[str, Interval | str]:
         """Logarithm of the step ratio relative to the reference, by optimizer; or why there is none."""
@@ -146,6 +164,8 @@ class Rung:
         if len(steps) < LEAST_EVALUATIONS or not all(curve for each in curves for curve in each):
             return f"{opt}: its evaluations or those of {self.reference} are too few for a curve"
         arrays = [np.array([_filled(curve, steps) for curve in each]) for each in curves]
+        if self.above and all(2 * (each[:, -1] <= FLOOR).sum() >= len(seeds) for each in arrays):
+            return f"{opt}: like {self.reference} at the floor of the loss, {CONVERGED:g}, on half of the seeds or more"
         runs = [*own.runs.values(), *reference.runs.values()]
         bent = any(run.config["trainer"].get("schedule", "constant") != "constant" for run in runs)
         return statistics.step_ratio(steps, *arrays, smooth=not bent)
@@ -258,11 +278,11 @@ class Findings:
         return first + 1, sure + 1
 
     def regret(self, k: int) -> tuple[str, Interval] | None:
-        """The winner of a rung, and its regret at the last rung; None if no optimizer is rankable."""
-        if not self.ranked:
+        """The winner of a rung, and its regret at the last rung; None if no optimizer is rankable, or several tie."""
+        best = [opt for opt, place in self.rungs[k].places(self.ranked).items() if place == 0]
+        if len(best) != 1:
             return None
-        chosen = next(opt for opt in self.rungs[k].order if opt in self.ranked)
-        return chosen, statistics.regret(self.losses[-1], self.ranked.index(chosen))
+        return best[0], statistics.regret(self.losses[-1], self.ranked.index(best[0]))
 
     def transfer(self, opt: str) -> Transfer:
         """How the setting of an optimizer changes along the ladder."""
@@ -299,7 +319,7 @@ def _usable(method: Method, setting: str, above: bool) -> float | None:
 def _carried(before: Method, here: Method, above: bool) -> float | None:
     """How much worse the previous rung's winning settings score here than the winner here."""
     carried, best = (
-        next((score for tried, score in reversed(here.scores) if tried == point), None)
+        next((score for tried, score in reversed(here.scores) if _is_same(tried, point)), None)
         for point in (before.point, here.point)
     )
     if carried is None or best is None:
@@ -307,6 +327,14 @@ def _carried(before: Method, here: Method, above: bool) -> float | None:
     if above:
         return max(carried, CONVERGED) / max(best, CONVERGED)
     return (carried - best) * (1 if here.study.mode == "min" else -1) / abs(best) if best else None
+
+
+def _is_same(tried: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
+    """Whether two points are equal up to the rounding of ranges to four digits."""
+    return tried.keys() == point.keys() and all(
+        math.isclose(x, tried[name], rel_tol=ROUNDED) if is_number(x) and is_number(tried[name]) else x == tried[name]
+        for name, x in point.items()
+    )
 
 
 def findings(record: LadderRecord, stores: Stores) -> Findings:

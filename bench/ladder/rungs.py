@@ -46,7 +46,7 @@ class Ladder:
         own: settings of each optimizer; a range or a list of values is searched.
         rule: the growth rule.
         trials: number of trials of each optimizer at the first rung; None for the default.
-        margin: decades on either side of the previous rung's winner that later rungs search.
+        margin: half the width in decades of the ranges around the previous rung's winner that later rungs search.
         sampler: of the designs.
         prune: stop bad trials early.
         seeds, fresh: seeds of the trials, and of the winners.
@@ -123,9 +123,10 @@ class Ladder:
 
 
 def _centred(spec: StudySpec, winner: Words | None, margin: float) -> dict[str, str]:
-    """Ranges around a winner; without one the ranges stay."""
+    """Ranges around a winner, of which it is the first point; without one the ranges stay."""
     around = {name: winner[name] for name in spec.design.ranges if winner is not None}
-    return {name: f"{typed(x / 10**margin):g}:{typed(x * 10**margin):g}" for name, x in around.items()}
+    lows = {name: x / 10 ** (2 * margin * spec.design.first[name]) for name, x in around.items()}
+    return {name: f"{typed(low):g}:{typed(low * 10 ** (2 * margin)):g}" for name, low in lows.items()}
 
 
 # -- execution --------------------------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ def _predictions(found: Findings) -> Table:
             rows.append(row | {"measured": measured, "held": each.held, "made": said["made"], "begun": rung.begun})
         if said["order"]:
             there = [opt for opt in rung.order if opt in said["order"]]
-            same = "as measured" if there == said["order"] else f"measured {', '.join(there)}"
+            same = "as measured" if there == said["order"] else f"measured {rung.ordered(there)}"
             notes.append(f"rung {rung.number}: predicted order {', '.join(said['order'])}; {same}")
         if not was_before(rung):
             notes.append(f"rung {rung.number}: it had runs before the prediction, which therefore does not count")
@@ -147,7 +147,9 @@ def _ranking(found: Findings) -> Table:
     columns = [
         Column("rung", "rung", "number"),
         Column("at", _unit(found), "size on the axis", form=size),
-        Column("order", "order", "optimizers by the mean of their final metric, best first", wraps=False),
+        Column(
+            "order", "order", "optimizers by the mean of their final metric, best first; =: equal means", wraps=False
+        ),
         Column("tau", "Kendall's tau", "between this order and that of the last rung, with 95 % interval", 3),
         Column("chosen", "choice", "winner of this rung"),
         Column(
@@ -160,7 +162,7 @@ def _ranking(found: Findings) -> Table:
     ]
     rows = list[tuple[Any, ...]]()
     for k, rung in enumerate(found.rungs):
-        order, (chosen, regret) = ", ".join(rung.order), found.regret(k) or (None, None)
+        order, (chosen, regret) = rung.ordered(rung.losses), found.regret(k) or (None, None)
         cost = rung.seconds / last.seconds if last.seconds else None
         rows.append((rung.number, rung.record["at"], order, found.agreement(k), chosen, regret, cost))
     notes = list[str]()
@@ -262,12 +264,12 @@ def _span(numbers: Collection[int]) -> int | str | None:
 
 
 def _notes(found: Findings) -> list[str]:
-    around = f"{10 ** found.record.declared['margin']:.3g}"
+    width = f"{2 * found.record.declared['margin']:.3g}"
     return [
         *found.record.rule,
-        f"From the second rung on, ranges go from W / {around} to {around} W, where W is the winning value of the"
-        " previous rung; a grid extends beyond an edge while the best point is there. At each rung all optimizers have"
-        " the same number of trials.",
+        f"From the second rung on, ranges have {width} decades around the winning value of the previous rung; a grid"
+        " extends beyond an edge while the best point is there. At each rung all optimizers have the same number of"
+        " trials.",
         *cut(found),
     ]
 
@@ -372,8 +374,8 @@ def verdict(found: Findings) -> list[str]:
         return ["One rung is done; a second one is needed to test predictions.", *_leads(found)]
     first, last, lines = found.rungs[0], found.rungs[-1], list[str]()
     if found.final_from is not None:
-        orders = [[opt for opt in rung.order if opt in found.ranked] for rung in (first, last)]
-        same = sum(a == b for a, b in zip(*orders, strict=True))
+        before, after = (rung.places(found.ranked) for rung in (first, last))
+        same = sum(before[opt] == after[opt] for opt in found.ranked)
         lines.append(
             f"The order at {size(first.record['at'])} {_unit(found)} is that at {size(last.record['at'])} for {same} of"
             f" {len(found.ranked)} methods (Kendall's tau {cell(found.agreement(0), 3)})."

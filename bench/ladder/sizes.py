@@ -23,6 +23,8 @@ EVALUATIONS = 20
 """Number of evaluations of a run, evenly spaced. Ours."""
 WIDEST = 2**14
 """Limit of the tried widths and depths."""
+LARGEST = 1e3
+"""Maximum size of the last rung, relative to the task's default. Ours."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,10 @@ def rule_of(words: Mapping[str, Any], axis: Axis, ratio: float, tokens: float | 
         )
     if tokens is not None and budget:
         raise UserError(f"--tokens {tokens:g} and --{budget[0]} both set the length of a run; remove one")
+    if tokens is not None and tokens <= 0:
+        raise UserError(f"--tokens {tokens:g}: it must be above 0, such as {TOKENS:g} for each parameter")
+    if start is not None and start < 1:
+        raise UserError(f"--start {start:g}: the first rung needs one parameter or more, such as --start 20000")
     if tokens is None and axis in MODEL and "tokens" in sizes and not budget:
         tokens = TOKENS
     return Rule(axis, ratio, tokens, start)
@@ -100,7 +106,7 @@ def rule_of(words: Mapping[str, Any], axis: Axis, ratio: float, tokens: float | 
 
 def in_words(rule: Rule, task: str) -> list[str]:
     """The rule as sentences."""
-    names = TASKS[task].sizes
+    names = {kind: f"--task.{name}" for kind, name in TASKS[task].sizes.items()}
     lines = [f"From rung to rung {_GROWS[rule.axis]} by {rule.ratio:g}."]
     if rule.axis in ("size", "width"):
         with_width = [f"{names['mlp']} (whole)"] if "mlp" in names else []
@@ -147,6 +153,10 @@ def sizes_of(rule: Rule, words: Mapping[str, Any], opt: str, rungs: int, places:
         return resolve({**words, **more, "opt": opt, "seed": 0}, fallback={**places, "device": "cpu"})
 
     base = config({})
+    if (rungs - 1) * math.log10(rule.ratio) > math.log10(LARGEST):
+        raise UserError(
+            f"--rungs {rungs} --ratio {rule.ratio:g}: the last rung is more than {LARGEST:g} times the first one's size"
+        )
     wanted = [rule.ratio**k for k in range(rungs)]
     if rule.axis in MODEL:
         settings = _models(rule, base, wanted)
@@ -175,7 +185,13 @@ def _longer(base: RunConfig, factor: float) -> dict[str, Any]:
 def _models(rule: Rule, base: RunConfig, wanted: Sequence[float]) -> list[dict[str, Any]]:
     """Settings of the models whose numbers of parameters are closest to the wanted ones."""
     count, options = _counter(base), base.task_options
-    start = rule.start if rule.start is not None else count({}) / START
+    usual = count({})
+    start = rule.start if rule.start is not None else usual / START
+    if start * wanted[-1] > LARGEST * usual:
+        raise UserError(
+            f"--start {start:g}: the last rung would have {start * wanted[-1]:.3g} parameters, more than {LARGEST:g}"
+            f" times as many as the task's default model ({usual:,})"
+        )
     candidates = list(_candidates(rule.axis, base.task_spec.sizes, options))
     settings, counts, i = list[dict[str, Any]](), list[int](), 0
     for factor in wanted:

@@ -325,8 +325,8 @@ def kendall(first: ArrayLike, second: ArrayLike) -> Interval:
 def final_from(rungs: Sequence[ArrayLike]) -> tuple[int, int]:
     """The first rung from which on the ranking equals that of the last one: by means, and by significant differences.
 
-    Two rankings differ if a pair of methods is in opposite orders; by significant differences, if it is so
-    significantly in both (`told`).
+    By means, two rankings differ if a pair of methods is in different orders, of which a tie is one; by significant
+    differences, if it is in opposite orders significantly in both (`told`).
 
     Args:
         rungs: values by method and seed, shape (M, N) each, of the same methods; smaller is better.
@@ -334,11 +334,9 @@ def final_from(rungs: Sequence[ArrayLike]) -> tuple[int, int]:
     Returns:
         Two indices of rungs.
     """
-    first, sure = (
-        max((k + 1 for k, one in enumerate(signs) if (one * signs[-1] < 0).any()), default=0)
-        for signs in (list(map(_order, rungs)), told(*rungs))
-    )
-    return first, sure
+    means, sure = list(map(_order, rungs)), told(*rungs)
+    first = max((k + 1 for k, one in enumerate(means) if (one != means[-1]).any()), default=0)
+    return first, max((k + 1 for k, one in enumerate(sure) if (one * sure[-1] < 0).any()), default=0)
 
 
 def _order(values: ArrayLike) -> Array:

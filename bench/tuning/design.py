@@ -111,6 +111,13 @@ class Design:
         return [1 if i == 0 else 2 for i in range(len(self.ranges))]
 
     @property
+    def first(self) -> dict[str, float]:
+        """The relative place of the first point along each axis, on the logarithmic scale of a range."""
+        if self.sampler == "grid":
+            return dict.fromkeys(self.ranges, 0.5)
+        return dict(zip(self.space, _halton(len(self.space), 1)[0], strict=True))
+
+    @property
     def combinations(self) -> int:
         """Number of combinations of the listed values."""
         return math.prod(len(axis) for axis in self.space.values() if not isinstance(axis, Range))

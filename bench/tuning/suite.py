@@ -19,7 +19,7 @@ from bench.results.render import shown
 from bench.results.selection import score_text
 from bench.results.table import Column, Table
 from bench.sweeps import sensitivity
-from bench.text import duration, listed
+from bench.text import counted, duration, listed
 from bench.tuning import tuned
 from bench.tuning.design import Sampler
 from bench.tuning.progress import TuningProgress, spoken
@@ -292,7 +292,7 @@ def plan_lines(steps: Sequence[Step], workers: int) -> list[str]:
     note = "all samples at each step; sgd, sngd and sps are gd, ngd and ps on mini-batches"
     return [
         *shown(Table.of(heads, rows)),
-        f"{runs} runs to do, about {duration(seconds)} with {workers} workers,"
+        f"{runs} runs to do, about {duration(seconds)} with {counted(workers, 'worker')},"
         " one run at a time in each (less with lanes), start not included"
         + "; more if the best point of a grid is at its edge"
         * any(step.spec.design.may_grow_by(step.trials[0]) for step in steps),
