@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.boards.collect import Collected, cap_shares
-from bench.boards.entries import Entry
+from bench.boards.entries import Entry, problem_key
 from bench.boards.shared import flags
 from bench.errors import unknown
 from bench.results.render import shown
@@ -15,6 +15,7 @@ from bench.run_summary import fit_words
 from bench.store.record import CAP_BINDS, RunResult
 from bench.store.reports import StudyRecord
 from bench.text import cell, counted, duration, is_number, listed, options_text, seeds_in_words, word_of
+from optimizers.plugins import bare
 
 SAMPLERS = {"grid": "a log-spaced grid, extended at its edges", "qmc": "a Halton sequence"}
 
@@ -22,13 +23,39 @@ SAMPLERS = {"grid": "a log-spaced grid, extended at its edges", "qmc": "a Halton
 def explain(found: Collected, name: str) -> list[dict[str, Any]]:
     """Explanation of the rows with this name, or of this optimizer: facts in words, trials, commands.
 
+    Studies without a row are explained too.
+
     Raises:
-        UserError: there is no such row.
+        UserError: there is no such row or study.
     """
     own = [entry for entry in found.entries if name in (entry.name, entry.opt)]
-    if not own:
-        raise unknown("row", name, sorted({entry.name for entry in found.entries}))
-    return [explained(entry, found) for entry in own]
+    studies = [(study, why) for study, why in found.unranked if name in (study.opt, bare(study.opt))]
+    if not own and not studies:
+        known = {entry.name for entry in found.entries} | {bare(study.opt) for study, _ in found.unranked}
+        raise unknown("row", name, sorted(known))
+    return [*(explained(entry, found) for entry in own), *(_without_row(study, why, found) for study, why in studies)]
+
+
+def _without_row(study: StudyRecord, why: str, found: Collected) -> dict[str, Any]:
+    """Explanation of a study without a row."""
+    runs = [found.by_id[run_id] for run_id in sorted(study.run_ids) if run_id in found.by_id]
+    names = {problem.key: problem.name for problem in found.problems}
+    return {
+        "row": bare(study.opt),
+        "problem": names.get(problem_key(runs[0]), study.task) if runs else study.task,
+        "facts": {"no row": why, **_searched(study, found)},
+        "tried": _tried_points(study, found),
+        "commands": [_tune_words(study, runs[0], ())] if runs else [],
+    }
+
+
+def _tried_points(study: StudyRecord | None, found: Collected) -> list[dict[str, Any]]:
+    """The trials of a study; none without one."""
+    trials = [] if study is None else study.trials
+    return [
+        {name: trial[name] for name in ("point", "kind", "state", "score")} | {"cap_share": share}
+        for trial, share in zip(trials, cap_shares(study, found.by_id), strict=True)
+    ]
 
 
 def explained(entry: Entry, found: Collected) -> dict[str, Any]:
@@ -49,17 +76,13 @@ def explained(entry: Entry, found: Collected) -> dict[str, Any]:
         "versions": ", ".join(f"{what} {' and '.join(each)}" for what, each in entry.versions.items()),
         "machine": " and ".join(entry.machines),
     }
-    trials = [] if study is None else study.trials
-    points = [
-        {name: trial[name] for name in ("point", "kind", "state", "score")} | {"cap_share": share}
-        for trial, share in zip(trials, cap_shares(study, found.by_id), strict=True)
-    ]
-    tuning = [_tune_words(study, runs)] if study is not None and runs else []
+    seeds = [run.config["seed"] for run in runs]
+    tuning = [_tune_words(study, runs[0], seeds)] if study is not None and runs else []
     return {
         "row": entry.name,
         "problem": entry.problem.name,
         "facts": facts,
-        "tried": points,
+        "tried": _tried_points(study, found),
         "commands": [*tuning, *commands(runs)],
     }
 
@@ -137,13 +160,18 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' * (len(own) != 1)} {seeds_in_words(own)}"
 
 
-def _tune_words(study: StudyRecord, runs: Sequence[RunResult]) -> str:
-    """The command of such a study with these fresh runs; it searches the space that this version declares."""
-    run, fresh = runs[0], _list_of([run.config["seed"] for run in runs])
+def _tune_words(study: StudyRecord, run: RunResult, fresh: Sequence[int]) -> str:
+    """The command of such a study with these fresh seeds; it searches the space that this version declares.
+
+    Args:
+        study: the study.
+        run: one of its runs, or of its winner's.
+        fresh: seeds of its winner's runs, if it has any.
+    """
     fixed = {name: value for name, value in run.chosen.items() if name not in study.axes}
     words = fit_words(run, fixed).removeprefix("bench fit")
     kinds = Counter(trial["kind"] for trial in study.trials)
-    seeds = f"--seeds {_list_of(study.seeds)} --report_seeds {fresh}"
+    seeds = f"--seeds {_list_of(study.seeds)}" + (f" --report_seeds {_list_of(fresh)}" if fresh else "")
     command = f"bench tune{words} --trials {kinds['design']} {seeds} --sampler {study.sampler}"
     if more := kinds["top-up"]:
         command += f"  # `bench suite` adds {counted(more, 'trial')}: equal budgets for all optimizers"

@@ -98,7 +98,9 @@ def judge(run: RunResult, again: RunResult, others: Sequence[RunResult]) -> tupl
     if claimed is None or found is None:
         return ("confirmed", run.status) if claimed == found else ("refuted", "only one of the two has a value")
     words = f"{found:.6g} here, {claimed:.6g} claimed"
-    if claimed == found or abs(found - claimed) <= ROUNDING * max(abs(found), abs(claimed)):
+    if abs(found - claimed) <= ROUNDING * max(abs(found), abs(claimed)):
+        if exact:
+            return "undecided", f"{words}: not bit for bit, although processor and versions are the same"
         return "confirmed", f"{words}, which is rounding"
     noise = _noise([run, *others])
     if noise is None:
