@@ -347,3 +347,21 @@ def test_expected_best_is_the_mean_over_all_draws(scores: list[float | None], mo
             assert found == pytest.approx(np.mean([best(draw) for draw in draws]), abs=1e-9)
         else:
             assert found is None
+
+
+def test_the_ratio_of_means_has_a_jackknife_interval() -> None:
+    random = np.random.default_rng(0)
+    held, times = 0, 400
+    above = below = ratio = low = high = np.ones((8, 1))
+    for _ in range(times):
+        above, below = 3 + random.normal(size=(8, 1)), 2 + 0.5 * random.normal(size=(8, 1))
+        ratio, low, high = stats.ratio_of_means(above, below)
+        assert ratio[0] == pytest.approx(above.mean() / below.mean())
+        held += low[0] <= 1.5 <= high[0]
+    assert 0.92 <= held / times <= 0.985
+    logs = [math.log(np.delete(above, i).mean() / np.delete(below, i).mean()) for i in range(8)]
+    error = math.sqrt(7 / 8 * sum((x - np.mean(logs)) ** 2 for x in logs))
+    assert high[0] / ratio[0] == pytest.approx(math.exp(reference.t.ppf(0.975, 7) * error))
+    ratio, low, high = stats.ratio_of_means([[1.0, 1.0, 1.0]], [[2.0, -1.0, 0.0]])
+    assert ratio[0] == 0.5
+    assert np.isnan([*ratio[1:], *low, *high]).all()

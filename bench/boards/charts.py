@@ -8,9 +8,21 @@ import numpy as np
 
 from bench.boards.attention import NONE, SHOWN, over_heads
 from bench.boards.collect import NO_ROWS, Collected
-from bench.boards.curves import SPAN, Line, curves, finite, log_axis, of_problem, over_steps, series, steps
+from bench.boards.curves import (
+    SPAN,
+    Line,
+    at_common_steps,
+    curves,
+    finite,
+    log_axis,
+    of_problem,
+    over_steps,
+    series,
+    steps,
+)
 from bench.boards.entries import Entry, Problem
 from bench.boards.forest import forest
+from bench.boards.shared import FEW_SEEDS
 from bench.boards.speed import cut_short, reached, steps_to
 from bench.boards.tuning import expected_scores
 from bench.errors import UserError
@@ -308,6 +320,9 @@ def _chart(
     for i, (problem, entries) in enumerate(found.problems.items()):
         tables = {entry.name: found.every(entry) for entry in entries}
         for name, words in quantities.items():
+            if name == "noise_scale":
+                panels += _noise(f"{kind}-{i}-{name}", problem, words, tables)
+                continue
             measured = {own: [read(each, name) for each in there] for own, there in tables.items()}
             lines = {own: [line and finite(*line) for line in there] for own, there in measured.items() if any(there)}
             if lines:
@@ -315,6 +330,43 @@ def _chart(
     if not panels:
         panels.append(Panel(kind, kind, "optimizer steps", kind, note=NONE))
     return Chart(panels, series(found))
+
+
+def _noise(
+    key: str, problem: Problem, words: str, tables: Mapping[str, Sequence[Mapping[str, Columns]]]
+) -> list[Panel]:
+    """The panel of the gradient noise scale, as the ratio of the means of its two estimates; none without them.
+
+    The estimate of ||G||^2 of one run is often negative, so the mean of the runs' ratios does not exist.
+    """
+    traces = []
+    for name, runs in tables.items():
+        parts = [_columns_of(runs, f"gradient_{part}") for part in ("noise", "square")]
+        if not all(parts):
+            continue
+        (at, noise), (_, square) = (at_common_steps(lines) for lines in parts)
+        ratio, low, high = stats.ratio_of_means(noise, square)
+        late = at > 0  # on a logarithmic axis
+        if np.isfinite(ratio[late]).any():
+            band = (low[late], high[late]) if len(noise) >= FEW_SEEDS else None
+            traces.append(Trace(name, at[late], ratio[late], band))
+    if not traces:
+        return []
+    note = (
+        "ratios of means over seeds; bands: 95 % jackknife interval; gaps: a mean of the estimates of ||G||^2 is not"
+        " positive"
+    )
+    tops = np.concatenate([trace.y[np.isfinite(trace.y)] for trace in traces])
+    limits = float(tops.min()) / 3, float(tops.max()) * 3
+    panel = Panel(key, words, "optimizer steps", words, "xy", traces, note, limits)
+    return [of_problem(problem, panel)]
+
+
+def _columns_of(runs: Sequence[Mapping[str, Columns]], name: str) -> list[Line]:
+    """A measurement of all runs; empty if one lacks it."""
+    tables = [tables.get("measurements", {}) for tables in runs]
+    lines = [finite(table["step"], table[name]) if name in table else None for table in tables]
+    return [line for line in lines if line is not None] if all(lines) else []
 
 
 CHARTS: dict[str, Callable[[Collected], Chart]] = {

@@ -152,7 +152,7 @@ def over_steps(
     Lines above `cut` times the highest initial value leave the panel, so that an exploding run does not hide others.
     """
     whole = {name: there for name, own in lines.items() if (there := [line for line in own if line is not None])}
-    common = {name: _common(own) for name, own in whole.items()}
+    common = {name: at_common_steps(own) for name, own in whole.items()}
     # The theory's rates are powers of the steps.
     log = ("x" if problem.measures or log_x else "") + log_axis([values for _, values in common.values()])
     traces, notes, seeds, early = [], [], {}, {}
@@ -188,7 +188,7 @@ def of_problem(problem: Problem, panel: Panel) -> Panel:
     return replace(panel, title=f"{panel.title}: {name}", note=note)
 
 
-def _common(lines: Sequence[Line]) -> Line:
+def at_common_steps(lines: Sequence[Line]) -> Line:
     """Steps at which all runs have values, shape (P,), and the values, shape (S, P)."""
     at = reduce(np.intersect1d, [own for own, _ in lines])
     return at, np.array([values[np.searchsorted(own, at)] for own, values in lines])

@@ -136,6 +136,25 @@ def noisier_interval(values: ArrayLike, more: Iterable[tuple[float, int]], *, lo
     return of_logarithms(found) if log else found
 
 
+def ratio_of_means(above: ArrayLike, below: ArrayLike) -> tuple[NDArray[np.float64], ...]:
+    """The ratio of two means over seeds, with its 95 % interval by the jackknife of its logarithm (Tukey 1958).
+
+    Args:
+        above: numerators, shape (S, P), finite.
+        below: denominators of the same seeds, shape (S, P).
+
+    Returns:
+        The ratio and the ends of its interval, shape (P,) each; NaN where a mean is not positive, and ends NaN where
+        one without a seed is not, or S is 1.
+    """
+    sums = [np.asarray(values, dtype=np.float64) for values in (above, below)]
+    n, whole, others = len(sums[0]), [x.sum(0) for x in sums], [x.sum(0) - x for x in sums]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio, without = (np.where((a > 0) & (b > 0), np.log(a / b), np.nan) for a, b in (whole, others))
+    half = float(stdtrit(n - 1, 0.975)) * np.sqrt((n - 1) * without.var(0)) if n > 1 else np.full(len(ratio), np.nan)
+    return np.exp(ratio), np.exp(ratio - half), np.exp(ratio + half)
+
+
 def within(found: Interval, low: float, high: float) -> Interval:
     """The interval cut at the smallest and largest possible value.
 
