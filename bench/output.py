@@ -107,7 +107,7 @@ def write(out: Path | None, content: bytes | str | Iterable[str]) -> None:
             with replacing(out.resolve()) as temporary, temporary.open("wb") as file:
                 file.writelines(encoded)
     except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror or error}; choose another file with -o") from None
+        raise UserError(f"cannot write {out}: {error.strerror or error}; choose another place with -o") from None
     print(f"written to {out}", file=sys.stderr)
 
 

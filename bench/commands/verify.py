@@ -61,6 +61,8 @@ def main(args: Args) -> int:
     with opened(path) as folder, TemporaryDirectory() as place:
         stores = Stores([store_in(folder)])
         code = warn_of(stores)
+        if stores.runs:
+            stores.refuse_unknown(args.task, args.opt, stores.runs)
         ended = ("completed", "diverged")
         there = [run for run in stores.runs if run.status in ended and run.is_of(args.task, args.opt)]
         if not there:
