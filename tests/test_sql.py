@@ -273,7 +273,7 @@ def test_a_file_that_cannot_be_written(cli, filled, tmp_path):
     (tmp_path / "file").touch()
     error = fails(cli, "sql", "from runs", "-o", tmp_path / "file" / "out.csv")
     assert "cannot write" in error
-    assert "choose another file with -o" in error
+    assert "choose another place with -o" in error
 
 
 @pytest.mark.parametrize("kind", ["table", "md", "csv", "json"])
