@@ -46,7 +46,7 @@ def _row(config: RunConfig, source: str, steps: int, rounds: int) -> Row:
     budget = BUDGETS[config.task]
     task, task.plan = build(config)
     task.data.to(torch.device("cpu"), torch.float32)
-    looks = {"curved": observation(task, True), "plain": observation(task, False)}
+    looks = {name: observation(task, budget, name == "curved") for name in ("curved", "plain")}
     measured = alternate(by_bench(config), looks, rounds)
     observed = observed_steps(budget, PER_DECADE)
     curved = len(observed[::-2])
@@ -60,10 +60,10 @@ def _row(config: RunConfig, source: str, steps: int, rounds: int) -> Row:
     return Row(what, "without", [1 + share for share in shares], 1.05)
 
 
-def observation(task: Task, curved: bool) -> Timed:
+def observation(task: Task, budget: int, curved: bool) -> Timed:
     """One observation after a step with known updates, with or without the Hessian."""
     weights = {name: p.detach() for name, p in task.named_parameters()}
-    first = observed_steps(BUDGETS["cifar10"], PER_DECADE)
+    first = observed_steps(budget, PER_DECADE)
     steps = count(10, 10)
 
     def look() -> None:

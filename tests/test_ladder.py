@@ -469,8 +469,8 @@ def test_a_ladder_without_a_rung_says_so(tmp_path: Path):
         (["--opt", "gd,adam", "--margin", "0.1"], "write decades from 0.5 to 4"),
         (["--opt", "gd,adm"], "adm"),
         (["--opt", "gd,adam", "--start", "0"], "--start 0: the first rung needs one parameter or more"),
-        (["--opt", "gd,adam", "--start", "1e12"], "more than 1000 times as many as the task's default model (4,096)"),
-        (["--opt", "gd,adam", "--ratio", "1e300"], "the last rung is more than 1000 times the first one's size"),
+        (["--opt", "gd,adam", "--start", "1e12"], "more than 1000 times as large as the given settings make it"),
+        (["--opt", "gd,adam", "--ratio", "1e300"], "more than 1000 times as large as the given settings make it"),
         (["--opt", "gd,adam", "--name", "x"], "--name x: it selects a ladder of --from STORE"),
         (["--from", "x"], "--task: with --from, everything is read from the store; remove it"),
     ],
@@ -486,7 +486,7 @@ def test_a_store_without_a_ladder_is_refused(tmp_path: Path, capsys: pytest.Capt
     with pytest.raises(SystemExit) as ended:
         main(["ladder", "--from", str(tmp_path)])
     assert ended.value.code == 2
-    assert "there is no ladder in this store" in capsys.readouterr().err
+    assert "there is no ladder in it" in capsys.readouterr().err
 
 
 def test_an_array_gives_the_same_command_without_what_each_task_has_of_its_own(capsys: pytest.CaptureFixture[str]):
@@ -555,12 +555,11 @@ def test_optimizers_at_the_floor_of_the_loss_tie(folder: Path, record: LadderRec
     found = findings(record, Stores([folder / "store"]))
     first, *_ = found.rungs
     assert first.above
-    opts, runs = list(first.methods), len(first.runs)
+    opts = list(first.methods)
     for run in first.runs:
         run.metrics["final"]["excess"] = 1e-17
         run.validations = [row | {"excess": 1e-17} for row in run.validations]
     assert len(opts) == 2
-    assert runs > 0
     assert first.ordered(opts) == " = ".join(sorted(opts))
     assert set(first.places(opts).values()) == {0}
     assert found.regret(0) is None

@@ -202,6 +202,8 @@ def test_the_ranking_is_final_from_the_rung_after_the_last_that_differs():
     tie = np.array([[1.0, 1.0], [1.0, 1.0]])
     assert final_from([tie, np.array([[1.0, 1.0], [2.0, 2.0]])]) == (1, 0)
     assert final_from([tie, tie]) == (0, 0)
+    assert kendall(tie, tie).mean == 1
+    assert kendall(tie, np.array([[1.0, 1.0], [2.0, 2.0]])).mean == 0
 
 
 def test_regret_is_the_largest_paired_difference():

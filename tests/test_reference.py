@@ -418,7 +418,7 @@ def test_words_that_cannot_be_meant(cli: Cli, swept: Path) -> None:
         return last_line(answer)
 
     assert "--runs 0" in said(cli("verify", swept, "--runs", 0))
-    assert "no matching finished runs" in said(cli("verify", swept, "--opt", "adam"))
+    assert "there are runs of gd, ngd" in said(cli("verify", swept, "--opt", "adam"))
 
 
 # -- what is published ------------------------------------------------------------------------------------------------

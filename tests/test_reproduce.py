@@ -424,15 +424,24 @@ def test_fewer_seeds_are_a_small_run_and_more_are_none(cli: Any, folder: Path) -
         ({"trainer.max_seconds": 1000}, False),
         ({"task.n": 6}, False),
         ({"task.n": 5}, True),
+        ({"task": "synthetic_joint"}, True),
         ({"opt.lr": 0.3}, True),
+        ({"data_seed": 0}, True),
         ({"trainer.max_steps": 20}, True),
     ],
 )
+@pytest.mark.parametrize("quick", [False, True])
 def test_settings_that_change_no_result_make_no_small_run(
-    folder: Path, tmp_path: Path, changes: dict[str, Any], altered: bool
+    folder: Path, tmp_path: Path, changes: dict[str, Any], altered: bool, quick: bool
 ) -> None:
-    asked = reproduce.ask("nobody/tiny", {"store": tmp_path / "runs", "device": "cpu"}, Version(changes=changes))
+    asked = reproduce.ask("nobody/tiny", {"store": tmp_path / "runs", "device": "cpu"}, Version(quick, changes=changes))
     assert asked.altered is altered
+
+
+def test_a_constant_that_a_search_varies_alters_its_points(folder: Path, tmp_path: Path) -> None:
+    places = {"store": tmp_path / "runs", "device": "cpu"}
+    assert not reproduce.ask("nobody/tiny", places, Version(search=True)).altered
+    assert reproduce.ask("nobody/tiny", places, Version(search=True, changes={"task.d": 3})).altered
 
 
 def finding(verdict: str, p: float | None) -> Finding:

@@ -41,7 +41,8 @@ def page(task: str, found: Collected) -> str | None:
         return None
     tables = markdown([board]).partition("\n")[2].strip()
     lines = [f"# What trained attention looks like on `{task}`", "", *wrap(ABOUT, 120), ""]
-    lines += [*wrap(f"**{_answer(board.tables)}**", 120), ""]
+    if answer := _answer(board.tables):
+        lines += [*wrap(f"**{answer}**", 120), ""]
     for name in CHARTS:
         lines += [f"![{name} of {task} against optimizer steps]({name}.png)", ""]
     commands = [f"bench leaderboard --board attention --task {task}"]
@@ -61,16 +62,17 @@ def _answer(tables: Sequence[Table]) -> str:
     said = []
     if reference is not None:
         said.append(f"At equal training loss, {those('sparser')} had sparser attention than {reference['opt']}.")
-        said.append(f"Less sparse: {those('less sparse')}.")
+        if any(row["verdict"] == "less sparse" for row in first.rows):
+            said.append(f"Less sparse: {those('less sparse')}.")
         start, end = (cell(reference[f"{when}_entropy"], 3) for when in ("start", "end"))
         said.append(f"During training with {reference['opt']}, entropy went from {start} to {end} nats.")
-    others_said: dict[str, list[str]] = {}
+    rest: dict[str, list[str]] = {}
     for row in first.rows:
         if row["verdict"] not in (None, "reference", "sparser", "less sparse"):
-            others_said.setdefault(row["verdict"], []).append(row["opt"])
-    for verdict, opts in sorted(others_said.items()):
-        refused = verdict.startswith("not compared")
-        said.append(f"{listed(opts)} {verdict}." if refused else f"{verdict.capitalize()}: {listed(opts)}.")
+            rest.setdefault(row["verdict"], []).append(row["opt"])
+    for verdict, opts in sorted(rest.items()):
+        was = f"{listed(opts)} {'was' if len(opts) == 1 else 'were'} {verdict}."
+        said.append(was if verdict.startswith("not compared") else f"{verdict.capitalize()}: {listed(opts)}.")
     rows = {row["opt"]: row for table in others for row in table.rows if row["rate"] is not None}
     for opt in NORMALIZED & rows.keys():
         rate = rows[opt]["rate"]

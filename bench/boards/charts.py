@@ -12,6 +12,7 @@ from bench.boards.curves import (
     SPAN,
     Line,
     at_common_steps,
+    columns,
     curves,
     finite,
     log_axis,
@@ -339,34 +340,28 @@ def _noise(
 
     The estimate of ||G||^2 of one run is often negative, so the mean of the runs' ratios does not exist.
     """
-    traces = []
+    traces, notes = [], []
     for name, runs in tables.items():
-        parts = [_columns_of(runs, f"gradient_{part}") for part in ("noise", "square")]
-        if not all(parts):
+        lines = [columns(runs, f"gradient_{part}") for part in ("noise", "square")]
+        pairs = [pair for pair in zip(*lines, strict=True) if all(pair)]
+        if not pairs:
             continue
-        (at, noise), (_, square) = (at_common_steps(lines) for lines in parts)
-        ratio, low, high = stats.ratio_of_means(noise, square)
+        if lacking := len(runs) - len(pairs):
+            notes.append(f"{name}: {lacking} of {len(runs)} runs have no such values")
+        at, values = at_common_steps([line for part in zip(*pairs, strict=True) for line in part if line])
+        ratio, low, high = stats.ratio_of_means(*np.split(values, 2))
         late = at > 0  # on a logarithmic axis
         if np.isfinite(ratio[late]).any():
-            band = (low[late], high[late]) if len(noise) >= FEW_SEEDS else None
+            band = (low[late], high[late]) if len(pairs) >= FEW_SEEDS else None
             traces.append(Trace(name, at[late], ratio[late], band))
     if not traces:
         return []
-    note = (
-        "ratios of means over seeds; bands: 95 % jackknife interval; gaps: a mean of the estimates of ||G||^2 is not"
-        " positive"
-    )
-    tops = np.concatenate([trace.y[np.isfinite(trace.y)] for trace in traces])
-    limits = float(tops.min()) / 3, float(tops.max()) * 3
-    panel = Panel(key, words, "optimizer steps", words, "xy", traces, note, limits)
+    bands = "; bands: 95 % jackknife interval" * any(trace.band is not None for trace in traces)
+    notes.insert(0, f"ratios of means over seeds{bands}; gaps: a mean of the estimates of ||G||^2 is not positive")
+    shown = np.concatenate([trace.y[np.isfinite(trace.y)] for trace in traces])
+    limits = float(shown.min()) / 3, float(shown.max()) * 3  # bands may be far wider
+    panel = Panel(key, words, "optimizer steps", words, "xy", traces, "\n".join(notes), limits)
     return [of_problem(problem, panel)]
-
-
-def _columns_of(runs: Sequence[Mapping[str, Columns]], name: str) -> list[Line]:
-    """A measurement of all runs; empty if one lacks it."""
-    tables = [tables.get("measurements", {}) for tables in runs]
-    lines = [finite(table["step"], table[name]) if name in table else None for table in tables]
-    return [line for line in lines if line is not None] if all(lines) else []
 
 
 CHARTS: dict[str, Callable[[Collected], Chart]] = {

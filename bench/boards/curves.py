@@ -56,7 +56,7 @@ def curves(found: Collected, column: str = "loss") -> Chart:
         for entry in entries:
             read, runs = found.every(entry), entry.runs.values()
             known |= {name for tables in read for table in tables.values() for name in table}
-            lines[entry.name] = _held(_columns(read, column), [run.status for run in runs])
+            lines[entry.name] = _held(columns(read, column), [run.status for run in runs])
             if column == "loss":
                 own = zip(lines[entry.name], runs, strict=True)
                 lines[entry.name] = [line and _clipped(line, run.infimum if above else None) for line, run in own]
@@ -92,8 +92,8 @@ def steps(found: Collected) -> Chart:
         lines, facts = {}, []
         for entry in shown:
             read = found.every(entry)
-            lines[f"{entry.name} applied"] = _columns(read, "applied_step")
-            lines[f"{entry.name} raw"] = _columns(read, "raw_step")
+            lines[f"{entry.name} applied"] = columns(read, "applied_step")
+            lines[f"{entry.name} raw"] = columns(read, "raw_step")
             if share := cap_share(entry.runs.values()):
                 facts.append(f"{entry.name}: {100 * share:.3g} % of the steps are at the cap")
         panels.append(over_steps(f"steps-{i}", problem, title, "step size", lines, facts))
@@ -109,7 +109,7 @@ Line = tuple[Array, Array]
 """Steps and values of a run, shape (P,) each, P > 0; only finite values."""
 
 
-def _columns(read: Iterable[Mapping[str, Columns]], column: str) -> list[Line | None]:
+def columns(read: Iterable[Mapping[str, Columns]], column: str) -> list[Line | None]:
     """The column of each run; None for a run without values."""
     lines: list[Line | None] = []
     for tables in read:

@@ -38,7 +38,7 @@ def explain(found: Collected, name: str) -> list[dict[str, Any]]:
 
 def _without_row(study: StudyRecord, why: str, found: Collected) -> dict[str, Any]:
     """Explanation of a study without a row."""
-    runs = [found.by_id[run_id] for run_id in sorted(study.run_ids) if run_id in found.by_id]
+    runs = _runs_of(study, found)
     names = {problem.key: problem.name for problem in found.problems}
     return {
         "row": bare(study.opt),
@@ -47,6 +47,11 @@ def _without_row(study: StudyRecord, why: str, found: Collected) -> dict[str, An
         "tried": _tried_points(study, found),
         "commands": [_tune_words(study, runs[0], ())] if runs else [],
     }
+
+
+def _runs_of(study: StudyRecord, found: Collected) -> list[RunResult]:
+    """The runs of a study's trials that are in the stores."""
+    return [found.by_id[run_id] for run_id in sorted(study.run_ids) if run_id in found.by_id]
 
 
 def _tried_points(study: StudyRecord | None, found: Collected) -> list[dict[str, Any]]:
@@ -99,7 +104,8 @@ def lines(row: Mapping[str, Any]) -> Iterator[str]:
             rows = [(*own, _capped(each["cap_share"])) for own, each in zip(rows, row["tried"], strict=True)]
             heads.append("steps set by the cap")
         yield from shown(Table.of(heads, rows), "    ")
-    yield "  commands"
+    if row["commands"]:
+        yield "  commands"
     yield from (cell(f"    {command}") for command in row["commands"])
     yield ""
 
@@ -109,7 +115,7 @@ def _capped(share: float | None) -> str:
 
 
 def _searched(study: StudyRecord, found: Collected) -> dict[str, str]:
-    runs = [found.by_id[run_id] for run_id in sorted(study.run_ids) if run_id in found.by_id]
+    runs = _runs_of(study, found)
     kinds = Counter(trial["kind"] for trial in study.trials)
     ranges = [f"{axis} (tried: {ends})" for axis, ends in tried(study).items()]
     scores = [trial["score"] for trial in study.trials]

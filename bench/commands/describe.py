@@ -195,7 +195,7 @@ def describe_experiment(name: str, experiment: "Experiment") -> str:
     lines += ["", "claims: the paper's statement and its test"]
     for claim in experiment.claims:
         said = [f"{k}:{_TIE}{_list(v) if isinstance(v, list) else v}" for k, v in (claim.model_extra or {}).items()]
-        lines += [*row(claim.name, claim.paper), *row(f"  {claim.test}", "; ".join(said))]
+        lines += [*row(claim.name, claim.statement), *row(f"  {claim.test}", "; ".join(said))]
     lines += ["", "tests:"]
     for test in dict.fromkeys(claim.test for claim in experiment.claims):
         lines += row(test, (CLAIMS[test].__doc__ or "").partition("\n")[0])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from bench.errors import ANYTHING, RunFailed, UserError, check_known, unknown
+from bench.errors import ANYTHING, RunFailed, UserError, check_known, unknown, unknown_run
 from bench.grammar.commands import COMMANDS, parse
 from bench.grammar.parse import Args
 from bench.output import answer, existing_stores, remark, reply, stores_of, warn_of
@@ -140,14 +140,11 @@ def run_show(args: Args) -> int:
         remark("error", broken[0])
         return RunFailed.exit_code
     begun = [run_id for run_id in stores.blocks if run_id.startswith(path.name)]
-    near = begun[:1] or get_close_matches(path.name, stores.blocks, n=1, cutoff=0.9)  # ids end in a digest
-    if near:
-        raise unknown(f"run in {stores.shown}", path.name, near)
-    if re.fullmatch(r".+-[0-9a-f]{10}", path.name):
-        where = stores.shown or " and ".join(map(str, stores_of(args)))
-        raise UserError(
-            f"there is no run {path.name} in {where}; `bench list runs` shows the runs, --store another store"
-        )
+    if begun:
+        raise unknown(f"run in {stores.shown}", path.name, begun[:1])
+    near = get_close_matches(path.name, stores.blocks, n=1, cutoff=0.9)
+    if near or re.fullmatch(r".+-[0-9a-f]{10}", path.name):  # ids end in a digest
+        raise unknown_run(path.name, stores.blocks, stores.shown or " and ".join(map(str, stores_of(args))))
     raise unknown(ANYTHING, name, [*TASKS, *OPTIMIZERS, *experiments()])
 
 

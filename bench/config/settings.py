@@ -11,7 +11,7 @@ from bench.errors import UserError
 from bench.text import comparable, plain, seeds_from_words
 from optimizers.groups import REST
 
-_SAME_RESULT = (
+SAME_RESULT = (
     "observe", "micro_batch_size", "compile", "checkpoint_seconds", "max_seconds", "devices", "num_nodes", "strategy",
 )  # fmt: skip
 """Trainer options that do not change the compared result."""
@@ -57,7 +57,7 @@ def problem_of(config: RunConfig) -> dict[str, Any]:
     usual |= dict.fromkeys(_BUDGET)
     usual["precision"] = spec.precision
     own = {f"task.{name}": value for name, value in config.task_options.items()}
-    own |= {f"trainer.{name}": value for name, value in config.trainer if name not in _SAME_RESULT}
+    own |= {f"trainer.{name}": value for name, value in config.trainer if name not in SAME_RESULT}
     return _differing(own | {"precision": config.precision}, usual)
 
 

@@ -335,7 +335,7 @@ _ALL = (
                    "SEEDS", default="5"),
             Option("budget", "a time, after which the workers stop and the result so far is shown (6h, 90min)", "COST",
                    read_budget),
-            _path("from", "rewrite the page from this store without training", "STORE"),
+            _path("from", "rewrite the page from this store or bundle without training", "STORE"),
             Option("name", "with --from: only this ladder", "NAME"),
             CONFIG, _out("folder of page, tables and pictures (default: laddered/NAME)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,

@@ -95,14 +95,12 @@ def _refuse_others(args: Args) -> None:
         UserError: there is one.
     """
     usual = parse("ladder", [])
-    given = [
-        option.flag
-        for option in COMMANDS["ladder"].options
-        if option.name not in ("from", "name", "out", "json")
-        and getattr(args, option.key) != getattr(usual, option.key)
-    ]
-    if given := [*given, *(f"--{name}" for name in args.of_runs)]:
-        raise UserError(f"{given[0]}: with --from, everything is read from the store; remove it")
+    for option in COMMANDS["ladder"].options:
+        given = getattr(args, option.key) != getattr(usual, option.key)
+        if given and option.name not in ("from", "name", "out", "json"):
+            raise UserError(f"{option.flag}: with --from, everything is read from the store; remove it")
+    if args.of_runs:
+        raise UserError(f"--{next(iter(args.of_runs))}: with --from, everything is read from the store; remove it")
 
 
 def _again(args: Args, folder: Path) -> int:
@@ -116,9 +114,9 @@ def _again(args: Args, folder: Path) -> int:
     stores = Stores([store])
     ladders = [each for each in stores.ladders if args.name in (None, each.name)]
     if not ladders and args.name is not None:
-        raise unknown(f"ladder in {store}", args.name, [each.name for each in stores.ladders])
+        raise unknown(f"ladder in {folder}", args.name, [each.name for each in stores.ladders])
     if not ladders:
-        raise UserError(f"--from {store}: there is no ladder in this store; `bench ladder --task lm ...` makes one")
+        raise UserError(f"--from {folder}: there is no ladder in it; `bench ladder --task lm ...` makes one")
     code, words = warn_of(stores), folder.name if folder.is_absolute() else str(folder)  # a page may be published
     for record in ladders:
         out = args.out if args.out and len(ladders) == 1 else (args.out or Path("laddered")) / record.name

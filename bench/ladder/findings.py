@@ -125,11 +125,6 @@ class Rung:
                 found[opt] = np.log10(array) if self.measure.log else -array if self.measure.mode == "max" else array
         return found
 
-    @property
-    def order(self) -> list[str]:
-        """The rankable optimizers, sorted by their means, best first."""
-        return sorted(self.losses, key=lambda opt: (float(self.losses[opt].mean()), opt))
-
     def places(self, opts: Iterable[str]) -> dict[str, int]:
         """How many of these rankable optimizers are better, by optimizer; those of equal means have the same place."""
         means = {opt: float(self.losses[opt].mean()) for opt in opts}

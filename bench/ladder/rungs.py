@@ -1,7 +1,7 @@
 """A ladder and its rungs: their studies, one after the other.
 
-A rung is a suite of one task at one size. The winning settings of the previous rung are the centres of its ranges, so a
-rung depends only on earlier rungs.
+A rung is a suite of one task at one size. Its ranges lie around the winning settings of the previous rung, so a rung
+depends only on earlier rungs.
 """
 
 import hashlib
@@ -108,22 +108,22 @@ class Ladder:
         if winners:
             wanted = min(wanted, math.ceil(4 * self.margin) + 1)  # half decades
         trials = -(-wanted // step) * step
-        centred = {spec.opt: _centred(spec, winners.get(spec.opt), self.margin) for spec in specs}
-        return self._suite(settings, centred, trials)
+        around = {spec.opt: _around(spec, winners.get(spec.opt), self.margin) for spec in specs}
+        return self._suite(settings, around, trials)
 
-    def _suite(self, settings: Words, centred: Mapping[str, Words], trials: int | None) -> Suite:
+    def _suite(self, settings: Words, around: Mapping[str, Words], trials: int | None) -> Suite:
         return Suite(
             title=f"ladder {self.name}",
             tasks={self.task: dict(settings)},
-            optimizers={name: {**self.own[name], **centred.get(name, {})} for name in self.opts},
+            optimizers={name: {**self.own[name], **around.get(name, {})} for name in self.opts},
             settings=dict(self.words),
             tune=Tune(trials=trials, seeds=self.seeds, sampler=self.sampler, prune=self.prune),
             seeds=self.fresh,
         )
 
 
-def _centred(spec: StudySpec, winner: Words | None, margin: float) -> dict[str, str]:
-    """Ranges around a winner, of which it is the first point; without one the ranges stay."""
+def _around(spec: StudySpec, winner: Words | None, margin: float) -> dict[str, str]:
+    """Ranges around a winner, whose values are those of the first point; without one the ranges stay."""
     around = {name: winner[name] for name in spec.design.ranges if winner is not None}
     lows = {name: x / 10 ** (2 * margin * spec.design.first[name]) for name, x in around.items()}
     return {name: f"{typed(low):g}:{typed(low * 10 ** (2 * margin)):g}" for name, low in lows.items()}

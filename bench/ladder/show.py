@@ -125,9 +125,9 @@ def _predictions(found: Findings) -> Table:
             measured = each.measured and factor(each.measured)
             rows.append(row | {"measured": measured, "held": each.held, "made": said["made"], "begun": rung.begun})
         if said["order"]:
-            there = [opt for opt in rung.order if opt in said["order"]]
-            same = "as measured" if there == said["order"] else f"measured {rung.ordered(there)}"
-            notes.append(f"rung {rung.number}: predicted order {', '.join(said['order'])}; {same}")
+            order, measured = ", ".join(said["order"]), rung.ordered(opt for opt in said["order"] if opt in rung.losses)
+            same = "as measured" if measured == order else f"measured {measured}"
+            notes.append(f"rung {rung.number}: predicted order {order}; {same}")
         if not was_before(rung):
             notes.append(f"rung {rung.number}: it had runs before the prediction, which therefore does not count")
     for number, coming in enumerate(found.record.rungs, 1):

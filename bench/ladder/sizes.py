@@ -24,7 +24,7 @@ EVALUATIONS = 20
 WIDEST = 2**14
 """Limit of the tried widths and depths."""
 LARGEST = 1e3
-"""Maximum size of the last rung, relative to the task's default. Ours."""
+"""Maximum size of the last rung, relative to that of the given settings. Ours."""
 
 
 @dataclass(frozen=True)
@@ -153,21 +153,22 @@ def sizes_of(rule: Rule, words: Mapping[str, Any], opt: str, rungs: int, places:
         return resolve({**words, **more, "opt": opt, "seed": 0}, fallback={**places, "device": "cpu"})
 
     base = config({})
-    if (rungs - 1) * math.log10(rule.ratio) > math.log10(LARGEST):
-        raise UserError(
-            f"--rungs {rungs} --ratio {rule.ratio:g}: the last rung is more than {LARGEST:g} times the first one's size"
-        )
-    wanted = [rule.ratio**k for k in range(rungs)]
     if rule.axis in MODEL:
-        settings = _models(rule, base, wanted)
+        count = _counter(base)
+        usual = count({})
+        start = rule.start if rule.start is not None else usual / START
+        _refuse_large(rule, rungs, start / usual)
+        settings = _models(rule.axis, base, count, [start * rule.ratio**k for k in range(rungs)])
     elif rule.axis == "data":
+        _refuse_large(rule, rungs)
         samples = base.task_spec.sizes["data"]
         first = base.task_options[samples]
         if first is None:
             raise UserError(f"--axis data: give the number of samples of the first rung, such as --task.{samples} 1000")
-        settings = [{f"task.{samples}": round(first * factor)} for factor in wanted]
+        settings = [{f"task.{samples}": round(first * rule.ratio**k)} for k in range(rungs)]
     else:
-        settings = [_longer(base, factor) for factor in wanted]
+        _refuse_large(rule, rungs)
+        settings = [_longer(base, rule.ratio**k) for k in range(rungs)]
     found = [_measured(rule, config(own), own, evaluated="trainer.val_every" in words) for own in settings]
     for k, (one, other) in enumerate(itertools.pairwise(found), 1):
         if one.at >= other.at:
@@ -182,20 +183,34 @@ def _longer(base: RunConfig, factor: float) -> dict[str, Any]:
     return more | ({"trainer.max_steps": round(steps * factor)} if steps is not None else {})
 
 
-def _models(rule: Rule, base: RunConfig, wanted: Sequence[float]) -> list[dict[str, Any]]:
-    """Settings of the models whose numbers of parameters are closest to the wanted ones."""
-    count, options = _counter(base), base.task_options
-    usual = count({})
-    start = rule.start if rule.start is not None else usual / START
-    if start * wanted[-1] > LARGEST * usual:
+def _refuse_large(rule: Rule, rungs: int, first: float = 1.0) -> None:
+    """Refuse a ladder whose last rung is too large; `first` is the first rung's size relative to the given settings.
+
+    Raises:
+        UserError: it is.
+    """
+    if math.log10(first) + (rungs - 1) * math.log10(rule.ratio) > math.log10(LARGEST):
         raise UserError(
-            f"--start {start:g}: the last rung would have {start * wanted[-1]:.3g} parameters, more than {LARGEST:g}"
-            f" times as many as the task's default model ({usual:,})"
+            f"--rungs {rungs} --ratio {rule.ratio:g}: the last rung would be more than {LARGEST:g} times as large as"
+            " the given settings make it; write fewer rungs, or a smaller --ratio or --start"
         )
-    candidates = list(_candidates(rule.axis, base.task_spec.sizes, options))
+
+
+def _models(
+    axis: Axis, base: RunConfig, count: Callable[[Mapping[str, Any]], int], wanted: Sequence[float]
+) -> list[dict[str, Any]]:
+    """Settings of the models whose numbers of parameters are closest to the wanted ones.
+
+    Args:
+        axis: of the model.
+        base: settings of the task.
+        count: gives the number of parameters for further options of the task.
+        wanted: numbers of parameters, ascending.
+    """
+    candidates = list(_candidates(axis, base.task_spec.sizes, base.task_options))
     settings, counts, i = list[dict[str, Any]](), list[int](), 0
-    for factor in wanted:
-        target = math.log(start * factor)
+    for parameters in wanted:
+        target = math.log(parameters)
         while not counts or (math.log(counts[-1]) < target and i < len(candidates)):
             counts.append(count(candidates[i]))
             i += 1

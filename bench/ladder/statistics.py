@@ -317,7 +317,8 @@ def kendall(first: ArrayLike, second: ArrayLike) -> Interval:
     pairs = np.triu_indices(len(one), 1)
     same, count = (one * other)[pairs], len(pairs[0])
     open_pairs, sure = int((same == 0).sum()), int(same.sum())
-    tau = float((_order(first) * _order(second))[pairs].sum()) / count
+    a, b = (_order(each)[pairs] for each in (first, second))
+    tau = float((a == b).sum() - (a * b < 0).sum()) / count  # a tie in both is the same order
     low, high = (sure - open_pairs) / count, (sure + open_pairs) / count
     return Interval(tau, min(low, tau), max(high, tau), count)
 

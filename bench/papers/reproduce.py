@@ -10,7 +10,7 @@ import numpy as np
 
 from bench.config.checks import check_places
 from bench.config.run_config import RunConfig, decided, on_device, resolve
-from bench.config.settings import problem_of
+from bench.config.settings import SAME_RESULT
 from bench.errors import UserError, check_known
 from bench.execute import Effort
 from bench.execute.blocks import check_all
@@ -28,7 +28,6 @@ from bench.store.files import replacing
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.tables import TABLES, Columns, as_arrow
-from bench.text import comparable
 from tasks.core.extras import not_installed
 
 ArmRun = tuple[str, RunConfig]
@@ -132,22 +131,29 @@ def ask(name: str, places: Settings, version: Version) -> WantedRuns:
         if shared := own.keys() & {"seed", *places}:
             raise UserError(f"--arm {label} {min(shared)}: it is the same in all arms; remove it")
 
+    altered = version.count is not None and version.count < len(full.seeds)
+
     def planned(there: Experiment) -> tuple[Experiment, list[ArmRun]]:
-        there = there.changed(version.changes, version.seeds, version.arms)
-        there.rehearse()
-        return there, jobs(there, places)
+        nonlocal altered
+        changed = there.changed(version.changes, version.seeds, version.arms)
+        changed.rehearse()
+        own = jobs(changed, places)
+        if version.changes or version.arms:
+            usual = jobs(there.changed({}, version.seeds), places)
+            altered = altered or not all(_is_same(one, other) for one, other in zip(own, usual, strict=True))
+        return changed, own
 
     experiment, todo = planned(full.small() if version.quick else full)
     points = full.search.points if version.search and full.search else []
-    altered = version.count is not None and version.count < len(full.seeds)
-    if version.changes or version.arms:
-        altered = altered or _settings(todo) != _settings(jobs(full, places))
-    return WantedRuns(experiment, todo, [(point, *planned(full.at(point))) for point in points], altered)
+    found = [(point, *planned(full.at(point))) for point in points]
+    return WantedRuns(experiment, todo, found, altered)
 
 
-def _settings(runs: Sequence[ArmRun]) -> set[str]:
-    """The settings of runs that change results, with their arms, without seeds."""
-    return {str((label, config.opt, comparable(config.opt_options), problem_of(config))) for label, config in runs}
+def _is_same(one: ArmRun, other: ArmRun) -> bool:
+    """Whether two runs have the same result: they differ only in how it is computed, or observed."""
+    (_, own), (_, usual) = one, other
+    trainer = own.trainer.model_copy(update={name: getattr(usual.trainer, name) for name in SAME_RESULT})
+    return own.model_copy(update={"trainer": trainer}).run_id == usual.run_id
 
 
 def reproduce(

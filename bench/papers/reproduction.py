@@ -20,8 +20,8 @@ from bench.text import as_options, cell, counted, duration, listed, plain
 
 CORRECTION = (
     "Verdicts of an experiment are corrected for their number (Holm over its claims, Bonferroni over the arms of one):"
-    " the probability of any false one is 5 % at most. Verdicts of the readings of a claim, and of the points of a"
-    " search, are corrected within the claim only (Holm). Intervals are 95 % each."
+    " the probability of any false “holds” or “fails” is 5 % at most. This does not cover verdicts over readings or"
+    " over points of a search, which are corrected within their claim (Holm). Intervals are 95 % each."
 )
 
 CONSEQUENCE = "So a verdict may be undecided although its interval excludes the bound of the claim."
@@ -187,7 +187,8 @@ def page(result: Reproduction) -> str:
         for name, *verdicts in zip(names, *found, strict=True):
             count = Counter(verdicts)
             where = ", ".join(f"{verdict} at {n}" for verdict, n in count.most_common())
-            lines += ["", f"`{name}`: {where} of {len(result.region)} points."]
+            itself = result.findings[name].verdict
+            lines += ["", f"`{name}`: {where} of {len(result.region)} points; {itself} in the experiment itself."]
     lines += ["", "## Runs", ""]
     rows = [
         (
@@ -245,7 +246,9 @@ def claim_lines(result: Reproduction, folder: Path) -> list[str]:
     """The verdicts on an experiment's claims, and the folder of the output."""
     lines = [f"{result.name}: {result.experiment.title}"]
     pairs = [(result.said(claim), claim, finding.text) for claim, finding in result.claims]
-    rows = [row for verdict, claim, text in pairs for row in ((verdict, f"{claim.name}: {claim.paper}"), ("", text))]
+    rows = [
+        row for verdict, claim, text in pairs for row in ((verdict, f"{claim.name}: {claim.statement}"), ("", text))
+    ]
     lines += shown(Table.facts(rows, least=9), "  ")
     if result.version.quick:
         lines.append("note: this is the quick version; its verdicts are no evidence")

@@ -20,9 +20,8 @@ from bench.text import clean, in_markdown, located, why_wrong
 
 MOST = 16 << 20
 """Largest size of a `claims.json` in bytes; a search of 100 points with 8 claims has 0.4 million. Ours."""
-
-
 OURS = "statements of ours, tested beside a paper's, are not counted by paper"
+"""Note below the counts."""
 
 
 class ClaimRecord(BaseModel):
@@ -76,9 +75,9 @@ class Shipped:
         """Number of the paper's claims by paper and verdict, in the order of `SAID`."""
         found: dict[str, dict[str, int]] = {}
         for page in self.pages:
-            own = found.setdefault(page.paper, dict.fromkeys(SAID, 0))
             for claim in page.claims:
-                own[claim.said] += not claim.ours
+                if not claim.ours:
+                    found.setdefault(page.paper, dict.fromkeys(SAID, 0))[claim.said] += 1
         return {paper: {said: n for said, n in own.items() if n} for paper, own in found.items()}
 
 

@@ -196,9 +196,7 @@ def said(verdict: str, readings: Iterable[str] = (), region: Iterable[str] = (),
         small: whether data, steps, model or seeds were reduced, so that the paper's claim is not settled.
     """
     word = verdict
-    if region := [*region]:
-        region.append(verdict)
-    if _contradict(region):
+    if _contradict([*region, verdict]):
         word = CONSTANTS
     if _contradict(readings):
         word = READING

@@ -147,12 +147,14 @@ def ratio_of_means(above: ArrayLike, below: ArrayLike) -> tuple[NDArray[np.float
         The ratio and the ends of its interval, shape (P,) each; NaN where a mean is not positive, and ends NaN where
         one without a seed is not, or S is 1.
     """
-    sums = [np.asarray(values, dtype=np.float64) for values in (above, below)]
-    n, whole, others = len(sums[0]), [x.sum(0) for x in sums], [x.sum(0) - x for x in sums]
+    arrays = [np.asarray(values, dtype=np.float64) for values in (above, below)]
+    n, whole, others = len(arrays[0]), [x.sum(0) for x in arrays], [x.sum(0) - x for x in arrays]
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratio, without = (np.where((a > 0) & (b > 0), np.log(a / b), np.nan) for a, b in (whole, others))
-    half = float(stdtrit(n - 1, 0.975)) * np.sqrt((n - 1) * without.var(0)) if n > 1 else np.full(len(ratio), np.nan)
-    return np.exp(ratio), np.exp(ratio - half), np.exp(ratio + half)
+        log_ratio, without = (np.where((a > 0) & (b > 0), np.log(a / b), np.nan) for a, b in (whole, others))
+    half = np.full(len(log_ratio), np.nan)
+    if n > 1:
+        half = float(stdtrit(n - 1, 0.975)) * np.sqrt((n - 1) * without.var(0))
+    return np.exp(log_ratio), np.exp(log_ratio - half), np.exp(log_ratio + half)
 
 
 def within(found: Interval, low: float, high: float) -> Interval:

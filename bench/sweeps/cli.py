@@ -33,9 +33,8 @@ def main(args: Args) -> int:
     mode = configs[0].task_spec.mode
     progress = SweepProgress(f"sweep {configs[0].task}", mode)
     if args.dry_run:
-        resolved = {config.run_id: settings_of(config.model_dump()) for config in configs}
-        names = ("opt", *varied, "seed")
-        return dry_run(args, configs, [{name: own[name] for name in names if name in own} for own in resolved.values()])
+        names, resolved = ("opt", *varied, "seed"), (settings_of(config.model_dump()) for config in configs)
+        return dry_run(args, configs, ({name: own[name] for name in names if name in own} for own in resolved))
     from bench.execute.elsewhere import made_elsewhere, publish
 
     if made_elsewhere(args):
