@@ -424,7 +424,6 @@ def test_fewer_seeds_are_a_small_run_and_more_are_none(cli: Any, folder: Path) -
         ({"trainer.max_seconds": 1000}, False),
         ({"task.n": 6}, False),
         ({"task.n": 5}, True),
-        ({"task": "synthetic_joint"}, True),
         ({"opt.lr": 0.3}, True),
         ({"data_seed": 7}, True),
         ({"trainer.max_steps": 20}, True),
@@ -436,6 +435,13 @@ def test_settings_that_change_no_result_make_no_small_run(
 ) -> None:
     asked = reproduce.ask("nobody/tiny", {"store": tmp_path / "runs", "device": "cpu"}, Version(quick, changes=changes))
     assert asked.altered is altered
+
+
+def test_another_task_alters_an_experiment(tmp_path: Path) -> None:
+    places = {"store": tmp_path / "runs", "device": "cpu"}
+    assert not reproduce.ask("vasudeva2025/mnist", places, Version()).altered
+    assert reproduce.ask("vasudeva2025/mnist", places, Version(changes={"task": "cifar10"})).altered
+    assert not reproduce.ask("vasudeva2025/mnist", places, Version(changes={"trainer.observe": 4})).altered
 
 
 def test_a_constant_that_a_search_varies_alters_its_points(folder: Path, tmp_path: Path) -> None:
