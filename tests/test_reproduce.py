@@ -344,7 +344,7 @@ def test_a_search_judges_the_claims_at_every_point(cli: Any, folder: Path) -> No
     assert "## Where the claims hold" in page
     assert "--task.d 4 --task.T 4" in page
     assert "d is open" in page
-    assert "`grows`: holds at 2 of 2 points." in page
+    assert "`grows`: holds at 2 of 2 points; holds in the experiment itself." in page
     assert "![map](map.png)" in page
     assert Path("reproduced/nobody/tiny/map.png").stat().st_size > 0
 
