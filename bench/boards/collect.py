@@ -136,9 +136,9 @@ class Collected:
         found = self.read(entry)
         return [found.get(seed, {}) for seed in entry.runs]
 
-    def trial_runs(self, entry: Entry) -> list[RunResult]:
-        """The stored runs of the trials of the entry's study; none if it was not tuned."""
-        ids = sorted(entry.study.run_ids) if entry.study else []
+    def trial_runs(self, study: StudyRecord | None) -> list[RunResult]:
+        """The stored runs of a study's trials; none without a study."""
+        ids = sorted(study.run_ids) if study else []
         return [self.by_id[run_id] for run_id in ids if run_id in self.by_id]
 
     def default_of(self, entry: Entry) -> Entry | None:

@@ -38,7 +38,7 @@ def explain(found: Collected, name: str) -> list[dict[str, Any]]:
 
 def _without_row(study: StudyRecord, why: str, found: Collected) -> dict[str, Any]:
     """Explanation of a study without a row."""
-    runs = _runs_of(study, found)
+    runs = found.trial_runs(study)
     names = {problem.key: problem.name for problem in found.problems}
     return {
         "row": bare(study.opt),
@@ -47,11 +47,6 @@ def _without_row(study: StudyRecord, why: str, found: Collected) -> dict[str, An
         "tried": _tried_points(study, found),
         "commands": [_tune_words(study, runs[0], ())] if runs else [],
     }
-
-
-def _runs_of(study: StudyRecord, found: Collected) -> list[RunResult]:
-    """The runs of a study's trials that are in the stores."""
-    return [found.by_id[run_id] for run_id in sorted(study.run_ids) if run_id in found.by_id]
 
 
 def _tried_points(study: StudyRecord | None, found: Collected) -> list[dict[str, Any]]:
@@ -115,7 +110,7 @@ def _capped(share: float | None) -> str:
 
 
 def _searched(study: StudyRecord, found: Collected) -> dict[str, str]:
-    runs = _runs_of(study, found)
+    runs = found.trial_runs(study)
     kinds = Counter(trial["kind"] for trial in study.trials)
     ranges = [f"{axis} (tried: {ends})" for axis, ends in tried(study).items()]
     scores = [trial["score"] for trial in study.trials]

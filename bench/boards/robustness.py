@@ -16,7 +16,7 @@ def robustness(found: Collected) -> Board:
         for entry in sorted(entries, key=lambda entry: (entry.diverged / len(entry.runs), entry.name)):
             values = [value for value in metric.values(entry) if value is not None]
             whole = len(values) == len(entry.runs)
-            ended = [run for run in found.trial_runs(entry) if run.finished]
+            ended = [run for run in found.trial_runs(entry.study) if run.finished]
             diverged = sum(run.status == "diverged" for run in ended)
             rows[entry] = {
                 "diverged": stats.share_interval(entry.diverged, len(entry.runs)),

@@ -105,10 +105,9 @@ def metric_of(entries: Sequence[Entry], reference: Entry | None) -> Measure:
     reference, the runs of all entries count; whether the infimum is known is a property of the instance.
     """
     own = [run for entry in (entries if reference is None else [reference]) for run in entry.runs.values()]
-    above = above_infimum(own)
     splits = sorted({run.split for entry in entries for run in entry.runs.values() if run.final is not None})
     problem = entries[0].problem
-    return final(problem.metric, problem.mode, above, split="/".join(splits))
+    return final(problem.metric, problem.mode, above_infimum(own), split="/".join(splits))
 
 
 COLORS = {"better": "green", "worse": "red"}
