@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.boards.charts import curves
 from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS
 from tests.entered import found, made, seeds
@@ -13,14 +14,14 @@ from tools import publish, schedules
 COSINE = {"trainer.schedule": "cosine", "trainer.warmup": 0.05}
 CONSTANT = {"adam": 0.9, "adamw": 0.8, "sgd": 0.7}
 """Accuracy at constant rates, by optimizer."""
+CURVE = {"step": [1, 100], **{name: [1.0, 0.5] for name in CURVE_FIELDS[1:]}}
 
 
 def fill(store: Path, gains: dict[str, float], words: dict[str, object] | None = None) -> None:
     """Seven fresh seeds per optimizer, whose accuracy is that at a constant rate plus the gain."""
     for opt, gain in gains.items():
         runs = seeds(opt, [CONSTANT[opt] + gain + 0.001 * i for i in range(7)], words=words or {})
-        curve = {"step": [1, 100], **{name: [1.0, 0.5] for name in CURVE_FIELDS[1:]}}
-        put(store, *runs, tables={"curve": {run.run_id: curve for run in runs}})
+        put(store, *runs, tables={"curve": {run.run_id: CURVE for run in runs}})
 
 
 def test_each_method_with_a_schedule_is_compared_with_itself_and_with_the_reference(tmp_path: Path) -> None:
@@ -74,3 +75,23 @@ def test_constant_rates_and_schedules_are_published_apart(tmp_path: Path, monkey
     assert {entry.opt for entry in there.all.entries} == {*CONSTANT}
     assert [entry.opt for entry in there.arms.entries] == ["adam"]
     assert len({problem.key for own in (there.all, there.arms) for problem in own.problems}) == 2
+
+
+def test_the_readme_counts_verdicts_and_marks_them_in_the_cells(tmp_path: Path) -> None:
+    accuracies = {"adamw": 0.8, "adam": 0.8, "muon": 0.9, "sgd": 0.7}
+    runs = [
+        run
+        for task in ("mnist", "cifar10")
+        for opt, accuracy in accuracies.items()
+        for run in seeds(opt, [accuracy + 0.001 * i for i in range(7)], task=task)
+    ]
+    runs += seeds("sngd", [0.99] * 3)
+    put(tmp_path, *runs, tables={"curve": {run.run_id: CURVE for run in runs}})
+    own = found(tmp_path)
+    text = publish.text(own, curves(own).panels)
+    told = "In short, against adamw on 2 tasks (cifar10, mnist): muon better on 2; sgd worse on 2."
+    assert told in " ".join(text.split())
+    cells = dict(line.removeprefix("| ").split(" | ", 1) for line in text.splitlines() if line.startswith("| "))
+    assert [cells[opt].count(mark) for opt, mark in (("muon", "▲"), ("sgd", "▼"), ("adam", "≈"))] == [2, 2, 2]
+    for unmarked in ("adamw (reference)", "sngd"):
+        assert not set(cells[unmarked]) & set(publish.MARKS.values())

@@ -442,18 +442,22 @@ def test_shipped_results_are_small_sound_and_without_a_place_of_a_machine() -> N
     assert sum(path.stat().st_size for path in files) < 20e6
     text = b"".join(path.read_bytes() for path in files if path.suffix in (".jsonl", ".json"))
     assert b'"/' not in text
-    by_task: dict[str, set[object]] = {}
+    schedules = {run.run_id: run.config["trainer"]["schedule"] for run in stores.runs}
+    budgets: dict[tuple[str, str], set[object]] = {}
     for study in stores.studies:
+        (schedule,) = {schedules[run_id] for run_id in study.run_ids}
         fresh = {
             run.run_id
             for run in stores.runs
-            if run.run_id not in study.run_ids and run.config["opt"] == study.opt and run.task == study.task
+            if run.run_id not in study.run_ids
+            and (run.config["opt"], run.task, schedules[run.run_id]) == (study.opt, study.task, schedule)
         }
-        by_task.setdefault(study.task, set()).add((len(study.trials), tuple(study.seeds)))
+        own = budgets.setdefault((study.task, schedule), set())
+        own.add((len(study.trials), tuple(study.seeds)))
         if study.winner is None:  # all settings were excluded
             assert not fresh
         else:
-            by_task[study.task].add(len(fresh))
+            own.add(len(fresh))
     # Equal budgets: trials, tuning seeds and fresh seeds.
-    assert by_task
-    assert all(len(budgets) == 2 for budgets in by_task.values()), by_task
+    assert budgets
+    assert all(len(own) == 2 for own in budgets.values()), budgets

@@ -87,12 +87,7 @@ def _answer(tables: Sequence[Table]) -> str:
     return " ".join(said)
 
 
-def publish(task: str, found: Collected) -> None:
-    """Write a task's page and its charts, if its runs were observed."""
-    text = page(task, found)
-    if text is None:
-        return
-    path(task).parent.mkdir(parents=True, exist_ok=True)
-    path(task).write_text(text, "utf-8")
+def draw(task: str, found: Collected) -> None:
+    """Write the charts of a task's page."""
     for name, chart in CHARTS.items():
         path(task).with_name(f"{name}.png").write_bytes(picture(chart(found).shown, ".png"))

@@ -2,10 +2,10 @@
 
 A task of the reference suite is published if the store has all fresh seeds of every optimizer. Its runs go to
 `results/reference/runs`, thinned to 200 points per curve, its settings to `configs/tuned`, figure, sentences and
-tables into README.md, its observations of attention to `results/observatory`, and what was searched to
-`results/tuned`. The arms with a schedule (`tools/schedules.py`) have runs there too, and their own page.
-Without a store, only the pages are written again. With `--check`, nothing is written; exit code 1: README.md or one of
-these pages does not match `results/reference`.
+tables into README.md, verdicts and set-up into docs/results.md, its observations of attention to
+`results/observatory`, and what was searched to `results/tuned`. The arms with a schedule (`tools/schedules.py`) have
+runs there too, and their own page. Without a store, only the pages are written again. With `--check`, nothing is
+written; exit code 1: one of these pages does not match `results/reference`.
 """
 
 import argparse
@@ -43,12 +43,15 @@ from bench.text import cell, counted, listed
 from bench.tuning import suite
 from tools import observatory, schedules, searches
 
-TABLES = {"Theory tasks": ("theory",), "Models": ("lm", "vision", "sst2")}
+TABLES = {"Theory": ("theory",), "Vision": ("vision",), "Text": ("lm", "sst2")}
 """The parts of the reference suite in each table of README.md."""
 PARTS = tuple(part for parts in TABLES.values() for part in parts)
-FOLDER, README, FIGURE = Path("results/reference"), Path("README.md"), Path("docs/_static/reference.png")
+FOLDER, FIGURE = Path("results/reference"), Path("docs/_static/reference.png")
+README, RESULTS = Path("README.md"), Path("docs/results.md")
 SENSITIVITY = Path("results/tuned")
 BEGIN, END = "<!-- reference -->", "<!-- /reference -->"
+MARKS = {"better": "▲", "worse": "▼", "no difference found": "≈"}
+"""Verdicts in the cells of README.md; others have none."""
 ALT = "Training loss against optimizer steps, all optimizers"
 AXES = {"xy": ", both axes logarithmic", "x": ", logarithmic steps", "y": ", logarithmic loss"}
 POINTS = 200
@@ -161,41 +164,128 @@ def _withdraw(arms: Set[tuple[str, str]]) -> None:
             study.places(FOLDER / STORE)[0].unlink()
 
 
+class _Part(NamedTuple):
+    """What one table of README.md shows.
+
+    Attributes:
+        title: of the table.
+        ranked: the rows of the board `quality` by task.
+        aligned: the rows of the board `theory` for the tasks on which the reference is at the floor of the loss.
+    """
+
+    title: str
+    ranked: Mapping[str, Table]
+    aligned: Mapping[str, Table]
+
+    @property
+    def columns(self) -> dict[str, tuple[str, str, Table]]:
+        """Title, key and rows of each task's column."""
+        said = {task: (f"{task}: {_metric(table)}", "final", table) for task, table in self.ranked.items()}
+        for task, table in self.aligned.items():
+            said[task] = (f"{task}: final alignment", "alignment", table)
+        return said
+
+
+def _parts(found: Collected) -> list[_Part]:
+    tables = {table.title: table for table in quality(found).tables}
+    alignments = {table.title: table for table in theory(found).tables}
+    parts = []
+    for title, members in TABLES.items():
+        tasks = {task for part in members for declared in suite.load(part) for task in declared.tasks}
+        own = {problem.task: tables[problem.name] for problem in found.problems if problem.task in tasks}
+        aligned = {task: alignments[t.title] for task, t in own.items() if _at_floor(t) and t.title in alignments}
+        if own:
+            parts.append(_Part(title, {task: table for task, table in own.items() if task not in aligned}, aligned))
+    return parts
+
+
 def text(found: Collected, panels: Sequence[Panel]) -> str:
-    """The reference results for README.md: the figure, verdicts with a table for each group of parts, the set-up.
+    """The reference results for README.md: the figure, three sentences, a table for each part.
 
     Args:
         found: the published runs.
         panels: those of the figure.
     """
-    lines = [f"![{ALT}]({FIGURE})", "", *wrap(_caption(panels), 120)]
-    tables = {table.title: table for table in quality(found).tables}
-    alignments = {table.title: table for table in theory(found).tables}
-    for title, members in TABLES.items():
-        tasks = {task for part in members for declared in suite.load(part) for task in declared.tasks}
-        own = {problem.task: tables[problem.name] for problem in found.problems if problem.task in tasks}
-        if not own:
-            continue
-        aligned = {task: alignments[t.title] for task, t in own.items() if _at_floor(t) and t.title in alignments}
-        ranked = {task: table for task, table in own.items() if task not in aligned}
-        said = [_summary(ranked)] * (len(ranked) > 2) + [_sentence(task, table) for task, table in ranked.items()]
-        said += [_by_alignment(own, aligned)] * bool(aligned)
-        lines += ["", *wrap(" ".join([f"**{title}.**", *said]), 120), ""]
+    parts = _parts(found)
+    lines = [f"![{ALT}]({FIGURE})", "", *wrap(_caption(panels), 120), ""]
+    lines += wrap(" ".join([_summary(parts), _reading(parts), _made(found)]), 120)
+    for part in parts:
         cells: dict[str, dict[str, str]] = {}
-        for part_of_it, key in ((ranked, "final"), (aligned, "alignment")):
-            for task, table in part_of_it.items():
-                for row in table.rows:
-                    cells.setdefault(row["opt"], {})[task] = cell(row[key])
-        titles = {task: _metric(table) for task, table in ranked.items()} | dict.fromkeys(aligned, "final alignment")
-        columns = [Column("opt", "optimizer"), *(Column(task, f"{task}: {what}") for task, what in titles.items())]
-        lines += markdown_table(Table("", columns, [{"opt": opt, **own} for opt, own in sorted(cells.items())]))
-    noise = "without the noise of tuning (the board `quality` has it)"
-    means = f"Tables have means over fresh seeds with 95 % intervals, {noise}."
+        for task, (_, key, table) in part.columns.items():
+            for row in table.rows:
+                opt = f"{row['opt']} (reference)" if row["is_reference"] else row["opt"]
+                cells.setdefault(opt, {})[task] = f"{cell(row[key])} {MARKS.get(_of_wins(row), '')}".strip()
+        columns = [Column("opt", "optimizer"), *(Column(task, of[0]) for task, of in part.columns.items())]
+        rows = [{"opt": opt, **own} for opt, own in sorted(cells.items())]
+        lines += ["", f"**{part.title}**", "", *markdown_table(Table("", columns, rows))]
+    return "\n".join([*lines, ""])
+
+
+def details(found: Collected) -> str:
+    """The verdicts on each task and the set-up, for docs/results.md."""
+    said = []
+    for part in _parts(found):
+        sentences = [_sentence(task, table) for task, table in part.ranked.items()]
+        said.append(" ".join([f"**{part.title}.**", *sentences, *[_by_alignment(part)] * bool(part.aligned)]))
     own = {problem.task: entries for problem, entries in found.problems.items()}
     unranked = [f"{study.opt} has no row on {study.task}: {why}." for study, why in found.unranked]
     excluded = _excluded(entry for entries in own.values() for entry in entries)
-    said = " ".join([means, _set_up(own), *excluded, *unranked])
-    return "\n".join([*lines, "", *wrap(said, 120), ""])
+    said.append(" ".join([_set_up(own), *excluded, *unranked]))
+    return "\n\n".join("\n".join(wrap(each, 120)) for each in said) + "\n"
+
+
+def _summary(parts: Sequence[_Part]) -> str:
+    """How often each optimizer is better or worse than each reference, in one sentence."""
+    tasks: dict[str, list[str]] = {}
+    counts: dict[str, dict[str, Counter[str]]] = {}
+    for part in parts:
+        for task, (_, _, table) in part.columns.items():
+            reference = next((row["opt"] for row in table.rows if row["is_reference"]), None)
+            if reference is None:
+                continue
+            tasks.setdefault(reference, []).append(task)
+            for row in table.rows:
+                if (verdict := _of_wins(row)) in ("better", "worse"):
+                    counts.setdefault(reference, {}).setdefault(row["opt"], Counter())[verdict] += 1
+    said = []
+    for reference, own in tasks.items():
+        groups: dict[str, list[str]] = {}
+        of = counts.get(reference, {})
+        for opt, count in sorted(of.items(), key=lambda item: (item[1]["worse"], -item[1]["better"], item[0])):
+            words = " and ".join(f"{word} on {count[word]}" for word in ("better", "worse") if count[word])
+            groups.setdefault(words, []).append(opt)
+        listing = "; ".join(f"{listed(opts)} {words}" for words, opts in groups.items())
+        on = f"on {counted(len(own), 'task')} ({', '.join(own)})"
+        said.append(f"against {reference} {on}: {listing or 'no significant difference'}")
+    return f"In short, {' | '.join(said) or 'nothing was compared'}.".replace(" | ", "; and ")
+
+
+def _reading(parts: Sequence[_Part]) -> str:
+    """What the cells of the tables are."""
+    marks = ", ".join(f"{mark} {word}" for word, mark in MARKS.items())
+    said = (
+        "Cells have means over fresh seeds with 95 % intervals (without the noise of tuning) and verdicts"
+        f" ({marks}, no mark: undecided or not compared)"
+    )
+    aligned = [task for part in parts for task in part.aligned]
+    if aligned:
+        said += (
+            f"; on {listed(aligned)}, where the reference reaches the floor of the loss, cosines between the weights"
+            f" and the max-margin solution, with verdicts by the steps to a cosine of {ALIGNED:g}"
+        )
+    return f"{said}."
+
+
+def _made(found: Collected) -> str:
+    """Trials, seeds, machines and versions, in one sentence."""
+    entries = [entry for own in found.problems.values() for entry in own]
+    trials = _span(len(entry.study.trials) for entry in entries if entry.study)
+    fresh = _span(len(entry.runs) for entry in entries)
+    runs = [run for entry in entries for run in entry.runs.values()]
+    return (
+        f"On each task, all optimizers had the same number of trials ({trials}) and of fresh seeds ({fresh});"
+        f" [Results]({RESULTS}) has the details ({_machines(runs)})."
+    )
 
 
 def _caption(panels: Sequence[Panel]) -> str:
@@ -229,6 +319,21 @@ def _set_up(entries: Mapping[str, Sequence[Entry]]) -> str:
         length = trainer[f"max_{name}s"]
         budget[task] = f"{length:,g} {name}{'s' * (length != 1)}"
     runs = [run for own in entries.values() for entry in own for run in entry.runs.values()]
+    constant = all(run.config["trainer"]["schedule"] == "constant" for run in runs)
+    steady = ", at a constant learning rate" * constant
+    lines = [
+        f"Each optimizer was tuned with {_by_task(trials)}, each on {_by_task(tuning)},"
+        f" and then run on {_by_task(fresh)}.",
+        f"Budget of a run{steady}: {_by_task(budget)} on {_by_task(batch)}.",
+        f"Machines and versions: {_machines(runs)}.",
+    ]
+    if any((run.reason or "").startswith("converged") for run in runs):
+        lines.append("A run ends early if its gradient underflows to 0.")
+    return " ".join(lines)
+
+
+def _machines(runs: Sequence[RunResult]) -> str:
+    """Processors, threads, versions and days of runs."""
     machines: dict[int, set[str]] = {}
     for run in runs:
         name = re.sub(r"\((R|TM)\)| Processor", "", run.environment["gpu"] or run.environment["cpu"])
@@ -240,28 +345,19 @@ def _set_up(entries: Mapping[str, Sequence[Entry]]) -> str:
         f"{name} {' or '.join(sorted({run.versions[name] for run in runs}))}" for name in ("torch", "lightning")
     )
     days = " to ".join(sorted({min(run.begun for run in runs)[:10], max(run.begun for run in runs)[:10]}))
-    constant = all(run.config["trainer"]["schedule"] == "constant" for run in runs)
-    steady = ", at a constant learning rate" * constant
-    lines = [
-        f"Each optimizer was tuned with {_by_task(trials)}, each on {_by_task(tuning)},"
-        f" and then run on {_by_task(fresh)}.",
-        f"Budget of a run{steady}: {_by_task(budget)} on {_by_task(batch)}.",
-        f"Machines and versions: {places}, {versions}, {days}.",
-    ]
-    if any((run.reason or "").startswith("converged") for run in runs):
-        lines.append("A run ends early if its gradient underflows to 0.")
-    return " ".join(lines)
+    return f"{places}, {versions}, {days}"
 
 
 def _excluded(entries: Iterable[Entry]) -> list[str]:
     """The rule on settings whose cap set nearly all steps, if there are any."""
     rule = f"Settings whose cap set more than {100 * CAP_BINDS:g} % of the steps were excluded from the choice"
-    return [f"{rule} ([all searches]({SENSITIVITY}/README.md))."] * any(entry.excluded for entry in entries)
+    return [f"{rule} ([all searches](../{SENSITIVITY}/README.md))."] * any(entry.excluded for entry in entries)
 
 
-def _span(numbers: Iterable[int], what: str) -> str:
+def _span(numbers: Iterable[int], what: str = "") -> str:
     own = sorted(set(numbers)) or [0]
-    return counted(own[0], what) if len(own) == 1 else f"{own[0]} to {counted(own[-1], what)}"
+    last = counted(own[-1], what) if what else str(own[-1])
+    return last if len(own) == 1 else f"{own[0]} to {last}"
 
 
 def _by_task(values: Mapping[str, str]) -> str:
@@ -278,24 +374,6 @@ def _without_unit(value: str, before: str) -> str:
     """Such as 17 for `17 trials` after `9 trials`, and 16 for `batches of 16` after `batches of 32`."""
     unit = re.sub(r"[\d,]+", "", value).rstrip("s")
     return re.sub(r"[^\d,]", "", value) if unit and unit == re.sub(r"[\d,]+", "", before).rstrip("s") else value
-
-
-def _summary(tables: Mapping[str, Table]) -> str:
-    """How often each optimizer is better or worse than the reference, in one sentence."""
-    counts: dict[str, Counter[str]] = {}
-    for table in tables.values():
-        for row in table.rows:
-            if (verdict := _of_wins(row)) in ("better", "worse"):
-                counts.setdefault(row["opt"], Counter())[verdict] += 1
-    references = dict.fromkeys(row["opt"] for table in tables.values() for row in table.rows if row["is_reference"])
-    groups: dict[str, list[str]] = {}
-    for opt, count in sorted(counts.items(), key=lambda item: (item[1]["worse"], -item[1]["better"], item[0])):
-        words = " and ".join(f"{word} on {count[word]}" for word in ("better", "worse") if count[word])
-        groups.setdefault(words, []).append(opt)
-    said = "; ".join(f"{listed(opts)} {words}" for words, opts in groups.items())
-    n = len(tables)
-    where = f"{n} task{'s' * (n != 1)}"
-    return f"In short, against {' or '.join(references) or 'nobody'} on {where}: {said or 'no significant difference'}."
 
 
 def _of_wins(row: Mapping[str, Any]) -> str:
@@ -337,15 +415,10 @@ def _at_floor(table: Table) -> bool:
     return any("at the floor" in note and "no target" in note for note in table.notes)
 
 
-def _by_alignment(tables: Mapping[str, Table], aligned: Mapping[str, Table]) -> str:
+def _by_alignment(part: _Part) -> str:
     """Verdicts on the tasks whose final loss ranks nothing: by the steps to alignment with the theory's solution."""
-    references = dict.fromkeys(row["opt"] for task in aligned for row in tables[task].rows if row["is_reference"])
-    verdicts = "; ".join(f"{task}, {_by_verdict(table)}" for task, table in aligned.items())
-    return (
-        f"On {listed(list(aligned))}, tuned {' or '.join(references)} reaches the floor of the loss, so the table has"
-        " the cosine between the weights and the max-margin solution. Verdicts by steps to a cosine of"
-        f" {ALIGNED:g}, at settings tuned for the loss: {verdicts}."
-    )
+    verdicts = "; ".join(f"{task}, {_by_verdict(table)}" for task, table in part.aligned.items())
+    return f"Verdicts by steps to a cosine of {ALIGNED:g}, at settings tuned for the loss: {verdicts}."
 
 
 def _smaller(image: bytes) -> bytes:
@@ -389,38 +462,46 @@ def _ship_finished(stores: Stores, tuned: Path) -> bool:
     return bool(tasks or arms)
 
 
+def _pages(there: Published) -> dict[Path, str]:
+    """All generated pages: README.md and docs/results.md with their new blocks, and those of results."""
+    blocks = {README: text(there.all, there.figure.panels), RESULTS: details(there.all)}
+    pages = {path: _with_block(path.read_text("utf-8"), block) for path, block in blocks.items()}
+    optional = {observatory.path(task): observatory.page(task, own) for task, own in there.tasks.items()}
+    optional |= {searches.PATH: searches.page(there.tasks), schedules.PATH: schedules.page(there.all, there.arms)}
+    return pages | {path: page for path, page in optional.items() if page is not None}
+
+
+def _with_block(page: str, block: str) -> str:
+    before, _, rest = page.partition(f"{BEGIN}\n")
+    return f"{before}{BEGIN}\n{block}{END}{rest.partition(END)[2]}"
+
+
 def main() -> int:
     """Publish, or check the published results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--check", action="store_true", help="compare README.md and pages with results/reference, and stop"
-    )
+    parser.add_argument("--check", action="store_true", help="compare the pages with results/reference, and stop")
     parser.add_argument("--tuned", type=Path, default=Path("tuned"), help="folder with tuned settings")
     args = parser.parse_args()
-    if args.check:
-        there = shown()
-        written = (README, searches.PATH, schedules.PATH, *observatory.FOLDER.glob("*/README.md"))
-        files = {path: path.read_text("utf-8") for path in written if path.exists()}
-        pages = {observatory.path(task): observatory.page(task, own) for task, own in there.tasks.items()}
-        pages |= {searches.PATH: searches.page(there.tasks), schedules.PATH: schedules.page(there.all, there.arms)}
-        pages = {path: page for path, page in pages.items() if page is not None}
-        wrong = {str(path) for path in files.keys() ^ {README, *pages}}
-        wrong |= {str(path) for path, page in pages.items() if files.get(path) != page}
-        wrong |= {str(README)} if text(there.all, there.figure.panels) not in files[README] else set()
-        for path in sorted(wrong):
-            print(f"{path} does not match results/reference: run make publish", file=sys.stderr)
-        return int(bool(wrong))
-    if place("store").is_dir() and not _ship_finished(Stores([place("store")]), args.tuned):
+    if not args.check and place("store").is_dir() and not _ship_finished(Stores([place("store")]), args.tuned):
         return 1
     there = shown()
+    pages = _pages(there)
+    if args.check:
+        optional = (searches.PATH, schedules.PATH, *observatory.FOLDER.glob("*/README.md"))
+        files = {path: path.read_text("utf-8") for path in (*optional, *pages) if path.exists()}
+        wrong = sorted(path for path in {*files, *pages} if files.get(path) != pages.get(path))
+        for path in wrong:
+            print(f"{path} does not match results/reference: run make publish", file=sys.stderr)
+        return int(bool(wrong))
+    for path, page in pages.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, "utf-8")
     for task, own in there.tasks.items():
-        observatory.publish(task, own)
-    schedules.publish(there.all, there.arms)
-    searches.PATH.write_text(searches.page(there.tasks), "utf-8")
+        if observatory.path(task) in pages:
+            observatory.draw(task, own)
+    if there.arms is not None:
+        schedules.draw(there.arms)
     write(FIGURE, _smaller(picture(there.figure.shown, FIGURE.suffix)))
-    before, _, rest = README.read_text("utf-8").partition(f"{BEGIN}\n")
-    summary = text(there.all, there.figure.panels)
-    README.write_text(f"{before}{BEGIN}\n{summary}{END}{rest.partition(END)[2]}", "utf-8")
     return 0
 
 

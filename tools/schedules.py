@@ -82,10 +82,6 @@ def _section(constant: Collected, plain: Problem, arms: Collected, problem: Prob
     return ["", f"## {problem.task}", "", *wrap(said, 120), "", *markdown_table(Table("", columns, rows))]
 
 
-def publish(constant: Collected, arms: Collected | None) -> None:
-    """Write the page and its figure, if there are arms."""
-    text = page(constant, arms)
-    if arms is not None and text is not None:
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        PATH.write_text(text, "utf-8")
-        FIGURE.write_bytes(picture(curves(arms).shown, ".png"))
+def draw(arms: Collected) -> None:
+    """Write the figure of the page."""
+    FIGURE.write_bytes(picture(curves(arms).shown, ".png"))
