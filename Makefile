@@ -52,6 +52,7 @@ publish:  ## write what is finished of the reference runs into results, configs/
 
 statistics:  ## simulate what verdicts and intervals promise
 	uv run python -m tools.statistics
+	uv run python -m tools.ladder_statistics
 
 defaults:  ## choose the optimizers' defaults by family of tasks from the reference studies, and train with each (hours; resumes)
 	uv run python -m tools.defaults

@@ -1,7 +1,7 @@
 """The statistics of ladders: pure functions over float64 arrays.
 
 A step ratio is given by its natural logarithm: 0 if two methods are equal, negative if the first needs fewer steps.
-`tests/test_ladder_statistics.py` simulates the coverage of the intervals.
+`tools/ladder_statistics.py` simulates the coverage of the intervals.
 """
 
 import itertools
@@ -106,10 +106,12 @@ def step_ratio(steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smooth
 
 
 def smoothing(places: Array) -> Array:
-    """The matrix of local linear regression.
+    """The matrix of local linear regression with twicing.
 
     Lines are fitted by least squares with weights that fall to 0 at the distance `SMOOTH` (Cleveland 1979, without the
-    robustness iterations). A value without neighbours within `SMOOTH` is not changed.
+    robustness iterations); then the residuals are smoothed and added (Tukey 1977). Without that, the curvature of a
+    power law biases ratios by up to 0.5 %, more than the noise of some methods. A value without neighbours within
+    `SMOOTH` is not changed.
 
     Args:
         places: shape (P,).
@@ -124,7 +126,7 @@ def smoothing(places: Array) -> Array:
         design = np.column_stack([np.ones(len(places)), distance[i]])
         weighted = design.T * weights[i]
         rows[i] = np.linalg.solve(weighted @ design, weighted)[0]
-    return rows
+    return 2 * rows - rows @ rows
 
 
 def _zero(x: Array, falling: Array) -> float:
