@@ -446,8 +446,10 @@ class Rung(Answer):
     """Settings that each optimizer tries."""
     runs: int
     """Runs of all optimizers."""
+    stored: bool
+    """Whether the rung is done: all of its runs are stored."""
     seconds: float
-    """Approximate duration of these runs, one at a time."""
+    """Approximate duration of these runs, one at a time; 0 if they are stored."""
     run_seconds: dict[str, float]
     """Approximate duration of one run, by optimizer."""
 

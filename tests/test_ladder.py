@@ -19,6 +19,7 @@ import pytest
 from bench.cli import main
 from bench.errors import RunFailed, UserError
 from bench.execute import Effort
+from bench.ladder.cli import _plan
 from bench.ladder.findings import _is_same, findings, scores, was_before
 from bench.ladder.rungs import Ladder, begun, climb, winners_of
 from bench.ladder.show import boards, charts, verdict
@@ -538,7 +539,21 @@ def test_a_ladder_that_was_killed_goes_on_and_a_dry_run_says_what_it_costs(tmp_p
     )
     rungs = json.loads(planned.stdout)["rungs"]
     assert [rung["runs"] for rung in rungs] == [2 * (3 + 2)] * 2
-    assert all(rung["seconds"] > 0 for rung in rungs)
+    assert all(rung["stored"] and rung["seconds"] == 0 for rung in rungs)
+
+
+def test_a_dry_run_counts_only_the_time_of_rungs_that_are_not_stored(
+    folder: Path, record: LadderRecord, capsys: pytest.CaptureFixture[str]
+):
+    places = places_in(folder)
+    sizes = sizes_of(ladder_of().rule, WORDS, "gd", 4, places)
+    assert _plan(ladder_of(), sizes, places, 1, 1, as_json=True) == 0
+    rungs = json.loads(capsys.readouterr().out)["rungs"]
+    assert [rung["stored"] for rung in rungs] == [True, True, True, False]
+    assert [rung["seconds"] > 0 for rung in rungs] == [False, False, False, True]
+    assert _plan(ladder_of(), sizes, places, 1, 1, as_json=False) == 0
+    assert capsys.readouterr().out.count("stored") == 3
+    assert begun(ladder_of(), sizes[:3], places["store"]) == record
 
 
 def test_the_shipped_page_is_what_its_runs_say(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -171,7 +171,8 @@ def _asked(args: Args) -> "Ladder":
 def _plan(
     ladder: "Ladder", sizes: "Sequence[Size]", places: Mapping[str, Any], threads: int, workers: int, *, as_json: bool
 ) -> int:
-    """Print the rungs, their numbers of runs, and the estimated time."""
+    """Print the rungs, their numbers of runs, and the estimated time of those that are not stored."""
+    from bench.ladder.rungs import stored, winners_of
     from bench.ladder.show import size as short
     from bench.ladder.sizes import in_words
     from bench.results.render import shown
@@ -180,19 +181,22 @@ def _plan(
     from bench.tuning.suite import measured
 
     measure, rows, lines, whole = measured(places, threads), list[dict[str, Any]](), list[tuple[Any, ...]](), 0.0
-    winners = dict[str, dict[str, Any]]()
+    winners, record = dict[str, Mapping[str, Any]](), stored(ladder, places["store"])
     for number, size in enumerate(sizes, 1):
+        done = bool(record.rungs[number - 1 : number]) and bool(record.rungs[number - 1]["done"])
         suite = ladder.suite(size.settings, winners, places)
         specs, trials = suite.specs(places), suite.tune.trials or 0
         each, runs = {spec.opt: measure(spec) for spec in specs}, trials * len(ladder.seeds) + len(ladder.fresh)
-        seconds = runs * sum(each.values())
-        row = {"rung": number, **vars(size), "trials": trials, "runs": runs * len(specs), "seconds": round(seconds, 1)}
+        seconds = 0.0 if done else runs * sum(each.values())
+        row = {"rung": number, **vars(size), "trials": trials, "runs": runs * len(specs), "stored": done}
+        row["seconds"] = round(seconds, 1)
         rows.append(row | {"run_seconds": {opt: round(s, 2) for opt, s in each.items()}})
         numbers = short(size.at), f"{size.parameters:,}", f"{size.steps:,}", trials, runs * len(specs)
-        lines.append((number, *numbers, duration(seconds / workers)))
+        lines.append((number, *numbers, "stored" if done else duration(seconds / workers)))
         whole += seconds
-        # Any winner will do: it only matters that later rungs try fewer settings around one.
+        # Without a stored winner any will do: it only matters that later rungs try fewer settings around one.
         winners = {spec.opt: {name: axis.middle for name, axis in spec.design.ranges.items()} for spec in specs}
+        winners |= winners_of(record, number - 1, places["store"]) if done else {}
     rule = in_words(ladder.rule, ladder.task)
     if as_json:
         answer({"ladder": ladder.name, "rule": rule, "rungs": rows})

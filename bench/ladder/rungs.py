@@ -190,19 +190,28 @@ def climb(
     return True
 
 
+def stored(ladder: Ladder, store: Path) -> LadderRecord:
+    """The ladder's stored record; one without rungs if it does not exist.
+
+    Raises:
+        RunFailed: the stored record is damaged.
+    """
+    fresh = ladder.record([])
+    try:
+        return read_report(fresh.places(store)[0], LadderRecord)
+    except FileNotFoundError:
+        return fresh
+    except Damaged as error:
+        raise RunFailed(f"{error}; move it away; the same command rebuilds it from stored runs") from None
+
+
 def begun(ladder: Ladder, sizes: Sequence[Size], store: Path) -> LadderRecord:
     """The ladder's stored record, extended if more rungs are requested; created if it does not exist.
 
     Raises:
         RunFailed: the stored record is damaged, or the disk is full.
     """
-    fresh = ladder.record(sizes)
-    try:
-        there = read_report(fresh.places(store)[0], LadderRecord)
-    except FileNotFoundError:
-        there = replace(fresh, rungs=[])
-    except Damaged as error:
-        raise RunFailed(f"{error}; move it away; the same command rebuilds it from stored runs") from None
+    fresh, there = ladder.record(sizes), stored(ladder, store)
     if len(there.rungs) < len(sizes):
         there = replace(there, rungs=[*there.rungs, *fresh.rungs[len(there.rungs) :]])
         there.write(store)
