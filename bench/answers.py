@@ -626,7 +626,7 @@ class Verified(Answer):
     seed: int
     """The seed."""
     verdict: str
-    """`confirmed`, `refuted` or `not tried`."""
+    """`confirmed`, `refuted` or `undecided`."""
     why: str
     """The reason in words."""
     claimed: Ended

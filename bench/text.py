@@ -103,7 +103,7 @@ def seeds_in_words(seeds: Sequence[int]) -> str:
 
 def seeds_from_words(words: str) -> list[int]:
     """The seeds that `seeds_in_words` wrote; none from other words."""
-    if found := re.fullmatch(r"(\d{1,9}) to (\d{1,9})", words):
+    if found := re.fullmatch(r"(\d{1,19}) to (\d{1,19})", words):
         return list(range(int(found[1]), min(int(found[2]), int(found[1]) + 10_000) + 1))
     return [int(part) for part in words.split(", ")] if re.fullmatch(r"\d{1,19}(, \d{1,19})*", words) else []
 

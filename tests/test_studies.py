@@ -632,7 +632,7 @@ def test_a_budget_that_would_have_gone_where_nothing_was_tried_says_so(sqlite_ur
     drain(small, slope)
     assert study_result(small).missing == 0
     assert len(study_result(small).scored) == 10  # its limit of growth
-    with pytest.raises(UserError, match="--budget 3: downwards has 2 trials in its design; write 1 to 2"):
+    with pytest.raises(UserError, match="--trials 3: downwards has 2 trials in its design; write 1 to 2"):
         study_result(small, 3)
     large = begin(sqlite_url, 3, name="upwards")
     drain(large, lambda lr: abs(math.log10(lr) + 1) if lr > 0.05 else 0.25)
@@ -652,7 +652,7 @@ def test_refinements_count_for_no_budget(sqlite_url: str) -> None:
 
 def test_nothing_is_a_budget_of_none(sqlite_url: str) -> None:
     study = begin(sqlite_url, 3)
-    with pytest.raises(UserError, match=r"--budget 0: .* has 3 trials in its design; write 1 to 3"):
+    with pytest.raises(UserError, match=r"--trials 0: .* has 3 trials in its design; write 1 to 3"):
         study_result(study, 0)
 
 

@@ -574,6 +574,20 @@ def test_a_worker_without_a_trial_in_one_study_takes_those_of_another(sqlite_url
     assert sum("idle" in event for event in told) == 1
 
 
+def test_an_extension_out_of_the_legal_range_fails_alone_when_a_worker_joins(sqlite_url: str, store: Path) -> None:
+    study = begin(sqlite_url, 2, opt="sgdm", opt__lr="0.1", opt__momentum="0.1:0.9", trainer__max_steps=5, report=False)
+
+    def tell(event: Mapping[str, Any]) -> None:
+        if event.get("ended", {}).get("kind") == "extension":
+            first.stop.signal = signal.SIGTERM
+
+    first = Worker({"store": store}, tell, Effort("lightning"))
+    assert not first.work([study])
+    assert states(study) == {("design", "completed"): 2, ("extension", "completed"): 1, ("extension", "waiting"): 1}
+    assert Worker({"store": store}, lambda event: None, Effort("lightning")).work([study])
+    assert states(study).keys() == {("design", "completed"), ("extension", "completed"), ("extension", "failed")}
+
+
 # -- several workers on one database ----------------------------------------------------------------------------------
 
 

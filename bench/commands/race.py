@@ -150,7 +150,8 @@ def _on_fresh_seeds(racers: Sequence[Racer], args: Args) -> None:
 
     chosen = {seed for racer in racers for seed in tuning_seeds(racer.config)}
     start = racers[0].config.seed
-    while args.seeds is None and (near := [seed for seed in chosen if start <= seed < start + MOST_SEEDS]):
+    width = max(MOST_SEEDS, args.most)
+    while args.seeds is None and (near := [seed for seed in chosen if start <= seed < start + width]):
         start = max(near) + 1
     if there := [seed for seed in chosen if start <= seed < start + args.most]:
         raise UserError(

@@ -141,7 +141,7 @@ def study_result(study: Study, budget: int | None = None) -> StudyResult:
         )
     if budget is not None and not 1 <= budget <= request.trials:
         raise UserError(
-            f"--budget {budget}: {study.name} has {request.trials} trials in its design; write 1 to {request.trials}"
+            f"--trials {budget}: {study.name} has {request.trials} trials in its design; write 1 to {request.trials}"
         )
     total = request.total if budget is None else 0
     wanted = spec.design.wanted(budget or request.trials, total, known)

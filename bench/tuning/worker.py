@@ -117,9 +117,15 @@ class Worker:
         waiting = [trial for trial in self.study.trials() if trial.state == "waiting"]
         if not waiting:
             return None
-        configs = [config for trial in waiting for config in self._configs(trial)]
-        for config in configs:  # before anything is trained
-            check(config)
+        configs = list[RunConfig]()
+        for trial in waiting:
+            error = self._refused(trial)
+            if error is None:
+                configs += self._configs(trial)
+            elif trial.kind not in ("extension", "refinement"):
+                raise error  # before anything is trained
+        if not configs:
+            return None
         if self.study.spec.prune or configs[0].trainer.ranks > 1:
             if self.engine == "lanes":
                 raise UserError(
@@ -185,18 +191,20 @@ class Worker:
         return lanes
 
     def _legal(self, trial: Trial) -> bool:
-        """Whether a trial can be trained; fails it if not.
+        """Whether a trial can be trained; fails it if not."""
+        if error := self._refused(trial):
+            self.study.fail(trial, str(error))
+            self._ended(trial, "failed", reason=str(error))
+        return error is None
 
-        An extension may leave a hyperparameter's legal range.
-        """
+    def _refused(self, trial: Trial) -> UserError | None:
+        """Why a trial cannot be trained; an extension may leave a hyperparameter's legal range."""
         try:
             for config in self._configs(trial):
                 check(config)
         except UserError as error:
-            self.study.fail(trial, str(error))
-            self._ended(trial, "failed", reason=str(error))
-            return False
-        return True
+            return error
+        return None
 
     def identity(self, trial: Trial) -> dict[str, Any]:
         """A trial in events, with its optimizer if there are several studies."""
