@@ -355,8 +355,13 @@ class SweepProgress(LiveView):
             self._doing.pop(worker, None)
             if made.best is not None and (self.best is None or self.better(made.best[0], self.best[0])):
                 self.best = made.best
-            alive = sum(lanes for lanes, _ in self._alive.values())
-            self._show(alive, sum(lanes * done for lanes, done in self._alive.values()) / max(alive, 1))
+            now = time.monotonic()
+            if not self.is_live and self.enabled and now - self._said >= self.LINE_SECONDS:
+                self._said = now
+                alive = sum(lanes for lanes, _ in self._alive.values())
+                best = "" if self.best is None else f", best {self.best[0]:.4g} ({self.best[1]})"
+                values = f"{self.ended}/{self.runs} runs, {alive} in training, {self._rate:,.0f} trial-steps/s{best}"
+                self.say(f"{self.label}  {values}")
 
     def doing(self, worker: int, what: str) -> None:
         """Note the activity of one of several workers before it trains (`bench.progress.doing`)."""
@@ -404,14 +409,6 @@ class SweepProgress(LiveView):
         """Steps per second."""
         return self.steps / max(time.monotonic() - self._begun, 1e-9)
 
-    def _show(self, alive: int, share: float) -> None:
-        now = time.monotonic()
-        if not self.is_live and self.enabled and now - self._said >= self.LINE_SECONDS:
-            self._said = now
-            best = "" if self.best is None else f", best {self.best[0]:.4g} ({self.best[1]})"
-            values = f"{self.ended}/{self.runs} runs, {alive} in training, {self._rate:,.0f} trial-steps/s{best}"
-            self.say(f"{self.label}  {values}")
-
 
 class RunInPlan(Progress):
     """Shows nothing, and reports the progress of a run trained alone to the view of its plan.
@@ -438,7 +435,6 @@ class RunInPlan(Progress):
 
     def update(self, step: int, loss: float, applied_step: float, accuracy: Callable[[], float | None]) -> None:
         """Report this step, unless the last report is recent."""
-        super().update(step, loss, applied_step, accuracy)
         if time.monotonic() - self._told >= self.TOLD_SECONDS:
             self._told = time.monotonic()
             self.start(step)

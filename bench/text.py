@@ -255,11 +255,6 @@ def options_text(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {word_of(value)}" for name, value in options.items())
 
 
-def as_options(settings: Mapping[str, Any]) -> str:
-    """Settings as options of the command line."""
-    return " ".join(f"--{name} {value}" for name, value in settings.items())
-
-
 def word_of(value: Any) -> str:
     """A value of a setting as text: short if that loses nothing."""
     short = f"{value:g}" if isinstance(value, float) else str(value)

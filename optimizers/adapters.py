@@ -15,6 +15,7 @@ import torch
 
 from optimizers.plugins import BROKEN
 from optimizers.registry import Traits
+from optimizers.step_size import run_closure
 
 
 @cache
@@ -43,10 +44,7 @@ def _subclass(
     cls: type[torch.optim.Optimizer], step: Callable[[Any, torch.Tensor | None, dict[str, Any]], Any]
 ) -> type[torch.optim.Optimizer]:
     def adapted_step(self: Any, closure: Callable[[], torch.Tensor] | None = None, **keywords: Any) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = run_closure(closure)
         found = step(self, loss, keywords)
         return loss if found is None else found
 

@@ -108,10 +108,7 @@ class Muon(CheckedOptimizer):
             grads = [p.grad for p in params]
             if any(g.is_sparse for g in grads):
                 raise RuntimeError("Muon does not support sparse gradients")
-            for p in params:
-                if "momentum_buffer" not in self.state[p]:
-                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-            buffers = [self.state[p]["momentum_buffer"] for p in params]
+            buffers = self._buffers(params)
             momentum = group["momentum"]
             torch._foreach_lerp_(buffers, grads, 1 - momentum)
             ahead = buffers

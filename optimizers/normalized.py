@@ -88,12 +88,6 @@ class SNGD(StepSizeOptimizer):
                 self._descend(params, buffers, torch.full_like(norm, lr))
         return loss
 
-    def _buffers(self, params: list[Tensor]) -> list[Tensor]:
-        for p in params:
-            if "momentum_buffer" not in self.state[p]:
-                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        return [self.state[p]["momentum_buffer"] for p in params]
-
 
 class NGD(SNGD):
     """Normalised gradient descent on the full batch: every step has the length `lr`.

@@ -1,6 +1,7 @@
 """The Euclidean norm of many tensors at once, over all shards, without a host synchronisation."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +17,9 @@ def to_local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[operator]
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A sharded tensor (DTensor) gathered, on all ranks at once; an ordinary tensor as it is."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[operator] - a DTensor
+def whole(value: Any) -> Any:
+    """A sharded tensor (DTensor) gathered, on all ranks at once; anything else as it is."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:

@@ -1,9 +1,9 @@
 """The optimizers that the suite knows by name. Importing this file imports no torch."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from dataclasses import replace as replaced
 from functools import cached_property, partial
 from typing import Any
 
@@ -49,10 +49,15 @@ class Traits:
 
 @dataclass(frozen=True)
 class LogUniform:
-    """A log-uniform search range, with 0 < low < high."""
+    """A range that is searched on a log scale, with 0 < low < high."""
 
     low: float
     high: float
+
+    @property
+    def middle(self) -> float:
+        """The middle on the log scale."""
+        return math.sqrt(self.low * self.high)
 
 
 TASK_VALUE = "task"
@@ -135,7 +140,7 @@ class OptimizerSpec:
 
     def on(self, family: str) -> "OptimizerSpec":
         """The spec with the defaults for a family of tasks."""
-        return replaced(self, family=family, defaults={**self.defaults, **self.by_family.get(family, {})})
+        return replace(self, family=family, defaults={**self.defaults, **self.by_family.get(family, {})})
 
     @property
     def step_keywords(self) -> set[str]:
@@ -184,7 +189,7 @@ def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
     package = None if origin.package.startswith("torch ") else origin.package
     if isinstance(value, OptimizerSpec):
         own = origin.target.startswith("optimizers.")  # of the suite: it has a version, as the built-in ones
-        return replaced(value, name=name, package=None if own else package)
+        return replace(value, name=name, package=None if own else package)
     from torch.optim import Optimizer  # a spec may need no torch
 
     from optimizers.adapters import adapted, traits_of

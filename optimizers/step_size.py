@@ -47,6 +47,13 @@ class CheckedOptimizer(Optimizer):
             self.param_groups.pop()
             raise
 
+    def _buffers(self, params: list[Tensor]) -> list[Tensor]:
+        """The momentum of these parameters; it begins at 0."""
+        for p in params:
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        return [self.state[p]["momentum_buffer"] for p in params]
+
 
 class StepSizeOptimizer(CheckedOptimizer):
     """Base of optimizers that update all parameters along the gradient with one scalar step.
@@ -143,6 +150,3 @@ def run_closure(closure: Callable[[], Any] | None) -> Any:
         return None
     with torch.enable_grad():
         return closure()
-
-
-__all__ = ["StepSizeOptimizer", "check_range", "run_closure", "safe_divide", "scalar_dtype"]

@@ -19,6 +19,7 @@ import pytest
 from bench.cli import main
 from bench.errors import RunFailed, UserError
 from bench.execute import Effort
+from bench.grammar.parse import Args
 from bench.ladder.cli import _plan
 from bench.ladder.findings import _is_same, findings, scores, was_before
 from bench.ladder.rungs import Ladder, begun, climb, winners_of
@@ -547,11 +548,11 @@ def test_a_dry_run_counts_only_the_time_of_rungs_that_are_not_stored(
 ):
     places = places_in(folder)
     sizes = sizes_of(ladder_of().rule, WORDS, "gd", 4, places)
-    assert _plan(ladder_of(), sizes, places, 1, 1, as_json=True) == 0
+    assert _plan(Args(json=True), ladder_of(), sizes, places, 1, 1) == 0
     rungs = json.loads(capsys.readouterr().out)["rungs"]
     assert [rung["stored"] for rung in rungs] == [True, True, True, False]
     assert [rung["seconds"] > 0 for rung in rungs] == [False, False, False, True]
-    assert _plan(ladder_of(), sizes, places, 1, 1, as_json=False) == 0
+    assert _plan(Args(json=False), ladder_of(), sizes, places, 1, 1) == 0
     assert capsys.readouterr().out.count("stored") == 3
     assert begun(ladder_of(), sizes[:3], places["store"]) == record
 

@@ -29,8 +29,8 @@ from bench.run_summary import remarks_on
 from bench.store.record import RunResult
 from bench.sweeps.grid import configurations
 from bench.train import runner
-from bench.tuning.space import Range, read_space
-from optimizers import OPTIMIZERS, ROLES, SPS, Muon, Parameter, global_norm
+from bench.tuning.space import read_space
+from optimizers import OPTIMIZERS, ROLES, SPS, LogUniform, Muon, Parameter, global_norm
 from optimizers.groups import divide
 from optimizers.hybrid import Hybrid, make
 from tasks.core.order import BatchOrder
@@ -218,7 +218,7 @@ def test_values_by_role_are_swept_and_tuned_over(tmp_path: Path) -> None:
     assert varied == ["opt.vector.weight_decay", "opt.embedding.lr"]
     assert Counter(c.opt for c in configs) == {"adamw": 6, "sgd": 2}
     space, fixed = read_space({"opt.rest.lr": "1e-4:1e-2", "opt.rest.vector.weight_decay": "0", "task": "tiny"}, "muon")
-    assert space == {"opt.lr": Range(1e-3, 1.0), "opt.rest.lr": Range(1e-4, 1e-2)}
+    assert space == {"opt.lr": LogUniform(1e-3, 1.0), "opt.rest.lr": LogUniform(1e-4, 1e-2)}
     assert fixed == {"opt.rest.vector.weight_decay": "0", "task": "tiny"}
 
 

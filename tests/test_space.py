@@ -16,11 +16,11 @@ from bench.errors import UserError
 from bench.grammar.values import log_grid
 from bench.text import CONVERGED
 from bench.tuning.design import EXTENSION_LIMIT, LONGEST_GRID, Design, Scores, Wanted
-from bench.tuning.space import Point, Range, point_key, read_space, space_as_json, space_from_json
+from bench.tuning.space import Point, point_key, read_space, space_as_json, space_from_json
 from bench.tuning.tune import default_trials
-from optimizers import OPTIMIZERS
+from optimizers import OPTIMIZERS, LogUniform
 
-LR = Range(1e-3, 1e1)
+LR = LogUniform(1e-3, 1e1)
 ALL = -math.inf
 often = settings(max_examples=200, deadline=None, derandomize=True, database=None)
 
@@ -40,28 +40,28 @@ def message(call, *args, **kwargs) -> str:
     ("opt", "words", "space", "fixed"),
     [
         ("ngd", {}, {"opt.lr": LR}, {}),
-        ("sps", {}, {"opt.max_step": Range(1e-2, 1e1), "opt.c": Range(0.1, 1e3)}, {}),
+        ("sps", {}, {"opt.max_step": LogUniform(1e-2, 1e1), "opt.c": LogUniform(0.1, 1e3)}, {}),
         ("sgdm", {}, {"opt.lr": LR, "opt.momentum": (0.7, 0.9, 0.97)}, {}),
         ("adamw", {"opt.lr": "1e-4:1e-1"},
-         {"opt.lr": Range(1e-4, 1e-1), "opt.weight_decay": Range(1e-3, 1e-1)}, {}),  # lr stays the first
-        ("muon", {"opt.lr": "0.1"}, {"opt.rest.lr": Range(1e-4, 1e-2)}, {"opt.lr": "0.1"}),
-        ("muon", {"opt.rest": "sgd"}, {"opt.lr": Range(1e-3, 1.0)}, {"opt.rest": "sgd"}),  # with its own lr
-        ("adam", {"opt.lr": "1e-4:1"}, {"opt.lr": Range(1e-4, 1.0)}, {}),
+         {"opt.lr": LogUniform(1e-4, 1e-1), "opt.weight_decay": LogUniform(1e-3, 1e-1)}, {}),  # lr stays the first
+        ("muon", {"opt.lr": "0.1"}, {"opt.rest.lr": LogUniform(1e-4, 1e-2)}, {"opt.lr": "0.1"}),
+        ("muon", {"opt.rest": "sgd"}, {"opt.lr": LogUniform(1e-3, 1.0)}, {"opt.rest": "sgd"}),  # with its own lr
+        ("adam", {"opt.lr": "1e-4:1"}, {"opt.lr": LogUniform(1e-4, 1.0)}, {}),
         ("sgd", {"opt.lr": "1e-2:1:3"}, {"opt.lr": (0.01, 0.1, 1.0)}, {}),
         ("sgd", {"opt.lr": "0.5, 1e-1,"}, {"opt.lr": (0.5, 0.1)}, {}),
         ("sgd", {"opt.momentum": "0,0.9"}, {"opt.lr": LR, "opt.momentum": (0.0, 0.9)}, {}),
         ("sgd", {"opt.momentum": "0,0.9", "opt.lr": "1e-3:1"},
-         {"opt.lr": Range(1e-3, 1.0), "opt.momentum": (0.0, 0.9)}, {}),
+         {"opt.lr": LogUniform(1e-3, 1.0), "opt.momentum": (0.0, 0.9)}, {}),
         ("sgd", {"opt.momentum": "0,0.9", "opt.lr": "0.1"}, {"opt.momentum": (0.0, 0.9)}, {"opt.lr": "0.1"}),
         ("sgd", {"opt.momentum": "0,0.9", "opt.lr": 0.1}, {"opt.momentum": (0.0, 0.9)}, {"opt.lr": 0.1}),
-        ("sgd", {"opt.weight_decay": "1e-5:1e-2"}, {"opt.lr": LR, "opt.weight_decay": Range(1e-5, 1e-2)}, {}),
+        ("sgd", {"opt.weight_decay": "1e-5:1e-2"}, {"opt.lr": LR, "opt.weight_decay": LogUniform(1e-5, 1e-2)}, {}),
         ("sgd", {"opt.nesterov": "true,false", "opt.momentum": "0.9"},
          {"opt.lr": LR, "opt.nesterov": (True, False)}, {"opt.momentum": "0.9"}),
         ("sgd", {"opt.momentum": "0.9,"}, {"opt.lr": LR}, {"opt.momentum": "0.9"}),  # a list of one
-        ("adam", {"opt.betas": "0.8,0.99"}, {"opt.lr": Range(1e-5, 1e-1)}, {"opt.betas": "0.8,0.99"}),
-        ("sngd", {"opt.max_step": "1,inf"}, {"opt.lr": Range(1e-4, 1.0), "opt.max_step": (1.0, math.inf)}, {}),
+        ("adam", {"opt.betas": "0.8,0.99"}, {"opt.lr": LogUniform(1e-5, 1e-1)}, {"opt.betas": "0.8,0.99"}),
+        ("sngd", {"opt.max_step": "1,inf"}, {"opt.lr": LogUniform(1e-4, 1.0), "opt.max_step": (1.0, math.inf)}, {}),
         ("sps", {"opt.f_star": "task,0", "opt.c": "1"},
-         {"opt.max_step": Range(1e-2, 1e1), "opt.f_star": ("task", 0.0)}, {"opt.c": "1"}),
+         {"opt.max_step": LogUniform(1e-2, 1e1), "opt.f_star": ("task", 0.0)}, {"opt.c": "1"}),
         ("sps", {"opt.batches_per_epoch": "1:100:3", "opt.max_step": "1", "opt.c": "1"},
          {"opt.batches_per_epoch": (1, 10, 100)}, {"opt.max_step": "1", "opt.c": "1"}),
         ("ngd", {"task": "synthetic", "opt": "ngd", "task.n": "20", "trainer.max_steps": "5", "store": "a:b,c"},
@@ -132,7 +132,7 @@ def test_an_optimizer_without_a_search_range_asks_for_one(monkeypatch):
         "--opt ngd: no setting is left to tune, since it declares no range; its numbers are opt.lr, opt.momentum,"
         " opt.weight_decay; give a range (--opt.lr LOW:HIGH) or values (--opt.lr A,B)"
     )
-    assert read_space({"opt.lr": "0.1:1"}, "ngd")[0] == {"opt.lr": Range(0.1, 1.0)}
+    assert read_space({"opt.lr": "0.1:1"}, "ngd")[0] == {"opt.lr": LogUniform(0.1, 1.0)}
 
 
 def test_a_tuple_is_one_value():
@@ -145,7 +145,9 @@ def test_a_tuple_is_one_value():
 scalars = (
     st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False) | st.sampled_from(["task", "inf", ""])
 )
-ranges = st.tuples(st.floats(1e-100, 1e99), st.floats(1.001, 10)).map(lambda ends: Range(ends[0], ends[0] * ends[1]))
+ranges = st.tuples(st.floats(1e-100, 1e99), st.floats(1.001, 10)).map(
+    lambda ends: LogUniform(ends[0], ends[0] * ends[1])
+)
 spaces = st.dictionaries(
     st.sampled_from(["opt.lr", "opt.a", "opt.z", "opt.max_step"]),
     ranges | st.lists(scalars, min_size=1, max_size=4).map(tuple),
@@ -232,7 +234,7 @@ def test_a_grid_is_of_half_decades_from_the_middle_outwards():
     ],
 )
 def test_the_middle_of_a_grid(low, high, middle):
-    assert rates(Design({"opt.lr": Range(low, high)}, "grid"), 1) == [middle]
+    assert rates(Design({"opt.lr": LogUniform(low, high)}, "grid"), 1) == [middle]
 
 
 def test_the_other_axes_vary_fastest():
@@ -340,7 +342,7 @@ def test_a_grown_grid_that_may_not_grow_is_topped_up():
     assert list(kinds(order))[11:] == [1.0, 3.162, 10.0]  # the points below have been tried
 
 
-TWO_RANGES = Design({"opt.lr": Range(1e-4, 1.0), "opt.c": Range(0.1, 100.0)}, "grid")
+TWO_RANGES = Design({"opt.lr": LogUniform(1e-4, 1.0), "opt.c": LogUniform(0.1, 100.0)}, "grid")
 
 
 def test_a_grid_of_two_ranges_goes_outwards_by_their_widths():
@@ -377,7 +379,7 @@ def test_where_all_diverged_on_two_ranges_smaller_values_of_the_first_are_tried(
 
 
 def test_a_grid_grows_by_what_there_is_room_for_the_nearest_of_each_side_first():
-    space = {f"opt.{name}": Range(1e-4, 1.0) for name in "abcd"}
+    space = {f"opt.{name}": LogUniform(1e-4, 1.0) for name in "abcd"}
     design = Design(space, "grid")
     order, _ = simulate(design, lambda p: -math.log10(p["opt.d"]), 9, mode="min")
     assert [each.kind for each in order[9:]] == ["extension"] * EXTENSION_LIMIT
@@ -426,32 +428,32 @@ def test_grids_that_are_refused(space, trials, total, error):
 @pytest.mark.deep
 @pytest.mark.parametrize("low", [1e-100, 1e99])
 def test_the_longest_grid_has_numbers_only(low):
-    design = Design({"opt.lr": Range(low, low * 10)}, "grid")
+    design = Design({"opt.lr": LogUniform(low, low * 10)}, "grid")
     order, _ = simulate(design, lambda p: None if low < 1 else -p["opt.lr"], LONGEST_GRID)
     assert len({each.key for each in order}) == LONGEST_GRID + EXTENSION_LIMIT
     assert all(0 < each.point["opt.lr"] < math.inf for each in order)
 
 
 def test_a_grid_has_no_range_that_is_narrower_than_its_step():
-    assert message(Design, {"opt.lr": LR, "opt.c": Range(1, 9)}, "grid") == (
+    assert message(Design, {"opt.lr": LR, "opt.c": LogUniform(1, 9)}, "grid") == (
         "--opt.c 1:9: narrower than a grid step, a decade; use --sampler qmc, or give values such as A,B"
     )
-    assert message(Design, {"opt.momentum": Range(0.5, 0.9)}, "grid") == (
+    assert message(Design, {"opt.momentum": LogUniform(0.5, 0.9)}, "grid") == (
         "--opt.momentum 0.5:0.9: narrower than a grid step, half a decade; use --sampler qmc, or give values such as"
         " A,B"
     )
-    Design({"opt.momentum": Range(0.5, 0.9), "opt.lr": LR}, "qmc")
+    Design({"opt.momentum": LogUniform(0.5, 0.9), "opt.lr": LR}, "qmc")
     for low, high in ((1e-3, 3.162e-3), (3.162e-3, 1e-2)):
-        assert low <= rates(Design({"opt.lr": Range(low, high)}, "grid"), 1)[0] <= high
+        assert low <= rates(Design({"opt.lr": LogUniform(low, high)}, "grid"), 1)[0] <= high
 
 
 # -- a sequence -----------------------------------------------------------------------------------------------------
 
-TWO = {"opt.lr": Range(1e-4, 1e0), "opt.momentum": (0.0, 0.9, 0.99)}
+TWO = {"opt.lr": LogUniform(1e-4, 1e0), "opt.momentum": (0.0, 0.9, 0.99)}
 
 
 def test_a_sequence_fills_the_box():
-    wanted = Design({"opt.lr": Range(1e-4, 1e0)}, "qmc").wanted(7)
+    wanted = Design({"opt.lr": LogUniform(1e-4, 1e0)}, "qmc").wanted(7)
     assert [each.point["opt.lr"] for each in wanted] == [0.01, 0.001, 0.1, 0.0003162, 0.03162, 0.003162, 0.3162]
     wanted = Design(TWO, "qmc").wanted(6)
     assert [tuple(each.point.values()) for each in wanted] == [
@@ -467,7 +469,7 @@ def test_a_sequence_fills_the_box():
 
 @pytest.mark.parametrize(("low", "high"), [(0.99991, 0.999999), (0.50001, 0.50003)])
 def test_rounding_does_not_lead_out_of_a_range(low, high):
-    (value,) = rates(Design({"opt.lr": Range(low, high)}, "qmc"), 1)
+    (value,) = rates(Design({"opt.lr": LogUniform(low, high)}, "qmc"), 1)
     assert value in (low, high)
 
 
@@ -494,7 +496,7 @@ def test_what_comes_out_twice_is_tried_once():
     assert {tuple(p.values()) for p in points} == set(itertools.product((1, 2), (True, False), ("x", "y", "z")))
     assert message(design.wanted, 13) == ("--trials 13: there are only 12 settings; request no more, or widen a range")
     assert "--trials 20: there are only 12" in message(design.wanted, 5, 20)
-    narrow = Design({"opt.lr": Range(1.0, 1.002)}, "qmc")
+    narrow = Design({"opt.lr": LogUniform(1.0, 1.002)}, "qmc")
     assert sorted(rates(narrow, 3)) == [1.0, 1.001, 1.002]
     assert "only 3 settings" in message(narrow.wanted, 4)
 
@@ -507,7 +509,7 @@ def test_a_sequence_has_points(trials):
 @often
 @given(st.floats(1e-8, 1e8), st.floats(1.5, 1e8), st.integers(1, 40))
 def test_a_sequence_stays_in_its_range_with_four_digits(low, factor, trials):
-    space = Range(low, low * factor)
+    space = LogUniform(low, low * factor)
     for value in rates(Design({"opt.lr": space}, "qmc"), trials):
         assert space.low <= value <= space.high
         assert value in (float(f"{value:.4g}"), space.low, space.high)
@@ -517,7 +519,7 @@ def test_a_sequence_stays_in_its_range_with_four_digits(low, factor, trials):
 
 values = st.sampled_from([(0.0, 0.9), (1, 2, 3), (True, False), ("a",), (0.5, math.inf, 0.1), ("task", 0.0)])
 decades = st.tuples(st.integers(-12, 6), st.integers(1, 12)).map(
-    lambda ends: Range(10 ** (ends[0] / 2), 10 ** (sum(ends) / 2))
+    lambda ends: LogUniform(10 ** (ends[0] / 2), 10 ** (sum(ends) / 2))
 )
 
 
@@ -730,7 +732,7 @@ def test_the_edge_among_values_and_words():
 
 
 def test_the_edge_of_a_sequence_is_its_outermost_parts():
-    design = Design({"opt.lr": Range(1e-4, 1e0)}, "qmc")
+    design = Design({"opt.lr": LogUniform(1e-4, 1e0)}, "qmc")
     points = [each.point for each in design.wanted(10)]
     edge = {point["opt.lr"] for point in points if design.at_boundary(points, point)}
     assert edge == {lr for lr in rates(design, 10) if lr <= 10**-3.6 or lr >= 10**-0.4}
@@ -741,10 +743,10 @@ def test_the_edge_of_a_sequence_is_its_outermost_parts():
 def test_the_neighbours_of_a_point():
     design = Design({"opt.lr": LR, "opt.c": (1, 2)}, "grid")
     for point, low, high in ((3.162, 1.0, 10.0), (10.0, 3.162, 31.62), (1e-4, 3.162e-05, 3.162e-04)):
-        assert design.around({"opt.lr": point, "opt.c": 1}) == {"opt.lr": Range(low, high), "opt.c": (1, 2)}
+        assert design.around({"opt.lr": point, "opt.c": 1}) == {"opt.lr": LogUniform(low, high), "opt.c": (1, 2)}
     near = Design({"opt.lr": LR}, "qmc").around({"opt.lr": 5.0})
-    assert near == {"opt.lr": Range(1.581, 10.0)}
-    assert Design({"opt.lr": LR}, "qmc").around({"opt.lr": 0.001}) == {"opt.lr": Range(0.001, 0.003162)}
+    assert near == {"opt.lr": LogUniform(1.581, 10.0)}
+    assert Design({"opt.lr": LR}, "qmc").around({"opt.lr": 0.001}) == {"opt.lr": LogUniform(0.001, 0.003162)}
 
 
 def test_torch_and_optuna_are_not_imported():

@@ -33,7 +33,9 @@ def seen(**changes: Any) -> Look:
 
 def watch(full_batch: bool = False, **spec: Any) -> Watch:
     result = RunResult(**described(resolve({"task": "mnist", "opt": "sgd", "device": "cpu"})))
-    return Watch(result, replace(TINY, **spec), "val", full_batch)
+    task = replace(TINY, **spec)
+    own = {name: getattr(task, name) for name in ("metric", "mode", "target")}
+    return Watch(replace(result, select_split="val", **own), full_batch)
 
 
 # -- look -----------------------------------------------------------------------------------------------------------
@@ -237,10 +239,16 @@ def test_metrics_that_are_not_finite_end_the_run_and_are_not_kept(bad: float) ->
     assert not run.validated({"accuracy": 1.0, "loss": bad})
     assert (run.result.status, run.result.validations, run.result.best_step) == ("diverged", [], None)
     assert run.result.reason == "the val metrics are not finite at step 4"
-    assert run.reported("final", {"accuracy": bad}) is None
-    assert run.result.metrics == {}
-    assert run.reported("final", {"accuracy": 0.25}) == 0.25
-    assert run.result.metrics == {"final": {"accuracy": 0.25}}
+    run = watch()
+    run.reported("best", {"accuracy": bad}, {})
+    assert run.running
+    run.reported("final", {"accuracy": 0.25}, {"train": {"accuracy": bad}})
+    assert (run.result.metrics, run.result.final) == ({}, None)
+    assert run.result.reason == "the final weights give values that are not finite"
+    run = watch()
+    run.reported("final", {"accuracy": 0.25}, {"train": {"accuracy": 0.5}})
+    assert run.result.final == 0.25
+    assert run.result.metrics == {"final": {"accuracy": 0.25, "train": {"accuracy": 0.5}}}
 
 
 def test_a_watch_goes_on_from_its_state() -> None:

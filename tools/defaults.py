@@ -174,7 +174,7 @@ def full_run(settings: Mapping[str, Any], stored: Iterable[RunResult]) -> RunRes
 def page(measured: Mapping[str, Any]) -> str:
     """The page of what was found."""
     chosen = [
-        {"family": family, "opt": opt, "setting": _setting(opt, family, own), "source": _source(opt, family, own)}
+        (family, opt, _setting(opt, family, own), _source(opt, family, own))
         for family, own in measured["families"].items()
         for opt in STOCHASTIC
     ]
@@ -184,16 +184,7 @@ def page(measured: Mapping[str, Any]) -> str:
         *(__doc__ or "").strip().splitlines()[2:],
         "",
         *markdown_table(
-            Table(
-                "",
-                [
-                    Column("family", "family"),
-                    Column("opt", "optimizer"),
-                    Column("setting", "setting", markup="code"),
-                    Column("source", "chosen by"),
-                ],
-                chosen,
-            )
+            Table.of(("family", "optimizer", Column("setting", "setting", markup="code"), "chosen by"), chosen)
         ),
         "",
         "## A plain `bench fit`",

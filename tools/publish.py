@@ -225,7 +225,7 @@ def details(found: Collected) -> str:
     """The verdicts on each task and the set-up, for docs/results.md."""
     said = []
     for part in _parts(found):
-        sentences = [_sentence(task, table) for task, table in part.ranked.items()]
+        sentences = [f"On {task}, {_by_verdict(table)}." for task, table in part.ranked.items()]
         said.append(" ".join([f"**{part.title}.**", *sentences, *[_by_alignment(part)] * bool(part.aligned)]))
     own = {problem.task: entries for problem, entries in found.problems.items()}
     unranked = [f"{study.opt} has no row on {study.task}: {why}." for study, why in found.unranked]
@@ -385,11 +385,6 @@ def _of_wins(row: Mapping[str, Any]) -> str:
 
 def _metric(table: Table) -> str:
     return next(column.title for column in table.columns if column.key == "final")
-
-
-def _sentence(task: str, table: Table) -> str:
-    """The verdicts of a task in one sentence."""
-    return f"On {task}, {_by_verdict(table)}."
 
 
 def _by_verdict(table: Table) -> str:

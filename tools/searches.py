@@ -8,7 +8,7 @@ from typing import Any
 from bench.boards.collect import Collected, capped
 from bench.boards.explain import tried
 from bench.results.render import markdown_table
-from bench.results.table import Column, Table
+from bench.results.table import Table
 from bench.store.reports import StudyRecord
 from bench.text import counted, listed, options_text
 
@@ -17,14 +17,7 @@ ABOUT = """For each optimizer and task of the reference suite: the tried values 
 smallest to the largest (each heading links to all points and their scores), the chosen values, and the other settings,
 without those that are off. Hours are the wall time of all trials, with one thread; the machines differ. `bench
 leaderboard --task TASK --explain OPT` prints trials, machines and commands of a row."""
-COLUMNS = [
-    Column("opt", "optimizer"),
-    Column("tried", "tried"),
-    Column("chosen", "chosen"),
-    Column("fixed", "not searched"),
-    Column("hours", "hours"),
-    Column("notes", "notes"),
-]
+HEADS = ("optimizer", "tried", "chosen", "not searched", "hours", "notes")
 
 
 def page(tasks: Mapping[str, Collected]) -> str:
@@ -39,13 +32,12 @@ def page(tasks: Mapping[str, Collected]) -> str:
         splits = sorted({f"{study.metric} on the split `{study.select_split}`" for study in studies})
         said = f"{listed(trials)} on {listed(seeds)} for each optimizer, scored by {listed(splits)}."
         lines += ["", f"## [{task}]({task}/sensitivity.md)", "", *wrap(said, 120), ""]
-        lines += markdown_table(
-            Table("", COLUMNS, [_row(study, options.get(study.name, {}), found) for study in studies])
-        )
+        rows = [_row(study, options.get(study.name, {}), found) for study in studies]
+        lines += markdown_table(Table.of(HEADS, rows))
     return "\n".join([*lines, ""])
 
 
-def _row(study: StudyRecord, options: Mapping[str, Any], found: Collected) -> dict[str, str]:
+def _row(study: StudyRecord, options: Mapping[str, Any], found: Collected) -> tuple[str, ...]:
     searched = {axis.removeprefix("opt."): ends for axis, ends in tried(study).items()}
     chosen = {name.removeprefix("opt."): value for name, value in (study.winning_point or {}).items()}
     fixed = {
@@ -53,15 +45,10 @@ def _row(study: StudyRecord, options: Mapping[str, Any], found: Collected) -> di
         for name, value in options.items()
         if name not in searched and value is not None and value is not False
     }
-    seconds = sum(found.by_id[run_id].wall_s for run_id in study.run_ids if run_id in found.by_id)
+    seconds = sum(run.wall_s for run in found.trial_runs(study))
     excluded = capped(study, found.by_id)
     notes = [f"chosen at the edge: {listed(study.edges)}"] * bool(study.edges)
     notes += [f"{counted(excluded, 'setting')} excluded by the cap"] * bool(excluded)
-    return {
-        "opt": study.opt,
-        "tried": "; ".join(f"{name} {ends}" for name, ends in searched.items()),
-        "chosen": options_text(chosen) or "none",
-        "fixed": options_text(fixed),
-        "hours": f"{seconds / 3600:.2g}",
-        "notes": "; ".join(notes),
-    }
+    ends = "; ".join(f"{name} {ends}" for name, ends in searched.items())
+    hours = f"{seconds / 3600:.2g}"
+    return study.opt, ends, options_text(chosen) or "none", options_text(fixed), hours, "; ".join(notes)

@@ -451,11 +451,11 @@ def race_lines() -> list[str]:
 SEEDS = (3, 5, 7, 10, 20, 50)
 
 
-def table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[float | str]]], digits: int = 1) -> list[str]:
+def table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[float | str]]]) -> list[str]:
     """A Markdown table of shares."""
 
     def word(share: float | str) -> str:
-        return share if isinstance(share, str) else "-" if math.isnan(share) else f"{share:.{digits}%}"
+        return share if isinstance(share, str) else "-" if math.isnan(share) else f"{share:.1%}"
 
     return [*markdown_table(Table.of(["", *heads], [(name, *map(word, shares)) for name, shares in rows])), ""]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.boards.curves import LABELS
+from bench.boards.curves import LABELS, SPAN
 from bench.errors import unknown
 from bench.results.chart import MOST, Chart, Panel, Trace
 from bench.results.draw import house_style, make
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SCREEN_DPI = 110
-_SPAN = 10
-"""Ratio of largest to smallest value above which an axis is logarithmic. Ours."""
 
 
 def shown_figure(chart: Chart) -> "Figure":
@@ -54,7 +52,7 @@ def curves_of(title: str, runs: Sequence[tuple[str, str, Mapping[str, Mapping[st
         known = sorted({name for _, _, tables in runs for table in tables.values() for name in table} - {"step"})
         raise unknown("column", column, known)
     values = np.concatenate([trace.y[np.isfinite(trace.y)] for trace in traces])
-    log = bool(values.size and values.min() > 0 and values.max() > _SPAN * values.min())
+    log = bool(values.size and values.min() > 0 and values.max() > SPAN * values.min())
     words = LABELS.get(column, column)
     panel = Panel(column, title, "optimizer steps", words, "y" * log, traces)
     return Chart([panel], {name: opt for name, opt, _ in runs}, columns=1)

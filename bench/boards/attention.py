@@ -164,7 +164,7 @@ def _direction(problem: str, cosines: Mapping[Entry, Sequence[Mapping[int, float
     """When the direction of W_QK is the final one; no table without snapshots."""
     rows = {}
     for entry, runs in cosines.items():
-        if not all(runs):
+        if not all(0 in own for own in runs):
             continue
         rows[entry] = {"n": len(runs), "rate": mean_interval([rate(own) for own in runs])}
         for share in SHARES:

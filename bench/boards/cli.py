@@ -47,7 +47,9 @@ def asked(args: Args) -> tuple[Any, Any]:
             raise unknown("row of --label", name, known)
         for entry in found.chosen:
             if name in (entry.opt, entry.name):
-                entry.name = text if entry.name == name else entry.name.replace(name, text, 1)
+                renamed = text if entry.name == name else entry.name.replace(name, text, 1)
+                found.reference = renamed if found.reference == entry.name else found.reference
+                entry.name = renamed
     if args.reference is not None and args.reference not in known:
         raise unknown("optimizer of --reference", args.reference, known)
     metrics = sorted({problem.metric for problem in found.problems})
@@ -65,7 +67,7 @@ def warn(stores: Any, found: Any) -> int:
 
 
 def _left_out(stores: Any, found: Any) -> dict[str, list[str]]:
-    return {"damaged": [*map(str, stores.damaged), *found.damaged], "notes": found.notes}
+    return {"damaged": list(dict.fromkeys([*map(str, stores.damaged), *found.damaged])), "notes": found.notes}
 
 
 def run_leaderboard(args: Args) -> int:

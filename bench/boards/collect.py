@@ -71,7 +71,7 @@ class Collected:
         rows = {entry.opt for entry in self.chosen if entry.problem.key == problem.key}
         found = {}
         for study, why in self.unranked:
-            run = next((self.by_id[run_id] for run_id in study.run_ids if run_id in self.by_id), None)
+            run = next(iter(self.trial_runs(study)), None)
             is_here = study.winner is None and run is not None and problem_key(run) == problem.key
             if is_here and bare(study.opt) not in rows:
                 found[bare(study.opt)] = why
@@ -193,7 +193,7 @@ def collect(
     tasks, opts = (None if names is None else list(map(bare, names)) for names in (tasks, opts))
     stores.refuse_unknown(tasks, opts, runs)
     tasks = tasks and sorted({bare(run.config["task"]) for run in runs if run.names["task"] & {*tasks}})
-    read = None if opts is None else {*opts, *({reference} if reference else REFERENCES)}
+    read = None if opts is None else {*opts, *({reference, reference.partition(" (")[0]} if reference else REFERENCES)}
     runs = _filtered([run for run in runs if _is_of(run, tasks, read)], only or {}, stores.shipped, by_id.values())
     if not any(_is_of(run, None, opts) for run in runs):
         raise UserError(f"no run in {stores.shown} matches --task, --opt and --only")

@@ -47,7 +47,7 @@ class Problem:
         metric, mode: the compared metric, and whether smaller or larger is better.
         target: value of the metric on the selection split, or None.
         measures: whether the task has measurements.
-        full_batch: whether each step sees all samples.
+        reference: name of the default reference.
     """
 
     key: str
@@ -58,12 +58,7 @@ class Problem:
     mode: Mode
     target: float | None
     measures: bool
-    full_batch: bool = False
-
-    @property
-    def reference(self) -> str:
-        """The default reference."""
-        return REFERENCES[self.full_batch]
+    reference: str = REFERENCES[0]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -236,8 +231,8 @@ def _problem(key: str, task: str, run: RunResult) -> Problem:
     words = [f"{name.rpartition('.')[2]} {word_of(value)}" for name, value in run.problem.items()]
     words += [f"not the whole task: {run.part}"] * bool(run.part)
     name = ", ".join([run.task, *words])
-    full = run.config["trainer"].get("batch_size") == "full"
-    return Problem(key, name, task, run.part, run.metric, run.mode, run.target, run.measures, full)
+    reference = default_reference(run.config["trainer"].get("batch_size"))
+    return Problem(key, name, task, run.part, run.metric, run.mode, run.target, run.measures, reference)
 
 
 def _distinguish(entries: Iterable[Entry]) -> None:

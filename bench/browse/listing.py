@@ -22,7 +22,7 @@ from bench.store.block import RUNS, Block
 from bench.store.record import RunResult, Status
 from bench.store.reports import StudyRecord
 from bench.store.stores import Stores
-from bench.text import comparable, duration, number, word_of
+from bench.text import comparable, duration, number, spanned, word_of
 from optimizers.plugins import bare, slug
 
 COLUMNS = (
@@ -341,7 +341,7 @@ def _cells(line: Line) -> list[str]:
         ", ".join(f"{counts[name]} {name}" for name in STATUSES if counts[name]) if len(runs) > 1 else runs[0].status
     )
     settings = "  ".join(f"{name} {words}" for name, words in line.settings.items())
-    steps = _span([run.steps for run in runs])
+    steps = spanned([run.steps for run in runs])
     return [line.name, status, local(line.begun), _time(line.seconds), steps, seeds(runs), _result(line), settings]
 
 
@@ -355,11 +355,6 @@ def local(moment: str) -> str:
 
 def _time(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 10 else duration(min(seconds, 1e12))
-
-
-def _span(values: Sequence[int]) -> str:
-    low, high = min(values), max(values)
-    return str(low) if low == high else f"{low} to {high}"
 
 
 def seeds(runs: Iterable[RunResult]) -> str:

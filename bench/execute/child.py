@@ -50,9 +50,6 @@ class WorkerProgress(SweepProgress):
         if self.runs:  # a study's `execute` has set it
             super().waiting(runs)
 
-    def _show(self, alive: int, share: float) -> None:
-        """Show nothing: the parent process shows it."""
-
 
 def lines() -> Iterator[str]:
     """Lines from standard input; its end, when the parent ends, asks this process to stop."""

@@ -24,7 +24,6 @@ from bench.train.stop import StopRequest
 from optimizers.plugins import BROKEN
 from tasks.core.order import micro_batches_per_rank
 from tasks.core.task import Task
-from tasks.core.training_step import TrainingPlan
 
 _WIDTHS = tuple(4**k for k in range(9))
 COMPILE_SECONDS = 10
@@ -107,7 +106,7 @@ class Choices:
         try:
             task, plan = build(first)
             ahead = len(group) * plan.total_steps * micro_batches_per_rank(plan.batch_size, 1, plan.micro_batch_size)
-            alone = seconds_of(single_step(first, task, plan), ahead)
+            alone = seconds_of(single_step(first, task), ahead)
             del task  # leave the device to the lanes
         except UserError:
             raise
@@ -306,10 +305,11 @@ def why_no_lanes(config: RunConfig) -> str | None:
     return None
 
 
-def single_step(config: RunConfig, task: Task | None = None, plan: TrainingPlan | None = None) -> Callable[[], object]:
-    """One step of a run on its first micro-batch, in a plain loop; task and plan are built if they are not given."""
-    if task is None or plan is None:
-        task, plan = build(config)
+def single_step(config: RunConfig, task: Task | None = None) -> Callable[[], object]:
+    """One step of a run on its first micro-batch, in a plain loop; the task is built if it is not given."""
+    if task is None:
+        task, _ = build(config)
+    plan = task.plan
     device = torch.device(config.device)
     dtype = torch.float64 if config.precision == "64-true" else torch.float32
     task.configure_model()  # the trainer's dropout, which is faster than torch's

@@ -87,8 +87,7 @@ def cut(
         raise UserError(f"--engine lanes: {next(filter(None, obstacles))}; use --engine lightning")
     if not todo:
         return []
-    recorded = _recorded(plan, todo)
-    if recorded is not None:
+    if recorded := _recorded(plan, todo):
         plan.keep()
         return recorded
     choices = Choices(plan.engine, plan.width, memory, progress.say, processes, stop)
@@ -112,7 +111,7 @@ def cut(
     ]
     with making(plan.store.folder):
         write_once(plan.folder / CUTS, lambda: {"cuts": decisions})
-    return _recorded(plan, plan.to_cut()) or cuts  # other processes may have finished runs meanwhile
+    return recorded_cuts(plan) or cuts  # other processes may have finished runs meanwhile
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ def balanced(groups: Sequence[Group], shares: int) -> list[list[Grid]]:
 
 def recorded_cuts(plan: Plan) -> list[Cut]:
     """The recorded cuts of the missing runs, or of all if machines with other stores share them."""
-    return _recorded(plan, plan.to_cut()) or []
+    return _recorded(plan, plan.to_cut())
 
 
 def parts(cuts: Sequence[Cut]) -> dict[str, Cut]:
@@ -183,16 +182,16 @@ def parts(cuts: Sequence[Cut]) -> dict[str, Cut]:
     return found
 
 
-def _recorded(plan: Plan, todo: Mapping[str, RunConfig]) -> list[Cut] | None:
-    """The recorded cuts, without finished runs; None if they do not match the missing runs."""
+def _recorded(plan: Plan, todo: Mapping[str, RunConfig]) -> list[Cut]:
+    """The recorded cuts, without finished runs; none if they do not match the missing runs."""
     path = plan.folder / CUTS
     try:
         found = read(path, Decisions)
     except FileNotFoundError:
-        return None
+        return []
     except Damaged:
         remove(path)
-        return None
+        return []
     cuts = []
     for each in found["cuts"]:
         left = [[todo[run_id] for run_id in block if run_id in todo] for block in each["blocks"]]
@@ -202,5 +201,5 @@ def _recorded(plan: Plan, todo: Mapping[str, RunConfig]) -> list[Cut] | None:
     cut_ids = [config.run_id for own in cuts for config in own.runs]
     if sorted(cut_ids) != sorted(todo) or any(len({*map(block_key, own.runs)}) > 1 for own in cuts):
         remove(path)
-        return None
+        return []
     return cuts

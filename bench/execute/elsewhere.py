@@ -100,6 +100,7 @@ def publish(
             )
         note("when its runs are stored, the same command without --create collects them and shows the result")
         return 0
+    is_new = plan.name not in open_plans(store)  # else other processes work on it
     plan.keep()
     if args.create:
         print(
@@ -110,7 +111,8 @@ def publish(
         try:
             print(submit(plan.name, text, store, {}))
         except UserError:
-            plan.forget()
+            if is_new:
+                plan.forget()
             raise
     note("when its runs are stored, the same command without --slurm or --create shows the result")
     return 0

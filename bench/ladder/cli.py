@@ -9,7 +9,7 @@ from bench.errors import UserError, check_known, unknown
 from bench.grammar.commands import COMMANDS, parse
 from bench.grammar.parse import Args
 from bench.grammar.values import parts
-from bench.output import answer, check_output, note, remark, write
+from bench.output import answer, check_output, note, remark, reply, write
 from bench.progress import doing
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def main(args: Args) -> int:
     first = ladder.suite(sizes[0].settings, {}, places)
     cut = fewest_slots(args.workers, first.specs(places), places)
     if args.dry_run:
-        return _plan(ladder, sizes, places, cut[0].threads, len(cut), as_json=args.json)
+        return _plan(args, ladder, sizes, places, cut[0].threads, len(cut))
     if made_elsewhere(args):
         cells = [(spec, first.tune.trials) for spec in first.specs(places)]
         return submit_array(args, ladder.name, ["ladder", *_for_a_task(args.words)], cells, places)
@@ -117,6 +117,8 @@ def _again(args: Args, folder: Path) -> int:
         raise unknown(f"ladder in {folder}", args.name, [each.name for each in stores.ladders])
     if not ladders:
         raise UserError(f"--from {folder}: there is no ladder in it; `bench ladder --task lm ...` makes one")
+    if args.json and len(ladders) > 1:
+        raise UserError(f"--json: {folder} has {len(ladders)} ladders; add --name, such as --name {ladders[0].name}")
     code, words = warn_of(stores), folder.name if folder.is_absolute() else str(folder)  # a page may be published
     for record in ladders:
         out = args.out if args.out and len(ladders) == 1 else (args.out or Path("laddered")) / record.name
@@ -169,7 +171,7 @@ def _asked(args: Args) -> "Ladder":
 
 
 def _plan(
-    ladder: "Ladder", sizes: "Sequence[Size]", places: Mapping[str, Any], threads: int, workers: int, *, as_json: bool
+    args: Args, ladder: "Ladder", sizes: "Sequence[Size]", places: Mapping[str, Any], threads: int, workers: int
 ) -> int:
     """Print the rungs, their numbers of runs, and the estimated time of those that are not stored."""
     from bench.ladder.rungs import stored, winners_of
@@ -198,15 +200,13 @@ def _plan(
         winners = {spec.opt: {name: axis.middle for name, axis in spec.design.ranges.items()} for spec in specs}
         winners |= winners_of(record, number - 1, places["store"]) if done else {}
     rule = in_words(ladder.rule, ladder.task)
-    if as_json:
-        answer({"ladder": ladder.name, "rule": rule, "rungs": rows})
-        return 0
     heads = ("rung", "size", "parameters", "steps", "trials each", "runs", "about")
-    print("\n".join([f"ladder {ladder.name}", *rule, *shown(Table.of(heads, lines))]))
-    print(
+    about = (
         f"about {duration(whole / workers)} with {counted(workers, 'worker')}, one run at a time in each (less with"
         f" lanes), start not included; more if the best point of a grid is at its edge"
     )
+    said = [f"ladder {ladder.name}", *rule, *shown(Table.of(heads, lines)), about]
+    reply(args, {"ladder": ladder.name, "rule": rule, "rungs": rows}, said)
     return 0
 
 

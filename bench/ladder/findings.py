@@ -21,10 +21,6 @@ from bench.text import CONVERGED, is_number
 
 LEAST_EVALUATIONS = 3
 """Minimum number of evaluations of a curve. Ours."""
-NEAR = 0.05
-"""A setting is usable if its score is within this fraction of the best one. Ours."""
-NEAR_LOG = 2.0
-"""The same for suboptimality gaps: at most this factor times the best one. Ours."""
 GRID_STEP = 0.5
 """Decades between the values of a grid's first range; other samplers count as no finer."""
 
@@ -62,7 +58,7 @@ class Method:
     @property
     def setting(self) -> str:
         """The setting that is compared across rungs: the first searched one whose winning value is a number."""
-        return next((name for name in self.study.axes if isinstance(self.point.get(name), int | float)), "")
+        return next((name for name in self.study.axes if is_number(self.point.get(name))), "")
 
     @property
     def seconds(self) -> float:
@@ -298,16 +294,18 @@ def _usable(method: Method, setting: str, above: bool) -> float | None:
     """Width in decades of the range around the best value with scores nearly as good."""
     sign, by_value = 1 if method.study.mode == "min" else -1, dict[float, list[float]]()
     for point, score in method.scores:
-        if setting in point:
-            own = by_value.setdefault(float(point[setting]), [])
+        if is_number(value := point.get(setting)) and value > 0:
+            own = by_value.setdefault(float(value), [])
             own += [] if score is None else [sign * score]
     tried = sorted(by_value)
     scores = [min(by_value[value], default=None) for value in tried]
     top = min((score for score in scores if score is not None), default=None)
     if len(tried) < 2 or top is None:
         return None
-    limit = max(top, CONVERGED) * NEAR_LOG if above else top + NEAR * abs(top)
-    low, high = good_range(scores, "min", scores.index(top), limit)
+    best = scores.index(top)
+    if above:
+        scores = [None if score is None else max(score, CONVERGED) for score in scores]
+    low, high = good_range(scores, "min", best, gap=above)
     return math.log10(tried[high] / tried[low])
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.ladder.findings import NEAR, NEAR_LOG, Findings, Rung, intervals, scores, was_before
+from bench.ladder.findings import Findings, Rung, intervals, scores, was_before
 from bench.ladder.sizes import MODEL
 from bench.ladder.statistics import Trend
 from bench.results.chart import Chart, Panel, Trace
+from bench.results.selection import USABLE_FACTOR, USABLE_SHARE
 from bench.results.stats import Interval, exp
 from bench.results.table import Board, Column, Table
 from bench.text import cell, duration
@@ -394,7 +395,7 @@ def verdict(found: Findings) -> list[str]:
         )
     carried = [opt for opt in found.record.opts if _carries(found, opt)]
     known = any(value is not None for opt in found.record.opts for value in found.transfer(opt).regrets)
-    near = f"a factor of {NEAR_LOG:g}" if last.above else f"{100 * NEAR:g} %"
+    near = f"a factor of {USABLE_FACTOR:g}" if last.above else f"{100 * USABLE_SHARE:g} %"
     lines.append(
         f"Winning settings of the previous rung score within {near} of the best at each rung for {', '.join(carried)}."
         if carried
@@ -431,5 +432,5 @@ def _factors(found: Findings, opt: str) -> list[tuple[float, Interval]]:
 
 
 def _carries(found: Findings, opt: str) -> bool:
-    regrets, most = found.transfer(opt).regrets, NEAR_LOG if found.rungs[-1].above else NEAR
+    regrets, most = found.transfer(opt).regrets, USABLE_FACTOR if found.rungs[-1].above else USABLE_SHARE
     return bool(regrets) and all(value is not None and value <= most for value in regrets)

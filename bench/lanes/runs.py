@@ -126,7 +126,7 @@ def _train_block(
                 result.begun, result.plan = earlier.begun or result.begun, earlier.plan
         attempt = store.begin(results, resume=resume, steps=lanes.plan.total_steps)
         _refuse_if_taken(store, configs, attempt)  # meanwhile, in another process with other blocks
-        due = val_every(first, lanes.plan, lanes.tasks[0])
+        due = val_every(first, lanes.tasks[0])
         recorder = LanesRecorder(results, lanes, configs, attempt, stop, progress, val_every=due)
         module = LanesModule(lanes)
         with quiet():
@@ -198,8 +198,7 @@ class LanesRecorder(Watcher):
         self.lanes, self.block, self.progress, self.val_every = lanes, attempt, progress, val_every
         data = lanes.tasks[0].data
         self.select, self.report, self.also = data.select, data.report, data.also
-        spec = configs[0].task_spec
-        self.watches = [Watch(result, spec, self.select, lanes.full_batch) for result in results]
+        self.watches = [Watch(result, lanes.full_batch) for result in results]
         offsets = [task.data.loss_offset.get("train", 0.0) for task in lanes.tasks]
         self.offsets = np.repeat(offsets, lanes.shape[1])
         self.killed = False
@@ -264,11 +263,9 @@ class LanesRecorder(Watcher):
             result = watch.result
             watch.close()
             if result.status != "diverged":
-                result.final = watch.reported("final", *last)
-                if result.final is None:
-                    watch.diverged("the final weights give values that are not finite")
+                watch.reported("final", *last)
             if result.best_step is not None:
-                result.best = watch.reported("best", *chosen)
+                watch.reported("best", *chosen)
         self._clock(self.watches)
 
     def _validate(self, watches: Sequence[Watch]) -> None:

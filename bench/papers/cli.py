@@ -18,6 +18,8 @@ def run_claims(args: Args) -> int:
     """
     if args.into is not None and args.out is not None:
         raise UserError(f"--into {args.into}: not allowed with --out; remove one of them")
+    if args.into is not None and (args.json or args.format):
+        raise UserError(f"--into {args.into}: it writes Markdown; remove --{'json' if args.json else 'format'}")
     if args.json and args.format not in (None, "json"):
         raise UserError(f"--json: not allowed with --format {args.format}; remove one of them")
     from bench.output import format_of, remark, write, write_into
@@ -96,7 +98,7 @@ def _all(args: Args) -> int:
 def _one(args: Args) -> int:
     """An experiment, or the list of all."""
     from bench.grammar.values import experiments
-    from bench.output import answer
+    from bench.output import reply
     from bench.papers.experiments import title
     from bench.progress import doing
 
@@ -105,10 +107,7 @@ def _one(args: Args) -> int:
         from bench.results.table import Table
 
         titles = [(name, title(name)) for name in experiments()]
-        if args.json:
-            answer([{"name": name, "title": words} for name, words in titles])
-        else:
-            print("\n".join(shown(Table.facts(titles))))
+        reply(args, [{"name": name, "title": words} for name, words in titles], shown(Table.facts(titles)))
         return 0
     if args.name is None:
         raise UserError("name an experiment: bench reproduce NAME; see `bench reproduce --list`")
@@ -136,8 +135,5 @@ def _one(args: Args) -> int:
     result = reproduce(args.name, folder, places, version, Effort.of(args), args.storage)
     if result is None:
         return 130
-    if args.json:
-        answer({"out": folder, **as_json(result)})
-    else:
-        print("\n".join(claim_lines(result, folder)))
+    reply(args, {"out": folder, **as_json(result)}, claim_lines(result, folder))
     return 0

@@ -12,11 +12,12 @@ from typing import Any
 from bench.papers.arms import Arm
 from bench.papers.experiments import Claim, Experiment, Settings
 from bench.papers.verdicts import Finding, said
+from bench.process import as_options
 from bench.results.render import markdown_table, shown
 from bench.results.stats import Interval
 from bench.results.table import Column, Table
 from bench.store.record import RunResult
-from bench.text import as_options, cell, counted, duration, listed, plain
+from bench.text import cell, counted, duration, listed, plain
 
 CORRECTION = (
     "Verdicts of an experiment are corrected for their number (Holm over its claims, Bonferroni over the arms of one):"
@@ -62,7 +63,7 @@ class Version:
         seeds = self.seeds if isinstance(self.seeds, int | None) else f"{','.join(map(str, self.seeds))},"
         flags = {"--quick": self.quick, "--search": self.search, f"--seeds {seeds}": self.seeds}
         arms = [shlex.join(["--arm", arm, name, str(x)]) for arm, own in self.arms.items() for name, x in own.items()]
-        return " ".join(filter(None, [*(flag for flag, on in flags.items() if on), as_options(self.changes), *arms]))
+        return " ".join(filter(None, [*(flag for flag, on in flags.items() if on), *as_options(self.changes), *arms]))
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,9 @@ def page(result: Reproduction) -> str:
         found = [
             [there[name].verdict if name in there else "no solution" for name in names] for _, there in result.region
         ]
-        rows = [(as_options(point), *verdicts) for (point, _), verdicts in zip(result.region, found, strict=True)]
+        rows = [
+            (" ".join(as_options(point)), *verdicts) for (point, _), verdicts in zip(result.region, found, strict=True)
+        ]
         lines += markdown_table(Table.of([Column("at", "open constants", markup="code"), *names], rows))
         for name, *verdicts in zip(names, *found, strict=True):
             count = Counter(verdicts)
@@ -193,7 +196,7 @@ def page(result: Reproduction) -> str:
     rows = [
         (
             label,
-            as_options(experiment.arms[label]),
+            " ".join(as_options(experiment.arms[label])),
             len(runs),
             max(run.steps for run in runs),
             ", ".join(f"{status} {n}" for status, n in Counter(run.status for run in runs).items()),
@@ -207,7 +210,7 @@ def page(result: Reproduction) -> str:
     shared = {
         name: x for name, x in experiment.common.items() if not any(name in own for own in experiment.arms.values())
     }
-    lines += ["", f"All arms: `{as_options(shared)}`."]
+    lines += ["", f"All arms: `{' '.join(as_options(shared))}`."]
     thin = [label for label, arm in result.arms.items() if any(run.thinned for run in arm.runs.values())]
     why = "their runs keep only some rows of the curve (the reference results keep 200), and means of losses use these"
     for section in (

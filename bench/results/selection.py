@@ -114,23 +114,19 @@ def best_index(scores: Sequence[End], mode: Mode, least: float) -> int | None:
     return equal[(len(equal) - 1) // 2]
 
 
-def good_range(
-    scores: Sequence[End], mode: Mode, best: int, limit: End = None, *, gap: bool = False
-) -> tuple[int, int]:
+def good_range(scores: Sequence[End], mode: Mode, best: int, *, gap: bool = False) -> tuple[int, int]:
     """The ends of the range around the best in which scores are nearly as good.
 
     Args:
         scores: in the order of the setting; None for one that cannot be the best.
         mode: of the metric.
         best: index of the best, which must have a score.
-        limit: the worst good score; by default from `USABLE_FACTOR` or `USABLE_SHARE`.
-        gap: whether the scores are suboptimality gaps.
+        gap: whether the scores are suboptimality gaps: good is `USABLE_FACTOR` times the best, else `USABLE_SHARE`.
     """
     top = scores[best]
     assert top is not None
-    if limit is None:
-        room = (USABLE_FACTOR - 1) * max(top, 0.0) if gap else USABLE_SHARE * abs(top)
-        limit = top + room if mode == "min" else top - room
+    room = (USABLE_FACTOR - 1) * max(top, 0.0) if gap else USABLE_SHARE * abs(top)
+    limit = top + room if mode == "min" else top - room
     bad = [score is None or (score > limit if mode == "min" else score < limit) for score in scores]
     first = next((i + 1 for i in range(best, -1, -1) if bad[i]), 0)
     last = next((i - 1 for i in range(best, len(scores)) if bad[i]), len(scores) - 1)

@@ -31,10 +31,8 @@ from bench.results.stats import Interval, Values, exp
 
 Verdict = Literal["better", "worse", "no difference found", "too few seeds", "selected on these seeds"]
 
-LEVEL = 0.05
-"""Probability of a verdict if neither of two is better, over all numbers of seeds together."""
 SHARES = (0.04, 0.01)
-"""The split of the level: wins over all seeds, and who diverges more often. Both tests are two-sided. Ours."""
+"""The split of the level, 0.05: wins over all seeds, and who diverges more often. Both tests are two-sided. Ours."""
 RESERVE = 1.5
 """At n seeds the share 1 - `RESERVE` / n of the level may be spent; the rest is left for later. Ours."""
 LEAST_SEEDS = 7

@@ -172,11 +172,6 @@ def are_equal(values: NDArray[np.float64]) -> bool:
     return bool(np.ptp(values) <= 8 * np.finfo(np.float64).eps * np.abs(values).max())
 
 
-def variance(values: NDArray[np.float64]) -> float:
-    """Variance of a sample; exactly 0 for equal values, not a rounding error."""
-    return 0.0 if are_equal(values) else float(values.var(ddof=1))
-
-
 def slope(x: ArrayLike, y: ArrayLike) -> tuple[float, float, float]:
     """Least-squares line y = intercept + slope x.
 
@@ -268,7 +263,8 @@ def share_interval(count: int, n: int, level: float = 0.95) -> Interval:
 def deviation_interval(values: ArrayLike, level: float = 0.95) -> Interval:
     """The standard deviation of N >= 2 normal values with its interval (chi-squared); level in (0, 1)."""
     array = np.asarray(values, dtype=np.float64)
-    square, df = variance(array), array.size - 1
+    square = 0.0 if are_equal(array) else float(array.var(ddof=1))  # not a rounding error
+    df = array.size - 1
     low, high = (math.sqrt(df * square / float(chdtri(df, tail))) for tail in ((1 - level) / 2, (1 + level) / 2))
     return Interval(math.sqrt(square), low, high, array.size)
 

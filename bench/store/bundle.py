@@ -241,7 +241,7 @@ def _sources(runs: Sequence[RunResult], plugins: Sequence[str]) -> list[Path]:
     """The files of plug-ins that records name, unchanged since the runs.
 
     Raises:
-        UserError: one has changed.
+        UserError: one has changed, or two have the same name.
     """
     wanted = {
         bare(run.config[kind]): run.versions.get(f"{kind}_package")
@@ -255,7 +255,8 @@ def _sources(runs: Sequence[RunResult], plugins: Sequence[str]) -> list[Path]:
             raise UserError(f"{name} is {now}, but the runs used {wanted[bare(name)]}; name that file")
         if bare(name) in wanted:
             path = Path(name.rpartition(":")[0])
-            found[path.name] = path
+            if found.setdefault(path.name, path) != path:
+                raise UserError(f"{path} and {found[path.name]} have the same name; rename one of them")
     return [found[name] for name in sorted(found)]
 
 

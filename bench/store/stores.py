@@ -70,8 +70,6 @@ class Stores:
     @cached_property
     def blocks(self) -> dict[str, Block]:
         """By run id, the block from which the run is read."""
-        if len(self._contents) == 1 and not self.shipped:
-            return self._contents[0].runs
         found: dict[str, list[Block]] = {}
         for n, contents in enumerate(self._contents):
             for run_id, block in contents.runs.items():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bench.errors import RunBroke
 from bench.grammar.parse import Args
-from bench.output import answer, check_output
+from bench.output import check_output, reply
 
 
 def main(args: Args) -> int:
@@ -57,11 +57,8 @@ def main(args: Args) -> int:
     with doing("drawing"):
         shown = sensitivity.analyse(results, varied, mode)
         paths = sensitivity.write(folder, shown, command)
-    if args.json:
-        answer({**sensitivity.as_json(shown), "store": args.store, "out": folder})
-    else:
-        print("\n".join(sensitivity.lines(shown)))
-        print(f"written to {folder}: {', '.join(path.name for path in paths)}; the runs are in {args.store}")
+    where = f"written to {folder}: {', '.join(path.name for path in paths)}; the runs are in {args.store}"
+    reply(args, {**sensitivity.as_json(shown), "store": args.store, "out": folder}, [*sensitivity.lines(shown), where])
     if broke is not None:
         raise broke
     return 0

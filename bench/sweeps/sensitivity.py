@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from bench.config.run_config import settings_of
 from bench.errors import UserError
 from bench.output import writing
+from bench.process import as_options
 from bench.results.draw import write_pictures
 from bench.results.group import Group, Measure
 from bench.results.render import csv_lines, markdown_table, shown
@@ -39,7 +40,7 @@ from bench.results.stats import median_rank
 from bench.results.table import Board, Column, Table
 from bench.store.record import CAP_BINDS, FINISHED, RunResult
 from bench.sweeps.sensitivity_plot import describe
-from bench.text import as_options, clean, counted, plain
+from bench.text import clean, counted, plain
 from optimizers.plugins import bare
 
 SELECTION = "median selection score"
@@ -510,7 +511,7 @@ def _page(sweep: Sensitivity, command: str) -> str:
         " results on other seeds.",
         "",
         f"* {len(runs)} runs, seeds {f'{seeds[0]} to {seeds[-1]}' if row else ', '.join(map(str, seeds))}.",
-        f"* All runs: `{as_options(shared)}`.",
+        f"* All runs: `{' '.join(as_options(shared))}`.",
         *(f"* {line}" for line in _notes(sweep)),
     ]
     for what, found in (

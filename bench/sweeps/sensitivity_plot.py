@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bench.results.chart import MOST, Array, Chart, Panel, Trace, axis_limits
+from bench.text import spanned
 
 if TYPE_CHECKING:
     from bench.sweeps.sensitivity import Curve, Sensitivity
@@ -36,7 +37,7 @@ def describe(sweep: "Sensitivity", least: float = 0.0) -> Chart:
         shares = np.array([point.diverged / point.seeds for point in curve.points])
         below.append(Trace(curve.name, x, shares, marks="all", joined=joined))
     log_x, words = "x" * sweep.log, None if sweep.numeric else {float(i): str(x) for x, i in place.items()}
-    seeds = " to ".join(map(str, sorted({min(p.seeds for p in points), max(p.seeds for p in points)})))
+    seeds = spanned([point.seeds for point in points])
     caption = (
         f"Lines: median over {seeds} seed{'' if seeds == '1' else 's'}, diverged ones count as worst; bands: middle"
         f" half of the seeds; rings: best."

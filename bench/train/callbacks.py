@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import numpy as np
@@ -21,7 +21,6 @@ from bench.store.record import RunResult
 from bench.train.checkpoints import STEPS, save
 from bench.train.stop import StopRequest
 from bench.train.watch import Watch, look
-from tasks import TaskSpec
 from tasks.core.task import Task
 from tasks.core.training_step import CurveRow
 
@@ -101,7 +100,6 @@ class Recorder(Watcher):
     def __init__(
         self,
         result: RunResult,
-        spec: TaskSpec,
         attempt: Attempt | None,
         stop: StopRequest,
         progress: Progress,
@@ -115,8 +113,7 @@ class Recorder(Watcher):
         super().__init__(attempt, stop, checkpoint_seconds)
         self.result, self.progress, self.loggers = result, progress, loggers
         self.val_every, self.max_seconds = val_every, max_seconds
-        full_batch = task.plan.batch_size == task.data.sizes["train"]
-        self.watch = Watch(result, spec, task.data.select, full_batch)
+        self.watch = Watch(result, task.plan.batch_size == task.data.sizes["train"])
 
     def state_dict(self) -> dict[str, Any]:
         """The part of the record that a resumed run needs."""
@@ -175,16 +172,14 @@ class Recorder(Watcher):
         switch = True
         with self.aside():
             if result.status != "diverged":
-                result.final = self._report("final", pl_module)
-                if result.final is None:
-                    self.watch.diverged("the final weights give values that are not finite")
+                self._report("final", pl_module)
             if pl_module.best_weights is not None:
                 if result.best_step == result.steps and result.final is not None:
                     result.best, result.metrics["best"] = result.final, result.metrics["final"]
                 else:
                     pl_module.load_best_weights()
                     switch = False
-                    result.best = self._report("best", pl_module)
+                    self._report("best", pl_module)
             if result.best is not None:
                 with torch.no_grad(), pl_module.in_eval_mode(switch=switch):
                     result.specimen = pl_module.specimen()
@@ -215,10 +210,10 @@ class Recorder(Watcher):
                     logger.log_metrics({f"measured/{k}": v for k, v in zip(values, row, strict=True)}, step)
         task.record.measurements.clear()
 
-    def _report(self, which: str, task: Task) -> float | None:
-        """Record the metrics of the current weights on the reporting splits; None if they are not finite."""
+    def _report(self, which: Literal["final", "best"], task: Task) -> None:
+        """Record the metrics of the current weights on the reporting splits."""
         first, *others = (task.evaluate(split, best=which == "best") for split in (self.result.split, *task.data.also))
-        return self.watch.reported(which, first, dict(zip(task.data.also, others, strict=True)))
+        self.watch.reported(which, first, dict(zip(task.data.also, others, strict=True)))
 
     def _validate(self, task: Task) -> None:
         with self.aside():

@@ -126,12 +126,11 @@ def _run(
         bar = progress(training.total_steps, label) if callable(progress) else None
         recorder = Recorder(
             result,
-            config.task_spec,
             attempt,
             stop,
             bar or Progress(training.total_steps, label, epoch=epoch, enabled=bool(progress) and main),
             task=task,
-            val_every=val_every(config, training, task),
+            val_every=val_every(config, task),
             max_seconds=config.trainer.max_seconds,
             checkpoint_seconds=config.trainer.checkpoint_seconds,
             loggers=loggers,
@@ -270,11 +269,9 @@ def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
         precision = {"plugins": [MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))]}
     if config.precision == "64-true":
         precision = {"plugins": [DoublePrecision()]}  # by name Lightning refuses it under FSDP2, although it works
-    strategy: Any = "auto" if ranks == 1 else "ddp"
+    strategy: Any = "auto" if options.strategy == "auto" and ranks == 1 else "ddp"
     if options.strategy == "fsdp":
         strategy = ShardedStrategy(ranks)
-    elif options.strategy == "ddp":
-        strategy = "ddp"
     # cuDNN's default algorithms for the gradients of convolutions add in an order that differs between calls.
     torch.backends.cudnn.deterministic = True
     return pl.Trainer(
@@ -288,8 +285,6 @@ def make_trainer(config: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
         limit_val_batches=0,
         **precision,
     )

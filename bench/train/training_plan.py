@@ -176,11 +176,11 @@ def average_of(config: RunConfig, steps: int, per_epoch: int) -> Averaging | Non
     return Averaging(trainer.average, trainer.average_decay, trainer.average_window, every)
 
 
-def val_every(config: RunConfig, plan: TrainingPlan, task: Task) -> int:
+def val_every(config: RunConfig, task: Task) -> int:
     """Optimizer steps between evaluations."""
     if config.trainer.val_every is not None:
         return config.trainer.val_every
-    return max(task.data.sizes["train"] // plan.batch_size, -(-plan.total_steps // 20))
+    return max(task.data.sizes["train"] // task.plan.batch_size, -(-task.plan.total_steps // 20))
 
 
 def _refuse_unequal_micro_batches(config: RunConfig, size: int, ranks: int) -> None:

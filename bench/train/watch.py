@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from bench.store.load import parse_record
 from bench.store.record import RunResult
 from bench.text import strict_json
-from tasks import TaskSpec
 
 DIVERGED_FACTOR = 100
 """A run has diverged when the median loss since the last check exceeds this many times (1 + first loss). Ours."""
@@ -98,8 +97,6 @@ class Watch:
 
     Args:
         result: the record; its `status` stays `running` until the run ends.
-        spec: metric, mode and target.
-        select: the split on which the best step is chosen.
         full_batch: whether a step sees all samples.
     """
 
@@ -118,8 +115,8 @@ class Watch:
     )
     _OWN = ("first_loss", "best_selected", "capped", "last_norm", "greatest_norm")
 
-    def __init__(self, result: RunResult, spec: TaskSpec, select: str, full_batch: bool) -> None:
-        self.result, self.spec, self.select, self.full_batch = result, spec, select, full_batch
+    def __init__(self, result: RunResult, full_batch: bool) -> None:
+        self.result, self.full_batch = result, full_batch
         self.first_loss: float | None = None
         self.best_selected: float | None = None
         self.capped = 0
@@ -170,12 +167,12 @@ class Watch:
 
     def validated(self, values: Mapping[str, float]) -> bool:
         """Record the values on the selection split; True if these weights are the best so far."""
-        result, value = self.result, values[self.spec.metric]
+        result, value = self.result, values[self.result.metric]
         if not all(map(math.isfinite, values.values())):
-            self.diverged(f"the {self.select} metrics are not finite at step {result.steps}")
+            self.diverged(f"the {result.select_split} metrics are not finite at step {result.steps}")
             return False
         result.validations.append({"step": result.steps, "train_s": result.train_s, **values})
-        target = self.spec.target
+        target = result.target
         if target is not None and result.steps_to_target is None and not self.better(target, value):
             result.steps_to_target, result.seconds_to_target = result.steps, result.train_s
         if self.best_selected is not None and not self.better(value, self.best_selected):
@@ -184,20 +181,20 @@ class Watch:
         return True
 
     def reported(
-        self, which: str, values: Mapping[str, float], also: Mapping[str, Mapping[str, float]] | None = None
-    ) -> float | None:
-        """Record the values of the "final" or "best" weights; the metric, None if not all values are finite.
+        self, which: Literal["final", "best"], values: Mapping[str, float], also: Mapping[str, Mapping[str, float]]
+    ) -> None:
+        """Record the values of the final or the best weights; final ones that are not finite end the run as diverged.
 
         Args:
-            which: "final" or "best".
+            which: the weights.
             values: on the reporting split, by name.
             also: the same on other splits.
         """
-        also = also or {}
-        if not all(math.isfinite(x) for each in (values, *also.values()) for x in each.values()):
-            return None
-        self.result.metrics[which] = {**values, **{split: dict(each) for split, each in also.items()}}
-        return values[self.spec.metric]
+        if all(math.isfinite(x) for each in (values, *also.values()) for x in each.values()):
+            self.result.metrics[which] = {**values, **{split: dict(each) for split, each in also.items()}}
+            setattr(self.result, which, values[self.result.metric])
+        elif which == "final":
+            self.diverged("the final weights give values that are not finite")
 
     def close(self) -> None:
         """Compute what needs all steps."""
@@ -210,4 +207,4 @@ class Watch:
 
     def better(self, a: float, b: float) -> bool:
         """Whether metric a is strictly better than b."""
-        return a > b if self.spec.mode == "max" else a < b
+        return a > b if self.result.mode == "max" else a < b

@@ -16,7 +16,8 @@ from bench.errors import UserError
 from bench.grammar.values import refuse_too_many, typed
 from bench.results.selection import End, Mode, best_index
 from bench.text import counted, is_number
-from bench.tuning.space import Axis, Key, Point, Range, Space, point_key
+from bench.tuning.space import Axis, Key, Point, Space, point_key
+from optimizers import LogUniform
 
 Sampler = Literal["grid", "qmc"]
 Place = tuple[int, ...]
@@ -101,9 +102,9 @@ class Design:
                 )
 
     @property
-    def ranges(self) -> dict[str, Range]:
+    def ranges(self) -> dict[str, LogUniform]:
         """The axes that are ranges."""
-        return {name: axis for name, axis in self.space.items() if isinstance(axis, Range)}
+        return {name: axis for name, axis in self.space.items() if isinstance(axis, LogUniform)}
 
     @property
     def _steps(self) -> list[int]:
@@ -120,12 +121,14 @@ class Design:
     @property
     def combinations(self) -> int:
         """Number of combinations of the listed values."""
-        return math.prod(len(axis) for axis in self.space.values() if not isinstance(axis, Range))
+        return math.prod(len(axis) for axis in self.space.values() if not isinstance(axis, LogUniform))
 
     @property
     def main(self) -> str | None:
         """The name of the axis by which points are ordered: the first range, else the first list of numbers."""
-        numbers = [n for n, axis in self.space.items() if not isinstance(axis, Range) and all(map(is_number, axis))]
+        numbers = [
+            n for n, axis in self.space.items() if not isinstance(axis, LogUniform) and all(map(is_number, axis))
+        ]
         return next(iter([*self.ranges, *numbers]), None)
 
     @property
@@ -174,7 +177,7 @@ class Design:
         """Sort key of points: the main axis, then the others in their order."""
         main = self.main
         others = [
-            point[name] if isinstance(axis, Range) else axis.index(point[name])
+            point[name] if isinstance(axis, LogUniform) else axis.index(point[name])
             for name, axis in self.space.items()
             if name != main
         ]
@@ -191,7 +194,7 @@ class Design:
 
         def is_last(name: str) -> bool:
             axis, value = self.space[name], best[name]
-            if isinstance(axis, Range) and self.sampler == "qmc":
+            if isinstance(axis, LogUniform) and self.sampler == "qmc":
                 share = math.log(value / axis.low) / math.log(axis.high / axis.low)
                 return min(share, 1 - share) <= 1 / len(points)
             tried = [point[name] for point in points]
@@ -204,10 +207,10 @@ class Design:
         near = zip(self.ranges.items(), self._steps, strict=True)
         return self.space | {name: self._near(axis, point[name], step) for (name, axis), step in near}
 
-    def _near(self, axis: Range, value: float, step: int) -> Range:
+    def _near(self, axis: LogUniform, value: float, step: int) -> LogUniform:
         j = round(2 * math.log10(value), 3)  # values have four digits
         low, high = (typed(10 ** ((j + sign * step) / 2)) for sign in (-1, 1))
-        return Range(low, high) if self.sampler == "grid" else Range(max(low, axis.low), min(high, axis.high))
+        return LogUniform(low, high) if self.sampler == "grid" else LogUniform(max(low, axis.low), min(high, axis.high))
 
     # -- grid --
 
@@ -281,14 +284,14 @@ class Design:
 
 def _combinations(space: Space) -> Iterator[Point]:
     """All combinations of values; the last axis varies fastest."""
-    axes = [axis for axis in space.values() if not isinstance(axis, Range)]
+    axes = [axis for axis in space.values() if not isinstance(axis, LogUniform)]
     return (dict(zip(space, values, strict=True)) for values in itertools.product(*axes))
 
 
-def _outwards(ranges: Sequence[Range], steps: Sequence[int]) -> Iterator[Place]:
+def _outwards(ranges: Sequence[LogUniform], steps: Sequence[int]) -> Iterator[Place]:
     """Places of a grid from the middle outwards; of equally near ones, the lower first."""
 
-    def middle(axis: Range, step: int) -> int:  # rounded, so that float errors do not decide ties
+    def middle(axis: LogUniform, step: int) -> int:  # rounded, so that float errors do not decide ties
         return math.ceil(round((math.log10(axis.low) + math.log10(axis.high)) / step, 9) - 0.5)
 
     centre = [middle(axis, step) for axis, step in zip(ranges, steps, strict=True)]
@@ -338,7 +341,7 @@ def _halton(dimensions: int, count: int) -> list[tuple[float, ...]]:
 
 
 def _at(axis: Axis, u: float) -> Any:
-    if isinstance(axis, Range):
+    if isinstance(axis, LogUniform):
         value = typed(axis.low * (axis.high / axis.low) ** u)
         return min(max(value, axis.low), axis.high)  # rounding must not leave the range
     return axis[int(u * len(axis) + 1e-9)]  # a float such as 3/5 may be slightly too small

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.progress import Advance, LiveView, clock, fitting
 from bench.results.selection import score_text
-from bench.text import counted, duration
+from bench.text import counted, duration, options_text
 
 if TYPE_CHECKING:
     from bench.tuning.study import Study
@@ -118,11 +118,4 @@ def _name(trial: Mapping[str, Any]) -> str:
     kind = "" if trial["kind"] == "design" else f" ({trial['kind']})"
     seed = f", seed {trial['seeds'][0]}" if trial["fresh"] else ""
     opt = f"{trial['opt']} " if "opt" in trial else ""
-    return f"{opt}{spoken(trial['point'])}{seed}{kind if not trial['fresh'] else ' (fresh seed)'}"
-
-
-def spoken(point: Mapping[str, Any]) -> str:
-    """A point in words: `opt.lr 0.01, opt.momentum 0.9`."""
-    return ", ".join(
-        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in point.items()
-    )
+    return f"{opt}{options_text(trial['point'])}{seed}{kind if not trial['fresh'] else ' (fresh seed)'}"

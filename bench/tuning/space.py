@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from bench.config.options import (
@@ -22,21 +21,7 @@ from optimizers import OPTIMIZERS, LogUniform
 from optimizers.groups import REST
 from tasks import TASKS
 
-
-@dataclass(frozen=True)
-class Range:
-    """A range that is searched on a log scale, with 0 < low < high."""
-
-    low: float
-    high: float
-
-    @property
-    def middle(self) -> float:
-        """The middle on the log scale."""
-        return math.sqrt(self.low * self.high)
-
-
-Axis = Range | tuple[Any, ...]
+Axis = LogUniform | tuple[Any, ...]
 """A range, or a list of values."""
 Space = dict[str, Axis]
 """The searched settings, by dotted name (`opt.lr`)."""
@@ -73,9 +58,7 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
     options = all_optimizer_options(spec, given)
     other_rest = given.get(REST, spec.rest) != spec.rest  # its search ranges differ
     own: Space = {
-        f"opt.{name}": Range(axis.low, axis.high) if isinstance(axis, LogUniform) else axis
-        for name, axis in spec.search.items()
-        if not (other_rest and name.startswith(f"{REST}."))
+        f"opt.{name}": axis for name, axis in spec.search.items() if not (other_rest and name.startswith(f"{REST}."))
     }
     space: Space = {name: span for name, span in own.items() if name not in words}
     fixed: dict[str, Any] = {}
@@ -116,9 +99,9 @@ def _several(key: str, raw: Any, task: str) -> bool:
     return isinstance(raw, str) and values_of(key, raw, task, {}) != [raw]
 
 
-def _range(key: str, raw: str, option: Option) -> Range:
+def _range(key: str, raw: str, option: Option) -> LogUniform:
     try:
-        ends = Range(*ends_of_range(*raw.split(":")))
+        ends = LogUniform(*ends_of_range(*raw.split(":")))
     except ValueError:
         raise UserError(
             f"--{key} {raw}: a range is LOW:HIGH with 0 < LOW < HIGH, both between 1e-100 and 1e100, such as 1e-3:1e1"
@@ -140,7 +123,7 @@ def space_as_json(space: Space) -> list[dict[str, Any]]:
     """The space in a form for strict JSON, in its order."""
     return [
         {"name": name, "low": axis.low, "high": axis.high}
-        if isinstance(axis, Range)
+        if isinstance(axis, LogUniform)
         else {"name": name, "values": [{"number": str(v)} if v in (math.inf, -math.inf) else v for v in axis]}
         for name, axis in space.items()
     ]
@@ -151,6 +134,6 @@ def space_from_json(stored: Sequence[Mapping[str, Any]]) -> Space:
     return {
         axis["name"]: tuple(float(v["number"]) if isinstance(v, Mapping) else v for v in axis["values"])
         if "values" in axis
-        else Range(axis["low"], axis["high"])
+        else LogUniform(axis["low"], axis["high"])
         for axis in stored
     }

@@ -36,9 +36,9 @@ from bench.store.record import RunResult
 from bench.text import plain
 from bench.tuning.design import Scores, Wanted
 from bench.tuning.rows import TrialRow
-from bench.tuning.space import Axis, Point, Range, Space, point_key
+from bench.tuning.space import Axis, Point, Space, point_key
 from bench.tuning.trials import Request, State, StudySpec, Trial, read_trial, versions_of
-from optimizers import OPTIMIZERS
+from optimizers import OPTIMIZERS, LogUniform
 from optimizers.groups import REST
 from tasks import TASKS
 
@@ -383,14 +383,14 @@ def _template(wish: Wanted, seeds: list[int], axes: Space) -> FrozenTrial:
 
 def _distribution(axis: Axis, value: Any = None) -> optuna.distributions.BaseDistribution:
     """An axis as an Optuna distribution that includes the value: extensions leave the range."""
-    if not isinstance(axis, Range):
+    if not isinstance(axis, LogUniform):
         return optuna.distributions.CategoricalDistribution(axis)
     ends = [axis.low, axis.high] + [value] * (value is not None)
     return optuna.distributions.FloatDistribution(min(ends), max(ends), log=True)
 
 
 def _within(value: Any, axis: Axis) -> bool:
-    return axis.low <= value <= axis.high if isinstance(axis, Range) else value in axis
+    return axis.low <= value <= axis.high if isinstance(axis, LogUniform) else value in axis
 
 
 def value_of(run: RunResult, fresh: bool) -> End:

@@ -19,10 +19,10 @@ from bench.results.render import shown
 from bench.results.selection import score_text
 from bench.results.table import Column, Table
 from bench.sweeps import sensitivity
-from bench.text import counted, duration, listed
+from bench.text import counted, duration, listed, options_text
 from bench.tuning import tuned
 from bench.tuning.design import Sampler
-from bench.tuning.progress import TuningProgress, spoken
+from bench.tuning.progress import TuningProgress
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study
 from bench.tuning.study_result import StudyResult, study_result
@@ -261,10 +261,10 @@ def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], f
                 task, made = build(config)
                 rows = min(made.batch_size, made.micro_batch_size)
                 steps = math.ceil(made.batch_size / rows) * made.total_steps
-                data, looks = task.data, made.total_steps // val_every(config, made, task)
+                data, looks = task.data, made.total_steps // val_every(config, task)
                 reported = 2 * sum(data.sizes[split] for split in (data.report, *data.also))  # best and final
                 evaluated = looks * data.sizes[data.select] + reported
-                known[key] = seconds_of(single_step(config, task, made)) * (steps + evaluated / rows / 3)
+                known[key] = seconds_of(single_step(config, task)) * (steps + evaluated / rows / 3)
         return known[key]
 
     return measure
@@ -362,7 +362,7 @@ def result_lines(found: Sequence[StudyResult]) -> list[str]:
             (
                 each.study.spec.opt,
                 len(each.trials),
-                "none" if each.best is None else spoken(each.best.point),
+                "none" if each.best is None else options_text(each.best.point),
                 None if each.score is None else score_text(each.score, each.study.spec.metric),
                 each.fresh_interval,
                 each.lr_at_boundary,

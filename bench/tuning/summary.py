@@ -7,10 +7,10 @@ from bench.results.render import shown
 from bench.results.selection import cap_share, score_text
 from bench.results.table import Table
 from bench.sweeps import sensitivity
-from bench.text import counted, duration, plain, seeds_in_words
-from bench.tuning.progress import spoken
-from bench.tuning.space import Range, point_key
+from bench.text import counted, duration, options_text, plain, seeds_in_words
+from bench.tuning.space import point_key
 from bench.tuning.study_result import StudyResult, analyse
+from optimizers import LogUniform
 
 
 def lines(found: StudyResult) -> list[str]:
@@ -34,7 +34,7 @@ def lines(found: StudyResult) -> list[str]:
         kind = "" if best.kind == "design" else f" ({best.kind})"
         score = "-" if found.score is None else score_text(found.score, spec.metric)
         chosen = f"{score}, median of seeds {seeds_in_words(spec.seeds)} (optimistic)"
-        facts.append(("best", f"{spoken(best.point)}{kind}: {select} {chosen}"))
+        facts.append(("best", f"{options_text(best.point)}{kind}: {select} {chosen}"))
         facts.append(("fresh", _fresh(found)))
         edge = "yes: the optimum may be outside the tried values" if found.lr_at_boundary else "no"
         facts.append(("edge", f"lr_at_boundary: {edge}"))
@@ -57,13 +57,13 @@ def _notes(found: StudyResult) -> list[str]:
         )
     for name, axis in found.study.spec.axes.items():
         value = found.best.point[name] if found.best is not None else None
-        if isinstance(axis, Range) and value is not None and not axis.low <= value <= axis.high:
+        if isinstance(axis, LogUniform) and value is not None and not axis.low <= value <= axis.high:
             notes.append(
                 f"{name} {value:g} is outside of {axis.low:g}:{axis.high:g}; the grid is centred on that range"
             )
     for trial in found.scored:
         if trial.state in ("failed", "pruned"):
-            notes.append(f"{spoken(trial.point)} {trial.state}: {trial.reason}")
+            notes.append(f"{options_text(trial.point)} {trial.state}: {trial.reason}")
     notes += [f"fresh seed {seed} failed: {reason}" for seed, reason in found.fresh_failed.items()]
     if 2 * sum(run.saturated_at is not None for run in found.fresh) >= max(1, len(found.fresh)):
         notes.append(sensitivity.SATURATED)

@@ -21,7 +21,8 @@ from bench.store.record import Count, Json, Name, Number, RunResult, contradicti
 from bench.text import is_number
 from bench.tuning.design import Design, Kind, Sampler
 from bench.tuning.rows import TrialRow
-from bench.tuning.space import Axis, Point, Range, Space, point_key, space_from_json
+from bench.tuning.space import Axis, Point, Space, point_key, space_from_json
+from optimizers import LogUniform
 from optimizers.plugins import bare, slug
 
 State = Literal["waiting", "running", "completed", "pruned", "failed"]
@@ -164,7 +165,7 @@ class StudySpec(BaseModel):
         Raises:
             UserError: the device does not exist.
         """
-        middle = {name: axis.middle if isinstance(axis, Range) else axis[0] for name, axis in self.axes.items()}
+        middle = {name: axis.middle if isinstance(axis, LogUniform) else axis[0] for name, axis in self.axes.items()}
         return on_device(self.config(middle, self.seeds[0], places))
 
     def differences(self, other: "StudySpec") -> list[str]:
@@ -296,7 +297,7 @@ def _wrong(trial: Trial, spec: StudySpec) -> str | None:
 
 def _lies_on(axis: Axis, value: Any) -> bool:
     """Whether it is a value of an axis; a grid may grow beyond a range."""
-    return is_number(value) and value > 0 if isinstance(axis, Range) else value in axis
+    return is_number(value) and value > 0 if isinstance(axis, LogUniform) else value in axis
 
 
 def versions_of(task: Any, opt: Any, rest: Any) -> dict[str, int | str]:

@@ -17,11 +17,11 @@ from bench.grammar.values import counts_seeds, read_seeds, refuse_too_many
 from bench.text import counted, plain
 from bench.tuning.design import Design, Sampler
 from bench.tuning.progress import TuningProgress
-from bench.tuning.space import Range, read_space, space_as_json
+from bench.tuning.space import read_space, space_as_json
 from bench.tuning.study import Study
 from bench.tuning.trials import Request, StudySpec, versions_of
 from bench.tuning.workers import Workers
-from optimizers import OPTIMIZERS
+from optimizers import OPTIMIZERS, LogUniform
 from optimizers.plugins import absolute
 from tasks import TASKS
 
@@ -175,7 +175,7 @@ def promise(spec: StudySpec, trials: int) -> str:
     text = f"{counted(trials, 'trial')} of {counted(len(spec.seeds), 'seed')}"
     steps = iter(("half decades", *["decades"] * len(spec.axes)))
     for name, axis in spec.axes.items():
-        if isinstance(axis, Range) and spec.sampler == "grid":
+        if isinstance(axis, LogUniform) and spec.sampler == "grid":
             tried = [each.point[name] for each in spec.design.wanted(trials)]
             text += (
                 f", {name} {min(tried):g} to {max(tried):g}, {next(steps)} around the middle of"

@@ -10,8 +10,7 @@ from bench.results.selection import End, cap_share, is_capped
 from bench.store.files import replacing
 from bench.store.reports import StudyRecord
 from bench.sweeps import sensitivity
-from bench.text import plain, seeds_in_words
-from bench.tuning.progress import spoken
+from bench.text import options_text, plain, seeds_in_words
 from bench.tuning.space import point_key
 from bench.tuning.study_result import StudyResult, analyse
 from bench.tuning.trials import StudySpec, Trial
@@ -74,7 +73,7 @@ def tuned_yaml(found: StudyResult) -> str:
                 "interval_95": list(interval.ends) if interval else None,
             },
             "cost": found.cost,
-            "tried": {spoken(t.point): _tried(t, found.scores.get(point_key(t.point))) for t in tried},
+            "tried": {options_text(t.point): _tried(t, found.scores.get(point_key(t.point))) for t in tried},
         },
     }
     return yaml.safe_dump(plain(content), sort_keys=False, width=120)

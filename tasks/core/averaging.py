@@ -8,7 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tasks.core.sharding import cut_like, whole
+from optimizers.norms import whole
+from tasks.core.sharding import cut_like
 
 Kind = Literal["ema", "lawa"]
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
+from optimizers.norms import whole
+
 
 class ShardedStrategy(ModelParallelStrategy):
     """Lightning's FSDP2 strategy, except for its checkpoints.
@@ -70,8 +72,3 @@ def cut_like(tensor: Tensor, like: Tensor) -> Tensor:
 def _cut_state(value: Any, param: Tensor) -> Any:
     belongs = isinstance(value, Tensor) and value.shape == param.shape and value.dim() > 0
     return cut_like(value, param) if belongs else value
-
-
-def whole(value: Any) -> Any:
-    """A sharded tensor gathered (on all ranks at once); anything else as it is."""
-    return value.full_tensor() if isinstance(value, DTensor) else value

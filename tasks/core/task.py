@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric, MetricCollection
 
 from optimizers.groups import Parameter, Role
+from optimizers.norms import whole
 from tasks.core.attention import Maps, MultiHeadAttention
 from tasks.core.averaging import Average
 from tasks.core.data import TaskData
@@ -22,7 +23,7 @@ from tasks.core.observatory import Observer
 from tasks.core.order import BatchOrder
 from tasks.core.randomness import BatchRandomness
 from tasks.core.roles import described
-from tasks.core.sharding import cut_like, whole
+from tasks.core.sharding import cut_like
 from tasks.core.training_step import Loop, Outcome, Record, TrainingPlan, evaluation_weights
 
 EVALUATED_ON_CPU = 200

@@ -1,11 +1,11 @@
 """The training step for every optimizer, its plan, and its records for observers."""
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import nan
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from lightning.pytorch.plugins import MixedPrecision
@@ -14,15 +14,14 @@ from torch.optim import Optimizer
 
 from optimizers.closures import once_known
 from optimizers.groups import Part
-from optimizers.norms import global_norm
+from optimizers.norms import global_norm, whole
 from tasks.core.averaging import Average, Averaging
 from tasks.core.compiled import Compile, CompileTrial
-from tasks.core.data import TaskData
-from tasks.core.observatory import Observer
-from tasks.core.order import BatchOrder, micro_batches_per_rank
-from tasks.core.randomness import BatchRandomness
+from tasks.core.order import micro_batches_per_rank
 from tasks.core.schedule import Schedule
-from tasks.core.sharding import whole
+
+if TYPE_CHECKING:
+    from tasks.core.task import Task
 
 
 class Outcome(NamedTuple):
@@ -116,43 +115,6 @@ class Record:
     said: list[str] = field(default_factory=list)
 
 
-class Trained(Protocol):
-    """What the loop needs of a `Task`."""
-
-    plan: TrainingPlan
-    data: TaskData
-    record: Record
-    randomness: BatchRandomness
-    order: BatchOrder | None
-    average: Average | None
-    observer: Observer | None
-
-    @property
-    def trainer(self) -> Any:
-        """Lightning's trainer."""
-
-    @property
-    def device(self) -> torch.device:
-        """The parameters' device."""
-        ...
-
-    def loss(self, batch: Any) -> Outcome:
-        """Mean loss of the batch."""
-        ...
-
-    def measure_at(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Measurements at weights stacked over K points, shape (K,) each."""
-        ...
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """All parameters by name."""
-        ...
-
-    def averaged(self) -> list[nn.Parameter]:
-        """The averaged parameters."""
-        ...
-
-
 @contextmanager
 def evaluation_weights(optimizer: Any, average: Average | None, averaged: Sequence[Tensor]) -> Iterator[None]:
     """Put the evaluation weights in place of the trained ones.
@@ -172,8 +134,8 @@ def evaluation_weights(optimizer: Any, average: Average | None, averaged: Sequen
 class Loop:
     """The inner loop of `Task.training_step`, with attributes looked up once, since those of modules are slow."""
 
-    def __init__(self, task: Trained, optimizer: Optimizer) -> None:
-        trainer = task.trainer
+    def __init__(self, task: "Task", optimizer: Optimizer) -> None:
+        trainer: Any = task.trainer
         assert task.order is not None
         self.task, self.plan = task, task.plan
         self.optimizer: Any = optimizer  # torch's type lacks closures that return tensors, and our keywords

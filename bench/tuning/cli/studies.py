@@ -15,8 +15,7 @@ def main(args: Args) -> int:
     from bench.execute.database import NoDatabase
     from bench.results.render import shown
     from bench.results.table import Table
-    from bench.text import counted
-    from bench.tuning.progress import spoken
+    from bench.text import counted, options_text
     from bench.tuning.study_result import study_result
 
     try:
@@ -45,7 +44,7 @@ def main(args: Args) -> int:
             "trials": len(found.trials),
             "missing": found.missing,
             "running": running,
-            "best": None if found.best is None else spoken(found.best.point),
+            "best": None if found.best is None else options_text(found.best.point),
             "score": found.score,
             "fresh": found.fresh_interval and found.fresh_interval.mean,
         }

@@ -26,7 +26,8 @@ def main(args: Args) -> int:
         from bench.execute.elsewhere import made_elsewhere
         from bench.execute.slurm import submit
         from bench.sweeps.grid import settings_in
-        from bench.tuning.progress import TuningProgress, spoken
+        from bench.text import options_text
+        from bench.tuning.progress import TuningProgress
         from bench.tuning.tune import promise, slurm_script, work, worker_words
 
     made_elsewhere(args)
@@ -44,7 +45,7 @@ def main(args: Args) -> int:
         fewest_slots(args.workers, [spec], places)  # raises if it cannot be trained here
     if args.dry_run:
         points = [w.point for w in spec.design.wanted(request.trials, request.total)]
-        reply(args, points, map(spoken, points))
+        reply(args, points, map(options_text, points))
         note(f"study {name}: {promise(spec, request.trials)}")
         return 0
     if args.print:
