@@ -48,8 +48,7 @@ class MoMo(StepSizeOptimizer):
         *,
         fused: bool | None = None,
     ) -> None:
-        if not 0 <= beta < 1:
-            raise ValueError(f"beta={beta} is out of range: it must be in [0, 1)")
+        check_range("beta", beta, 0, 1, open_high=True)
         check_range("f_star", f_star, -float("inf"), open_low=True)
         # f_bar and gamma are shared by all groups. The first group stores them: loading would round values in `state`.
         self.beta, self.f_star = beta, f_star

@@ -74,8 +74,7 @@ class Muon(CheckedOptimizer):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         check_range("lr", group["lr"], 0)
-        if not 0 <= group["momentum"] < 1:
-            raise ValueError(f"momentum={group['momentum']} is out of range: it must be in [0, 1)")
+        check_range("momentum", group["momentum"], 0, 1, open_high=True)
         check_range("weight_decay", group["weight_decay"], 0)
         if not 0 <= group["ns_steps"] < 100:
             raise ValueError(f"ns_steps={group['ns_steps']} is out of range: it must be in [0, 100)")

@@ -11,7 +11,14 @@ from optimizers.norms import global_norm, scalar_dtype, to_local
 
 
 def check_range(
-    name: str, value: float, low: float, high: float = float("inf"), *, open_low: bool = False, allow_inf: bool = False
+    name: str,
+    value: float,
+    low: float,
+    high: float = float("inf"),
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+    allow_inf: bool = False,
 ) -> None:
     """Raise a ValueError with the value and its legal range unless low <= value <= high.
 
@@ -19,12 +26,13 @@ def check_range(
         name: the hyperparameter's name, for the message.
         value: the value to test; NaN is outside every range.
         low: smallest legal value, itself excluded with `open_low`.
-        high: largest legal value; an infinite bound is excluded without `allow_inf`.
+        high: largest legal value, itself excluded with `open_high`; an infinite one is excluded without `allow_inf`.
         open_low: whether `low` itself is illegal.
+        open_high: whether `high` itself is illegal.
         allow_inf: whether infinity is legal.
     """
     above = value > low if open_low else value >= low
-    open_high = high == float("inf") and not allow_inf
+    open_high = open_high or (high == float("inf") and not allow_inf)
     below = value < high if open_high else value <= high
     if not (above and below):
         left = "(" if open_low else "["

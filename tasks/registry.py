@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from optimizers.plugins import Origin, PluginError, Registry
@@ -21,39 +22,37 @@ _MEASURES_B = "avg_norm_W, avg_norm_U, entropy, train_error, test_loss, test_err
 _PAPER_B = "Deora, Ghaderi, Taheri, Thrampoulidis (TMLR 2024); open constants are ours"
 
 
-def _theory(**options: Any) -> TaskSpec:
-    """A synthetic task of the theory: full batch, float64, ranked by a suboptimality gap; options override defaults."""
-    defaults: dict[str, Any] = {
-        "metric": "loss",
-        "mode": "min",
-        "target": None,
-        "budget": {"max_steps": 2000},
-        "batch_size": "full",
-        "precision": "64-true",
-        "steps_per_call": 200,
-        "measure_every": 20,
-        "lanes": True,
-        "scale": "log",
-        "family": "theory",
-    }
-    return TaskSpec(**(defaults | options))
+_theory = partial(
+    TaskSpec,
+    metric="loss",
+    mode="min",
+    target=None,
+    budget={"max_steps": 2000},
+    batch_size="full",
+    precision="64-true",
+    steps_per_call=200,
+    measure_every=20,
+    lanes=True,
+    scale="log",
+    family="theory",
+)
+"""A synthetic task of the theory: full batch, float64, ranked by a suboptimality gap; options override defaults."""
 
 
-def image_spec(**options: Any) -> TaskSpec:
-    """A ViT-small that classifies images; options override defaults."""
-    defaults: dict[str, Any] = {
-        "module": "tasks.vision.vit:ViTClassifier",
-        "metric": "accuracy",
-        "mode": "max",
-        "target": None,
-        "budget": {"max_epochs": 5},
-        "source": _VIT,
-        "lanes": True,
-        "family": "vision",
-        "version": 2,
-        "sizes": {"width": "embed_dim", "depth": "depth", "heads": "num_heads", "mlp": "mlp_width", "data": "n_train"},
-    }
-    return TaskSpec(**(defaults | options))
+image_spec = partial(
+    TaskSpec,
+    module="tasks.vision.vit:ViTClassifier",
+    metric="accuracy",
+    mode="max",
+    target=None,
+    budget={"max_epochs": 5},
+    source=_VIT,
+    lanes=True,
+    family="vision",
+    version=2,
+    sizes={"width": "embed_dim", "depth": "depth", "heads": "num_heads", "mlp": "mlp_width", "data": "n_train"},
+)
+"""A ViT-small that classifies images; options override defaults."""
 
 
 def _scratch_std(options: Mapping[str, Any]) -> float | None:
@@ -64,23 +63,22 @@ def _scratch_std(options: Mapping[str, Any]) -> float | None:
     return float(f"{0.02 * (768 / max(1, options['width'])) ** 0.5:.4g}") if options["scratch"] else None
 
 
-def text_spec(**options: Any) -> TaskSpec:
-    """A model of the BERT family, fine-tuned on texts; options override defaults."""
-    defaults: dict[str, Any] = {
-        "module": "tasks.language.bert:TextClassifier",
-        "metric": "accuracy",
-        "mode": "max",
-        "target": None,
-        "budget": {"max_epochs": 3},
-        "source": _BERT_A,
-        "batch_size": 32,
-        "micro_batch_size": 128,
-        "steps_per_call": 4,
-        "family": "text",
-        "derived": {"init_std": _scratch_std},
-        "version": 2,
-    }
-    return TaskSpec(**(defaults | options))
+text_spec = partial(
+    TaskSpec,
+    module="tasks.language.bert:TextClassifier",
+    metric="accuracy",
+    mode="max",
+    target=None,
+    budget={"max_epochs": 3},
+    source=_BERT_A,
+    batch_size=32,
+    micro_batch_size=128,
+    steps_per_call=4,
+    family="text",
+    derived={"init_std": _scratch_std},
+    version=2,
+)
+"""A model of the BERT family, fine-tuned on texts; options override defaults."""
 
 
 _LM_6L = {

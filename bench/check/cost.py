@@ -2,7 +2,7 @@
 
 import gc
 import statistics
-import time as clock
+import timeit
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -116,9 +116,4 @@ def _size(params: list[Any]) -> int:
 
 
 def _median(call: Callable[[], Any]) -> float:
-    seconds = []
-    for _ in range(15):
-        begun = clock.perf_counter()
-        call()
-        seconds.append(clock.perf_counter() - begun)
-    return statistics.median(seconds)
+    return statistics.median(timeit.repeat(call, repeat=15, number=1))

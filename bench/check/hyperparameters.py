@@ -10,6 +10,7 @@ from torch import Tensor
 from bench.check.findings import Failed, Measured, NotApplicable
 from bench.check.steps import gap, gradients, values
 from bench.check.subject import Subject
+from bench.text import is_number
 
 _PUSHES = 4
 _MATTERS = 1e-6  # a gap above rounding
@@ -78,15 +79,11 @@ def _numbers(subject: Subject) -> Iterator[tuple[str, str, list[Any]]]:
     """Each numeric hyperparameter of groups: its label, its argument, other values."""
     group = subject.stepper().optimizer.param_groups[0]
     for name, value in subject.hparams.items():
-        if name in group and _is_number(value):
+        if name in group and is_number(value):
             yield name, name, _others(value)
-        elif name in group and isinstance(value, tuple | list) and all(map(_is_number, value)):
+        elif name in group and isinstance(value, tuple | list) and all(map(is_number, value)):
             for i, each in enumerate(value):
                 yield f"{name}[{i}]", name, [type(value)([*value[:i], x, *value[i + 1 :]]) for x in _others(each)]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _others(value: float) -> list[Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.check.catalogue import CATALOGUES, SERIOUS, Check, Kind
+from bench.text import counted, plain
 from optimizers.groups import REST
 
 Word = Literal["pass", "fail", "not applicable", "error"]
@@ -89,7 +90,7 @@ class Report:
         said = [(severity, f"{word}: {', '.join(checks)}") for (severity, word), checks in by if word]
         serious, less = ("; ".join(words for s, words in said if (s in SERIOUS) is it) for it in (True, False))
         n = len(self.serious)
-        return (f"{n} fault{'s' * (n != 1)} ({serious})" if n else "no fault") + (f"; less: {less}" if less else "")
+        return (f"{counted(n, 'fault')} ({serious})" if n else "no fault") + (f"; less: {less}" if less else "")
 
     def __getitem__(self, check: str) -> Verdict:
         return {verdict.check: verdict for verdict in self.verdicts}[check]
@@ -119,8 +120,6 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """The report as strict JSON."""
-        from bench.text import plain
-
         rows = []
         for v in self.verdicts:
             check = self.catalogue[v.check]

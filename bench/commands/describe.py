@@ -26,7 +26,7 @@ def describe_optimizer(spec: OptimizerSpec) -> str:
         else f"one of {', '.join(map(word_of, axis))}"
         for name, axis in spec.search.items()
     }
-    traits = [name.replace("_", " ") for name, on in vars(spec.traits).items() if on]
+    traits = [name.replace("_", " ") for name in spec.traits.named()]
     return "\n".join(
         [
             f"{spec.name} (version {spec.version})",
@@ -62,7 +62,7 @@ def optimizer_json(spec: OptimizerSpec) -> dict[str, Any]:
         "rule": spec.formula,
         "source": spec.source,
         "class": spec.target,
-        "traits": [name for name, on in vars(spec.traits).items() if on],
+        "traits": spec.traits.named(),
         "options": _options(optimizer_options(spec)),
         "search": search,
         "by_family": spec.by_family,

@@ -66,8 +66,8 @@ def check_early(config: RunConfig) -> None:
         options = all_optimizer_options(config.opt_spec, config.opt_options)
         for name, value in config.opt_options.items():
             option = options[name]
-            if value != option.default and (place := _range_of(option.help, value)):
-                raise UserError(f"--opt.{name}={value}{_outside(value, place)}")
+            if value != option.default and (why := _outside(option.help, value)):
+                raise UserError(f"--opt.{name}={value}{why}")
     if traits.calls_closure_again and config.rest_spec is not None:
         which = next(spec.name for spec in config.methods if spec.traits.calls_closure_again)
         raise UserError(
@@ -198,32 +198,29 @@ def _at_fault(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any], error:
             spec.cls(_invented(spec), **usual | {name: value})
         except BROKEN as again:
             if str(again) == str(error):
-                place = _range_of(options[name].help, value)
-                why = _outside(value, place) if place else f": {str(error).partition(chr(10))[0]}"
+                why = _outside(options[name].help, value) or f": {str(error).partition(chr(10))[0]}"
                 return UserError(f"--{prefix}.{name}={value}{why}")
     return None
 
 
-def _outside(value: Any, place: str) -> str:
-    return f" is out of range: {'each' if isinstance(value, tuple | list) else 'it'} must be in {place}"
-
-
-def _range_of(text: str, value: Any) -> str | None:
-    """The range in an option's help, if a value is outside it."""
+def _outside(text: str, value: Any) -> str:
+    """The end of a sentence about a value outside the range in an option's help; nothing if it is not outside."""
     found = re.search(r"in ([\[(])([^\s,]+), ([^\s,\])]+)([\])])", text)
     if found is None:
-        return None
+        return ""
     opens, low, high, closes = found.groups()
+    several = isinstance(value, tuple | list)
     try:
         outside = [
             not (float(low) <= x <= float(high))
             or (x == float(low) and opens == "(")
             or (x == float(high) and closes == ")")
-            for x in (value if isinstance(value, tuple | list) else [value])
+            for x in (value if several else [value])
         ]
     except (TypeError, ValueError):
-        return None
-    return found[0].removeprefix("in ") if any(outside) else None
+        return ""
+    where = f" is out of range: {'each' if several else 'it'} must be {found[0]}"
+    return where if any(outside) else ""
 
 
 def option_error(prefix: str, error: BaseException, options: Collection[str]) -> UserError:

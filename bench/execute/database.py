@@ -196,7 +196,7 @@ class Database:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only process that changes studies; the lock is released even if the process is killed."""
+        """Be the only process that changes studies or the tables of plans; the lock ends with the process."""
         if self._path is not None:
             self._refuse_if_gone()
             # A store from someone else may contain a symbolic link with this name.

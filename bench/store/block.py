@@ -25,7 +25,7 @@ from bench.store.record import RunResult
 from bench.store.tables import MISSING, TABLES, Columns, has_ends, last_step, read_parquet, read_raw, rows_of
 
 STUDIES, CHECKS, LADDERS, PLANS = "studies", "checks", "ladders", "plans"
-"""The folders of a store with records other than runs (`bench.store.reports`)."""
+"""The folders of a store with records other than runs (`bench.store.reports`, `bench.execute.plan`)."""
 SOURCES = "sources"
 """The folder with the source code of classes passed to the Python API. Readers never import it."""
 FOLDERS = (STUDIES, CHECKS, LADDERS, PLANS, SOURCES)

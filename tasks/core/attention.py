@@ -73,9 +73,7 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         head_dim = head_size(kind, width, num_heads, head_dim)
-        for name, value in dict(window=window, query_chunk=query_chunk).items():
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} is out of range: it must be at least 1")
+        check_counts(window=window, query_chunk=query_chunk)
         if rotary and head_dim % 2:
             raise ValueError(
                 f"head_dim={head_dim} (width={width}, num_heads={num_heads}) is odd, but rotary embeddings need pairs"
@@ -130,6 +128,13 @@ class MultiHeadAttention(nn.Module):
         return self.proj_drop(self.proj(out_BHTK.transpose(1, 2).reshape(B, T, -1)))
 
 
+def check_counts(**values: int | None) -> None:
+    """Raise a ValueError with the first value below 1; None is legal."""
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value} is out of range: it must be at least 1")
+
+
 def head_size(
     kind: str, width: int, num_heads: int, head_dim: int | None, *, length: int | None = None, shown: str = ""
 ) -> int:
@@ -151,9 +156,7 @@ def head_size(
     """
     if kind not in get_args(Kind):
         raise ValueError(f"attention={kind} is not known: it must be one of {', '.join(get_args(Kind))}")
-    for what, value in {"num_heads": num_heads, "head_dim": head_dim}.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{what}={value} is out of range: it must be at least 1")
+    check_counts(num_heads=num_heads, head_dim=head_dim)
     if kind == "fixed_head" and head_dim is None:
         if length is None:
             raise ValueError("head_dim is missing: fixed_head has no default where the sequences' length is not known")

@@ -13,7 +13,8 @@ from torchmetrics.classification import MulticlassAccuracy
 from transformers import AttentionInterface, AutoConfig, AutoModelForSequenceClassification, BertConfig
 
 from optimizers.groups import Role
-from tasks.core.attention import Maps, MultiHeadAttention, head_size, plain_attention
+from optimizers.step_size import check_range
+from tasks.core.attention import Maps, MultiHeadAttention, check_counts, head_size, plain_attention
 from tasks.core.files import DataError, refuse_if_reading
 from tasks.core.roles import COMPOSITION
 from tasks.core.tables import one_line, sha256
@@ -89,11 +90,9 @@ class Encoder(Task):
         gradient_checkpointing: bool = False,
     ) -> None:
         super().__init__(data)
-        for name, value in dict(layers=layers, width=width, num_heads=num_heads).items():
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} is out of range: it must be at least 1")
-        if dropout is not None and not 0 <= dropout < 1:
-            raise ValueError(f"dropout={dropout} is out of range: it must be in [0, 1)")
+        check_counts(layers=layers, width=width, num_heads=num_heads)
+        if dropout is not None:
+            check_range("dropout", dropout, 0, 1, open_high=True)
         if init_std is not None and not 0 <= init_std < math.inf:
             raise ValueError(f"init_std={init_std} is out of range: it must be at least 0 and finite")
         if heads not in ("regroup", "fresh", None):

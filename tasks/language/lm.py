@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy, gelu, linear, silu
 from torchmetrics import Metric
 
 from optimizers.groups import Role
-from tasks.core.attention import MultiHeadAttention, head_size
+from optimizers.step_size import check_range
+from tasks.core.attention import MultiHeadAttention, check_counts, head_size
 from tasks.core.roles import COMPOSITION
 from tasks.core.seeding import derive_seed
 from tasks.core.task import Task
@@ -152,11 +153,8 @@ class LanguageModel(Task):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(data)
-        for name, value in dict(layers=layers, width=width, window=window, mlp_width=mlp_width).items():
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} is out of range: it must be at least 1")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout={dropout} is out of range: it must be in [0, 1)")
+        check_counts(layers=layers, width=width, window=window, mlp_width=mlp_width)
+        check_range("dropout", dropout, 0, 1, open_high=True)
         if mlp not in ("gelu", "swiglu"):
             raise ValueError(f"mlp={mlp} is not known: it must be gelu or swiglu")
         # Queries, keys and values, each of all heads; the gate and the values that it multiplies.

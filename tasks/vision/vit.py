@@ -9,7 +9,8 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from optimizers.groups import Role
-from tasks.core.attention import Kind, MultiHeadAttention, head_size
+from optimizers.step_size import check_range
+from tasks.core.attention import Kind, MultiHeadAttention, check_counts, head_size
 from tasks.core.roles import COMPOSITION
 from tasks.core.task import Task
 from tasks.core.training_step import Outcome
@@ -60,15 +61,12 @@ class ViTClassifier(Task):
     ) -> None:
         super().__init__(data)
         channels, height, width = data.image_shape
-        for name, value in dict(patch_size=patch_size, depth=depth, mlp_width=mlp_width, embed_dim=embed_dim).items():
-            if value < 1:
-                raise ValueError(f"{name}={value} is out of range: it must be at least 1")
+        check_counts(patch_size=patch_size, depth=depth, mlp_width=mlp_width, embed_dim=embed_dim)
         if height % patch_size or width % patch_size:
             raise ValueError(f"patch_size={patch_size} does not divide the image of {height} x {width} pixels")
         tokens = height // patch_size * (width // patch_size) + 1
         size = head_size(attention, embed_dim, num_heads, head_dim, length=tokens, shown=f"{embed_dim=}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout={dropout} is out of range: it must be in [0, 1)")
+        check_range("dropout", dropout, 0, 1, open_high=True)
         self.num_classes = data.num_classes
         self.model = VisionTransformer(
             img_size=(height, width),
