@@ -1358,6 +1358,15 @@ def test_a_run_that_time_stopped_before_the_target_gives_its_row_no_verdict(stor
     }
 
 
+@pytest.mark.parametrize("more", [("--opt", "adam"), ("--label", "sgd (lr 0.1)=plain")])
+def test_a_reference_named_with_its_settings_remains_with_filters_and_labels(cli, store, more):
+    put(store, *(run for lr in (0.1, 0.2) for run in seeds("sgd", [0.5] * 7, words={"opt.lr": lr})))
+    put(store, *seeds("adam", [0.9 + 0.001 * i for i in range(7)]))
+    words = ("leaderboard", "--store", store, "--no-reference", "--settings", "all", "--json")
+    (table,) = json.loads(cli(*words, "--reference", "sgd (lr 0.1)", *more).out)[0]["tables"]
+    assert {row["opt"]: row["verdict"] for row in table["rows"]}["adam"] == "better"
+
+
 # -- headline ---------------------------------------------------------------------------------------------------------
 
 

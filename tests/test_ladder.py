@@ -21,7 +21,7 @@ from bench.errors import RunFailed, UserError
 from bench.execute import Effort
 from bench.grammar.parse import Args
 from bench.ladder.cli import _plan
-from bench.ladder.findings import _is_same, findings, scores, was_before
+from bench.ladder.findings import _is_same, _usable, findings, scores, was_before
 from bench.ladder.rungs import Ladder, begun, climb, winners_of
 from bench.ladder.show import boards, charts, verdict
 from bench.ladder.sizes import Rule, Size, in_words, rule_of, sizes_of
@@ -482,6 +482,22 @@ def test_words_that_make_no_sense_are_refused(words: list[str], says: str, capsy
         main(["ladder", "--task", "synthetic", "--axis", "width", *words])
     assert ended.value.code == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("values", [(0, 0.1, 0.2), (True, 0.1, 0.2), (0.1, None, 0.2)])
+def test_the_usable_range_counts_only_positive_numbers(folder: Path, record: LadderRecord, values: tuple[Any, ...]):
+    method = next(iter(findings(record, Stores([folder / "store"])).rungs[0].methods.values()))
+    trials = [{**method.study.trials[0], "point": {"opt.x": value}, "score": 1.0} for value in values]
+    found = _usable(replace(method, study=replace(method.study, trials=trials)), "opt.x", above=True)
+    assert found == pytest.approx(np.log10(2))
+
+
+def test_several_ladders_are_not_one_json_document(folder: Path, tmp_path: Path, cli: Cli):
+    merge([folder / "store"], tmp_path / "store", lambda line: None)
+    climbed(tmp_path, 1, ladder_of(trials=4))
+    answer = cli("ladder", "--from", tmp_path / "store", "--json")
+    assert answer.code == 2
+    assert "has 2 ladders; add --name, such as --name synthetic-ladder-" in answer.err
 
 
 def test_a_store_without_a_ladder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

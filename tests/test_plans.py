@@ -406,6 +406,19 @@ def test_a_script_for_slurm_joins_the_plan(cli, here: Path) -> None:
     assert "#SBATCH --gres=gpu:1\n" in for_gpus.out
 
 
+def test_a_refused_submission_removes_only_a_plan_of_its_own(cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> str:
+        raise UserError("--slurm: sbatch refused it")
+
+    monkeypatch.setattr("bench.execute.elsewhere.need_slurm", lambda: None)
+    monkeypatch.setattr("bench.execute.elsewhere.submit", refuse)
+    assert cli(*SMALL, "--slurm", "--workers", "2").code == 2
+    assert open_plans(here / "runs") == []
+    name, _ = plan_of(cli(*SMALL, "--create", "--workers", "2"))
+    assert cli(*SMALL, "--slurm", "--workers", "2").code == 2
+    assert open_plans(here / "runs") == [name]
+
+
 @pytest.mark.slurm
 @pytest.mark.deep
 def test_a_sweep_as_an_array_survives_a_requeue(slurm, cli, here: Path) -> None:

@@ -371,6 +371,19 @@ def test_a_bundle_takes_sources_without_filtering_runs(cli: Cli, tmp_path: Path,
         assert why in cli("bundle", "-o", "c.zip", "--source", name).err
 
 
+def test_sources_of_one_name_in_two_folders_do_not_replace_each_other(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    for folder, name in (("a", "Halved"), ("b", "Other")):
+        Path(folder).mkdir()
+        Path(folder, "my.py").write_text(PLUGIN.replace("Halved", name))
+        assert cli("fit", "--task", "synthetic", "--opt", f"{folder}/my.py:{name}", "--trainer.max_steps", 20).code == 0
+    answer = cli("bundle", "-o", "b.zip", "--opt", "a/my.py:Halved,b/my.py:Other")
+    assert (answer.code, Path("b.zip").exists()) == (2, False)
+    assert "a/my.py have the same name; rename one of them" in answer.err
+
+
 def runs_of(*finals: float) -> list[RunResult]:
     return [
         replace(run, metrics={"final": {"accuracy": run.final or 0.0}})

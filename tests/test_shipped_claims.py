@@ -96,6 +96,8 @@ def test_lines_for_other_documents(cli: Any, pages: Path, tmp_path: Path) -> Non
         (("pages", "--paper", "a2021"), "unknown paper 'a2021'; did you mean 'a2020'?"),
         (("pages", "--json", "--format", "md"), "--json: not allowed with --format md; remove one of them"),
         (("pages", "--into", "x.md", "-o", "y"), "--into x.md: not allowed with --out; remove one of them"),
+        (("pages", "--into", "x.md", "--json"), "--into x.md: it writes Markdown; remove --json"),
+        (("pages", "--into", "x.md", "--format", "md"), "--into x.md: it writes Markdown; remove --format"),
         (("pages", "--into", "x.md"), "cannot write into x.md: No such file or directory"),
         (("pages", "--format", "xml"), "unknown --format 'xml'; known: table, md"),
     ],

@@ -38,7 +38,7 @@ from bench.execute.blocks import rectangles
 from bench.execute.choice import Choices, single_step
 from bench.grammar.values import read_memory, read_seeds
 from bench.lanes.engine import Lanes
-from bench.progress import Progress, SweepProgress
+from bench.progress import RunInPlan, SweepProgress
 from bench.store.attempt import Attempt
 from bench.store.record import RunResult
 from bench.store.store import Store
@@ -874,7 +874,7 @@ def test_a_signal_while_it_is_measured_begins_no_block(sweep, store, monkeypatch
 
 @pytest.mark.parametrize(("step", "status"), [(8, "killed"), (STEPS, "completed")])
 def test_a_signal_among_single_runs(sweep, store, monkeypatch, step, status):
-    update = Progress.update
+    update = RunInPlan.update
 
     def update_and_interrupt(self, now, *rest):
         if now >= step:
@@ -883,7 +883,7 @@ def test_a_signal_among_single_runs(sweep, store, monkeypatch, step, status):
 
     words = (*FOUR, "--engine", "lightning", "--trainer.val_every", 4)
     with monkeypatch.context() as patch:
-        patch.setattr(Progress, "update", update_and_interrupt)
+        patch.setattr(RunInPlan, "update", update_and_interrupt)
         answer = sweep(*words)
     assert (answer.code, answer.out, answer.err.splitlines()[-1]) == (130, "", STOPPED)
     assert Counter(run.status for run in Store(store).runs()) == {status: 1}
