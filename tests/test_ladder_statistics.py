@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +23,11 @@ from bench.ladder.statistics import (
     trend,
 )
 from bench.results.stats import Interval, t_interval
-from tools.ladder_statistics import drawn, falling, simulated
+from tools.ladder_statistics import drawn, power_law, simulated
 
 Array = NDArray[np.float64]
 STEPS = np.arange(10.0, 201.0, 10.0)
+falling = partial(power_law, end=2.0, fall=3.0, exponent=0.5)
 
 
 # -- the ratio of steps -----------------------------------------------------------------------------------------------
@@ -272,7 +274,7 @@ def test_intervals_cover_on_a_simulated_ladder(first: float):
         one, other = (0.01 * rng.normal(size=(n, 1)) + 0.01 * rng.normal(size=(n, 20)) for _ in range(2))
         return one + shared, other + shared
 
-    found = simulated(STEPS, noise, first, 0.0, 100)
+    found = simulated(STEPS, falling, [noise], first, 0.0, 100)
     assert within(found["ratio"], 0.93, 0.97, 400)
     assert within(found["trend"], 0.93, 1.0, 100)
     assert within(found["called"], 0.0, 0.05, 100)
@@ -283,7 +285,8 @@ def test_intervals_cover_on_a_simulated_ladder(first: float):
 @pytest.mark.parametrize(("first", "slope"), [(-0.35, 0.0), (-0.35, 0.2), (0.25, -0.1)])
 def test_intervals_cover_with_the_noise_of_stored_runs(noisy: tuple[Array, Array, Array], first: float, slope: float):
     steps, own, reference = noisy
-    found = simulated(steps, drawn((own - own.mean(0), reference - reference.mean(0))), first, slope, 400)
+    noise = drawn(own - own.mean(0), reference - reference.mean(0))
+    found = simulated(steps, falling, [noise], first, slope, 400)
     assert within(found["ratio"], 0.93, 0.97, 1600)
     assert within(found["trend"], 0.93, 0.97, 400)
     assert within(found["predicted"], 0.90, 0.99, 400)

@@ -5,12 +5,14 @@ Writes `results/statistics/ladder.md`.
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import curve_fit
 
 from bench.ladder.statistics import Estimate, predict, step_ratio, trend
 from bench.results.stats import Interval
@@ -23,27 +25,26 @@ Noise = Callable[[np.random.Generator, int], tuple[Array, Array]]
 
 PATH = Path("results/statistics/ladder.md")
 LADDER, REFERENCE = Path("results/ladder/lm/runs"), Path("results/reference/runs")
-LADDERS = 2_000
+LADDERS = 1_000
 TRUTHS = {"no trend": (-0.35, 0.0), "rises": (-0.35, 0.2), "falls": (0.25, -0.1)}
 """Logarithm of the true ratio at the first rung, and its change per decade of size."""
 
 
-def falling(steps: Array) -> Array:
-    """A loss that falls by a power law."""
-    return 2.0 + 3.0 * np.asarray(steps) ** -0.5
+def power_law(steps: ArrayLike, end: float, fall: float, exponent: float) -> Array:
+    """A loss that falls to `end` by a power law."""
+    return end + fall * np.asarray(steps, dtype=np.float64) ** -exponent
 
 
-def drawn(*deviations: tuple[Array, Array], normal: bool = False) -> Noise:
+def drawn(own: Array, reference: Array, *, normal: bool = False) -> Noise:
     """Draws the noise of pairs of runs from deviations of stored runs from their mean curve.
 
     Args:
-        deviations: of two optimizers with the same seeds, shape (seeds, evaluations); of several such pairs, each draw
-            takes one.
+        own: deviations of an optimizer by seed, shape (seeds, evaluations).
+        reference: those of the reference with the same seeds.
         normal: draw normal noise with the covariance of the deviations instead of the deviations themselves.
     """
 
     def draw(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
-        own, reference = deviations[rng.integers(len(deviations))]
         if not normal:
             seeds = rng.integers(0, len(own), n)
             return own[seeds], reference[seeds]
@@ -57,17 +58,19 @@ class _Stored(NamedTuple):
     """Evaluations of the fresh runs of one task and length.
 
     Attributes:
-        steps: of the evaluations.
+        steps: of the evaluations, as shares of the length.
+        curve: the power law that fits the mean curve of the reference.
         pairs: deviations of each optimizer and of the reference. n curves deviate less from their own mean than from
             the true one, so they are multiplied by sqrt(n / (n - 1)).
     """
 
     steps: Array
+    curve: Callable[[Array], Array]
     pairs: list[tuple[Array, Array]]
 
 
-def _stored(folder: Path, task: str, reference: str, scale: float = 1.0) -> list[_Stored]:
-    """The fresh runs of a task in a store, by their length."""
+def _stored(folder: Path, task: str, reference: str, *, log: bool = False) -> list[_Stored]:
+    """The fresh runs of a task in a store, by their length; `log` takes the logarithms of losses, as ladders do."""
     curves: dict[int, dict[str, dict[int, list[tuple[int, float]]]]] = {}
     for run in Stores([folder]).runs:
         rows = [(row["step"], row["loss"]) for row in run.validations]
@@ -75,22 +78,36 @@ def _stored(folder: Path, task: str, reference: str, scale: float = 1.0) -> list
             curves.setdefault(run.steps, {}).setdefault(run.config["opt"], {})[run.config["seed"]] = rows
     found = []
     for length in sorted(curves):
-        deviations = {}
+        at = np.array([step for step, _ in next(iter(curves[length][reference].values()))]) / length
+        deviations, means = {}, {}
         for opt, own in curves[length].items():
             losses = np.array([[loss for _, loss in own[seed]] for seed in sorted(own)])
-            deviations[opt] = scale * (losses - losses.mean(0)) * math.sqrt(len(losses) / (len(losses) - 1))
-        at = np.array([step for step, _ in next(iter(curves[length][reference].values()))], dtype=np.float64)
+            losses = np.log10(losses) if log else losses
+            means[opt] = losses.mean(0)
+            deviations[opt] = (losses - means[opt]) * math.sqrt(len(losses) / (len(losses) - 1))
+        bounds = ([-np.inf, 0, 0], np.inf)
+        fitted, _ = curve_fit(power_law, at, means[reference], (means[reference][-1], 0.1, 0.5), bounds=bounds)
         pairs = [(own, deviations[reference]) for opt, own in deviations.items() if opt != reference]
-        found.append(_Stored(at, pairs))
+        curve = partial(power_law, end=fitted[0], fall=fitted[1], exponent=fitted[2])
+        found.append(_Stored(at, curve, pairs))
     return found
 
 
-def simulated(steps: Array, noise: Noise, first: float, slope: float, ladders: int, seeds: int = 5) -> dict[str, float]:
-    """Simulates ladders of four rungs whose losses fall by a power law.
+def simulated(
+    steps: Array,
+    curve: Callable[[Array], Array],
+    noises: Sequence[Noise],
+    first: float,
+    slope: float,
+    ladders: int,
+    seeds: int = 5,
+) -> dict[str, float]:
+    """Simulates ladders of four rungs.
 
     Args:
         steps: of the evaluations.
-        noise: of pairs of runs.
+        curve: the reference's true loss after so many steps.
+        noises: of pairs of runs; each ladder has one of them.
         first: logarithm of the true ratio at the first rung.
         slope: by which it changes per decade.
         ladders: how many.
@@ -104,11 +121,11 @@ def simulated(steps: Array, noise: Noise, first: float, slope: float, ladders: i
     x = np.log10(2e4 * 3.0 ** np.arange(4))
     truths = first + slope * (x - x[0])
     held = dict[str, list[bool]]({name: [] for name in ("ratio", "trend", "called", "predicted")})
-    for _ in range(ladders):
+    for k in range(ladders):
         found = list[Interval]()
         for truth in truths:
-            one, other = noise(rng, seeds)
-            found.append(step_ratio(steps, falling(steps / math.exp(truth)) + one, falling(steps) + other))
+            one, other = noises[k % len(noises)](rng, seeds)
+            found.append(step_ratio(steps, curve(steps / math.exp(truth)) + one, curve(steps) + other))
             held["ratio"].append(found[-1].low <= truth <= found[-1].high)
         if not all(math.isfinite(end) for each in found for end in (each.low, each.high)):
             continue
@@ -124,11 +141,12 @@ def simulated(steps: Array, noise: Noise, first: float, slope: float, ladders: i
 def page() -> list[str]:
     """The results as Markdown."""
     noises = {
-        f"lm, rung {k}": (found.steps, drawn(*found.pairs, normal=True))
+        f"lm, rung {k}": (found.steps, found.curve, [drawn(*pair, normal=True) for pair in found.pairs])
         for k, found in enumerate(_stored(LADDER, "lm", "adamw"), 1)
     }
-    (planted,) = _stored(REFERENCE, "mha_planted", "gd", scale=1 / 20)
-    noises["mha_planted"] = planted.steps, drawn(*planted.pairs)
+    (planted,) = _stored(REFERENCE, "mha_planted", "gd", log=True)
+    for name, normal in (("mha_planted, normal", True), ("mha_planted, drawn", False)):
+        noises[name] = planted.steps, planted.curve, [drawn(*pair, normal=normal) for pair in planted.pairs]
     rows = [
         (f"{name}; {what}; {seeds} seeds", list(simulated(*noise, *truth, LADDERS, seeds).values()))
         for name, noise in noises.items()
@@ -144,20 +162,21 @@ def page() -> list[str]:
         "",
         "Made by `make statistics` (`tools/ladder_statistics.py`, fixed random numbers; no training is involved).",
         "",
-        f"Each row is {LADDERS:,} ladders of four rungs, three times as large each. The true losses of both methods"
-        f" fall by a power law. True ratios of steps: {truths}. The noise comes from shipped runs:",
+        f"Each row is {LADDERS:,} ladders of four rungs, three times as large each. True ratios of steps: {truths}."
+        " The reference's true loss is the power law that fits its mean curve in shipped runs; the noise comes from the"
+        " same runs:",
         "",
-        f"* `lm`: normal, with the covariance over evaluations and between the two optimizers that the fresh runs of"
-        f" `{LADDER}` have (drawing from these five seeds themselves would repeat some in each ladder);",
-        f"* `mha_planted`: drawn from the ten fresh seeds of `{REFERENCE}`, a twentieth of it. With `adam` and `adamw`,"
-        " one seed of ten learns much later.",
+        f"* `lm`, from `{LADDER}`, and `mha_planted`, from `{REFERENCE}`: normal noise with the covariance that the"
+        " fresh runs have over evaluations and between two optimizers with the same seed, a quarter of the ladders for"
+        " each optimizer. (Drawing from the five seeds of `lm` themselves would repeat some in each ladder.)",
+        "* `mha_planted`, drawn: from its ten seeds themselves. With `adam` and `adamw`, one learns much later.",
         "",
         *table(
             ["ratio in its interval", "trend in its interval", "a trend is reported", "next rung in its prediction"],
             rows,
         ),
         "95 % is intended in the first, second and fourth column, and at most 5 % in the third without a trend. With"
-        " the noise of `mha_planted` the intervals of the ratio fail: few seeds often include none that learns late, so"
+        " noise drawn from `mha_planted`, intervals are too short: few seeds often include none that learns late, so"
         " they cannot show how much such a seed would change.",
     ]
 

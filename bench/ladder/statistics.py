@@ -49,8 +49,8 @@ class Estimate:
 
     @classmethod
     def of(cls, interval: Interval) -> "Estimate":
-        """The estimate behind a 95 % t-interval over seeds."""
-        half = (interval.high - interval.low) / 2
+        """The estimate behind a 95 % t-interval over seeds; its sides may differ, their root mean square counts."""
+        half = math.hypot(interval.high - interval.mean, interval.mean - interval.low) / math.sqrt(2)
         return cls(interval.mean, half / _quantile(interval.n - 1), interval.n - 1)
 
 
