@@ -57,12 +57,13 @@ statistics:  ## simulate what verdicts and intervals promise
 defaults:  ## choose the optimizers' defaults by family of tasks from the reference studies, and train with each (hours; resumes)
 	uv run python -m tools.defaults
 
-ladder:  ## train the ladders behind results/ladder (some 23 hours of one core; goes on where it was stopped)
+ladder:  ## train the ladders behind results/ladder (some 31 hours of one core; goes on where it was stopped)
 	[ ! -d results/ladder/lm/runs ] || uv run bench merge results/ladder/lm/runs runs
 	nice -n 19 uv run bench ladder --task lm --opt adamw,muon,sngd,sps,momo,sgdm --rungs 4 --ratio 3 --start 2e4 \
 	  --task.corpus wiki_quac --task.tokens byte --task.n_val 1000 --seeds 1 --sampler qmc --workers 2 -o results/ladder/lm
-	nice -n 19 uv run bench ladder --task cifar10 --opt adamw,muon,sngd,sps,momo,sgdm --rungs 3 --ratio 3 --start 8e3 \
-	  --trainer.max_epochs 3 --seeds 1 --sampler qmc --workers 2 -o results/ladder/cifar10
+	[ ! -d results/ladder/cifar10/runs ] || uv run bench merge results/ladder/cifar10/runs runs
+	nice -n 19 uv run bench ladder --task cifar10 --opt adamw,muon,sngd,sps,sgdm --rungs 4 --ratio 3 --start 8e3 \
+	  --task.patch_size 8 --trainer.max_epochs 3 --seeds 1 --sampler qmc --workers 2 -o results/ladder/cifar10
 
 reference:  ## train the runs behind results/reference (some 20 hours on two cores; continues where it was stopped)
 	[ ! -d results/unfinished ] || uv run bench merge results/unfinished runs
