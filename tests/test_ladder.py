@@ -36,6 +36,8 @@ from bench.tuning.worker import Worker
 from tests.conftest import Cli
 from tests.daemons import until
 
+ROOT = Path(__file__).parents[1]
+SHIPPED = ROOT / "results" / "ladder"
 WORDS = {"task": "synthetic", "trainer.max_steps": 10, "device": "cpu"}
 
 
@@ -573,14 +575,15 @@ def test_a_dry_run_counts_only_the_time_of_rungs_that_are_not_stored(
     assert begun(ladder_of(), sizes[:3], places["store"]) == record
 
 
-def test_the_shipped_page_is_what_its_runs_say(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(Path(__file__).parents[1])
-    shipped = Path("results", "ladder", "lm")
+@pytest.mark.parametrize("task", sorted(path.name for path in SHIPPED.iterdir()))
+def test_a_shipped_page_is_what_its_runs_say(task: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    shipped = SHIPPED.relative_to(ROOT) / task
     assert cli("ladder", "--from", shipped / "runs", "-o", tmp_path).code == 0
     assert (tmp_path / "ladder.md").read_text("utf-8") == (shipped / "ladder.md").read_text("utf-8")
     again = cli("ladder", "--from", shipped, "-o", tmp_path)  # a folder with a store, as a bundle is
     assert again.code == 0
-    assert "Made by `bench ladder --from results/ladder/lm`." in (tmp_path / "ladder.md").read_text("utf-8")
+    assert f"Made by `bench ladder --from results/ladder/{task}`." in (tmp_path / "ladder.md").read_text("utf-8")
 
 
 def test_optimizers_at_the_floor_of_the_loss_tie(folder: Path, record: LadderRecord):

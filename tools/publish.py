@@ -37,7 +37,7 @@ from bench.results.render import markdown_table
 from bench.results.selection import GAP
 from bench.results.table import Column, Table
 from bench.store.bundle import STORE, TUNED, bundle
-from bench.store.record import CAP_BINDS, RunResult
+from bench.store.record import CAP_BINDS, RunResult, made_on
 from bench.store.stores import Stores
 from bench.text import cell, counted, listed
 from bench.tuning import suite
@@ -284,7 +284,7 @@ def _made(found: Collected) -> str:
     runs = [run for entry in entries for run in entry.runs.values()]
     return (
         f"On each task, all optimizers had the same number of trials ({trials}) and of fresh seeds ({fresh});"
-        f" [Results]({RESULTS}) has the details ({_machines(runs)})."
+        f" [Results]({RESULTS}) has the details ({made_on(runs)})."
     )
 
 
@@ -325,27 +325,11 @@ def _set_up(entries: Mapping[str, Sequence[Entry]]) -> str:
         f"Each optimizer was tuned with {_by_task(trials)}, each on {_by_task(tuning)},"
         f" and then run on {_by_task(fresh)}.",
         f"Budget of a run{steady}: {_by_task(budget)} on {_by_task(batch)}.",
-        f"Machines and versions: {_machines(runs)}.",
+        f"Machines and versions: {made_on(runs)}.",
     ]
     if any((run.reason or "").startswith("converged") for run in runs):
         lines.append("A run ends early if its gradient underflows to 0.")
     return " ".join(lines)
-
-
-def _machines(runs: Sequence[RunResult]) -> str:
-    """Processors, threads, versions and days of runs."""
-    machines: dict[int, set[str]] = {}
-    for run in runs:
-        name = re.sub(r"\((R|TM)\)| Processor", "", run.environment["gpu"] or run.environment["cpu"])
-        machines.setdefault(run.environment["threads"], set()).add(name)
-    places = "; ".join(
-        f"{' and '.join(sorted(names))} with {counted(n, 'thread')}" for n, names in sorted(machines.items())
-    )
-    versions = ", ".join(
-        f"{name} {' or '.join(sorted({run.versions[name] for run in runs}))}" for name in ("torch", "lightning")
-    )
-    days = " to ".join(sorted({min(run.begun for run in runs)[:10], max(run.begun for run in runs)[:10]}))
-    return f"{places}, {versions}, {days}"
 
 
 def _excluded(entries: Iterable[Entry]) -> list[str]:

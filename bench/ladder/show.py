@@ -6,14 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from bench.ladder.findings import Findings, Rung, intervals, scores, was_before
+from bench.boards.explain import tried
+from bench.ladder.findings import Findings, Method, Rung, intervals, scores, was_before
 from bench.ladder.sizes import MODEL
 from bench.ladder.statistics import Trend
+from bench.process import as_options
 from bench.results.chart import Chart, Panel, Trace
 from bench.results.selection import USABLE_FACTOR, USABLE_SHARE
 from bench.results.stats import Interval, exp
 from bench.results.table import Board, Column, Table
-from bench.text import cell, duration
+from bench.store.record import made_on
+from bench.text import cell, duration, word_of
 
 UNITS = dict.fromkeys(MODEL, "parameters") | {"epochs": "steps", "data": "training samples"}
 """The unit of each axis."""
@@ -48,7 +51,7 @@ def boards(found: Findings) -> list[Board]:
         Board("efficiency", "Steps at equal loss", [_efficiency(found), _trends(found)]),
         Board("predictions", "Predictions, made before their rung and scored after it", [_predictions(found)]),
         Board("ranking", "Ranking at each rung", [_ranking(found), _losses(found)]),
-        Board("settings", "How settings change with size", [_settings(found)]),
+        Board("settings", "How settings change with size", [_settings(found), _tried(found)]),
         rungs,
     ]
 
@@ -233,6 +236,21 @@ def _settings(found: Findings) -> Table:
     return Table.of(columns, rows, "the first searched setting", notes)
 
 
+def _tried(found: Findings) -> Table:
+    """The tried values of all searched settings at each rung, and the chosen ones."""
+    columns = ["optimizer", *(f"rung {rung.number}" for rung in found.rungs)]
+    rows = [(opt, *(_searched(rung.methods.get(opt)) for rung in found.rungs)) for opt in found.record.opts]
+    return Table.of(columns, rows, "tried values of the searched settings, and the chosen ones in brackets")
+
+
+def _searched(method: Method | None) -> str | None:
+    """Tried values and the chosen one of each searched setting, as text."""
+    if method is None:
+        return None
+    chosen = {axis: f" ({word_of(value)})" for axis, value in method.point.items()}
+    return "; ".join(f"{axis} {values}{chosen.get(axis, '')}" for axis, values in tried(method.study).items())
+
+
 def _list(values: Iterable[float | None]) -> str:
     return ", ".join(cell(value, 3) for value in values)
 
@@ -265,13 +283,17 @@ def _span(numbers: Collection[int]) -> int | str | None:
 
 
 def _notes(found: Findings) -> list[str]:
-    width = f"{2 * found.record.declared['margin']:.3g}"
+    declared, width = found.record.declared, f"{2 * found.record.declared['margin']:.3g}"
+    settings = [("all optimizers", declared["settings"]), *declared["own"].items()]
+    runs = [run for rung in found.rungs for m in rung.methods.values() for run in (*m.runs, *m.trials)]
     return [
+        *(f"Settings of {whose}: {' '.join(as_options(own))}." for whose, own in settings if own),
         *found.record.rule,
         f"From the second rung on, ranges have {width} decades around the winning value of the previous rung; a grid"
         " extends beyond an edge while the best point is there. At each rung all optimizers have the same number of"
         " trials.",
         *cut(found),
+        *[f"Machines and versions: {made_on(runs)}."] * bool(runs),
     ]
 
 
@@ -350,7 +372,7 @@ def _settings_chart(found: Findings) -> Chart:
 def _regret_chart(found: Findings) -> Chart:
     last = found.rungs[-1].seconds if found.rungs else 0.0
     points = [(rung.seconds / last, of[1]) for k, rung in enumerate(found.rungs) if last and (of := found.regret(k))]
-    traces = [_trace("choice by a rung", points)] if points else []
+    traces = [_trace("choice by a rung", points)] if any(of.high for _, of in points) else []
     words = found.rungs[-1].measure.words if found.rungs else "metric"
     panel = Panel(
         "regret",
@@ -389,9 +411,12 @@ def verdict(found: Findings) -> list[str]:
     lines += _leads(found)
     if regret := found.regret(0):
         (chosen, of), share = regret, first.seconds / last.seconds if last.seconds else math.nan
+        lost = (
+            f"{cell(of, 3)} {'decades of loss' if last.measure.log else last.measure.words}" if of.high else "nothing"
+        )
         lines.append(
             f"Choosing by the first rung takes {chosen}, at {share:.2g} of the last rung's training time, and loses"
-            f" {cell(of, 3)} {'decades of loss' if last.measure.log else last.measure.words} there."
+            f" {lost} there."
         )
     carried = [opt for opt in found.record.opts if _carries(found, opt)]
     known = any(value is not None for opt in found.record.opts for value in found.transfer(opt).regrets)

@@ -3,7 +3,7 @@
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, lru_cache
@@ -13,7 +13,7 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeA
 from typing_extensions import TypedDict
 
 from bench.config.run_config import TrainerOptions, id_of
-from bench.text import is_number
+from bench.text import counted, is_number
 from optimizers.plugins import bare, slug
 
 Mode = Literal["min", "max"]
@@ -325,3 +325,21 @@ def is_file_name(name: str) -> bool:
 def adapter(kind: Any) -> TypeAdapter[Any]:
     """The JSON validator of a type; cached, since building it takes longer than reading a record."""
     return TypeAdapter(kind)
+
+
+def made_on(runs: Iterable[RunResult]) -> str:
+    """Processors, threads, versions and days of runs, in words."""
+    machines: dict[str, set[str]] = {}
+    versions: dict[str, set[str]] = {"torch": set(), "lightning": set()}
+    days = set[str]()
+    for run in runs:
+        env = run.environment
+        name = re.sub(r"\((R|TM)\)| Processor", "", str(env.get("gpu") or env.get("cpu") or "an unknown machine"))
+        threads = env.get("threads")
+        machines.setdefault(counted(threads, "thread") if threads else "unknown threads", set()).add(name)
+        days.add(run.begun[:10])
+        for package, own in versions.items():
+            own.add(str(run.versions.get(package, "unknown")))
+    places = [f"{' and '.join(sorted(names))} with {threads}" for threads, names in sorted(machines.items())]
+    packages = [f"{package} {' or '.join(sorted(own))}" for package, own in versions.items()]
+    return ", ".join(["; ".join(places), *packages, " to ".join(sorted({min(days), max(days)}))])

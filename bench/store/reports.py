@@ -253,6 +253,8 @@ class Declared(TypedDict):
     margin: Annotated[float, Field(ge=0, le=100)]
     seeds: list[Count]
     fresh: list[Count]
+    settings: Json
+    own: dict[Name, Json]
 
 
 @with_config(_STRICT)
