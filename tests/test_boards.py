@@ -1367,6 +1367,18 @@ def test_a_reference_named_with_its_settings_remains_with_filters_and_labels(cli
     assert {row["opt"]: row["verdict"] for row in table["rows"]}["adam"] == "better"
 
 
+def test_a_label_of_the_reference_keeps_it_on_every_task(cli, store):
+    for task, rates in (("cifar10", (0.1,)), ("mnist", (0.1, 0.2))):
+        put(store, *(run for lr in rates for run in seeds("sgd", [0.5] * 7, task=task, words={"opt.lr": lr})))
+        put(store, *seeds("adam", [0.9 + 0.001 * i for i in range(7)], task=task))
+    words = ("leaderboard", "--store", store, "--no-reference", "--settings", "all", "--json", "--label", "sgd=Ours")
+    plain = json.loads(cli(*words[:-2], "--reference", "sgd").out)[0]["tables"]
+    labelled = json.loads(cli(*words, "--reference", "sgd").out)[0]["tables"]
+    assert [[row["verdict"] for row in table["rows"]] for table in labelled] == [
+        [row["verdict"] for row in table["rows"]] for table in plain
+    ]
+
+
 # -- headline ---------------------------------------------------------------------------------------------------------
 
 

@@ -237,7 +237,7 @@ def details(found: Collected) -> str:
 def _summary(parts: Sequence[_Part]) -> str:
     """How often each optimizer is better or worse than each reference, in one sentence."""
     tasks: dict[str, list[str]] = {}
-    counts: dict[str, dict[str, Counter[str]]] = {}
+    verdicts: dict[str, dict[str, Counter[str]]] = {}
     for part in parts:
         for task, (_, _, table) in part.columns.items():
             reference = next((row["opt"] for row in table.rows if row["is_reference"]), None)
@@ -245,19 +245,18 @@ def _summary(parts: Sequence[_Part]) -> str:
                 continue
             tasks.setdefault(reference, []).append(task)
             for row in table.rows:
-                if (verdict := _of_wins(row)) in ("better", "worse"):
-                    counts.setdefault(reference, {}).setdefault(row["opt"], Counter())[verdict] += 1
+                if not row["is_reference"]:
+                    verdicts.setdefault(reference, {}).setdefault(row["opt"], Counter())[_of_wins(row)] += 1
     said = []
     for reference, own in tasks.items():
         groups: dict[str, list[str]] = {}
-        of = counts.get(reference, {})
-        for opt, count in sorted(of.items(), key=lambda item: (item[1]["worse"], -item[1]["better"], item[0])):
-            words = " and ".join(f"{word} on {count[word]}" for word in ("better", "worse") if count[word])
-            groups.setdefault(words, []).append(opt)
+        of = verdicts.get(reference, {})
+        for opt, count in sorted(of.items(), key=lambda item: (-item[1]["better"], item[1]["worse"], item[0])):
+            if words := " and ".join(f"{word} on {count[word]}" for word in MARKS if count[word]):
+                groups.setdefault(f"{words} of {count.total()}", []).append(opt)
         listing = "; ".join(f"{listed(opts)} {words}" for words, opts in groups.items())
-        on = f"on {counted(len(own), 'task')} ({', '.join(own)})"
-        said.append(f"against {reference} {on}: {listing or 'no significant difference'}")
-    return f"In short, {' | '.join(said) or 'nothing was compared'}.".replace(" | ", "; and ")
+        said.append(f"against {reference} ({', '.join(own)}): {listing or 'nothing is decided'}")
+    return f"In short, {'; and '.join(said) or 'nothing was compared'}."
 
 
 def _reading(parts: Sequence[_Part]) -> str:
@@ -265,7 +264,7 @@ def _reading(parts: Sequence[_Part]) -> str:
     marks = ", ".join(f"{mark} {word}" for word, mark in MARKS.items())
     said = (
         "Cells have means over fresh seeds with 95 % intervals (without the noise of tuning) and verdicts"
-        f" ({marks}, no mark: undecided or not compared)"
+        f" ({marks}, no mark: no such verdict; -: not run, or no setting could be chosen)"
     )
     aligned = [task for part in parts for task in part.aligned]
     if aligned:
@@ -397,7 +396,11 @@ def _at_floor(table: Table) -> bool:
 def _by_alignment(part: _Part) -> str:
     """Verdicts on the tasks whose final loss ranks nothing: by the steps to alignment with the theory's solution."""
     verdicts = "; ".join(f"{task}, {_by_verdict(table)}" for task, table in part.aligned.items())
-    return f"Verdicts by steps to a cosine of {ALIGNED:g}, at settings tuned for the loss: {verdicts}."
+    return (
+        f"On {listed(list(part.aligned))}, the tuned reference reaches the floor of the loss, so verdicts compare the"
+        f" steps to a cosine of {ALIGNED:g} between the weights and the max-margin solution, at settings tuned for the"
+        f" loss: {verdicts}."
+    )
 
 
 def _smaller(image: bytes) -> bytes:

@@ -48,7 +48,8 @@ def asked(args: Args) -> tuple[Any, Any]:
         for entry in found.chosen:
             if name in (entry.opt, entry.name):
                 renamed = text if entry.name == name else entry.name.replace(name, text, 1)
-                found.reference = renamed if found.reference == entry.name else found.reference
+                if found.reference == entry.name != entry.opt:
+                    found.reference = renamed
                 entry.name = renamed
     if args.reference is not None and args.reference not in known:
         raise unknown("optimizer of --reference", args.reference, known)

@@ -198,7 +198,7 @@ def _plan(
         whole += seconds
         # Without a stored winner any will do: it only matters that later rungs try fewer settings around one.
         winners = {spec.opt: {name: axis.middle for name, axis in spec.design.ranges.items()} for spec in specs}
-        winners |= winners_of(record, number - 1, places["store"]) if done else {}
+        winners |= winners_of(record, number - 1, places["store"]) if done and number < len(sizes) else {}
     rule = in_words(ladder.rule, ladder.task)
     heads = ("rung", "size", "parameters", "steps", "trials each", "runs", "about")
     about = (

@@ -16,7 +16,7 @@ from bench.results.selection import USABLE_FACTOR, USABLE_SHARE
 from bench.results.stats import Interval, exp
 from bench.results.table import Board, Column, Table
 from bench.store.record import made_on
-from bench.text import cell, duration, word_of
+from bench.text import cell, duration, listed, word_of
 
 UNITS = dict.fromkeys(MODEL, "parameters") | {"epochs": "steps", "data": "training samples"}
 """The unit of each axis."""
@@ -225,14 +225,7 @@ def _settings(found: Findings) -> Table:
         (opt, of.setting, _list(of.best), of.exponent, _list(of.usable), _list(of.regrets))
         for opt, of in transfers.items()
     ]
-    edges = [
-        f"{opt} at rung {rung.number}"
-        for rung in found.rungs
-        for opt, m in rung.methods.items()
-        if m.study.lr_at_boundary
-    ]
-    notes = [f"best at the edge of the tried values: {', '.join(edges)}"] * bool(edges)
-    notes.append("scores are those of the tuning seeds, which chose the best; “-” was not tried or diverged")
+    notes = ["scores are those of the tuning seeds, which chose the best; “-” was not tried or diverged"]
     return Table.of(columns, rows, "the first searched setting", notes)
 
 
@@ -240,7 +233,14 @@ def _tried(found: Findings) -> Table:
     """The tried values of all searched settings at each rung, and the chosen ones."""
     columns = ["optimizer", *(f"rung {rung.number}" for rung in found.rungs)]
     rows = [(opt, *(_searched(rung.methods.get(opt)) for rung in found.rungs)) for opt in found.record.opts]
-    return Table.of(columns, rows, "tried values of the searched settings, and the chosen ones in brackets")
+    edges = [
+        f"{opt} at rung {rung.number} ({listed(m.study.edges)})"
+        for rung in found.rungs
+        for opt, m in rung.methods.items()
+        if m.study.edges
+    ]
+    notes = [f"chosen at the edge of the tried values: {', '.join(edges)}"] * bool(edges)
+    return Table.of(columns, rows, "tried values of the searched settings, and the chosen ones in brackets", notes)
 
 
 def _searched(method: Method | None) -> str | None:
@@ -293,7 +293,7 @@ def _notes(found: Findings) -> list[str]:
         " extends beyond an edge while the best point is there. At each rung all optimizers have the same number of"
         " trials.",
         *cut(found),
-        *[f"Machines and versions: {made_on(runs)}."] * bool(runs),
+        *([f"Machines and versions: {made_on(runs)}."] if runs else []),
     ]
 
 
@@ -404,10 +404,10 @@ def verdict(found: Findings) -> list[str]:
             f" {len(found.ranked)} methods (Kendall's tau {cell(found.agreement(0), 3)})."
         )
         means, sure = found.final_from
-        whole = "is the final one from the first rung on" if means == 1 else f"is the final one from rung {means} on"
+        whole = f"is the final one from rung {means} on"
         if means == len(found.rungs):
             whole = "of the last rung is not that of the rung before"
-        lines.append(f"By means the ranking {whole}; by significant differences it is final from rung {sure} on.")
+        lines.append(f"By means, the ranking {whole}; by significant differences, it is final from rung {sure} on.")
     lines += _leads(found)
     if regret := found.regret(0):
         (chosen, of), share = regret, first.seconds / last.seconds if last.seconds else math.nan
