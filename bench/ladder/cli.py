@@ -185,7 +185,7 @@ def _plan(
     measure, rows, lines, whole = measured(places, threads), list[dict[str, Any]](), list[tuple[Any, ...]](), 0.0
     winners, record = dict[str, Mapping[str, Any]](), stored(ladder, places["store"])
     for number, size in enumerate(sizes, 1):
-        done = bool(record.rungs[number - 1 : number]) and bool(record.rungs[number - 1]["done"])
+        done = any(rung["done"] for rung in record.rungs[number - 1 : number])
         suite = ladder.suite(size.settings, winners, places)
         specs, trials = suite.specs(places), suite.tune.trials or 0
         each, runs = {spec.opt: measure(spec) for spec in specs}, trials * len(ladder.seeds) + len(ladder.fresh)

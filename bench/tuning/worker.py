@@ -119,11 +119,11 @@ class Worker:
             return None
         configs = list[RunConfig]()
         for trial in waiting:
-            error = self._refused(trial)
-            if error is None:
-                configs += self._configs(trial)
-            elif trial.kind not in ("extension", "refinement"):
-                raise error  # before anything is trained
+            try:
+                configs += self._checked(trial)
+            except UserError:
+                if trial.kind not in ("extension", "refinement"):
+                    raise  # before anything is trained
         if not configs:
             return None
         if self.study.spec.prune or configs[0].trainer.ranks > 1:
@@ -192,19 +192,24 @@ class Worker:
 
     def _legal(self, trial: Trial) -> bool:
         """Whether a trial can be trained; fails it if not."""
-        if error := self._refused(trial):
+        try:
+            self._checked(trial)
+        except UserError as error:
             self.study.fail(trial, str(error))
             self._ended(trial, "failed", reason=str(error))
-        return error is None
+            return False
+        return True
 
-    def _refused(self, trial: Trial) -> UserError | None:
-        """Why a trial cannot be trained; an extension may leave a hyperparameter's legal range."""
-        try:
-            for config in self._configs(trial):
-                check(config)
-        except UserError as error:
-            return error
-        return None
+    def _checked(self, trial: Trial) -> list[RunConfig]:
+        """The configurations of a trial.
+
+        Raises:
+            UserError: it cannot be trained; an extension may leave a hyperparameter's legal range.
+        """
+        configs = self._configs(trial)
+        for config in configs:
+            check(config)
+        return configs
 
     def identity(self, trial: Trial) -> dict[str, Any]:
         """A trial in events, with its optimizer if there are several studies."""
