@@ -19,8 +19,9 @@ import pytest
 from bench.cli import main
 from bench.errors import RunFailed, UserError
 from bench.execute import Effort
+from bench.grammar.commands import parse as parse_command
 from bench.grammar.parse import Args
-from bench.ladder.cli import _plan
+from bench.ladder.cli import _asked, _plan
 from bench.ladder.findings import _is_same, _usable, findings, scores, was_before
 from bench.ladder.rungs import Ladder, begun, climb, winners_of
 from bench.ladder.show import boards, charts, verdict
@@ -507,6 +508,17 @@ def test_a_store_without_a_ladder_is_refused(tmp_path: Path, capsys: pytest.Capt
         main(["ladder", "--from", str(tmp_path)])
     assert ended.value.code == 2
     assert "there is no ladder in it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--opt.lr", "1e-2:1e0"], ["--opt.lr", "1e-3:1e3", "--opt.gd.lr", "1e-2:1e0"]])
+def test_a_range_for_all_optimizers_is_searched_unless_one_has_its_own(words: list[str]):
+    args = parse_command("ladder", ["--task", "synthetic", "--opt", "gd,ngd", "--axis", "width", *words])
+    ladder = _asked(args)
+    assert ladder.own["gd"] == {"opt.lr": "1e-2:1e0"}
+    assert ladder.own["ngd"] == {"opt.lr": words[1]}
+    places = {"data": args.data, "store": args.store}
+    specs = ladder.suite({}, {}, places).specs(places)
+    assert [spec.design.ranges["opt.lr"].low for spec in specs] == [0.01, float(words[1].partition(":")[0])]
 
 
 def test_an_array_gives_the_same_command_without_what_each_task_has_of_its_own(capsys: pytest.CaptureFixture[str]):

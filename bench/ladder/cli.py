@@ -158,6 +158,8 @@ def _asked(args: Args) -> "Ladder":
     if args.budget is not None and args.budget.runs is not None:
         raise UserError(f"--budget {args.budget.text}: a ladder takes a time (6h, 90min); --trials bounds its runs")
     common, own = by_optimizer(words, opts)
+    shared = {key: common.pop(key) for key in list(common) if key.startswith("opt.")}  # possibly ranges to search
+    own = {name: {**shared, **settings} for name, settings in own.items()}
     fresh = reporting_seeds(args.report_seeds)
     if len(fresh) < 2:
         raise UserError(
