@@ -34,6 +34,7 @@ def test_each_method_with_a_schedule_is_compared_with_itself_and_with_the_refere
     assert "against itself at a constant rate: better: adam; worse: adamw; no difference found: sgd." in text
     rows = {line.split(" | ")[0].removeprefix("| "): line for line in page.splitlines() if line.startswith("| ")}
     assert "0.953 [0.9" in rows["adam"]
+    assert "Cut: lm, which the plan has too, is not trained." in text
     assert rows["adam"].endswith("| better |")
     assert rows["adamw"].endswith("| reference |")
     assert rows["sgd"].endswith("| worse |")

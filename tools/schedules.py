@@ -13,6 +13,7 @@ from bench.results.draw import picture
 from bench.results.render import markdown_table
 from bench.results.table import Column, Table
 from bench.text import listed
+from bench.tuning import suite
 
 PART = "schedules"
 """The suite with these arms."""
@@ -35,7 +36,11 @@ def page(constant: Collected, arms: Collected | None) -> str | None:
     """
     if arms is None:
         return None
-    lines = ["# Warm-up and cosine decay", "", *wrap(ABOUT, 120)]
+    about = ABOUT.replace("\n", " ")
+    planned = {task: None for declared in suite.load(PART) for task in declared.tasks}
+    if cut := [task for task in planned if task not in {problem.task for problem in arms.problems}]:
+        about += f" Cut: {listed(cut)}, which the plan has too, is not trained."
+    lines = ["# Warm-up and cosine decay", "", *wrap(about, 120)]
     for problem in arms.problems:
         plain = next((each for each in constant.problems if each.task == problem.task), None)
         if plain is not None:
