@@ -6,9 +6,9 @@ from typing import Any
 
 from bench.boards.charts import curves
 from bench.boards.collect import Collected
-from bench.boards.entries import Problem
+from bench.boards.entries import Entry, Problem
 from bench.boards.quality import judged
-from bench.boards.shared import Verdicts
+from bench.boards.shared import Verdicts, lost
 from bench.results.draw import picture
 from bench.results.render import markdown_table
 from bench.results.table import Column, Table
@@ -19,12 +19,12 @@ PART = "schedules"
 """The suite with these arms."""
 FOLDER = Path("results/schedules")
 PATH, FIGURE = FOLDER / "README.md", FOLDER / "curves.png"
-ABOUT = """Further arms of the reference results: linear warm-up over 5 % of the steps, then cosine decay to 0. The
-plan (`configs/suites/schedules.yaml`) was committed before its runs began. Each optimizer was tuned with the schedule
-as it was without: the same number of trials, points, tuning seeds and fresh seeds. So a method with its schedule is
-compared with the same method at a constant rate, and with the reference under the same schedule. Verdicts are sign
-tests over common seeds; the error rate of each is 5 %. Means over fresh seeds have 95 % intervals, without the noise of
-tuning."""
+ABOUT = """Further arms of the reference results: linear warm-up over 5 % of the steps, then cosine decay to 0. The plan
+(`configs/suites/schedules.yaml`) was committed before its runs began. Each optimizer was tuned with the schedule as it
+was without: the same number of trials ({trials}), points, tuning seeds ({tried}) and fresh seeds ({fresh}). So a method
+with its schedule is compared with the same method at a constant rate, and with the reference under the same schedule.
+Verdicts are sign tests over common seeds; the error rate of each is 5 %. Means over fresh seeds have 95 % intervals,
+without the noise of tuning. “Edge” marks a chosen value that is the lowest or highest of those tried."""
 
 
 def page(constant: Collected, arms: Collected | None) -> str | None:
@@ -36,8 +36,11 @@ def page(constant: Collected, arms: Collected | None) -> str | None:
     """
     if arms is None:
         return None
-    about = ABOUT.replace("\n", " ")
-    planned = {task: None for declared in suite.load(PART) for task in declared.tasks}
+    plans = suite.load(PART)
+    about = ABOUT.replace("\n", " ").format(
+        trials=plans[0].tune.trials, tried=plans[0].tune.seeds, fresh=plans[0].seeds
+    )
+    planned = {task: None for declared in plans for task in declared.tasks}
     if cut := [task for task in planned if task not in {problem.task for problem in arms.problems}]:
         about += f" Cut: {listed(cut)}, which the plan has too, is not trained."
     lines = ["# Warm-up and cosine decay", "", *wrap(about, 120)]
@@ -65,9 +68,10 @@ def _section(constant: Collected, plain: Problem, arms: Collected, problem: Prob
         rows.append(
             {
                 "opt": entry.opt,
-                "settings": entry.settings,
-                "constant": alone and metric.mean(alone),
-                "cosine": metric.mean(entry),
+                "before": alone and _chosen(alone),
+                "settings": _chosen(entry),
+                "constant": alone and (metric.mean(alone) or lost(alone)),
+                "cosine": metric.mean(entry) or lost(entry),
                 "gain": gain["verdict"],
                 "effect": gain.get("effect"),
                 "verdict": verdicts.values(entry, verdicts.of(entry))["verdict"],
@@ -75,7 +79,8 @@ def _section(constant: Collected, plain: Problem, arms: Collected, problem: Prob
         )
     columns = [
         Column("opt", "optimizer"),
-        Column("settings", "settings with the schedule"),
+        Column("before", "chosen at a constant rate"),
+        Column("settings", "chosen with the schedule"),
         Column("constant", f"{metric.words}, constant rate"),
         Column("cosine", f"{metric.words}, warm-up and cosine"),
         Column("gain", "against itself"),
@@ -85,6 +90,14 @@ def _section(constant: Collected, plain: Problem, arms: Collected, problem: Prob
     said = "; ".join(f"{words}: {listed(opts)}" for words, opts in gains.items())
     said = f"Each method with its schedule, against itself at a constant rate: {said}."
     return ["", f"## {problem.task}", "", *wrap(said, 120), "", *markdown_table(Table("", columns, rows))]
+
+
+def _chosen(entry: Entry) -> str:
+    """The chosen values of the searched settings, or the source of the settings."""
+    point = (entry.study.winning_point or {}) if entry.study else {}
+    edges = entry.study.edges if entry.study else []
+    names = ((name.removeprefix("opt."), value) for name, value in point.items())
+    return ", ".join(f"{name} {value:g}" + " (edge)" * (name in edges) for name, value in names) or entry.settings
 
 
 def draw(arms: Collected) -> None:
