@@ -81,14 +81,16 @@ class QualityRow(Row):
     opt: str
     """The optimizer."""
     settings: str
-    """Source of its hyperparameters: `tuned`, `default` or `set by hand`."""
+    """Source of its hyperparameters: `tuned`, `default`, `by hand` or `best of N`."""
     options: dict[str, Any]
     """Its hyperparameters."""
-    final: dict[str, Any] | None
-    """The final metric over the seeds: mean, low, high and n."""
-    verdict: str
-    """`reference`, `better`, `worse`, `no difference found`, `too few seeds (...)`, `selected on these seeds` or
-    `reference selected on these seeds`."""
+    final: dict[str, Any] | str
+    """The final metric over the seeds: mean, low, high and n; or the reason why there is none, such as `1 of 3
+    diverged`."""
+    verdict: str | None
+    """`reference`, `better`, `worse`, `no difference found`, `too few seeds (...)`, `selected on these seeds`,
+    `reference selected on these seeds`, `no common seeds`, `no run has a value` or `not compared: ...`; also `diverges
+    more often` or `diverges less often`, possibly after `better` or `worse`. Null without a reference."""
     effect: dict[str, Any] | None = None
     """Effect size against the reference, with its interval; missing for the reference."""
     n: int
@@ -300,6 +302,12 @@ class Trial(Answer):
     """Median over the tuning seeds on the selection split; null also if the cap set nearly all steps."""
     cap_share: Number = None
     """Share of the steps set by a step cap, in [0, 1], on average over the runs; null without runs."""
+    excluded_score: Number = None
+    """Score of a setting that was excluded because the cap set nearly all steps."""
+    diverged: int = 0
+    """Number of its runs that diverged."""
+    ended: str = ""
+    """How it ended, in words."""
 
 
 class Cost(Answer):

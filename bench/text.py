@@ -247,7 +247,7 @@ def number_in_tex(word: str) -> str:
 
 def in_csv(value: Any) -> Any:
     """Escape text that a spreadsheet would execute as a formula."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@" and value != "-" else value
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) and value != "-" else value
 
 
 def options_text(options: Mapping[str, Any]) -> str:

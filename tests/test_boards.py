@@ -179,7 +179,7 @@ def test_settings_that_were_tuned_for_another_metric_are_not_compared(store):
     tuned(store, "sgd", LOW, metric="loss")
     own = rows("quality", store)
     assert own["sgd"]["verdict"] == "not compared: tuned for loss"
-    assert rows("quality", store, reference="sgd")["adam"]["verdict"] == "not compared: the reference tuned for loss"
+    assert rows("quality", store, reference="sgd")["adam"]["verdict"] == "not compared: the reference: tuned for loss"
     (grid,) = board("pairs", store).tables
     assert ([row["opt"] for row in grid.rows], grid.notes) == (["adam"], ["sgd is not compared: tuned for loss"])
 
@@ -1087,6 +1087,18 @@ def test_another_target_is_read_from_the_evaluations(store, task, metric, target
     keep(store, *seeds("adam", A, task=task, validations=values))
     (row,) = rows("speed", store, target=target).values()
     assert (row["count"], row["steps"].median) == ("5 of 5", 20)
+
+
+def test_a_run_that_converged_reached_the_target_at_the_next_regular_evaluation(store):
+    """Else it would need fewer steps than a faster run whose first evaluation is later than its own end."""
+    row = {"train_s": 1.0, "loss": 1e-9}
+    late = {"steps": 2000, "validations": [{"step": 100, **row}, {"step": 2000, **row}]}
+    early = {"steps": 63, "validations": [{"step": 63, **row}], "reason": "converged: the norm of the gradient is 0"}
+    words = {"trainer.max_steps": 2000}
+    for opt, own in (("gd", late), ("ngd", early)):
+        keep(store, *seeds(opt, [1e-9] * 8, task="synthetic", split="train", words=words, **own))
+    of = rows("speed", store, target=1e-6)
+    assert of["ngd"]["steps"].median == of["gd"]["steps"].median == 100
 
 
 def test_another_target_is_of_the_loss_above_its_infimum_where_that_is_known(store):

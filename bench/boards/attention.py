@@ -117,8 +117,8 @@ def attention_board(found: Collected) -> Board:
         for entry, runs in observed.items():
             if entry is of:
                 verdict = {"verdict": "reference"}
-            elif entry.refused:
-                verdict = {"difference": None, "verdict": f"not compared: {entry.refused}"}
+            elif why := entry.refused or (of and of.refused and f"the reference: {of.refused}"):
+                verdict = {"difference": None, "verdict": f"not compared: {why}"}
             else:
                 verdict = against(entropy[entry], {} if of is None else entropy.get(of, {}))
             last = {name: [run[name] for run in runs.values() if name in run] for name in ENDS}
@@ -156,8 +156,8 @@ def attention_board(found: Collected) -> Board:
 
 
 def _at(name: str, level: float, runs: Mapping[Seed, Mapping[str, Array]]) -> dict[Seed, float | None]:
-    """A quantity of each run at a level of the loss."""
-    return {seed: at_loss(run["loss"], run[name], level) if name in run else None for seed, run in runs.items()}
+    """A quantity at a level of the loss, of each run that measured it."""
+    return {seed: at_loss(run["loss"], run[name], level) for seed, run in runs.items() if name in run}
 
 
 def _direction(problem: str, cosines: Mapping[Entry, Sequence[Mapping[int, float]]]) -> list[Table]:

@@ -42,7 +42,7 @@ def sensitivity(found: Collected) -> Chart:
     """Selection scores of studies' trials against the first setting that each study searched."""
     panels = []
     for key, problem, tuned in _tuned(found, "sensitivity"):
-        traces, notes = _joined([_trials(entry.name, study, problem.metric) for entry, study in tuned])
+        traces, notes = _joined([_trials(entry, study, problem.metric) for entry, study in tuned])
         if several := [entry.name for entry, study in tuned if len(study.axes) > 1]:
             notes.append(f"points without a line: {listed(several)} searched several settings")
         x = " or ".join(dict.fromkeys(axis for _, study in tuned for axis in study.axes[:1])) or "setting"
@@ -96,13 +96,14 @@ def _expected(entry: Entry) -> _Drawn:
     scores = expected_scores(entry)
     there = [(k, score) for k, score in enumerate(scores, 1) if score is not None]
     late = f"{entry.name} begins at k = {len(scores) - len(there) + 1}: with fewer, all k may have no score"
+    late += " or be excluded" * bool(entry.excluded)
     traces = [Trace(entry.name, *np.array(there, dtype=np.float64).T)] if there else []
     return traces, [late] * (len(there) < len(scores))
 
 
-def _trials(name: str, study: StudyRecord, metric: str) -> _Drawn:
+def _trials(entry: Entry, study: StudyRecord, metric: str) -> _Drawn:
     """Traces of a study's trials over its first axis, joined if it searched no other; and notes on them."""
-    axis = next(iter(study.axes), None)
+    name, axis = entry.name, next(iter(study.axes), None)
     scored, lost = [], []
     for trial in study.trials:
         x, score = trial["point"].get(axis or ""), trial["score"]
@@ -116,7 +117,8 @@ def _trials(name: str, study: StudyRecord, metric: str) -> _Drawn:
     notes = []
     if lost:
         at = ", ".join(f"{x:.3g}" for x in sorted(lost)[:10]) + ", ..." * (len(lost) > 10)
-        notes.append(f"{name}: {len(lost)} of {len(study.trials)} trials have no score, at {axis} {at}")
+        capped = f" ({entry.excluded} excluded, since a cap set nearly all steps)" * bool(entry.excluded)
+        notes.append(f"{name}: {len(lost)} of {len(study.trials)} trials have no score{capped}, at {axis} {at}")
     # A trial with further seeds repeats the point and the score of the first.
     x, y = np.array(sorted({*scored}), dtype=np.float64).reshape(-1, 2).T
     y = np.maximum(y, equal_below(y, metric))

@@ -76,8 +76,12 @@ def run_leaderboard(args: Args) -> int:
     for name in ("out", "json"):
         if args.into is not None and getattr(args, name):
             raise UserError(f"--into {args.into}: not allowed with --{name}; remove one of them")
-    if args.explain is not None and args.json and args.out is not None:
-        raise UserError("--json prints the explanation; remove --out")
+    if args.explain is not None:
+        if args.json and args.out is not None:
+            raise UserError("--json prints the explanation; remove --out")
+        for name in ("into", "columns"):
+            if getattr(args, name):
+                raise UserError(f"--{name}: --explain prints no board; remove one of them")
     from bench.boards import BOARDS
     from bench.boards.collect import NO_ROWS
     from bench.results.render import FORMATS, markdown, written

@@ -204,11 +204,11 @@ def collect(
     chosen = _chosen(entries, settings, notes)
     if not mixed_versions:
         _refuse_mixed(chosen, stores.shipped)
-    unranked: list[tuple[StudyRecord, str]] = []
-    if not only:  # `only` may exclude the runs of a study
-        mine = [s for s in stores.studies if (not tasks or bare(s.task) in tasks) and (not opts or bare(s.opt) in opts)]
-        unranked = [(study, why) for study in mine if (why := _why_no_row(study, entries, by_id))]
-        notes += [f"{s.task}: {s.opt} has no row from its study {s.name}: {why}" for s, why in unranked]
+    mine = [s for s in stores.studies if (not tasks or bare(s.task) in tasks) and (not opts or bare(s.opt) in opts)]
+    if only:  # it may exclude the runs of a study
+        mine = [study for study in mine if study.winner is None and study.run_ids & by_id.keys()]
+    unranked = [(study, why) for study in mine if (why := _why_no_row(study, entries, by_id))]
+    notes += [f"{s.task}: {s.opt} has no row from its study {s.name}: {why}" for s, why in unranked]
     for own in _by_problem(chosen).values():
         for entry in own:
             several = sum(other.opt == entry.opt for other in own) > 1

@@ -9,7 +9,7 @@ from bench.boards.entries import Entry, problem_key
 from bench.boards.shared import flags
 from bench.errors import unknown
 from bench.results.render import shown
-from bench.results.selection import equal_below
+from bench.results.selection import above_infimum, equal_below, seed_median, selected
 from bench.results.table import Table
 from bench.run_summary import fit_words
 from bench.store.record import CAP_BINDS, RunResult
@@ -51,11 +51,23 @@ def _without_row(study: StudyRecord, why: str, found: Collected) -> dict[str, An
 
 def _tried_points(study: StudyRecord | None, found: Collected) -> list[dict[str, Any]]:
     """The trials of a study; none without one."""
-    trials = [] if study is None else study.trials
-    return [
-        {name: trial[name] for name in ("point", "kind", "state", "score")} | {"cap_share": share}
-        for trial, share in zip(trials, cap_shares(study, found.by_id), strict=True)
-    ]
+    if study is None:
+        return []
+    above, tried = above_infimum(found.trial_runs(study)), []
+    for trial, share in zip(study.trials, cap_shares(study, found.by_id), strict=True):
+        own = [found.by_id[run_id] for run_id in trial["runs"] if run_id in found.by_id]
+        diverged = sum(run.status == "diverged" for run in own)
+        excluded = (share or 0) > CAP_BINDS
+        tried.append(
+            {
+                **{name: trial[name] for name in ("point", "kind", "state", "score")},
+                "diverged": diverged,
+                "cap_share": share,
+                "excluded_score": seed_median([selected(run, above) for run in own], study.mode) if excluded else None,
+                "ended": f"{diverged} of {len(own)} diverged" if diverged else trial["state"],
+            }
+        )
+    return tried
 
 
 def explained(entry: Entry, found: Collected) -> dict[str, Any]:
@@ -93,7 +105,10 @@ def lines(row: Mapping[str, Any]) -> Iterator[str]:
     yield from shown(Table.facts(row["facts"].items(), least=11), "  ")
     if row["tried"]:
         yield "  tried"
-        rows = [(options_text(each["point"]), each["kind"], each["state"], each["score"]) for each in row["tried"]]
+        rows = [
+            (options_text(t["point"]), t["kind"], t["ended"], t["excluded_score"] if t["score"] is None else t["score"])
+            for t in row["tried"]
+        ]
         heads = ["setting", "why", "ended", "score"]
         if any(each["cap_share"] for each in row["tried"]):
             rows = [(*own, _capped(each["cap_share"])) for own, each in zip(rows, row["tried"], strict=True)]

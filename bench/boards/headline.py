@@ -6,7 +6,7 @@ from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
 from bench.boards.quality import judged
 from bench.boards.shared import Verdicts, lost
-from bench.results.sequential import Comparison
+from bench.results.sequential import NO_VALUE, Comparison
 from bench.text import cell, listed
 
 
@@ -60,6 +60,8 @@ def _said(found: Collected, problem: Problem, entries: Sequence[Entry]) -> str:
         some = [entry.name for entry, of in compared.items() if isinstance(of, Comparison) and of.diverges == sign]
         if some:
             sentences.append(f"{words[0].upper()}{words[1:]} than {ref.name}: {listed(some)}.")
+    if NO_VALUE in groups:
+        sentences.append(f"No run of {listed([entry.name for entry in groups[NO_VALUE]])} or {ref.name} has a value.")
     if "too few seeds" in groups:
         sentences.append(f"Too few seeds to judge {those('too few seeds')}.")
     if "selected on these seeds" in groups:

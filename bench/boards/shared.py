@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.boards.entries import LIBRARIES, Entry
-from bench.results.group import Measure, final
+from bench.results.group import Group, Measure, final
 from bench.results.selection import above_infimum, is_capped
 from bench.results.sequential import LEAST_SEEDS, ROUNDING, Comparison, advice, differences
 from bench.results.table import Column, Table
@@ -112,8 +112,6 @@ def metric_of(entries: Sequence[Entry], reference: Entry | None) -> Measure:
 
 COLORS = {"better": "green", "worse": "red"}
 """Of verdicts on a terminal."""
-NO_VALUE = "no run has a value"
-"""The verdict if no run of an entry and of the reference has a value, such as the steps to a target."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +138,7 @@ class Verdicts:
             return None
         own, other = (e.refused or self.obstacle(e) for e in (entry, self.ref))
         if own or other:
-            return f"not compared: {own or f'the reference {other}'}"
+            return f"not compared: {own or f'the reference: {other}'}"
         found = self.measure.compare(entry, self.ref)
         return "no common seeds" if found is None else found.selected if entry.best_of or self.ref.best_of else found
 
@@ -149,8 +147,6 @@ class Verdicts:
         if not isinstance(found, Comparison):
             return {"verdict": "reference" if entry is self.ref else found, "is_reference": entry is self.ref}
         words = found.words
-        if found.lost == (found.n, found.n):
-            words = NO_VALUE
         if words == "too few seeds":
             words = f"too few seeds ({found.n} of {LEAST_SEEDS})"
         ties = found.n - found.wins - found.losses
@@ -162,7 +158,7 @@ class Verdicts:
         return {
             "verdict": words,
             "won": f"{found.wins} of {found.n}" + f" ({counted(ties, 'tie')})" * bool(ties),
-            "effect": None if words == NO_VALUE else found.effect,
+            "effect": found.effect,
             "more": found.told or (more and f"after {spanned(more)}"),
             "compared": {"n": found.n, "wins": found.wins, "losses": found.losses, "without_value": list(found.lost)},
             "is_reference": False,
@@ -268,6 +264,6 @@ def budget_notes(entries: Sequence[Entry]) -> list[str]:
     return notes
 
 
-def lost(entry: Entry) -> str:
-    """The reason why an entry has no number, in words."""
-    return f"{entry.diverged} of {len(entry.runs)} diverged" if entry.diverged else "a run without a value"
+def lost(group: Group) -> str:
+    """The reason why a group has no number, in words."""
+    return f"{group.diverged} of {len(group.runs)} diverged" if group.diverged else "a run without a value"

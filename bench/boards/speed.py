@@ -18,17 +18,26 @@ def reached(run: RunResult, target: float | None, mode: str) -> tuple[int | None
     """Steps and seconds to the target: the task's own, or any other, from the evaluations during training.
 
     A given target refers to the shown metric: to the suboptimality gap if the infimum is known. A run that diverged
-    has not reached it.
+    has not reached it. One that converged is evaluated at its end; its steps are rounded up to the next regular
+    evaluation, like those of other runs.
     """
     if run.status == "diverged":
         return None, None
     if target is None:
-        return run.steps_to_target, run.seconds_to_target
+        return _rounded(run, run.steps_to_target), run.seconds_to_target
     for row in run.validations:
         value = row.get("excess" if run.scale == "log" and "excess" in row else run.metric)
         if value is not None and (value >= target if mode == "max" else value <= target):
-            return int(row["step"]), row["train_s"]
+            return _rounded(run, int(row["step"])), row["train_s"]
     return None, None
+
+
+def _rounded(run: RunResult, step: int | None) -> int | None:
+    most, every = run.config["trainer"]["max_steps"], run.config["trainer"]["val_every"]
+    if step is None or step < run.steps or not run.converged or most is None:
+        return step
+    every = every or -(-most // 20)  # `training_plan.val_every` with full batches, with which runs converge
+    return -(-step // every) * every
 
 
 REACHES = ("reaches the target more often", "reaches the target less often")

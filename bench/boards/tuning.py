@@ -40,7 +40,8 @@ def tuning(found: Collected) -> Board:
                 "open": basin and basin[1],
                 "basin_text": _basin_text(basin),
                 "gain": _gain(entry, found),
-                "unscored": sum(trial["score"] is None for trial in entry.study.trials),
+                "unscored": sum(trial["score"] is None for trial in entry.study.trials) - entry.excluded,
+                "excluded": entry.excluded,
             }
         score = f"selection {problem.metric}{' (suboptimality gap where it is known)' * (problem.metric == 'loss')}"
         columns = [
@@ -62,9 +63,9 @@ def tuning(found: Collected) -> Board:
             Column(
                 "unscored",
                 "no score",
-                "failed trials, trials in which half of the seeds or more diverged, and settings whose step cap set"
-                " nearly all steps",
+                "failed trials, and trials in which half of the seeds or more diverged",
             ),
+            Column("excluded", "excluded (cap)", "settings whose step cap set nearly all steps"),
             Column(
                 "gain",
                 "tuned against default",

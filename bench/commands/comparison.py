@@ -322,7 +322,9 @@ def ranking(found: "Sequence[StudyResult]", args: Args) -> Ranking:
 def _together(ranked: "Sequence[Collected]") -> "Collected":
     """The entries of several problems as one collection."""
     own = [vars(each) for each in ranked]
-    joined = {name: [entry for each in own for entry in each[name]] for name in ("entries", "chosen", "all")}
+    joined = {
+        name: [entry for each in own for entry in each[name]] for name in ("entries", "chosen", "all", "unranked")
+    }
     by_id = {run_id: run for each in ranked for run_id, run in each.by_id.items()}
     return replace(ranked[0], **joined, by_id=by_id)
 
@@ -396,14 +398,14 @@ def _advice(found: "Collected") -> list[str]:
 
 
 def _advice_on(found: "Collected", problem: "Problem") -> list[str]:
-    from bench.boards.quality import at_floor, judged
+    from bench.boards.quality import judged
     from bench.results.sequential import Comparison, advice
 
     metric, verdicts, _ = judged(found, problem)
     lines, tied = [], []
     for entry in verdicts.ordered(found.problems[problem]):
         of = verdicts.of(entry)
-        if isinstance(of, str) and verdicts.measure is metric and at_floor(metric, entry):
+        if of == f"not compared: {verdicts.obstacle(entry)}" and verdicts.measure is metric:
             tied.append(entry.name)
         elif isinstance(of, Comparison) and not of.decided:
             more = advice(of.n, of.wins, of.losses)

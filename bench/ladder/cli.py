@@ -193,8 +193,8 @@ def _plan(
         each, runs = {spec.opt: measure(spec) for spec in specs}, trials * len(ladder.seeds) + len(ladder.fresh)
         seconds = 0.0 if done else runs * sum(each.values())
         row = {"rung": number, **vars(size), "trials": trials, "runs": runs * len(specs), "stored": done}
-        row["seconds"] = round(seconds, 1)
-        rows.append(row | {"run_seconds": {opt: round(s, 2) for opt, s in each.items()}})
+        row["seconds"] = round(seconds, 3)
+        rows.append(row | {"run_seconds": {opt: round(s, 4) for opt, s in each.items()}})
         numbers = short(size.at), f"{size.parameters:,}", f"{size.steps:,}", trials, runs * len(specs)
         lines.append((number, *numbers, "stored" if done else duration(seconds / workers)))
         whole += seconds

@@ -348,7 +348,7 @@ def findings(record: LadderRecord, stores: Stores) -> Findings:
             lost += len(fresh) - len(own)
             methods[opt] = Method(study, own, tried)
         if not any(method.runs for method in methods.values()):
-            break  # the store has lost them
+            break  # the store has lost them, or no optimizer has a winner
         rungs.append(Rung(number, rung, methods, record.reference))
     return Findings(record, rungs, lost)
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from bench.boards.explain import tried
+from bench.boards.shared import lost
 from bench.ladder.findings import Findings, Method, Rung, intervals, scores, was_before
 from bench.ladder.sizes import MODEL
 from bench.ladder.statistics import Trend
@@ -69,7 +70,7 @@ def _efficiency(found: Findings) -> Table:
     for opt in found.others:
         row: dict[str, Any] = {"opt": opt}
         for rung in found.rungs:
-            of, key = rung.ratios.get(opt, f"{opt}: no winner"), f"rung {rung.number}"
+            of, key = rung.ratios.get(opt, f"{opt}: its study is not in the store"), f"rung {rung.number}"
             row[key] = factor(of) if isinstance(of, Interval) else None
             if isinstance(of, str):
                 reasons[f"{key}: {of}"] = None
@@ -195,8 +196,7 @@ def _losses(found: Findings) -> Table:
         for rung in found.rungs:
             method = rung.methods.get(opt)
             if method is not None and method.runs:
-                lost = sum(value is None for value in rung.measure.values(method.fresh))
-                row[f"rung {rung.number}"] = f"{lost} diverged" if lost else rung.measure.mean(method.fresh)
+                row[f"rung {rung.number}"] = rung.measure.mean(method.fresh) or lost(method.fresh)
         rows.append(row)
     return Table(found.rungs[-1].measure.words, columns, rows)
 
@@ -210,14 +210,13 @@ def _settings(found: Findings) -> Table:
         Column(
             "usable",
             "usable decades",
-            "by rung: range around the best value with scores within"
-            f" {'a factor of 2' if found.rungs[-1].above else '5 %'} of the best",
+            f"by rung: range around the best value with scores within {_near(found.rungs[-1])} of the best",
         ),
         Column(
             "regrets",
-            "regret of the setting below",
+            "worse with the previous setting",
             "by rung from the second: how much worse the previous rung's"
-            " winning settings score, as a fraction; a factor for suboptimality gaps",
+            " winning settings score, as a share of the best score; a factor for suboptimality gaps",
         ),
     ]
     transfers = {opt: found.transfer(opt) for opt in found.record.opts}
@@ -265,7 +264,7 @@ def _rungs(found: Findings) -> Table:
         Column("trials", "trials each", "settings tried by each optimizer"),
         Column("fresh", "fresh seeds", "runs of each winner"),
         Column("time", "training", "seconds of all runs"),
-        Column("state", "state", "end, in UTC"),
+        Column("state", "finished", "in UTC"),
     ]
     rows = list[tuple[Any, ...]]()
     for number, rung in enumerate(found.record.rungs, 1):
@@ -282,6 +281,12 @@ def _span(numbers: Collection[int]) -> int | str | None:
     return " or ".join(map(str, sorted(numbers))) if len(numbers) > 1 else next(iter(numbers), None)
 
 
+_SAMPLERS = {
+    "grid": "a grid extends beyond an edge while the best point is there",
+    "qmc": "each search is a Halton sequence, which never leaves its ranges",
+}
+
+
 def _notes(found: Findings) -> list[str]:
     declared, width = found.record.declared, f"{2 * found.record.declared['margin']:.3g}"
     settings = [("all optimizers", declared["settings"]), *declared["own"].items()]
@@ -289,9 +294,8 @@ def _notes(found: Findings) -> list[str]:
     return [
         *(f"Settings of {whose}: {' '.join(as_options(own))}." for whose, own in settings if own),
         *found.record.rule,
-        f"From the second rung on, ranges have {width} decades around the winning value of the previous rung; a grid"
-        " extends beyond an edge while the best point is there. At each rung all optimizers have the same number of"
-        " trials.",
+        f"From the second rung on, ranges have {width} decades around the winning value of the previous rung;"
+        f" {_SAMPLERS[declared['sampler']]}. At each rung all optimizers have the same number of trials.",
         *cut(found),
         *([f"Machines and versions: {made_on(runs)}."] if runs else []),
     ]
@@ -351,12 +355,13 @@ def _efficiency_chart(found: Findings) -> Chart:
 
 
 def _settings_chart(found: Findings) -> Chart:
-    traces = list[Trace]()
+    traces, names = list[Trace](), dict[str, list[str]]()
     for opt in found.record.opts:
         of = found.transfer(opt)
         there = [(at, best) for at, best in zip(found.sizes, of.best, strict=True) if best]
         if there:
             traces.append(Trace(opt, *np.array(there).T, marks="all"))
+            names.setdefault(of.setting, []).append(opt)
     panel = Panel(
         "settings",
         "selected setting",
@@ -364,7 +369,7 @@ def _settings_chart(found: Findings) -> Chart:
         "first searched setting",
         "xy",
         traces,
-        "mostly lr; max_step for sps",
+        ", ".join(f"{setting} of {listed(opts)}" for setting, opts in names.items()),
     )
     return Chart([panel], {opt: opt for opt in found.record.opts}, columns=1)
 
@@ -411,16 +416,16 @@ def verdict(found: Findings) -> list[str]:
     lines += _leads(found)
     if regret := found.regret(0):
         (chosen, of), share = regret, first.seconds / last.seconds if last.seconds else math.nan
-        lost = (
+        what = (
             f"{cell(of, 3)} {'decades of loss' if last.measure.log else last.measure.words}" if of.high else "nothing"
         )
         lines.append(
             f"Choosing by the first rung takes {chosen}, at {share:.2g} of the last rung's training time, and loses"
-            f" {lost} there."
+            f" {what} there."
         )
     carried = [opt for opt in found.record.opts if _carries(found, opt)]
     known = any(value is not None for opt in found.record.opts for value in found.transfer(opt).regrets)
-    near = f"a factor of {USABLE_FACTOR:g}" if last.above else f"{100 * USABLE_SHARE:g} %"
+    near = _near(last)
     lines.append(
         f"Winning settings of the previous rung score within {near} of the best at each rung for {', '.join(carried)}."
         if carried
@@ -456,6 +461,11 @@ def _factors(found: Findings, opt: str) -> list[tuple[float, Interval]]:
     return [(at, factor(of)) for at, of in found.ratios(opt)]
 
 
+def _near(rung: Rung) -> str:
+    return f"a factor of {USABLE_FACTOR:g}" if rung.above else f"{100 * USABLE_SHARE:g} %"
+
+
 def _carries(found: Findings, opt: str) -> bool:
-    regrets, most = found.transfer(opt).regrets, USABLE_FACTOR if found.rungs[-1].above else USABLE_SHARE
-    return bool(regrets) and all(value is not None and value <= most for value in regrets)
+    regrets = zip(found.transfer(opt).regrets, found.rungs[1:], strict=True)
+    within = [of is not None and of <= (USABLE_FACTOR if rung.above else USABLE_SHARE) for of, rung in regrets]
+    return bool(within) and all(within)

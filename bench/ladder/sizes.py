@@ -107,7 +107,7 @@ def rule_of(words: Mapping[str, Any], axis: Axis, ratio: float, tokens: float | 
 def in_words(rule: Rule, task: str) -> list[str]:
     """The rule as sentences."""
     names = {kind: f"--task.{name}" for kind, name in TASKS[task].sizes.items()}
-    lines = [f"From rung to rung {_GROWS[rule.axis]} by {rule.ratio:g}."]
+    lines = [f"From rung to rung {_GROWS[rule.axis]} by a factor of {rule.ratio:g}."]
     if rule.axis in ("size", "width"):
         with_width = [f"{names['mlp']} (whole)"] if "mlp" in names else []
         if rule.axis == "size" and "depth" in names:

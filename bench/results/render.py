@@ -58,7 +58,7 @@ def telling(table: Table) -> Table:
         usual = {"completed": row.get("n")} if key == "runs" else None
         return row.get(key) not in (None, [], {}, usual)
 
-    said = [c for c in table.columns if c.key in ("rank", "opt") or any(says(c.key, row) for row in rows)]
+    said = [c for c in table.columns if c.key == "opt" or any(says(c.key, row) for row in rows)]
     return replace(table, columns=said, rows=rows, notes=[*table.notes, *(f"all rows: {flag}" for flag in common)])
 
 

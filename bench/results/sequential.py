@@ -41,7 +41,9 @@ not spent at once (`RESERVE`)."""
 MOST_SEEDS = 200
 """Largest number of seeds that is estimated in advice."""
 OFTEN = ("diverges less often", "diverges more often")
-"""What a run without a value means."""
+"""Words for having a value more, or less, often: the runs without one diverged."""
+NO_VALUE = "no run has a value"
+"""The words if no run of either has a value, such as the steps to a target."""
 ROUNDING = 2.0**-21
 """Relative difference up to which values count as equal: four units in the last place of float32."""
 
@@ -113,7 +115,7 @@ class Comparison:
         effect: median over seeds of the paired difference, oriented so that positive is better, or of the ratio of the
             values on a logarithmic scale. Its interval excludes zero effect if the wins decide, and covers the true
             median with probability 96 % or more, simultaneously for all numbers of seeds; it is unbounded if the seeds
-            do not bound it. None if the median is not finite.
+            do not bound it. None if the median is not finite, or no run has a value.
     """
 
     n: int
@@ -133,12 +135,14 @@ class Comparison:
 
     @property
     def decided(self) -> bool:
-        """Whether anything is."""
+        """Whether one of the two claims is decided."""
         return bool(self.sign or self.diverges)
 
     @property
     def words(self) -> str:
         """What was decided; words of a decision remain when seeds are added."""
+        if self.lost == (self.n, self.n):
+            return NO_VALUE
         often = {1: self.often[0], -1: self.often[1], 0: ""}[self.diverges]
         return self.verdict if not often else f"{self.verdict}, {often}" if self.sign else often
 
@@ -177,9 +181,8 @@ def compare(
         told = int(only[of_those - 1]) + 1
     undecided: Verdict = "too few seeds" if n < LEAST_SEEDS else "no difference found"
     verdict: Verdict = "better" if sign > 0 else "worse" if sign < 0 else undecided
-    return Comparison(
-        n, int((d > 0).sum()), int((d < 0).sum()), lost, verdict, diverges, told, _effect(d, low, other_low, mode, log)
-    )
+    effect = None if lost == (n, n) else _effect(d, low, other_low, mode, log)
+    return Comparison(n, int((d > 0).sum()), int((d < 0).sum()), lost, verdict, diverges, told, effect)
 
 
 def _first_told(won: NDArray[np.bool_], lost: NDArray[np.bool_], share: float, tests: int) -> tuple[int, int | None]:

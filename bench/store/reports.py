@@ -251,6 +251,7 @@ class Declared(TypedDict):
     """The settings of a ladder (`bench.ladder.rungs.Ladder.declared`), with the checked ones."""
 
     margin: Annotated[float, Field(ge=0, le=100)]
+    sampler: Literal["grid", "qmc"]
     seeds: list[Count]
     fresh: list[Count]
     settings: Json

@@ -336,8 +336,9 @@ def board(sweep: Sensitivity) -> Board:
 def _table(sweep: Sensitivity, curve: Curve) -> Table:
     others = [*curve.points[0].others]
     several = any(point.seeds > 1 for point in curve.points)
-    heads = (curve.x, *others, f"median {sweep.metric}", *("middle half of the seeds", "95 % interval") * several)
-    heads += ("diverged", *(SELECTION,) * curve.chosen_apart)
+    heads = {name: name for name in (curve.x, *others)} | {"median": f"median {sweep.metric}"}
+    heads |= {"quartiles": "middle half of the seeds", "interval": "95 % interval"} if several else {}
+    heads |= {"diverged": "diverged"} | ({"selection": SELECTION} if curve.chosen_apart else {})
     rows = [
         (
             point.x,
@@ -345,7 +346,7 @@ def _table(sweep: Sensitivity, curve: Curve) -> Table:
                 "*" if i == curve.best else "cap" if point.capped else "",
                 _text(point.x, 4),
                 *(_text(point.others[name], 4) for name in others),
-                _number(point.median),
+                "diverged" if point.median is None else point.median,
                 *(_range(point.quartiles), _range(point.interval)) * several,
                 f"{point.diverged}/{point.seeds}",
                 *[_choice_of(point)] * curve.chosen_apart,
@@ -357,7 +358,7 @@ def _table(sweep: Sensitivity, curve: Curve) -> Table:
     rows += [(x, ["", _text(x, 4), *"-" * len(others), status, *"-" * left]) for x, status in curve.unscored.items()]
     if all(_is_number(x) for x, _ in rows):
         rows.sort(key=lambda row: row[0])
-    own = [Column("best"), *(Column(str(i), head, side="right", names=not i) for i, head in enumerate(heads))]
+    own = [Column("best"), *(Column(key, head, side="right", names=key == curve.x) for key, head in heads.items())]
     return Table.of(own, [row for _, row in rows])
 
 
