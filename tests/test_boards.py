@@ -1182,7 +1182,8 @@ def test_settings_that_the_cap_excluded_are_counted_and_explained(store, cli):
     keep(store, *seeds("adam", A))
     verdict = rows("quality", store, reference="adam")["sps"]["verdict"]
     assert verdict == "not compared: its cap excluded all tried settings but one"
-    assert rows("tuning", store)["sps"]["unscored"] == 2
+    assert rows("tuning", store)["sps"]["unscored"] == 0
+    assert rows("tuning", store)["sps"]["excluded"] == 2
     answer = cli("leaderboard", "--store", store, "--no-reference", "--explain", "sps", "--json")
     (explained,) = json.loads(answer.out)
     assert [trial["cap_share"] for trial in explained["tried"]] == [0.99, 1.0, 0.2]

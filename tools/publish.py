@@ -27,7 +27,6 @@ from bench.boards.charts import curves
 from bench.boards.collect import Collected, collect
 from bench.boards.entries import Entry
 from bench.boards.quality import quality
-from bench.boards.shared import NO_VALUE
 from bench.boards.theory import ALIGNED, theory
 from bench.grammar.values import place
 from bench.output import write
@@ -35,6 +34,7 @@ from bench.results.chart import Chart, Panel
 from bench.results.draw import picture
 from bench.results.render import markdown_table
 from bench.results.selection import GAP
+from bench.results.sequential import NO_VALUE
 from bench.results.table import Column, Table
 from bench.store.bundle import STORE, TUNED, bundle
 from bench.store.record import CAP_BINDS, RunResult, made_on
