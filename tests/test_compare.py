@@ -322,6 +322,12 @@ def test_a_shipped_baseline_is_used_at_its_own_budget_only(cli, monkeypatch: pyt
             "gd is tuned again, so that budgets are equal: the reference results have 17 trials of 5 seeds"
             in answer.err
         )
+    for given, said in ((("ps",), "ps"), (("adamw", "ps"), "adamw and ps")):
+        answer = cli(*words, "--against", ",".join(given))
+        assert f"({said}: reference results of 17 trials): 17 trials of 5 seeds" in answer.out
+        assert "92 runs minus stored ones" in answer.out
+        assert "92 runs to do" in answer.out
+    assert "gd and sgdm are tuned again: not all have reference results" in cli(*words, "--against", "gd,sgdm").err
     answer = cli(*words, "--budget", "60runs")  # for both optimizers
     assert "ngd against gd on mha_dm1: 11 trials of 2 seeds" in answer.out
 

@@ -17,7 +17,7 @@ from bench.grammar.values import parts, reference_folder
 from bench.output import answer, check_output, note, remark, warn_of, write
 from bench.process import as_options
 from bench.progress import doing
-from bench.text import CONVERGED, counted, spanned
+from bench.text import CONVERGED, counted, listed, spanned
 from optimizers.plugins import bare, slug
 
 if TYPE_CHECKING:
@@ -124,9 +124,10 @@ def ask(args: Args, tasks: int = 1) -> Contest:
     first = suite(opts, Tune()).specs(places)[0]
     against = args.against or [default_reference(first.trainer.batch_size)]
     baseline = None
-    if not args.against and against[0] not in opts and not own[against[0]]:
-        baseline = _shipped(suite(against, Tune()).specs(places)[0].typical(places), args)
-    if baseline is not None and not _has_equal_budget(baseline, args, len(fresh), len(opts) * tasks):
+    if not any(name in opts or own[name] for name in against):
+        shipped = [_shipped(spec.typical(places), args) for spec in suite(against, Tune()).specs(places)]
+        baseline = _common(against, shipped)
+    if baseline is not None and not _has_equal_budget(baseline, against, args, len(fresh), len(opts) * tasks):
         baseline = None
     tuned_here: list[str] = against if baseline is None else []
     every = list(dict.fromkeys([*tuned_here, *opts]))
@@ -149,7 +150,7 @@ def ask(args: Args, tasks: int = 1) -> Contest:
         )
     designs = {make_request(spec.design, tune.trials).trials for spec in specs}
     tried = max(tune.total, *designs)
-    there = "" if baseline is None else f" ({against[0]}: reference results of {len(baseline.trials)} trials)"
+    there = "" if baseline is None else f" ({listed(against)}: reference results of {len(baseline.trials)} trials)"
     title = (
         f"{', '.join(opts)} against {', '.join(against)} on {task}{there}: {counted(tried, 'trial')} of"
         f" {counted(len(seeds), 'seed')} and {counted(len(fresh), 'fresh seed')} for each,"
@@ -222,8 +223,18 @@ def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":
     return best
 
 
-def _has_equal_budget(baseline: "StudyRecord", args: Args, fresh: int, studies: int) -> bool:
-    """Whether the others get the trials and tuning seeds of a stored baseline; a note says if not.
+def _common(names: Sequence[str], shipped: "Sequence[StudyRecord | None]") -> "StudyRecord | None":
+    """A study with the budget and sampler of all stored baselines; None unless all are stored and agree."""
+    there = [study for study in shipped if study is not None]
+    if len(there) == len(shipped) and len({(len(s.trials), tuple(s.seeds), s.sampler) for s in there}) == 1:
+        return there[0]
+    if there:
+        note(f"{listed(names)} are tuned again: not all have reference results on this problem with equal budgets")
+    return None
+
+
+def _has_equal_budget(baseline: "StudyRecord", names: Sequence[str], args: Args, fresh: int, studies: int) -> bool:
+    """Whether the others get the trials and tuning seeds of stored baselines; a note says if not.
 
     A budget of runs is a limit, a number of trials is not.
     """
@@ -236,8 +247,8 @@ def _has_equal_budget(baseline: "StudyRecord", args: Args, fresh: int, studies: 
     if ((min(trials, have[0]) if args.trials is None else trials), seeds) == have:
         return True
     note(
-        f"{baseline.opt} is tuned again, so that budgets are equal: the reference results have"
-        f" {counted(have[0], 'trial')} of {counted(have[1], 'seed')}"
+        f"{listed(names)} {'is' if len(names) == 1 else 'are'} tuned again, so that budgets are equal: the reference"
+        f" results have {counted(have[0], 'trial')} of {counted(have[1], 'seed')}"
     )
     return False
 
@@ -379,14 +390,14 @@ def _ranked(found: "Sequence[StudyResult]", args: Args) -> "Collected | None":
     stores.studies = [s for s in stores.studies if s.name in mine or bare(s.opt) not in mine.values()]
     versions = next(iter(fresh.values())).versions
     only = {f"versions.{name}": str(versions[name]) for name in VERSIONS if name in versions}
-    reference = args.against[0] if args.against else None
+    reference, named = args.against[0] if args.against else None, {*mine.values(), *map(bare, args.against or ())}
     every = collect(stores, tasks=[found[0].study.spec.task], only=only, mixed_versions=True, reference=reference)
     warn_of(stores, every.damaged)
     problem = next((e.problem for e in every.all if any(r.run_id in fresh for r in e.runs.values())), None)
     chosen = [
         e
         for e in every.chosen
-        if e.problem == problem and (e.opt in mine.values() or (args.against is None and e.kind == "tuned"))
+        if e.problem == problem and (e.opt in named or (args.against is None and e.kind == "tuned"))
     ]
     return replace(every, entries=chosen, chosen=chosen)
 

@@ -228,10 +228,11 @@ def plan(
     for spec in suite.specs(places):
         request = make_request(spec.design, suite.tune.trials)
         study = studies.open(spec.name) if studies is not None and spec.name in studies.names() else None
-        step, times = Step(spec, (request.trials, 0), (len(spec.report_seeds), 0), 0.0), []
+        wanted = max(request.trials, suite.tune.total * spec.design.can_grow)
+        step, times = Step(spec, (wanted, 0), (len(spec.report_seeds), 0), 0.0), []
         if study is not None and study.request.trials:
             found = study_result(study)
-            trials = max(request.trials, len(found.scored) + found.missing), len(found.scored)
+            trials = max(wanted, len(found.scored) + found.missing), len(found.scored)
             step = replace(step, trials=trials, fresh=(step.fresh[0], len(found.fresh)))
             times = [run.wall_s for run in (*found.runs, *found.fresh)]
         each = median(times) if times else measure(spec) if step.runs_left else 0.0
