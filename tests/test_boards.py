@@ -1089,6 +1089,28 @@ def test_another_target_is_read_from_the_evaluations(store, task, metric, target
     assert (row["count"], row["steps"].median) == ("5 of 5", 20)
 
 
+def test_all_views_agree_where_no_run_has_a_value(store):
+    keep(store, *seeds("adamw", [None] * 8), *seeds("sgdm", [None] * 8))
+    row = rows("quality", store, reference="adamw")["sgdm"]
+    assert (row["verdict"], row["effect"]) == ("no run has a value", None)
+    (said,) = (text for _, text in headlines(found(store, reference="adamw")))
+    assert "No run of sgdm or adamw has a value." in said
+    assert "No significant difference" not in said
+
+
+def test_trials_that_diverged_are_explained_as_such(store, cli):
+    runs = {lr: seeds("adam", [end], 1000, words={"opt.lr": lr}) for lr, end in ((0.1, 0.5), (1.0, None), (0.01, 0.6))}
+    keep(store, *(run for own in runs.values() for run in own), *seeds("adam", A, words={"opt.lr": 0.01}))
+    study(store, {0.1: 0.5, 1.0: None, 0.01: 0.6}, runs, runs[0.01][0])
+    (row,) = json.loads(cli("leaderboard", "--store", store, "--no-reference", "--explain", "adam", "--json").out)
+    assert {trial["ended"] for trial in row["tried"]} == {"completed", "1 of 1 diverged"}
+    assert [trial["diverged"] for trial in row["tried"] if trial["score"] is None] == [1]
+    for option in (("--into", "x.md"), ("--columns", "final")):
+        refused = cli("leaderboard", "--store", store, "--explain", "adam", *option)
+        assert (refused.code, refused.out) == (2, "")
+        assert f"{option[0]}: --explain prints no board; remove one of them" in refused.err
+
+
 def test_a_run_that_converged_reached_the_target_at_the_next_regular_evaluation(store):
     """Else it would need fewer steps than a faster run whose first evaluation is later than its own end."""
     row = {"train_s": 1.0, "loss": 1e-9}

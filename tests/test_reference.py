@@ -227,6 +227,7 @@ def test_only_what_is_asked_for_is_bundled(cli: Cli, swept: Path, tmp_path: Path
     assert "did you mean 'gd'" in cli("bundle", "--store", swept, "--opt", "dg", "-o", tmp_path / "c.zip").err
     (tmp_path / "there").mkdir()
     assert "exists; name another" in cli("bundle", "--store", swept, "-o", tmp_path / "there").err
+    assert "write mine.zip" in cli("bundle", "--store", swept, "-o", tmp_path / "mine.tar").err
     assert "--out is missing" in cli("bundle", "--store", swept).err
 
 
@@ -363,7 +364,7 @@ def test_a_bundle_takes_sources_without_filtering_runs(cli: Cli, tmp_path: Path,
     without = cli("bundle", "-o", "b.zip")
     assert "without the source of my.py:Halved, which `bench verify` needs: add --source my.py" in without.err
     assert (
-        "2 runs, 0 studies, 0 files of tuned settings, 1 sources"
+        "2 runs, 0 studies, 0 files of tuned settings, 1 source of plug-ins"
         in cli("bundle", "-o", "b.zip", "--source", "my.py").out
     )
     Path("other.py").write_text("")

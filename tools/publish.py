@@ -264,7 +264,7 @@ def _reading(parts: Sequence[_Part]) -> str:
     marks = ", ".join(f"{mark} {word}" for word, mark in MARKS.items())
     said = (
         "Cells have means over fresh seeds with 95 % intervals (without the noise of tuning) and verdicts"
-        f" ({marks}, no mark: no such verdict; -: not run, or no setting could be chosen)"
+        f" ({marks}, no mark: another verdict or none; -: not run, or no setting could be chosen)"
     )
     aligned = [task for part in parts for task in part.aligned]
     if aligned:
@@ -282,7 +282,7 @@ def _made(found: Collected) -> str:
     fresh = _span(len(entry.runs) for entry in entries)
     runs = [run for entry in entries for run in entry.runs.values()]
     return (
-        f"On each task, all optimizers had the same number of trials ({trials}) and of fresh seeds ({fresh});"
+        f"On each task, all optimizers had the same number of trials ({trials} by task) and of fresh seeds ({fresh});"
         f" [Results]({RESULTS}) has the details ({made_on(runs)})."
     )
 
@@ -381,7 +381,7 @@ def _by_verdict(table: Table) -> str:
         "better": f"better than {reference}",
         "no difference found": f"no difference from {reference} found",
         "worse": f"worse than {reference}",
-        NO_VALUE: f"not decided, since no run of them or {reference} got there",
+        NO_VALUE: f"not decided, since no run of these or of {reference} reached it",
     }
     said = [f"{words[word]}: {', '.join(groups[word])}" for word in sorted(words.keys() & groups.keys())]
     other = [(*word.partition(": "), ", ".join(groups[word])) for word in sorted(groups.keys() - words.keys())]

@@ -158,7 +158,7 @@ def run_plot(args: Args) -> int:
         drawn = replace(drawn, panels=alone, captioned=False)
     write(args.out, picture(drawn, args.out.suffix))
     for panel in (panel for panel in chart.panels if not panel.traces):
-        remark("note", f"{panel.title}: not drawn, since {panel.note}")
+        remark("note", f"{panel.title}: not drawn, since {'; '.join(panel.note.splitlines())}")
     if args.json:
         panels = [{"title": p.title, "drawn": bool(p.traces), "note": p.note} for p in chart.panels]
         answer({"out": args.out, "panels": panels, **_left_out(stores, what)})

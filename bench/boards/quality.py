@@ -112,6 +112,7 @@ def judged(found: Collected, problem: Problem) -> tuple[Measure, Verdicts, str |
     if problem.target is None:
         said += ", where differences vanish, and the task has no target: use another task, or the steps to a"
         said += " target that you choose (--board speed --target)"
+        said += ", or the directions (--board theory)" * problem.measures
         there = "at the floor of the metric, like the reference"
         return metric, Verdicts(ref, metric, lambda e: there if e is not ref and at_floor(metric, e) else None), said
     return metric, by_steps(ref, None, problem.mode), f"{said}, so rows are compared by the steps to the target"

@@ -77,8 +77,8 @@ def run_bundle(args: Args) -> int:
         answer({"out": args.out, **counts, "damaged": [str(each) for each in (*stores.damaged, *made.damaged)]})
         return code
     print(
-        f"written to {args.out}: {counted(made.runs, 'run')}, {made.studies} studies, {made.tuned} files of tuned"
-        f" settings, {made.sources} sources of plug-ins"
+        f"written to {args.out}: {counted(made.runs, 'run')}, {made.studies} stud{'y' if made.studies == 1 else 'ies'},"
+        f" {counted(made.tuned, 'file')} of tuned settings, {counted(made.sources, 'source')} of plug-ins"
     )
     return code
 

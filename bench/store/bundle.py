@@ -96,6 +96,8 @@ def bundle(
     runs = [run for run in runs if run.finished and run.run_id in tables]
     if not runs:
         raise UserError(f"no matching finished runs in {stores.shown}")
+    if out.suffix in (".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z"):
+        raise UserError(f"{out}: a bundle is a folder or a zip file; write {out.with_suffix('.zip').name}")
     if out.exists() and out.suffix != ".zip":
         raise UserError(f"{out} exists; name another folder, or delete it")
     ids = {run.run_id for run in runs}

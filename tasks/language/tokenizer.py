@@ -69,8 +69,8 @@ def named_folder(model: str) -> Path:
     spec = find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
         raise DataError(
-            f"missing model {model!r}: there is no Python package {package!r} here; install the package that has it,"
-            " or name another model with --task.model"
+            f"missing model {model!r}: there is no Python package {package!r} here; install it (its name may be"
+            f" {package.replace('_', '-')}), or name another model with --task.model"
         )
     return Path(spec.submodule_search_locations[0]) / inside
 
