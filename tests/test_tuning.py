@@ -1176,7 +1176,7 @@ def test_the_estimate_of_a_plan_counts_steps_and_evaluation(monkeypatch: pytest.
 
 
 @pytest.mark.deep
-def test_a_plan_makes_nothing_and_a_suite_what_it_says(cli, here: Path) -> None:
+def test_a_plan_makes_nothing_and_a_suite_what_it_says(cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = {
         "title": "a suite",
         "tasks": {"synthetic": {"trainer.max_steps": 20, "device": "cpu"}},
@@ -1195,6 +1195,14 @@ def test_a_plan_makes_nothing_and_a_suite_what_it_says(cli, here: Path) -> None:
     assert len({study["trials"] for study in studies}) == 1
     assert [study["fresh"]["seeds"] for study in studies] == [[0, 1], [0, 1]]
     assert "0 runs to do" in cli("suite", "my.yaml", "--dry-run").out
+    monkeypatch.setenv("BENCH_REFERENCE", str(here / "runs"))
+    assert "are shipped" not in cli("suite", "my.yaml", "--dry-run").err
+    assert "2 of these studies are shipped: bench merge " in cli("suite", "my.yaml", "--dry-run", "--store", "new").err
+    assert cli("merge", "runs", "new").code == 0
+    blocks = set((here / "new").glob("block-*"))
+    again = cli("suite", "my.yaml", "--jobs", 1, "--engine", "lanes", "--store", "new", "--json")
+    assert strict_json(again.out)["studies"] == studies
+    assert set((here / "new").glob("block-*")) == blocks
 
 
 def test_a_password_is_neither_shown_nor_written(cli, here: Path, postgres_url: str) -> None:

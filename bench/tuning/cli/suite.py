@@ -83,6 +83,8 @@ def show_plan(args: Args, parts: "Sequence[Suite]", places: Mapping[str, Path], 
         UserError: budgets cannot be made equal, or data are missing.
     """
     from bench.execute.database import NoDatabase
+    from bench.grammar.values import reference_folder
+    from bench.store.stores import Stores
     from bench.tuning import suite
 
     studies = None
@@ -91,6 +93,15 @@ def show_plan(args: Args, parts: "Sequence[Suite]", places: Mapping[str, Path], 
     with redirect_stdout(sys.stderr):
         measure = suite.measured(places, cut[0].threads)
         steps = [step for part in parts for step in suite.plan(part, studies, places, measure)]
+    if (folder := reference_folder()) is not None:
+        shipped = {study.name for study in Stores([], folder).studies}
+        count = sum(step.spec.name in shipped and bool(step.runs_left) for step in steps)
+        note(
+            f"{count} of these studies are shipped: bench merge {folder} {args.store} copies their runs, which are then"
+            " not trained again"
+            if count
+            else None
+        )
     lines = [" + ".join(part.title for part in parts), *suite.plan_lines(steps, len(cut))]
     reply(args, [vars(step) | {"spec": step.spec.model_dump(mode="json")} for step in steps], lines)
     return 0
