@@ -24,7 +24,7 @@ class SPS(StepSizeOptimizer):
 
     Args:
         params: parameters or parameter groups; `lr` may differ by group.
-        lr: factor on the step, without unit, in [0, inf). 1 is the published method; schedules act here.
+        lr: factor on the step, without unit, in [0, inf). 1 is the published method.
         c: scale of the denominator, in (0, inf).
         max_step: cap on the step, in (0, inf]; inf for none.
         f_star: lower bound of the batch's loss, a finite number.

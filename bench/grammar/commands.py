@@ -529,8 +529,9 @@ _ALL = (
         "sql", "query runs, curves, measurements and trials with SQL",
         text="Query runs, curves, measurements and trials of studies with DuckDB's SQL.",
         more="Views: runs, curves, measurements, trials; `bench sql 'describe runs'` lists the columns of one."
-        " settings->>'opt.lr' is a setting of a run. Example: bench sql \"select opt, avg(final) from runs where task ="
-        " 'synthetic' and study is null group by opt\". Exit code 1: something could not be read and was left out.",
+        " settings->>'opt.lr' is a setting of a run. Example: bench sql \"select opt, count(final), avg(final) from"
+        " runs where task = 'synthetic' and study is null group by opt\". Exit code 1: something could not be"
+        " read and was left out.",
         positionals=(Option("query", "one read-only statement", "QUERY"),),
         options=(
             STORES, NO_REFERENCE,

@@ -412,7 +412,9 @@ def verdict(found: Findings) -> list[str]:
         whole = f"is the final one from rung {means} on"
         if means == len(found.rungs):
             whole = "of the last rung is not that of the rung before"
-        lines.append(f"By means, the ranking {whole}; by significant differences, it is final from rung {sure} on.")
+        lines.append(
+            f"By means, the ranking {whole}; from rung {sure} on, no significant difference is reversed at the last."
+        )
     lines += _leads(found)
     if regret := found.regret(0):
         (chosen, of), share = regret, first.seconds / last.seconds if last.seconds else math.nan

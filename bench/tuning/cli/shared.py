@@ -9,7 +9,7 @@ from bench.errors import UserError
 from bench.grammar.parse import Args
 from bench.output import answer, note, remark
 from bench.process import as_options
-from bench.text import clean
+from bench.text import clean, listed
 from bench.train.stop import deadline
 
 if TYPE_CHECKING:
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from bench.tuning.study import Study
     from bench.tuning.study_result import StudyResult
     from bench.tuning.trials import StudySpec
+
+
+def note_ignored(specs: "Sequence[StudySpec]", places: Mapping[str, Path]) -> None:
+    """Name the optimizers that ignore the requested schedule."""
+    configs = {spec.opt: spec.typical(places) for spec in specs}
+    some = [opt for opt, config in configs.items() if config.trainer.is_scheduled and config.traits.unscheduled]
+    if some:
+        note(f"--trainer.schedule has no effect on {listed(some)}: {'they need' if len(some) > 1 else 'it needs'} none")
+
 
 SPENT = "this is the result so far, and the same command continues"
 STOPPED = "stopped; nothing is lost, and the same command continues"

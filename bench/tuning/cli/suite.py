@@ -14,7 +14,7 @@ from bench.grammar.values import suite_file
 from bench.output import check_output, note, reply
 from bench.process import as_options
 from bench.train.stop import deadline
-from bench.tuning.cli.shared import STOPPED, fewest_slots, need_server, open_studies, without_storage
+from bench.tuning.cli.shared import STOPPED, fewest_slots, need_server, note_ignored, open_studies, without_storage
 from optimizers.plugins import slug
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def show_plan(args: Args, parts: "Sequence[Suite]", places: Mapping[str, Path], 
             if count
             else None
         )
+    note_ignored([step.spec for step in steps], places)
     lines = [" + ".join(part.title for part in parts), *suite.plan_lines(steps, len(cut))]
     reply(args, [vars(step) | {"spec": step.spec.model_dump(mode="json")} for step in steps], lines)
     return 0
@@ -125,7 +126,9 @@ def train(
     from bench.tuning import suite
     from bench.tuning.workers import Workers
 
-    named = naming(*(spec.names for part in parts for spec in part.specs(places)))
+    specs = [spec for part in parts for spec in part.specs(places)]
+    note_ignored(specs, places)
+    named = naming(*(spec.names for spec in specs))
     shared_by = max(getattr(args, "shared_by", None) or 1, len(cut))
     every: list[Study] = []
     with Workers(studies, cut, places, Effort.of(args), named, shared_by) as workers:
