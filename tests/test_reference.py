@@ -327,7 +327,7 @@ def test_a_plug_in_of_a_bundle_runs_only_if_one_says_so(
     Path("mine/my.py").write_text(PLUGIN)
     fitted = cli("fit", "--task", "synthetic", "--opt", "mine/my.py:Halved", "--trainer.max_steps", 20)
     assert fitted.code == 0, fitted.err
-    assert "1 sources" in cli("bundle", "--opt", "mine/my.py:Halved", "-o", "b.zip").out
+    assert "1 source of plug-ins" in cli("bundle", "--opt", "mine/my.py:Halved", "-o", "b.zip").out
     with zipfile.ZipFile("b.zip") as packed:
         text = b"".join(packed.read(name) for name in packed.namelist() if name.endswith(".jsonl")).decode()
         assert packed.read("sources/my.py").decode() == PLUGIN
