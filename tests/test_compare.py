@@ -341,6 +341,17 @@ def test_a_baseline_at_the_floor_is_said_before_tuning(cli, monkeypatch: pytest.
 
 
 def test_an_optimizer_that_ignores_the_schedule_is_named_before_training(cli) -> None:
-    words = ("compare", "--task", "synthetic", "--opt", "ps", "--device", "cpu", "--trainer.max_steps", "5", "--dry-run")
+    words = (
+        "compare",
+        "--task",
+        "synthetic",
+        "--opt",
+        "ps",
+        "--device",
+        "cpu",
+        "--trainer.max_steps",
+        "5",
+        "--dry-run",
+    )
     assert "has no effect on" not in cli(*words).err
     assert "--trainer.schedule has no effect on ps: it needs none" in cli(*words, "--trainer.schedule", "cosine").err

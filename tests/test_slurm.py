@@ -22,6 +22,7 @@ from bench.tuning.trials import Request, StudySpec
 from bench.tuning.tune import make_spec, slurm_script, worker_words
 from tests.daemons import until
 from tests.slow import GATE, HELD, SLOW
+from tests.slurm import Slurm
 
 
 def script_of(made: StudySpec, *args: Any) -> str:
@@ -206,6 +207,16 @@ def test_array_survives_a_requeue_and_each_task_has_its_gpu(slurm, postgres_url:
     assert (tmp_path / "out" / "synthetic" / "slow.Slow.yaml").is_file()
 
 
+def _requeue_a_task(slurm: Slurm, said: str, gate: Path) -> None:
+    """Requeue one of two tasks of a submitted array while both train, and wait for the end."""
+    job = said.split("Submitted batch job ")[1].partition(",")[0]
+    until(lambda: len(list(gate.glob("trains-*"))) == 2, "both tasks train", seconds=900)
+    (gate / "open").touch()
+    slurm.requeue(f"{job}_1")
+    until(lambda: not slurm("squeue", "-h"), "the array has ended", seconds=900)
+    assert "Restarts=1" in slurm("scontrol", "show", "job", f"{job}_1")
+
+
 @pytest.mark.whole
 @pytest.mark.slurm
 @pytest.mark.deep
@@ -220,12 +231,7 @@ def test_a_suite_as_an_array_survives_a_requeue(slurm, postgres_url: str, tmp_pa
     suite.write_text(json.dumps({**asked, "settings": settings, "tune": tune}))
     words = ["suite", str(suite), "--engine", "lightning", "--store", "runs"]
     said = bench(*words, "--slurm", "--workers", "2", env=env, cwd=tmp_path)
-    job = said.split("Submitted batch job ")[1].partition(",")[0]
-    until(lambda: len(list(gate.glob("trains-*"))) == 2, "both tasks train", seconds=900)
-    (gate / "open").touch()
-    slurm.requeue(f"{job}_1")
-    until(lambda: not slurm("squeue", "-h"), "the array has ended", seconds=900)
-    assert "Restarts=1" in slurm("scontrol", "show", "job", f"{job}_1")
+    _requeue_a_task(slurm, said, gate)
     assert not (tmp_path / "tuned").exists()
     studies = Studies(postgres_url)
     assert {trial.state for name in studies.names() for trial in studies.open(name).trials()} == {"completed"}
@@ -246,12 +252,7 @@ def test_a_ladder_as_an_array_survives_a_requeue(slurm, postgres_url: str, tmp_p
     words += ["--trainer.max_steps", "40", "--trainer.val_every", "20", "--device", "cpu", "--engine", "lightning"]
     words += ["--opt.lr", "1e-2:1e0", "--store", "runs"]
     said = bench(*words, "--slurm", "--workers", "2", env=env, cwd=tmp_path)
-    job = said.split("Submitted batch job ")[1].partition(",")[0]
-    until(lambda: len(list(gate.glob("trains-*"))) == 2, "both tasks train", seconds=900)
-    (gate / "open").touch()
-    slurm.requeue(f"{job}_1")
-    until(lambda: not slurm("squeue", "-h"), "the array has ended", seconds=900)
-    assert "Restarts=1" in slurm("scontrol", "show", "job", f"{job}_1")
+    _requeue_a_task(slurm, said, gate)
     stores = Stores([tmp_path / "runs"])
     (record,) = stores.ladders
     assert len(record.done) == 2
