@@ -59,6 +59,7 @@ defaults:  ## choose the optimizers' defaults by family of tasks from the refere
 
 ladder:  ## train the ladders behind results/ladder (some 31 hours of one core; goes on where it was stopped)
 	[ ! -d results/ladder/lm/runs ] || uv run bench merge results/ladder/lm/runs runs
+	[ ! -d results/unfinished ] || uv run bench merge results/unfinished runs
 	nice -n 19 uv run bench ladder --task lm --opt adamw,muon,sngd,sps,momo,sgdm --rungs 4 --ratio 3 --start 2e4 \
 	  --task.corpus wiki_quac --task.tokens byte --task.n_val 1000 --seeds 1 --sampler qmc --workers 2 -o results/ladder/lm
 	[ ! -d results/ladder/cifar10/runs ] || uv run bench merge results/ladder/cifar10/runs runs
