@@ -82,6 +82,8 @@ def _stored(folder: Path, task: str, reference: str, *, log: bool = False) -> li
         at = np.array([step for step, _ in next(iter(curves[length][reference].values()))]) / length
         deviations, means = {}, {}
         for opt, own in curves[length].items():
+            if own.keys() != curves[length][reference].keys():
+                continue  # a seed diverged, so there are no pairs for it
             losses = np.array([[loss for _, loss in own[seed]] for seed in sorted(own)])
             losses = np.log10(losses) if log else losses
             means[opt] = losses.mean(0)
@@ -173,8 +175,8 @@ def page() -> list[str]:
         " same runs:",
         "",
         f"* `lm`, from `{LADDER}`, and `mha_planted`, from `{REFERENCE}`: normal noise with the covariance that the"
-        " fresh runs have over evaluations and between two optimizers with the same seed, a quarter of the ladders for"
-        " each optimizer. (Drawing from the five seeds of `lm` themselves would repeat some in each ladder.)",
+        " fresh runs have over evaluations and between two optimizers with the same seed, equally many ladders for each"
+        " optimizer without a diverged seed. (Drawing from the five seeds of `lm` would repeat some in each ladder.)",
         "* `mha_planted`, drawn: from its ten seeds themselves. With `adam` and `adamw`, one learns much later.",
         "",
         "Ladders with an infinite end of an interval count in the first and in the last column only.",

@@ -21,8 +21,8 @@ from bench.text import cell, counted, duration, listed, plain
 
 CORRECTION = (
     "Verdicts of an experiment are corrected for their number (Holm over its claims, Bonferroni over the arms of one):"
-    " the probability of any false “holds” or “fails” is 5 % at most. This does not cover verdicts over readings"
-    " or over points of a search, which are corrected within their claim (Holm). Intervals are 95 % each."
+    " the probability of any false “holds” or “fails” is 5 % at most. This does not cover verdicts over"
+    " readings or over points of a search, which are corrected within their claim (Holm). Intervals are 95 % each."
 )
 
 CONSEQUENCE = "So a verdict may be undecided although its interval excludes the bound of the claim."
