@@ -24,8 +24,9 @@ from bench.grammar.parse import Args
 from bench.ladder.cli import _asked, _plan
 from bench.ladder.findings import _is_same, _usable, findings, scores, was_before
 from bench.ladder.rungs import Ladder, begun, climb, winners_of
-from bench.ladder.show import boards, charts, verdict
+from bench.ladder.show import boards, charts, cut, verdict
 from bench.ladder.sizes import Rule, Size, in_words, rule_of, sizes_of
+from bench.ladder.statistics import StepRatio
 from bench.results.stats import Interval
 from bench.store.load import Damaged, parse
 from bench.store.merge import merge
@@ -286,8 +287,8 @@ def test_scores_say_whether_the_measured_ratio_was_in_the_interval(folder: Path,
         mean, low, high = rung.record["predicted"]["ratios"][each.opt]  # type: ignore[index]
         assert each.said == Interval(mean or 0.0, -np.inf if low is None else low, np.inf if high is None else high, 0)
         measured = rung.ratios[each.opt]
-        if isinstance(measured, Interval):
-            assert each.held == (each.said.low <= measured.mean <= each.said.high)
+        if isinstance(measured, StepRatio):
+            assert each.held == (each.said.low <= measured.interval.mean <= each.said.high)
 
 
 # -- interruptions ----------------------------------------------------------------------------------------------------
@@ -407,7 +408,7 @@ def test_odd_evaluations_are_left_out(folder: Path, record: LadderRecord, tmp_pa
     found = findings(record, Stores([store]))
     assert found.rungs
     assert boards(found)
-    assert not any(isinstance(ratio, Interval) for rung in found.rungs for ratio in rung.ratios.values())
+    assert not any(isinstance(ratio, StepRatio) for rung in found.rungs for ratio in rung.ratios.values())
 
 
 def test_a_study_that_is_missing_or_damaged_is_named(folder: Path, record: LadderRecord, tmp_path: Path):
@@ -420,6 +421,15 @@ def test_a_study_that_is_missing_or_damaged_is_named(folder: Path, record: Ladde
     path.write_text('{"name": "x"}', "utf-8")
     with pytest.raises(RunFailed, match=r"\.json: .*; it contains the winners of rung 2"):
         winners_of(record, 1, store)
+
+
+def test_a_rung_whose_runs_are_missing_hides_no_other(folder: Path, record: LadderRecord):
+    rungs = [rung if k != 1 else {**rung, "fresh": {}} for k, rung in enumerate(record.rungs)]
+    found = findings(replace(record, rungs=rungs), Stores([folder / "store"]))
+    assert [rung.number for rung in found.rungs] == [1, 3]
+    assert set(found.final_from or ()) <= {1, 3}
+    assert any("Rung 2 has no fresh runs" in line for line in cut(found))
+    assert found.sizes == [rung["at"] for rung in record.rungs[::2]]
 
 
 def test_a_merge_takes_the_ladder_with_it(folder: Path, record: LadderRecord, tmp_path: Path):

@@ -37,21 +37,23 @@ falling = partial(power_law, end=2.0, fall=3.0, exponent=0.5)
 def test_the_ratio_of_shifted_curves_is_their_shift(ratio: float):
     own, reference = falling(STEPS / ratio), falling(STEPS)
     found = step_ratio(STEPS, [own, own], [reference, reference], smooth=False)
-    assert math.exp(found.mean) == pytest.approx(ratio, rel=2e-3)
+    assert math.exp(found.interval.mean) == pytest.approx(ratio, rel=2e-3)
 
 
 @pytest.mark.parametrize("ratio", [0.5, 2.0])
 def test_smoothing_moves_the_ratio_little(ratio: float):
     own, reference = falling(STEPS / ratio), falling(STEPS)
-    assert math.exp(step_ratio(STEPS, [own, own], [reference, reference]).mean) == pytest.approx(ratio, rel=3e-3)
+    found = step_ratio(STEPS, [own, own], [reference, reference])
+    assert math.exp(found.interval.mean) == pytest.approx(ratio, rel=3e-3)
 
 
 def test_against_each_other_the_ratio_turns_around():
     rng = np.random.default_rng(0)
     own, other = (falling(STEPS / r) + 0.01 * rng.normal(size=(5, 1)) for r in (0.6, 1.0))
     one, turned = step_ratio(STEPS, own, other), step_ratio(STEPS, other, own)
-    assert one.mean == pytest.approx(-turned.mean, abs=1e-9)
-    assert one.low == pytest.approx(-turned.high, abs=1e-9)
+    assert one.interval.mean == pytest.approx(-turned.interval.mean, abs=1e-9)
+    assert one.interval.low == pytest.approx(-turned.interval.high, abs=1e-9)
+    assert one.error == pytest.approx(turned.error, abs=1e-9)
 
 
 def test_the_interval_is_that_of_a_paired_t_test():
@@ -59,7 +61,7 @@ def test_the_interval_is_that_of_a_paired_t_test():
     rng = np.random.default_rng(1)
     shifts = 0.02 * rng.normal(size=6)
     own, reference = falling(STEPS / 0.6) + shifts[:, None], np.tile(falling(STEPS), (6, 1))
-    found = step_ratio(STEPS, own, reference, smooth=False)
+    found = step_ratio(STEPS, own, reference, smooth=False).interval
     interval = t_interval(shifts)
     fine = np.exp(np.linspace(math.log(20), math.log(200), 200_001))
     kept = [
@@ -73,10 +75,21 @@ def test_the_interval_is_that_of_a_paired_t_test():
     assert found.high == pytest.approx(math.log(max(kept) / 200), abs=0.003)
 
 
+def test_the_standard_error_is_that_of_the_difference_divided_by_the_slope_of_the_curve():
+    rng = np.random.default_rng(1)
+    shifts = 1e-4 * rng.normal(size=6)  # small: the curve is straight within the noise
+    own, reference = falling(STEPS / 0.6) + (shifts - shifts.mean())[:, None], np.tile(falling(STEPS), (6, 1))
+    found = step_ratio(STEPS, own, reference, smooth=False)
+    at, step = 0.6 * STEPS[-1], 1e-3
+    slope = (falling((at * math.exp(step)) / 0.6) - falling((at * math.exp(-step)) / 0.6)) / (2 * step)
+    assert found.error == pytest.approx(shifts.std(ddof=1) / math.sqrt(6) / abs(slope), rel=0.05)
+
+
 def test_a_method_that_leads_from_the_first_evaluation_on_has_no_lower_end():
     own, reference = np.full((3, 20), 1.0), np.tile(falling(STEPS), (3, 1))
     found = step_ratio(STEPS, own + np.arange(3)[:, None] * 0.01, reference)
-    assert found.mean == pytest.approx(math.log(10 / 200))
+    assert found.interval.mean == pytest.approx(math.log(10 / 200))
+    assert math.isinf(found.error)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +133,17 @@ def test_a_scatter_that_seeds_do_not_explain_widens_the_trend():
     line = scipy_stats.linregress(x, y)
     assert found.widened
     assert found.slope.high - found.slope.mean == pytest.approx(scipy_stats.t.ppf(0.975, 2) * line.stderr)
+
+
+def test_a_scatter_that_seeds_explain_is_seldom_called_a_misfit():
+    """With few degrees of freedom and unequal errors, the share is near 5 %."""
+    rng = np.random.default_rng(3)
+    errors, called = np.array([0.1, 0.2, 0.1, 0.3]), 0
+    for _ in range(2000):
+        values = errors * rng.normal(size=4)
+        found = [Estimate(v, e * math.sqrt(rng.chisquare(4) / 4), 4) for v, e in zip(values, errors, strict=True)]
+        called += (trend([0.0, 1.0, 2.0, 3.0], found).misfit or 0) < 0.05
+    assert within(called / 2000, 0.03, 0.06, 2000)
 
 
 def test_a_prediction_goes_on_along_the_line():
@@ -276,7 +300,8 @@ def test_intervals_cover_on_a_simulated_ladder(first: float):
 
     found = simulated(STEPS, falling, [noise], first, 0.0, 100)
     assert within(found["ratio"], 0.93, 0.97, 400)
-    assert within(found["trend"], 0.93, 1.0, 100)
+    assert within(found["trend"], 0.93, 0.97, 100)
+    assert found["beyond"] == 0
     assert within(found["called"], 0.0, 0.05, 100)
 
 

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import curve_fit
 
-from bench.ladder.statistics import Estimate, predict, step_ratio, trend
-from bench.results.stats import Interval
+from bench.ladder.statistics import StepRatio, predict, step_ratio, trend
 from bench.store.stores import Stores
 from tools.statistics import table
 
@@ -119,27 +118,27 @@ def simulated(
     Returns:
         How often the interval of the ratio and that of the trend contain the truth (`ratio`, `trend`), a trend is
         reported (`called`), and the measured ratio of the last rung is in the predicted interval (`predicted`). Ladders
-        with an infinite end of an interval count in `ratio` only, and have the share `infinite`.
+        with a ratio beyond the evaluations count in `ratio` only, and have the share `beyond`.
     """
     rng = np.random.default_rng(0)
     x = np.log10(2e4 * 3.0 ** np.arange(4))
     truths = first + slope * (x - x[0])
-    held = dict[str, list[bool]]({name: [] for name in ("ratio", "trend", "called", "predicted", "infinite")})
+    held = dict[str, list[bool]]({name: [] for name in ("ratio", "trend", "called", "predicted", "beyond")})
     for k in range(ladders):
-        found = list[Interval]()
+        found = list[StepRatio]()
         for truth in truths:
             one, other = noises[k % len(noises)](rng, seeds)
             found.append(step_ratio(steps, curve(steps / math.exp(truth)) + one, curve(steps) + other))
-            held["ratio"].append(found[-1].low <= truth <= found[-1].high)
-        held["infinite"].append(not all(math.isfinite(end) for each in found for end in (each.low, each.high)))
-        if held["infinite"][-1]:
+            held["ratio"].append(found[-1].interval.low <= truth <= found[-1].interval.high)
+        held["beyond"].append(not all(math.isfinite(each.error) for each in found))
+        if held["beyond"][-1]:
             continue
-        estimates = [Estimate.of(each) for each in found]
+        estimates = [each.estimate for each in found]
         line = trend(x, estimates).slope
         held["trend"].append(line.low <= slope <= line.high)
         held["called"].append(not line.low <= 0 <= line.high)
         said = predict(x[:3], estimates[:3], float(x[3]))
-        held["predicted"].append(said.low <= found[3].mean <= said.high)
+        held["predicted"].append(said.low <= estimates[3].value <= said.high)
     return {name: float(np.mean(each)) for name, each in held.items()}
 
 
@@ -179,7 +178,7 @@ def page() -> list[str]:
         " optimizer without a diverged seed. (Drawing from the five seeds of `lm` would repeat some in each ladder.)",
         "* `mha_planted`, drawn: from its ten seeds themselves. With `adam` and `adamw`, one learns much later.",
         "",
-        "Ladders with an infinite end of an interval count in the first and in the last column only.",
+        "Ladders with a ratio beyond the evaluations count in the first and in the last column only.",
         "",
         *table(
             [
@@ -187,7 +186,7 @@ def page() -> list[str]:
                 "trend in its interval",
                 "a trend is reported",
                 "next rung in its prediction",
-                "an interval is infinite",
+                "a ratio is beyond the evaluations",
             ],
             rows,
         ),

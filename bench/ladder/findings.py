@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench.ladder import statistics
-from bench.ladder.statistics import Array, Estimate, Trend
+from bench.ladder.statistics import Array, Estimate, StepRatio, Trend
 from bench.results.group import Group, Measure, Seed, final
 from bench.results.selection import above_infimum, good_range
 from bench.results.stats import Interval
@@ -133,11 +133,11 @@ class Rung:
         return ", ".join(" = ".join(own) for _, own in groups)
 
     @cached_property
-    def ratios(self) -> dict[str, Interval | str]:
-        """Logarithm of the step ratio relative to the reference, by optimizer; or why there is none."""
+    def ratios(self) -> dict[str, StepRatio | str]:
+        """The step ratio relative to the reference, by optimizer; or why there is none."""
         return {opt: self._ratio(opt) for opt in self.methods if opt != self.reference}
 
-    def _ratio(self, opt: str) -> Interval | str:
+    def _ratio(self, opt: str) -> StepRatio | str:
         if self.reference not in self.methods:
             return f"{self.reference}: its study is not in the store"
         groups = {name: self.methods[name].fresh for name in (opt, self.reference)}
@@ -213,7 +213,7 @@ class Findings:
 
     Attributes:
         record: of the ladder.
-        rungs: the completed ones.
+        rungs: the completed ones that have fresh runs.
         lost: number of runs of the record that are missing in the store.
     """
 
@@ -231,15 +231,15 @@ class Findings:
         """Sizes of the completed rungs on the axis."""
         return [rung.record["at"] for rung in self.rungs]
 
-    def ratios(self, opt: str) -> list[tuple[float, Interval]]:
-        """Sizes of the rungs with a step ratio, and its logarithm."""
+    def ratios(self, opt: str) -> list[tuple[float, StepRatio]]:
+        """Sizes of the rungs with a step ratio, and that ratio."""
         found = [(rung.record["at"], rung.ratios.get(opt)) for rung in self.rungs]
-        return [(at, of) for at, of in found if isinstance(of, Interval)]
+        return [(at, of) for at, of in found if isinstance(of, StepRatio)]
 
     def estimates(self, opt: str) -> tuple[list[float], list[Estimate]]:
-        """log10 of the sizes of rungs with a finite interval, and their estimates of the logarithmic step ratio."""
-        there = [(at, of) for at, of in self.ratios(opt) if None not in of.ends]
-        return [math.log10(at) for at, _ in there], [Estimate.of(of) for _, of in there]
+        """log10 of the sizes of rungs with a finite error, and their estimates of the logarithmic step ratio."""
+        there = [(at, of.estimate) for at, of in self.ratios(opt) if math.isfinite(of.error)]
+        return [math.log10(at) for at, _ in there], [of for _, of in there]
 
     def trend(self, opt: str) -> Trend | None:
         """Change of the logarithmic ratio per decade of size; None below two rungs."""
@@ -266,7 +266,7 @@ class Findings:
         if len(self.ranked) < 2:
             return None
         first, sure = statistics.final_from(self.losses)
-        return first + 1, sure + 1
+        return self.rungs[first].number, self.rungs[sure].number
 
     def regret(self, k: int) -> tuple[str, Interval] | None:
         """The winner of a rung, and its regret at the last rung; None if no optimizer is rankable, or several tie."""
@@ -336,8 +336,6 @@ def findings(record: LadderRecord, stores: Stores) -> Findings:
     studies = {study.name: study for study in stores.studies}
     rungs, lost = list[Rung](), 0
     for number, rung in enumerate(record.rungs, 1):
-        if not rung["done"]:
-            break
         methods = dict[str, Method]()
         for opt, name in rung["studies"].items():
             fresh, study = rung["fresh"].get(opt, []), studies.get(name)
@@ -347,9 +345,8 @@ def findings(record: LadderRecord, stores: Stores) -> Findings:
             own, tried = ([runs[run_id] for run_id in ids if run_id in runs] for ids in (fresh, sorted(study.run_ids)))
             lost += len(fresh) - len(own)
             methods[opt] = Method(study, own, tried)
-        if not any(method.runs for method in methods.values()):
-            break  # the store has lost them, or no optimizer has a winner
-        rungs.append(Rung(number, rung, methods, record.reference))
+        if any(method.runs for method in methods.values()):
+            rungs.append(Rung(number, rung, methods, record.reference))
     return Findings(record, rungs, lost)
 
 
@@ -410,7 +407,7 @@ def scores(rung: Rung) -> list[Score]:
     found = list[Score]()
     for opt, said in intervals(rung.record["predicted"]).items():
         of = rung.ratios.get(opt)
-        measured = of if isinstance(of, Interval) else None
+        measured = of.interval if isinstance(of, StepRatio) else None
         found.append(Score(opt, said, measured, measured and said.low <= measured.mean <= said.high))
     return found
 

@@ -10,7 +10,7 @@ from bench.boards.explain import tried
 from bench.boards.shared import lost
 from bench.ladder.findings import Findings, Method, Rung, intervals, scores, was_before
 from bench.ladder.sizes import MODEL
-from bench.ladder.statistics import Trend
+from bench.ladder.statistics import StepRatio, Trend
 from bench.process import as_options
 from bench.results.chart import Chart, Panel, Trace
 from bench.results.selection import USABLE_FACTOR, USABLE_SHARE
@@ -71,7 +71,7 @@ def _efficiency(found: Findings) -> Table:
         row: dict[str, Any] = {"opt": opt}
         for rung in found.rungs:
             of, key = rung.ratios.get(opt, f"{opt}: its study is not in the store"), f"rung {rung.number}"
-            row[key] = factor(of) if isinstance(of, Interval) else None
+            row[key] = factor(of.interval) if isinstance(of, StepRatio) else None
             if isinstance(of, str):
                 reasons[f"{key}: {of}"] = None
         rows.append(row)
@@ -307,6 +307,9 @@ def cut(found: Findings) -> list[str]:
     rungs = found.record.rungs
     if left := [f"{k} ({size(rung['at'])})" for k, rung in enumerate(rungs, 1) if not rung["done"]]:
         lines.append(f"Reduced: rung {', '.join(left)} of {len(rungs)} is not done; only its predictions are shown.")
+    there = {rung.number for rung in found.rungs}
+    if empty := [str(k) for k, rung in enumerate(rungs, 1) if rung["done"] and k not in there]:
+        lines.append(f"Rung {', '.join(empty)} has no fresh runs in the store, or no optimizer had a winner: not shown.")
     if len(declared["seeds"]) < 2:
         lines.append("Reduced: trials have one seed, so the choice of winners has the noise of that seed.")
     if len(declared["fresh"]) < 5:
@@ -410,7 +413,7 @@ def verdict(found: Findings) -> list[str]:
         )
         means, sure = found.final_from
         whole = f"is the final one from rung {means} on"
-        if means == len(found.rungs):
+        if means == last.number:
             whole = "of the last rung is not that of the rung before"
         lines.append(
             f"By means, the ranking {whole}; from rung {sure} on, no significant difference is reversed at the last."
@@ -460,7 +463,7 @@ def _leads(found: Findings) -> list[str]:
 
 def _factors(found: Findings, opt: str) -> list[tuple[float, Interval]]:
     """Sizes of the rungs with a step ratio, and that ratio."""
-    return [(at, factor(of)) for at, of in found.ratios(opt)]
+    return [(at, factor(of.interval)) for at, of in found.ratios(opt)]
 
 
 def _near(rung: Rung) -> str:

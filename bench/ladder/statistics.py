@@ -47,11 +47,23 @@ class Estimate:
         half = _quantile(self.df) * self.error
         return Interval(self.value, self.value - half, self.value + half, round(self.df) + 1)
 
-    @classmethod
-    def of(cls, interval: Interval) -> "Estimate":
-        """The estimate behind a 95 % t-interval over seeds; its sides may differ, their root mean square counts."""
-        half = math.hypot(interval.high - interval.mean, interval.mean - interval.low) / math.sqrt(2)
-        return cls(interval.mean, half / _quantile(interval.n - 1), interval.n - 1)
+
+@dataclass(frozen=True)
+class StepRatio:
+    """The natural logarithm of a ratio of steps.
+
+    Attributes:
+        interval: the 95 % interval, with the estimated value as its mean.
+        error: the standard error; infinite if the value is beyond the evaluations.
+    """
+
+    interval: Interval
+    error: float
+
+    @property
+    def estimate(self) -> Estimate:
+        """The estimate for trends and predictions."""
+        return Estimate(self.interval.mean, self.error, self.interval.n - 1)
 
 
 def _quantile(df: float) -> float:
@@ -61,7 +73,7 @@ def _quantile(df: float) -> float:
 # -- efficiency -------------------------------------------------------------------------------------------------------
 
 
-def step_ratio(steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smooth: bool = True) -> Interval:
+def step_ratio(steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smooth: bool = True) -> StepRatio:
     """The number of steps of a method relative to a reference at equal loss, as a natural logarithm.
 
     The loss is the worse of the two final ones. Let S be the number of steps. If the method ends below the reference,
@@ -70,7 +82,9 @@ def step_ratio(steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smooth
     are smoothed (`smoothing`), and interpolated over the logarithm of the step.
 
     The 95 % interval spans the smallest to the largest ratio that a paired t-test over the seeds does not reject (an
-    inverted test, as in Fieller 1954). An end is infinite if it is beyond the evaluations.
+    inverted test, as in Fieller 1954). An end is infinite if it is beyond the evaluations. The standard error is the
+    root mean square of the two sides of the range in which the mean difference is at most its own standard error; a
+    side beyond the evaluations counts as long as the other.
 
     Args:
         steps: of the evaluations, shape (P,), positive and increasing, P >= 2.
@@ -95,14 +109,27 @@ def step_ratio(steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smooth
     gaps = np.concatenate([a_fine - b[:, -1:], (a[:, -1:] - b_fine)[:, -2::-1]], axis=1)
     n, mean = len(gaps), gaps.mean(0)
     value = _zero(ratios, isotonic_regression(mean, increasing=False).x)
-    beyond = np.abs(mean) - _quantile(n - 1) * gaps.std(0, ddof=1) / math.sqrt(n)
+    errors = gaps.std(0, ddof=1) / math.sqrt(n)
+    low, high = _within(ratios, mean, _quantile(n - 1) * errors, value)
+    if value in ratios[[0, -1]]:
+        return StepRatio(Interval(value, low, high, n), math.inf)
+    sides = np.abs(value - _within(ratios, mean, errors, value))
+    known = sides[np.isfinite(sides)]
+    if not known.size:
+        known = np.abs(value - ratios[[0, -1]])
+    return StepRatio(Interval(value, low, high, n), math.sqrt(known @ known / known.size))
+
+
+def _within(x: Array, mean: Array, half: Array, value: float) -> Array:
+    """The ends of the range around a value in which |mean| <= half; infinite beyond the first or last x."""
+    beyond = np.abs(mean) - half
     kept = np.flatnonzero(beyond <= 0)
-    if not kept.size:  # no noise, and the ratio is between two grid points
-        return Interval(value, value, value, n)
+    if not kept.size:  # no noise, and the value is between two grid points
+        return np.array([value, value])
     first, last = int(kept[0]), int(kept[-1])
-    low = -math.inf if first == 0 else _between(ratios, beyond, first, first - 1)
-    high = math.inf if last == ratios.size - 1 else _between(ratios, beyond, last, last + 1)
-    return Interval(value, min(low, value), max(high, value), n)
+    low = -math.inf if first == 0 else _between(x, beyond, first, first - 1)
+    high = math.inf if last == x.size - 1 else _between(x, beyond, last, last + 1)
+    return np.array([min(low, value), max(high, value)])
 
 
 def smoothing(places: Array) -> Array:
@@ -166,8 +193,9 @@ class Trend:
 def trend(x: ArrayLike, estimates: Sequence[Estimate]) -> Trend:
     """The least-squares line through estimates, with their errors as noise.
 
-    The degrees of freedom are Satterthwaite's (1946). If the residuals are larger than the errors explain (F-test,
-    5 %), the interval comes from the residuals if that is wider: there is noise beyond seeds, such as that of tuning.
+    The degrees of freedom are Satterthwaite's (1946). If the residuals are larger than the errors explain (F-test for
+    unequal variances, Brown and Forsythe 1974, 5 %), the interval comes from the residuals if that is wider: there is
+    noise beyond seeds, such as that of tuning.
 
     Args:
         x: shape (K,), K >= 2, not all equal.
@@ -235,14 +263,26 @@ def _combined(
         design = np.column_stack([np.ones_like(x), x - x.mean()])
         rest = np.eye(len(y)) - design @ np.linalg.pinv(design)
         residual, left = rest @ y, len(y) - 2
-        spread = float(residual @ np.linalg.pinv(rest * squares @ rest) @ residual) if squares.any() else math.inf
-        misfit = float(fdtrc(left, dfs.sum(), spread / left)) if residual.any() else 1.0
+        misfit = _misfit(residual, rest, squares, dfs)
         if misfit < LEVEL:
             variance = float(residual @ residual) / left
             other = Estimate(found.value, math.sqrt(variance * (weights @ weights + new)), left)
             if other.error * _quantile(left) > found.error * _quantile(df):
                 return other.interval, misfit, True
     return found.interval, misfit, False
+
+
+def _misfit(residual: Array, rest: Array, squares: Array, dfs: Array) -> float:
+    """The p-value of residuals if estimates scatter by their errors only (Brown and Forsythe 1974).
+
+    The sum of squared residuals is compared with its expectation; both have Satterthwaite's degrees of freedom.
+    """
+    parts, product = rest.diagonal() * squares, rest * squares
+    expected, total = float(parts.sum()), float(residual @ residual)
+    if not expected or not total:
+        return float(not total)
+    own, others = expected**2 / float((product * product.T).sum()), expected**2 / float((parts**2 / dfs).sum())
+    return float(fdtrc(own, others, total / expected))
 
 
 def exponent(sizes: ArrayLike, best: ArrayLike, step: float) -> Interval:
