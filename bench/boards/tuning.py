@@ -1,17 +1,14 @@
 """Tuning: score by number of trials, width of the range of good settings, and gain over the defaults."""
 
-import math
-
 from bench.boards.collect import Collected
 from bench.boards.entries import Entry
 from bench.boards.shared import board_table, budget_notes, metric_of
 from bench.results import stats
 from bench.results.group import HUGE
-from bench.results.selection import above_infimum, best_index, equal_below, good_range
+from bench.results.selection import above_infimum, equal_below, good_width
 from bench.results.stats import Interval
 from bench.results.table import Board, Column
 from bench.run_summary import fit_words
-from bench.text import is_number
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 
@@ -31,7 +28,7 @@ def tuning(found: Collected) -> Board:
         for entry in tuned:
             assert entry.study is not None
             expected = expected_scores(entry)
-            basin = basin_width(entry)
+            basin = _basin(entry)
             rows[entry] = {
                 **{f"k{k}": expected[k - 1] if k <= len(expected) else None for k in budgets},
                 "trials": len(expected),
@@ -108,26 +105,13 @@ def expected_scores(entry: Entry) -> list[float | None]:
     )
 
 
-def basin_width(entry: Entry) -> tuple[float, bool] | None:
+def _basin(entry: Entry) -> tuple[float, bool] | None:
     """Width of the first searched setting's good range in decades, and whether it may be wider; None if unknown."""
     study = entry.study
     assert study is not None
-    axis = next(iter(study.axes), None)
-    scores = {}
-    for trial in study.trials:
-        value = trial["point"].get(axis or "")
-        if is_number(value) and value > 0:
-            scores.setdefault(float(value), []).append(trial["score"])
-    if len(scores) < 2 or any(len(of) > 1 for of in scores.values()):
-        return None
-    xs = sorted(scores)
-    least = equal_below([score for of in scores.values() for score in of], entry.problem.metric)
-    own = [None if scores[x][0] is None else max(scores[x][0], least) for x in xs]
-    best = best_index(own, study.mode, least)
-    if best is None:
-        return None
-    usable = good_range(own, study.mode, best, gap=above_infimum(list(entry.runs.values())))
-    return math.log10(xs[usable[1]] / xs[usable[0]]), usable[0] == 0 or usable[1] == len(xs) - 1
+    axis = next(iter(study.axes), "")
+    scored = ((trial["point"].get(axis), trial["score"]) for trial in study.trials)
+    return good_width(scored, study.mode, entry.problem.metric, gap=above_infimum(list(entry.runs.values())))
 
 
 def _basin_text(basin: tuple[float, bool] | None) -> str | None:

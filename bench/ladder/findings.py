@@ -12,7 +12,7 @@ import numpy as np
 from bench.ladder import statistics
 from bench.ladder.statistics import Array, Estimate, StepRatio, Trend
 from bench.results.group import Group, Measure, Seed, final
-from bench.results.selection import above_infimum, good_range
+from bench.results.selection import above_infimum, good_width
 from bench.results.stats import Interval
 from bench.store.record import RunResult, now
 from bench.store.reports import LadderRecord, LadderRung, Predicted, StudyRecord
@@ -292,21 +292,9 @@ class Findings:
 
 def _usable(method: Method, setting: str, above: bool) -> float | None:
     """Width in decades of the range around the best value with scores nearly as good."""
-    sign, by_value = 1 if method.study.mode == "min" else -1, dict[float, list[float]]()
-    for point, score in method.scores:
-        if is_number(value := point.get(setting)) and value > 0:
-            own = by_value.setdefault(float(value), [])
-            own += [] if score is None else [sign * score]
-    tried = sorted(by_value)
-    scores = [min(by_value[value], default=None) for value in tried]
-    top = min((score for score in scores if score is not None), default=None)
-    if len(tried) < 2 or top is None:
-        return None
-    best = scores.index(top)
-    if above:
-        scores = [None if score is None else max(score, CONVERGED) for score in scores]
-    low, high = good_range(scores, "min", best, gap=above)
-    return math.log10(tried[high] / tried[low])
+    scored = ((point.get(setting), score) for point, score in method.scores)
+    width = good_width(scored, method.study.mode, "loss" if above else method.study.metric, gap=above)
+    return width and width[0]
 
 
 def _carried(before: Method, here: Method, above: bool) -> float | None:

@@ -309,7 +309,7 @@ def cut(found: Findings) -> list[str]:
         lines.append(f"Reduced: rung {', '.join(left)} of {len(rungs)} is not done; only its predictions are shown.")
     there = {rung.number for rung in found.rungs}
     if empty := [str(k) for k, rung in enumerate(rungs, 1) if rung["done"] and k not in there]:
-        lines.append(f"Rung {', '.join(empty)} has no fresh runs in the store, or no optimizer had a winner: not shown.")
+        lines.append(f"Rung {', '.join(empty)} is not shown: no optimizer has a winner, or its fresh runs are missing.")
     if len(declared["seeds"]) < 2:
         lines.append("Reduced: trials have one seed, so the choice of winners has the noise of that seed.")
     if len(declared["fresh"]) < 5:
