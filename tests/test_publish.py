@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from bench.boards.charts import curves
 from bench.store.stores import Stores
@@ -96,3 +97,12 @@ def test_the_readme_counts_verdicts_and_marks_them_in_the_cells(tmp_path: Path) 
     assert [cells[opt].count(mark) for opt, mark in (("muon", "▲"), ("sgd", "▼"), ("adam", "≈"))] == [2, 2, 2]
     for unmarked in ("adamw (reference)", "sngd"):
         assert not set(cells[unmarked]) & set(publish.MARKS.values())
+
+
+def test_tuned_files_flag_the_edges_that_boards_flag() -> None:
+    root = Path(__file__).parents[1]
+    studies = {study.name: study for study in Stores([root / "results" / "reference" / "runs"]).studies}
+    origins = [yaml.safe_load(path.read_text("utf-8"))["provenance"] for path in root.glob("configs/tuned/*/*.yaml")]
+    shipped = [origin for origin in origins if origin["study"] in studies]
+    assert len(shipped) > 20
+    assert all(origin["lr_at_boundary"] == bool(studies[origin["study"]].edges) for origin in shipped)

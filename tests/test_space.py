@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from bench.errors import UserError
 from bench.grammar.values import log_grid
+from bench.store.reports import edges_of
 from bench.text import CONVERGED
 from bench.tuning.design import EXTENSION_LIMIT, LONGEST_GRID, Design, Scores, Wanted
 from bench.tuning.space import Point, point_key, read_space, space_as_json, space_from_json
@@ -705,39 +706,28 @@ def test_the_best_does_not_depend_on_the_order_of_points(drawn, data):
 @pytest.mark.parametrize(
     ("best", "edge"), [(1e-3, True), (10.0, True), (3.162e-3, False), (0.1, False), (3.162, False)]
 )
-def test_the_edge_of_a_grid(best, edge):
+def test_the_edge_of_a_grid(best: float, edge: bool):
     points = [each.point for each in GRID1.wanted(9)]
-    assert GRID1.at_boundary(points, {"opt.lr": best}) is edge
+    assert edges_of(["opt.lr"], points, {"opt.lr": best}) == ["lr"] * edge
 
 
 def test_the_edge_is_of_what_was_tried():
-    assert GRID1.at_boundary([{"opt.lr": 0.1}], {"opt.lr": 0.1})
     order, known = simulate(GRID1, valley(1e-4), 5)
     points = [each.point for each in order]
-    assert not GRID1.at_boundary(points, {"opt.lr": 1e-4})
+    assert not edges_of(["opt.lr"], points, {"opt.lr": 1e-4})
     order, known = simulate(GRID1, lambda p: p["opt.lr"], 5)  # it grew to its limit
     points = [each.point for each in order]
     best = GRID1.best(points, Scores(known))
     assert best is not None
-    assert GRID1.at_boundary(points, best)
+    assert edges_of(["opt.lr"], points, best) == ["lr"]
 
 
 def test_the_edge_among_values_and_words():
     design = Design({"opt.n": (True, False), "opt.lr": (1.0, 0.1, 10.0)}, "grid")
     points = [each.point for each in design.wanted(6)]
-    assert [design.at_boundary(points, point) for point in points] == [False, True, True] * 2
-    words = Design({"opt.n": (True, False)}, "grid")
-    points = [each.point for each in words.wanted(2)]
-    assert [words.at_boundary(points, point) for point in points] == [False, False]
-
-
-def test_the_edge_of_a_sequence_is_its_outermost_parts():
-    design = Design({"opt.lr": LogUniform(1e-4, 1e0)}, "qmc")
-    points = [each.point for each in design.wanted(10)]
-    edge = {point["opt.lr"] for point in points if design.at_boundary(points, point)}
-    assert edge == {lr for lr in rates(design, 10) if lr <= 10**-3.6 or lr >= 10**-0.4}
-    assert edge
-    assert len(edge) < 5
+    edges = [edges_of(design.space, points, point) for point in points]
+    assert edges == [[] if point["opt.lr"] == 1.0 else ["lr"] for point in points]
+    assert not edges_of(["opt.c"], [{"opt.c": 1}, {"opt.c": 2}], {"opt.c": 1})  # two values are no range
 
 
 def test_the_neighbours_of_a_point():

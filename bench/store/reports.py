@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -98,7 +99,7 @@ class StudyRecord(Record):
         sampler, prune: how it searches.
         trials: in the order of the design.
         winner: id of a run with the winning settings; None if no trial has a score.
-        lr_at_boundary: whether the winner is at the boundary of a searched range (`Design.at_boundary`).
+        lr_at_boundary: whether a winning value is at an edge (`edges`); records of earlier versions had another rule.
         missing: points not tried yet.
         metric: name of the compared metric; empty if unknown.
         select_split: the split on which its trials were compared; empty if unknown.
@@ -128,14 +129,8 @@ class StudyRecord(Record):
 
     @property
     def edges(self) -> list[str]:
-        """Searched settings whose winning value is the lowest or highest of three or more tried numbers."""
-        best, found = self.winning_point or {}, []
-        for axis in self.axes:
-            tried = [trial["point"].get(axis) for trial in self.trials]
-            numbers = {x for x in tried if is_number(x)}
-            if len(numbers) > 2 and best.get(axis) in (min(numbers), max(numbers)):
-                found.append(axis.removeprefix("opt."))
-        return found
+        """Searched settings whose winning value is at an edge (`edges_of`)."""
+        return edges_of(self.axes, [trial["point"] for trial in self.trials], self.winning_point or {})
 
     @property
     def winning_point(self) -> dict[str, Any] | None:
@@ -150,6 +145,16 @@ class StudyRecord(Record):
     def places(self, store: Path) -> list[Path]:  # noqa: D102
         path = study_path(store, self.name)
         return [path, path.with_stem(f"{self.name}-{hashlib.sha256(self.what.encode()).hexdigest()[:8]}")]
+
+
+def edges_of(axes: Iterable[str], points: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> list[str]:
+    """The searched settings whose best value is the lowest or highest of three or more tried numbers."""
+    found = list[str]()
+    for axis in axes:
+        numbers = {point[axis] for point in points if is_number(point.get(axis))}
+        if len(numbers) > 2 and best.get(axis) in (min(numbers), max(numbers)):
+            found.append(axis.removeprefix("opt."))
+    return found
 
 
 def study_path(store: Path, name: str) -> Path:

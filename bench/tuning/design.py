@@ -183,25 +183,6 @@ class Design:
         ]
         return tuple(others) if main is None else (point[main], *others)
 
-    def at_boundary(self, points: Sequence[Point], best: Point) -> bool:
-        """Whether the best is at the boundary of the tried points along any range, or else along the main axis.
-
-        On a grid and among listed values: it is the lowest or highest tried value. In a range with N quasi-random
-        points: it is within 1/N of an end, on the log scale. False without ranges and main axis.
-        """
-        main = self.main
-        names = list(self.ranges) or ([] if main is None else [main])
-
-        def is_last(name: str) -> bool:
-            axis, value = self.space[name], best[name]
-            if isinstance(axis, LogUniform) and self.sampler == "qmc":
-                share = math.log(value / axis.low) / math.log(axis.high / axis.low)
-                return min(share, 1 - share) <= 1 / len(points)
-            tried = [point[name] for point in points]
-            return value in (min(tried), max(tried))
-
-        return any(map(is_last, names))
-
     def around(self, point: Point) -> Space:
         """The space around a point, up to its grid neighbours in each range; lists of values stay."""
         near = zip(self.ranges.items(), self._steps, strict=True)

@@ -11,6 +11,7 @@ from bench.results.group import Group, Measure, final
 from bench.results.selection import GAP, End, above_infimum
 from bench.results.stats import Interval
 from bench.store.record import RunResult
+from bench.store.reports import edges_of
 from bench.store.store import Store
 from bench.sweeps import sensitivity
 from bench.text import counted
@@ -31,7 +32,7 @@ class StudyResult:
         best: the winner, or None if no trial has a score.
         fresh: the winner's completed runs on fresh seeds.
         fresh_failed: why runs on other fresh seeds failed, by seed.
-        lr_at_boundary: whether the best value of a range is at the boundary of the tried ones.
+        lr_at_boundary: whether a best value is at an edge of the tried ones (`edges_of`).
         missing: number of points that the budget includes but the study has not tried.
     """
 
@@ -156,7 +157,7 @@ def study_result(study: Study, budget: int | None = None) -> StudyResult:
     again = {trial.seeds[0] for trial in winner if trial.state != "failed"}
     failed = {trial.seeds[0]: trial.reason or "" for trial in winner if trial.seeds[0] not in again}
     tried = [trial.point for trial in (*scored, *refined)]
-    edge = best is not None and spec.design.at_boundary(tried, best.point)
+    edge = best is not None and bool(edges_of(spec.axes, tried, best.point))
     runs = [run for trial in fresh for run in trial.runs]
     return StudyResult(study, scored, refined, scores, best, runs, failed, edge, len(wanted) - len(scored))
 
