@@ -602,7 +602,7 @@ def test_defaults_that_win_a_study_are_both(store):
         (entry,) = found(store, settings=choice).entries
         assert (entry.kind, entry.default) == ("tuned", True)
     (row,) = rows("tuning", store).values()
-    assert (row["gain"], row["flags"]) == ("the defaults won", ["the defaults won"])
+    assert (row["gain"], row["flags"]) == ("these are the defaults", ["these are the defaults"])
 
 
 def test_a_study_that_gives_no_row_is_named(store):
@@ -1105,7 +1105,7 @@ def test_trials_that_diverged_are_explained_as_such(store, cli):
     (row,) = json.loads(cli("leaderboard", "--store", store, "--no-reference", "--explain", "adam", "--json").out)
     assert {trial["ended"] for trial in row["tried"]} == {"completed", "1 of 1 diverged"}
     assert [trial["diverged"] for trial in row["tried"] if trial["score"] is None] == [1]
-    for option in (("--into", "x.md"), ("--columns", "final")):
+    for option in (("--into", "x.md"), ("--columns", "final"), ("--board", "speed")):
         refused = cli("leaderboard", "--store", store, "--explain", "adam", *option)
         assert (refused.code, refused.out) == (2, "")
         assert f"{option[0]}: --explain prints no board; remove one of them" in refused.err

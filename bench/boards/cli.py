@@ -79,7 +79,7 @@ def run_leaderboard(args: Args) -> int:
     if args.explain is not None:
         if args.json and args.out is not None:
             raise UserError("--json prints the explanation; remove --out")
-        for name in ("into", "columns"):
+        for name in ("into", "columns", "board"):
             if getattr(args, name):
                 raise UserError(f"--{name}: --explain prints no board; remove one of them")
     from bench.boards import BOARDS
@@ -87,7 +87,7 @@ def run_leaderboard(args: Args) -> int:
     from bench.results.render import FORMATS, markdown, written
 
     kind = format_of(args, FORMATS)
-    names = BOARD_NAMES if "all" in args.board else list(dict.fromkeys(args.board))
+    names = list(dict.fromkeys(args.board or ["quality"]))
     check_known("board", names, [*BOARDS, "all"])
     stores, what = asked(args)
     if args.explain is not None:
@@ -100,7 +100,7 @@ def run_leaderboard(args: Args) -> int:
         else:
             write(args.out, "\n".join(line for row in explained for line in lines(row)))
         return code
-    boards = [BOARDS[name](what) for name in names]
+    boards = [BOARDS[name](what) for name in (BOARD_NAMES if "all" in names else names)]
     if args.columns:
         boards = _with_columns(boards, args.columns)
     code = warn(stores, what)

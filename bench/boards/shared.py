@@ -79,7 +79,7 @@ def flags(entry: Entry) -> list[str]:
         *[f"one of {entry.one_of} settings"] * bool(entry.one_of),
         *["tuned elsewhere"] * entry.tuned_elsewhere,
         *["pruned"] * bool(entry.study and entry.study.prune),
-        *["the defaults won"] * (entry.kind == "tuned" and entry.default),
+        *["these are the defaults"] * (entry.kind == "tuned" and entry.default),
         *[f"mixed versions of {' and '.join(several)}"] * bool(several),
         *["not the whole task"] * any(run.part for run in entry.runs.values()),
         *["no schedule"] * any(run.unscheduled for run in entry.runs.values()),

@@ -126,7 +126,7 @@ def _gain(entry: Entry, found: Collected) -> Interval | str | None:
     if default is None:
         return None
     if entry.default:
-        return "the defaults won"
+        return "these are the defaults"
     gain = metric_of([entry, default], entry).compare(entry, default)
     if gain is None:
         return "no common seeds"

@@ -457,7 +457,7 @@ _ALL = (
         " Exit code 1: a run could not be read.",
         elsewhere={"seed": _ASK_ONLY, "seeds": _ASK_ONLY},
         options=(
-            _names("board", "names of boards, or `all` (default: quality)", default=lambda: ["quality"],
+            _names("board", "names of boards, or `all` (default: quality)",
                    completes=" ".join((*BOARD_NAMES, "all"))),
             Option("explain", "explain this row instead: search space, trials, split, cost, reductions, commands",
                    "ROW", completes="opt"),
