@@ -671,7 +671,7 @@ def test_what_breaks_outside_of_a_run_counts_as_an_attempt_too(
     words = ("worker", "--study", study.name, "--storage", sqlite_url, "--engine", "lightning")
     answer = cli(*words)
     assert answer.code == 1
-    error = "3 trials in a row failed here, the last with: ZeroDivisionError: division by zero"
+    error = "3 attempts in a row failed here, the last with: ZeroDivisionError: division by zero"
     assert answer.err.splitlines()[-1] == f"bench: error: {error}"
     assert states(study)["design", "failed"] == 3
     assert [cli(*words).code for _ in range(3)] == [1, 1, 0]
@@ -695,7 +695,7 @@ def test_a_cause_that_comes_again_and_again_ends_the_worker_and_is_told_once(
     first, *again, last = lines
     assert "failed run synthetic-sgd-" in first
     assert [line.partition(": ")[2] for line in again] == ["failed again: RuntimeError: always the same"] * 2
-    assert last.startswith("bench: error: 3 trials in a row failed here, the last with: run synthetic-sgd-")
+    assert last.startswith("bench: error: 3 attempts in a row failed here, the last with: run synthetic-sgd-")
 
 
 @pytest.mark.deep

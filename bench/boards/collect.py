@@ -20,6 +20,7 @@ from bench.boards.entries import (
 )
 from bench.config.run_config import settings_of
 from bench.errors import UserError, unknown
+from bench.grammar.values import parts
 from bench.results.group import Group, Seed
 from bench.results.selection import above_infimum, best_index, cap_share, equal_below, score_of
 from bench.store.record import CAP_BINDS, RunResult
@@ -277,6 +278,9 @@ def _is(value: Any, word: str) -> bool:
             return float(word) == value or word == word_of(value)
         except ValueError:
             return False
+    if isinstance(value, list | tuple):  # as they are typed: 0.9,0.99
+        words = parts(word.strip("[]() "))
+        return len(words) == len(value) and all(map(_is, value, words))
     return str(value).lower() == word.lower()
 
 
@@ -284,6 +288,8 @@ def _why_no_row(study: StudyRecord, entries: Sequence[Entry], by_id: Mapping[str
     """The reason why a study has no row; None if it has one."""
     if study.winner is None:
         n, excluded = len(study.trials), capped(study, by_id)
+        if not n:
+            return "no trial has ended"
         return f"no trial of {n} has a score" if excluded < n else f"its cap excluded all {n} tried settings"
     if study.winner not in by_id:
         return "the runs of its trials are not in these stores, so its winner is unknown"

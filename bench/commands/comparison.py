@@ -71,7 +71,7 @@ def _by_task(args: Args) -> list[tuple[Args, int]]:
     from bench.sweeps.grid import settings_in
 
     words = settings_in(args.config) | args.of_runs
-    tasks = list(dict.fromkeys(parts(str(words.get("task", "")))))
+    tasks = list(dict.fromkeys(parts(words.get("task", ""))))
     own = [(Args(**vars(args) | {"of_runs": args.of_runs | {"task": task}}), len(tasks)) for task in tasks]
     return own or [(args, 1)]
 
@@ -109,7 +109,7 @@ def ask(args: Args, tasks: int = 1) -> Contest:
 
     places = {"data": args.data, "store": args.store}
     words = settings_in(args.config) | args.of_runs
-    task, opts = str(words.pop("task", "")), list(dict.fromkeys(parts(str(words.pop("opt", "")))))
+    task, opts = str(words.pop("task", "")), list(dict.fromkeys(parts(words.pop("opt", ""))))
     if not opts:
         raise UserError("--opt is missing: name one or more optimizers, such as --opt my_file.py:MyOpt")
     fresh = reporting_seeds(args.report_seeds)
@@ -148,8 +148,7 @@ def ask(args: Args, tasks: int = 1) -> Contest:
             f"{first.opt} has batches of {first.trainer.batch_size} and {other.opt} of {other.trainer.batch_size},"
             " so they are different problems; set one size with --trainer.batch_size, or choose others with --against"
         )
-    designs = {make_request(spec.design, tune.trials).trials for spec in specs}
-    tried = max(tune.total, *designs)
+    designs, tried = {make_request(spec.design, tune.trials).trials for spec in specs}, made.common(specs)
     there = "" if baseline is None else f" ({listed(against)}: reference results of {len(baseline.trials)} trials)"
     title = (
         f"{', '.join(opts)} against {', '.join(against)} on {task}{there}: {counted(tried, 'trial')} of"

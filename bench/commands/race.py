@@ -104,7 +104,7 @@ def _racers(args: Args) -> dict[str, list[Racer]]:
     from tasks import TASKS
 
     settings = settings_in(args.config) | args.of_runs
-    names = list(dict.fromkeys(parts(str(settings.pop("opt", "")))))
+    names = list(dict.fromkeys(parts(settings.pop("opt", ""))))
     if "seed" in settings or "data_seed" in settings:
         raise UserError("--seed: a race starts with several and adds more; write --seeds COUNT for the initial ones")
     if len(names) + (args.reference is not None and args.reference not in names) < 2:

@@ -141,7 +141,17 @@ def flatten_yaml(path: Path) -> dict[str, Any]:
     Raises:
         UserError: the file is missing, not YAML, or not a mapping; or `trainer` is not a mapping.
     """
-    content = read_yaml(path)
+    flat = flattened(read_yaml(path), path)
+    flat.pop("provenance", None)
+    return {k: v for k, v in flat.items() if not k.startswith("provenance.")}
+
+
+def flattened(content: Mapping[Any, Any], path: object) -> dict[str, Any]:
+    """Settings in dotted form, from dotted or nested ones of a place that messages name.
+
+    Raises:
+        UserError: `trainer` is not a mapping, or a setting is given twice.
+    """
     flat: dict[str, Any] = {}
     for key, value in content.items():
         if isinstance(value, dict):
@@ -155,5 +165,4 @@ def flatten_yaml(path: Path) -> dict[str, Any]:
         if twice := sorted(own.keys() & flat.keys()):
             raise UserError(f"{path}: {twice[0]} is given twice, nested and dotted; give it once")
         flat |= own
-    flat.pop("provenance", None)
-    return {k: v for k, v in flat.items() if not k.startswith("provenance.")}
+    return flat

@@ -40,13 +40,15 @@ def refuse_too_many(asked: str, runs: int) -> None:
         )
 
 
-def parts(text: str) -> list[str]:
-    """The parts of `A,B`; `A,` has one.
+def parts(text: object) -> list[str]:
+    """The parts of `A,B`; `A,` has one. A list, as in a YAML file, has its items.
 
     Raises:
         UserError: a part between two others is empty.
     """
-    found = [part.strip() for part in text.strip(", \t").split(",")]
+    if isinstance(text, list):
+        return list(map(str, text))
+    found = [part.strip() for part in str(text).strip(", \t").split(",")]
     if len(found) > 1 and not all(found):
         raise UserError(f"{text!r}: there is no value between two commas; add it, or remove a comma")
     return [part for part in found if part]

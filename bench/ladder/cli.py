@@ -141,7 +141,7 @@ def _asked(args: Args) -> "Ladder":
     from tasks import TASKS
 
     words = settings_in(args.config) | args.of_runs
-    task, opts = str(words.pop("task", "")), list(dict.fromkeys(parts(str(words.pop("opt", "")))))
+    task, opts = str(words.pop("task", "")), list(dict.fromkeys(parts(words.pop("opt", ""))))
     if not task:
         raise UserError("--task is missing; see `bench list tasks`")
     check_known("task", [task], TASKS)

@@ -48,9 +48,9 @@ def main(args: Args) -> int:
     try:
         results = results_of(configs, progress, Effort.of(args), plan="sweep", sources=sources, storage=args.storage)
     except RunBroke as error:  # the others are still shown
-        there = Store(args.store).finished_all(config.run_id for config in configs)
-        results, broke = [there[config.run_id] for config in configs if config.run_id in there], error
-        if not results:
+        there = map(Store(args.store).get, (config.run_id for config in configs))
+        results, broke = [run for run in there if run is not None], error
+        if not any(run.finished for run in results):
             raise
     if results is None:
         return 130

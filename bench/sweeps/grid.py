@@ -46,7 +46,7 @@ def configurations(
         UserError: a name is unknown, a value is illegal, or an optimizer lacks a hyperparameter.
     """
     words = settings_in(config) | dict(words)
-    task, names = str(words.get("task", "")), parts(str(words.pop("opt", "")))
+    task, names = str(words.get("task", "")), parts(words.pop("opt", ""))
     check_known("task", [task] if task else [], TASKS)
     check_known("optimizer", names, OPTIMIZERS)
     if not names:

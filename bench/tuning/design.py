@@ -124,6 +124,11 @@ class Design:
         return math.prod(len(axis) for axis in self.space.values() if not isinstance(axis, LogUniform))
 
     @property
+    def step(self) -> int:
+        """The number of points is a multiple of it."""
+        return self.combinations if self.sampler == "grid" else 1
+
+    @property
     def main(self) -> str | None:
         """The name of the axis by which points are ordered: the first range, else the first list of numbers."""
         numbers = [
@@ -134,7 +139,7 @@ class Design:
     @property
     def can_grow(self) -> bool:
         """Whether the number of points is unlimited."""
-        return self.sampler == "qmc" or bool(self.ranges)
+        return bool(self.ranges)
 
     def may_grow_by(self, trials: int) -> int:
         """Maximum number of points beyond `trials`, if the best is at an edge."""

@@ -180,7 +180,8 @@ class Study:
                 open_ = bool(more)
         trials = self.trials(fresh=False) if added else trials
         fresh = self.trials(fresh=True)
-        best = None if open_ or not request.report else self.best(trials)
+        counted = {wish.key for wish in wanted} | {point_key(t.point) for t in trials if t.kind == "refinement"}
+        best = None if open_ or not request.report else self.best([t for t in trials if point_key(t.point) in counted])
         if best is not None:
             point = best.point
             wishes = [(Wanted(point, "fresh"), [seed]) for seed in self.spec.report_seeds]

@@ -1,7 +1,7 @@
 """Suites: tasks x optimizers, tuned with equal budgets and run on fresh seeds, as one resumable plan."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from bench.config.checks import check_places
 from bench.config.run_config import NoBooleans
-from bench.config.strict_yaml import read_yaml
+from bench.config.strict_yaml import flattened, read_yaml
 from bench.errors import UserError, check_known, unknown
 from bench.grammar.values import refuse_too_many, suite_file, suites
 from bench.progress import doing, say
@@ -37,7 +37,10 @@ Settings = dict[str, Any]
 
 
 def _by_name(entries: object, field: ValidationInfo) -> object:
-    """A list of names as settings by name; anything else as it is."""
+    """Settings by name in dotted form, also from a list of names; anything else as it is."""
+    if isinstance(entries, dict):
+        where = field.field_name
+        return {n: flattened(x, f"{where}.{n}") if isinstance(x, dict) else x for n, x in entries.items()}
     if not isinstance(entries, list) or not entries or not all(isinstance(name, str) for name in entries):
         return entries
     refuse_twice(str(field.field_name), entries)
@@ -114,6 +117,8 @@ class Suite(NoBooleans, BaseModel):
             seeds, retries = len(spec.seeds), self.tune.retries
             request = make_request(spec.design, self.tune.trials, retries=retries, seeds=seeds)  # raises if invalid
             runs += request.trials * seeds + len(spec.report_seeds)
+            if spec.design.can_grow:  # raises if equal budgets are impossible
+                spec.design.wanted(request.trials, self.common(each for each in specs if each.task == spec.task))
         refuse_too_many(f"this suite of {len(specs)} studies", runs)
         fixed = [spec for spec in specs if not spec.design.can_grow]
         if fixed and len({(default_trials(spec.design), spec.design.can_grow) for spec in specs}) > 1:
@@ -122,6 +127,13 @@ class Suite(NoBooleans, BaseModel):
                 " range (LOW:HIGH), or lists of equal length to all"
             )
         return specs
+
+    def common(self, specs: Iterable[StudySpec], least: int = 0) -> int:
+        """The smallest number of trials, at least `least`, that all optimizers of a task can have."""
+        designs = [spec.design for spec in specs]
+        wanted = max(least, self.tune.total, *(make_request(each, self.tune.trials).trials for each in designs))
+        step = math.lcm(*(each.step for each in designs))
+        return -(-wanted // step) * step
 
 
 def narrowed(parts: Sequence[Suite], tasks: Sequence[str] | None, opts: Sequence[str] | None) -> list[Suite]:
@@ -225,10 +237,12 @@ def plan(
 ) -> list[Step]:
     """The plan of a suite, with the stored part of each study; `measure` estimates the seconds of a run without any."""
     steps = []
-    for spec in suite.specs(places):
+    specs = suite.specs(places)
+    for spec in specs:
         request = make_request(spec.design, suite.tune.trials)
         study = studies.open(spec.name) if studies is not None and spec.name in studies.names() else None
-        wanted = max(request.trials, suite.tune.total * spec.design.can_grow)
+        common = suite.common(each for each in specs if each.task == spec.task)
+        wanted = max(request.trials, common * spec.design.can_grow)
         step, times = Step(spec, (wanted, 0), (len(spec.report_seeds), 0), 0.0), []
         if study is not None and study.request.trials:
             found = study_result(study)
@@ -334,14 +348,14 @@ def carry_out(
     check_places(study.spec.typical(places) for study in all_studies if not study.finished())
     for task in dict.fromkeys(study.spec.task for study in all_studies):
         own = [study for study in all_studies if study.spec.task == task]
-        totals = [suite.tune.total * study.spec.design.can_grow for study in own]
+        totals = [suite.common(study.spec for study in own) * study.spec.design.can_grow for study in own]
         while True:
             if not work(own, totals):
                 return None
             found = [study_result(study) for study in own]
-            most = max(len(each.trials) for each in found)
+            most = suite.common((study.spec for study in own), max(len(each.trials) for each in found))
             totals = [most - len(each.refined) for each in found]
-            if all(len(each.trials) == most for each in found):
+            if len({len(each.trials) for each in found}) == 1:
                 break
             told(f"{task}: a grid was extended, so all get {most} trials")
         if not work(own, totals, report=True):

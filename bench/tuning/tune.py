@@ -148,15 +148,16 @@ def make_request(
     out: Path | None = None,
     engine: Engine | None = None,
     seeds: int = 1,
+    usual: int | None = None,
 ) -> Request:
-    """The request to a study; with `tpe`, trials beyond the default number are refinements.
+    """The request to a study; with `tpe`, trials beyond `usual`, by default the default number, are refinements.
 
     Raises:
         UserError: no design has such numbers.
     """
     if retries < 0:
         raise UserError(f"--retries {retries}: it must be at least 0")
-    usual = default_trials(design)
+    usual = usual or default_trials(design)
     if tpe and (trials is None or trials <= usual):
         raise UserError(
             f"--sampler tpe refines a design of {usual} trials: write --trials {usual + 3} for three more,"

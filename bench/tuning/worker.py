@@ -186,8 +186,8 @@ class Worker:
             else:
                 self._ended(trial, "lost", reason="its worker was presumed dead, and another worker trained it")
         alike = len(self._failures) > 1 and self._causes[-MOST_FAILURES:] == self._causes[-1:] * MOST_FAILURES
-        if len(self._failures) == MOST_FAILURES or alike:
-            raise RunFailed(f"{MOST_FAILURES} trials in a row failed here, the last with: {made}")
+        if len(self._failures) >= MOST_FAILURES or alike:
+            raise RunFailed(f"{MOST_FAILURES} attempts in a row failed here, the last with: {made}")
         return lanes
 
     def _legal(self, trial: Trial) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.errors import UserError
 from bench.execute import Effort
+from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.output import check_output, note, reply
 from bench.tuning.cli.shared import as_typed, fewest_slots, in_time, need_server, open_studies, show, without_storage
@@ -67,20 +68,22 @@ def main(args: Args) -> int:
             f"the study has {stored.trials} trials; `bench studies {name} --trials {request.trials}` shows"
             f" what {request.trials} would find"
         )
+    usual = parse("tune", []).store
+    store = [] if args.store == usual else ["--store", str(args.store)]
     if args.create or args.slurm:
         if args.slurm:
             print(submit(study.name, text, args.store, study.studies.environment))
         else:
             how = effort.words()[2:]  # the study remembers its engine
-            worker = shlex.join(["bench", "worker", "--study", study.name, *how, *naming(spec.names)])
+            worker = shlex.join(["bench", "worker", "--study", study.name, *how, *naming(spec.names), *store])
             print(f"study {study.name} is in {study.studies.shown}; to work on it: {worker}")
         print(
-            f"when it is done: bench tune --resume {study.name} writes the settings;"
-            f" bench studies {study.name} shows its progress"
+            f"when it is done: {shlex.join(['bench', 'tune', '--resume', study.name, *store])} writes the settings;"
+            f" {shlex.join(['bench', 'studies', study.name, *store])} shows its progress"
         )
         return 0
     progress = TuningProgress(f"study {study.name}", spec.metric)
-    again = shlex.join(["bench", "tune", "--resume", study.name, *naming(spec.names)])
+    again = shlex.join(["bench", "tune", "--resume", study.name, *naming(spec.names), *store])
     if not in_time(
         args,
         lambda: work(study, args.workers, places, effort, progress),
@@ -140,7 +143,8 @@ def _of_study(args: Args, settings: dict[str, Any]) -> StudyRequest:
     if given:
         raise UserError(f"--resume takes the study's own settings; remove --{given[0]}")
     study.admit(named, as_typed("tune", args.words))
-    before = study.request
+    # A suite's study waits for the others before its fresh seeds run; resumed alone it waits for none.
+    before = study.request.model_copy(update={"report": bool(study.spec.report_seeds)})
     request = _request(args, study.spec, before)
     return StudyRequest(study, study.spec, study.name, request, args.out or _remembered(before.out))
 
@@ -150,6 +154,8 @@ def _request(args: Args, spec: "StudySpec", before: "Request") -> "Request":
     from bench.tuning.tune import make_request
 
     trials = trials_of(args, len(spec.seeds), len(spec.report_seeds) if before.report else 0)
+    if args.trials is None and trials is not None:  # a budget of runs is an upper limit
+        trials = max(trials - trials % spec.design.step, spec.design.step)
     return make_request(
         spec.design,
         (before.trials or None) if trials is None else trials,
@@ -159,6 +165,7 @@ def _request(args: Args, spec: "StudySpec", before: "Request") -> "Request":
         out=args.out,
         engine=args.engine or before.engine,
         seeds=len(spec.seeds),
+        usual=before.trials or None,
     )
 
 
