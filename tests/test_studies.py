@@ -1086,3 +1086,36 @@ def test_the_engine_is_remembered_until_another_is_named(sqlite_url: str) -> Non
     for engine, now in zip(engines, [None, "lanes", "lanes", "auto"], strict=True):
         study.ask(Request(trials=9, engine=engine))
         assert study.request.engine == now
+
+
+def test_fresh_seeds_are_those_of_the_winner_that_is_reported(sqlite_url: str) -> None:
+    """A larger design has another centre, so points that an extension tried before are no longer part of it."""
+    scores = {0.001: 1.6, 0.01: 1.9, 0.003162: 2.4, 0.03162: 3.1}
+    study = begin(sqlite_url, 3, opt__lr="1e-4:10")
+    drain(study, lambda lr: scores.get(lr, 5.0))
+    study.ask(Request(trials=5))
+    drain(study, lambda lr: scores.get(lr, 5.0))
+    found = study_result(study)
+    assert found.best is not None
+    assert {run.config["opt_options"]["lr"] for run in found.fresh} == {found.best.point["opt.lr"]}
+    assert len(found.fresh) == len(study.spec.report_seeds)
+
+
+def test_refinements_are_counted_from_the_design_of_the_study() -> None:
+    design = spec().design
+    assert make_request(design, 15, tpe=True, usual=12).refine == 3
+    with pytest.raises(UserError, match="refines a design of 12 trials: write --trials 15"):
+        make_request(design, None, tpe=True, usual=12)
+
+
+def test_a_failed_trial_is_shown_and_counts_for_the_edge(sqlite_url: str) -> None:
+    study = begin(sqlite_url, 3, opt__lr="0.1,1,10", retries=0, report=False)
+    while (claimed := study.claim(me())) is not None:
+        for trial in claimed:
+            if trial.point["opt.lr"] == 10:
+                study.fail(trial, "out of range")
+            else:
+                assert study.complete(trial, made(trial, lambda lr: 1 / lr))
+    (curve,) = analyse(study_result(study)).curves
+    assert curve.points[-1].x == 1
+    assert (curve.unscored, curve.at_edge) == ({10: "failed"}, False)

@@ -1123,6 +1123,53 @@ def test_parts_of_a_suite_are_suites_that_are_shipped(cli, here: Path, parts: An
     assert "`parts` takes names of suites without parts, such as [theory, lm]; got " in last_line(answer)
 
 
+def test_settings_of_a_suite_may_be_nested() -> None:
+    nested = {"tasks": {"synthetic": {"task": {"T": 3}}}, "optimizers": {"sgdm": {"opt": {"momentum": 0.5}}}}
+    mine = suite.Suite(title="one", **nested, settings={"trainer.max_steps": 5})
+    (spec,) = mine.specs({})
+    assert (spec.settings["task.T"], spec.settings["opt.momentum"]) == (3, 0.5)
+    assert list(spec.axes) == ["opt.lr"]
+
+
+def test_optimizers_with_different_combinations_get_a_common_multiple_of_trials() -> None:
+    decays = {"adam": ",".join(map(str, range(1, 8))), "adamw": ",".join(map(str, range(1, 9)))}
+    optimizers = {"gd": None, **{opt: {"opt.weight_decay": values} for opt, values in decays.items()}}
+    mine = suite.Suite(title="one", tasks=["synthetic"], optimizers=optimizers, settings={"trainer.max_steps": 5})
+    specs = mine.specs({})
+    assert (mine.common(specs), mine.common(specs, 80)) == (56, 112)
+    plan = suite.plan(mine, None, {}, lambda spec: 1.0)
+    assert {step.trials for step in plan} == {(56, 0)}
+
+
+def test_lists_cannot_be_extended_with_quasi_random_designs_either() -> None:
+    optimizers = {"gd": {"opt.lr": "0.1,0.3,1"}, "ngd": None}
+    mine = suite.Suite(title="one", tasks=["synthetic"], optimizers=optimizers, tune={"sampler": "qmc"})
+    with pytest.raises(UserError, match="gd: a list of values cannot be extended"):
+        mine.specs({})
+
+
+def test_a_budget_of_runs_is_rounded_down_to_whole_combinations(cli, here: Path) -> None:
+    words = ("tune", "--task", "synthetic", "--opt", "adam", "--opt.weight_decay", "0,0.1,0.2")
+    answer = cli(*words, "--budget", "30runs", "--dry-run")
+    assert (answer.code, len(answer.out.splitlines())) == (0, 9)
+
+
+def test_commands_that_continue_a_study_name_its_store(cli, here: Path) -> None:
+    answer = cli("tune", "--task", "synthetic", "--opt", "gd", "--store", "mine", "--create", "--name", "x")
+    assert "bench worker --study x --store mine\n" in answer.out
+    assert "bench tune --resume x --store mine writes" in answer.out
+
+
+def test_a_study_of_a_stopped_suite_runs_its_winner_when_it_is_resumed(cli, here: Path) -> None:
+    spec = suite.Suite(
+        title="one", tasks=["synthetic"], optimizers=["gd"], settings={"trainer.max_steps": 5}, seeds=1,
+        tune={"trials": 3, "seeds": 1},
+    ).specs({})[0]  # fmt: skip
+    Studies("sqlite:///runs/studies.db").create(spec).ask(Request(trials=3, report=False))
+    answer = cli("tune", "--resume", spec.name, "--workers", 1, "--engine", "lightning", "--json")
+    assert json.loads(answer.out)["fresh"]["seeds"] == [0]
+
+
 @pytest.mark.parametrize(
     ("tasks", "opts", "left"),
     [
