@@ -23,6 +23,7 @@ from bench.store.record import RunResult
 from bench.sweeps import sensitivity
 from bench.sweeps.sensitivity import Curve, Point, Sensitivity, analyse, as_json, lines, write
 from bench.sweeps.sensitivity_plot import describe
+from tests.conftest import Cli
 
 SEEDS = 6
 
@@ -619,3 +620,26 @@ def test_the_learning_rate_is_the_axis_before_other_settings():
     results = [run("gd", 0, 1.0, opt__lr=lr, task__d=d) for lr in (0.1, 1.0) for d in (2, 4)]
     sweep = analyse(results, ["task.d", "opt.lr"], "min")
     assert (sweep.x, sweep.log, [curve.name for curve in sweep.curves]) == ("opt.lr", True, ["gd, d 2", "gd, d 4"])
+
+
+FAILS = """
+import torch
+class Fails(torch.optim.SGD):
+    def step(self, closure=None):
+        if self.param_groups[0]["lr"] > 0.5:
+            raise RuntimeError("too large")
+        return super().step(closure)
+"""
+
+
+def test_failed_runs_of_a_sweep_are_in_its_table_and_are_no_edge(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("fails.py").write_text(FAILS, "utf-8")
+    words = ("--task", "synthetic", "--opt", "fails.py:Fails", "--opt.lr", "0.1,0.3,1", "--trainer.max_steps", 5)
+    answer = cli("sweep", *words, "--seeds", 1, "--engine", "lightning", "-o", "swept")
+    assert answer.code == 1
+    assert "note: unfinished runs excluded: 1 failed" in answer.out
+    assert "at the edge of the grid" not in answer.out
+    assert len(Path("swept/sensitivity.csv").read_text("utf-8").splitlines()) == 4
