@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from scipy import stats as reference
 
 from bench.boards import BOARDS
-from bench.boards.collect import Collected
+from bench.boards.collect import Collected, _is
 from bench.boards.curves import steps
 from bench.boards.headline import headlines
 from bench.cli import dispatch as results
@@ -1158,6 +1158,13 @@ def test_a_task_without_a_target_is_named(store):
     made_board = board("speed", store)
     assert not made_board.tables
     assert "synthetic, max_steps 100 has no target" in made_board.notes[1]
+
+
+@pytest.mark.parametrize("typed", ["0.8,0.99", "[0.8, 0.99]", "(0.8, 0.99)"])
+def test_a_list_is_selected_as_it_is_typed(typed):
+    assert _is([0.8, 0.99], typed)
+    assert not _is([0.8, 0.999], typed)
+    assert not _is([0.8], typed)
 
 
 # -- tuning -----------------------------------------------------------------------------------------------------------

@@ -43,6 +43,15 @@ def rates(configs: list[RunConfig]) -> list[float]:
     return [config.opt_options["lr"] for config in configs]
 
 
+def test_a_file_may_list_its_optimizers(tmp_path: Path):
+    file = tmp_path / "sweep.yaml"
+    file.write_text("task: synthetic\nopt: [ngd, gd]\nopt.lr: [0.1, 0.2]\n", "utf-8")
+    configs, _ = configurations({}, [0], PLACES, config=file)
+    assert {(config.opt, config.opt_options["lr"]) for config in configs} == {
+        (opt, lr) for opt in ("ngd", "gd") for lr in (0.1, 0.2)
+    }
+
+
 # -- values ---------------------------------------------------------------------------------------------------------
 
 
