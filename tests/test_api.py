@@ -369,6 +369,20 @@ def test_a_class_of_a_notebook_is_written_with_what_it_uses(notebook, store: Pat
     assert other.final != run.final
 
 
+def test_annotations_of_a_notebook_stay_unevaluated(notebook) -> None:
+    names = notebook(f"from __future__ import annotations\n{CELLS['imports']}")
+    names = notebook(
+        "from __future__ import annotations\n"
+        "class Own(torch.optim.SGD):\n"
+        "    def step(self, closure: Unknown | None = None) -> Own:\n"
+        "        return super().step(closure)\n"
+    )
+    text = module_text(names["Own"], names)
+    found: dict[str, Any] = {}
+    exec(compile(text, "own.py", "exec", dont_inherit=True), found)
+    assert found["Own"].step.__annotations__["return"] == "Own"
+
+
 def test_a_source_that_somebody_has_changed_is_written_anew(notebook, store: Path) -> None:
     for cell in CELLS.values():
         names = notebook(cell)

@@ -4,6 +4,8 @@ A class from an installed package becomes `module:Class`, one from a file `file.
 the running script is written into the store with its helpers and imports: `STORE/sources/DIGEST/NAME.py`.
 """
 
+import __future__
+
 import ast
 import builtins
 import hashlib
@@ -107,17 +109,20 @@ def module_text(opt: type, names: Mapping[str, Any]) -> str:
     """
     found = _Module(opt, names)
     found.add(opt)
-    words = [f'"""{opt.__name__}, as it was passed to bench."""', "\n".join(sorted(found.imports)), *found.pieces]
+    future = "from __future__ import annotations" * found.deferred
+    imports = "\n".join(sorted(found.imports))
+    words = [f'"""{opt.__name__}, as it was passed to bench."""', future, imports, *found.pieces]
     return "\n\n".join(filter(None, words)) + "\n"
 
 
 class _Module:
-    """Collects the source of a class and of its helpers, helpers first."""
+    """Collects the source of a class and of its helpers, helpers first; `deferred` if annotations are not evaluated."""
 
     def __init__(self, opt: type, names: Mapping[str, Any]) -> None:
         self.opt, self.names = opt, names
         self.imports: set[str] = set()
         self.pieces: list[str] = []
+        self.deferred = False
         self._known: set[str] = set()
 
     def add(self, piece: Any) -> None:
@@ -153,6 +158,7 @@ class _Module:
     def _source(self, piece: Any) -> str:
         """The source of a class or a function."""
         code = next(_codes(piece), None)
+        self.deferred |= code is not None and bool(code.co_flags & __future__.annotations.compiler_flag)
         lines = linecache.getlines(code.co_filename) if code is not None else []
         try:
             tree = ast.parse("".join(lines))
