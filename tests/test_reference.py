@@ -319,6 +319,17 @@ def test_runs_are_confirmed_and_invented_numbers_refuted(cli: Cli, swept: Path, 
     assert all(each["claimed"]["value"] > each["again"]["value"] + 9 for each in strict_json(answer.out))
 
 
+def test_a_run_that_cannot_be_trained_here_stops_no_other(cli: Cli, tmp_path: Path) -> None:
+    store = tmp_path / "runs"
+    assert cli("fit", "--task", "synthetic", "--opt", "gd", "--trainer.max_steps", 20, "--store", store).code == 0
+    keep(store, made("gd", task="synthetic", words={"device": "mps"}))
+    answer = cli("verify", store, "--runs", 2, "--json")
+    assert answer.code == 0, answer.err
+    found = {each["verdict"]: each["why"] for each in strict_json(answer.out)}
+    assert found.keys() == {"confirmed", "undecided"}
+    assert "cannot be trained here" in found["undecided"]
+
+
 def test_a_plug_in_of_a_bundle_runs_only_if_one_says_so(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from bench.config.plugins import allowed
 from bench.config.run_config import RunConfig, resolve, settings_of
-from bench.errors import RunFailed, UserError
+from bench.errors import UserError
 from bench.grammar.parse import Args
 from bench.grammar.values import reference_folder
 from bench.output import note, reply, warn_of
@@ -53,7 +53,7 @@ def main(args: Args) -> int:
     """`bench verify` with these arguments: 0 none refuted, 1 one refuted or damaged, or none repeated, 130 stopped.
 
     Raises:
-        UserError: there is nothing to verify, or data are missing.
+        UserError: there is nothing to verify.
     """
     path = args.path or reference_folder()
     if path is None:
@@ -124,10 +124,10 @@ def _judged(run: RunResult, runs: Sequence[RunResult], args: Args, sources: Path
     from bench.config.checks import check_places
     from bench.train.runner import run as train
 
-    check_places([config])
     try:
+        check_places([config])
         again = train(config)
-    except RunFailed as error:
+    except UserError as error:
         return Judged(run, None, "undecided", f"it cannot be trained here: {error}")
     if again.status == "killed":
         return Judged(run, again, "undecided", "stopped")
