@@ -71,7 +71,10 @@ class TrainerOptions(NoBooleans):
     )
     max_steps: int | None = Field(None, ge=1, description="optimizer steps; with max_epochs, the smaller applies")
     max_seconds: float | None = Field(
-        None, gt=0, description="training time in seconds after which the run stops with status `timeout`"
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="training time in seconds after which the run stops with status `timeout`",
     )
     batch_size: int | Literal["full"] | None = Field(
         None, description="samples that one optimizer step sees, over all micro-batches and devices, or `full`"
@@ -85,6 +88,7 @@ class TrainerOptions(NoBooleans):
     gradient_clip_val: float | None = Field(
         None,
         gt=0,
+        allow_inf_nan=False,
         description="bound on the gradient's global norm; step sizes are computed from the norm before clipping",
     )
     schedule: Literal["constant", "cosine", "linear", "inverse_sqrt", "wsd"] = Field(
@@ -132,7 +136,7 @@ class TrainerOptions(NoBooleans):
         description="loss and gradient through torch.compile: off, step, or auto (if a measurement in the run's"
         " first steps shows that it pays); changes seconds and rounding, so it is not part of the run's id",
     )
-    checkpoint_seconds: float = Field(60, gt=0, description="seconds between checkpoints")
+    checkpoint_seconds: float = Field(60, gt=0, allow_inf_nan=False, description="seconds between checkpoints")
     devices: int = Field(1, ge=1, description="number of devices (processes) that share each batch")
     num_nodes: int = Field(1, ge=1, description="machines")
     strategy: Literal["auto", "ddp", "fsdp"] = Field(
