@@ -324,6 +324,14 @@ def test_a_bad_query_is_one_line_that_names_the_views(cli, filled, query, words,
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
+@pytest.mark.parametrize(
+    "query",
+    ["-- all\nselect 1 as a", "--all\nselect 1 as a", "select 1 as a; -- 'one;'", "select 1 /* é; */ as a;; /* b; */"],
+)
+def test_a_query_may_have_comments(cli, filled, query):
+    assert strict_json(cli("sql", query, "--json").out) == [{"a": 1}]
+
+
 def test_bad_words(cli, filled, tmp_path):
     assert "bench sql needs QUERY (" in fails(cli, "sql")
     assert "unknown --format 'xml'" in fails(cli, "sql", "from runs", "--format", "xml")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from bench.errors import UserError
 from bench.grammar.commands import COMMANDS, parse
 from bench.grammar.near import distance, nearest
 from bench.grammar.parse import Command, Option
@@ -358,6 +359,12 @@ def test_the_path_of_a_run_in_a_file_is_no_run(cli, tmp_path) -> None:
     (tmp_path / "file").touch()
     answer = cli("diff", tmp_path / "file" / "a", "b")
     assert answer == (2, "", f"bench: error: the store {tmp_path / 'file'} is a file, not a folder; name another\n")
+
+
+def test_a_value_may_end_in_the_letter_of_a_short_option() -> None:
+    assert parse("bundle", ["--task", "go", "-o", "lo"]).task == ["go"]
+    with pytest.raises(UserError, match="--task needs a value"):
+        parse("bundle", ["--task", "-o", "lo"])
 
 
 def test_several_of_an_option_that_takes_a_list_are_a_list() -> None:

@@ -184,7 +184,7 @@ class _Views:
                 rows = {"runs": self._runs, "trials": self._trials}[name]() if name in self._used else []
                 self._load(con, name, rows)
         self.ready = True
-        _interruptibly(con, f"create temp table answer as from (\n{query.strip().rstrip(';')}\n)")
+        _interruptibly(con, f"create temp table answer as from (\n{_without_end(query)}\n)")
         columns = con.execute("select column_name, column_type from (describe temp.answer)").fetchall()
         con.execute("from temp.answer")
         rows = (row for rows in iter(lambda: con.fetchmany(10_000), []) for row in rows)
@@ -300,6 +300,14 @@ class _Views:
             self.damaged[f"{block.folder}/{run_id}"] = error
             return []
         return [as_arrow(columns, run_id=run_id)] if columns else []
+
+
+def _without_end(query: str) -> str:
+    """A statement up to its semicolon, if any; there may be comments after it."""
+    import duckdb
+
+    text = query.encode()  # DuckDB counts bytes
+    return text[: next((at for at, _ in duckdb.tokenize(query) if text[at : at + 1] == b";"), None)].decode()
 
 
 def _interruptibly(con: "DuckDBPyConnection", statement: str) -> None:

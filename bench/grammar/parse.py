@@ -147,7 +147,9 @@ def parse(command: Command, words: Sequence[str]) -> Args:
     rest = list(words)
     while rest:
         word = rest.pop(0)
-        if not _is_option(word) or (word[1:2].isdigit() and command.positionals):
+        # A word may begin with a dash: a negative number, or the comment of a query.
+        is_text = word[1:2].isdigit() or (word.startswith("--") and len(word.partition("=")[0].split()) > 1)
+        if not _is_option(word) or (command.positionals and is_text):
             free.append(word)
             continue
         given, equals, value = word.partition("=")
@@ -178,7 +180,9 @@ def parse(command: Command, words: Sequence[str]) -> Args:
             found[option.key] = True
             continue
         texts = [value] if equals else []
-        while len(texts) < option.words and rest and not rest[0].startswith("--") and rest[0][1:] not in shorts:
+        while len(texts) < option.words and rest and not rest[0].startswith("--"):
+            if _is_option(rest[0]) and rest[0][1:] in shorts:
+                break
             texts.append(rest.pop(0))
         if len(texts) < option.words:
             raise UserError(f"{given} needs {'a value' if option.words == 1 else 'values'}: {given} {option.value}")
