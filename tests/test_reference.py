@@ -229,6 +229,23 @@ def test_only_what_is_asked_for_is_bundled(cli: Cli, swept: Path, tmp_path: Path
     assert "exists; name another" in cli("bundle", "--store", swept, "-o", tmp_path / "there").err
     assert "write mine.zip" in cli("bundle", "--store", swept, "-o", tmp_path / "mine.tar").err
     assert "--out is missing" in cli("bundle", "--store", swept).err
+    assert "is inside the store" in cli("bundle", "--store", swept, "-o", swept / "mine").err
+    assert not (swept / "mine").exists()
+
+
+def test_a_zip_file_is_replaced_only_if_it_is_a_bundle(cli: Cli, swept: Path, tmp_path: Path) -> None:
+    words = ("bundle", "--store", swept, "--opt", "gd", "-o")
+    for _ in range(2):
+        assert cli(*words, tmp_path / "b.ZIP").code == 0
+    assert zipfile.is_zipfile(tmp_path / "b.ZIP")
+    (tmp_path / "text.zip").write_text("mine")
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w") as packed:
+        packed.writestr("a.jpg", "mine")
+    for name in ("text.zip", "photos.zip"):
+        before = (tmp_path / name).read_bytes()
+        answer = cli(*words, tmp_path / name)
+        assert (answer.code, (tmp_path / name).read_bytes()) == (2, before)
+        assert "exists; name another file" in answer.err
 
 
 def test_a_run_with_an_empty_table_is_bundled_too(cli: Cli, tmp_path: Path) -> None:
@@ -265,6 +282,10 @@ def test_a_thinned_table_keeps_both_ends_and_not_more_than_asked_for(rows: int) 
     assert kept[-1] == rows - 1
     assert len(kept) <= 10
     assert rows > 10 or len(kept) == rows
+    for few in (2, 3):
+        kept = thinned(rows, few)
+        assert (kept[0], kept[-1]) == (0, rows - 1)
+        assert len(kept) <= few
 
 
 @pytest.mark.parametrize(
@@ -279,6 +300,22 @@ def test_a_zip_file_with_other_names_than_those_of_a_bundle_is_refused(cli: Cli,
     assert answer.code == 2
     assert "is not a bundle: it contains" in last_line(answer)
     assert {*tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_damaged_zip_file_is_said(cli: Cli, tmp_path: Path, method: int) -> None:
+    name, content = "sources/my.py", bytes(range(256)) * 20
+    with zipfile.ZipFile(tmp_path / "b.zip", "w", method) as packed:
+        packed.writestr(name, content)
+    whole = (tmp_path / "b.zip").read_bytes()
+    start = 30 + len(name) + 9  # after the header of LZMA, some of whose bytes do not matter
+    for at in range(start, start + 60):
+        damaged = bytearray(whole)
+        damaged[at] ^= 0xFF
+        (tmp_path / "b.zip").write_bytes(damaged)
+        answer = cli("verify", tmp_path / "b.zip")
+        assert answer.code == 2
+        assert "is not a bundle: " in last_line(answer)
 
 
 def test_what_is_no_bundle_is_said(cli: Cli, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@
 A bundle is a folder, or a zip file with these names in it. It is data: its code is imported only on request.
 """
 
+import lzma
 import os
 import re
 import zipfile
@@ -42,7 +43,7 @@ _NAMES = re.compile(
 _MOST_BYTES = 8 * 2**30
 """Maximum bytes of an unpacked zip file. Ours."""
 # zipfile reports damage, and methods that it cannot read, in many ways
-_NO_ZIP = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error)
+_NO_ZIP = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error, lzma.LZMAError)
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -78,13 +79,14 @@ def bundle(
     Args:
         stores: the stores with the runs, their tables and studies.
         runs: the runs to write.
-        out: a new folder, or a file that ends in .zip.
+        out: a new folder, or a file that ends in .zip, which replaces an earlier bundle.
         points: rows kept of a curve, half evenly spaced and half log-spaced, and those of observations; all if None.
         tuned: folders with tuned settings; those of the written studies are copied.
         plugins: files of plug-ins, as `file.py:NAME`; those that the records name are copied.
 
     Raises:
-        UserError: there are no finished runs, `out` exists, or a plug-in's source differs from the recorded one.
+        UserError: there are no finished runs, `out` exists or is inside a store, or a plug-in's source differs from the
+            recorded one.
         RunFailed: the disk is full.
     """
     tables, damaged = dict[str, dict[str, Columns]](), list[Damaged]()
@@ -98,8 +100,11 @@ def bundle(
         raise UserError(f"no matching finished runs in {stores.shown}")
     if out.suffix in (".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z"):
         raise UserError(f"{out}: a bundle is a folder or a zip file; write {out.with_suffix('.zip').name}")
-    if out.exists() and out.suffix != ".zip":
-        raise UserError(f"{out} exists; name another folder, or delete it")
+    zipped = out.suffix.lower() == ".zip"
+    if out.exists() and not (zipped and _is_bundle(out)):
+        raise UserError(f"{out} exists; name another {'file' if zipped else 'folder'}, or delete it")
+    if inside := next((store.folder for store in stores.stores if store.folder in out.resolve().parents), None):
+        raise UserError(f"{out} is inside the store {inside}; name a place outside")
     ids = {run.run_id for run in runs}
     studies = [study for study in stores.studies if study.run_ids & ids]
     trials = {run_id for study in studies for run_id in study.run_ids}
@@ -121,7 +126,7 @@ def bundle(
             to.parent.mkdir(parents=True, exist_ok=True)
             to.write_bytes(path.read_bytes())
         out.parent.mkdir(parents=True, exist_ok=True)
-        if out.suffix == ".zip":
+        if zipped:
             with replacing(out) as packed:
                 _zip(folder, packed)
         else:
@@ -198,7 +203,7 @@ def thinned(n: int, points: int) -> list[int]:
 
     if n <= points:
         return list(range(n))
-    half = max(1, points // 2)
+    half = max(2, points // 2)
     even, log = np.linspace(0, n - 1, half), np.geomspace(1, n, half) - 1
     return np.unique(np.concatenate([even, log]).round().astype(int)).tolist()
 
@@ -278,6 +283,22 @@ def _zip(folder: Path, out: Path | BytesIO) -> None:
             packed.writestr(info, path.read_bytes())
 
 
+def _is_bundle(path: Path) -> bool:
+    """Whether a file is a zip file with the names of a bundle."""
+    with suppress(OSError, *_NO_ZIP), zipfile.ZipFile(path) as packed:
+        return all(_NAMES.fullmatch(name) for name in packed.namelist())
+    return False
+
+
+def _read(packed: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    try:
+        return packed.read(entry)
+    except OSError as error:
+        if error.errno is not None:  # of the disk
+            raise
+        raise zipfile.BadZipFile(str(error)) from None  # bz2 reports damage so
+
+
 def _unpack(packed: zipfile.ZipFile, to: Path, path: str, allowed: re.Pattern[str] = _NAMES) -> None:
     entries = [each for each in packed.infolist() if not each.is_dir()]
     names = [each.filename for each in entries]
@@ -289,4 +310,4 @@ def _unpack(packed: zipfile.ZipFile, to: Path, path: str, allowed: re.Pattern[st
         raise UserError(f"{path} would unpack to more than {_MOST_BYTES:,} bytes")
     for each in entries:
         (to / each.filename).parent.mkdir(parents=True, exist_ok=True)
-        (to / each.filename).write_bytes(packed.read(each))
+        (to / each.filename).write_bytes(_read(packed, each))
