@@ -373,6 +373,15 @@ def test_what_is_being_trained_in_the_destination_is_left_alone(cli, tmp_path, a
     folder.drop()
 
 
+def test_what_another_merge_has_just_copied_is_there(source, tmp_path):
+    dest = tmp_path / "dest"
+    with bench.store.merge._Merging(dest) as late:
+        first = bench.store.merge.merge([source], dest, print)
+        late.store(source, print)
+    assert (late.merged.copied, late.merged.there, late.merged.skipped) == (0, first.copied + first.there, 0)
+    assert late.merged.notes == []
+
+
 @pytest.mark.deep
 def test_several_processes_merge_at_a_time(cli, source, tmp_path):
     merger = [sys.executable, "-m", "bench.cli", "merge", source, tmp_path / "dest"]

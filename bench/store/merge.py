@@ -152,12 +152,14 @@ class _Merging(ExitStack):
         _refuse_links(target, *(target.iterdir() if target.is_dir() else ()))
         before, now = ended(target), readable(target)
         if now is not None and now.done and all(_keeps(now, block, run_id) for run_id in wanted) and _is_sound(now):
-            self._skip(f"{target} was just trained", len(wanted))
+            self._there |= dict.fromkeys(wanted, now)  # another process has just stored them
+            self.merged.there += len(wanted)
             return
         if any(is_alive(path) for _, path in attempts(target)):
             self._skip(f"{target} is in training", len(wanted))
             return
-        if self._placed(target, f"{target} was just trained", wanted, lambda: commit(out, target, before)):
+        late = f"{target} was just stored by another process"
+        if self._placed(target, late, wanted, lambda: commit(out, target, before)):
             for _, path in attempts(target):
                 if not is_alive(path):
                     remove(path)
