@@ -233,6 +233,15 @@ def test_settings_have_all_forms() -> None:
     )
     found = {name: run.settings[name] for name in ("opt.betas", "opt.lr", "task.T", "trainer.max_steps")}
     assert found == {"opt.betas": [0.5, 0.9], "opt.lr": 0.5, "task.T": 4, "trainer.max_steps": 2}
+    for value, number in (
+        ((0.5, 0.9), 1),
+        ([0.5, 0.9], 1),
+        ([[0.5, 0.9], (0.8, 0.9)], 1),
+        ({(0.5, 0.9), (0.8, 0.9)}, 1),
+        ((0.8, 0.9), 0),
+        (0.5, 0),
+    ):
+        assert len(bench.load().filter(**{"opt.betas": value})) == number
 
 
 @pytest.mark.parametrize(

@@ -183,8 +183,9 @@ class Runs(Sequence[Run]):
         """The runs with these settings.
 
         Args:
-            settings: values by name; a list or a set of values means any of them. Names are those of `Run.settings`,
-                and `status`, `engine`, `machine` and `versions.*`: `runs.filter(opt="adam", **{"opt.lr": 0.1})`.
+            settings: values by name; a list or a set of values means any of them. A tuple is one value, and so is a
+                list that equals the setting (`opt.betas`). Names are those of `Run.settings`, and `status`, `engine`,
+                `machine` and `versions.*`: `runs.filter(opt="adam", **{"opt.lr": 0.1})`.
 
         Raises:
             UserError: no run has a setting with this name.
@@ -193,12 +194,11 @@ class Runs(Sequence[Run]):
         for name in settings if own else ():
             if not any(name in each for each in own):
                 raise unknown("setting", name, sorted({known for each in own for known in each}))
-        wanted = {name: value if isinstance(value, list | set) else [value] for name, value in settings.items()}
         return Runs(
             [
                 run
                 for run, known in zip(self._runs, own, strict=True)
-                if all(name in known and known[name] in values for name, values in wanted.items())
+                if all(name in known and _is_any_of(known[name], value) for name, value in settings.items())
             ],
             self.damaged,
         )
@@ -275,6 +275,12 @@ class Runs(Sequence[Run]):
         own = [Column("run_id", "run"), *(Column(name, name) for name in ("task", "opt", "seed", "status", "metric"))]
         own += [Column("final", "final"), Column("steps", "steps"), Column("seconds", "time", unit="s")]
         return Table("", own, [{column.key: _fact(run, column.key) for column in own} for run in self._runs])
+
+
+def _is_any_of(known: Any, wanted: Any) -> bool:
+    """Whether a setting has this value, or one of several; tuples equal lists."""
+    several = [wanted, *wanted] if isinstance(wanted, list | set) else [wanted]
+    return any(known == (list(each) if isinstance(each, tuple) else each) for each in several)
 
 
 def _fact(run: Run, name: str) -> Any:
