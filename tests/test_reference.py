@@ -229,6 +229,11 @@ def test_only_what_is_asked_for_is_bundled(cli: Cli, swept: Path, tmp_path: Path
     assert "exists; name another" in cli("bundle", "--store", swept, "-o", tmp_path / "there").err
     assert "write mine.zip" in cli("bundle", "--store", swept, "-o", tmp_path / "mine.tar").err
     assert "--out is missing" in cli("bundle", "--store", swept).err
+    missing = cli("bundle", "--store", swept, "-o", tmp_path / "c.zip", "--tuned", tmp_path / "none")
+    assert "/none: there is no such folder" in missing.err
+    empty = cli("bundle", "--store", tmp_path / "there", "--opt", "gd", "-o", tmp_path / "c.zip")
+    assert empty.err.endswith("; there are no runs in it\n")
+    assert not (tmp_path / "c.zip").exists()
     assert "is inside the store" in cli("bundle", "--store", swept, "-o", swept / "mine").err
     assert not (swept / "mine").exists()
 

@@ -66,6 +66,8 @@ def run_bundle(args: Args) -> int:
             why = "no run names it" if path.is_file() else "there is no such file"
             raise UserError(f"--source {path}: {why}; plug-ins of these runs: {listed(sorted(used)) or 'none'}")
         plugins += own
+    if args.tuned and not args.tuned.is_dir():
+        raise UserError(f"--tuned {args.tuned}: there is no such folder")
     tuned = [args.tuned] if args.tuned else [Path("tuned"), *sorted(Path("compared").glob("*/*/tuned"))]
     made = bundle(stores, runs, args.out, points=args.points, tuned=tuned, plugins=plugins)
     code = warn_of(stores, made.damaged)

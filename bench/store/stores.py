@@ -98,7 +98,8 @@ class Stores:
             for each in wanted or ():
                 if bare(each) not in there:
                     near = nearest(each, there)
-                    hint = f"did you mean {near!r}?" if near else f"there are runs of {', '.join(there)}"
+                    known = f"there are runs of {', '.join(there)}" if there else "there are no runs in it"
+                    hint = f"did you mean {near!r}?" if near else known
                     raise UserError(f"no runs of the {kind} {each!r} in {self.shown}; {hint}")
 
     def tables(self, run_id: str) -> dict[str, Columns]:
