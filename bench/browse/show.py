@@ -29,7 +29,7 @@ MOST = 50_000
 
 def lines(run: RunResult, store: Store) -> tuple[list[str], bool]:
     """The page, as wide as the terminal, and whether the tables were readable; text in the record is untrusted."""
-    wide = columns()
+    wide, study = columns(), _study(run, store)
     tables, damaged = _tables(run, store)
     curve = _curve(run, tables.get("curve", {}), wide or 80) if damaged is None else [f"  {cell(damaged)}"]
     settings = {name: value for name, value in settings_of(run.config).items() if name not in ("task", "opt")}
@@ -43,24 +43,25 @@ def lines(run: RunResult, store: Store) -> tuple[list[str], bool]:
         ("the trained model writes", [f"  | {cell(line)}" for line in (run.specimen or "").split("\n") if line]),
         ("notes", [part for note in _notes(run) for part in wrapped(cell(note).split(" "), wide, "  ", " ")]),
     ]
-    page = [cell(f"{run.run_id}: {run.status}"), *_facts(run, store)]
+    page = [cell(f"{run.run_id}: {run.status}"), *_facts(run, store, study)]
     for title, part in more:
         if part:
             page += ["", f"{title}:", *part]
     page += ["", "commands:"]
-    page += [line for what, words in _commands(run, store).items() for line in (f"  # {what}", f"  {words}")]
+    page += [line for what, words in _commands(run, store, study).items() for line in (f"  # {what}", f"  {words}")]
     return page, damaged is None
 
 
 def as_json(run: RunResult, store: Store) -> tuple[dict[str, Any], bool]:
     """The run in a form for JSON, and whether its tables were readable."""
     tables, damaged = _tables(run, store)
+    study = _study(run, store)
     found = {
         "kind": "run",
         **result_json(run, store.folder),
         "begun": run.begun or None,
         "made_for": run.plan,
-        "study": _study(run, store) or planned_by(run),
+        "study": study or planned_by(run),
         "tuned_by": run.tuned_by,
         "best_step": run.best_step,
         "metrics": run.metrics,
@@ -69,7 +70,7 @@ def as_json(run: RunResult, store: Store) -> tuple[dict[str, Any], bool]:
         "versions": run.versions,
         "environment": run.environment,
         "notes": _notes(run),
-        "commands": list(_commands(run, store).values()),
+        "commands": list(_commands(run, store, study).values()),
         "folder": store.place(run.run_id),
         "rows": {name: len(own["step"]) for name, own in tables.items()},
         "damaged": damaged,
@@ -89,8 +90,8 @@ def _word(value: Any) -> str:
     return "none" if value is None else cell(word_of(value))
 
 
-def _facts(run: RunResult, store: Store) -> list[str]:
-    config, place, study = run.config, store.place(run.run_id), _study(run, store) or planned_by(run)
+def _facts(run: RunResult, store: Store, study: str | None) -> list[str]:
+    config, place, study = run.config, store.place(run.run_id), study or planned_by(run)
     seeds = f"{config['seed']}" + f", order of samples {config['data_seed']}" * (config["data_seed"] != config["seed"])
     evaluated = f" with evaluations, {_seconds(run.train_s)} without" if run.train_s else ""
     target = "" if run.target is None else f"; target {run.target:g}, {_reached(run)}"
@@ -169,7 +170,7 @@ def _notes(run: RunResult) -> list[str]:
     return ([run.reason] if run.reason else []) + remarks_on(run)
 
 
-def _commands(run: RunResult, store: Store) -> dict[str, str]:
+def _commands(run: RunResult, store: Store, study: str | None) -> dict[str, str]:
     """Shell commands by purpose; all names are quoted."""
     place = shlex.join(["--store", str(store.folder)])
     order = run.config["data_seed"]
@@ -183,7 +184,7 @@ def _commands(run: RunResult, store: Store) -> dict[str, str]:
         what = alone if run.engine == "lanes" else "it has no checkpoint, so it starts from step 0"
         found[what] = f"{fit_words(run)} {seeds} {place}"
     own = ["--task", run.config["task"], "--opt", run.config["opt"]]
-    if _study(run, store) is not None:  # boards and curves exclude trials
+    if study is not None:  # boards and curves exclude trials
         found["plot its study"] = f"{shlex.join(['bench', 'plot', 'sensitivity', *own])} {place} -o study.png"
     else:
         only = {"seed": run.config["seed"]} | {k: v for k, v in run.chosen.items() if v is not None}

@@ -11,7 +11,6 @@ from bench.errors import UserError
 from bench.grammar.parse import Args
 from bench.output import reply
 
-KINDS = ("optimizer", "task")
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
