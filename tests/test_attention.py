@@ -404,6 +404,12 @@ def test_rotated_products_depend_on_the_distance_only() -> None:
     assert len({round(float(p), 6) for p in products[0]}) == 30
 
 
+def test_rotation_takes_every_even_size() -> None:
+    for size in range(2, 500, 2):
+        x = torch.randn(2, size)
+        torch.testing.assert_close(rotated(x).norm(dim=-1), x.norm(dim=-1))
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [

@@ -295,7 +295,8 @@ def rotated(x_BHTK: Tensor) -> Tensor:
     """
     T, K = x_BHTK.shape[-2:]
     exact = torch.promote_types(x_BHTK.dtype, torch.float32)
-    rates = _ROTARY_BASE ** -torch.arange(0, 1, 2 / K, device=x_BHTK.device, dtype=exact)
+    # `arange` has one element more where K / 2 rounds up, as for K = 98.
+    rates = _ROTARY_BASE ** -torch.arange(0, 1, 2 / K, device=x_BHTK.device, dtype=exact)[: K // 2]
     angles_TF = torch.arange(T, device=x_BHTK.device, dtype=exact)[:, None] * rates
     cos_TF, sin_TF = angles_TF.cos().to(x_BHTK.dtype), angles_TF.sin().to(x_BHTK.dtype)
     first, second = x_BHTK.chunk(2, -1)
