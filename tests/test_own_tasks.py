@@ -249,6 +249,13 @@ def text_data(train: Any, test: Any = (("a", 0),)) -> Any:
     )
 
 
+def test_more_than_256_classes_keep_their_labels() -> None:
+    rows = [(f"text {i}", i) for i in range(300)]
+    spec = text_task("many", lambda root: {"train": rows, "test": rows}, classes=300)
+    data: Any = spec.data_cls(Path("data"), scratch=True)
+    assert sorted(data.batch("test", slice(None)).labels.tolist()) == list(range(300))
+
+
 def test_pairs_of_texts_have_types(tmp_path: Path) -> None:
     data = text_data([(f"one {i}", f"two {i}", i % 2) for i in range(20)], [("one", "two", 1)])
     batch = data.batch("test", slice(None))

@@ -157,6 +157,8 @@ class TextData(TaskData):
         """The rows of a file."""
         source, groups, tokenizer = self.source, self.group_names, self.tokenizer
         meaning = source.texts, source.label, source.num_classes, source.threshold, groups
+        if source.num_classes > 256:
+            meaning = *meaning, "wide labels"  # caches without this hold labels modulo 256
         arrays = tokenised(
             Encoded._fields,
             path,

@@ -110,8 +110,11 @@ def texts_of(path: Path, table: Any, name: str, rows: slice = slice(None)) -> li
     return texts
 
 
-def labels_of(source: TextSource, path: Path, table: Any) -> NDArray[np.uint8]:
-    """Labels of all rows. Rows with a hidden label (-1 on the Hub) are refused, not silently dropped."""
+def labels_of(source: TextSource, path: Path, table: Any) -> NDArray[Any]:
+    """Labels of all rows, in the smallest unsigned type for all classes.
+
+    Rows with a hidden label (-1 on the Hub) are refused, not silently dropped.
+    """
     values, high = table[source.label].to_numpy(), source.num_classes - 1 if source.threshold is None else 1
     if values.dtype.kind not in "buif":
         raise DataError(
@@ -127,7 +130,7 @@ def labels_of(source: TextSource, path: Path, table: Any) -> NDArray[np.uint8]:
             f"{path}: row {row} has {source.label} {values[row]:g}; it must be {kind} in [0, {high}];"
             " remove such rows (-1 marks a hidden label)"
         )
-    return (values if source.threshold is None else values >= source.threshold).astype(np.uint8)
+    return (values if source.threshold is None else values >= source.threshold).astype(np.min_scalar_type(high))
 
 
 def mentions_of(path: Path, table: Any, names: Sequence[str]) -> NDArray[np.uint8]:
