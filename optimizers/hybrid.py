@@ -102,6 +102,9 @@ class Hybrid(Optimizer):
             closure: re-evaluates the model and returns the loss; called once, before any update.
             grad_norm: norm of the gradient in `.grad` over all parameters, 0-dim.
             loss_grad_norm: the same before clipping.
+
+        Raises:
+            RuntimeError: a part moves its weights before it calls the closure, which cannot evaluate again.
         """
         loss = run_closure(closure)
         for part, names in zip(self.parts, self._told, strict=True):
@@ -111,7 +114,7 @@ class Hybrid(Optimizer):
                     [p.grad for group in part.param_groups for p in group["params"] if p.grad is not None]
                 )
                 told = own_norms(norm, grad_norm, loss_grad_norm)
-            given: Any = None if closure is None else lambda: loss
+            given: Any = None if closure is None else _known(loss, part)
             part.step(given, **{name: told[name] for name in names})
         return loss
 
@@ -160,6 +163,22 @@ class Hybrid(Optimizer):
 
     def __reduce__(self) -> Any:
         return Hybrid, (self.parts,)
+
+
+def _known(loss: Any, part: Optimizer) -> Callable[[], Any]:
+    """The closure of a part: it returns the known loss as long as the part's weights have not changed."""
+    params = [p for group in part.param_groups for p in group["params"]]
+    versions = [p._version for p in params]
+
+    def closure() -> Any:
+        if versions != [p._version for p in params]:
+            raise RuntimeError(
+                f"{type(part).__name__} moves its weights before it calls the closure; this needs another evaluation,"
+                " which is not possible beside a method for the rest"
+            )
+        return loss
+
+    return closure
 
 
 class _States(MutableMapping[Any, Any]):

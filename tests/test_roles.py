@@ -614,6 +614,21 @@ def test_under_clipping_a_polyak_part_takes_the_step_of_its_own_unclipped_gradie
         torch.testing.assert_close(p.detach(), q - step * g * clip / norm, rtol=1e-5, atol=1e-9)
 
 
+class MovesFirst(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for p in self.param_groups[0]["params"]:
+            p.add_(p.grad, alpha=0.1)
+        return closure()
+
+
+def test_a_part_that_moves_its_weights_before_its_closure_is_refused() -> None:
+    params = problem()
+    one = hybrid(params, lambda p: MovesFirst(p, lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1))
+    with pytest.raises(RuntimeError, match="MovesFirst moves its weights before it calls the closure"):
+        train(one, params, 1)
+
+
 COUNTING: dict[str, tuple[Any, Any]] = {
     "counting+counting": (Counting, Counting),
     "sgd+counting": (lambda p: torch.optim.SGD(p, lr=0.1), Counting),
