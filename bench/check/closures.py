@@ -18,8 +18,15 @@ def closure(subject: Subject) -> Measured:
     stepper = subject.stepper()
     disabled: list[str] = []
     losses: list[Tensor] = []
+    versions = [p._version for p in stepper.params]
 
     def evaluate() -> Tensor:
+        unnoticed = versions == [p._version for p in stepper.params]
+        if not losses and unnoticed and not all(map(torch.equal, stepper.params, stepper.start)):
+            raise Failed(
+                "it moves weights through .data before it calls the closure, which then returns the loss from before;"
+                f" move them under torch.no_grad(){_step(stepper.optimizer)}"
+            )
         if not torch.is_grad_enabled():
             disabled.append(place())
         with torch.enable_grad():
