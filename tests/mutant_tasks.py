@@ -100,6 +100,15 @@ class Drops(Net):
         return super().loss((self.second(self.first(points)), labels))
 
 
+@spec()
+class Creates(Net):
+    """Its loss creates tensors in the default precision."""
+
+    def loss(self, batch: tuple[Tensor, Tensor]) -> Outcome:
+        points, labels = batch
+        return super().loss((points @ torch.linspace(0.1, 1.3, 4).diag(), labels))
+
+
 @spec("builds")
 class Detached(Net):
     def loss_of(self, margins: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.plugins import DoublePrecision
 from torch import Tensor
 
 from bench.check.findings import Failed, Measured, NotApplicable
@@ -163,7 +164,8 @@ def dropout(subject: TaskSubject) -> Measured:
     rows = slice(0, subject.batch)
     task.data.to(task.device, task.dtype)
     task.randomness.rows, task.randomness.batch_size = rows, rows.stop
-    task.loss(task.data.batch("train", rows, task.randomness))
+    with DoublePrecision().forward_context():
+        task.loss(task.data.batch("train", rows, task.randomness))
     if not calls:
         return Measured(0, "no dropout")
     (most, count), *_ = calls.most_common(1)

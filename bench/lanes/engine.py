@@ -63,7 +63,7 @@ class Lanes:
     ) -> None:
         self.tasks, self.plans, self.device, self.dtype = tasks, plans, device, dtype
         self.plan = plans[0][0]
-        # Tensors that a loss creates have the precision of the weights in evaluation too, as in `Task.evaluate`.
+        # Tensors that a loss creates have the precision of the weights, as in single runs, also outside a Trainer.
         self.forward_context = DoublePrecision().forward_context if dtype == torch.float64 else nullcontext
         self.steps_done = 0
         self.alive = np.ones(self.shape, dtype=bool)
@@ -164,10 +164,11 @@ class Lanes:
 
     def _summed(self, part: Callable[[int, int], tuple[Tensor, Weights]]) -> tuple[Tensor, Weights]:
         """Losses and gradients, summed over the micro-batches."""
-        total, grads = part(*self.cuts[0])
-        for cut in self.cuts[1:]:
-            loss, more = part(*cut)
-            total, grads = total + loss, {name: grads[name] + grad for name, grad in more.items()}
+        with self.forward_context():
+            total, grads = part(*self.cuts[0])
+            for cut in self.cuts[1:]:
+                loss, more = part(*cut)
+                total, grads = total + loss, {name: grads[name] + grad for name, grad in more.items()}
         return total, grads
 
     @without_warning()
@@ -342,7 +343,7 @@ class Lanes:
         """
         before = torch.random.get_rng_state()
         batch = self._batch(0, 0, *self.cuts[0])
-        with torch.no_grad():
+        with torch.no_grad(), self.forward_context():
             self.tasks[0].loss_at({name: w[0, :1] for name, w in self.weights.items()}, batch)
         if not torch.equal(before, torch.random.get_rng_state()):
             raise RuntimeError("the task draws from torch's global generator instead of the batch's `randomness`")
