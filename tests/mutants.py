@@ -409,6 +409,14 @@ class NoRate(Optimizer):
         return loss
 
 
+@mutant("schedule", "lr_zero")
+class NoneAsRate(NoRate):
+    def __init__(self, params: Any, lr: float | None = None) -> None:
+        super().__init__(params)
+        for group in self.param_groups:
+            group["lr"] = lr
+
+
 @mutant("lr_changes")
 class KeepsFirstRate(Sound):
     """Does not step if lr is 0, and otherwise keeps the rate of its first step."""
@@ -428,6 +436,15 @@ class SetsRate(Sound):
 @mutant(sets_lr=True)
 class SetsRateAsDeclared(SetsRate):
     pass
+
+
+@mutant(sets_lr=True, unscheduled=True)
+class SetsEveryRate(Sound):
+    """Ignores the given rate."""
+
+    def move(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        group["lr"] = 0.05
+        super().move(group, params)
 
 
 class Decays(Sound):

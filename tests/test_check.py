@@ -124,6 +124,14 @@ def test_memory_is_counted_in_copies_of_the_parameters(reports: dict[str, Report
     assert measured == {"sgd": 0, "Sound": 1, "adam": pytest.approx(2, abs=1e-3)}
 
 
+def test_a_run_that_has_converged_has_no_steps_to_check() -> None:
+    report = conformance("torch.optim:LBFGS", only=["lr_changes", "lr_zero"])
+    assert [verdict.note for verdict in report.verdicts] == [
+        "it has converged after 3 steps",
+        "it has converged before the pause",
+    ]
+
+
 @into("FirstGroupOnly")
 def test_a_failure_says_what_was_measured_and_what_to_do(reports: dict[str, Report]) -> None:
     report = reports["FirstGroupOnly"]

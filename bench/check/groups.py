@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from bench.check.catalogue import CHECKS
-from bench.check.findings import Failed, Measured
+from bench.check.findings import Failed, Measured, NotApplicable
 from bench.check.state import difference
 from bench.check.steps import STEPS, Stepper, gap, values
 from bench.check.subject import Subject, in_training
@@ -47,7 +47,7 @@ def _difference(one: Stepper, other: Stepper, name: str) -> str:
 def schedule(subject: Subject) -> Measured:
     """Compare lr halved by a scheduler with lr halved in the constructor; the scheduler must make a difference."""
     scheduled, plain = subject.stepper(), subject.stepper()
-    _check_lr(scheduled)
+    _check_lr(subject, scheduled)
     LambdaLR(scheduled.optimizer, lambda step: 0.5)
     scheduled.run()
     if subject.lr is None:
@@ -60,7 +60,7 @@ def schedule(subject: Subject) -> Measured:
 def lr_zero(subject: Subject) -> Measured:
     """Distance that weights move at lr = 0, relative to the distance before."""
     stepper = subject.stepper().run(3)
-    _check_lr(stepper)
+    _check_lr(subject, stepper)
     before = values(stepper.params)
     rates = [group["lr"] for group in stepper.optimizer.param_groups]
     for group in stepper.optimizer.param_groups:
@@ -73,11 +73,15 @@ def lr_zero(subject: Subject) -> Measured:
         raise Failed("after a pause at lr = 0, weights are not finite")
     unmoved = moved == 0 and all(map(torch.equal, stepper.params, before))
     if unmoved and not all(map(torch.equal, before, stepper.start)):
+        if all(map(torch.equal, subject.stepper().run(6).params, before)):
+            raise NotApplicable("it has converged before the pause")
         raise Failed("after a pause at lr = 0, the weights no longer change")
     return Measured(moved)
 
 
-def _check_lr(stepper: Stepper) -> None:
+def _check_lr(subject: Subject, stepper: Stepper) -> None:
+    if subject.spec.traits.sets_lr and subject.spec.traits.unscheduled:
+        raise NotApplicable("it declares that it sets lr by itself and that no schedule of lr makes sense")
     for i, group in enumerate(stepper.optimizer.param_groups):
         if not isinstance(group.get("lr"), float | int | torch.Tensor):
             raise Failed(f"param_groups[{i}] has no numeric 'lr'")

@@ -19,11 +19,16 @@ _HALVES = (slice(2), slice(2, None))  # the parameters of two groups
 
 def lr_changes(subject: Subject) -> Measured:
     """Halve and double lr after three steps: if this changes the first step, it must also change later ones."""
-    if any("lr" not in group for group in subject.stepper().optimizer.param_groups):
-        raise NotApplicable("its groups have no 'lr', as `schedule` says")
+    rates = [group.get("lr") for group in subject.stepper().optimizer.param_groups]
+    if not all(isinstance(rate, float | int | Tensor) for rate in rates):
+        raise NotApplicable("its groups have no numeric 'lr', as `schedule` says")
     factors = [factor for factor in (0.5, 2.0) if _gap_by_lr(subject, 0, factor) > _MATTERS]
     if not factors:
         raise NotApplicable("half and double of lr give the same steps")
+    stepper = subject.stepper().run(3)
+    before = values(stepper.params)
+    if gap(before, stepper.run(2).params, stepper.start) <= _MATTERS:
+        raise NotApplicable("it has converged after 3 steps")
     for factor in factors:
         if _gap_by_lr(subject, 3, factor) <= _MATTERS:
             raise Failed(f"lr times {factor:g} changes the steps from the start, but not after 3 steps")
