@@ -871,6 +871,13 @@ def test_a_pure_update_of_somebody_elses_is_not_applied_group_by_group() -> None
     assert not have_pure_update(divide(theirs, None, {"lr": 0.1, "vector.lr": 0.2}, every))
 
 
+@pytest.mark.parametrize("name", ["NoRate", "NoneAsRate"])
+def test_a_pure_update_of_a_constructor_without_a_number_as_lr_is_not_used(name: str) -> None:
+    every = [Parameter("a", (4, 3), "matrix")]
+    spec = replace(OPTIMIZERS["adamw"], target=f"tests.mutants:{name}")
+    assert not have_pure_update(divide(spec, None, {}, every))
+
+
 def test_a_method_for_two_dimensions_is_told_which_tensor_has_more(store: Path) -> None:
     own = config(task="mha_dm1", opt="torch.optim:Muon", opt__rest="adamw", trainer__max_steps=2, store=store)
     with pytest.raises(UserError, match=r"the tensor heads\.W \(1 x \d+ x \d+\) has more than two dimensions"):

@@ -190,14 +190,19 @@ class Together:
         self.state = tree_map(lambda x: x.to(device), state)
 
 
+_NO_LR = inspect.Parameter("lr", inspect.Parameter.KEYWORD_ONLY, default=None)
+
+
 def have_pure_update(parts: Sequence[Part]) -> bool:
     """Whether the methods of a run can step as pure functions.
 
-    Plug-ins are not applied group by group: their updates may combine all gradients.
+    Plug-ins are not applied group by group: their updates may combine all gradients. A constructor without a number as
+    `lr` is not supported, since schedules and curves of lanes need one.
     """
     one = len(parts) == 1 and len(parts[0].groups) == 1
     return all(
         part.spec.pure_update is not None
+        and inspect.signature(part.spec.cls).parameters.get("lr", _NO_LR).default is not None
         and part.spec.groups is None
         and (len(part.groups) == 1 or not part.spec.traits.coupled)
         and (one or part.spec.package is None)
