@@ -462,6 +462,24 @@ class Decays(Sound):
         return group["weight_decay"]
 
 
+@mutant()
+class Capped(SoundNorm):
+    def __init__(self, params: Any, lr: float = 0.1, max_step: float = float("inf")) -> None:
+        Optimizer.__init__(self, params, dict(lr=lr, max_step=max_step))
+
+    def factor(self, group: dict[str, Any], norm: Tensor) -> Tensor:
+        return super().factor(group, norm).clamp(max=self.cap(group))
+
+    def cap(self, group: dict[str, Any]) -> float:
+        return group["max_step"]
+
+
+@mutant("group_values")
+class FirstCap(Capped):
+    def cap(self, group: dict[str, Any]) -> float:
+        return self.param_groups[0]["max_step"]
+
+
 @mutant("group_values")
 class DecayOfFirstGroup(Decays):
     def decay(self, group: dict[str, Any]) -> float:

@@ -95,6 +95,8 @@ def _others(value: float) -> list[Any]:
     """Values to try until one changes the steps."""
     if isinstance(value, int):
         return [value + 3, value + 1, value // 2]
+    if value == inf:  # a cap: a low one always matters
+        return [0.001, 0.1, 10.0]
     return [value / 2, 2 * value, value + 0.1] if value else [0.1, 1.5]
 
 
