@@ -284,6 +284,16 @@ class OtherUpdate(Sound):
     pass
 
 
+@mutant("lanes", update="first_momentum")
+class OneMomentum(Sound):
+    """Its pure update works only if all lanes have one momentum."""
+
+
+def first_momentum(grads: Any, state: Any, params: Any, loss: Any, hparams: Any) -> Any:
+    own = {**hparams, "momentum": 0.9} if isinstance(hparams["momentum"], Tensor) else hparams
+    return heavy_ball(grads, state, params, loss, own)
+
+
 def gradient_descent(grads: Any, state: Any, params: Any, loss: Any, hparams: Any) -> Any:
     return [p - hparams["lr"] * g for p, g in zip(params, grads, strict=True)], {}
 

@@ -178,6 +178,7 @@ def line_of(cls: str, text: str) -> str:
         ("Lists", "syncs", ("tolist (", line_of("Lists", "norm.tolist()"))),
         ("Leaks", "leaks", ("the remaining memory is allocated in ", line_of("Leaks", "p.grad.clone()"))),
         ("ClosureWithoutGradients", "closure", ("disabled (", line_of("ClosureWithoutGradients", "closure()"))),
+        ("OneMomentum", "lanes", ("pure update through vmap, with values of momentum",)),
         ("NoLoss", "closure", ("returns None", line_of("NoLoss", "def step"))),
         ("StateOutside", "resume", ("self.buffers has 0 entries in place of 4",)),
         ("WideState", "resume_bf16", ("['state'][0]['buffer'] is bfloat16 of shape (5, 5) in place of float32",)),

@@ -85,13 +85,13 @@ def _numbers(subject: Subject) -> Iterator[tuple[str, str, list[Any]]]:
     group = subject.stepper().optimizer.param_groups[0]
     for name, value in subject.hparams.items():
         if name in group and is_number(value):
-            yield name, name, _others(value)
+            yield name, name, others(value)
         elif name in group and isinstance(value, tuple | list) and all(map(is_number, value)):
             for i, each in enumerate(value):
-                yield f"{name}[{i}]", name, [type(value)([*value[:i], x, *value[i + 1 :]]) for x in _others(each)]
+                yield f"{name}[{i}]", name, [type(value)([*value[:i], x, *value[i + 1 :]]) for x in others(each)]
 
 
-def _others(value: float) -> list[Any]:
+def others(value: float) -> list[Any]:
     """Values to try until one changes the steps."""
     if isinstance(value, int):
         return [value + 3, value + 1, value // 2]

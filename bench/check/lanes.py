@@ -1,39 +1,70 @@
 """Checks of vectorised runs, as in sweeps."""
 
+import itertools
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from bench.check.catalogue import CHECKS
 from bench.check.findings import Measured, NotApplicable
+from bench.check.hyperparameters import others
 from bench.check.problem import Attention
 from bench.check.steps import STEPS, Stepper, flat
 from bench.check.subject import Subject
 
+_TOLERANCE = CHECKS["lanes"].tolerance or 0.0
 _FACTORS = (1.0, 0.5, 2.0)  # of lr, one for each lane
 
 
 def lanes(subject: Subject) -> Measured:
-    """The pure update of three lanes, or their instances on one stack of weights, against three runs alone."""
+    """The pure update of three lanes, or their instances on one stack of weights, against three runs alone.
+
+    The lanes of a pure update differ in lr, and in each other float in turn, as in sweeps.
+    """
     rates = [{} if subject.lr is None else {"lr": factor * subject.lr} for factor in _FACTORS]
-    alone = [subject.stepper(model, arguments=rate).run() for model, rate in zip(_models(subject), rates, strict=True)]
     if subject.spec.pure_update is None:
-        found, how = [_one_by_one(subject, rates)], "instances, lane by lane"
-    else:
-        subject.refuse_chance()
-        if subject.lr is None:
-            raise NotApplicable("pure updates need a constructor with lr")
-        # Without norms, and with given ones, as in sweeps.
-        ways = dict.fromkeys([(), tuple(sorted(subject.spec.update_keywords))])
-        found = [_updated(subject, [rate["lr"] for rate in rates], keywords) for keywords in ways]
-        how = "pure update through vmap"
-    gaps = [
+        return Measured(_gap(subject, rates, [_one_by_one(subject, rates)]), "instances, lane by lane")
+    subject.refuse_chance()
+    if subject.lr is None:
+        raise NotApplicable("pure updates need a constructor with lr")
+    # Without norms, and with given ones, as in sweeps.
+    ways = dict.fromkeys([(), tuple(sorted(subject.spec.update_keywords))])
+    worst, differs = 0.0, ""
+    for name, own in _varied(subject, rates):
+        found = _gap(subject, own, [_updated(subject, own, keywords) for keywords in ways])
+        if found > worst:
+            worst, differs = found, f", with values of {name}"
+    return Measured(worst, "pure update through vmap" + (differs if worst > _TOLERANCE else ""))
+
+
+def _varied(subject: Subject, rates: list[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The lanes' arguments: lr alone, then with other values of one float hyperparameter, where they are legal."""
+    yield "lr", rates
+    for name, value in subject.hparams.items():
+        if isinstance(value, float) and name != "lr":
+            values = [value]
+            for other in others(value):
+                with suppress(Exception):  # an illegal value
+                    subject.stepper(arguments={name: other})
+                    values.append(other)
+            if len(values) > 1:
+                lanes = zip(rates, itertools.cycle(values), strict=False)
+                yield name, [{**rate, name: each} for rate, each in lanes]
+
+
+def _gap(subject: Subject, arguments: list[dict[str, Any]], found: list[list[Attention]]) -> float:
+    """The largest gap of lanes from runs alone with these arguments."""
+    models = zip(_models(subject), arguments, strict=True)
+    alone = [subject.stepper(model, arguments=own).run() for model, own in models]
+    return max(
         Stepper(subject.spec, model).gap(stepper)
         for models in found
         for stepper, model in zip(alone, models, strict=True)
-    ]
-    return Measured(max(gaps), how)
+    )
 
 
 def _models(subject: Subject) -> list[Attention]:
@@ -54,18 +85,19 @@ def _one_by_one(subject: Subject, rates: list[dict[str, Any]]) -> list[Attention
     return models
 
 
-def _updated(subject: Subject, rates: list[float], keywords: tuple[str, ...]) -> list[Attention]:
-    """Models after steps of the pure update."""
+def _updated(subject: Subject, arguments: list[dict[str, Any]], keywords: tuple[str, ...]) -> list[Attention]:
+    """Models after steps of the pure update; arguments that the lanes have are tensors."""
     models = _models(subject)
     steppers = [Stepper(subject.spec, model) for model in models]
-    hparams = {**subject.hparams, "lr": torch.tensor(rates, dtype=torch.float64)}
+    varied = {name: torch.tensor([own[name] for own in arguments], dtype=torch.float64) for name in arguments[0]}
+    hparams = subject.hparams | varied
     update = subject.spec.pure_update
     assert update is not None
 
     def one(grads: Any, state: Any, params: Any, loss: Any, hparams: Any, norm: Tensor) -> Any:
         return update(grads, state, params, loss, hparams, **dict.fromkeys(keywords, norm))
 
-    many = vmap(one, in_dims=(0, 0, 0, 0, {name: 0 if name == "lr" else None for name in hparams}, 0))
+    many = vmap(one, in_dims=(0, 0, 0, 0, {name: 0 if name in varied else None for name in hparams}, 0))
     state: Any = {}
     for _ in range(STEPS):
         losses = torch.stack([stepper.backward() for stepper in steppers])
