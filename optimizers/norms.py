@@ -53,7 +53,8 @@ def global_dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
 
     Returns:
         A 0-dim tensor on the device of the first tensor, float32 or, for float64 input, float64. Nothing is copied to
-        the host. It is 0 for empty lists.
+        the host. It is 0 for empty lists. On a CPU a float32 sum over a tensor of 1e7 elements is off by about 1e-4;
+        sums by rows, as in `global_norm`, would change the last digits of stored runs.
     """
     if not first:
         return torch.zeros(())

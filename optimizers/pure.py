@@ -32,12 +32,18 @@ def descend(params: Sequence[Tensor], directions: Sequence[Tensor], step: Tensor
 
 
 def dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
-    """Sum of the products of all elements, pair by pair: `global_dot` for `vmap`."""
+    """Sum of the products of all elements, pair by pair: `global_dot` for `vmap`.
+
+    On a CPU its float32 sums over a tensor are off by about 3e-4 at 1e6 elements and 1e-2 at 1e7.
+    """
     parts = [torch.dot(a.reshape(-1), b.reshape(-1)) for a, b in zip(first, second, strict=True)]
     return torch.stack(parts).sum()
 
 
 def norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Euclidean norm of all elements together: `global_norm` for `vmap`, which has no foreach kernels."""
+    """Euclidean norm of all elements together: `global_norm` for `vmap`, which has no foreach kernels.
+
+    On a CPU it does not sum by rows, so in float32 it is off by about 1e-5 at 1e6 elements and 4e-4 at 1e7.
+    """
     norms = [torch.linalg.vector_norm(t) for t in tensors]
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
