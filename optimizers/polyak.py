@@ -10,7 +10,62 @@ from optimizers import pure
 from optimizers.step_size import StepSizeOptimizer, check_range, run_closure, safe_divide
 
 
-class SPS(StepSizeOptimizer):
+class _Polyak(StepSizeOptimizer):
+    """Base of the methods whose step is `_sizes` of loss and norm."""
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        check_range("lr", group["lr"], 0)
+        check_range("c", group["c"], 0, open_low=True)
+        check_range("f_star", group["f_star"], -float("inf"), open_low=True)
+
+    def _sizes(self, loss: Tensor, norm: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """The step of a group before and after its cap, times lr."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        loss: Tensor | float | None = None,
+        loss_grad_norm: Tensor | None = None,
+    ) -> Any:
+        """Take one step; `.grad` must hold the gradient of the whole batch and the loss must be of that batch.
+
+        Args:
+            closure: re-evaluates the model and returns the loss, averaged like the gradient (not divided by the
+                number of micro-batches, and equal on all ranks).
+            loss: the loss, instead of a closure.
+            loss_grad_norm: norm of the loss's gradient, where `.grad` no longer holds that gradient because it was
+                clipped: the step size then uses the unclipped gradient, and the update follows the clipped one.
+                Computed from `.grad` if not given.
+
+        Returns:
+            The loss.
+
+        Raises:
+            ValueError: there is neither closure nor loss.
+        """
+        value = run_closure(closure) if closure is not None else loss
+        if value is None:
+            raise ValueError(
+                f"{type(self).__name__} needs the loss: call step(closure) with a closure that returns it,"
+                " or step(loss=...)"
+            )
+        groups, norm = self._collect(loss_grad_norm)
+        if norm is None:
+            return value
+        # `full_like` turns a number into a tensor in the norm's precision without a copy from the host.
+        loss_value = value.detach().to(norm) if isinstance(value, Tensor) else torch.full_like(norm, value)
+        for i, (group, params) in enumerate(groups):
+            step_sizes = self._sizes(loss_value, norm, group)
+            if i == 0:
+                self.step_sizes = step_sizes
+            self._descend(params, [p.grad for p in params], step_sizes[1])
+        return value
+
+
+class SPS(_Polyak):
     """Stochastic Polyak step size with a cap.
 
         step = min((L - f_star) / (c ||g||^2), max_step)
@@ -62,55 +117,15 @@ class SPS(StepSizeOptimizer):
         super().__init__(params, defaults, fused)
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        check_range("lr", group["lr"], 0)
-        check_range("c", group["c"], 0, open_low=True)
+        super()._check_group(group)
         check_range("max_step", group["max_step"], 0, open_low=True, allow_inf=True)
-        check_range("f_star", group["f_star"], -float("inf"), open_low=True)
         if group["gamma"] != 0:
             check_range("gamma (0 turns smoothing off)", group["gamma"], 1, open_low=True)
         check_range("batches_per_epoch", group["batches_per_epoch"], 1)
 
-    @torch.no_grad()
-    def step(
-        self,
-        closure: Callable[[], Any] | None = None,
-        *,
-        loss: Tensor | float | None = None,
-        loss_grad_norm: Tensor | None = None,
-    ) -> Any:
-        """Take one step; `.grad` must hold the gradient of the whole batch and the loss must be of that batch.
-
-        Args:
-            closure: re-evaluates the model and returns the loss, averaged like the gradient (not divided by the
-                number of micro-batches, and equal on all ranks).
-            loss: the loss, instead of a closure.
-            loss_grad_norm: norm of the loss's gradient, where `.grad` no longer holds that gradient because it was
-                clipped: the step size then uses the unclipped gradient, and the update follows the clipped one.
-                Computed from `.grad` if not given.
-
-        Returns:
-            The loss.
-
-        Raises:
-            ValueError: there is neither closure nor loss.
-        """
-        value = run_closure(closure) if closure is not None else loss
-        if value is None:
-            raise ValueError(
-                f"{type(self).__name__} needs the loss: call step(closure) with a closure that returns it,"
-                " or step(loss=...)"
-            )
-        groups, norm = self._collect(loss_grad_norm)
-        if norm is None:
-            return value
-        # `full_like` turns a number into a tensor in the norm's precision without a copy from the host.
-        loss_value = value.detach().to(norm) if isinstance(value, Tensor) else torch.full_like(norm, value)
-        for i, (group, params) in enumerate(groups):
-            step_sizes, group["last_step"] = _step_sizes(loss_value, norm, group["last_step"], group)
-            if i == 0:
-                self.step_sizes = step_sizes
-            self._descend(params, [p.grad for p in params], step_sizes[1])
-        return value
+    def _sizes(self, loss: Tensor, norm: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        step_sizes, group["last_step"] = _step_sizes(loss, norm, group["last_step"], group)
+        return step_sizes
 
 
 class PS(SPS):
@@ -190,7 +205,7 @@ def _capped(raw: Tensor, last_step: Tensor | None, hparams: Mapping[str, Any]) -
     return step, torch.where(step > 0, step, cap / growth)
 
 
-class LengthSPS(StepSizeOptimizer):
+class LengthSPS(_Polyak):
     """Stochastic Polyak step size with a cap on the length of the step, not on its size.
 
         w <- w - lr * min((L - f_star) / (c ||g||^2), max_length / ||g||) * g
@@ -215,29 +230,11 @@ class LengthSPS(StepSizeOptimizer):
         super().__init__(params, dict(lr=lr, c=c, max_length=max_length, f_star=f_star), None)
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        check_range("lr", group["lr"], 0)
-        check_range("c", group["c"], 0, open_low=True)
+        super()._check_group(group)
         check_range("max_length", group["max_length"], 0, open_low=True, allow_inf=True)
-        check_range("f_star", group["f_star"], -float("inf"), open_low=True)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None, *, loss_grad_norm: Tensor | None = None) -> Any:
-        """Take one step; `.grad` must hold the gradient of the loss that the closure returns.
-
-        Args:
-            closure: re-evaluates the model and returns the loss.
-            loss_grad_norm: norm of the loss's gradient, where `.grad` was clipped.
-        """
-        loss = run_closure(closure)
-        groups, norm = self._collect(loss_grad_norm)
-        if norm is None:
-            return loss
-        for i, (group, params) in enumerate(groups):
-            sizes = _sizes_by_length(torch.as_tensor(loss).detach().to(norm), norm, group)
-            if i == 0:
-                self.step_sizes = sizes
-            self._descend(params, [p.grad for p in params], sizes[1])
-        return loss
+    def _sizes(self, loss: Tensor, norm: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        return _sizes_by_length(loss, norm, group)
 
 
 def length_capped(
