@@ -1,7 +1,7 @@
 """Checks of closures, keywords of `step` and given gradients."""
 
 import inspect
-from math import inf
+from math import inf, isnan
 from typing import Any
 
 import torch
@@ -45,17 +45,14 @@ def closure(subject: Subject) -> Measured:
         raise Failed("the closure runs with gradients disabled" + (f" ({disabled[0]})" if disabled[0] else ""))
     if not isinstance(returned, Tensor | float):
         raise Failed(f"step(closure) returns {returned!r}, not the closure's loss{_step(stepper.optimizer)}")
-    return Measured(_apart(float(returned), float(losses[0])))
+    apart = abs(float(returned) - float(losses[0]))
+    return Measured(inf if isnan(apart) else apart)
 
 
 def _step(optimizer: Any) -> str:
     """The source location of its `step`."""
     code = getattr(inspect.unwrap(type(optimizer).step), "__code__", None)
     return f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
-
-
-def _apart(a: float, b: float) -> float:
-    return inf if a != a else abs(a - b)
 
 
 def closure_calls(subject: Subject) -> Measured:
