@@ -456,7 +456,9 @@ def test_a_poor_fit_does_not_hold():
     wiggle = 10.0 ** (np.arange(1000) % 2)
     poor, good = run(wiggle / STEPS**0.01), run(STEPS**-0.01)
     at_most = dict(at_most=1, min_r2=0.9)
-    assert slope(arm("GD", poor, poor), **at_most).verdict == "fails"
+    found = slope(arm("GD", poor, poor), **at_most)
+    assert (found.verdict, found.p) == ("fails", 0.25)  # of a sign test, so two seeds do not survive the correction
+    assert corrected({"poor": found})["poor"].verdict == "undecided"
     assert slope(arm("GD", poor, good), **at_most).verdict == "undecided"
     assert slope(arm("GD", good, good), **at_most).verdict == "holds"
     assert slope(arm("GD", poor), **at_most).verdict == "undecided"

@@ -103,7 +103,8 @@ def within(
         text: the sentence, without the number of seeds.
         shown: the interval in the unit of the effect, if x has another unit.
         ties: whether an interval that ends exactly at the bound 0 is inside.
-        limit: the best possible verdict.
+        limit: the best possible verdict; "fails" if another condition fails with every seed, whose level is that of a
+            sign test, 2^-n.
         faster: on which side of the range a rate is faster than claimed.
         least: interval of the smallest possible value, from which x has its low end; x by default.
         most: interval of the largest possible value, from which x has its high end; x by default.
@@ -122,7 +123,7 @@ def within(
     if verdict == "undecided":
         p = None
     elif limit == "fails":
-        p = 0.0
+        p = 0.5**x.n
     elif verdict == "holds":
         p = max(_level(least, least.mean - low), _level(most, high - most.mean))
     else:
