@@ -8,7 +8,7 @@ from torch import Tensor
 
 from optimizers import pure
 from optimizers.norms import global_dot, global_norm
-from optimizers.step_size import StepSizeOptimizer, check_range, run_closure, safe_divide
+from optimizers.step_size import StepSizeOptimizer, as_tensor, check_range, safe_divide
 
 
 class MoMo(StepSizeOptimizer):
@@ -78,15 +78,11 @@ class MoMo(StepSizeOptimizer):
         Raises:
             ValueError: there is neither closure nor loss.
         """
-        value = run_closure(closure) if closure is not None else loss
-        if value is None:
-            raise ValueError(
-                "MoMo needs the loss: call step(closure) with a closure that returns it, or step(loss=...)"
-            )
+        value = self._loss(closure, loss)
         groups, norm = self._collect(None)
         if norm is None:
             return value
-        loss_value = value.detach().to(norm) if isinstance(value, Tensor) else torch.full_like(norm, value)
+        loss_value = as_tensor(value, norm)
         params = [p for _, own in groups for p in own]
         grads = [p.grad for p in params if p.grad is not None]
         directions = self._averaged(params, grads)

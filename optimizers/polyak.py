@@ -1,5 +1,6 @@
 """Polyak step sizes: the distance of the loss to its minimum sets the step."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -7,10 +8,10 @@ import torch
 from torch import Tensor
 
 from optimizers import pure
-from optimizers.step_size import StepSizeOptimizer, check_range, run_closure, safe_divide
+from optimizers.step_size import StepSizeOptimizer, as_tensor, check_range, safe_divide
 
 
-class _Polyak(StepSizeOptimizer):
+class _Polyak(StepSizeOptimizer, ABC):
     """Base of the methods whose step is `_sizes` of loss and norm."""
 
     def _check_group(self, group: dict[str, Any]) -> None:
@@ -18,9 +19,9 @@ class _Polyak(StepSizeOptimizer):
         check_range("c", group["c"], 0, open_low=True)
         check_range("f_star", group["f_star"], -float("inf"), open_low=True)
 
+    @abstractmethod
     def _sizes(self, loss: Tensor, norm: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """The step of a group before and after its cap, times lr."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def step(
@@ -46,17 +47,11 @@ class _Polyak(StepSizeOptimizer):
         Raises:
             ValueError: there is neither closure nor loss.
         """
-        value = run_closure(closure) if closure is not None else loss
-        if value is None:
-            raise ValueError(
-                f"{type(self).__name__} needs the loss: call step(closure) with a closure that returns it,"
-                " or step(loss=...)"
-            )
+        value = self._loss(closure, loss)
         groups, norm = self._collect(loss_grad_norm)
         if norm is None:
             return value
-        # `full_like` turns a number into a tensor in the norm's precision without a copy from the host.
-        loss_value = value.detach().to(norm) if isinstance(value, Tensor) else torch.full_like(norm, value)
+        loss_value = as_tensor(value, norm)
         for i, (group, params) in enumerate(groups):
             step_sizes = self._sizes(loss_value, norm, group)
             if i == 0:

@@ -89,6 +89,20 @@ class StepSizeOptimizer(CheckedOptimizer):
         self.__dict__.setdefault("fused", None)
         self.__dict__.setdefault("step_sizes", None)
 
+    def _loss(self, closure: Callable[[], Any] | None, loss: Any) -> Any:
+        """The loss, of the closure if there is one.
+
+        Raises:
+            ValueError: there is neither closure nor loss.
+        """
+        value = run_closure(closure) if closure is not None else loss
+        if value is None:
+            raise ValueError(
+                f"{type(self).__name__} needs the loss: call step(closure) with a closure that returns it,"
+                " or step(loss=...)"
+            )
+        return value
+
     def _collect(self, norm: Tensor | None) -> tuple[list[tuple[dict[str, Any], list[Tensor]]], Tensor | None]:
         """The groups with their parameters that have a gradient, and the norm over all of them (None: no gradient)."""
         groups = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
@@ -131,6 +145,11 @@ class StepSizeOptimizer(CheckedOptimizer):
                 maximize=False,
                 is_first_step=False,
             )
+
+
+def as_tensor(loss: Any, norm: Tensor) -> Tensor:
+    """A loss as a tensor in the norm's precision and on its device; a number is not copied from the host."""
+    return loss.detach().to(norm) if isinstance(loss, Tensor) else torch.full_like(norm, loss)
 
 
 def safe_divide(numerator: Tensor | float, norm: Tensor) -> Tensor:
