@@ -14,7 +14,9 @@ from bench.ladder.statistics import (
     Estimate,
     exponent,
     final_from,
+    hodges_lehmann,
     kendall,
+    median_ends,
     predict,
     regret,
     smoothing,
@@ -23,7 +25,7 @@ from bench.ladder.statistics import (
     trend,
 )
 from bench.results.stats import Interval, t_interval
-from tools.ladder_statistics import drawn, power_law, simulated
+from tools.ladder_statistics import Noise, power_law, simulated
 
 Array = NDArray[np.float64]
 STEPS = np.arange(10.0, 201.0, 10.0)
@@ -53,43 +55,88 @@ def test_against_each_other_the_ratio_turns_around():
     one, turned = step_ratio(STEPS, own, other), step_ratio(STEPS, other, own)
     assert one.interval.mean == pytest.approx(-turned.interval.mean, abs=1e-9)
     assert one.interval.low == pytest.approx(-turned.interval.high, abs=1e-9)
-    assert one.error == pytest.approx(turned.error, abs=1e-9)
+    assert one.estimate.error == pytest.approx(turned.estimate.error, abs=1e-9)
 
 
-def test_the_interval_is_that_of_a_paired_t_test():
-    """If the curves of a seed differ by a constant, the test at each ratio has a closed form."""
-    rng = np.random.default_rng(1)
-    shifts = 0.02 * rng.normal(size=6)
-    own, reference = falling(STEPS / 0.6) + shifts[:, None], np.tile(falling(STEPS), (6, 1))
-    found = step_ratio(STEPS, own, reference, smooth=False).interval
-    interval = t_interval(shifts)
-    fine = np.exp(np.linspace(math.log(20), math.log(200), 200_001))
-    kept = [
-        s
-        for s in fine
-        if interval.low
-        <= falling(np.array(200.0)) - np.interp(math.log(s), np.log(STEPS), falling(STEPS / 0.6))
-        <= interval.high
-    ]
-    assert found.low == pytest.approx(math.log(min(kept) / 200), abs=0.003)
-    assert found.high == pytest.approx(math.log(max(kept) / 200), abs=0.003)
-
-
-def test_the_standard_error_is_that_of_the_difference_divided_by_the_slope_of_the_curve():
-    rng = np.random.default_rng(1)
-    shifts = 1e-4 * rng.normal(size=6)  # small: the curve is straight within the noise
-    own, reference = falling(STEPS / 0.6) + (shifts - shifts.mean())[:, None], np.tile(falling(STEPS), (6, 1))
+def test_it_is_the_hodges_lehmann_estimate_of_the_ratios_of_the_seeds():
+    """If the curves of a seed differ by a constant, its ratio has a closed form."""
+    shifts = np.array([0.02, -0.05, 0.01, 0.04, -0.01])
+    own, reference = falling(STEPS / 0.6) + shifts[:, None], np.tile(falling(STEPS), (5, 1))
     found = step_ratio(STEPS, own, reference, smooth=False)
-    at, step = 0.6 * STEPS[-1], 1e-3
-    slope = (falling((at * math.exp(step)) / 0.6) - falling((at * math.exp(-step)) / 0.6)) / (2 * step)
-    assert found.error == pytest.approx(shifts.std(ddof=1) / math.sqrt(6) / abs(slope), rel=0.05)
+    end = falling(STEPS[-1])
+    # The method reaches the reference's final loss, or the reference reaches the method's.
+    below = 0.6 * (3 / (end - shifts - 2)) ** 2 / STEPS[-1]
+    above = STEPS[-1] / (3 / (falling(STEPS[-1] / 0.6) + shifts - 2)) ** 2
+    expected = np.sort(np.log(np.where(below < 1, below, above)))
+    pairs = [(x + y) / 2 for x, y in itertools.combinations_with_replacement(expected, 2)]
+    assert found.interval.mean == found.estimate.value == pytest.approx(np.median(pairs), abs=2e-3)
+    assert found.interval.ends == pytest.approx((expected[0], expected[-1]), abs=2e-3)
+
+
+@pytest.mark.parametrize("seeds", [5, 7])
+def test_a_seed_that_learns_late_or_diverges_changes_the_ratio_little(seeds: int):
+    rng = np.random.default_rng(1)
+    own, reference = (falling(STEPS / r) + 0.01 * rng.normal(size=(seeds, 1)) for r in (0.6, 1.0))
+    late, lost = own.copy(), own.copy()
+    late[0], lost[0] = 5.0, math.inf
+    before, after = step_ratio(STEPS, own, reference), [step_ratio(STEPS, each, reference) for each in (late, lost)]
+    assert after[0].interval.mean == pytest.approx(after[1].interval.mean)
+    assert after[0].interval.low == pytest.approx(after[1].interval.low)
+    assert after[0].estimate.error == pytest.approx(after[1].estimate.error)
+    assert before.interval.mean <= after[0].interval.mean < before.interval.high
+    assert after[0].interval.high == math.inf
+    assert math.isfinite(after[0].estimate.error)
+    turned = step_ratio(STEPS, reference, lost)
+    assert turned.interval.mean == pytest.approx(-after[0].interval.mean)
+    assert turned.interval.low == -math.inf
+
+
+def test_a_seed_on_which_both_diverge_is_left_out():
+    own, reference = (
+        np.vstack([falling(STEPS / r) + 0.01 * np.arange(5)[:, None], np.full(20, math.inf)]) for r in (0.6, 1)
+    )
+    assert step_ratio(STEPS, own, reference) == step_ratio(STEPS, own[:5], reference[:5])
+
+
+@pytest.mark.parametrize(
+    ("n", "low", "high"), [(5, 0.9375, 0.9375), (6, 0.93, 0.97), (7, 0.93, 0.97), (10, 0.93, 0.97)]
+)
+@pytest.mark.parametrize("skewed", [False, True])
+def test_the_interval_of_the_median_covers_it_for_any_distribution(n: int, low: float, high: float, skewed: bool):
+    rng, sims = np.random.default_rng(2), 4000
+    values = np.exp(3 * rng.normal(size=(sims, n))) - 1 if skewed else rng.normal(size=(sims, n))
+    ends = [median_ends(each) for each in values]
+    assert within(float(np.mean([one <= 0 <= other for one, other in ends])), low, high, sims)
+
+
+def test_fewer_than_five_seeds_have_no_interval_of_the_median():
+    assert median_ends(np.arange(4.0)) == (-math.inf, math.inf)
+    assert median_ends(np.arange(5.0)) == (0, 4)
+    assert median_ends(np.array([-math.inf, 1, 2, 3, 4, 5, math.inf])) == (-math.inf, math.inf)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 7, 8])
+def test_the_error_of_the_estimate_is_right_for_normal_values(n: int):
+    rng = np.random.default_rng(3)
+    found = [hodges_lehmann(values) for values in 2 + 0.5 * rng.normal(size=(4000, n))]
+    errors = np.array([each.error for each in found])
+    assert np.mean(errors**2) == pytest.approx(np.var([each.value for each in found]), rel=0.1)
+    assert within(float(np.mean([each.interval.low <= 2 <= each.interval.high for each in found])), 0.95, 0.95, 4000)
+
+
+def test_one_value_of_five_moves_the_estimate_only_to_the_range_of_the_others():
+    rng = np.random.default_rng(4)
+    for values in rng.normal(size=(50, 5)):
+        values[0] = 1e6
+        assert hodges_lehmann(values).value <= values[1:].max()
 
 
 def test_a_method_that_leads_from_the_first_evaluation_on_has_no_lower_end():
-    own, reference = np.full((3, 20), 1.0), np.tile(falling(STEPS), (3, 1))
-    found = step_ratio(STEPS, own + np.arange(3)[:, None] * 0.01, reference)
+    own, reference = np.full((5, 20), 1.0), np.tile(falling(STEPS), (5, 1))
+    found = step_ratio(STEPS, own + np.arange(5)[:, None] * 0.01, reference)
     assert found.interval.mean == pytest.approx(math.log(10 / 200))
-    assert math.isinf(found.error)
+    assert math.isinf(found.estimate.error)
+    assert found.interval.low == -math.inf
 
 
 @pytest.mark.parametrize(
@@ -97,10 +144,11 @@ def test_a_method_that_leads_from_the_first_evaluation_on_has_no_lower_end():
     [
         (STEPS[::-1], np.ones((2, 20)), np.ones((2, 20))),
         (STEPS, np.full((2, 20), np.nan), np.ones((2, 20))),
+        (STEPS, np.full((2, 20), np.inf), np.full((2, 20), np.inf)),
     ],
 )
 def test_what_is_no_curve_is_refused(steps: Array, own: Array, reference: Array):
-    with pytest.raises(ValueError, match=r"steps|finite"):
+    with pytest.raises(ValueError, match=r"steps|finite|fewer than two seeds"):
         step_ratio(steps, own, reference)
 
 
@@ -293,11 +341,10 @@ def within(share: float, low: float, high: float, n: int) -> bool:
 def test_intervals_cover_on_a_simulated_ladder(first: float):
     """Normal noise per run and per evaluation, part of which is shared within a pair."""
 
-    def noise(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
-        shared = 0.02 * rng.normal(size=(n, 1))
-        one, other = (0.01 * rng.normal(size=(n, 1)) + 0.01 * rng.normal(size=(n, 20)) for _ in range(2))
-        return one + shared, other + shared
-
+    rng = np.random.default_rng(9)
+    shared = 0.02 * rng.normal(size=(200, 1))
+    one, other = (shared + 0.01 * rng.normal(size=(200, 1)) + 0.01 * rng.normal(size=(200, 20)) for _ in range(2))
+    noise = Noise(one, other, normal=True)
     found = simulated(STEPS, falling, [noise], first, 0.0, 100)
     assert within(found["ratio"], 0.93, 0.97, 400)
     assert within(found["trend"], 0.93, 0.97, 100)
@@ -310,7 +357,7 @@ def test_intervals_cover_on_a_simulated_ladder(first: float):
 @pytest.mark.parametrize(("first", "slope"), [(-0.35, 0.0), (-0.35, 0.2), (0.25, -0.1)])
 def test_intervals_cover_with_the_noise_of_stored_runs(noisy: tuple[Array, Array, Array], first: float, slope: float):
     steps, own, reference = noisy
-    noise = drawn(own - own.mean(0), reference - reference.mean(0))
+    noise = Noise(own - own.mean(0), reference - reference.mean(0))
     found = simulated(steps, falling, [noise], first, slope, 400)
     assert within(found["ratio"], 0.93, 0.97, 1600)
     assert within(found["trend"], 0.93, 0.97, 400)

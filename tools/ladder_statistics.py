@@ -7,6 +7,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -15,13 +16,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import curve_fit
 
-from bench.ladder.statistics import StepRatio, predict, step_ratio, trend
+from bench.ladder.statistics import StepRatio, predict, seed_ratios, step_ratio, trend
 from bench.store.stores import Stores
 from tools.statistics import table
 
 Array = NDArray[np.float64]
-Noise = Callable[[np.random.Generator, int], tuple[Array, Array]]
-"""Draws the noise of n pairs of runs: two arrays of shape (n, evaluations)."""
 
 PATH = Path("results/statistics/ladder.md")
 LADDER, REFERENCE = Path("results/ladder/lm/runs"), Path("results/reference/runs")
@@ -35,23 +34,37 @@ def power_law(steps: ArrayLike, end: float, fall: float, exponent: float) -> Arr
     return end + fall * np.asarray(steps, dtype=np.float64) ** -exponent
 
 
-def drawn(own: Array, reference: Array, *, normal: bool = False) -> Noise:
-    """Draws the noise of pairs of runs from deviations of stored runs from their mean curve.
+@dataclass(frozen=True)
+class Noise:
+    """Noise of pairs of runs, from deviations of stored runs from their mean curves.
 
-    Args:
+    Attributes:
         own: deviations of an optimizer by seed, shape (seeds, evaluations).
         reference: those of the reference with the same seeds.
         normal: draw normal noise with the covariance of the deviations instead of the deviations themselves.
     """
 
-    def draw(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
-        if not normal:
-            seeds = rng.integers(0, len(own), n)
-            return own[seeds], reference[seeds]
-        weights = rng.normal(size=(n, len(own))) / math.sqrt(len(own))
-        return weights @ own, weights @ reference
+    own: Array
+    reference: Array
+    normal: bool = False
 
-    return draw
+    def draw(self, rng: np.random.Generator, n: int) -> tuple[Array, Array]:
+        """The noise of n pairs of runs: two arrays of shape (n, evaluations)."""
+        if not self.normal:
+            seeds = rng.integers(0, len(self.own), n)
+            return self.own[seeds], self.reference[seeds]
+        weights = rng.normal(size=(n, len(self.own))) / math.sqrt(len(self.own))
+        return weights @ self.own, weights @ self.reference
+
+    def population(self, steps: Array, curve: Callable[[Array], Array], ratio: float) -> tuple[float, float]:
+        """The median and the Hodges-Lehmann estimate of the ratios of all possible runs, as logarithms.
+
+        `ratio` is that of the curves without noise, around which normal noise is nearly symmetric.
+        """
+        if self.normal:
+            return ratio, ratio
+        curves = curve(steps / math.exp(ratio)) + self.own, curve(steps) + self.reference
+        return float(np.median(seed_ratios(steps, *curves))), step_ratio(steps, *curves).estimate.value
 
 
 class _Stored(NamedTuple):
@@ -122,20 +135,22 @@ def simulated(
     """
     rng = np.random.default_rng(0)
     x = np.log10(2e4 * 3.0 ** np.arange(4))
-    truths = first + slope * (x - x[0])
+    shifts = first + slope * (x - x[0])
+    truths = [np.array([noise.population(steps, curve, shift) for shift in shifts]).T for noise in noises]
+    slopes = [float(np.polyfit(x, values, 1)[0]) for _, values in truths]
     held = dict[str, list[bool]]({name: [] for name in ("ratio", "trend", "called", "predicted", "beyond")})
     for k in range(ladders):
-        found = list[StepRatio]()
-        for truth in truths:
-            one, other = noises[k % len(noises)](rng, seeds)
-            found.append(step_ratio(steps, curve(steps / math.exp(truth)) + one, curve(steps) + other))
+        drawn, found = k % len(noises), list[StepRatio]()
+        for shift, truth in zip(shifts, truths[drawn][0], strict=True):
+            one, other = noises[drawn].draw(rng, seeds)
+            found.append(step_ratio(steps, curve(steps / math.exp(shift)) + one, curve(steps) + other))
             held["ratio"].append(found[-1].interval.low <= truth <= found[-1].interval.high)
-        held["beyond"].append(not all(math.isfinite(each.error) for each in found))
+        estimates = [each.estimate for each in found]
+        held["beyond"].append(not all(math.isfinite(each.error) for each in estimates))
         if held["beyond"][-1]:
             continue
-        estimates = [each.estimate for each in found]
         line = trend(x, estimates).slope
-        held["trend"].append(line.low <= slope <= line.high)
+        held["trend"].append(line.low <= slopes[drawn] <= line.high)
         held["called"].append(not line.low <= 0 <= line.high)
         said = predict(x[:3], estimates[:3], float(x[3]))
         held["predicted"].append(said.low <= estimates[3].value <= said.high)
@@ -145,7 +160,7 @@ def simulated(
 def page() -> list[str]:
     """The results as Markdown."""
     noises = {
-        f"lm, rung {k}": (found.steps, found.curve, [drawn(*pair, normal=True) for pair in found.pairs.values()])
+        f"lm, rung {k}": (found.steps, found.curve, [Noise(*pair, normal=True) for pair in found.pairs.values()])
         for k, found in enumerate(_stored(LADDER, "lm", "adamw"), 1)
     }
     (planted,) = _stored(REFERENCE, "mha_planted", "gd", log=True)
@@ -154,7 +169,7 @@ def page() -> list[str]:
         ("mha_planted, drawn, adam and adamw", ("adam", "adamw"), False),
         ("mha_planted, drawn, ngd and ps", ("ngd", "ps"), False),
     ):
-        noises[name] = planted.steps, planted.curve, [drawn(*planted.pairs[opt], normal=normal) for opt in opts]
+        noises[name] = planted.steps, planted.curve, [Noise(*planted.pairs[opt], normal) for opt in opts]
     rows = list[tuple[str, list[float]]]()
     for (name, noise), (what, truth), seeds in itertools.product(noises.items(), TRUTHS.items(), (5, 7)):
         rows.append((f"{name}; {what}; {seeds} seeds", list(simulated(*noise, *truth, LADDERS, seeds).values())))

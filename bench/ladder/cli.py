@@ -264,8 +264,8 @@ def _show(found: "Findings", out: Path, command: str, *, as_json: bool) -> int:
 
 READING = [
     "A ratio of steps is the number of steps that an optimizer needs per step of the reference to reach the same loss"
-    " on the selection split; the loss is the worse of the two final ones, so nothing is extrapolated. Its interval"
-    " comes from paired tests over the fresh seeds, and does not include the noise of tuning.",
+    " on the selection split; the loss is the worse of the two final ones, so nothing is extrapolated. One fresh"
+    " seed that learns late or diverges changes it little. Its interval does not include the noise of tuning.",
     "A trend is a least-squares line of the logarithm of that ratio over the logarithm of the size. It counts as a"
     " trend if its 95 % interval excludes no change. Predictions extrapolate that line to the next rung; they were"
     " written to the store before the rung began, as the recorded times show.",

@@ -144,15 +144,15 @@ class Rung:
         for name, group in groups.items():
             if not group.runs:
                 return f"{name}: no fresh runs; no tried setting could win (diverged, or its cap set nearly all steps)"
-            if group.diverged:
-                return f"{name}: {group.diverged} of {len(group.runs)} fresh seeds diverged"
+            if 2 * group.diverged >= len(group.runs):
+                return f"{name}: {group.diverged} of {len(group.runs)} fresh seeds diverged, so it has no median"
         own, reference = groups.values()
         seeds = own.common_seeds(reference)
         if len(seeds) < 2:
             return f"{opt}: fewer than two seeds in common with {self.reference}"
         curves = [[self._curve(group.runs[seed]) for seed in seeds] for group in (own, reference)]
-        steps = sorted({step for each in curves for curve in each for step in curve})
-        if len(steps) < LEAST_EVALUATIONS or not all(curve for each in curves for curve in each):
+        steps = sorted({step for each in curves for curve in each for step in curve or ()})
+        if len(steps) < LEAST_EVALUATIONS or {} in (curve for each in curves for curve in each):
             return f"{opt}: its evaluations or those of {self.reference} are too few for a curve"
         arrays = [np.array([_filled(curve, steps) for curve in each]) for each in curves]
         if self.above and all(2 * (each[:, -1] <= FLOOR).sum() >= len(seeds) for each in arrays):
@@ -161,8 +161,10 @@ class Rung:
         bent = any(run.config["trainer"].get("schedule", "constant") != "constant" for run in runs)
         return statistics.step_ratio(steps, *arrays, smooth=not bent)
 
-    def _curve(self, run: RunResult) -> dict[float, float]:
-        """The finite losses on the selection split by step; for suboptimality gaps, their log10."""
+    def _curve(self, run: RunResult) -> dict[float, float] | None:
+        """The finite losses on the selection split by step, for suboptimality gaps their log10; None if diverged."""
+        if run.status == "diverged":
+            return None
         key = "excess" if self.above else "loss"
         found = {float(row["step"]): float(row.get(key, row.get("loss", math.nan))) for row in run.validations}
         finite = {step: loss for step, loss in found.items() if step > 0 and math.isfinite(loss)}
@@ -180,8 +182,10 @@ class Rung:
         return min((moment for moment in moments if moment), default="")
 
 
-def _filled(curve: Mapping[float, float], steps: Sequence[float]) -> Array:
-    """A curve interpolated at these steps; after an early end it stays at its last value."""
+def _filled(curve: Mapping[float, float] | None, steps: Sequence[float]) -> Array:
+    """A curve interpolated at these steps; after an early end it stays at its last value. Infinite if diverged."""
+    if curve is None:
+        return np.full(len(steps), math.inf)
     own = sorted(curve)
     return np.interp(np.log(steps), np.log(own), [curve[step] for step in own])
 
@@ -238,7 +242,7 @@ class Findings:
 
     def estimates(self, opt: str) -> tuple[list[float], list[Estimate]]:
         """log10 of the sizes of rungs with a finite error, and their estimates of the logarithmic step ratio."""
-        there = [(at, of.estimate) for at, of in self.ratios(opt) if math.isfinite(of.error)]
+        there = [(at, of.estimate) for at, of in self.ratios(opt) if math.isfinite(of.estimate.error)]
         return [math.log10(at) for at, _ in there], [of for _, of in there]
 
     def trend(self, opt: str) -> Trend | None:

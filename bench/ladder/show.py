@@ -77,9 +77,10 @@ def _efficiency(found: Findings) -> Table:
         rows.append(row)
     notes = [
         *reasons,
-        "The loss is the worse of the two final ones on the selection split, by fresh seed; curves are interpolated"
-        " over the logarithm of the step, and intervals are 95 % by paired t-tests over seeds. An infinite or zero"
-        " end is beyond the evaluations",
+        "Each fresh seed has a ratio, at the worse of the two final losses on the selection split; curves are"
+        " interpolated over the logarithm of the step. The value is the Hodges-Lehmann estimate over seeds, the"
+        " interval that of the median by order statistics, 95 % for any distribution (93.75 % with five seeds). An"
+        " infinite or zero end is beyond the evaluations, or a seed diverged",
     ]
     return Table(f"steps against tuned {reference}", columns, rows, notes)
 
@@ -313,7 +314,7 @@ def cut(found: Findings) -> list[str]:
     if len(declared["seeds"]) < 2:
         lines.append("Reduced: trials have one seed, so the choice of winners has the noise of that seed.")
     if len(declared["fresh"]) < 5:
-        lines.append(f"Reduced: {len(declared['fresh'])} fresh seeds, which make wide intervals.")
+        lines.append(f"Reduced: {len(declared['fresh'])} fresh seeds, with which ratios have no intervals.")
     parts = sorted({run.part for rung in found.rungs for run in rung.runs if run.part})
     lines += [f"Reduced: {part}." for part in parts]
     if found.lost:

@@ -8,13 +8,14 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import isotonic_regression
-from scipy.special import fdtrc, stdtr, stdtrit
+from scipy.special import bdtr, fdtrc, stdtr, stdtrit
 
-from bench.results.stats import Interval, t_interval
+from bench.results.stats import Interval, median_rank, t_interval
 
 Array = NDArray[np.float64]
 
@@ -53,17 +54,12 @@ class StepRatio:
     """The natural logarithm of a ratio of steps.
 
     Attributes:
-        interval: the 95 % interval, with the estimated value as its mean.
-        error: the standard error; infinite if the value is beyond the evaluations.
+        estimate: the value with its standard error; infinite if the median is beyond the evaluations.
+        interval: the same value with the 95 % interval of the median over seeds (`median_ends`).
     """
 
+    estimate: Estimate
     interval: Interval
-    error: float
-
-    @property
-    def estimate(self) -> Estimate:
-        """The estimate for trends and predictions."""
-        return Estimate(self.interval.mean, self.error, self.interval.n - 1)
 
 
 def _quantile(df: float) -> float:
@@ -76,60 +72,133 @@ def _quantile(df: float) -> float:
 def step_ratio(steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smooth: bool = True) -> StepRatio:
     """The number of steps of a method relative to a reference at equal loss, as a natural logarithm.
 
-    The loss is the worse of the two final ones. Let S be the number of steps. If the method ends below the reference,
+    The value is the Hodges-Lehmann estimate over seeds, which a seed that learns late or diverges changes little; in it
+    a ratio beyond the evaluations counts as that of the first one. The interval is that of the median.
+
+    Args:
+        steps: as for `seed_ratios`.
+        own: as for `seed_ratios`.
+        reference: as for `seed_ratios`.
+        smooth: as for `seed_ratios`.
+
+    Raises:
+        ValueError: as `seed_ratios`, or fewer than two seeds are left.
+    """
+    ratios = seed_ratios(steps, own, reference, smooth=smooth)
+    if len(ratios) < 2:
+        raise ValueError("fewer than two seeds on which one of the methods does not diverge")
+    s = np.asarray(steps, dtype=np.float64)
+    bound = math.log(s[-1] / s[0])
+    values, (low, high) = np.clip(ratios, -bound, bound), median_ends(ratios)
+    found, median = hodges_lehmann(values), float(np.median(values))
+    if abs(median) == bound:
+        found = Estimate(median, math.inf, found.df)
+    return StepRatio(found, Interval(found.value, min(low, found.value), max(high, found.value), len(values)))
+
+
+def seed_ratios(steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smooth: bool = True) -> Array:
+    """The logarithm of the ratio of steps of each seed.
+
+    Its loss is the worse of the two final ones. Let S be the number of steps. If the method ends below the reference,
     and its curve reaches the reference's final loss at step s, the ratio is s / S. If it ends above, and the
     reference's curve reaches the method's final loss at step s, the ratio is S / s. So nothing is extrapolated. Curves
     are smoothed (`smoothing`), and interpolated over the logarithm of the step.
 
-    The 95 % interval spans the smallest to the largest ratio that a paired t-test over the seeds does not reject (an
-    inverted test, as in Fieller 1954). An end is infinite if it is beyond the evaluations. The standard error is the
-    root mean square of the two sides of the range in which the mean difference is at most its own standard error; a
-    side beyond the evaluations counts as long as the other.
-
     Args:
         steps: of the evaluations, shape (P,), positive and increasing, P >= 2.
-        own: loss of the method by seed and evaluation, shape (N, P), N >= 2, finite.
-        reference: loss of the reference with the same seeds, shape (N, P).
+        own: loss of the method by seed and evaluation, shape (N, P), finite; all infinite for a diverged seed.
+        reference: loss of the reference with the same seeds, shape (N, P). A seed on which both diverge is left out.
         smooth: whether to smooth; pass False if a schedule bends the curves at their ends.
 
+    Returns:
+        Shape (N',), N' <= N; infinite if only one method diverges or s is before the first evaluation.
+
     Raises:
-        ValueError: a loss is not finite, or the steps are not positive and increasing.
+        ValueError: a loss of a seed that did not diverge is not finite, or the steps are not positive and increasing.
     """
     s, a, b = (np.asarray(each, dtype=np.float64) for each in (steps, own, reference))
-    if not (np.isfinite(a).all() and np.isfinite(b).all() and (np.diff(s) > 0).all() and s[0] > 0):
+    lost, won = ((each == math.inf).all(1) for each in (a, b))
+    both = ~(lost | won)
+    if not (np.isfinite(a[~lost]).all() and np.isfinite(b[~won]).all() and (np.diff(s) > 0).all() and s[0] > 0):
         raise ValueError("losses must be finite, steps positive and increasing")
     places = np.log(s / s[-1])
-    if smooth:
-        a, b = a @ smoothing(places).T, b @ smoothing(places).T
     share = np.arange(FINE) / FINE
     left = np.append((places[:-1, None] + np.diff(places)[:, None] * share).ravel(), 0.0)
-    a_fine, b_fine = (np.array([np.interp(left, places, curve) for curve in curves]) for curves in (a, b))
-    ratios = np.concatenate([left, -left[-2::-1]])
-    # Excess of the method's loss over the reference's at each candidate ratio; it falls with the ratio.
-    gaps = np.concatenate([a_fine - b[:, -1:], (a[:, -1:] - b_fine)[:, -2::-1]], axis=1)
-    n, mean = len(gaps), gaps.mean(0)
-    value = _zero(ratios, isotonic_regression(mean, increasing=False).x)
-    errors = gaps.std(0, ddof=1) / math.sqrt(n)
-    low, high = _within(ratios, mean, _quantile(n - 1) * errors, value)
-    if value in ratios[[0, -1]]:
-        return StepRatio(Interval(value, low, high, n), math.inf)
-    sides = np.abs(value - _within(ratios, mean, errors, value))
-    known = sides[np.isfinite(sides)]
-    if not known.size:
-        known = np.abs(value - ratios[[0, -1]])
-    return StepRatio(Interval(value, low, high, n), math.sqrt(known @ known / known.size))
+    candidates = np.concatenate([left, -left[-2::-1]])
+    ratios = np.where(lost, candidates[-1], candidates[0])
+    a, b = (each[both] @ smoothing(places).T if smooth else each[both] for each in (a, b))
+    ratios[both] = [_zero(candidates, _excess(places, left, *pair)) for pair in zip(a, b, strict=True)]
+    beyond = [ratios == candidates[0], ratios == candidates[-1]]
+    return np.select(beyond, [-math.inf, math.inf], ratios)[~(lost & won)]
 
 
-def _within(x: Array, mean: Array, half: Array, value: float) -> Array:
-    """The ends of the range around a value in which |mean| <= half; infinite beyond the first or last x."""
-    beyond = np.abs(mean) - half
-    kept = np.flatnonzero(beyond <= 0)
-    if not kept.size:  # no noise, and the value is between two grid points
-        return np.array([value, value])
-    first, last = int(kept[0]), int(kept[-1])
-    low = -math.inf if first == 0 else _between(x, beyond, first, first - 1)
-    high = math.inf if last == x.size - 1 else _between(x, beyond, last, last + 1)
-    return np.array([min(low, value), max(high, value)])
+def _excess(places: Array, left: Array, own: Array, reference: Array) -> Array:
+    """How much the loss of a method exceeds the reference's at each candidate ratio, made non-increasing."""
+    below = np.interp(left, places, own) - reference[-1]
+    above = own[-1] - np.interp(left, places, reference)
+    return isotonic_regression(np.append(below, above[-2::-1]), increasing=False).x
+
+
+def median_ends(values: Array) -> tuple[float, float]:
+    """The ends of a 95 % interval for the median of any distribution.
+
+    They interpolate between two order statistics (Hettmansperger and Sheather 1986). For five values they are the
+    smallest and the largest, which covers 93.75 %; for fewer they are infinite.
+
+    Args:
+        values: shape (N,), possibly infinite.
+    """
+    n, ordered = len(values), np.sort(values).tolist()
+    if n < 5:
+        return -math.inf, math.inf
+    k = median_rank(n)
+    if not k:
+        return ordered[0], ordered[-1]
+    inner, outer = (1 - 2 * float(bdtr(rank - 1, n, 0.5)) for rank in (k + 1, k))
+    share = (outer - 1 + LEVEL) / (outer - inner)
+    weight = (n - k) * share / (k + (n - 2 * k) * share)
+
+    def between(far: float, near: float) -> float:
+        return far if math.isinf(far) else (1 - weight) * far + weight * near
+
+    return between(ordered[k - 1], ordered[k]), between(ordered[n - k], ordered[n - 1 - k])
+
+
+def hodges_lehmann(values: Array) -> Estimate:
+    """The median of the means of all pairs of values, each also with itself (Hodges and Lehmann 1963).
+
+    For normal values its variance is 5 % larger than that of the mean, that of the median 57 %, but one value among
+    five can move it only to the range of the others. The standard error comes from the distance between the quartiles
+    of those means; error and degrees of freedom are right for normal values (`_normal`). Ours.
+
+    Args:
+        values: shape (N,), N >= 2, finite.
+    """
+    (value,), (spread,) = _of_pairs(values[None])
+    scale, df = _normal(len(values))
+    return Estimate(float(value), scale * float(spread), df)
+
+
+def _of_pairs(samples: Array) -> tuple[Array, Array]:
+    """The median of the means of all pairs of each row, and the distance between their quartiles."""
+    i, j = np.triu_indices(samples.shape[1])
+    low, middle, high = np.quantile((samples[:, i] + samples[:, j]) / 2, (0.25, 0.5, 0.75), axis=1)
+    return middle, high - low
+
+
+@cache
+def _normal(n: int) -> tuple[float, float]:
+    """The standard error of `hodges_lehmann` for n normal values as a multiple of the spread; its degrees of freedom.
+
+    The squared error is unbiased, and the value is within a t-quantile times its error with 95 %. From simulated
+    samples: 80,000 of five values, 40,816 of seven.
+    """
+    draws = max(4_000, 2_000_000 // n**2)
+    values, spreads = _of_pairs(np.random.default_rng(0).normal(size=(draws, n)))
+    scale = math.sqrt(values.var() / np.mean(spreads**2))
+    dfs = np.geomspace(0.5, 1e4, 1000)
+    quantile = np.quantile(np.abs(values) / (scale * spreads), 1 - LEVEL)
+    return scale, float(np.interp(-quantile, -stdtrit(dfs, 1 - LEVEL / 2), dfs))
 
 
 def smoothing(places: Array) -> Array:
