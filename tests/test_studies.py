@@ -955,10 +955,12 @@ def test_a_study_of_another_suite_is_named(sqlite_url: str) -> None:
         study.studies.open(study.name)
 
 
-def test_a_study_of_which_nothing_was_asked_says_how_to_begin_it(sqlite_url: str) -> None:
+def test_a_study_without_requested_trials_is_listed_and_says_how_to_start_it(sqlite_url: str, cli: Any) -> None:
     study = Studies(sqlite_url).create(spec(), "mine")
     with pytest.raises(UserError, match="study mine exists but has no requested trials; `bench tune --resume mine`"):
         study_result(study)
+    listed = cli("studies", "--storage", sqlite_url)
+    assert (listed.code, listed.err, listed.out.split()) == (0, "", ["mine", "0", "of", "0", "trials"])
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------

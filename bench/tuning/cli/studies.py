@@ -32,6 +32,9 @@ def main(args: Args) -> int:
     for name in studies.names():
         try:
             study = studies.open(name)
+            if not study.request.trials:  # its command was stopped just after it had created the study
+                rows[name] = {"trials": 0, "missing": 0, "running": 0, "best": None, "score": None, "fresh": None}
+                continue
             found = study_result(study)
             damaged |= warn_of(study)
         except RunFailed:  # the database has become unavailable
