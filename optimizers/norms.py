@@ -83,7 +83,7 @@ def _global_norm(tensors: Sequence[Tensor]) -> Tensor:
             by_device.setdefault(tensor.device, []).append(tensor)
     norms = [_norms(group, dtype) for group in by_device.values()]
     norms += [
-        torch.nn.utils.get_total_norm(group).full_tensor().to(dtype).view(1)  # type: ignore[attr-defined]
+        torch.nn.utils.get_total_norm([t.to(dtype) for t in group]).full_tensor().view(1)  # type: ignore[attr-defined]
         for group in shards.values()
     ]
     if len(norms) == 1:

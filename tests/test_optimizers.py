@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, ReduceLROnPlateau
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -758,6 +760,19 @@ def test_the_norm_of_a_very_large_tensor_does_not_lose_float32_precision() -> No
     part = torch.full((20_000_003,), 0.1)
     expected = float(part[0]) * len(part) ** 0.5
     assert float(global_norm([part])) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_the_global_norm_of_sharded_tensors_is_that_of_whole_ones(dtype: torch.dtype) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        parts = [torch.randn(100, 30, dtype=dtype), torch.randn(7, dtype=dtype)]
+        norm = global_norm([distribute_tensor(part, mesh, [Shard(0)]) for part in parts])
+        assert norm.dtype == global_norm(parts).dtype
+        assert float(norm) == pytest.approx(float(global_norm(parts)), rel=1e-6)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_the_global_norm_leaves_its_input_alone() -> None:
