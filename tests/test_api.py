@@ -378,6 +378,22 @@ def test_a_class_of_a_notebook_is_written_with_what_it_uses(notebook, store: Pat
     assert other.final != run.final
 
 
+def test_helpers_without_methods_are_written_if_their_definition_is_unique(notebook) -> None:
+    for cell in (
+        "import enum\nfrom dataclasses import dataclass\nimport torch",
+        "class Mode(enum.Enum):\n    PLAIN = 1\n",
+        "@dataclass\nclass Step:\n    size: float = 0.1\n",
+        "class Own(torch.optim.SGD):\n    mode, first = Mode.PLAIN, Step()\n",
+    ):
+        names = notebook(cell)
+    text, found = module_text(names["Own"], names), dict[str, Any]()
+    exec(compile(text, "own.py", "exec", dont_inherit=True), found)
+    assert (found["Own"].mode.name, found["Own"].first.size) == ("PLAIN", 0.1)
+    names = notebook("class Mode(enum.Enum):\n    PLAIN = 2\n")
+    with pytest.raises(bench.UserError, match=r"uses 'Mode', which has no source that is unique: it has 2 definitions"):
+        module_text(names["Own"], names)
+
+
 def test_annotations_of_a_notebook_stay_unevaluated(notebook) -> None:
     names = notebook(f"from __future__ import annotations\n{CELLS['imports']}")
     names = notebook(

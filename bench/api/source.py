@@ -158,21 +158,35 @@ class _Module:
     def _source(self, piece: Any) -> str:
         """The source of a class or a function."""
         code = next(_codes(piece), None)
-        self.deferred |= code is not None and bool(code.co_flags & __future__.annotations.compiler_flag)
-        lines = linecache.getlines(code.co_filename) if code is not None else []
-        try:
-            tree = ast.parse("".join(lines))
-        except SyntaxError:
-            tree = ast.Module([], [])
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.ClassDef | ast.FunctionDef) or code is None:
-                continue
-            alike = isinstance(node, ast.ClassDef) == isinstance(piece, type)
-            if alike and node.name == piece.__name__ and _holds(node, code):
-                first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-                return textwrap.dedent("".join(lines[first - 1 : node.end_lineno])).rstrip()
+        if code is None:
+            # A class without methods, such as an enumeration: the only definition of its name in a cell or the script.
+            found = {text for file in self._files() for text in _definitions(piece, file)}
+        else:
+            self.deferred |= bool(code.co_flags & __future__.annotations.compiler_flag)
+            found = set(_definitions(piece, code.co_filename, code)[:1])
+        if len(found) == 1:
+            return found.pop()
         why = "has no source" if piece is self.opt else f"uses {piece.__name__!r}, which has no source"
-        raise _refused(self.opt, f"{why} that Python can find")
+        why += " that Python can find" if not found else f" that is unique: it has {len(found)} definitions"
+        raise _refused(self.opt, why)
+
+    def _files(self) -> list[str]:
+        """The file of the class, and the cells of the session, whose lines linecache has without a file's time."""
+        own = [code.co_filename for code in _codes(self.opt)][:1]
+        return own + [file for file, entry in [*linecache.cache.items()] if len(entry) > 1 and entry[1] is None]
+
+
+def _definitions(piece: Any, file: str, code: CodeType | None = None) -> list[str]:
+    """The source of the definitions of this name in a file, of those that hold the code object if one is given."""
+    lines = linecache.getlines(file)
+    try:
+        tree = ast.parse("".join(lines))
+    except SyntaxError:
+        return []
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    alike = [node for node in nodes if isinstance(node, ast.ClassDef) == isinstance(piece, type)]
+    found = [node for node in alike if node.name == piece.__name__ and (code is None or _holds(node, code))]
+    return [textwrap.dedent("".join(lines[_first_line(node) - 1 : node.end_lineno])).rstrip() for node in found]
 
 
 def _codes(piece: Any) -> Iterator[CodeType]:
@@ -188,8 +202,12 @@ def _codes(piece: Any) -> Iterator[CodeType]:
 
 def _holds(node: ast.ClassDef | ast.FunctionDef, code: CodeType) -> bool:
     """Whether a code object is within the lines of a definition."""
-    first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-    return first <= code.co_firstlineno <= (node.end_lineno or node.lineno)
+    return _first_line(node) <= code.co_firstlineno <= (node.end_lineno or node.lineno)
+
+
+def _first_line(node: ast.ClassDef | ast.FunctionDef) -> int:
+    """The line of a definition, or of its first decorator."""
+    return min([node.lineno, *(each.lineno for each in node.decorator_list)])
 
 
 def _globals_of(table: symtable.SymbolTable) -> Iterator[str]:
