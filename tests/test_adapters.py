@@ -110,7 +110,7 @@ def stepped(optimizer: Any, p: torch.Tensor, steps: int = 2) -> torch.Tensor:
     "copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))], ids=["deepcopy", "pickle"]
 )
 @pytest.mark.parametrize("before", [0, 2])
-def test_copies_of_what_is_adapted_go_on_as_the_original(cls: Any, copied: Any, before: int) -> None:
+def test_copies_of_adapted_optimizers_continue_as_the_original(cls: Any, copied: Any, before: int) -> None:
     p = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     optimizer = adapted(cls)([p], scale=0.05)
     stepped(optimizer, p, before)
@@ -199,7 +199,7 @@ def test_each_trains(name: str, engine: str, cli: Any, store: Path) -> None:
 
 
 @pytest.mark.deep
-def test_what_is_adapted_passes_the_kit_but_for_its_faults() -> None:
+def test_adapted_optimizers_pass_the_checks_except_for_their_own_faults() -> None:
     report = conformance(
         "tests.test_adapters:OnLoss", only=["builds", "resume", "copies", "frozen", "schedule", "closure"]
     )

@@ -355,7 +355,7 @@ def test_a_class_of_a_file_is_named_by_its_file(tmp_path: Path, store: Path, mon
     del sys.modules["own_signs"]
 
 
-def test_a_class_of_a_notebook_is_written_with_what_it_uses(notebook, store: Path, tmp_path: Path) -> None:
+def test_a_class_of_a_notebook_is_written_with_its_helpers(notebook, store: Path, tmp_path: Path) -> None:
     for cell in CELLS.values():
         names = notebook(cell)
     text = module_text(names["Own"], names)

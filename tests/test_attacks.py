@@ -231,7 +231,7 @@ def names(folder: Path) -> set[str]:
 
 @BOTH
 @pytest.mark.parametrize("step", [30, 60])
-def test_of_two_that_trained_a_run_the_first_to_end_has_its_record(
+def test_if_two_processes_train_a_run_the_first_to_end_stores_it(
     cli: Cli, store: Path, sees: Path, at_step, words: tuple[str, ...], step: int
 ) -> None:
     after = []
@@ -495,7 +495,7 @@ def test_more_measurements_than_steps_are_none(cli: Cli, tmp_path: Path, sees: P
 # -- what killed processes leave, and names -------------------------------------------------------------------------
 
 
-def test_what_a_killed_process_was_about_to_make_is_removed(cli: Cli, store: Path, sees: Path) -> None:
+def test_unfinished_files_of_a_killed_process_are_removed(cli: Cli, store: Path, sees: Path) -> None:
     assert cli(*FIT).code == 0
     (folder,) = store.iterdir()
     shutil.rmtree(folder / "done")
@@ -517,7 +517,7 @@ def test_a_folder_that_is_named_like_an_attempt_does_not_make_a_store_a_run(cli:
     assert answer.err.count("its records do not belong to") == 2
 
 
-def test_what_is_said_of_a_hostile_name_is_one_line(cli: Cli, tmp_path: Path) -> None:
+def test_a_message_about_a_hostile_name_is_one_line(cli: Cli, tmp_path: Path) -> None:
     store, name = tmp_path / "runs", "a\nbench: error: \x1b[31mb"
     shutil.copytree(hostile.finished(tmp_path / "other", hostile.record(1)), store / name)
     path = hostile.finished(store, hostile.record(2)) / "done" / "runs.jsonl"

@@ -166,7 +166,7 @@ def test_tokens_see_nothing_that_comes_later(kind: str, setting: str) -> None:
 
 
 @torch.no_grad()
-def test_what_a_key_says_of_its_composition_reaches_later_queries_only() -> None:
+def test_the_composition_of_a_key_affects_later_queries_only() -> None:
     module, x = make(query_chunk=4, causal=True), torch.randn(B, T, D)
     assert module.composition is not None
     composers = module.composition(x)
@@ -611,7 +611,7 @@ def test_a_berts_fixed_head_of_the_standard_size_is_transformers_own() -> None:
         ({"attention": "dcmha", "num_heads": 3}, "^num_heads=3 does not divide width=8"),
     ],
 )
-def test_what_a_bert_cannot_have_is_refused(options: dict[str, Any], message: str) -> None:
+def test_illegal_settings_of_a_bert_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         bert(**options)
 

@@ -131,7 +131,7 @@ def test_a_thinned_bundle_keeps_the_curve_at_the_steps_of_observations(cli, obse
 
 @pytest.mark.deep
 @pytest.mark.parametrize(("chart", "panels"), [("attention", 6), ("stability", 5)])
-def test_charts_show_what_was_observed(cli, observed: Path, tmp_path: Path, chart: str, panels: int) -> None:
+def test_charts_show_the_observations(cli, observed: Path, tmp_path: Path, chart: str, panels: int) -> None:
     answer = cli("plot", chart, "--store", observed, "-o", tmp_path / "chart.svg")
     assert answer.code == 0, answer.err
     svg = (tmp_path / "chart.svg").read_text()

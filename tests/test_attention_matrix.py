@@ -141,6 +141,6 @@ def test_training_ends_where_the_rank_says(store) -> None:
         ({"tokens": "gausian"}, "--task.tokens"),
     ],
 )
-def test_what_cannot_be_is_refused(words: dict[str, Any], said: str) -> None:
+def test_impossible_combinations_are_refused(words: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         build(resolve({"task": "attention_matrix", "opt": "gd", **{f"task.{k}": v for k, v in words.items()}}))

@@ -104,7 +104,7 @@ def test_before_and_after_the_first_step_the_average_is_the_weights(kind: str) -
         assert not torch.equal(average.of(later)[0], later[0])
 
 
-def test_what_was_taken_stays_when_the_weights_move_on() -> None:
+def test_a_taken_average_stays_when_the_weights_change() -> None:
     for how in (EMA, Averaging("lawa", window=2, every=1)):
         average, (weights, *_) = Average(how), walk(1, torch.float64)
         average.take(1, weights)
@@ -210,7 +210,7 @@ def plain_points(case: Case) -> Points:
     ids=lambda case: case.name,
 )
 @pytest.mark.matrix(keep=4)
-def test_what_is_evaluated_is_the_average_of_a_plain_loops_points(case: Case, kind: str) -> None:
+def test_the_evaluated_weights_are_the_average_of_a_plain_loops_iterates(case: Case, kind: str) -> None:
     found = Fitted(config_of(case, **WORDS[kind]))
     points = plain_points(case)
     np.testing.assert_allclose(found.points, points, rtol=0, atol=1e-9)
@@ -292,7 +292,7 @@ def tables(store: Path, result: RunResult) -> dict[str, dict[str, list[Any]]]:
 
 
 @each_average
-def test_the_curve_is_that_of_the_weights_and_what_is_measured_that_of_the_average(kind: str, store: Path) -> None:
+def test_the_curve_is_that_of_the_weights_and_the_metric_that_of_the_average(kind: str, store: Path) -> None:
     usual = {"trainer__measure_every": 10, "trainer__val_every": 7}
     more = {name.replace(".", "__"): value for name, value in WORDS[kind].items()}
     plain, averaged = fit(store, **usual), fit(store, **usual, **more)
@@ -321,7 +321,7 @@ def test_a_method_that_averages_by_itself_is_left_alone_and_that_is_said(store: 
     assert "averages" in runner.described(resolve({**SMALL, "opt": "muon", "opt.rest": "sfadamw"}))["traits"]
 
 
-def test_who_averages_by_itself() -> None:
+def test_optimizers_that_average_by_themselves() -> None:
     assert {name for name in OPTIMIZERS if OPTIMIZERS[name].traits.averages} == {"sfadamw"}
     assert OPTIMIZERS["tests.test_schedule:Free"].traits.averages
     assert not OPTIMIZERS["tests.test_schedule:Without"].traits.averages
@@ -359,7 +359,7 @@ def test_a_run_without_an_average_is_the_run_that_it_was() -> None:
         ({"trainer.average": "lawa", "trainer.average_every": "0"}, r"--trainer\.average_every '0'"),
     ],
 )
-def test_what_cannot_be_is_refused(words: dict[str, str], said: str) -> None:
+def test_impossible_averages_are_refused(words: dict[str, str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         resolve({**SMALL, "opt": "adam", **words})
 
@@ -373,7 +373,7 @@ def test_what_cannot_be_is_refused(words: dict[str, str], said: str) -> None:
         ({"trainer.average": "ema", "trainer.average_every": "4"}, "ema"),
     ],
 )
-def test_what_has_no_effect_is_left_out_with_a_line(words: dict[str, str], of: str, capsys) -> None:
+def test_settings_without_effect_are_left_out_with_a_note(words: dict[str, str], of: str, capsys) -> None:
     config_module.say_once.cache_clear()
     own = {name: value for name, value in words.items() if name == "trainer.average"}
     assert resolve({**SMALL, "opt": "adam", **words}).run_id == resolve({**SMALL, "opt": "adam", **own}).run_id

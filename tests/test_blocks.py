@@ -120,7 +120,7 @@ def no_space(*args: object, **kwargs: object) -> None:
 
 
 @pytest.mark.parametrize("row_group", [1, 12, 10_000])  # a lane, two lanes, all lanes together
-def test_what_was_trained_together_reads_run_by_run(kept, monkeypatch, row_group):
+def test_runs_of_a_block_are_read_one_by_one(kept, monkeypatch, row_group):
     monkeypatch.setattr(bench.store.tables, "ROW_GROUP", row_group)
     attempt = make_block(kept)
     assert [run.run_id for run in kept.runs()] == sorted(IDS)
@@ -402,7 +402,7 @@ def test_a_process_that_was_taken_for_dead_says_so_and_leaves_what_others_do(kep
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_of_two_processes_that_take_a_block_at_once_one_gets_it(kept, monkeypatch, again):
+def test_if_two_processes_take_a_block_at_once_one_gets_it(kept, monkeypatch, again):
     write = bench.store.attempt.write_records
     taken = []
 
@@ -441,7 +441,7 @@ def test_a_block_that_ends_while_it_is_taken_is_not_trained_again(kept, monkeypa
     assert no_leftovers(kept.folder)
 
 
-def test_of_two_that_train_a_block_again_the_first_counts(kept):
+def test_if_two_processes_repeat_a_block_the_first_counts(kept):
     make_block(kept)
     one = kept.begin(begun(), again=True)
     train(one)
@@ -524,7 +524,7 @@ def linked(path: Path) -> None:
 
 
 @pytest.mark.parametrize("put", [Path.touch, linked])
-def test_what_is_no_folder_in_the_place_of_an_attempt_is_named(kept, put):
+def test_a_file_in_the_place_of_an_attempt_is_named(kept, put):
     kept.folder.mkdir()
     path = kept.folder / bench.store.block.name_of(IDS) / "attempt-1"
     path.parent.mkdir()
@@ -736,7 +736,7 @@ def test_a_block_without_its_curve_is_damaged(kept):
 
 
 @pytest.mark.parametrize("content", [None, b"", b"[]\n", b'{"b": ', b"\xff"])
-def test_an_attempt_that_does_not_say_what_it_trains_is_named_and_begun_again(kept, content):
+def test_an_attempt_without_a_request_is_named_and_started_again(kept, content):
     left = interrupted(kept)
     (left.path / "runs.jsonl").unlink()
     if content is not None:

@@ -412,7 +412,7 @@ def test_why_there_is_no_interval_with_the_noise_of_tuning_is_said_once(store, c
     assert widened(store) == (None, [f"no interval with the noise of tuning: adam ({why})"])
 
 
-def test_of_what_was_not_tuned_nothing_is_said_about_tuning(store):
+def test_a_row_without_tuning_has_no_words_about_tuning(store):
     keep(store, *seeds("adam", FRESH))
     assert widened(store) == (None, [])
 
@@ -491,7 +491,7 @@ finals = st.lists(st.none() | st.floats(0, 1).map(lambda x: round(x, 3)), min_si
 @pytest.mark.deep
 @slow
 @given(own=st.fixed_dictionaries(dict.fromkeys(("adam", "sgd", "adamw", "sngd"), finals)))
-def test_who_else_entered_changes_no_score_no_interval_and_no_order(tmp_path_factory, own):
+def test_other_entries_change_no_score_no_interval_and_no_order(tmp_path_factory, own):
     store = tmp_path_factory.mktemp("store")
     for opt, values in own.items():
         words = {"opt.lr": 0.1}  # from a study that may have chosen differently, so that there is noise of tuning
@@ -546,7 +546,7 @@ def test_a_store_merged_with_itself_is_itself(store, tmp_path):
     assert everything(store) == everything(store, store) == everything(store, tmp_path / "copy")
 
 
-def test_of_a_run_with_different_results_one_is_taken_whatever_the_order(store, tmp_path):
+def test_one_of_several_results_of_a_run_is_taken_in_any_order(store, tmp_path):
     keep(store, *seeds("adam", A))
     keep(tmp_path / "other", made("adam", 0, 0.1), replace(made("adam", 1, None), status="failed"))
     stores = [Stores(folders) for folders in ((store, tmp_path / "other"), (tmp_path / "other", store))]
@@ -574,7 +574,7 @@ def test_a_filter_does_not_make_tuned_settings_settings_by_hand(store):
     assert (entry.kind, len(entry.runs)) == ("tuned", 1)
 
 
-def test_of_several_studies_the_one_with_most_trials_is_shown_and_the_others_are_named(store):
+def test_the_study_with_most_trials_is_shown_and_the_others_are_named(store):
     tuned(store, "adam", A)
     runs = {lr: [made("adam", 1000, 0.4, words={"opt.lr": lr})] for lr in (3.0, 4.0, 5.0, 6.0)}
     for each in runs.values():
@@ -586,7 +586,7 @@ def test_of_several_studies_the_one_with_most_trials_is_shown_and_the_others_are
     assert entry.options["lr"] == 4
 
 
-def test_of_settings_tuned_elsewhere_those_that_are_not_shown_are_named(store):
+def test_settings_tuned_elsewhere_that_are_not_shown_are_named(store):
     for lr in (0.2, 0.3):
         keep(store, *seeds("adam", A, words={"opt.lr": lr}, tuned_by="elsewhere"))
     (entry,) = found(store).entries
@@ -682,7 +682,7 @@ FLAGS = [
 
 
 @pytest.mark.parametrize(("change", "flag"), FLAGS)
-def test_what_makes_a_row_less_than_it_looks_is_flagged(store, change, flag):
+def test_limitations_of_a_row_are_flagged(store, change, flag):
     keep(store, *seeds("adam", A, words={"opt.lr": 0.2}, **change))
     (row,) = rows("quality", store).values()
     assert row["flags"] == [flag]
@@ -791,7 +791,7 @@ def sweep(store: Path, opt: str, finals: dict[float, list[float | None]], first:
         keep(store, *seeds(opt, own, first, words={"opt.lr": lr}))
 
 
-def test_of_a_sweep_the_best_of_each_optimizer_is_shown_without_a_verdict(store):
+def test_the_best_of_each_optimizer_of_a_sweep_is_shown_without_a_verdict(store):
     sweep(store, "adamw", {0.1: [0.5] * 8, 0.2: [0.9] * 8, 0.3: [0.7] * 8})
     sweep(store, "adam", {0.1: [0.8] * 8, 0.2: [None] * 8})
     own = rows("quality", store)
@@ -904,7 +904,7 @@ def _see(event: str, values: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.deep
-def test_what_anybodys_plug_ins_brought_is_shown_without_them(store, tmp_path, monkeypatch):
+def test_runs_of_plug_ins_are_shown_without_the_plug_ins(store, tmp_path, monkeypatch):
     (tmp_path / "somebody").mkdir()
     for path in (tmp_path / "somebody" / "tasks.py", tmp_path / "evil.py"):
         path.write_text(SPY)
@@ -997,7 +997,7 @@ def test_facts_of_another_kind_are_no_numbers(store, facts):
     assert everything(store)
 
 
-def test_a_record_that_does_not_say_what_it_is_compared_on_is_named_and_left_out(store):
+def test_a_record_without_a_metric_is_named_and_left_out(store):
     old = made("adam", 2)
     keep(store, *seeds("adam", A), replace(old, problem={}))
     collected = found(store)
@@ -1020,7 +1020,7 @@ def test_records_without_the_newest_fields_are_shown(store):
     assert rows("speed", store)["adam"]["machines"] == ["unknown machine, unknown threads, lightning"]
 
 
-def test_what_is_chosen_keeps_its_reference(store):
+def test_selected_runs_keep_their_reference(store):
     keep(store, *seeds("adam", A), *seeds("sgd", B), *seeds("adamw", A))
     whole, alone = rows("quality", store), rows("quality", store, opts=["sgd"])
     assert list(alone) == ["sgd"]
@@ -1363,7 +1363,7 @@ def test_two_settings_of_the_reference_are_none_and_said(store):
     assert named["sgd"]["verdict"] == "worse"
 
 
-def test_a_reference_with_runs_of_which_none_is_chosen_is_not_said_to_have_none(store):
+def test_a_reference_whose_runs_are_filtered_out_is_not_reported_as_missing(store):
     for lr, first in ((0.3, 0), (0.5, 20)):
         keep(store, *seeds("adam", HIGH, first, words={"opt.lr": lr}))
     keep(store, *seeds("sgd", LOW))

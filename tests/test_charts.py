@@ -728,7 +728,7 @@ def test_panels_that_stay_empty_are_said(store, tmp_path, capsys):
         (["curves", "-o", "/proc/none/a.png"], "cannot write /proc/none/a.png"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(store, tmp_path, monkeypatch, words, message):
+def test_impossible_charts_are_refused(store, tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     add_run(store)
     with pytest.raises(UserError) as refused:

@@ -97,7 +97,7 @@ def test_every_check_that_can_fail_has_a_mutant() -> None:
     ("name", "scale", "rotation"),
     [("sgd", "x10", "equivariant"), ("sngd", "invariant", "equivariant"), ("adam", "invariant", "not equivariant")],
 )
-def test_what_kind_of_method_it_is(name: str, scale: str, rotation: str, reports: dict[str, Report]) -> None:
+def test_the_kind_of_a_method_is_detected(name: str, scale: str, rotation: str, reports: dict[str, Report]) -> None:
     report = reports[name]
     assert (report["scale"].note, report["rotation"].note, report["permutation"].note) == (
         scale,
@@ -133,7 +133,7 @@ def test_a_run_that_has_converged_has_no_steps_to_check() -> None:
 
 
 @into("FirstGroupOnly")
-def test_a_failure_says_what_was_measured_and_what_to_do(reports: dict[str, Report]) -> None:
+def test_a_failure_names_the_measurement_and_the_remedy(reports: dict[str, Report]) -> None:
     report = reports["FirstGroupOnly"]
     text = report.text()
     measured = report["groups"].measured
@@ -199,7 +199,7 @@ def test_a_failure_says_where_and_what(
 
 @pytest.mark.deep
 @into("FlatViews")
-def test_where_an_optimizer_raises_stands_in_the_verdict(reports: dict[str, Report]) -> None:
+def test_the_verdict_names_the_line_that_raised(reports: dict[str, Report]) -> None:
     verdict = reports["FlatViews"]["noncontiguous"]
     assert verdict.verdict == "error"
     assert verdict.note.startswith("RuntimeError: view size")
@@ -208,12 +208,12 @@ def test_where_an_optimizer_raises_stands_in_the_verdict(reports: dict[str, Repo
 
 @pytest.mark.deep
 @into("ObjectInState")
-def test_what_kind_of_thing_a_state_must_not_hold_is_named(reports: dict[str, Report]) -> None:
+def test_the_type_of_an_illegal_state_is_named(reports: dict[str, Report]) -> None:
     assert reports["ObjectInState"]["resume"].note.endswith("refuses its state: a tests.mutants.Box")
 
 
 @into("Raises")
-def test_what_does_not_build_is_checked_no_further(reports: dict[str, Report]) -> None:
+def test_an_optimizer_that_does_not_build_is_not_checked_further(reports: dict[str, Report]) -> None:
     report = reports["Raises"]
     assert (report["builds"].verdict, report["builds"].note.partition(" (")[0]) == ("error", "SystemExit: enough")
     assert {verdict.verdict for verdict in report.verdicts[1:]} == {"not applicable"}
@@ -326,7 +326,7 @@ def test_limits_are_longer_on_a_busy_machine(load: float, word: str, tmp_path: P
     ("kind", "message"),
     [("raises", "ZeroDivisionError"), ("misspelt", "did you mean 'Mien'"), ("other", "torch.optim.Optimizer")],
 )
-def test_what_cannot_be_loaded_is_an_error_of_the_request(kind: str, message: str, tmp_path: Path) -> None:
+def test_an_optimizer_that_cannot_be_loaded_is_an_error_of_the_request(kind: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(IMPORTS[kind])
     with pytest.raises(UserError, match=message):
         conformance(f"{tmp_path}/mine.py:Mine", only=["builds"])
@@ -417,7 +417,7 @@ def test_the_command_succeeds_where_all_is_well(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out.endswith("sngd: no fault; 2 pass\n")
 
 
-def test_what_is_checked_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_checks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert dispatch(["check", "--list"]) == 0
     assert capsys.readouterr().out == listing() + "\n"
     assert all(f"{check.name}: {check.meaning}" in listing() for check in CHECKS.values())

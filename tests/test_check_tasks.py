@@ -52,7 +52,7 @@ def test_a_task_of_the_suite_passes_all(reports: dict[str, Report]) -> None:
         ("ONESEED", "lanes", "its TaskSpec does not declare lanes=True, so its runs train one by one"),
     ],
 )
-def test_a_verdict_says_what_was_seen(name: str, check: str, note: str, reports: dict[str, Report]) -> None:
+def test_a_verdict_states_the_observation(name: str, check: str, note: str, reports: dict[str, Report]) -> None:
     assert reports[name][check].note == note
 
 

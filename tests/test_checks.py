@@ -73,7 +73,7 @@ def test_fsdp_with_a_gradient_scaler_is_refused(refusal: Any) -> None:
     assert "use bf16-mixed" in refusal("Plain", Traits(), precision="16-mixed", trainer__strategy="fsdp")
 
 
-def test_a_dry_run_refuses_what_a_run_refuses(cli: Any) -> None:
+def test_a_dry_run_refuses_the_same_settings_as_a_run(cli: Any) -> None:
     for words in (["--opt.lr=-1"], ["--trainer.batch_size", "5"]):
         answer = cli("fit", "--task", "synthetic", "--opt", "ngd", "--dry-run", *words)
         assert (answer.code, answer.out) == (2, "")

@@ -92,7 +92,7 @@ def test_the_interval_covers_the_mean_as_often_as_it_says(n):
 
 
 @pytest.mark.parametrize("bad", [[], [1.0, math.nan], [1.0, math.inf], [[1.0, 2.0]]])
-def test_an_interval_of_what_is_not_there_is_refused(bad):
+def test_an_interval_of_missing_values_is_refused(bad):
     with pytest.raises(ValueError, match="one or more finite numbers"):
         t_interval(bad)
 
@@ -651,7 +651,7 @@ def test_trends_that_are_undecided():
 
 
 @pytest.mark.parametrize("bad", [0, -1])
-def test_a_trend_of_what_has_no_logarithm_is_undecided(bad):
+def test_a_trend_of_values_without_a_logarithm_is_undecided(bad):
     found = heads((1, 1.1), (2, bad))
     assert (found.verdict, found.effect) == ("undecided", None)
     assert found.text == "loss at the end is not positive in 1 of 4 runs"
@@ -794,7 +794,7 @@ def test_numbers_may_be_words(test):
         ("slope_region", {"between": [0, -2]}, "between: 0 is larger than -2; give the smaller one first"),
     ],
 )
-def test_what_is_refused(test, change, message):
+def test_illegal_claims_are_refused(test, change, message):
     with pytest.raises(UserError) as error:
         judge(test, PAIR, **EVERY.get(test, {}) | change)
     assert str(error.value) == message
@@ -870,7 +870,7 @@ def test_p_of_several_arms():
     assert (both.verdict, both.p) == ("fails", 2 * one.p)
 
 
-def test_what_is_undecided_has_no_p():
+def test_undecided_claims_have_no_p_value():
     assert finding("reaches", flat("a", 0.5, 1.5), arms=["a"], measure="loss", below=1).p is None
     assert finding("reaches", flat("a", 1.0), arms=["a"], measure="loss", below=2).p is None
 
@@ -963,7 +963,7 @@ def test_readings_that_agree_are_a_verdict_and_others_are_not():
         ("holds", [], ["holds", "faster than claimed"], False, "holds"),
     ],
 )
-def test_what_is_said_of_a_claim(verdict, readings, region, small, expected):
+def test_the_words_of_a_claim(verdict, readings, region, small, expected):
     assert said(verdict, readings, region, small=small) == expected
     assert expected in SAID
 

@@ -232,7 +232,7 @@ def test_runs_are_listed_with_status_steps_and_result(cli, store):
     assert float(seconds) < 60
 
 
-def test_runs_of_a_task_and_optimizer_are_told_apart_by_the_settings_in_which_they_differ(cli):
+def test_runs_of_a_task_and_optimizer_are_distinguished_by_their_settings(cli):
     plain = json.loads(cli(*FIT, "--json").out)["run_id"]
     other = json.loads(cli(*FIT, "--json", "--opt.lr", 0.5, "--seed", 1).out)["run_id"]
     alone = json.loads(cli(*(word if word != "sngd" else "ngd" for word in FIT), "--json").out)["run_id"]
@@ -372,7 +372,7 @@ def test_dry_run_prints_the_configuration_and_writes_nothing(cli, tmp_path, stor
 
 @pytest.mark.parametrize("opt", OPTIMIZERS)
 @pytest.mark.parametrize("task", TASKS)
-def test_what_a_dry_run_prints_is_a_config_of_the_same_run(cli, tmp_path, task, opt):
+def test_a_dry_run_prints_a_config_of_the_same_run(cli, tmp_path, task, opt):
     words = ("--task", task, "--opt", opt, "--seed", "3", "--trainer.max_steps", "7", "--opt.lr", "1e-3")
     file = tmp_path / "run.yaml"
     file.write_text(cli("fit", *words, "--dry-run").out)
@@ -551,7 +551,7 @@ def test_a_wrong_request(cli, words, message):
         ("fit --task {} --opt gd", "name what you mean in this file: {0}:SPEC"),
     ],
 )
-def test_a_file_without_a_name_lists_what_it_defines_and_is_not_run(cli, tmp_path, words, hint):
+def test_a_file_without_a_class_name_lists_its_classes_and_is_not_run(cli, tmp_path, words, hint):
     path = tmp_path / "mine.py"
     path.write_text("SPEC = Spec()\n_X = 1\nclass Mine: pass\nclass _Hidden: pass\nclass Other: pass\nexit(7)\n")
     assert hint.format(path) in fails(cli, *words.format(path).split())
@@ -574,7 +574,7 @@ def test_a_pipe_in_place_of_a_file_is_not_read(cli, tmp_path):
         (b"# coding: latin-1\nclass Mine: '\xe9'\n", "name what you mean in this file: "),
     ],
 )
-def test_a_file_without_a_class_is_told_what_is_wrong(cli, tmp_path, content, message):
+def test_a_file_without_a_class_is_refused_with_the_reason(cli, tmp_path, content, message):
     path = tmp_path / "mine.py"
     if content is not None:
         path.write_bytes(content)

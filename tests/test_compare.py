@@ -116,7 +116,7 @@ def test_studies_of_others_are_shown_and_take_no_part_of_a_row(cli, unchecked: N
 
 @pytest.mark.whole
 @pytest.mark.deep
-def test_what_is_checked_stands_on_the_board_and_grids_are_topped_up(cli) -> None:
+def test_checks_are_on_the_board_and_grids_are_topped_up(cli) -> None:
     answer = cli(
         *(w for w in COMPARE if w not in ("--opt.lr", "0.001,0.003", "--opt.gd.lr", "0.1,1")),
         "--trials",

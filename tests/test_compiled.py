@@ -238,7 +238,7 @@ def test_step_is_refused_where_nothing_can_be_compiled(cli: Cli, store: Path, mo
         ({"opt": "adamw", "trainer.devices": 2}, "it was tried on one device only"),
     ],
 )
-def test_where_it_cannot_be_right_it_is_refused_or_left_out(words: dict[str, Any], why: str) -> None:
+def test_compilation_is_refused_or_left_out_where_it_would_be_wrong(words: dict[str, Any], why: str) -> None:
     config = resolve({"task": "tiny", "trainer.compile": "step", "device": "cpu", **words})
     with pytest.raises(UserError, match=f"--trainer.compile step: .*{why}.*; leave it out"):
         runner.check(config)

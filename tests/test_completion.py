@@ -65,7 +65,7 @@ from tests.test_cli import FIT
         ("xyzzy _", []),
     ],
 )
-def test_what_may_stand_next(words: str, there: list[str]) -> None:
+def test_completions_of_the_next_word(words: str, there: list[str]) -> None:
     found = following([word.replace("_", "") if word == "_" else word for word in words.split()])
     if there == ["--task."]:
         assert found

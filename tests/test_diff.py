@@ -150,7 +150,7 @@ def test_paths_of_folders_and_one_run_in_two_stores(cli, store, tmp_path, monkey
     assert found(cli, "a", "b", "--store", store, "--store", "more")["equal"]
 
 
-def test_of_several_stores_the_finished_run_is_taken(cli, store, tmp_path):
+def test_the_finished_run_of_several_stores_is_taken(cli, store, tmp_path):
     add_run(store, "a", status="failed")
     add_run(tmp_path / "more", "a")
     both = found(cli, "a", store / "a", "--store", store, "--store", tmp_path / "more")

@@ -115,7 +115,7 @@ def test_every_run_in_the_docs_is_a_legal_configuration(line: str) -> None:
         assert resolve(settings, tuned=args.tuned).run_id.startswith(f"{settings['task']}-{settings['opt']}-")
 
 
-def test_what_runs_the_blocks_that_are_to_be_run_names_their_page() -> None:
+def test_the_runner_of_code_blocks_names_their_page() -> None:
     pages = {name_of(page) for page in PAGES if re.search(r"^```sh run", page.read_text("utf-8"), re.MULTILINE)}
     assert pages == RUN_ELSEWHERE.keys()
     for page, by in RUN_ELSEWHERE.items():

@@ -292,7 +292,7 @@ def test_lanes_that_fit() -> None:
     )
 
 
-def test_a_task_of_which_not_one_lane_fits_is_named() -> None:
+def test_a_task_without_room_for_one_lane_is_named() -> None:
     found = lanes_diagnosis("cpu", 2**20, None, {"synthetic": 2**19, "mha_dm1": 2**21})
     assert found.level == "note"
     assert "synthetic 2, mha_dm1 0; memory is short for mha_dm1: free some" in found.text

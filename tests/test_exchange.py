@@ -288,7 +288,7 @@ def test_a_plan_of_the_store_needs_no_database(cli, here, monkeypatch) -> None:
     assert cli("worker", "--plan", name, "--store", "mine").code == 0
 
 
-def test_what_no_wait_mends_is_told_at_once(postgres_url, here) -> None:
+def test_permanent_failures_are_reported_at_once(postgres_url, here) -> None:
     change(postgres_url, "CREATE TABLE bench_plans (name TEXT PRIMARY KEY)")
     with pytest.raises(RunFailed, match="change that, or name another database"):
         Exchange(postgres_url).shared(plan(here))

@@ -274,7 +274,7 @@ def test_a_row_that_only_the_early_end_has_makes_no_spike():
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, 5e-324])
-def test_what_has_no_place_on_a_log_axis_is_left_out(bad):
+def test_values_without_a_logarithm_are_left_out(bad):
     values = np.exp(-STEPS / 50)
     values[[0, 7, -1]] = bad
     ((line,), _) = lines(Panel(y="v", log="xy"), column(values, steps=STEPS))
@@ -415,7 +415,7 @@ def test_the_caption_says_what_lines_and_bands_are(panels, arms, text):
         (ONE, {"a": arm(r"$\nonsense$", 1.0)}, "formula"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(spec, arms, message, tmp_path):
+def test_impossible_charts_are_refused(spec, arms, message, tmp_path):
     with pytest.raises(UserError, match=message):
         draw(spec, arms, tmp_path / "figure")
     assert not (tmp_path / "figure").exists()
@@ -465,7 +465,7 @@ def test_a_map_has_a_panel_for_each_value_of_the_first_constant_and_a_mark_for_e
     assert picture(found, ".png").startswith(b"\x89PNG")
 
 
-def test_a_map_of_one_constant_has_one_panel_and_leaves_out_what_has_no_verdict():
+def test_a_map_of_one_constant_has_one_panel_and_leaves_out_claims_without_a_verdict():
     region = [({"task.d": 3}, {"x": Finding("holds", 1, 0, 2, "", "")}), ({"task.d": 4}, {})]
     (panel,) = constants_map(region).panels
     assert [(t.name, t.x.tolist()) for t in panel.traces] == [("holds", [0])]

@@ -162,7 +162,7 @@ def test_words_that_mean_nothing_are_refused_in_one_line(
     assert error.count("\n") == 1
 
 
-def test_one_command_at_a_time_writes_and_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+def test_one_command_at_a_time_writes_and_removes_leftovers_of_a_killed_one(tmp_path: Path) -> None:
     names = {".runs-mnist.zip", ".studies.db", ".mine", "runs-mnist.zip"}
     for name in names:
         (tmp_path / name).touch()
@@ -174,9 +174,7 @@ def test_one_command_at_a_time_writes_and_removes_what_a_killed_one_left(tmp_pat
         pass
 
 
-def test_an_interruption_ends_the_command_and_keeps_what_is_finished(
-    tmp_path: Path, main: Main, capsys: Capture
-) -> None:
+def test_an_interruption_ends_the_command_and_keeps_finished_parts(tmp_path: Path, main: Main, capsys: Capture) -> None:
     begun = []
 
     def part(name: str) -> int:
@@ -440,7 +438,7 @@ def test_a_box_goes_on_where_it_was_cut_off(cli: Cli, tmp_path: Path) -> None:
 
 @pytest.mark.whole
 @pytest.mark.deep
-def test_a_part_whose_time_is_over_keeps_what_it_has(tmp_path: Path) -> None:
+def test_a_part_that_runs_out_of_time_keeps_its_results(tmp_path: Path) -> None:
     with subprocess.Popen(
         command(tmp_path, "--only", "mnist"),
         cwd=ROOT,

@@ -101,7 +101,7 @@ def test_several_settings_give_their_product():
     ]
 
 
-def test_what_comes_out_twice_is_one_run():
+def test_equal_points_are_one_run():
     assert rates(grid(opt__lr="0.1,1e-1,0.1")) == [0.1]
     assert len(grid("2", opt="ngd,ngd", opt__lr="1")) == 2
     assert rates(grid(opt__lr="1:1.00001:4")) == [1.0]
@@ -197,7 +197,7 @@ def test_an_option_may_be_for_one_optimizer_alone():
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_of_which_nothing_varies_is_searched_over_its_range(name):
+def test_an_optimizer_without_varied_settings_is_searched_over_its_range(name):
     configs = grid(opt=name)
     option, span = next(iter(OPTIMIZERS[name].search.items()))  # tuning has more ranges, a sweep only one
     assert [c.opt_options[option] for c in configs] == log_grid(span.low, span.high, DEFAULT_POINTS)
@@ -205,7 +205,7 @@ def test_an_optimizer_of_which_nothing_varies_is_searched_over_its_range(name):
     assert varied(opt=name) == [f"opt.{option}"]
 
 
-def test_what_is_given_is_not_searched():
+def test_given_settings_are_not_searched():
     assert rates(grid(opt__lr="0.5")) == [0.5]
     assert rates(grid(opt__lr="0.5", task__sigma="0.2,0.4")) == [0.5, 0.5]
     assert len(grid(task__sigma="0.2,0.4")) == 2 * DEFAULT_POINTS
@@ -389,7 +389,7 @@ def test_a_full_grid_needs_few_blocks_of_about_the_same_size(lanes, seeds, width
         assert max(sizes) <= width
 
 
-def test_what_fits_is_one_block():
+def test_runs_that_fit_are_one_block():
     configs = grid("4", opt__lr="0.1,1,2")
     (block,) = rectangles(configs, 12)
     assert [[config.seed for config in row] for row in block] == [[seed] * 3 for seed in range(4)]

@@ -110,7 +110,7 @@ def readers(cli, guard, here, tmp_path):
 
 @pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("number", PARTS)
-def test_readers_show_what_is_sound_and_name_the_rest(readers, tmp_path, number):
+def test_readers_show_sound_records_and_name_the_others(readers, tmp_path, number):
     store, victims = hostile_store(tmp_path, number)
     read = readers(store)
     one, other = (run.run_id for run in (hostile.record(seed, "gd") for seed in (1, 2)))
@@ -156,7 +156,7 @@ def test_readers_show_what_is_sound_and_name_the_rest(readers, tmp_path, number)
 
 @pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("number", PARTS)
-def test_boards_show_what_is_sound(readers, tmp_path, number):
+def test_boards_show_sound_records(readers, tmp_path, number):
     store, _ = hostile_store(tmp_path, number)
     read = readers(store)
     for form in ("json", ("table", "md", "csv", "tex", "html")[number % 5]):

@@ -420,7 +420,9 @@ def test_readers_beside_a_writer_see_whole_records_and_tables(cli, start, store:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("ended", [True, False], ids=["after the other has ended", "while the other trains"])
-def test_who_comes_back_too_late_ends_and_harms_nothing(cli, start, store: Path, tmp_path: Path, ended: bool) -> None:
+def test_a_process_that_returns_too_late_ends_and_harms_nothing(
+    cli, start, store: Path, tmp_path: Path, ended: bool
+) -> None:
     words = ("fit", *SMALL, "--opt", SLOW, "--trainer.max_steps", "150", "--store")
     late = start(*words, store)
     late.until(lambda: list(store.glob("*/attempt-1/last.ckpt")))

@@ -547,7 +547,7 @@ def test_an_array_gives_the_same_command_without_what_each_task_has_of_its_own(c
 
 @pytest.mark.whole
 @pytest.mark.deep
-def test_a_ladder_that_was_killed_goes_on_and_a_dry_run_says_what_it_costs(tmp_path: Path):
+def test_a_killed_ladder_continues_and_a_dry_run_states_its_cost(tmp_path: Path):
     environment = {**os.environ, "BENCH_STORE": str(tmp_path / "store"), "OMP_NUM_THREADS": "1"}
     words = ["ladder", "--task", "synthetic", "--opt", "gd,ngd", "--axis", "width", "--rungs", "2", "--ratio", "4",
              "--trainer.max_steps", "30", "--trials", "3", "--margin", "0.5", "--seeds", "1", "--report_seeds", "2",

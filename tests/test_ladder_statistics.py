@@ -147,7 +147,7 @@ def test_a_method_that_leads_from_the_first_evaluation_on_has_no_lower_end():
         (STEPS, np.full((2, 20), np.inf), np.full((2, 20), np.inf)),
     ],
 )
-def test_what_is_no_curve_is_refused(steps: Array, own: Array, reference: Array):
+def test_illegal_curves_are_refused(steps: Array, own: Array, reference: Array):
     with pytest.raises(ValueError, match=r"steps|finite|fewer than two seeds"):
         step_ratio(steps, own, reference)
 
@@ -243,7 +243,7 @@ def test_tau_is_that_of_scipy():
         assert -1 <= found.low <= found.mean <= found.high <= 1
 
 
-def test_what_is_told_is_seldom_wrong():
+def test_significant_differences_are_seldom_wrong():
     rng, wrong, sims = np.random.default_rng(4), 0, 400
     for _ in range(sims):
         wrong += any(np.any(each) for each in told(rng.normal(size=(4, 5)), rng.normal(size=(4, 5))))

@@ -629,7 +629,7 @@ def test_a_vit_too_is_evaluated_again_where_a_lane_is(
 
 @pytest.mark.deep
 @pytest.mark.parametrize("spec", [AVERAGED], ids=["averaged"])
-def test_weights_for_evaluation_are_what_is_measured_validated_and_kept_as_best(
+def test_weights_for_evaluation_are_measured_validated_and_kept_as_best(
     spec: OptimizerSpec, opt: str, store: Path
 ) -> None:
     grid = block(store, "net", opt, lrs(0.05, 1.0), trainer__val_every=5)
@@ -813,7 +813,7 @@ def test_a_measurement_that_a_problem_lacks_is_missing_in_its_lanes_only(store: 
 
 
 @pytest.mark.parametrize("words", [{"task__dropout": 0.3}, {"task__flip": True}, {"task__crop": 2}, {}], ids=str)
-def test_what_is_drawn_belongs_to_seed_and_step_and_not_to_the_lane(words: Settings, store: Path) -> None:
+def test_random_draws_depend_on_seed_and_step_and_not_on_the_lane(words: Settings, store: Path) -> None:
     full = {"task__dropout": 0.0, "trainer__batch_size": "full", **words}
     lanes = make_lanes(block(store, "tiny", "sgd", lrs(0.0, 0.0), seeds=(0, 1, 0), **full))
     for w in lanes.weights.values():

@@ -423,7 +423,7 @@ def test_texts_longer_than_the_model_knows_positions_are_refused(kind: str, fold
         TextClassifier(Long(), model=path)
 
 
-def test_folders_without_what_is_needed_are_refused_in_one_line(folder: Folder, tmp_path: Path) -> None:
+def test_folders_without_the_needed_files_are_refused_in_one_line(folder: Folder, tmp_path: Path) -> None:
     def refused(path: Path) -> str:
         with pytest.raises(DataError) as error:
             from_folder(path)
@@ -457,7 +457,7 @@ def test_weights_of_half_an_encoder_are_refused(folder: Folder) -> None:
         from_folder(path)
 
 
-def test_without_a_network_one_line_says_what_is_expected_where(
+def test_without_a_network_one_line_names_the_expected_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def unreachable(*_: Any, **__: Any) -> None:

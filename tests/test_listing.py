@@ -146,7 +146,7 @@ def test_an_order_of_samples_of_its_own_is_no_other_seed(cli, store):
     assert len(names(cli("list", "runs"))) == 2
 
 
-def test_a_group_of_which_half_diverged_has_no_median(cli, store):
+def test_a_group_with_half_of_its_runs_diverged_has_no_median(cli, store):
     keep(store, *seeds("adam", [0.5, None]))
     assert rows(cli("list", "runs"))[0][6] == "-"
 
@@ -165,7 +165,7 @@ def test_the_runs_of_a_sweep_share_a_line_with_the_best_setting(cli, store):
     assert len(rows(cli("list", "runs", "--all"))) == 10
 
 
-def test_of_equals_the_middle_one_of_the_grid_is_the_best(cli, store):
+def test_the_middle_one_of_equal_points_is_the_best(cli, store):
     for number, lr in enumerate((2.0, 0.25, 10.0, 0.5, 1.0)):
         keep(store, made("sgd", 0, 0.75, words={"opt.lr": lr}, plan="sweep", begun=day(number + 1)))
     (line,) = rows(cli("list", "runs"))
@@ -255,7 +255,7 @@ def test_filters_and_orders(cli, several, words, expected):
     assert [several[run["run_id"]] for run in told] == expected.split()
 
 
-def test_what_a_limit_leaves_out_is_said(cli, several):
+def test_rows_beyond_a_limit_are_counted(cli, several):
     answer = cli("list", "runs", "--limit", 1)
     assert len(names(answer)) == 1
     assert answer.err == "bench: note: 3 more; --limit 4 shows all\n"
@@ -301,7 +301,7 @@ def test_bad_words(cli, several, store, words, error):
 
 
 @pytest.mark.parametrize("what", ["tasks", "optimizers"])
-def test_what_chooses_runs_is_refused_elsewhere(cli, what):
+def test_filters_of_runs_are_refused_elsewhere(cli, what):
     assert f"--opt: it selects runs (`bench list runs`); remove it to list {what}" in fails(
         cli("list", what, "--opt", "sgd")
     )
@@ -327,7 +327,7 @@ def test_since(text, moment):
 
 
 @pytest.mark.parametrize("text", ["", "h", "-2h", "2", "2 h", "999999w", "2026-13-01", "٣d"])
-def test_since_what_is_no_time(text):
+def test_an_illegal_time_of_since_is_refused(text):
     with pytest.raises(UserError, match="it takes a date"):
         since(text, datetime(2026, 11, 22, 12, tzinfo=UTC))
 

@@ -226,7 +226,7 @@ def test_byte_pairs_are_the_same_in_every_process() -> None:
 
 
 @pytest.mark.parametrize("make", [Bytes, lambda: Characters(sorted(set(TEXT))), lambda: train_byte_pairs([TEXT], 300)])
-def test_a_vocabulary_is_what_it_was_when_it_is_read_again(make: Callable[[], Vocabulary]) -> None:
+def test_a_vocabulary_is_unchanged_when_it_is_read_again(make: Callable[[], Vocabulary]) -> None:
     first = make()
     again = read_vocabulary(first.to_str())
     assert type(again) is type(first)
@@ -418,7 +418,7 @@ KINDS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
 @pytest.mark.parametrize("changed", [1, 4, 7])
-def test_what_comes_later_changes_nothing_before(options: dict[str, Any], changed: int) -> None:
+def test_later_tokens_change_no_earlier_output(options: dict[str, Any], changed: int) -> None:
     model = made(width=8, num_heads=2, layers=2, **options).double().model
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
@@ -660,7 +660,7 @@ def test_a_preset_that_is_none_is_one_line(cli: Cli) -> None:
     assert "--task.preset" in cli("show", "lm").out
 
 
-def test_data_says_what_is_here_and_prepares_it(cli: Cli, root: Path, own_cache: Path) -> None:
+def test_bench_data_lists_the_files_and_prepares_them(cli: Cli, root: Path, own_cache: Path) -> None:
     words = ("--task", "lm", "--data", root)
     before = cli("data", "status", *words, "--task.corpus", "wikitext103")
     assert before.code == 0

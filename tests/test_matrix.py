@@ -147,7 +147,7 @@ def test_torchs_own_are_there_where_they_are_asked_for() -> None:
         ("sgd", ["pass", "pass", "pass"], ""),
     ],
 )
-def test_whatever_an_optimizer_does_ends_in_a_row(
+def test_every_behaviour_of_an_optimizer_ends_in_a_row(
     name: str, words: list[str], note: str, found: list[Row], zoo: Path
 ) -> None:
     report = dict(zip(names(found, zoo), found, strict=True))[name].report
@@ -297,7 +297,7 @@ def test_the_command_writes_every_file_that_it_is_given(
 
 @pytest.mark.whole
 @pytest.mark.deep
-def test_an_interrupt_leaves_what_is_there(tmp_path: Path, zoo: Path) -> None:
+def test_an_interrupt_keeps_the_finished_rows(tmp_path: Path, zoo: Path) -> None:
     words = [
         "check",
         "--matrix",

@@ -311,7 +311,7 @@ def test_tokens_s_times_as_long_have_a_matrix_s_squared_times_smaller(exponent: 
         np.full((2, 2), np.nan),
     ],
 )
-def test_what_is_no_gram_matrix_is_refused(gram: np.ndarray) -> None:
+def test_illegal_gram_matrices_are_refused(gram: np.ndarray) -> None:
     with pytest.raises(ValueError, match="Gram matrix"):
         solve(gram)
 

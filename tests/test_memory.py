@@ -31,7 +31,7 @@ def test_memory_may_be_a_size(text, size):
 
 
 @pytest.mark.parametrize(("text", "share"), [("80%", 0.8), ("100%", 1), ("0.5%", 0.005), ("50 %", 0.5)])
-def test_memory_may_be_a_share_of_what_is_free(monkeypatch, text, share):
+def test_memory_may_be_a_share_of_the_free_memory(monkeypatch, text, share):
     monkeypatch.setattr(bench.train.memory, "free_memory", {"cuda": 1000 * MB}.get)
     assert bytes_of(read_memory(text), "cuda") == int(share * 1000 * MB)
 
@@ -78,7 +78,7 @@ V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 V2 = ("memory.max", "memory.current", "inactive_file")
 
 
-def test_a_container_leaves_its_limit_less_what_is_in_use(groups):
+def test_a_container_has_its_limit_minus_the_used_memory(groups):
     groups("0::/\n", {"": (3 * MB, MB, 0)}, V2)
     assert free_memory("cpu") == 2 * MB
 
@@ -130,7 +130,7 @@ def work(megabytes: int) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can begin a peak anew in one process")
 @pytest.mark.parametrize("megabytes", [64, 128])  # above the size that malloc may keep in its heap
-def test_the_peak_is_what_was_in_use_at_once(megabytes):
+def test_the_peak_is_the_largest_memory_in_use(megabytes):
     for _ in range(2):  # the second time nothing is initialised lazily, and the first time is discarded
         with watch_peak("cpu") as peak:
             work(megabytes)
@@ -216,7 +216,7 @@ def test_other_errors_are_others(error):
     assert not ran_out(error)
 
 
-def test_what_cannot_be_had_says_that_memory_is_short():
+def test_an_allocation_that_fails_is_reported_as_short_memory():
     with pytest.raises(RuntimeError) as error:
         torch.empty(2**50, dtype=torch.uint8)
     assert ran_out(error.value)

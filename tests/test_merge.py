@@ -187,7 +187,7 @@ def test_a_finished_block_takes_the_place_of_an_unfinished_one(cli, tmp_path):
 
 @pytest.mark.parametrize("theirs", [add_run, add_block])
 @pytest.mark.parametrize("ours", [add_run, add_block])
-def test_of_two_finished_runs_that_of_the_destination_stays(cli, tmp_path, theirs, ours):
+def test_the_finished_run_of_the_destination_stays(cli, tmp_path, theirs, ours):
     theirs(tmp_path / "source", "a", final=0.125)
     ours(tmp_path / "dest", "a")
     before = digest(tmp_path / "dest")
@@ -243,7 +243,7 @@ def test_an_intact_table_takes_the_place_of_one_with_a_flipped_bit(cli, tmp_path
     assert same(tmp_path / "source", tmp_path / "dest")
 
 
-def test_of_a_block_that_is_damaged_in_part_the_rest_stays(cli, tmp_path):
+def test_sound_runs_of_a_damaged_block_stay(cli, tmp_path):
     source, dest = tmp_path / "source", tmp_path / "dest"
     add_block(source, "ab", 2.0)
     path = add_block(dest, "abc", 1.0) / DONE / RUNS
@@ -337,7 +337,7 @@ def test_nothing_but_known_files_is_copied(cli, tmp_path):
 
 
 @pytest.mark.parametrize(("theirs", "ours", "kept"), [(3, 2, 3), (2, 3, 3)])
-def test_of_two_records_of_a_study_the_later_stays(cli, tmp_path, theirs, ours, kept):
+def test_the_later_record_of_a_study_stays(cli, tmp_path, theirs, ours, kept):
     add_study(tmp_path / "source", "s", theirs)
     path = add_study(tmp_path / "dest", "s", ours)
     assert cli("merge", tmp_path / "source", tmp_path / "dest").code == 0
@@ -348,7 +348,7 @@ def test_of_two_records_of_a_study_the_later_stays(cli, tmp_path, theirs, ours, 
 # -- runs that are being trained --------------------------------------------------------------------------------------
 
 
-def test_what_is_being_trained_is_left_alone(cli, source, tmp_path):
+def test_running_attempts_are_left_alone(cli, source, tmp_path):
     folder = begin(source, record("t", status="running"))
     block, _ = begin_block(source, "uv")
     answer = cli("merge", source, tmp_path / "dest")
@@ -363,7 +363,7 @@ def test_what_is_being_trained_is_left_alone(cli, source, tmp_path):
 
 
 @pytest.mark.parametrize("add", [add_run, add_block])
-def test_what_is_being_trained_in_the_destination_is_left_alone(cli, tmp_path, add):
+def test_running_attempts_of_the_destination_are_left_alone(cli, tmp_path, add):
     add(tmp_path / "source", "a")
     folder = begin(tmp_path / "dest", record("a", status="running"), [9.0])
     answer = cli("merge", tmp_path / "source", tmp_path / "dest")
@@ -373,7 +373,7 @@ def test_what_is_being_trained_in_the_destination_is_left_alone(cli, tmp_path, a
     folder.drop()
 
 
-def test_what_another_merge_has_just_copied_is_there(source, tmp_path):
+def test_runs_that_another_merge_has_just_copied_are_kept(source, tmp_path):
     dest = tmp_path / "dest"
     with bench.store.merge._Merging(dest) as late:
         first = bench.store.merge.merge([source], dest, print)
@@ -541,7 +541,7 @@ def test_a_merge_that_is_killed_leaves_nothing_half_and_goes_on(cli, source, tmp
     assert no_trace(dest)
 
 
-def test_what_a_killed_merge_left_goes_even_if_nothing_is_new(cli, source, tmp_path):
+def test_leftovers_of_a_killed_merge_are_removed_even_if_nothing_is_new(cli, source, tmp_path):
     assert cli("merge", source, tmp_path / "dest").code == 0
     shutil.copytree(source / "a", tmp_path / "dest" / ".merging-1" / "1")
     assert cli("merge", source, tmp_path / "dest").code == 0
@@ -645,7 +645,7 @@ def test_a_thinned_curve_of_another_result_stays(source: Path, tmp_path: Path) -
     assert Store(into).get("a").thinned
 
 
-def test_of_several_copies_of_a_run_the_one_with_its_whole_curve_is_read(source: Path, tmp_path: Path) -> None:
+def test_the_copy_of_a_run_with_its_whole_curve_is_read(source: Path, tmp_path: Path) -> None:
     thin(source, other := tmp_path / "thin")
     for folders in ([source, other], [other, source]):
         stores = Stores(folders)

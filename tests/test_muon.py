@@ -68,7 +68,7 @@ def test_a_stack_of_matrices_and_pieces_by_rows_are_matrices_of_their_own() -> N
 
 
 @pytest.mark.parametrize(("adjust", "scale"), [("original", 2.0**0.5), ("rms", 0.2 * 8**0.5)])
-def test_what_the_learning_rate_is_scaled_by(adjust: str, scale: float) -> None:
+def test_the_scale_of_the_learning_rate(adjust: str, scale: float) -> None:
     grad = matrix(8, 4)
     torch.testing.assert_close(moved(grad, adjust=adjust), -scale * orthogonalised(grad, 5), rtol=1e-12, atol=1e-14)
 
@@ -124,7 +124,7 @@ def test_a_gradient_that_is_not_a_number_shows_in_the_weights() -> None:
     assert moved(torch.tensor([[1.0, nan], [2.0, 3.0]])).isnan().all()
 
 
-def test_what_is_no_matrix_is_refused_with_what_to_do() -> None:
+def test_parameters_that_are_no_matrices_are_refused_with_a_remedy() -> None:
     with pytest.raises(ValueError, match=r"shape \(3,\).*--opt\.rest adamw"):
         Muon([nn.Parameter(torch.ones(3))])
     with pytest.raises(ValueError, match=r"pieces=3: a parameter of shape \(4, 2\)"):

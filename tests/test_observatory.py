@@ -279,7 +279,7 @@ def test_steps_are_even_in_the_logarithm(total: int, expected: list[int]) -> Non
 
 @pytest.mark.matrix(keep=1)
 @each_task
-def test_a_run_is_what_it_is_without_and_all_names_are_defined(name: str, store: Path, tmp_path: Path) -> None:
+def test_observation_does_not_change_a_run_and_all_names_are_defined(name: str, store: Path, tmp_path: Path) -> None:
     config = resolve(settings(name, store))
     table = trained(name, store)
     assert table["step"].tolist() == [0, 1, 2, 3, 6, 10, 12]
@@ -345,7 +345,7 @@ def test_weights_that_are_not_finite_give_no_number(follow) -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_observed_is_refused(words: dict[str, Any], message: str, store: Path) -> None:
+def test_impossible_observations_are_refused(words: dict[str, Any], message: str, store: Path) -> None:
     own = settings("tiny", store) | words
     if words.get("task"):
         own = {key: value for key, value in own.items() if not key.startswith("task.")} | {"opt": "ngd", "opt.lr": 0.1}

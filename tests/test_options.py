@@ -247,7 +247,7 @@ def test_another_meaning_is_another_run(other):
         {"trainer__checkpoint_seconds": "5"},
     ],
 )
-def test_what_decides_nothing_is_no_part_of_the_run(place):
+def test_settings_without_influence_are_no_part_of_the_run(place):
     assert run_id(**place) == run_id()
 
 

@@ -131,7 +131,9 @@ def test_a_file_is_no_name_in_lists_and_completion(cli, here: Path) -> None:
         (FASHION.replace("classes=10", "classes=10, n_vla=3"), "unexpected keyword argument 'n_vla'"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(cli, here: Path, store: Path, text: str | None, message: str) -> None:
+def test_faults_of_a_task_are_reported_in_one_line(
+    cli, here: Path, store: Path, text: str | None, message: str
+) -> None:
     (here / "fashion.py").unlink()
     if text is not None:
         (here / "fashion.py").write_text(text)
@@ -182,7 +184,7 @@ def test_arrays_become_images_with_the_published_split() -> None:
         (IMAGES, {}, "train is a ndarray; make it a pair of images and labels"),
     ],
 )
-def test_what_is_no_image_is_refused(train: Any, how: dict[str, Any], message: str) -> None:
+def test_illegal_images_are_refused(train: Any, how: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=f"mine: .*{message}"):
         made(train, **how)
 
@@ -275,7 +277,7 @@ def test_pairs_of_texts_have_types(tmp_path: Path) -> None:
         ([3] * 10, "train row 0 is 3; make all rows"),
     ],
 )
-def test_what_is_no_row_is_refused(train: Any, message: str) -> None:
+def test_illegal_rows_are_refused(train: Any, message: str) -> None:
     with pytest.raises(DataError, match=f"mine: {message}"):
         text_data(train)
 

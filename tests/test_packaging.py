@@ -70,7 +70,7 @@ def test_a_missing_package_is_installed_by_uv_in_a_clone_and_by_pip_elsewhere(
     assert extras.not_installed("datasets", "hub").endswith(": pip install 'attention-optimizer-bench[hub]'")
 
 
-def test_without_the_solver_a_run_says_what_it_lacks_and_a_paper_is_refused(
+def test_without_the_solver_a_run_names_it_and_a_paper_is_refused(
     cli, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "clarabel", None)

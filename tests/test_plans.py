@@ -83,7 +83,7 @@ def test_a_plan_waits_in_the_store_until_somebody_works_on_it(cli, here: Path) -
 
 
 @pytest.mark.deep
-def test_what_a_killed_writer_left_goes_with_its_plan(cli, here: Path) -> None:
+def test_leftovers_of_a_killed_writer_are_removed_with_its_plan(cli, here: Path) -> None:
     plan_of(cli(*SMALL, "--create"))
     (folder,) = (here / "runs" / "plans").iterdir()
     (folder.parent / "begun").mkdir()
@@ -161,7 +161,7 @@ def test_infinite_values_survive_in_a_plan(cli, here: Path) -> None:
 # -- from others ------------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_imports_only_what_is_named(cli, here: Path) -> None:
+def test_a_plan_imports_only_named_plug_ins(cli, here: Path) -> None:
     plugin = here / "mine.py"
     plugin.write_text("from torch.optim import SGD\nclass Mine(SGD):\n    pass\n")
     words = ("sweep", "--task", "synthetic", "--opt", "mine.py:Mine", "--opt.lr", "0.1,1", "--seeds", "1",
@@ -290,7 +290,7 @@ def test_plans_that_were_finished_under_another_name_go_too(cli, here: Path) -> 
 
 
 @pytest.mark.parametrize("words", [("--json",), ("--out", "x"), ("--logger", "csv")])
-def test_what_a_plan_cannot_keep_is_refused(cli, here: Path, words: tuple[str, ...]) -> None:
+def test_settings_that_a_plan_cannot_store_are_refused(cli, here: Path, words: tuple[str, ...]) -> None:
     answer = cli(*SMALL, *words, "--create")
     assert (answer.code, answer.out) == (2, "")
     assert (
@@ -518,7 +518,7 @@ def test_a_value_that_breaks_with_all_seeds_keeps_no_other_value_from_being_trie
         assert stored == {(0.1, "completed"): 4, (0.2, "failed"): 4, (0.4, "completed"): 4, (0.8, "completed"): 4}
 
 
-def test_what_broke_since_the_command_began_is_not_tried_again(here: Path) -> None:
+def test_runs_that_failed_since_the_command_began_are_not_repeated(here: Path) -> None:
     fragile(here, 0.2)
     settings = {"task": "synthetic", "trainer.max_steps": 5, "device": "cpu", "store": here / "runs"}
     config = resolve(settings | {"opt": "fragile.py:Fragile", "opt.lr": 0.2})
@@ -531,7 +531,7 @@ def test_what_broke_since_the_command_began_is_not_tried_again(here: Path) -> No
     assert tried == [1, 1, 2]
 
 
-def test_a_worker_takes_what_is_free_before_it_waits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_takes_free_blocks_before_it_waits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"task": "synthetic", "trainer.max_steps": 5, "device": "cpu", "store": here / "runs"}
     configs = [resolve(settings | {"opt": opt}) for opt in ("gd", "ngd", "ps")]
     tried = []
@@ -550,7 +550,7 @@ def test_a_worker_takes_what_is_free_before_it_waits(here: Path, monkeypatch: py
 
 
 @pytest.mark.deep
-def test_plans_are_listed_with_what_is_stored_of_them(cli, here: Path) -> None:
+def test_plans_are_listed_with_their_stored_runs(cli, here: Path) -> None:
     assert cli("list", "plans") == (0, "no plans in runs\n".replace("runs", f"{here}/runs"), "")
     name, join = plan_of(cli(*SMALL, "--create"))
     other, _ = plan_of(cli(*SMALL, "--opt.lr", "0.1,0.2", "--create"))

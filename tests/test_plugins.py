@@ -175,7 +175,7 @@ def test_settings_that_were_tuned_with_another_text_are_noted(cli, here: Path) -
         ("", ":Bad", ":Bad: write module:Class or file.py:Class"),
     ],
 )
-def test_what_cannot_be_used_says_why(cli, here: Path, text: str, name: str, message: str) -> None:
+def test_unusable_plug_ins_are_refused_with_the_reason(cli, here: Path, text: str, name: str, message: str) -> None:
     (here / "bad.py").write_text(text)
     answer = cli("fit", *RUN, "--opt", name)
     assert answer.code == 2
@@ -184,7 +184,7 @@ def test_what_cannot_be_used_says_why(cli, here: Path, text: str, name: str, mes
     assert "Traceback" not in answer.err
 
 
-def test_what_a_plugin_prints_is_not_among_the_results(cli, here: Path, store: Path) -> None:
+def test_the_output_of_a_plugin_is_not_among_the_results(cli, here: Path, store: Path) -> None:
     opt = write(here, "loud.py", before="closure and closure(); print('in step')")
     (here / "loud.py").write_text("print('on import')\n" + (here / "loud.py").read_text())
     answer = cli("fit", *RUN, "--opt", opt, "--json")

@@ -58,15 +58,13 @@ def bench(*words: object, cwd: Path) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_threads_and_what_is_registered_are_waited_for_and_modules_are_not_taken_apart(
-    code: int, tmp_path: Path
-) -> None:
+def test_threads_and_exit_handlers_are_waited_for_and_modules_are_not_torn_down(code: int, tmp_path: Path) -> None:
     done = program("-c", PREPARED.replace("{end}", str(code)), cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (code, "said", "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["atexit", "thread"]
 
 
-def test_what_breaks_is_shown_and_no_success(tmp_path: Path) -> None:
+def test_an_exception_is_shown_and_is_no_success(tmp_path: Path) -> None:
     done = program("-c", PREPARED.replace("{end}", "1 / 0"), cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
@@ -109,7 +107,7 @@ print([task() is None for task in tasks], gc.get_freeze_count() > 100_000)
 
 
 @pytest.mark.deep
-def test_what_a_run_has_made_is_freed_after_it_and_what_was_imported_is_not_looked_at(tmp_path: Path) -> None:
+def test_objects_of_a_run_are_freed_after_it_and_imported_ones_are_not_scanned(tmp_path: Path) -> None:
     done = program("-c", RUNS, tmp_path / "runs", cwd=tmp_path)
     assert done.stdout == "[True, True] True\n", done.stderr
 

@@ -42,7 +42,7 @@ def test_a_first_comparison_and_again_without_training(cli, store: Path) -> None
     assert {run.run_id: run.begun for run in Store(store).runs()} == kept
 
 
-def test_what_it_proposes_next_is_right() -> None:
+def test_the_proposed_next_commands_are_right() -> None:
     for command, _ in bench.commands.quickstart.NEXT:
         program, name, *words = shlex.split(command)
         assert program == "bench"

@@ -90,7 +90,7 @@ def test_a_rate_is_exact_over_all_pieces_of_a_word(rate: float, monkeypatch: pyt
     assert exact_rate(rate) < 1
 
 
-def test_what_is_kept_is_scaled_so_that_the_mean_stays() -> None:
+def test_kept_elements_are_scaled_so_that_the_mean_stays() -> None:
     x = torch.full((512, 1024), 3.0, dtype=torch.float64)
     out = BatchDropout(0.3, at(slice(0, 512)), 1)(x)
     assert sorted(out.unique().tolist()) == [0.0, pytest.approx(3 / (1 - exact_rate(0.3)), rel=1e-12)]

@@ -80,7 +80,7 @@ def said_once(answer: Answer, *words: str) -> None:
 
 @pytest.mark.parametrize("name", ["evil.py:X", "evil_pack:X"])
 @pytest.mark.parametrize("kind", ["task", "opt"])
-def test_who_looks_at_a_study_imports_nothing_that_it_names(
+def test_readers_of_a_study_import_nothing_that_it_names(
     cli, here: Path, imported: Callable[[], bool], kind: str, name: str
 ) -> None:
     finished(here)
@@ -102,7 +102,7 @@ def own_names(kind: str, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["evil.py:X", "evil_pack:X"])
-def test_who_goes_on_with_a_study_names_its_code_and_it_must_be_what_it_was(
+def test_continuing_a_study_requires_naming_its_unchanged_code(
     cli, here: Path, imported: Callable[[], bool], name: str
 ) -> None:
     begin(f"sqlite:///{database(here)}", 3, name="mine")
@@ -171,7 +171,7 @@ def killed(here: Path, opt: str, package: str | None = None) -> str:
 
 
 @pytest.mark.parametrize("name", ["mine/RUN/evil.py:X", "evil_pack:X"])
-def test_who_resumes_a_run_names_its_code_and_it_must_be_what_it_was(
+def test_resuming_a_run_requires_naming_its_unchanged_code(
     cli, here: Path, imported: Callable[[], bool], name: str
 ) -> None:
     (here / "mine/RUN").mkdir(parents=True)
@@ -191,14 +191,14 @@ def test_who_resumes_a_run_names_its_code_and_it_must_be_what_it_was(
     assert not (here / "mine/RUN/marker").exists()
 
 
-def test_code_that_is_named_and_what_it_was_is_imported_wherever_it_lies(cli, here: Path) -> None:
+def test_named_and_unchanged_code_is_imported_from_any_place(cli, here: Path) -> None:
     run_id = killed(here, "far/away/evil.py:X", provenance("evil.py:X"))
     answer = cli("fit", "--resume", run_id, "--opt", "evil.py:X")
     said_once(answer, "cannot continue; train again")  # its id is invalid: it was made up
     assert (here / "marker").exists()
 
 
-def test_what_an_installed_package_announces_needs_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_points_of_installed_packages_need_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib.metadata import EntryPoint
 
     from optimizers import OPTIMIZERS
@@ -379,7 +379,7 @@ def test_a_damaged_row_of_a_trial_is_named_and_left_out(cli, whole_store: bytes,
         ["UPDATE study_directions SET direction = 'UP'"],
     ],
 )
-def test_what_nobody_asks_for_may_be_anything(cli, whole_store: bytes, here: Path, statements: list[str]) -> None:
+def test_unused_parts_of_a_database_may_be_anything(cli, whole_store: bytes, here: Path, statements: list[str]) -> None:
     restore(here, whole_store)
     change(here, "PRAGMA ignore_check_constraints = 1", *statements)
     answer = cli("studies")
@@ -404,7 +404,7 @@ def test_a_name_that_leads_elsewhere_is_none(cli, whole_store: bytes, here: Path
         "DELETE FROM study_user_attributes WHERE key = 'request' AND " + OF_MINE,
     ],
 )
-def test_a_study_of_which_a_part_is_gone_is_named(cli, whole_store: bytes, here: Path, statement: str) -> None:
+def test_a_study_with_a_missing_part_is_named(cli, whole_store: bytes, here: Path, statement: str) -> None:
     restore(here, whole_store)
     change(here, statement)
     answer = cli("studies")

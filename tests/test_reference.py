@@ -222,7 +222,7 @@ def test_the_same_results_give_the_same_bytes(cli: Cli, swept: Path, tmp_path: P
     assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
 
 
-def test_only_what_is_asked_for_is_bundled(cli: Cli, swept: Path, tmp_path: Path) -> None:
+def test_only_requested_runs_are_bundled(cli: Cli, swept: Path, tmp_path: Path) -> None:
     assert "6 runs" in cli("bundle", "--store", swept, "--opt", "gd", "-o", tmp_path / "b.zip").out
     assert "did you mean 'gd'" in cli("bundle", "--store", swept, "--opt", "dg", "-o", tmp_path / "c.zip").err
     (tmp_path / "there").mkdir()
@@ -323,7 +323,7 @@ def test_a_damaged_zip_file_is_said(cli: Cli, tmp_path: Path, method: int) -> No
         assert "is not a bundle: " in last_line(answer)
 
 
-def test_what_is_no_bundle_is_said(cli: Cli, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_bundle_is_refused(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "b.zip").write_text("no zip")
     assert "is not a bundle" in last_line(cli("verify", tmp_path / "b.zip"))
     assert "there is no bundle" in last_line(cli("verify", tmp_path / "none.zip"))

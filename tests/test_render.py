@@ -144,7 +144,7 @@ READERS: dict[str, Callable[[str], None]] = {
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_what_means_harm_does_none_in_any_format(kind):
+def test_hostile_text_is_harmless_in_every_format(kind):
     page = FORMATS[kind]([BOARD])
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e\ud800-\udfff]", page.replace("\\u", ""))
     READERS[kind](page)
@@ -336,6 +336,6 @@ def test_strict_json_is_the_plain_value(value):
     assert json.loads(strict_json(value)) == json.loads(json.dumps(plain(value), allow_nan=False))
 
 
-def test_strict_json_refuses_what_it_cannot_write():
+def test_strict_json_refuses_values_that_it_cannot_write():
     with pytest.raises(TypeError):
         strict_json({"a": object()})

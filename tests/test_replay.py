@@ -72,7 +72,7 @@ def test_other_shapes_layouts_and_precisions_are_recorded_apart() -> None:
     assert function.calls == 4 * 4
 
 
-def test_what_asks_for_values_is_not_recorded() -> None:
+def test_steps_that_read_values_are_not_recorded() -> None:
     def function(x: Tensor) -> tuple[list[Tensor], None]:
         return [x if x.sum() > 0 else -x], None
 
@@ -82,7 +82,7 @@ def test_what_asks_for_values_is_not_recorded() -> None:
         assert found.item() == abs(value)
 
 
-def test_what_differs_from_its_recording_is_not_replayed() -> None:
+def test_steps_that_differ_from_their_recording_are_not_replayed() -> None:
     calls = []
 
     def function(x: Tensor) -> tuple[list[Tensor], None]:
@@ -101,7 +101,7 @@ def test_values_that_python_reads_are_not_frozen() -> None:
     assert [replay(torch.tensor([float(i)]))[0][0].item() for i in range(6)] == [0, 1, 4, 9, 16, 25]
 
 
-def test_what_works_in_place_is_called_once_a_step() -> None:
+def test_in_place_updates_are_called_once_a_step() -> None:
     def function(x: Tensor) -> tuple[list[Tensor], None]:
         return [x.add_(1)], None
 

@@ -207,7 +207,7 @@ def test_a_run_with_a_damaged_table_is_told_and_left_out(store, tmp_path, capsys
     ("words", "message"),
     [(["--task", "mnits"], "did you mean 'mnist'"), (["-o", "/proc/none/a.html"], "cannot write /proc/none/a.html")],
 )
-def test_what_cannot_be_reported_is_refused(store, tmp_path, words, message):
+def test_impossible_reports_are_refused(store, tmp_path, words, message):
     add_run(store)
     with pytest.raises(UserError) as refused:
         results(["report", "-o", str(tmp_path / "a.html"), *words])
@@ -312,7 +312,7 @@ def figures_of(text: str) -> list[tuple[dict[str, str], str]]:
     return [({"id": key}, body) for key, body in re.findall(r'<figure id="([^"]+)">(.*?)</figure>', text, re.S)]
 
 
-def test_what_has_nothing_to_show_vanishes(store):
+def test_empty_sections_are_left_out(store):
     for seed in range(3):
         add_run(store, seed=seed, cap_share=0.0)
     read = Reader(report(asked(store)))

@@ -553,7 +553,7 @@ def test_an_effect_is_told_with_the_interval_that_is_known(
 
 
 @pytest.mark.deep
-def test_all_small_versions_leave_nothing_and_name_what_is_broken(
+def test_all_small_versions_leave_nothing_and_name_broken_ones(
     cli: Any, folder: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -577,7 +577,7 @@ def test_all_small_versions_leave_nothing_and_name_what_is_broken(
         (("--all", "--quick", "--create"), "--all: not allowed with --create; remove one of them"),
     ],
 )
-def test_what_all_does_not_go_with(cli: Any, folder: Path, words: tuple[str, ...], message: str) -> None:
+def test_options_that_do_not_go_with_all(cli: Any, folder: Path, words: tuple[str, ...], message: str) -> None:
     answer = cli("reproduce", *words)
     assert (answer.code, answer.out, answer.err) == (2, "", f"bench: error: {message}\n")
 

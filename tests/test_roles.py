@@ -199,7 +199,7 @@ def test_misspelt_roles_and_values_are_named(words: dict[str, str], said: str) -
         (("--opt", "torch.optim:LBFGS", "--opt.rest", "adamw"), "so it must move all parameters"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(cli, tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+def test_impossible_roles_are_refused_in_one_line(cli, tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     answer = cli("fit", "--task", "synthetic_joint", "--device", "cpu", "--store", tmp_path, *words,
                  "--trainer.max_steps", "3", "--trainer.batch_size", "full")  # fmt: skip
     assert answer.code != 0
@@ -353,7 +353,7 @@ def test_a_record_describes_all_methods_of_a_run() -> None:
     assert record(config())["formula"] == OPTIMIZERS["adamw"].formula
 
 
-def test_what_was_chosen_has_the_rest_and_not_the_rests_own_defaults() -> None:
+def test_a_chosen_setting_includes_the_rest_instead_of_the_rests_defaults() -> None:
     chosen = record(config(opt="adam", opt__rest="sgd", opt__rest__momentum=0.5))["chosen"]
     assert {k: v for k, v in chosen.items() if k.startswith("opt.")} == {"opt.rest": "sgd", "opt.rest.momentum": 0.5}
     assert record(config(opt="muon", opt__rest="none"))["chosen"]["opt.rest"] is None
@@ -848,7 +848,7 @@ def test_lanes_with_groups_are_the_runs_of_fit(opt: str, store: Path) -> None:
         ({"opt": "torch.optim:LBFGS"}, False),
     ],
 )
-def test_whoever_measures_asks_what_the_engine_asks(store: Path, words: dict[str, Any], together: bool) -> None:
+def test_measurements_step_together_if_the_engine_does(store: Path, words: dict[str, Any], together: bool) -> None:
     own = config(**words, trainer__batch_size="full", store=store)
     assert _step_together(own) == together == isinstance(make_lanes([[own]]).stepper, Together)
 

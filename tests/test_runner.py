@@ -105,7 +105,7 @@ def test_the_best_step_reports_the_test_metric_that_a_run_ended_there_reports(st
 
 @pytest.mark.deep
 @pytest.mark.parametrize("task", ["mha_dm1", "mha_planted"])
-def test_the_selection_split_decides_the_best_step_and_nothing_of_training_or_of_what_is_reported(
+def test_the_selection_split_decides_only_the_best_step(
     task: str, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def made(folder: str) -> tuple[RunResult, list[Any]]:
@@ -364,7 +364,7 @@ def awaited(**words: Any) -> "runner.AwaitedMachines | None":
 
 
 @pytest.mark.parametrize("strategy", ["auto", "fsdp"])
-def test_a_run_started_by_hand_on_several_machines_says_for_what_it_waits_and_for_how_long(
+def test_a_run_started_by_hand_on_several_machines_states_its_wait(
     strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in NODES:
@@ -392,7 +392,7 @@ def test_a_run_started_by_hand_on_several_machines_says_for_what_it_waits_and_fo
         ({"num_nodes": 5}, {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "5"}),  # torchrun
     ],
 )
-def test_what_is_not_started_by_hand_on_several_machines_says_nothing(
+def test_other_runs_state_no_wait(
     words: dict[str, int], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():

@@ -120,7 +120,7 @@ def test_a_method_that_finds_its_own_step_is_left_alone_and_that_is_said(opt: st
     )
 
 
-def test_who_follows_a_schedule() -> None:
+def test_optimizers_that_follow_a_schedule() -> None:
     own = {name for name in OPTIMIZERS if OPTIMIZERS[name].traits.unscheduled}
     assert own == {"ps", "sps", "sfadamw"}
     assert not OPTIMIZERS["torch.optim:Adagrad"].traits.unscheduled

@@ -177,7 +177,7 @@ def test_the_best_has_less_than_half_of_its_seeds_diverged():
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
-def test_where_exactly_half_diverged_the_median_is_shown_but_not_chosen_nor_usable(mode):
+def test_if_exactly_half_diverged_the_median_is_shown_but_not_chosen_nor_usable(mode):
     good, bad = (0.1, 5.0) if mode == "min" else (5.0, 0.1)
     curve = only([*at(0.1, bad, bad), *at(0.2, bad, bad), *at(0.4, good, good, None, None)], mode=mode)
     assert [p.median for p in curve.points] == [bad, bad, good]
@@ -466,7 +466,7 @@ def test_mixed_machines_and_engines_are_counted():
 
 
 @pytest.mark.parametrize(("mode", "best"), [("min", "smallest"), ("max", "largest")])
-def test_the_caption_below_the_figure_says_what_a_star_is(mode, best):
+def test_the_caption_below_the_figure_explains_the_star(mode, best):
     text = sensitivity._page(analyse(at(0.1, 1.0, 2.0), ["opt.lr"], mode), "c")
     caption = text[text.index("![figure]") : text.index("\n## ")].splitlines()[2]
     assert caption.startswith(f"`*` marks the best opt.lr, with the {best} median")
@@ -477,7 +477,7 @@ def test_the_caption_below_the_figure_says_what_a_star_is(mode, best):
     )
 
 
-def test_where_nothing_can_be_written_the_folder_and_the_option_are_named(tmp_path):
+def test_a_read_only_folder_is_named_with_its_option(tmp_path):
     sweep = analyse(at(0.1, 1.0), ["opt.lr"], "min")
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=rf"cannot write to {tmp_path}/file: .*--out DIR"):

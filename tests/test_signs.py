@@ -92,7 +92,7 @@ TUNE = "tune --task synthetic --opt sgd --trials 2"
     ],
 )
 @pytest.mark.matrix(keep=3)
-def test_what_is_wrong_with_flags_data_and_store_is_said_without_torch(words: str, said: str, tmp_path: Path) -> None:
+def test_faults_of_flags_data_and_store_are_reported_without_torch(words: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = without_torch(*words.split(), cwd=tmp_path)
     assert done.returncode == 2, done.stderr
@@ -224,7 +224,7 @@ def lines_of(text: str) -> list[str]:
 
 
 @pytest.mark.deep
-def test_a_run_says_what_it_does_from_the_first_moment(tmp_path: Path) -> None:
+def test_a_run_reports_its_activity_from_the_start(tmp_path: Path) -> None:
     words = (*FIT.split(), "--trainer.max_steps", 400, "--opt.lr", "0.5")
     code, text = at_terminal(*words, cwd=tmp_path, columns=60)
     lines = lines_of(text)
@@ -263,7 +263,7 @@ def test_other_commands_do_so_too_and_show_what_their_workers_do(words: str, fir
 
 
 @pytest.mark.deep
-def test_a_worker_tells_what_it_does_before_it_trains(cli, tmp_path: Path) -> None:
+def test_a_worker_reports_its_activity_before_it_trains(cli, tmp_path: Path) -> None:
     heard: list[Mapping[str, Any]] = []
     words = ("sweep", "--task", "synthetic", "--opt", "ngd", "--seeds", "1", "--device", "cpu", "--create")
     name = cli(*words, "--store", tmp_path).out.split()[1]
@@ -273,7 +273,7 @@ def test_a_worker_tells_what_it_does_before_it_trains(cli, tmp_path: Path) -> No
     assert heard == [{"doing": "importing torch"}, {"doing": ""}, {"done": job}]
 
 
-def test_what_is_done_goes_to_whoever_hears_it() -> None:
+def test_nested_activities_are_reported_in_order() -> None:
     heard: list[str] = []
     with hearing(heard.append), doing("one"), doing("two"):
         pass
@@ -353,7 +353,7 @@ def test_the_bar_of_a_study_holds_trials_and_time_to_go(columns: int) -> None:
     assert re.search(r"3/1234 trials  ETA \d+:\d\d(:\d\d)?(  \d:\d\d so far)?  2 attempts failed", line)
 
 
-def test_where_a_step_sees_all_samples_there_are_no_epochs() -> None:
+def test_full_batch_training_has_no_epochs() -> None:
     line = Progress(10, "synthetic gd").line(1, SimpleNamespace(speed=2e5, time_remaining=0), 120)
     assert "epoch" not in line
     assert "200,000 it/s" in line

@@ -103,7 +103,7 @@ def test_a_script_is_printed_without_a_database(
         (("--sbatch", "'"), "--sbatch ': no closing quotation"),
     ],
 )
-def test_words_of_which_no_script_can_be_made(cli, words: tuple[str, ...], message: str) -> None:
+def test_words_that_fit_in_no_script(cli, words: tuple[str, ...], message: str) -> None:
     refused = cli(*WORDS_OF_A_SCRIPT, *words)
     assert (refused.code, refused.out, refused.err) == (2, "", f"bench: error: {message}\n")
 

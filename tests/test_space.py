@@ -70,7 +70,7 @@ def message(call, *args, **kwargs) -> str:
          {"task": "synthetic", "opt": "ngd", "task.n": "20", "trainer.max_steps": "5", "store": "a:b,c"}),
     ],
 )  # fmt: skip
-def test_what_is_searched_and_what_is_fixed(opt, words, space, fixed):
+def test_searched_and_fixed_settings(opt, words, space, fixed):
     found, rest = read_space(words, opt)
     assert list(found.items()) == list(space.items())  # in this order
     for name, axis in space.items():
@@ -291,7 +291,7 @@ def test_a_grid_of_one_value_does_not_grow():
     assert len(simulate(Design({"opt.lr": LR, "opt.c": (1, 2)}, "grid"), lambda p: p["opt.c"], 2)[0]) == 2
 
 
-def test_where_all_diverged_smaller_steps_are_tried():
+def test_if_all_diverged_smaller_steps_are_tried():
     order, _ = simulate(GRID1, lambda p: 1.0 if p["opt.lr"] < 0.005 else None, 3)
     assert kinds(order) == dict.fromkeys((0.1, 0.03162, 0.3162), "design") | dict.fromkeys(
         (0.01, 0.003162, 0.001, 0.0003162), "extension"
@@ -374,7 +374,7 @@ def test_a_grid_of_two_ranges_grows_beside_its_best_until_all_neighbours_are_tri
     assert (0.1, 10.0) in grown
 
 
-def test_where_all_diverged_on_two_ranges_smaller_values_of_the_first_are_tried():
+def test_if_all_diverged_on_two_ranges_smaller_values_of_the_first_are_tried():
     order, _ = simulate(TWO_RANGES, lambda p: 1.0 if p["opt.lr"] < 0.0005 else None, 9)
     assert [each.point["opt.lr"] for each in order[9:11]] == [0.0003162, 0.0001]
 
@@ -386,7 +386,7 @@ def test_a_grid_grows_by_what_there_is_room_for_the_nearest_of_each_side_first()
     assert [each.kind for each in order[9:]] == ["extension"] * EXTENSION_LIMIT
 
 
-def test_where_all_is_capped_a_grid_does_not_grow_towards_smaller_steps():
+def test_if_all_is_capped_a_grid_does_not_grow_towards_smaller_steps():
     design, known = GRID1, {}
     for each in design.wanted(5):
         known[each.key] = None
@@ -491,7 +491,7 @@ def test_a_sequence_does_not_grow_and_is_topped_up_with_its_next_points():
     assert [each.point for each in order] == [each.point for each in design.wanted(9)]
 
 
-def test_what_comes_out_twice_is_tried_once():
+def test_equal_points_are_tried_once():
     design = Design({"opt.a": (1, 2), "opt.b": (True, False), "opt.c": ("x", "y", "z")}, "qmc")
     points = [each.point for each in design.wanted(12)]
     assert {tuple(p.values()) for p in points} == set(itertools.product((1, 2), (True, False), ("x", "y", "z")))
@@ -626,7 +626,7 @@ def replay(design: Design, trials: int, total: int, scores: Scores) -> Replay:
 @pytest.mark.deep
 @often
 @given(designs(), st.data(), st.sampled_from(["min", "max"]), st.sampled_from([ALL, CONVERGED]))
-def test_a_replay_is_what_a_tuning_of_that_budget_would_have_done(drawn, data, mode, least):
+def test_a_replay_equals_a_study_of_that_budget(drawn, data, mode, least):
     design, step, most = drawn
     score = scores_of(design, data)
     order, known = simulate(design, score, most, 0, mode, least)
@@ -651,7 +651,7 @@ def test_a_replay_is_what_a_tuning_of_that_budget_would_have_done(drawn, data, m
     ]
 
 
-def test_a_replay_says_what_is_missing():
+def test_a_replay_counts_missing_points():
     _, known = simulate(GRID1, valley(0.1), 5)
     assert replay(GRID1, 3, 0, Scores(known)) == Replay({"opt.lr": 0.1}, GRID1.wanted(3), [])
     more = replay(GRID1, 7, 0, Scores(known))
@@ -711,7 +711,7 @@ def test_the_edge_of_a_grid(best: float, edge: bool):
     assert edges_of(["opt.lr"], points, {"opt.lr": best}) == ["lr"] * edge
 
 
-def test_the_edge_is_of_what_was_tried():
+def test_the_edge_is_that_of_the_tried_values():
     order, known = simulate(GRID1, valley(1e-4), 5)
     points = [each.point for each in order]
     assert not edges_of(["opt.lr"], points, {"opt.lr": 1e-4})

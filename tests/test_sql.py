@@ -173,7 +173,7 @@ def test_a_run_in_progress_is_seen(store):
     folder.drop()
 
 
-def test_what_is_written_goes_through_a_link_and_leaves_a_device_alone(cli, store, tmp_path):
+def test_output_follows_links_and_leaves_devices_alone(cli, store, tmp_path):
     add_run(store, "a")
     (tmp_path / "real.csv").write_text("")
     (tmp_path / "link.CSV").symlink_to(tmp_path / "real.csv")

@@ -360,7 +360,7 @@ def test_a_paragraph_without_tokens_and_an_answer_within_a_word(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("titled", [True, False])
-def test_what_is_held_out_shares_no_article_with_what_is_trained_on(titled: bool, tmp_path: Path) -> None:
+def test_held_out_and_training_samples_share_no_article(titled: bool, tmp_path: Path) -> None:
     rows = rows_of(0, 20, titled)
     data = SquadData(write(tmp_path, rows), **SMALL)
     units = {row["context"]: row["title"] or row["context"] for row in rows}

@@ -125,7 +125,7 @@ def test_seven_of_seven_are_the_fewest_that_decide() -> None:
 
 
 @given(st.integers(1, 120), st.integers(1, 60))
-def test_what_a_smaller_level_decides_every_greater_one_does(n: int, tests: int) -> None:
+def test_larger_levels_decide_whatever_smaller_ones_decide(n: int, tests: int) -> None:
     assert least_wins(n, SHARES[0], tests) <= least_wins(n, SHARES[0], tests + 1)
 
 
@@ -142,7 +142,7 @@ def test_a_verdict_is_that_of_the_first_seeds_that_decide(d: list[float]) -> Non
 
 
 @given(gains)
-def test_who_is_compared_with_whom_turns_the_verdict_around(d: list[float]) -> None:
+def test_swapping_the_methods_reverses_the_verdict(d: list[float]) -> None:
     first, second = values_of(d)
     found, turned = compare(first, second, "max"), compare(second, first, "max")
     assert (found.sign, found.wins, found.lost) == (-turned.sign, turned.losses, turned.lost[::-1])
@@ -211,13 +211,13 @@ def test_survivors_have_no_veto(survivors: list[float], last: bool) -> None:
     assert "diverges more often" in compare(*values_of(d), "max").words
 
 
-def test_who_diverges_more_often_may_be_better() -> None:
+def test_a_method_that_diverges_more_often_may_be_better() -> None:
     d = [-math.inf if i % 3 == 0 and i < 24 else 0.4 for i in range(50)]
     assert compare(*values_of(d[:24]), "max").words == "diverges more often"
     assert compare(*values_of(d), "max").words == "better, diverges more often"
 
 
-def test_what_is_no_pair_is_refused() -> None:
+def test_illegal_pairs_are_refused() -> None:
     with pytest.raises(ValueError, match="3 and 2 values do not form pairs"):
         compare([1, 2, 3], [1, 2], "max")
     with pytest.raises(ValueError, match="finite"):
@@ -228,7 +228,7 @@ def test_what_is_no_pair_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", NULLS | UNEQUAL)
-def test_where_neither_is_better_a_verdict_is_rare_however_often_one_looks(name: str) -> None:
+def test_without_a_difference_a_verdict_is_rare_for_any_number_of_looks(name: str) -> None:
     found = false_verdicts((NULLS | UNEQUAL)[name], most=40, repeats=3000)
     assert found["any"] <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 3000)  # plus the simulation error
     assert found["3"] == found["5"] == 0

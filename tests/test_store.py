@@ -78,7 +78,7 @@ def test_a_record_without_the_later_fields_reads_as_one_that_does_not_know(tmp_p
     assert all(now[name] != value for name, value in LATER.items())
 
 
-def test_what_is_not_there_is_none(kept):
+def test_a_missing_run_is_none(kept):
     assert kept.get("a") is None
     assert kept.tables("a") == {}
     assert kept.checkpoint("a") is None
@@ -217,7 +217,7 @@ def test_a_record_is_of_the_run_that_its_id_is_the_hash_of(tmp_path):
         ),
     ],
 )
-def test_what_is_wrong_in_a_record_is_said_without_words_of_pydantic(kept, changes, why):
+def test_faults_of_a_record_are_reported_without_words_of_pydantic(kept, changes, why):
     runs_file(add_run(kept.folder, "a")).write_bytes(changed(**changes))
     (damaged,) = kept.contents().damaged
     assert damaged.why.startswith(why)
@@ -265,7 +265,7 @@ def misplaced(done: Path) -> None:
     ],
     ids=["cut", "no configuration", "empty", "file", "another run"],
 )
-def test_what_stands_in_place_of_a_run_is_put_aside(cli, store, harm):
+def test_a_file_in_the_place_of_a_run_is_put_aside(cli, store, harm):
     assert cli(*FIT).code == 0
     (folder,) = store.iterdir()
     done = folder / "done"
@@ -383,7 +383,7 @@ def test_a_finished_run_comes_before_others(kept):
     assert finals(kept) == {"a": 2.0, "b": 1.0}
 
 
-def test_of_several_blocks_the_first_by_name_counts(kept):
+def test_the_first_block_by_name_counts(kept):
     folders = {}
     for final, more in ((0.0, "x"), (1.0, "y"), (2.0, "z")):
         folders[add_block(kept.folder, ["a", more], final, final=final)] = final
@@ -616,7 +616,7 @@ def folder(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["done/runs.jsonl", "done/curve.parquet"])
 @pytest.mark.parametrize("change", [link, dangling, pipe, device, folder])
-def test_what_is_no_file_is_damaged_and_not_followed(kept, cli, change, name):
+def test_entries_that_are_no_files_are_damaged_and_not_followed(kept, cli, change, name):
     change(add_run(kept.folder, "a") / name)
     if name == "done/runs.jsonl":
         assert kept.get("a") is None

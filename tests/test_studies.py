@@ -350,7 +350,7 @@ def test_a_setting_whose_cap_sets_the_steps_is_never_the_winner_and_counted(sqli
     assert analyse(found).curves[0].points[analyse(found).curves[0].best or 0].x in (0.03162, 0.3162)
 
 
-def test_where_every_cap_binds_there_is_no_winner_and_the_grid_does_not_go_down(sqlite_url: str) -> None:
+def test_if_every_cap_binds_there_is_no_winner_and_the_grid_does_not_go_down(sqlite_url: str) -> None:
     study = begin(sqlite_url, 5)
     while claimed := study.claim(me()):
         for trial in claimed:
@@ -385,7 +385,7 @@ def test_a_trial_that_comes_to_nothing_is_tried_again_and_then_failed(url: str) 
     assert [state for state, _ in attempts(study, at=lost[0])][:4] == ["failed"] * 3 + ["completed"]
 
 
-def test_a_study_in_which_everything_fails_ends_without_a_winner(url: str) -> None:
+def test_a_study_with_only_failed_trials_ends_without_a_winner(url: str) -> None:
     study = begin(url, 1, retries=0)
     assert study.fail(claim_one(study), "no")
     assert study.claim(me()) is None
@@ -409,7 +409,7 @@ def test_a_trial_that_is_given_back_waits_as_if_nobody_had_taken_it(url: str) ->
     assert states(study)["design", "completed"] == 2
 
 
-def test_what_ended_well_has_no_reason_of_an_earlier_attempt(url: str) -> None:
+def test_completed_trials_have_no_reason_of_an_earlier_attempt(url: str) -> None:
     study = begin(url, 1)
     assert study.give_back(claim_one(study), "stopped by SIGTERM")
     trial = claim_one(study)
@@ -468,7 +468,7 @@ def test_a_trial_whose_runs_diverge_is_worst(url: str, task: str, worst: float) 
     assert [trial.value for trial in shown.trials if trial.params["opt.lr"] > 0.2] == [worst]
 
 
-def test_a_worker_may_take_its_share_of_what_is_left(url: str) -> None:
+def test_a_worker_may_take_its_share_of_the_open_trials(url: str) -> None:
     study = begin(url, 9)
     first = study.claim(me(), 2)
     assert first is not None
@@ -492,7 +492,7 @@ def test_a_worker_that_did_not_hear_of_its_claim_has_its_trials_all_the_same(url
 
 @pytest.mark.whole
 @pytest.mark.deep
-def test_whatever_is_to_be_done_next_is_added_once_whoever_looks(url: str) -> None:
+def test_next_trials_are_added_once_by_any_process(url: str) -> None:
     study = begin(url, 4, refine=3)
 
     def settle(score: Score, count: int) -> None:
@@ -553,7 +553,7 @@ def test_a_study_can_be_asked_for_more_and_never_for_less(url: str) -> None:
         (Request(trials=5000), "--trials 5000: a grid has at most 500 points here"),
     ],
 )
-def test_what_is_no_design_is_not_asked_for(sqlite_url: str, request_: Request, words: str) -> None:
+def test_illegal_requests_are_refused(sqlite_url: str, request_: Request, words: str) -> None:
     study = Studies(sqlite_url).create(spec())
     with pytest.raises(UserError, match=words):
         study.ask(request_)
@@ -605,7 +605,7 @@ def within(low: float, high: float) -> Score:
         (valley, {"sampler": "qmc", "opt__momentum": "0.1:0.9"}),
     ],
 )
-def test_a_smaller_budget_replayed_is_what_a_real_study_of_it_finds(
+def test_a_replayed_smaller_budget_equals_a_real_study_of_it(
     sqlite_url: str, score: Score, words: dict[str, str]
 ) -> None:
     large = begin(sqlite_url, 13, **words)
@@ -737,7 +737,7 @@ def test_studies_are_found_by_name(url: str) -> None:
         ("somebody-else", "has something else with this name; choose another"),
     ],
 )
-def test_the_name_of_what_is_no_study_of_ours_is_not_taken(url: str, name: str, message: str) -> None:
+def test_the_name_of_a_foreign_study_is_not_taken(url: str, name: str, message: str) -> None:
     studies = Studies(url)
     studies.create(spec(), "mine")
     optuna.create_study(storage=studies.rdb, study_name="somebody-else")
@@ -966,7 +966,7 @@ def test_a_study_without_requested_trials_is_listed_and_says_how_to_start_it(sql
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_pruned_is_in_the_table_and_no_edge_is_seen_where_it_was_tried(sqlite_url: str) -> None:
+def test_pruned_trials_are_in_the_table_and_count_as_tried_at_the_edge(sqlite_url: str) -> None:
     study = begin(sqlite_url, 5, prune=True, report=False)
     while (claimed := study.claim(me())) is not None:
         for trial in claimed:
@@ -1046,14 +1046,14 @@ def test_settings_of_another_study_are_not_replaced_without_a_word(sqlite_url: s
         ({"opt__lr": "1:1e400"}, "0 < LOW < HIGH, both between 1e-100 and 1e100"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused(words: dict[str, Any], message: str) -> None:
+def test_impossible_studies_are_refused(words: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as error:
         spec(**words)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_what_is_asked_for_when_nothing_is_said() -> None:
+def test_the_default_request() -> None:
     assert make_request(spec().design, None) == Request(trials=9)
     assert make_request(spec(opt__lr="0.1,1").design, None) == Request(trials=2)
     assert make_request(spec(opt__momentum="0,0.9").design, None) == Request(trials=10)

@@ -279,7 +279,7 @@ def test_folders_of_sweeps_have_names_of_files(store):
     assert folder_of(many[:4]) == folder_of(many[3::-1]) != folder_of(many[:3])
 
 
-def test_what_a_library_prints_is_not_the_result(sweep, monkeypatch):
+def test_the_output_of_a_library_is_not_the_result(sweep, monkeypatch):
     step = Lanes.step
     monkeypatch.setattr(Lanes, "step", lambda self: (print("a library"), step(self))[1])
     answer = sweep(*FOUR, *LANES, "--json")
@@ -327,7 +327,7 @@ def test_stored_runs_are_shown_without_what_trains(sweep, store, here):
 
 
 @pytest.mark.deep
-def test_a_wider_grid_trains_what_is_new(sweep, store, trained):
+def test_a_wider_grid_trains_the_new_points(sweep, store, trained):
     sweep(*FOUR, *LANES)
     trained.clear()
     answer = sweep("--opt", "ngd,gd", "--opt.lr", "0.1,0.5,1", "--seeds", 3, *LANES)
@@ -469,7 +469,7 @@ def test_a_single_run_needs_no_lanes(sweep, store):
 
 
 @pytest.mark.deep
-def test_what_is_left_of_one_optimizer_does_not_decide_for_the_others(sweep, seconds, trained):
+def test_leftover_runs_of_one_optimizer_do_not_decide_for_the_others(sweep, seconds, trained):
     seconds(1e-3, 1e-4)
     sweep("--opt", "ngd", "--opt.lr", "0.1,0.5,1,2", "--seeds", 2)
     trained.clear()
@@ -511,14 +511,14 @@ OBSTACLES = [
 
 
 @pytest.mark.parametrize(("words", "reason"), OBSTACLES)
-def test_what_cannot_be_lanes_is_refused_where_lanes_are_asked_for(sweep, store, tiny_task, words, reason):
+def test_runs_that_cannot_be_lanes_are_refused_if_lanes_are_requested(sweep, store, tiny_task, words, reason):
     answer = sweep("--opt", "sgd", "--opt.lr", "0.1,1", "--seeds", 1, *words, "--engine", "lanes")
     assert (answer.code, last_line(answer)) == (2, f"--engine lanes: {reason}; use --engine lightning")
     assert not store.exists()
 
 
 @pytest.mark.parametrize(("words", "reason"), OBSTACLES)
-def test_what_cannot_be_lanes_goes_one_after_the_other(sweep, store, tiny_task, words, reason):
+def test_runs_that_cannot_be_lanes_go_one_by_one(sweep, store, tiny_task, words, reason):
     answer = sweep("--opt", "sgd,sngd", "--opt.lr", "0.1", "--seeds", 1, "--trainer.max_steps", 3, *words)
     assert answer.code == 0, answer.err
     assert answer.err.count(f": runs one by one, since {reason}\n") == 1
@@ -698,7 +698,7 @@ def test_a_crash_is_one_line_and_its_traceback_is_kept(sweep, store, breaks):
 
 
 @pytest.mark.deep
-def test_what_crashed_goes_on_from_its_checkpoint(sweep, store, breaks, tmp_path):
+def test_a_crashed_run_continues_from_its_checkpoint(sweep, store, breaks, tmp_path):
     words = (*FOUR, *LANES, "--trainer.checkpoint_seconds", 1e-9, "--trainer.val_every", 5)
     sweep(*words, "--store", tmp_path / "whole")
     breaks(RuntimeError("boom"), after=12)
@@ -906,7 +906,7 @@ class Asleep:
         self.due.pop(0)()
 
 
-def test_what_another_process_trains_is_waited_for(sweep, store, monkeypatch, trained, tmp_path):
+def test_runs_of_another_process_are_waited_for(sweep, store, monkeypatch, trained, tmp_path):
     sweep(*FOUR, *LANES, "--store", tmp_path / "other")
     done = {run.run_id: run for run in Store(tmp_path / "other").runs()}
     attempt = Store(store).begin(begun(configs_of(store)))
@@ -926,7 +926,7 @@ def test_what_another_process_trains_is_waited_for(sweep, store, monkeypatch, tr
 
 
 @pytest.mark.deep
-def test_what_another_process_gives_up_is_trained(sweep, store, monkeypatch, trained):
+def test_runs_that_another_process_gives_up_are_trained(sweep, store, monkeypatch, trained):
     attempt = Store(store).begin(begun(configs_of(store)[1:]))
     monkeypatch.setattr(bench.execute.here, "time", Asleep(attempt.drop))
     assert sweep(*FOUR, *LANES).code == 0
@@ -1127,7 +1127,7 @@ def test_two_processes_share_the_work(store, whole, tmp_path):
 
 @pytest.mark.deep
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS does not keep RLIMIT_AS")
-def test_where_memory_is_really_short(store, tmp_path):
+def test_real_memory_shortage(store, tmp_path):
     words = ("sweep", *SMALL, *SIXTEEN, "--store", store, "--engine", "lanes", "--width", 16)
     program = Program(tmp_path / "short", words, have_little_memory, 2**30, 100 * 2**20)
     code, out, err = program.end()

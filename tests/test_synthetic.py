@@ -461,7 +461,7 @@ def test_half_of_the_sequences_are_a_batch_too(store: Any) -> None:
 
 
 @pytest.mark.parametrize("task", [name for name, spec in TASKS.items() if spec.measure_every])
-def test_what_a_task_says_it_measures_is_what_it_measures(task: str, store: Any) -> None:
+def test_a_task_measures_the_declared_metric(task: str, store: Any) -> None:
     result = run(resolve({"task": task, "opt": "gd", "trainer.max_steps": 1, "store": store}), progress=False)
     columns = read_tables(store / result.run_id)["measurements"].keys() - {"step"}
     assert columns == set(TASKS[task].measures.split(", "))

@@ -57,7 +57,7 @@ def test_the_split_is_the_published_one() -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_what_is_ranked_does_not_choose_unless_the_training_loss_is_ranked_on_purpose(name: str) -> None:
+def test_the_ranked_split_does_not_choose_unless_the_training_loss_is_ranked(name: str) -> None:
     spec = TASKS[name]
     data = spec.data_cls
     assert spec.ranks_training == (name in ("synthetic", "synthetic_joint", "attention_matrix"))

@@ -234,7 +234,7 @@ def test_a_reproduction_on_the_stand_in_with_a_small_model_says_both(cli: Cli, t
     assert f"note: not the whole task: {expected}" in answer.out
 
 
-def test_where_no_text_of_a_split_mentions_an_identity_there_is_no_worst_group(tmp_path: Path) -> None:
+def test_without_texts_that_mention_an_identity_there_is_no_worst_group(tmp_path: Path) -> None:
     unknown = pa.array([None] * 20, pa.float32())
     shares = {"male": [0.5] * 20, "black": unknown}
     path = write_toxicity(tmp_path, "civil_comments", "test", **shares) / "civil_comments" / "test.parquet"
@@ -326,7 +326,7 @@ def test_batches_of_an_epoch_do_not_come_by_length() -> None:
     assert abs(float(torch.corrcoef(torch.stack([widths[1:], widths[:-1]]))[0, 1])) < 0.15
 
 
-def test_without_lengths_the_order_is_what_it_was() -> None:
+def test_without_lengths_the_order_is_unchanged() -> None:
     order = BatchOrder(103, 10, 7, CPU)
     for step in (0, 9, 10, 25):
         epoch, batch = divmod(step, 10)

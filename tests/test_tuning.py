@@ -411,7 +411,7 @@ def gone(pid: int) -> bool:
         *(pytest.param("sqlite_url", signal.SIGINT, marks=pytest.mark.kill, id=f"round {i}") for i in range(5)),
     ],
 )
-def test_whatever_is_killed_nothing_is_lost_and_nothing_done_twice(
+def test_after_any_kill_nothing_is_lost_and_nothing_done_twice(
     cli,
     request: pytest.FixtureRequest,
     database: str,
@@ -663,7 +663,7 @@ def test_a_run_that_breaks_is_tried_again_and_then_failed_while_the_study_goes_o
 
 
 @pytest.mark.deep
-def test_what_breaks_outside_of_a_run_counts_as_an_attempt_too(
+def test_an_error_outside_of_a_run_counts_as_an_attempt_too(
     cli, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = begin(sqlite_url, 3, opt__lr="10,100,1000", report=False)
@@ -761,7 +761,7 @@ def test_a_database_that_is_deleted_is_missed_by_a_worker(
     assert not store.exists()
 
 
-def test_where_no_store_can_be_the_store_is_named(cli) -> None:
+def test_an_impossible_store_is_named(cli) -> None:
     answer = cli("tune", *SMALL, "--store", "/proc/foo")
     assert answer.code == 2
     assert last_line(answer) == (
@@ -1223,7 +1223,7 @@ def test_the_estimate_of_a_plan_counts_steps_and_evaluation(monkeypatch: pytest.
 
 
 @pytest.mark.deep
-def test_a_plan_makes_nothing_and_a_suite_what_it_says(cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_writes_nothing_and_the_suite_follows_it(cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = {
         "title": "a suite",
         "tasks": {"synthetic": {"trainer.max_steps": 20, "device": "cpu"}},

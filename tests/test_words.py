@@ -192,7 +192,7 @@ def test_bad_words_of_a_command(cli, store, name) -> None:
         ("report -o ''", "--out"),
     ],
 )
-def test_what_other_programs_call_it(cli, words: str, hint: str) -> None:
+def test_synonyms_of_other_programs_are_suggested(cli, words: str, hint: str) -> None:
     if words.endswith("''"):
         assert "-o '': it must name a folder or file" in fails(cli, "report", "-o", "")
     else:
@@ -255,7 +255,7 @@ def test_numbers_in_the_help_are_those_of_the_program(cli) -> None:
     assert f"adds up to {EXTENSION_LIMIT} points beyond" in " ".join(cli("tune", "-h").out.split())
 
 
-def test_help_of_a_command_has_the_options_of_what_is_named(cli) -> None:
+def test_help_of_a_command_has_the_options_of_the_named_task_and_optimizer(cli) -> None:
     for name in ("fit", "sweep", "tune"):
         text = cli(name, "--opt", "sngd", "--task", "mnist", "-h").out
         assert "--opt.max_step " in text
