@@ -597,6 +597,15 @@ def test_a_dry_run_counts_only_the_time_of_rungs_that_are_not_stored(
     assert begun(ladder_of(), sizes[:3], places["store"]) == record
 
 
+@pytest.mark.parametrize(("seeds", "said"), [(4, "with 4 fresh seeds, ratios of steps have no intervals"), (5, "")])
+def test_too_few_fresh_seeds_for_intervals_are_noted(cli: Cli, tmp_path: Path, seeds: int, said: str):
+    words = ["--task", "synthetic", "--opt", "gd,ngd", "--rungs", 1, "--report_seeds", seeds, "--dry-run"]
+    done = cli("ladder", *words, "--store", tmp_path)
+    assert done.code == 0
+    assert said in done.err
+    assert ("intervals" in done.err) == bool(said)
+
+
 @pytest.mark.parametrize("task", sorted(path.name for path in SHIPPED.iterdir()))
 def test_a_shipped_page_is_what_its_runs_say(task: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(ROOT)

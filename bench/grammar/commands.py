@@ -331,8 +331,8 @@ _ALL = (
             Option("prune", "stop trials that are worse than the median of the others; results say so"),
             Option("seeds", "tuning seeds of each trial: a number (default 2: seeds 1000 and 1001) or a list", "SEEDS",
                    default="2"),
-            Option("report_seeds", "fresh seeds of each winner: a number (default 5: seeds 0 to 4) or a list",
-                   "SEEDS", default="5"),
+            Option("report_seeds", "fresh seeds of each winner: a number (default 5: seeds 0 to 4) or a list; fewer"
+                   " than 5 give no intervals", "SEEDS", default="5"),
             Option("budget", "a time, after which the workers stop and the result so far is shown (6h, 90min)", "COST",
                    read_budget),
             _path("from", "rewrite the page from this store or bundle without training", "STORE"),

@@ -165,6 +165,10 @@ def _asked(args: Args) -> "Ladder":
         raise UserError(
             f"--report_seeds {args.report_seeds}: one seed gives no estimate of the noise; write two or more"
         )
+    if len(fresh) < 5:
+        note(
+            f"--report_seeds: with {len(fresh)} fresh seeds, ratios of steps have no intervals; with 5 or more they do"
+        )
     if not 0.5 <= args.margin <= 4:
         raise UserError(f"--margin {args.margin:g}: out of range: write decades from 0.5 to 4")
     rule = rule_of({**common, "task": task}, args.axis, args.ratio, args.tokens, args.start)
