@@ -381,6 +381,18 @@ def test_a_dry_run_prints_a_config_of_the_same_run(cli, tmp_path, task, opt):
     assert f"# run_id: {again['run_id']}\n" in file.read_text()
 
 
+@pytest.mark.parametrize(("words", "order"), [("--seed 3", None), ("--seed 3 --data_seed 4", 4)])
+def test_with_several_seeds_the_order_follows_them_unless_the_file_gives_it(cli, tmp_path, words, order):
+    def ids(*words: object) -> list[str]:
+        return list(json.loads(cli("fit", *words, "--seeds", "0,1,5", "--dry-run", "--json").out))
+
+    task, file = ("--task", "synthetic", "--opt", "ngd"), tmp_path / "run.yaml"
+    file.write_text(cli("fit", *task, *words.split(), "--dry-run").out)
+    assert ids("--config", file) == ids(*task, *([] if order is None else ["--data_seed", order]))
+    file.write_text("task: synthetic\nopt: ngd\nseed: 3\ndata_seed: 3\n")
+    assert ids("--config", file) == ids(*task, "--data_seed", 3) != ids(*task)
+
+
 # -- results --------------------------------------------------------------------------------------------------------
 
 

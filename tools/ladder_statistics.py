@@ -192,7 +192,7 @@ def page() -> list[str]:
         " fresh runs have over evaluations and between two optimizers with the same seed, equally many ladders for each"
         " optimizer without a diverged seed. (Drawing from the five seeds of `lm` would repeat some in each ladder.)",
         "* `mha_planted`, drawn: from its ten seeds themselves. With `adam` and `adamw`, one learns much later, so the"
-        " true ratio is the median of those of the ten seeds, and the true trend that of their Hodges-Lehmann estimates.",
+        " true ratio is the median of the ten seeds' ratios, and the true trend that of their Hodges-Lehmann estimate.",
         "",
         "Ladders with a median beyond the evaluations count in the first and in the last column only.",
         "",

@@ -134,6 +134,8 @@ def _dry_run(config: Any, *, as_json: bool) -> int:
         return 0
     for name in ("task", "opt"):
         shown[name] = {"name": shown[name], **shown.pop(f"{name}_options")}
+    if config.data_seed == config.seed:
+        del shown["data_seed"]  # so that it follows another seed, such as those of `--seeds`
     # A comment, so that `--config` reads the rest back.
     print(f"# run_id: {config.run_id}\n{yaml.safe_dump(shown, sort_keys=False)}", end="")
     return 0

@@ -17,6 +17,7 @@ from bench.results.render import shown
 from bench.results.table import Column, Table
 from bench.run_summary import remarks_on, result_json
 from bench.store.record import RunResult
+from bench.sweeps.grid import settings_in
 from bench.text import cell
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def with_seeds(
     Raises:
         UserError: a run cannot be trained.
     """
-    follows = "data_seed" not in given and config.data_seed == config.seed
+    follows = "data_seed" not in given
     config = on_device(config) if here else config
     configs = [config.model_copy(update={"seed": seed, **({"data_seed": seed} if follows else {})}) for seed in seeds]
     check_all(configs, early=True)
@@ -52,7 +53,7 @@ def fit_seeds(config: RunConfig, args: Args, sources: Sources) -> int:
     if more := [*(["seed"] if "seed" in args.of_runs else []), *(name for name in ONE_RUN if getattr(args, name))]:
         raise UserError(f"--{more[0]} is for one run; remove it or --seeds")
     elsewhere = made_elsewhere(args)
-    configs = with_seeds(config, args.seeds, args.of_runs, here=not elsewhere)
+    configs = with_seeds(config, args.seeds, {**settings_in(args.config), **args.of_runs}, here=not elsewhere)
     if args.dry_run:
         return dry_run(args, configs, [{"seed": each.seed} for each in configs])
     if elsewhere:

@@ -182,8 +182,6 @@ def settings_in(path: Path | None) -> dict[str, Any]:
         UserError: it is invalid.
     """
     found = flatten_yaml(path) if path else {}
-    if found.get("data_seed") == found.get("seed"):  # as `bench fit --dry-run` prints them
-        found.pop("data_seed", None)
     return {name: value for name, value in found.items() if name not in ("seed", "data", "store") and value is not None}
 
 
