@@ -17,7 +17,7 @@ from bench.boards.explain import explained
 from bench.boards.headline import headlines
 from bench.results.chart import Chart
 from bench.results.embed import embed, variables
-from bench.results.render import telling, template
+from bench.results.render import heading, is_numeric, telling, template, word_in
 from bench.results.stats import Interval, MedianTime
 from bench.results.table import Board, Column, Table
 from bench.store.stores import Stores
@@ -143,15 +143,15 @@ def _table(table: Table, made: Mapping[str, int]) -> dict[str, Any]:
     rows = []
     for row in table.rows:
         place = next((made[run_id] for run_id in row.get("run_ids", ()) if run_id in made), None)
-        cells = [_cell(column, row.get(column.key)) for column in table.columns]
+        cells = [_cell(column, row) for column in table.columns]
         rows.append({"cells": cells, "made": place})
-    columns = [{"key": c.key, "title": cell(c.title), "help": cell(c.help)} for c in table.columns]
+    columns = [{"key": c.key, "title": heading(c), "help": cell(c.help)} for c in table.columns]
     return {"title": cell(table.title), "columns": columns, "rows": rows, "notes": list(map(cell, table.notes))}
 
 
-def _cell(column: Column, value: Any) -> dict[str, Any]:
-    number = isinstance(value, int | float | Interval | MedianTime)
-    return {"text": cell(value, column.digits), "sort": _sort_key(value), "name": column.key == "opt", "number": number}
+def _cell(column: Column, row: Mapping[str, Any]) -> dict[str, Any]:
+    value, name = row.get(column.key), column.key == "opt"
+    return {"text": word_in(column, row), "sort": _sort_key(value), "name": name, "number": is_numeric(value)}
 
 
 def _sort_key(value: Any) -> str:

@@ -24,22 +24,25 @@ from bench.text import cell, clean, in_csv, in_markdown, in_tex, number_in_tex, 
 Row = Mapping[str, Any]
 
 
-def _head(column: Column) -> str:
+def heading(column: Column) -> str:
+    """A column's heading, with its unit."""
     return clean(f"{column.title} ({column.unit})" if column.unit else column.title)
 
 
-def _word(column: Column, row: Row) -> str:
+def word_in(column: Column, row: Row) -> str:
+    """The text of a column's value in a row."""
     value = row.get(column.key)
     return cell(value if column.form is None or value is None else column.form(value), column.digits)
 
 
-def _is_number(value: Any) -> bool:
+def is_numeric(value: Any) -> bool:
+    """Whether a value is a number, an interval or a median time."""
     return is_dataclass(value) or (isinstance(value, Number) and not isinstance(value, bool))
 
 
 def _sided(table: Table) -> list[Column]:
     """The columns, each with its alignment."""
-    numeric = {c.key: any(_is_number(row.get(c.key)) for row in table.rows) for c in table.columns}
+    numeric = {c.key: any(is_numeric(row.get(c.key)) for row in table.rows) for c in table.columns}
     return [replace(c, side=c.side or ("right" if numeric[c.key] else "left")) for c in table.columns]
 
 
@@ -85,7 +88,7 @@ def text_lines(own: Sequence[Column], rows: Iterable[Row], wide: int | None, *, 
         wide: columns of the terminal; None for a file or a pipe, where a row is a line.
         styled: show the head bold and the columns' colors.
     """
-    head, words = list(map(_head, own)), [[_word(c, row) for c in own] for row in rows]
+    head, words = list(map(heading, own)), [[word_in(c, row) for c in own] for row in rows]
     every = [head, *words] if any(head) else words
     empty = ["no rows"] * (any(head) and not words)
     if wide is not None and own and len(words) <= MOST_DRAWN:
@@ -131,7 +134,7 @@ def _drawn(
         for i in group:
             column = own[i]
             grid.add_column(
-                Text(_head(column), style="bold"),
+                Text(heading(column), style="bold"),
                 justify=column.side or "left",
                 no_wrap=fits and not column.wraps,
                 overflow="fold",
@@ -196,14 +199,14 @@ def markdown_lines(own: Sequence[Column], rows: Iterable[Row]) -> Iterator[str]:
         return f"| {' | '.join(words)} |"
 
     def word(column: Column, row: Row) -> str:
-        said = _word(column, row)
+        said = word_in(column, row)
         if row.get(column.key) is None or column.markup is None:
             return in_markdown(said)
         if callable(column.markup):
             return column.markup(said)
         return f"**{in_markdown(said)}**" if column.markup == "strong" else _code(said)
 
-    yield line(map(in_markdown, map(_head, own)))
+    yield line(map(in_markdown, map(heading, own)))
     yield line("---:" if c.side == "right" else "---" for c in own)
     empty = True
     for row in rows:
@@ -243,7 +246,7 @@ def tex(boards: Sequence[Board]) -> str:
     lines = ["% needs \\usepackage{booktabs}"]
 
     def word(column: Column, row: Row) -> str:
-        return (number_in_tex if _is_number(row.get(column.key)) else in_tex)(_word(column, row))
+        return (number_in_tex if is_numeric(row.get(column.key)) else in_tex)(word_in(column, row))
 
     for board in boards:
         for table in map(telling, board.tables):
@@ -254,7 +257,7 @@ def tex(boards: Sequence[Board]) -> str:
                 f"\\caption{{{in_tex(board.title)}: {in_tex(table.title)}}}",
                 f"\\begin{{tabular}}{{{''.join(str(c.side)[0] for c in own)}}}",
                 "\\toprule",
-                " & ".join(in_tex(_head(c)) for c in own) + " \\\\",
+                " & ".join(in_tex(heading(c)) for c in own) + " \\\\",
                 "\\midrule",
                 *(" & ".join(word(c, row) for c in own) + " \\\\" for row in table.rows),
                 "\\bottomrule",
@@ -298,8 +301,8 @@ def html_fragment(boards: Sequence[Board]) -> str:
         parts.append(f"<h2>{said(board.title)}</h2>")
         for table in map(telling, board.tables):
             own = table.columns
-            head = "".join(f'<th scope="col" title="{said(c.help)}">{said(_head(c))}</th>' for c in own)
-            rows = ("".join(f"<td>{said(_word(c, row))}</td>" for c in own) for row in table.rows)
+            head = "".join(f'<th scope="col" title="{said(c.help)}">{said(heading(c))}</th>' for c in own)
+            rows = ("".join(f"<td>{said(word_in(c, row))}</td>" for c in own) for row in table.rows)
             body = "".join(f"<tr>{row}</tr>" for row in rows)
             parts.append(
                 f"<table><caption>{said(table.title)}</caption><thead><tr>{head}</tr></thead>"
@@ -372,7 +375,7 @@ def _in_csv(column: Column, row: Row) -> Any:
     value = row.get(column.key)
     if isinstance(value, Number):
         return value if value == value else None
-    return None if value in (None, [], {}) else _word(column, row)
+    return None if value in (None, [], {}) else word_in(column, row)
 
 
 def comma_separated(boards: Sequence[Board]) -> str:
