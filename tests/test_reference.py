@@ -460,6 +460,8 @@ def test_a_verdict_follows_from_rounding_and_the_noise_of_seeds() -> None:
     assert judge(claimed, other(claimed, final=0.90 + 1e-8, environment=CPU), others)[0] == "undecided"
     assert judge(claimed, other(claimed, final=0.93), others)[0] == "confirmed"
     assert judge(claimed, other(claimed, final=0.5), others)[0] == "refuted"
+    assert judge(other(claimed, final=0.99), claimed, others)[0] == "confirmed"
+    assert judge(other(claimed, final=99.0), claimed, others)[0] == "refuted"  # it says nothing about the noise
     assert judge(claimed, other(claimed, final=0.93), others[:1])[0] == "undecided"
     # Even where bitwise agreement is expected, equal CPU names do not guarantee it.
     assert judge(claimed, other(claimed, final=0.93, environment=CPU), others)[0] == "undecided"

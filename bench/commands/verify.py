@@ -86,8 +86,8 @@ def judge(run: RunResult, again: RunResult, others: Sequence[RunResult]) -> tupl
 
     On the same type of processor, with the same versions and engine, it must agree bit for bit. Otherwise rounding
     differs, and may grow until the run is like one with another seed: so the difference must be within the range of
-    differences between two seeds of these settings (those of `others`), which has probability 1 - `ERROR` for normal
-    noise.
+    differences between two seeds of these settings (those of `others`: a wrong claim would widen it), which has
+    probability 1 - `ERROR` for normal noise.
     """
     exact = _determined(run, again)
     if run.outcome == again.outcome:
@@ -104,9 +104,9 @@ def judge(run: RunResult, again: RunResult, others: Sequence[RunResult]) -> tupl
         if exact:
             return "undecided", f"{words}: not bit for bit, although processor and versions are the same"
         return "confirmed", f"{words}, which is rounding"
-    noise = _noise([run, *others])
+    noise = _noise(others)
     if noise is None:
-        return "undecided", f"{words}; fewer than 3 seeds of these settings give no estimate of the noise"
+        return "undecided", f"{words}; fewer than 2 other seeds of these settings give no estimate of the noise"
     if abs(_scaled(run, found) - _scaled(run, claimed)) > noise:
         return "refuted", f"{words}, beyond the spread over seeds"
     if exact:
@@ -179,11 +179,11 @@ def _scaled(run: RunResult, value: float) -> float:
 
 
 def _noise(runs: Sequence[RunResult]) -> float | None:
-    """The difference that two seeds exceed with probability `ERROR`; None for fewer than three runs."""
+    """The difference that two seeds exceed with probability `ERROR`; None for fewer than two runs."""
     from scipy.special import stdtrit
 
     values = [_scaled(run, value) for run in runs if (value := _value(run)) is not None]
-    if len(values) < 3:
+    if len(values) < 2:
         return None
     return float(stdtrit(len(values) - 1, 1 - ERROR / 2)) * math.sqrt(2) * statistics.stdev(values)
 
