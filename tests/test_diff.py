@@ -106,6 +106,7 @@ def test_everything_that_differs_is_named(cli, store):
         ([0.5, None], [0.5, None], "2 and 2 steps, 2 of them shared; no loss differs"),
         ([0.5, 0.5], [0.5], "2 and 1 steps, 1 of them shared; no loss differs"),
         ([0.5], [], "1 and 0 steps, 0 of them shared; no loss differs"),
+        ([0.0, 0.5], [0.0, 0.5], "2 and 2 steps, 2 of them shared; no loss differs"),
         ([0.5], [None], "1 and 1 steps, 1 of them shared; the loss differs at 1 of them, from step 1 on"),
         (
             [0.0],

@@ -105,7 +105,7 @@ def _curves(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     differ = (a != b) & ~(np.isnan(a) & np.isnan(b))
     both = differ & np.isfinite(a) & np.isfinite(b)
     relative = np.zeros(len(a))
-    relative[both] = (np.abs(a - b) / np.maximum(np.abs(a), np.abs(b)))[both]
+    relative[both] = np.abs(a[both] - b[both]) / np.maximum(np.abs(a[both]), np.abs(b[both]))
     return {
         "steps": [len(one["step"]), len(other["step"])],
         "shared": len(steps),
