@@ -70,11 +70,22 @@ def strict(text: str) -> Any:
         ("--columns finl", "unknown column 'finl'; did you mean 'final'?"),
         ("--label adm=x", "unknown row of --label 'adm'; did you mean 'adam'?"),
         ("--label adam", "--label adam: write NAME=TEXT"),
+        ("--label adam=x --label sgd=x", "2 rows of mnist, max_steps 100 would be called 'x'; give them different names"),
+        ("--label adam=sgd", "2 rows of mnist, max_steps 100 would be called 'sgd'"),
     ],
 )
 def test_columns_and_labels_that_are_not_there(store, cli, words, message):
-    keep(store, *seeds("adam", [0.5, 0.6, 0.7]))
+    keep(store, *seeds("adam", [0.5, 0.6, 0.7]), *seeds("sgd", [0.5, 0.6, 0.7]))
     assert message in cli("leaderboard", *words.split()).err
+
+
+@pytest.mark.parametrize("labels", [("sgd (lr 0.1)=A", "sgd=B", "adam=sgd"), ("adam=sgd", "sgd=B", "sgd (lr 0.1)=A")])
+def test_labels_are_of_the_names_before_them_in_any_order(store, cli, labels):
+    keep(store, *(run for lr in (0.1, 0.2) for run in seeds("sgd", [0.5] * 3, words={"opt.lr": lr})))
+    keep(store, *seeds("adam", [0.9] * 3))
+    words = [part for label in labels for part in ("--label", label)]
+    (table,) = json.loads(cli("leaderboard", "--settings", "all", "--no-reference", "--json", *words).out)[0]["tables"]
+    assert sorted(row["opt"] for row in table["rows"]) == ["A", "B (lr 0.2)", "sgd"]
 
 
 def test_a_paper_has_its_own_names_and_columns(store, cli):

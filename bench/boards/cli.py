@@ -1,6 +1,7 @@
 """The commands leaderboard, report and plot."""
 
 import sys
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,24 +40,38 @@ def asked(args: Args) -> tuple[Any, Any]:
         target=args.target,
     )
     known = sorted({name for entry in found.chosen for name in (entry.opt, entry.name)})
-    for word in args.label:
-        name, equals, text = word.rpartition("=")
-        if not (equals and name and text):
-            raise UserError(f"--label {word}: write NAME=TEXT, as in --label my_opt.py:MyOpt=Ours")
-        if name not in known:
-            raise unknown("row of --label", name, known)
-        for entry in found.chosen:
-            if name in (entry.opt, entry.name):
-                renamed = text if entry.name == name else entry.name.replace(name, text, 1)
-                if found.reference == entry.name != entry.opt:
-                    found.reference = renamed
-                entry.name = renamed
+    _label(found, args.label, known)
     if args.reference is not None and args.reference not in known:
         raise unknown("optimizer of --reference", args.reference, known)
     metrics = sorted({problem.metric for problem in found.problems})
     if args.target is not None and len(metrics) > 1:
         raise UserError(f"--target {args.target:g}: which of {' and '.join(metrics)}? Choose tasks with --task")
     return stores, found
+
+
+def _label(found: Any, words: list[str], known: list[str]) -> None:
+    """Rename rows; the label of a row precedes that of its optimizer.
+
+    Raises:
+        UserError: a row is unknown, or two rows of a problem would have the same name.
+    """
+    texts: dict[str, str] = {}
+    for word in words:
+        name, equals, text = word.rpartition("=")
+        if not (equals and name and text):
+            raise UserError(f"--label {word}: write NAME=TEXT, as in --label my_opt.py:MyOpt=Ours")
+        if name not in known:
+            raise unknown("row of --label", name, known)
+        texts[name] = text
+    for entry in found.chosen:
+        renamed = texts.get(entry.name) or entry.name.replace(entry.opt, texts.get(entry.opt, entry.opt), 1)
+        if found.reference == entry.name != entry.opt:
+            found.reference = renamed
+        entry.name = renamed
+    count = Counter((entry.problem.name, entry.name) for entry in found.chosen)
+    for (problem, name), n in count.items():
+        if n > 1 and name in texts.values():
+            raise UserError(f"--label: {n} rows of {problem} would be called {name!r}; give them different names")
 
 
 def warn(stores: Any, found: Any) -> int:
