@@ -398,6 +398,13 @@ def test_a_choice_that_every_draw_makes_has_no_noise(store):
     assert row["final_tuned"] == row["final"]
 
 
+def test_with_the_noise_of_tuning_a_mean_of_losses_at_the_floor_is_still_a_bound(store):
+    losses = {0.1: [1e-4, 1e-4], 1.0: [1e-3, 1e-3]}
+    tried(store, losses, losses, [1e-17, 1e-4], won=0.1, task="synthetic", mode="min")
+    row = rows("quality", store)["adam"]
+    assert (row["final"].bound, row["final_tuned"]) == ("<=", row["final"])
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

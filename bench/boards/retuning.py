@@ -35,7 +35,8 @@ def with_tuning_noise(found: Collected, entry: Entry, measure: Measure) -> tuple
         values = [there for e in repeats if (there := _whole(measure, e)) is not None]
         if len(values) < len(repeats):
             return next(lost(e) for e in repeats if _whole(measure, e) is None), None
-        return measure.within(repeated_interval(values, log=measure.log)), None
+        every = [value for own in values for value in own.values()]
+        return measure.within(repeated_interval(values, log=measure.log), every), None
     fresh = _whole(measure, entry)
     if fresh is None:
         return lost(entry), None
@@ -54,7 +55,7 @@ def with_tuning_noise(found: Collected, entry: Entry, measure: Measure) -> tuple
         return None, "the runs of its trials do not choose its winner"
     ends = list(fresh.values())
     retuned = retuned_interval(scores, finals, chosen, ends, mode, metric, log=measure.log)
-    return UNBOUNDED if retuned is None else measure.within(retuned), None
+    return UNBOUNDED if retuned is None else measure.within(retuned, ends), None
 
 
 def repetitions(found: Collected, entry: Entry, study: StudyRecord) -> list[Entry]:

@@ -93,14 +93,14 @@ class Measure:
         return [self.of(group.runs[seed]) for seed in (sorted(group.runs) if seeds is None else seeds)]
 
     def mean(self, group: Group) -> Interval | None:
-        """The mean over a group's runs (`mean_interval`); an upper bound if a value is at the floor."""
+        """The mean over a group's runs (`mean_interval`, `within`)."""
         values = self.values(group)
         found = mean_interval(values, self.log)
-        return found and replace(self.within(found), bound="<=" * (self.log and CONVERGED in values))
+        return found and self.within(found, values)
 
-    def within(self, mean: Interval) -> Interval:
-        """The interval of a mean without impossible values."""
-        return stats.within(mean, *self.ends)
+    def within(self, mean: Interval, values: Iterable[End]) -> Interval:
+        """The interval of these values' mean without impossible ones; an upper bound if a value is at the floor."""
+        return replace(stats.within(mean, *self.ends), bound="<=" * (self.log and CONVERGED in values))
 
     def compare(self, first: Group, second: Group, tests: int = 1) -> Comparison | None:
         """Compare two groups on their common seeds (`sequential.compare`); None if there are none."""
