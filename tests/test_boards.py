@@ -1480,6 +1480,7 @@ def test_steps_to_alignment_are_those_of_the_measurements(store):
     assert (own["adam"]["aligned"], own["adam"]["steps"].median, own["adam"]["alignment"].mean) == ("3 of 3", 40, 1)
     assert (own["ngd"]["aligned"], own["ngd"]["steps"].median, own["ngd"]["solved"]) == ("2 of 3", 20, "0 of 3")
     assert "no comparison: W_mm is infeasible" in table.notes
+    assert (own["ngd"]["alignment"].low, own["ngd"]["alignment"].high) == (pytest.approx(0.116, abs=1e-3), 1)
 
 
 def test_a_run_that_diverged_is_not_aligned_and_has_no_rate(store):

@@ -12,7 +12,7 @@ from bench.boards.entries import Entry
 from bench.boards.shared import board_table
 from bench.results import sequential, stats
 from bench.results.chart import Array
-from bench.results.group import Seed, mean_interval
+from bench.results.group import COSINES, Seed, mean_interval
 from bench.results.stats import Interval
 from bench.results.table import Board, Column, Table
 from bench.store.tables import Columns
@@ -169,7 +169,7 @@ def _direction(problem: str, cosines: Mapping[Entry, Sequence[Mapping[int, float
         rows[entry] = {"n": len(runs), "rate": mean_interval([rate(own) for own in runs])}
         for share in SHARES:
             values = [own[max(t for t in own if t <= share * max(own))] for own in runs]
-            rows[entry][f"cosine_{share:g}"] = mean_interval(values)
+            rows[entry][f"cosine_{share:g}"] = mean_interval(values, ends=COSINES)
     columns = [
         *(
             Column(
@@ -197,8 +197,7 @@ def _mean(name: str, values: Sequence[float | None]) -> Interval | str | None:
     """The mean of a quantity, none of which is negative."""
     if missing := sum(value is None for value in values):
         return f"{missing} of {len(values)} runs do not reach it"
-    found = mean_interval(values)
-    return found and stats.within(found, 0.0, 1.0 if name in _FRACTIONS else math.inf)
+    return mean_interval(values, ends=(0.0, 1.0 if name in _FRACTIONS else math.inf))
 
 
 def against(own: Mapping[Seed, float | None], base: Mapping[Seed, float | None]) -> dict[str, Any]:

@@ -24,6 +24,8 @@ HUGE = 1e100
 """Larger values count as missing, since their squares overflow. Ours."""
 RANGES: dict[str, tuple[float, float]] = dict.fromkeys(("accuracy", "worst_group", "f1", "exact_match"), (0.0, 1.0))
 """Ends of metrics that are fractions: an interval of their mean is cut there, which costs no coverage."""
+COSINES = -1.0, 1.0
+"""Ends of cosines."""
 
 
 @dataclass(eq=False)
@@ -142,10 +144,15 @@ def final(metric: str, mode: Mode, above: bool, *, split: str = "", best: bool =
     return Measure(words, mode, above, value, ends=(CONVERGED, math.inf) if above else RANGES.get(metric, Measure.ends))
 
 
-def mean_interval(values: Iterable[End], log: bool = False) -> Interval | None:
-    """Mean with its t-interval, geometric on a logarithmic scale; None if a value is missing or there are none."""
+def mean_interval(
+    values: Iterable[End], log: bool = False, ends: tuple[float, float] = (-math.inf, math.inf)
+) -> Interval | None:
+    """Mean with its t-interval, geometric on a logarithmic scale; None if a value is missing or there are none.
+
+    The interval is cut at the smallest and largest possible value.
+    """
     every = list(values)
     there = [value for value in every if value is not None]
     if not there or len(there) < len(every):
         return None
-    return stats.geometric_interval(there) if log else stats.t_interval(there)
+    return stats.within(stats.geometric_interval(there) if log else stats.t_interval(there), *ends)
