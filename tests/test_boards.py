@@ -33,7 +33,7 @@ from bench.store.record import RunResult
 from bench.store.reports import check_path, study_path
 from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS
-from bench.text import CONVERGED
+from bench.text import CONVERGED, cell
 from tests.entered import VERSIONS, board, found, keep, keep_block, made, rows, seeds, study, tried, tuned
 from tests.stored import put
 
@@ -1128,6 +1128,18 @@ def test_a_run_that_converged_reached_the_target_at_the_next_regular_evaluation(
         keep(store, *seeds(opt, [1e-9] * 8, task="synthetic", split="train", words=words, **own))
     of = rows("speed", store, target=1e-6)
     assert of["ngd"]["steps"].median == of["gd"]["steps"].median == 100
+
+
+def test_a_run_that_converged_elsewhere_never_reaches_the_target(store):
+    """Its last value holds at all later steps, so it is not censored at its early end."""
+    ends = [(50, "converged: the norm of the gradient is 0")] * 3 + [(2000, None)] * 5
+    for opt, own in (("gd", ends), ("ngd", ends[:3])):
+        for seed, (steps, why) in enumerate(own):
+            row = {"step": steps, "train_s": 1.0, "loss": 0.5}
+            changes = {"steps": steps, "reason": why, "validations": [row], "split": "train"}
+            keep(store, *seeds(opt, [0.5], seed, task="synthetic", words={"trainer.max_steps": 2000}, **changes))
+    of = rows("speed", store, target=1e-6)
+    assert (cell(of["gd"]["steps"]), cell(of["ngd"]["steps"])) == ("> 2000", "never")
 
 
 def test_another_target_is_of_the_loss_above_its_infimum_where_that_is_known(store):

@@ -127,8 +127,11 @@ def speed(found: Collected) -> Board:
 
 
 def median_time_to(runs: Sequence[RunResult], reached: Sequence[float | None], ends: Sequence[float]) -> MedianTime:
-    """Median time of runs to an event, which a diverged run can never reach."""
-    ended = [math.inf if run.status == "diverged" else end for run, end in zip(runs, ends, strict=True)]
+    """Median time of runs to an event, which a run that diverged, or converged before it, can never reach."""
+    ended = [
+        math.inf if run.status == "diverged" or (run.converged and time is None) else end
+        for run, time, end in zip(runs, reached, ends, strict=True)
+    ]
     return stats.median_time(reached, ended)
 
 

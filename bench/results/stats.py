@@ -293,7 +293,7 @@ def median_time(reached: Sequence[float | None], ended: Sequence[float]) -> Medi
 
     Args:
         reached: time of the event, positive; None if it has not occurred.
-        ended: end of observation; infinite for a diverged run, which can never reach the event.
+        ended: end of observation; infinite for a run that can never reach the event.
     """
     seen = [time for time in (*reached, *ended) if time is not None and math.isfinite(time)]
     last, n = max(seen, default=math.inf), len(reached)
