@@ -477,6 +477,12 @@ def test_the_caption_below_the_figure_explains_the_star(mode, best):
     )
 
 
+@pytest.mark.parametrize(("metric", "said"), [("loss", True), ("error", False)])
+def test_only_losses_below_rounding_are_said_to_count_as_equal(metric, said):
+    sweep = analyse([*at(0.1, 0.0, metric=metric), *at(0.2, 0.5, metric=metric)], ["opt.lr"], "min")
+    assert any("count as equal" in line for line in lines(sweep)) == said
+
+
 def test_a_read_only_folder_is_named_with_its_option(tmp_path):
     sweep = analyse(at(0.1, 1.0), ["opt.lr"], "min")
     (tmp_path / "file").touch()

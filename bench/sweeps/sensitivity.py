@@ -428,7 +428,8 @@ def _choice(sweep: Sensitivity) -> list[str]:
     shown = [
         x for curve in sweep.curves for point in curve.points for x in (point.median, point.choice) if x is not None
     ]
-    small = sweep.mode == "min" and bool(shown) and 0 <= min(shown) < CONVERGED
+    metric = next(run.metric for run in sweep.results if run.finished)
+    small = min(shown, default=math.inf) < equal_below(shown, metric)
     apart = f"the best value was chosen by the {SELECTION}: the last evaluation during training, on the selection split"
     other = any(curve.chosen_apart for curve in sweep.curves)
     return [fine] * (sweep.above_infimum or small) + [apart] * other
