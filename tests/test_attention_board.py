@@ -1,5 +1,6 @@
 """Boards and charts of observed runs: attention at equal loss and along the steps."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,14 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.boards.attention import against, at_loss, directions, loss_at, over_heads, rate
+from bench.boards.attention import SHOWN, against, at_loss, directions, loss_at, over_heads, rate
 from bench.config.run_config import resolve
 from bench.execute import Effort
 from bench.execute.command import results_of
 from bench.progress import SweepProgress
 from bench.store.stores import Stores
+from bench.store.tables import CURVE_FIELDS
 from tasks import TASKS
 from tests import tiny_lm
+from tests.entered import board, seeds
+from tests.stored import put
 
 
 def test_the_mean_over_heads_is_of_all_layers_and_of_one_measurement() -> None:
@@ -114,6 +118,20 @@ def test_verdicts_are_of_entropy_on_common_seeds() -> None:
     assert against(own | {0: 9.9}, base)["verdict"] == "no difference found"
     assert against(dict.fromkeys(own), base) == {"difference": None, "verdict": None}
     assert against({seed: own[seed] for seed in range(3)}, base)["verdict"] == "too few seeds"
+
+
+def test_a_head_that_starts_at_0_has_no_direction_and_no_stable_rank(store: Path) -> None:
+    """Both are 0 / 0."""
+    steps = np.arange(5.0)
+    curve = {"step": steps[1:], **dict.fromkeys(CURVE_FIELDS[1:], np.ones(4))}
+    own = {f"{name}_l0_h0": np.ones(5) for name in SHOWN} | {"stable_rank_QK_l0_h0": np.full(5, math.nan)}
+    own |= {f"direction_at_{step}_l0_h0": np.array([0, 0, 0, 0, math.nan if step == 0 else 1.0]) for step in range(5)}
+    for run in seeds("adam", [0.5] * 3, steps=4):
+        put(store, run, tables={"curve": {run.run_id: curve}, "measurements": {run.run_id: {"step": steps, **own}}})
+    table, directions = board("attention", store).tables
+    assert table.rows[0]["end_entropy"].mean == 1
+    assert table.rows[0]["end_stable_rank_QK"] == directions.rows[0]["cosine_0"] == "3 of 3 runs have none"
+    assert directions.rows[0]["cosine_0.5"].mean == 1
 
 
 def test_a_thinned_bundle_keeps_the_curve_at_the_steps_of_observations(cli, observed: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from bench.boards.entries import Entry
 from bench.boards.shared import board_table
 from bench.results import sequential, stats
 from bench.results.chart import Array
-from bench.results.group import COSINES, Seed, mean_interval
+from bench.results.group import Seed, mean_interval
 from bench.results.stats import Interval
 from bench.results.table import Board, Column, Table
 from bench.store.tables import Columns
@@ -26,7 +26,8 @@ SHOWN = {
     "stable_rank_QK": "stable rank of W_QK",
 }
 """Quantities of the board and of `bench plot attention`, averaged over heads; `bench sql` has the others."""
-_FRACTIONS = ("top_token", "saturated")
+_RANGES = {"top_token": (0.0, 1.0), "saturated": (0.0, 1.0), "cosine": (-1.0, 1.0)}
+"""Ends of quantities; others are not negative."""
 ENDS = ("entropy", "top_token", "stable_rank_QK")
 """Quantities shown at the end of training too."""
 WINDOW = 0.1
@@ -98,7 +99,8 @@ def observations(entry: Entry, read: Mapping[Seed, Mapping[str, Columns]]) -> di
         curve = tables.get("curve", {})
         if entry.runs[seed].status == "completed" and "entropy" in found and "loss" in curve:
             loss = loss_at(curve, found["entropy"][0])
-            runs[seed] = {"loss": loss} | {name: values for name, (_, values) in found.items()}
+            if np.isfinite(loss).any():
+                runs[seed] = {"loss": loss} | {name: values for name, (_, values) in found.items()}
     return runs
 
 
@@ -125,9 +127,9 @@ def attention_board(found: Collected) -> Board:
             rows[entry] = {
                 "n": len(runs),
                 **verdict,
-                **{name: _mean(name, list(_at(name, level, runs).values())) for name in SHOWN},
-                "start_entropy": _mean("entropy", [float(run["entropy"][0]) for run in runs.values()]),
-                **{f"end_{name}": _mean(name, [float(values[-1]) for values in own]) for name, own in last.items()},
+                **{name: _mean(name, list(_at(name, level, runs).values()), "do not reach it") for name in SHOWN},
+                "start_entropy": _mean("entropy", [run["entropy"][0] for run in runs.values()]),
+                **{f"end_{name}": _mean(name, [values[-1] for values in own]) for name, own in last.items()},
             }
         columns = [
             *(
@@ -169,7 +171,7 @@ def _direction(problem: str, cosines: Mapping[Entry, Sequence[Mapping[int, float
         rows[entry] = {"n": len(runs), "rate": mean_interval([rate(own) for own in runs])}
         for share in SHARES:
             values = [own[max(t for t in own if t <= share * max(own))] for own in runs]
-            rows[entry][f"cosine_{share:g}"] = mean_interval(values, ends=COSINES)
+            rows[entry][f"cosine_{share:g}"] = _mean("cosine", values)
     columns = [
         *(
             Column(
@@ -193,11 +195,12 @@ def _direction(problem: str, cosines: Mapping[Entry, Sequence[Mapping[int, float
     return [board_table(f"{problem}: direction of W_QK", columns, rows, [about])] if rows else []
 
 
-def _mean(name: str, values: Sequence[float | None]) -> Interval | str | None:
-    """The mean of a quantity, none of which is negative."""
-    if missing := sum(value is None for value in values):
-        return f"{missing} of {len(values)} runs do not reach it"
-    return mean_interval(values, ends=(0.0, 1.0 if name in _FRACTIONS else math.inf))
+def _mean(name: str, values: Sequence[float | None], lacking: str = "have none") -> Interval | str | None:
+    """The mean of a quantity over seeds, or the reason why there is none: the stable rank of 0 is NaN."""
+    there = [float(value) for value in values if value is not None and math.isfinite(value)]
+    if missing := len(values) - len(there):
+        return f"{missing} of {len(values)} runs {lacking}"
+    return mean_interval(there, ends=_RANGES.get(name, (0.0, math.inf)))
 
 
 def against(own: Mapping[Seed, float | None], base: Mapping[Seed, float | None]) -> dict[str, Any]:

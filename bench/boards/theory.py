@@ -12,7 +12,7 @@ from bench.boards.shared import VERDICTS, Verdicts, board_table
 from bench.boards.speed import REACHES, median_time_to
 from bench.results import stats
 from bench.results.chart import Array
-from bench.results.group import COSINES, Measure, mean_interval
+from bench.results.group import Measure, mean_interval
 from bench.results.selection import End
 from bench.results.stats import LEAST_POINTS, Interval
 from bench.results.table import Board, Column, Table
@@ -83,7 +83,7 @@ def _table(found: Collected, problem: Problem, entries: Sequence[Entry]) -> Tabl
         rows[entry] = verdict | {
             "aligned": f"{sum(step is not None for step in at)} of {len(at)}" if column else None,
             "steps": median_time_to(runs, at, [run.steps for run in runs]) if column else None,
-            "alignment": mean_interval([_last(own(run), column) for run in runs], ends=COSINES) if column else None,
+            "alignment": mean_interval([_last(own(run), column) for run in runs], ends=(-1.0, 1.0)) if column else None,
             "rate": _mean([loss_rate(own(run), run.infimum or 0.0) for run in runs]),
             "direction": _mean([direction_rate(own(run)) for run in runs]),
             "solved": _solved(runs),
