@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -183,9 +184,10 @@ def test_fp16_with_a_gradient_scaler_agrees_to_its_precision(opt: str, task: str
     assert sorted(shares)[steps // 2] < 0.3  # near a stationary point, as with NGD, the direction is lost
 
 
-def test_a_gradient_that_overflows_in_fp16_skips_the_step_and_lowers_the_scale() -> None:
+@pytest.mark.parametrize(("opt", "more"), [("sps", {}), ("adam", {"opt.fused": True})])
+def test_a_gradient_that_overflows_in_fp16_skips_the_step_and_lowers_the_scale(opt: str, more: dict[str, Any]) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)
-    trained = by_suite(config_of(Case("sps"), precision="16-mixed"), scaler=scaler)
+    trained = by_suite(config_of(Case(opt), precision="16-mixed", **more), scaler=scaler)
     overflowed = [row for row in trained.curve if row[1] == float("inf") or row[1] != row[1]]
     assert 0 < len(overflowed) < STEPS
     assert all(row[2:] == (0.0, 0.0) for row in overflowed)

@@ -161,8 +161,9 @@ class Loop:
         if self.plan.create_graph:  # torch warns of a reference cycle; gradients set to None break it
             warnings.filterwarnings("ignore", r"Using backward\(\) with create_graph=True")
 
-    def _was_taken(self, *_: Any) -> None:
-        self.taken = True
+    def _was_taken(self, optimizer: Any, *_: Any) -> None:
+        # A fused kernel gets what overflowed, and itself skips the step.
+        self.taken = not getattr(optimizer, "found_inf", None)
 
     def step(self, step: int) -> None:
         """One optimizer step."""
