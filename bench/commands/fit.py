@@ -16,7 +16,7 @@ from bench.text import plain
 
 
 def main(args: Args) -> int:
-    """`bench fit`: 0 done, 1 diverged or failed, 130 interrupted."""
+    """`bench fit`: 0 done, 130 interrupted."""
     from bench.progress import doing
 
     settings = args.of_runs
@@ -72,7 +72,7 @@ def main(args: Args) -> int:
         from bench.run_summary import result_json, result_lines
 
         reply(args, result_json(result, config.store), result_lines(result, config.store))
-    return {"killed": 130, "failed": 1}.get(result.status, 0)
+    return 130 if result.status == "killed" else 0
 
 
 def _stored_config(run_id: str, settings: dict[str, Any], places: dict[str, Path], command: list[str]) -> Any:
