@@ -76,6 +76,21 @@ def test_words_become_values_of_the_option_type():
     assert parse_options("task", mnist, {"flip": "false", "n_train": "none"}) == parse_options("task", mnist, {})
 
 
+@pytest.mark.parametrize(
+    ("task", "name", "value", "takes"),
+    [
+        (False, "betas", "0.9", "float,float"),
+        (False, "betas", [0.9, 0.99, 0.999], "float,float"),
+        (True, "n_train", 2.5, "a whole number or none"),
+    ],
+)
+def test_what_is_wrong_with_a_value_is_said_once_and_without_words_of_pydantic(task, name, value, takes):
+    options = task_options(TASKS["mnist"]) if task else optimizer_options(OPTIMIZERS["adam"])
+    with pytest.raises(UserError) as caught:
+        parse_options("x", options, {name: value})
+    assert str(caught.value) == f"--x.{name} {value!r}: it takes {takes}"
+
+
 def test_a_class_without_an_option_names_it_as_required(tmp_path, monkeypatch):
     (tmp_path / "plugged.py").write_text("class Plug:\n    def __init__(self, params, lr: float): ...\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -545,7 +545,8 @@ def parse_options(prefix: str, options: Mapping[str, Option], given: Mapping[str
             values[name] = TypeAdapter(option.type).validate_python(_words(raw, option.type))
         except ValidationError as error:
             wrong = error.errors()[0]
-            named = wrong["type"].endswith(("_parsing", "_type", "literal_error"))  # by what it takes
+            said = ("_parsing", "_type", "_from_float", "literal_error", "missing", "too_long")
+            named = wrong["type"].endswith(said)  # by what it takes
             problem = "" if named else f"{why_wrong(wrong['msg'])}; "
             raise UserError(f"--{prefix}.{name} {raw!r}: {problem}it takes {option.takes}") from None
         if values[name] != values[name]:
