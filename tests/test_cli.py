@@ -636,6 +636,7 @@ def test_a_plug_in_takes_the_parameters_first(cli, tmp_path):
         ("--opt.momentum 1.5", "--opt.momentum=1.5 is out of range: it must be in [0, 1]"),
         ("--task.n 0", "--task.n=0 is out of range: it must be in [1, inf)"),
         ("--task.init_std -1", "--task.init_std=-1.0 is out of range"),
+        ("--trainer.max_steps 1" + 400 * "0", "it must be less than or equal to 9223372036854775807 (optimizer steps"),
         ("--trainer.max_steps 0", "--trainer.max_steps '0': it must be greater than or equal to 1"),
         ("--trainer.max_epochs inf", "--trainer.max_epochs 'inf': it must be a finite number"),
         ("--trainer.max_seconds inf", "--trainer.max_seconds 'inf': it must be a finite number"),

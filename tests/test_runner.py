@@ -187,6 +187,14 @@ def test_a_run_out_of_time_is_a_result(store: Path) -> None:
     assert result.final is not None
 
 
+@pytest.mark.parametrize("budget", [{"max_steps": 10**15}, {"max_epochs": 1e308}], ids=str)
+def test_a_time_limit_makes_any_number_of_steps_possible(budget: dict[str, Any], store: Path) -> None:
+    words = {f"trainer__{name}": value for name, value in budget.items()}
+    assert fit(store, trainer__max_seconds=1e-6, trainer__val_every=1000, **words).status == "timeout"
+    with pytest.raises(RunFailed, match="the disk is full"):
+        fit(store, trainer__val_every=1000, **words)
+
+
 def test_evaluation_does_not_count_as_training_time(store: Path) -> None:
     result = fit(store, trainer__max_steps=30, trainer__val_every=1)
     assert 0 < result.train_s < result.wall_s

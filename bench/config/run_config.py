@@ -40,6 +40,8 @@ from tasks import TASKS, TaskSpec
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
 Seed = Annotated[int, Field(ge=0, le=MOST_SEED)]
+MOST_STEPS = 2**63 - 1
+"""The most steps of a run: tables store them as a signed 64-bit integer."""
 
 
 class NoBooleans(BaseModel):
@@ -69,7 +71,9 @@ class TrainerOptions(NoBooleans):
         allow_inf_nan=False,
         description="passes over the training data, in (0, inf); the task's budget by default",
     )
-    max_steps: int | None = Field(None, ge=1, description="optimizer steps; with max_epochs, the smaller applies")
+    max_steps: int | None = Field(
+        None, ge=1, le=MOST_STEPS, description="optimizer steps; with max_epochs, the smaller applies"
+    )
     max_seconds: float | None = Field(
         None,
         gt=0,

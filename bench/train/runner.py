@@ -114,7 +114,8 @@ def _run(
     resume = usable(checkpoint, put_aside=main)
     if resume and stored is not None:
         result.begun, result.plan = stored.begun or result.begun, stored.plan
-    attempt = store.begin([result], resume=resume, again=rerun, steps=training.total_steps) if main else None
+    certain = training.total_steps if config.trainer.max_seconds is None else 0  # a time limit may end the run earlier
+    attempt = store.begin([result], resume=resume, again=rerun, steps=certain) if main else None
     checkpoint = attempt.checkpoint if attempt is not None else checkpoint
     stop = stop or StopRequest()
     awaited: AwaitedMachines | None = None

@@ -7,7 +7,7 @@ from torch.optim import Optimizer
 
 from bench.config.checks import option_error, why_not_compiled
 from bench.config.options import all_optimizer_options
-from bench.config.run_config import RunConfig
+from bench.config.run_config import MOST_STEPS, RunConfig
 from bench.errors import UserError, first_line
 from bench.text import comparable, counted
 from optimizers import TASK_VALUE
@@ -40,7 +40,7 @@ def make_plan(config: RunConfig, task: Task) -> TrainingPlan:
     if size < ranks:
         raise UserError(f"--trainer.batch_size {size} is not divisible among {ranks} devices")
     per_epoch = n // size
-    limits = [trainer.max_steps, trainer.max_epochs and max(1, round(trainer.max_epochs * per_epoch))]
+    epochs = trainer.max_epochs and max(1, round(min(trainer.max_epochs * per_epoch, MOST_STEPS)))
     _refuse_unequal_micro_batches(config, size, ranks)
     hyperparameters = dict(config.opt_options)
     known = {"f_star": task.data.f_star, "batches_per_epoch": per_epoch}
@@ -64,7 +64,7 @@ def make_plan(config: RunConfig, task: Task) -> TrainingPlan:
         _refuse_idle_rest(config)
     if trainer.observe is not None:
         _refuse_to_observe(config, task)
-    steps = min(x for x in limits if x is not None)
+    steps = min(x for x in (trainer.max_steps, epochs) if x is not None)
     return TrainingPlan(
         make_optimizer=_maker(config, parts, parameters),
         parts=parts,
