@@ -184,6 +184,15 @@ def test_a_limit_of_ones_own_replaces_the_budget(tmp_path):
     assert resolve(mnist, config=yaml_file(tmp_path, "trainer: {max_steps: null}")).trainer.max_epochs == 5
 
 
+def test_none_takes_an_option_back_that_a_file_sets(tmp_path):
+    file = yaml_file(tmp_path, "trainer: {max_steps: 9, gradient_clip_val: 1, batch_size: 5, average: ema}\n")
+    words = {f"trainer.{name}": "none" for name in ("max_steps", "gradient_clip_val", "batch_size", "average")}
+    taken_back = resolve(SYNTHETIC | words, config=file)
+    assert taken_back == resolve(SYNTHETIC)
+    with pytest.raises(UserError, match=r"--trainer\.warmup 'none': it must be a number"):
+        resolve(SYNTHETIC | {"trainer.warmup": "none"})
+
+
 def test_order_follows_the_seed_unless_it_has_its_own():
     assert resolve(SYNTHETIC | {"seed": "3"}).data_seed == 3
     assert resolve(SYNTHETIC | {"seed": "3", "data_seed": "4"}).data_seed == 4

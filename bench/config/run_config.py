@@ -18,6 +18,7 @@ from bench.config.options import (
     Option,
     all_optimizer_options,
     hyperparameters_of,
+    is_none,
     is_stray_boolean,
     optimizer_values,
     rest_of,
@@ -347,7 +348,8 @@ def resolve(
     for name in sorted(groups[""].keys() - (_TOP - {"task", "opt"})):
         raise unknown_setting(name, _all_options(task, opt))
     spec = TASKS[task]
-    trainer = dict(groups["trainer"])
+    fields = TrainerOptions.model_fields
+    trainer = {k: None if is_none(v) and fields[k].default is None else v for k, v in groups["trainer"].items()}
     if trainer.get("max_epochs") is None and trainer.get("max_steps") is None:
         trainer |= spec.budget
     if trainer.get("batch_size") is None:
