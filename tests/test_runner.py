@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from tests import tiny
 from tests.equivalence import Case, build, by_suite, config_of, distance
 from tests.slow import SLOW
 from tests.stored import read_curve, read_tables
+from tests.test_lanes import NET, Blobs
 
 pytestmark = pytest.mark.numeric
 
@@ -50,6 +52,36 @@ def fit(store: Path, task: str = "tiny", opt: str = "sgd", **words: Any) -> RunR
 def curve(store: Path, result: RunResult) -> list[dict[str, float]]:
     names = ("step", "loss", "grad_norm", "raw_step", "applied_step")
     return [dict(zip(names, row, strict=True)) for row in read_curve(store / result.run_id)]
+
+
+class Kept(Blobs):
+    """Points that do not depend on the seed; making them sets torch's."""
+
+    seeded = False
+
+    def __init__(self, root: Any = None, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """A function that builds a task with such points, like the first run of a process if `first`."""
+    monkeypatch.setitem(TASKS, "kept", replace(NET, name="kept", data=Kept))
+    monkeypatch.setattr(runner, "_loaded", {})
+
+    def build(*, first: bool, **words: Any) -> Any:
+        if first:
+            runner._loaded.clear()
+        return runner.build(resolve({"task": "kept", "opt": "sgd", "device": "cpu", **words}))[0]
+
+    return build
+
+
+def test_the_seed_alone_decides_the_initial_weights_whatever_reading_the_data_draws(built: Callable[..., Any]) -> None:
+    one, again, other = (built(first=first, seed=seed) for first, seed in ((True, 0), (False, 0), (True, 1)))
+    assert torch.equal(one.A, again.A)
+    assert not torch.equal(one.A, other.A)
 
 
 STRICT = """

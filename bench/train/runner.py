@@ -188,14 +188,15 @@ def build(config: RunConfig, data: TaskData | None = None) -> tuple[Task, Traini
         UserError: an option's value is illegal, or data are missing.
     """
     spec = config.task_spec
-    options = dict(config.task_options)
-    torch.manual_seed(derive_seed(config.seed, "init"))
+    options, seed = dict(config.task_options), derive_seed(config.seed, "init")
+    torch.manual_seed(seed)
     try:
         of_data, of_module = (inspect.signature(cls.__init__).parameters for cls in (spec.data_cls, spec.module_cls))
         process.ready()  # all is imported, and nothing is built yet
         data = data or _load(spec.data_cls, config, {k: v for k, v in options.items() if k in of_data})
         options = {k: v for k, v in options.items() if k not in of_data or k in of_module}  # some are for both
         dtype = torch.float64 if config.precision == "64-true" else torch.float32
+        torch.manual_seed(seed)  # reading the data may have drawn numbers, or set another seed, unless they were kept
         with doing(f"building the model of {config.task}"), _default_dtype(dtype):
             task = spec.module_cls(data, **options)
     except ValueError as error:
