@@ -84,6 +84,12 @@ def test_the_seed_alone_decides_the_initial_weights_whatever_reading_the_data_dr
     assert not torch.equal(one.A, other.A)
 
 
+def test_a_run_in_float64_does_not_get_data_that_one_in_float32_has_rounded(built: Callable[..., Any]) -> None:
+    built(first=True, precision="32-true").data.to(torch.device("cpu"), torch.float32)
+    points, _ = built(first=False, precision="64-true").data.splits["train"]
+    assert torch.equal(points, Kept().splits["train"][0])
+
+
 STRICT = """
 import torch
 

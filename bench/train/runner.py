@@ -212,8 +212,11 @@ _loaded: dict[Any, TaskData] = {}
 
 
 def _load(data_cls: Any, config: RunConfig, options: Mapping[str, Any]) -> TaskData:
-    """The data; if they do not depend on the seed, they are kept for the next run, which usually needs the same."""
-    key = data_cls, config.data, repr(sorted(options.items()))
+    """The data; if they do not depend on the seed, they are kept for the next run, which usually needs the same.
+
+    `TaskData.to` may have rounded them, so a run in float64 does not get those of one in float32.
+    """
+    key = data_cls, config.data, config.precision == "64-true", repr(sorted(options.items()))
     if key in _loaded:
         return _loaded[key]
     with doing(f"{'making' if data_cls.seeded else 'reading'} the data of {config.task}"):
