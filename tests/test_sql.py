@@ -332,6 +332,12 @@ def test_a_query_may_have_comments(cli, filled, query):
     assert strict_json(cli("sql", query, "--json").out) == [{"a": 1}]
 
 
+@pytest.mark.parametrize("query", ["select now()", "select [now()] as a", "select {'a': now()} as a where false"])
+def test_times_with_a_time_zone_are_refused(cli, filled, query):
+    assert fails(cli, "sql", query).endswith("time zone are not supported; cast them, as in now()::varchar\n")
+    assert cli("sql", "select now()::varchar as a").code == 0
+
+
 def test_bad_words(cli, filled, tmp_path):
     assert "bench sql needs QUERY (" in fails(cli, "sql")
     assert "unknown --format 'xml'" in fails(cli, "sql", "from runs", "--format", "xml")

@@ -145,8 +145,6 @@ def ask(stores: Stores, query: str) -> Answer:
                 if (views.ready and mistaken) or not (views.leave_out_damaged() or missing):
                     raise
         return views.answer(statements[0].query)
-    except ModuleNotFoundError as error:  # duckdb needs pytz for such values
-        raise UserError("times with a time zone are not supported; cast them, as in now()::varchar") from error
     except (duckdb.Error, UnicodeError) as error:
         message = " ".join(str(error).partition("\n\nLINE ")[0].split())  # without the query itself
         missing = isinstance(error, duckdb.IOException)
@@ -186,6 +184,8 @@ class _Views:
         self.ready = True
         _interruptibly(con, f"create temp table answer as from (\n{_without_end(query)}\n)")
         columns = con.execute("select column_name, column_type from (describe temp.answer)").fetchall()
+        if any("TIMESTAMP WITH TIME ZONE" in kind for _, kind in columns):  # DuckDB needs pytz for such values
+            raise UserError("times with a time zone are not supported; cast them, as in now()::varchar")
         con.execute("from temp.answer")
         rows = (row for rows in iter(lambda: con.fetchmany(10_000), []) for row in rows)
         return Answer([name for name, _ in columns], [kind for _, kind in columns], rows, list(self.damaged.values()))
