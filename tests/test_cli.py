@@ -192,7 +192,8 @@ def test_show_tells_an_experiments_arms_claims_and_commands(cli, name):
     out, experiment = cli("show", name).out, load(name)
     flat = " ".join(out.split())
     assert out.startswith(f"{name}: {experiment.title}\n")
-    for text in (experiment.paper, *experiment.notes, *(claim.paper for claim in experiment.claims)):
+    smaller = filter(None, [experiment.undersized])
+    for text in (experiment.paper, *smaller, *experiment.notes, *(claim.paper for claim in experiment.claims)):
         assert " ".join(text.split()) in flat
     arms = rows(out, "arms:")
     for label, own in ({"all": experiment.common} | experiment.arms).items():
@@ -216,7 +217,10 @@ def test_show_of_an_experiment_in_full(cli):
     assert search["task.sigma"] == "0.25, 0.375, 0.5"
     assert search["seeds"] == "0 to 4: 180 runs"
     assert "sooner                     measure: alignment; fast: NGD; slow: GD\n" in out
-    assert rows(cli("show", "vasudeva2025/mnist").out, "vasudeva2025/mnist")["budget"] == "50 epochs"
+    assert "readings                   above: 0.9 or 0.95 or 0.98 or 0.99; factor: 2 or 5 or 10\n" in out
+    out = cli("show", "vasudeva2025/mnist").out
+    assert rows(out, "vasudeva2025/mnist")["budget"] == "50 epochs"
+    assert "better: SNGD (paper), SPS (paper) or SNGD (length), SPS (length)" in " ".join(out.split())
 
 
 def test_runs_are_listed_with_status_steps_and_result(cli, store):

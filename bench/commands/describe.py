@@ -180,6 +180,7 @@ def describe_experiment(name: str, experiment: "Experiment") -> str:
     lines = [
         *wrapped_lines(f"{name}: {experiment.title}", "", "  "),
         *row("paper", experiment.paper),
+        *(row("smaller", experiment.undersized) if experiment.undersized else []),
         *row("run it", f"bench reproduce {name}"),
         *row("seeds", _seeds(experiment.seeds, len(experiment.arms))),
         *row("budget", "; ".join(budgets if len(budgets) == 1 else [f"{k}: {_list(v)}" for k, v in budgets.items()])),
@@ -194,8 +195,10 @@ def describe_experiment(name: str, experiment: "Experiment") -> str:
         lines += row(panel.title or panel.y, f"{panel.y} over {panel.x}{axes}", _list(panel.arms or []))
     lines += ["", "claims: the paper's statement and its test"]
     for claim in experiment.claims:
-        said = [f"{k}:{_TIE}{_list(v) if isinstance(v, list) else v}" for k, v in (claim.model_extra or {}).items()]
+        said = [f"{name}:{_TIE}{_listed(value)}" for name, value in (claim.model_extra or {}).items()]
         lines += [*row(claim.name, claim.statement), *row(f"  {claim.test}", "; ".join(said))]
+        read = [f"{name}:{_TIE}{' or '.join(map(_listed, values))}" for name, values in claim.readings.items()]
+        lines += row("  readings", "; ".join(read)) if read else []
     lines += ["", "tests:"]
     for test in dict.fromkeys(claim.test for claim in experiment.claims):
         lines += row(test, (CLAIMS[test].__doc__ or "").partition("\n")[0])
@@ -228,6 +231,11 @@ _TIE = "\N{NO-BREAK SPACE}"
 def _list(items: Iterable[Any]) -> str:
     """With commas; no item is broken over two lines."""
     return ", ".join(str(item).replace(" ", _TIE) for item in items)
+
+
+def _listed(value: Any) -> str:
+    """A value, or several, of an argument."""
+    return _list(value if isinstance(value, list) else [value])
 
 
 def _settings(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
