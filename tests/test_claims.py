@@ -466,6 +466,16 @@ def test_a_poor_fit_does_not_hold():
     assert slope(arm("GD", good, good), min_r2=0.9).verdict == "holds"
 
 
+def test_a_poor_fit_with_a_wrong_slope_fails_at_the_lower_level():
+    wiggle = 10.0 ** (np.arange(1000) % 2)
+    gd = arm("GD", run(wiggle / STEPS**0.01), run(wiggle / STEPS**0.02))
+    alone, both = slope(gd, at_least=1), slope(gd, at_least=1, min_r2=0.9)
+    assert (both.verdict, both.p) == ("fails", alone.p)
+    assert both.p < 0.05
+    faster = slope(gd, at_least=1, min_r2=0.9, faster="below")  # its slope is no failure
+    assert (faster.verdict, faster.p) == ("fails", 0.25)
+
+
 def test_points_without_a_logarithm_are_left_out():
     curve = 1 / STEPS
     holes = curve.copy()

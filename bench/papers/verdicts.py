@@ -104,30 +104,30 @@ def within(
         shown: the interval in the unit of the effect, if x has another unit.
         ties: whether an interval that ends exactly at the bound 0 is inside.
         limit: the best possible verdict; "fails" if another condition fails with every seed, whose level is that of a
-            sign test, 2^-n.
+            sign test, 2^-n; if the interval fails too, the smaller level counts.
         faster: on which side of the range a rate is faster than claimed.
         least: interval of the smallest possible value, from which x has its low end; x by default.
         most: interval of the largest possible value, from which x has its high end; x by default.
     """
     if x is None:
         return without_numbers("undecided", unit, text)
-    verdict: Verdict = "undecided"
-    if x.n > 1:
-        if x.high < low or x.low > high:
-            verdict = "faster than claimed" if faster == ("below" if x.high < low else "above") else "fails"
-        elif low <= x.low and x.high <= high and (ties or 0 not in (x.low, x.high)):
-            verdict = "holds"
-        verdict = _WORST_FIRST[min(map(_WORST_FIRST.index, (verdict, limit)))]
+    own: Verdict = "undecided"
+    if x.high < low or x.low > high:
+        own = "faster than claimed" if faster == ("below" if x.high < low else "above") else "fails"
+    elif low <= x.low and x.high <= high and (ties or 0 not in (x.low, x.high)):
+        own = "holds"
+    verdict = _WORST_FIRST[min(map(_WORST_FIRST.index, (own, limit)))] if x.n > 1 else "undecided"
     text += f" ({x.n} seeds)" if x.n > 1 else " (one seed, so no verdict)"
     effect, least, most = shown or x, least or x, most or x
     if verdict == "undecided":
         p = None
-    elif limit == "fails":
-        p = 0.5**x.n
     elif verdict == "holds":
         p = max(_level(least, least.mean - low), _level(most, high - most.mean))
     else:
-        p = _level(most, low - most.mean) if x.high < low else _level(least, least.mean - high)
+        levels = [0.5**x.n] * (limit == "fails")
+        if own == verdict:
+            levels.append(_level(most, low - most.mean) if x.high < low else _level(least, least.mean - high))
+        p = min(levels)
     return min(x.mean - low, high - x.mean), Finding(verdict, effect.mean, *effect.ends, unit, text, p)
 
 
