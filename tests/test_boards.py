@@ -1134,9 +1134,9 @@ def test_a_run_that_converged_elsewhere_never_reaches_the_target(store):
     """Its last value holds at all later steps, so it is not censored at its early end."""
     ends = [(50, "converged: the norm of the gradient is 0")] * 3 + [(2000, None)] * 5
     for opt, own in (("gd", ends), ("ngd", ends[:3])):
-        for seed, (steps, why) in enumerate(own):
-            row = {"step": steps, "train_s": 1.0, "loss": 0.5}
-            changes = {"steps": steps, "reason": why, "validations": [row], "split": "train"}
+        for seed, (end, why) in enumerate(own):
+            row = {"step": end, "train_s": 1.0, "loss": 0.5}
+            changes = {"steps": end, "reason": why, "validations": [row], "split": "train"}
             keep(store, *seeds(opt, [0.5], seed, task="synthetic", words={"trainer.max_steps": 2000}, **changes))
     of = rows("speed", store, target=1e-6)
     assert (cell(of["gd"]["steps"]), cell(of["ngd"]["steps"])) == ("> 2000", "never")

@@ -470,7 +470,8 @@ def test_a_poor_fit_with_a_wrong_slope_fails_at_the_lower_level():
     wiggle = 10.0 ** (np.arange(1000) % 2)
     gd = arm("GD", run(wiggle / STEPS**0.01), run(wiggle / STEPS**0.02))
     alone, both = slope(gd, at_least=1), slope(gd, at_least=1, min_r2=0.9)
-    assert (both.verdict, both.p) == ("fails", alone.p)
+    assert alone.p is not None
+    assert (both.verdict, both.p) == ("fails", 2 * alone.p)  # two tests, either of which may fail
     assert both.p < 0.05
     faster = slope(gd, at_least=1, min_r2=0.9, faster="below")  # its slope is no failure
     assert (faster.verdict, faster.p) == ("fails", 0.25)

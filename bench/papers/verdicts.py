@@ -104,7 +104,7 @@ def within(
         shown: the interval in the unit of the effect, if x has another unit.
         ties: whether an interval that ends exactly at the bound 0 is inside.
         limit: the best possible verdict; "fails" if another condition fails with every seed, whose level is that of a
-            sign test, 2^-n; if the interval fails too, the smaller level counts.
+            sign test, 2^-n; if the interval fails too, twice the smaller level (Bonferroni).
         faster: on which side of the range a rate is faster than claimed.
         least: interval of the smallest possible value, from which x has its low end; x by default.
         most: interval of the largest possible value, from which x has its high end; x by default.
@@ -127,7 +127,7 @@ def within(
         levels = [0.5**x.n] * (limit == "fails")
         if own == verdict:
             levels.append(_level(most, low - most.mean) if x.high < low else _level(least, least.mean - high))
-        p = min(levels)
+        p = min(1.0, len(levels) * min(levels))
     return min(x.mean - low, high - x.mean), Finding(verdict, effect.mean, *effect.ends, unit, text, p)
 
 
