@@ -40,7 +40,7 @@ def make_plan(config: RunConfig, task: Task) -> TrainingPlan:
     if size < ranks:
         raise UserError(f"--trainer.batch_size {size} is not divisible among {ranks} devices")
     per_epoch = n // size
-    epochs = trainer.max_epochs and max(1, round(min(trainer.max_epochs * per_epoch, MOST_STEPS)))
+    epochs = None if trainer.max_epochs is None else max(1, round(min(trainer.max_epochs * per_epoch, MOST_STEPS)))
     _refuse_unequal_micro_batches(config, size, ranks)
     hyperparameters = dict(config.opt_options)
     known = {"f_star": task.data.f_star, "batches_per_epoch": per_epoch}
