@@ -281,6 +281,17 @@ def test_a_prediction_that_came_after_its_runs_is_called_none(folder: Path, reco
     assert any("rung 2: it had runs before the prediction" in note for note in notes)
 
 
+def test_a_prediction_that_came_after_its_runs_counts_nowhere():
+    stores = Stores([SHIPPED / "cifar10" / "runs"])
+    record = stores.ladders[0]
+    late = json.loads(json.dumps(record.rungs))
+    late[1]["predicted"]["made"] = "2999-01-01T00:00:00Z"
+    for rungs, count in ((record.rungs, 12), (late, 8)):
+        found = findings(replace(record, rungs=rungs), stores)
+        assert f" of {count} measured ratios are within" in boards(found)[1].tables[0].notes[0]
+        assert f" of {count} predictions" in verdict(found)[-1]
+
+
 def test_scores_say_whether_the_measured_ratio_was_in_the_interval(folder: Path, record: LadderRecord):
     rung = findings(record, Stores([folder / "store"])).rungs[1]
     for each in scores(rung):

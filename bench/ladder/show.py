@@ -141,10 +141,14 @@ def _predictions(found: Findings) -> Table:
             for opt, of in intervals(said).items():
                 rows.append({"rung": number, "opt": opt, "said": factor(of), "made": said["made"]})
             break
-    held = [row["held"] for row in rows if row.get("held") is not None]
-    if held:
+    if held := _held(found):
         notes.insert(0, f"{sum(held)} of {len(held)} measured ratios are within their prediction interval")
     return Table("ratio of steps, predicted from the rungs before", columns, rows, notes)
+
+
+def _held(found: Findings) -> list[bool]:
+    """Whether each measured prediction held, of the rungs that were predicted before they began."""
+    return [each.held for rung in found.rungs if was_before(rung) for each in scores(rung) if each.held is not None]
 
 
 def _ranking(found: Findings) -> Table:
@@ -439,10 +443,9 @@ def verdict(found: Findings) -> list[str]:
         if known
         else "Whether settings carry over is unknown: no rung tried the winning settings of the previous one."
     )
-    every = [each.held for rung in found.rungs if was_before(rung) for each in scores(rung) if each.held is not None]
-    if every:
+    if held := _held(found):
         flat = " (from one rung, the prediction is that nothing changes)" * (len(found.rungs) == 2)
-        lines.append(f"{sum(every)} of {len(every)} predictions made before their rung were correct{flat}.")
+        lines.append(f"{sum(held)} of {len(held)} predictions made before their rung were correct{flat}.")
     return lines
 
 
