@@ -55,7 +55,8 @@ class Table(Answer):
     notes: list[str]
     """Notes for the reader, in sentences."""
     rows: list[dict[str, Any]]
-    """A row for each entry: a value for each column, and more. Intervals are objects with mean, low, high and n."""
+    """A row for each entry: a value for each column, and more. Intervals are objects with mean, low, high and n, and
+    bound if the mean is one; median times with median, low, high and last. An infinite number in them is null."""
 
 
 class Board(Answer):
@@ -619,7 +620,7 @@ class Ended(Answer):
     status: str
     """Its status."""
     value: Number
-    """Its final metric."""
+    """Its final metric, or its suboptimality gap where ratios are compared."""
 
 
 class Verified(Answer):
