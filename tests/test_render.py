@@ -236,6 +236,12 @@ def test_a_table_without_columns_is_empty():
     assert text_lines([], [], 40) == text_lines([], [], None) == []
 
 
+def test_a_page_has_the_title_of_its_boards():
+    """Claims and checks are written as such pages too."""
+    page = FORMATS["html"]([Board("claims", "Claims <of> papers", []), Board("b", "Quality", [])])
+    assert "<title>Claims &lt;of&gt; papers and Quality</title>" in page
+
+
 @pytest.mark.parametrize("kind", ["table", "md", "tex", "html"])
 def test_flags_of_all_rows_are_a_note(kind):
     rows = [{"opt": "adam", "flags": ["shipped", "own"]}, {"opt": "sgd", "flags": ["shipped"]}]

@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.results.table import Board, Column, Table
 from bench.terminal import NARROWEST, columns, is_styled, wrapped
-from bench.text import cell, clean, in_csv, in_markdown, in_tex, number_in_tex, padded, plain, width
+from bench.text import cell, clean, in_csv, in_markdown, in_tex, listed, number_in_tex, padded, plain, width
 
 Row = Mapping[str, Any]
 
@@ -271,7 +271,8 @@ def tex(boards: Sequence[Board]) -> str:
 
 def html_tables(boards: Sequence[Board]) -> str:
     """As an HTML page of plain tables; `bench report` writes one with plots."""
-    parts = ['<!doctype html><html lang="en"><meta charset="utf-8"><title>Leaderboard</title>']
+    title = html.escape(clean(listed([board.title for board in boards])))
+    parts = [f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>']
     return "\n".join([*parts, html_fragment(boards), "</html>", ""])
 
 
