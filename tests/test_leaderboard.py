@@ -70,10 +70,7 @@ def strict(text: str) -> Any:
         ("--columns finl", "unknown column 'finl'; did you mean 'final'?"),
         ("--label adm=x", "unknown row of --label 'adm'; did you mean 'adam'?"),
         ("--label adam", "--label adam: write NAME=TEXT"),
-        (
-            "--label adam=x --label sgd=x",
-            "2 rows of mnist, max_steps 100 would be called 'x'; give them different names",
-        ),
+        ("--label adam=x --label sgd=x", "2 rows of mnist, max_steps 100 would be called 'x'; give"),
         ("--label adam=sgd", "2 rows of mnist, max_steps 100 would be called 'sgd'"),
     ],
 )
