@@ -613,6 +613,8 @@ def test_a_plug_in_takes_the_parameters_first(cli, tmp_path):
         ("--lr 1", "unknown option '--lr'; did you mean '--opt.lr'?"),
         ("--task.m 1", "unknown option '--task.m'"),
         ("--trainer.max_step 1", "did you mean '--trainer.max_steps'?"),
+        ("--trainer.precision 64-true", "unknown option '--trainer.precision'; did you mean '--precision'?"),
+        ("--trainer.device cpu", "did you mean '--device'?"),
         ("--sead 1", "unknown option '--sead'; did you mean '--seed'?"),
         ("--opt.lr.x 1", "unknown option '--opt.lr.x'; did you mean '--opt.lr'?"),
         ("--trainer 1", "unknown option '--trainer'"),

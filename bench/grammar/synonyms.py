@@ -117,6 +117,8 @@ def meant(word: str, known: Iterable[str]) -> str | None:
         return same  # --opt.ngd.lr
     if not group and (same := next((names[n] for n in names if n.endswith(f".{last}")), None)):
         return same  # --flip
+    if group and last in names:
+        return names[last]  # --trainer.precision
     elsewhere = (names[n] for n in names if group and n.endswith(f".{last}"))  # --opt.max_steps
     near = nearest(full, names.values())
     return near if near and len(last) > _SHORT else next(elsewhere, near)
