@@ -756,6 +756,7 @@ def test_a_wrong_setting_of_an_image_task(cli, fake_mnist, words, message):
         (b"a: !!bool maybe", "at line 1, column 4: 'maybe' is not a valid bool"),
         (b"a: " + b"9" * 5000, "at line 1, column 4: '9999999999999999999999999999999999999999' is not a valid int"),
         (b"store: ''", "--store '': it must name a folder"),
+        (b"data: null", "--data None: it must name a folder"),
     ],
 )
 def test_a_wrong_config_file(cli, tmp_path, content, message):

@@ -194,7 +194,7 @@ class RunConfig(NoBooleans):
     @field_validator("data", "store", mode="before")
     @classmethod
     def _named(cls, value: Any) -> Any:
-        if isinstance(value, str) and not value.strip():  # it would mean the working folder
+        if not isinstance(value, str | Path) or not str(value).strip():  # empty would mean the working folder
             raise PydanticCustomError("empty", "it must name a folder")
         return value
 
