@@ -625,6 +625,13 @@ def test_rows_that_cannot_be_used_are_named(fault: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_without_rows_to_evaluate_is_named(root: Path) -> None:
+    file = root / "squad" / "validation.parquet"
+    pq.write_table(pq.read_table(file).slice(0, 0), file)
+    with pytest.raises(DataError, match=r"validation.parquet of squad has no rows to evaluate; copy it again"):
+        SquadData(root, **SMALL)
+
+
 def test_damaged_and_missing_files_are_one_line(root: Path, tmp_path: Path, monkeypatch: Any, cli: Cli) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     (root / "squad" / "validation.parquet").write_bytes(b"PAR1")

@@ -592,6 +592,13 @@ def test_rows_that_cannot_be_used_are_named(fault: str, tmp_path: Path, data: MN
     assert "train.parquet" in str(caught.value)
 
 
+def test_a_file_without_rows_to_evaluate_is_named(root: Path) -> None:
+    file = root / "mnli" / "validation_mismatched.parquet"
+    pq.write_table(pq.read_table(file).slice(0, 0), file)
+    with pytest.raises(DataError, match=r"validation_mismatched.parquet of mnli has no rows to evaluate; copy it"):
+        MNLIData(root, **SMALL)
+
+
 @pytest.mark.parametrize("share", [1.5, -0.1, float("nan"), None])
 def test_a_share_that_is_none_is_named(share: float | None, tmp_path: Path) -> None:
     wrong = pa.array([0.0] * 11 + [share] + [1.0] * 8, pa.float32())

@@ -194,6 +194,8 @@ class TextData(TaskData):
         held_out, rest = self._carved_rows(amounts["train"])
         notes = [source.stand_in] if source.stand_in else []
         for split, (name, official) in source.files.items():
+            if not amounts[split]:
+                raise DataError(f"{name} of {source.folder} has no rows to evaluate; copy it again")
             if official not in (None, found := amounts[split]):
                 notes.append(f"{found:,} of {official:,} rows of {name}")
         if n_train is not None:
