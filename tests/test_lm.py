@@ -677,7 +677,14 @@ def test_bench_data_lists_the_files_and_prepares_them(cli: Cli, root: Path, own_
     assert "train_part.parquet  60 rows  part of 1,801,350 rows" in text.out
     pile = cli("data", "status", *words, "--task.corpus", "pile")
     assert pile.code == 1
-    assert f"copy missing files there, or fetch them: bench data prepare --task lm --data {root}" in pile.out
+    fetch = f"bench data prepare --task lm --task.corpus pile --data {root}"
+    assert pile.out.endswith(f"  copy missing files there, or fetch them: {fetch}\n")
+    (root / "tiny_shakespeare" / "input.txt").unlink()
+    nowhere = cli("data", "status", *words, "--task.corpus", "tiny_shakespeare")
+    assert nowhere.out.endswith("missing\n  copy missing files there\n")  # the Hub does not have it
+    (root / "wikitext103" / "train_part.parquet").write_bytes(b"PAR1")
+    damaged = cli("data", "status", *words, "--task.corpus", "wikitext103")
+    assert "\n  delete damaged files first\n  copy missing files there, or fetch them: bench data" in damaged.out
     for name in ("length", "root"):
         refused = cli("data", "status", *words, f"--task.{name}", 8)
         assert (refused.code, refused.out) == (2, "")
@@ -686,6 +693,8 @@ def test_bench_data_lists_the_files_and_prepares_them(cli: Cli, root: Path, own_
     assert "--task.corpus=nowhere is not known" in unknown.err
     levels = [(finding.level, finding.subject) for finding in data_diagnoses(TASKS["lm"], root)]
     assert levels == [("note", "lm")]
+    [finding] = data_diagnoses(TASKS["lm"], root / "nowhere")
+    assert finding.text.endswith("lacks input.txt; copy them there, or name their folder with --data DIR")
     assert [state.state for state in states(TASKS["lm"], root, {"corpus": "pile"})] == ["missing"]
 
 

@@ -642,6 +642,8 @@ def test_damaged_and_missing_files_are_one_line(root: Path, tmp_path: Path, monk
         found = cli("data", "prepare", "--task", "squad", "--task.scratch", "true", "--data", where)
         assert (found.code, len(found.err.splitlines())) == (2, 1)
         assert message in found.err
+    shown = cli("data", "status", "--task", "squad", "--data", root).out
+    assert shown.endswith(f"or fetch them: bench data prepare --task squad --data {root}\n")
 
 
 @pytest.mark.parametrize("stride", [-1, 28])

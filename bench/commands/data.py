@@ -1,5 +1,6 @@
 """`bench data`: the state of the files of a task's data, and their preparation."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bench.errors import UserError, check_known
 from bench.grammar.parse import Args
 from bench.output import reply
+from bench.process import as_options
 
 if TYPE_CHECKING:
     from tasks import TaskSpec
@@ -63,8 +65,14 @@ def main(args: Args) -> int:
     if args.what == "prepare":
         _prepare(specs[0], args.data, settings)
     chosen = _chosen(specs, settings, args.what)
-    sets = [_found(spec, args.data, each) for spec in specs for each in _sets(spec, args.data, chosen)]
-    reply(args, [asdict(each) for each in sets], (line for each in sets for line in _lines(each, args.data)))
+    sets, lines = list[DataSet](), list[str]()
+    for spec in specs:
+        for own in _sets(spec, args.data, chosen):
+            sets.append(found := _found(spec, args.data, own))
+            lines += _lines(found)
+            if not all(state.usable for state in found.files):
+                lines += _advice(spec, args.data, own, found)
+    reply(args, [asdict(each) for each in sets], lines)
     return int(not all(state.usable for each in sets for state in each.files))
 
 
@@ -109,6 +117,11 @@ def has_files(spec: "TaskSpec") -> bool:
 def is_text(spec: "TaskSpec") -> bool:
     """Whether a task's data are text files to be tokenised; `find` then returns their source."""
     return hasattr(spec.data_cls, "find") and getattr(spec.data_cls, "SOURCES", True) != ()
+
+
+def can_be_fetched(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any] | None = None) -> bool:
+    """Whether missing files of a task's data can be fetched over the network."""
+    return not is_text(spec) or spec.data_cls.find(root, **(chosen or {})).hub is not None
 
 
 def states(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any] | None = None) -> list[FileState]:
@@ -197,7 +210,7 @@ def _found(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any]) -> DataSet:
     return DataSet(spec.name, found[0].path.parent, stand_in, text, found)
 
 
-def _lines(found: DataSet, root: Path) -> list[str]:
+def _lines(found: DataSet) -> list[str]:
     """The states of a task's files, for a terminal."""
     from bench.results.render import shown
     from bench.results.table import Table
@@ -207,7 +220,14 @@ def _lines(found: DataSet, root: Path) -> list[str]:
         tokenised = f"tokenised: {'; '.join(state.cached) or 'not yet'}" if found.text and state.usable else ""
         rows.append((state.path.name, state.size, state.state, state.sha256 or "", tokenised))
     lines = [f"{found.task}: {found.folder}", *([f"  {found.stand_in}"] if found.stand_in else [])]
-    lines += shown(Table.of([""] * 5, rows), "  ")
-    if not all(state.usable for state in found.files):
-        lines.append(f"  copy missing files there, or fetch them: bench data prepare --task {found.task} --data {root}")
-    return lines
+    return [*lines, *shown(Table.of([""] * 5, rows), "  ")]
+
+
+def _advice(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any], found: DataSet) -> list[str]:
+    """What to do about missing and damaged files."""
+    from bench.config.options import task_options
+
+    own = as_options({f"task.{name}": value for name, value in chosen.items() if name in task_options(spec)})
+    fetch = shlex.join(["bench", "data", "prepare", "--task", spec.name, *own, "--data", str(root)])
+    first = ["  delete damaged files first"] * any(state.state == "damaged" for state in found.files)
+    return [*first, "  copy missing files there" + f", or fetch them: {fetch}" * can_be_fetched(spec, root, chosen)]

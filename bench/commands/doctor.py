@@ -232,7 +232,7 @@ def dataset_diagnoses(data: Path) -> list[Diagnosis]:
 
 def data_diagnoses(spec: "TaskSpec", data: Path) -> list[Diagnosis]:
     """Whether the files of a task exist, can be read, and are complete and undamaged."""
-    from bench.commands.data import is_text, states
+    from bench.commands.data import can_be_fetched, is_text, states
     from tasks.core.files import DataError
 
     try:
@@ -243,7 +243,8 @@ def data_diagnoses(spec: "TaskSpec", data: Path) -> list[Diagnosis]:
         where = f"cannot read {error.filename or data}: {error.strerror}"
         return [Diagnosis("FAIL", spec.name, f"{where}; permit it, or name another folder with --data DIR")]
     folder, text = files[0].path.parent, is_text(spec)
-    fix = "delete it, then copy it again, or let the next run fetch it"
+    fetched = can_be_fetched(spec, data)
+    fix = "delete it, then copy it again" + ", or let the next run fetch it" * fetched
     found = [
         Diagnosis("FAIL", spec.name, f"damaged file {file.path} ({file.size}); {fix}")
         for file in files
@@ -252,7 +253,8 @@ def data_diagnoses(spec: "TaskSpec", data: Path) -> list[Diagnosis]:
     if missing := [file.path.name for file in files if file.state == "missing"]:
         what = ", ".join(missing) if text or len(missing) < len(files) else "its files"
         needs = "a network and the package datasets are" if text else "a network is"
-        how = f"fetched on first use if {needs} available; else copy them there, or name their folder with --data DIR"
+        how = f"fetched on first use if {needs} available; else " * fetched
+        how += "copy them there, or name their folder with --data DIR"
         found.append(Diagnosis("note", spec.name, f"{folder} lacks {what}; {how}"))
     parts = [f"{file.path.name} is {file.state}" for file in files if file.state.startswith("part")]
     stand_in = spec.data_cls.find(data).stand_in if text else None
