@@ -155,6 +155,16 @@ def test_means_are_geometric_on_a_logarithmic_axis(store):
     assert "geometric mean over 3 seeds" in chart.note
 
 
+def test_a_mean_of_huge_values_has_a_finite_band(store):
+    for seed in range(3):
+        add_run(store, seed=seed, loss=[1e200 * (1 + seed), 1e200])
+    (chart,) = curves(asked(store)).panels
+    band = trace(chart, "sgd").band
+    assert chart.log == ""
+    assert band is not None
+    assert np.isfinite(band).all()
+
+
 def test_two_seeds_are_two_lines_without_bands(store):
     for seed in range(2):
         add_run(store, seed=seed, loss=[1.0, 0.5 + seed])

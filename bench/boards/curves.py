@@ -13,7 +13,7 @@ from bench.boards.collect import Collected
 from bench.boards.entries import Entry, Problem
 from bench.boards.shared import FEW_SEEDS
 from bench.errors import unknown
-from bench.results.chart import WORDS, Array, Chart, Panel, Trace, thinned
+from bench.results.chart import MOST, WORDS, Array, Chart, Panel, Trace, thinned
 from bench.results.selection import GAP, cap_share
 from bench.store.tables import Columns
 from bench.text import CONVERGED, spanned
@@ -207,7 +207,7 @@ def _means(name: str, at: Array, values: Array, log: str) -> list[Trace]:
     at, values, n = at[some], values[:, some], len(values)
     if n < FEW_SEEDS:
         return [Trace(name, at, row) for row in values]
-    own = np.log(values) if "y" in log else values
+    own = np.log(values) if "y" in log else np.clip(values, -MOST, MOST)  # squares of larger numbers overflow
     mean, half = own.mean(0), float(stdtrit(n - 1, 0.975)) * own.std(0, ddof=1) / math.sqrt(n)
     low, middle, high = (np.exp(np.clip(x, -690, 690)) if "y" in log else x for x in (mean - half, mean, mean + half))
     return [Trace(name, at, middle, (low, high))]
