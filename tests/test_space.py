@@ -104,7 +104,7 @@ GRID = "a grid is LOW:HIGH:POINTS, or LOW:HIGH, with 0 < LOW < HIGH and at least
         ("ngd", {"opt.lr": "0.1,1,1e-1"}, "--opt.lr 0.1,1,1e-1: 0.1 is given twice; give each value once"),
         ("ngd", {"opt.lr": "1:1.00001:4"}, "--opt.lr 1:1.00001:4: 1.0 is given twice; give each value once"),
         ("ngd", {"opt.lr": "0.1,fast"}, "--opt.lr 'fast': it takes a number"),
-        ("sps", {"opt.batches_per_epoch": "1:100:4"}, "--opt.batches_per_epoch 4.642: it must be a whole number"),
+        ("sps", {"opt.batches_per_epoch": "1:100:4"}, "--opt.batches_per_epoch 4.642: it takes a whole number"),
         ("sps", {"opt.batches_per_epoch": "1:100"},
          "--opt.batches_per_epoch 1:100: it takes a whole number, which has no range; give values such as A,B"),
         ("sgd", {"opt.nesterov": "1:2"},
