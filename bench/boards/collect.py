@@ -406,7 +406,7 @@ def _of_these_versions(runs: Sequence[RunResult], shipped: Collection[str], note
         else:
             kept.append(run)
     notes += [
-        f"{task}: {n} reference runs are left out, made with other versions of the task or the optimizer"
+        f"{task}: {counted(n, 'reference run')} left out, made with other versions of the task or the optimizer"
         for task, n in sorted(old.items())
     ]
     return kept

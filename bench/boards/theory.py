@@ -18,7 +18,7 @@ from bench.results.stats import LEAST_POINTS, Interval
 from bench.results.table import Board, Column, Table
 from bench.store.record import RunResult
 from bench.store.tables import Columns
-from bench.text import CONVERGED
+from bench.text import CONVERGED, counted
 
 ALIGNED = 0.99
 """Cosine at which a direction counts as found. The papers give none; ours."""
@@ -110,7 +110,7 @@ def _table(found: Collected, problem: Problem, entries: Sequence[Entry]) -> Tabl
     often = sorted({str(r.config["trainer"].get("measure_every") or "?") for e in shown for r in e.runs.values()})
     resolution = f"alignment is measured every {' or '.join(often)} steps, which limits the resolution of steps"
     lost = [
-        f"{entry.name}: left out for lack of readable measurements: {n} runs"
+        f"{entry.name}: left out for lack of readable measurements: {counted(n, 'run')}"
         for entry, left in kept.items()
         if (n := len(entry.runs) - len(left.runs))
     ]

@@ -223,6 +223,7 @@ def _show(found: "Findings", out: Path, command: str, *, as_json: bool) -> int:
     from bench.results.draw import picture
     from bench.results.render import as_json as json_of
     from bench.results.render import markdown, written
+    from bench.text import counted
 
     record, tables, said, drawn = found.record, boards(found), verdict(found), charts(found)
     title = f"A ladder of {record.task}: {', '.join(record.opts)}"
@@ -262,7 +263,7 @@ def _show(found: "Findings", out: Path, command: str, *, as_json: bool) -> int:
         print(written(tables, "table", None), end="")
         print("\n".join(said))
     if found.lost:
-        remark("warning", f"{found.lost} runs of the ladder are missing in the store and in these results")
+        remark("warning", f"missing in the store and in these results: {counted(found.lost, 'run')} of the ladder")
     return 0
 
 

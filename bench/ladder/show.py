@@ -17,7 +17,7 @@ from bench.results.selection import USABLE_FACTOR, USABLE_SHARE
 from bench.results.stats import Interval, exp
 from bench.results.table import Board, Column, Table
 from bench.store.record import made_on
-from bench.text import cell, duration, listed, word_of
+from bench.text import cell, counted, duration, listed, word_of
 
 UNITS = dict.fromkeys(MODEL, "parameters") | {"epochs": "steps", "data": "training samples"}
 """The unit of each axis."""
@@ -31,7 +31,7 @@ def factor(of: Interval) -> Interval:
 def size(at: float) -> str:
     """A size as short text: 0.02 M, 26.7 k."""
     for unit, letter in ((1e9, "G"), (1e5, "M"), (1e3, "k")):
-        if at >= unit:
+        if at >= 0.9995 * unit:  # which is rounded to it
             return f"{at / (1e6 if letter == 'M' else unit):.3g} {letter}"
     return f"{at:g}"
 
@@ -322,7 +322,7 @@ def cut(found: Findings) -> list[str]:
     parts = sorted({run.part for rung in found.rungs for run in rung.runs if run.part})
     lines += [f"Reduced: {part}." for part in parts]
     if found.lost:
-        lines.append(f"{found.lost} runs of the record are not in the store.")
+        lines.append(f"Missing in the store: {counted(found.lost, 'run')} of the record.")
     return lines
 
 
@@ -348,6 +348,7 @@ def _efficiency_chart(found: Findings) -> Chart:
     factors = {opt: _factors(found, opt) for opt in found.others}
     traces = [_trace(opt, points, 1e6, 0) for opt, points in factors.items() if points]
     ends = np.array([min(found.sizes, default=1.0), max(found.sizes, default=10.0)])
+    seeds = len(found.record.declared["fresh"])
     panel = Panel(
         "efficiency",
         f"steps at equal loss, per step of {reference}",
@@ -355,8 +356,7 @@ def _efficiency_chart(found: Findings) -> Chart:
         f"steps / steps of {reference}",
         "xy",
         traces,
-        f"bands: 95 % interval over {len(found.record.declared['fresh'])} fresh seeds\nbelow 1 fewer steps than"
-        f" {reference}",
+        f"bands: 95 % interval over {seeds} fresh seeds\n" * (seeds >= 5) + f"below 1 fewer steps than {reference}",
         guides=[Trace(reference, ends, np.ones(2))] if traces else (),
     )
     return Chart([panel], {opt: opt for opt in found.record.opts}, columns=1)
