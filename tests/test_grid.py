@@ -169,7 +169,7 @@ def test_an_empty_list(value):
     [
         ({"opt.lr": "0.1,fast"}, "--opt.lr 'fast': it takes a number"),
         ({"opt.lr": True}, "--opt.lr needs a value"),
-        ({"task.n": "10:1000:4"}, "--task.n 46.42: it must be a whole number"),
+        ({"task.n": "10:1000:4"}, "--task.n 46.42: it takes a whole number"),
         ({"trainer.max_steps": "10,0"}, "--trainer.max_steps '0': it must be greater than or equal to 1"),
         ({"data_seed": "1:5:3"}, "--data_seed '1:5:3': it must be a whole number"),
         ({"data_seed": "1,2"}, "--data_seed '1,2': it must be a whole number"),
