@@ -64,6 +64,8 @@ def main(args: Args) -> int:
         fresh = "" if row["fresh"] is None else f", fresh seeds {row['fresh']:.4g}"
         counts = f"{row['trials']} of {counted(row['trials'] + row['missing'], 'trial')}"
         counts += f", {row['running']} running" * bool(row["running"])
+        if not row["trials"] + row["missing"]:
+            counts, score = "no requested trials", f"`bench tune --resume {name}` starts it"
         lines.append((name, counts, score + fresh))
     if lines and not args.json:
         print("\n".join(shown(Table.of([""] * 3, lines))))
