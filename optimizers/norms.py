@@ -77,15 +77,12 @@ def _global_norm(tensors: Sequence[Tensor]) -> Tensor:
     shards: dict[object, list[Tensor]] = {}  # by mesh
     for tensor in tensors:
         if hasattr(tensor, "to_local"):
-            # torch reduces over the mesh; `full_tensor` returns the sum over all shards.
+            # torch reduces over the mesh; `whole` returns the sum over all shards.
             shards.setdefault(tensor.device_mesh, []).append(tensor)  # type: ignore[attr-defined]
         else:
             by_device.setdefault(tensor.device, []).append(tensor)
     norms = [_norms(group, dtype) for group in by_device.values()]
-    norms += [
-        torch.nn.utils.get_total_norm([t.to(dtype) for t in group]).full_tensor().view(1)  # type: ignore[attr-defined]
-        for group in shards.values()
-    ]
+    norms += [whole(torch.nn.utils.get_total_norm([t.to(dtype) for t in group])).view(1) for group in shards.values()]
     if len(norms) == 1:
         return torch.linalg.vector_norm(norms[0])
     device = norms[0].device
