@@ -42,7 +42,6 @@ _NAMES = re.compile(
 )
 _MOST_BYTES = 8 * 2**30
 """Maximum bytes of an unpacked zip file. Ours."""
-# zipfile reports damage, and methods that it cannot read, in many ways
 _NO_ZIP = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error, lzma.LZMAError)
 """What zipfile raises for damaged archives, unknown compressions (NotImplementedError) and encrypted ones."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
