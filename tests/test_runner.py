@@ -84,6 +84,23 @@ def test_the_seed_alone_decides_the_initial_weights_whatever_reading_the_data_dr
     assert not torch.equal(one.A, other.A)
 
 
+class Drawn(Kept):
+    """Points from torch's generator."""
+
+    def __init__(self, root: Any = None, seed: int = 0) -> None:
+        points = torch.randn(24, 4, dtype=torch.float64)
+        super().__init__()
+        self.splits["train"] = (points, self.splits["train"][1])
+
+
+def test_data_that_do_not_depend_on_the_seed_are_the_same_whichever_run_reads_them(
+    built: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TASKS, "kept", replace(NET, name="kept", data=Drawn))
+    one, other = (built(first=True, seed=seed).data.splits["train"][0] for seed in (0, 1))
+    assert torch.equal(one, other)
+
+
 def test_a_run_in_float64_does_not_get_data_that_one_in_float32_has_rounded(built: Callable[..., Any]) -> None:
     built(first=True, precision="32-true").data.to(torch.device("cpu"), torch.float32)
     points, _ = built(first=False, precision="64-true").data.splits["train"]

@@ -219,6 +219,8 @@ def _load(data_cls: Any, config: RunConfig, options: Mapping[str, Any]) -> TaskD
     key = data_cls, config.data, config.precision == "64-true", repr(sorted(options.items()))
     if key in _loaded:
         return _loaded[key]
+    if not data_cls.seeded:
+        torch.manual_seed(0)  # so that samples drawn from torch's generator do not depend on which run loads them first
     with doing(f"{'making' if data_cls.seeded else 'reading'} the data of {config.task}"):
         data = data_cls(config.data, seed=config.seed, **options)
     if not data_cls.seeded:

@@ -72,7 +72,7 @@ class CorpusData(TaskData):
         tokens: `character`, the characters of all splits; `byte`; or `bpe`, byte pairs trained on the training text.
         vocab: tokens of `bpe`, in [256, 65536]; fewer if the text has too few pairs.
         length: tokens T predicted in each row, each from the preceding tokens of the row; at least 1.
-        n_val: use only this many rows of the validation split, the first; all by default.
+        n_val: use only the first rows of the validation split, at most this many; all by default.
 
     Attributes:
         vocabulary: the tokens.
