@@ -780,6 +780,12 @@ def test_a_name_that_yaml_reads_as_a_boolean(cli, tmp_path, key):
     assert f"--{key} False: it takes a name, and no boolean" in fails(cli, "fit", "--config", tmp_path / "run.yaml")
 
 
+def test_a_run_has_one_optimizer(cli, tmp_path):
+    (tmp_path / "run.yaml").write_text("task: synthetic\nopt: [sgd, adam]\n")
+    error = fails(cli, "fit", "--config", tmp_path / "run.yaml")
+    assert "--opt ['sgd', 'adam']: a run takes one name; `bench sweep` takes several optimizers" in error
+
+
 def test_a_config_file_may_share_and_replace_values(cli, tmp_path):
     (tmp_path / "run.yaml").write_text(
         "trainer: &t {max_steps: 3}\nopt: {<<: {lr: 1}, lr: 0.5, nesterov: no, momentum: 0}\n"

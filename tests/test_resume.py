@@ -247,6 +247,12 @@ def test_resuming_a_finished_run_returns_it(cli, store):
     assert cli("fit", "--resume", only_run(store).run_id, "--json").out == first.out
 
 
+def test_a_run_is_resumed_from_its_own_folder(cli, store, monkeypatch):
+    first = cli(*SYNTHETIC, *SPS, "--json")
+    monkeypatch.chdir(store / only_run(store).run_id)
+    assert cli("fit", "--resume", ".", "--json").out == first.out
+
+
 # -- what cannot be resumed -----------------------------------------------------------------------------------------
 
 

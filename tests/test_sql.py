@@ -55,6 +55,11 @@ def filled(store: Path) -> Path:
 # -- views ------------------------------------------------------------------------------------------------------------
 
 
+def test_a_trial_of_an_unfinished_study_has_the_study_of_its_record(store):
+    add_run(store, "a", plan="study s")
+    assert rows("select study from runs", store) == [("s",)]
+
+
 def test_runs(filled):
     query = (
         "select run_id, task, opt, status, seed, data_seed, metric, split, final, best_step, steps, engine,"

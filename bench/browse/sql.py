@@ -19,6 +19,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from bench.browse.listing import studies_of
 from bench.config.run_config import settings_of
 from bench.errors import UserError
 from bench.results.render import other_json, stream
@@ -216,7 +217,7 @@ class _Views:
         return len(self.damaged) > before
 
     def _runs(self) -> Iterator[dict[str, Any]]:
-        studies = {run_id: record.name for record in reversed(self.stores.studies) for run_id in record.run_ids}
+        studies = studies_of(self.stores)
         for run in self.stores.runs:
             yield _run_row(run, studies.get(run.run_id)) | {"shipped": run.run_id in self.stores.shipped}
 

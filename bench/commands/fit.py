@@ -25,6 +25,7 @@ def main(args: Args) -> int:
         command = ["bench", "fit", *args.words]
         run = Path(args.resume)
         if run.name != args.resume:  # the path of a run's folder
+            run = run if run.name else run.resolve()  # of `.`
             places["store"] = settings["store"] = run.parent
         more = [name for name in ("config", "rerun", "tuned") if getattr(args, name)]
         if more:

@@ -327,6 +327,9 @@ def resolve(
     for key in ("task", "opt"):
         if isinstance(settings.get(key), bool):  # `opt: no` of a YAML file
             raise UserError(f"--{key} {settings[key]!r}: it takes a name, and {NO_BOOLEAN}")
+        if isinstance(settings.get(key), list):
+            also = "; `bench sweep` takes several optimizers" if key == "opt" else ""
+            raise UserError(f"--{key} {settings[key]}: a run takes one name{also}")
         if not settings.get(key):
             prefixes = ("task", "opt", "trainer")
             strange = [name for name in settings if name not in _TOP and name.partition(".")[0] not in prefixes]
