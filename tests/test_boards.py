@@ -156,7 +156,7 @@ def test_seeds_without_deviation_are_told_apart_and_equal_ones_are_one_method(st
     assert (own["adamw"]["flags"], own["adamw"]["won"]) == (["same runs as adam"], "0 of 7 (7 ties)")
     assert own["sgd"]["flags"] == []
     (grid,) = board("pairs", store).tables
-    assert ([row["opt"] for row in grid.rows], grid.title.endswith("Holm over 1 pairs")) == (["adam", "sgd"], True)
+    assert ([row["opt"] for row in grid.rows], grid.title.endswith("Holm over 1 pair")) == (["adam", "sgd"], True)
     assert "adamw is not compared: same runs as adam" in grid.notes
 
 
@@ -340,8 +340,9 @@ def test_the_grid_of_pairs_has_holms_correction_and_rank_intervals(store):
     )
     (table,) = board("pairs", store).tables
     assert [(row["opt"], row["places"]) for row in table.rows] == [("adamw", "1"), ("adam", "2"), ("sgd", "3")]
-    assert [table.rows[0].get(f"over{j}") for j in range(3)] == [None, "better", "better"]
-    assert [table.rows[2].get(f"over{j}") for j in range(3)] == ["worse", "worse", None]
+    heads = [f"against {name}" for name in ("adamw", "adam", "sgd")]
+    assert [table.rows[0].get(head) for head in heads] == [None, "better", "better"]
+    assert [table.rows[2].get(head) for head in heads] == ["worse", "worse", None]
     assert not table.notes
 
 

@@ -9,7 +9,7 @@ from bench.boards.quality import judged
 from bench.boards.shared import COLORS, coinciding
 from bench.results.sequential import grid, least_wins, places
 from bench.results.table import Board, Column, Table
-from bench.text import spanned
+from bench.text import counted, spanned
 
 MOST_ROWS = 100
 """Maximum number of rows of the grid of pairs. Ours."""
@@ -47,17 +47,17 @@ def _table(found: Collected, problem: Problem, entries: list[Entry]) -> Table:
     for i, (entry, ends) in enumerate(zip(sound, places(decided, len(sound)), strict=True)):
         row: dict[str, Any] = {"opt": entry.name, "settings": entry.settings, "n": len(entry.runs)}
         row["places"] = spanned(ends)
-        for j in range(len(sound)):
+        for j, other in enumerate(sound):
             if i != j:
                 sign = decided[min(i, j), max(i, j)].sign
-                row[f"over{j}"] = _SIGNS[sign if i < j else -sign]
+                row[f"against {other.name}"] = _SIGNS[sign if i < j else -sign]
         rows.append(row)
     columns = [
         Column("places", "rank interval", "ranks compatible with the decided pairs"),
         Column("opt", "optimizer", "name, with the hyperparameters that distinguish rows of the same name", names=True),
         *(
-            Column(f"over{j}", f"against {entry.name}", "of the row; undecided: no difference found", colors=COLORS)
-            for j, entry in enumerate(sound)
+            Column(name, name, "of the row; undecided: no difference found", colors=COLORS)
+            for name in (f"against {entry.name}" for entry in sound)
         ),
         Column("n", "n", "finished runs, one per seed"),
     ]
@@ -66,6 +66,7 @@ def _table(found: Collected, problem: Problem, entries: list[Entry]) -> Table:
     seeds = max((len(entry.runs) for entry in sound), default=0)
     if number and least_wins(seeds, tests=number) > seeds:
         needed = next(n for n in count(seeds + 1) if least_wins(n, tests=number) <= n)
-        notes.append(f"{seeds} seeds cannot decide any of {number} pairs; it takes {needed} seeds or more")
+        which = "the pair" if number == 1 else f"any of {number} pairs"
+        notes.append(f"{counted(seeds, 'seed')} cannot decide {which}; it takes {needed} seeds or more")
     notes += [f"{name} is not compared: {why}" for name, why in {**refused, **found.excluded(problem)}.items()]
-    return Table(f"{problem.name}: Holm over {number} pairs", columns, rows, notes)
+    return Table(f"{problem.name}: Holm over {counted(number, 'pair')}", columns, rows, notes)
