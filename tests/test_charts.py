@@ -247,6 +247,15 @@ def test_a_band_far_wider_than_the_lines_is_cut_off(store):
     assert found.y.max() < chart.limits[1] < found.band[1].max()
 
 
+def test_an_infinite_end_of_a_band_reaches_the_edge_of_the_panel():
+    x, y = np.array([1.0, 2.0, 4.0]), np.array([1.0, 3.0, 9.0])
+    band = np.array([0.5, -math.inf, 8.0]), np.array([2.0, 4.0, math.inf])
+    axes = make(Chart([Panel("p", "", "x", "y", "xy", [Trace("sgd", x, y, band)], "")], {"sgd": "sgd"}, 1)).axes[0]
+    corners = {tuple(corner) for corner in axes.collections[0].get_paths()[0].vertices}
+    assert {(1.0, 0.5), (2.0, axes.get_ylim()[0]), (4.0, axes.get_ylim()[1])} <= corners
+    assert axes.get_ylim()[0] < 0.5 < 9.0 < axes.get_ylim()[1]
+
+
 @pytest.mark.parametrize(("losses", "shown"), [([2.0, 1e30, 1e35], True), ([2.0, 19.0], False)])
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_run_that_explodes_leaves_the_panel_and_the_note_names_it(store, losses, shown, n):

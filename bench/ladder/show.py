@@ -337,10 +337,10 @@ def charts(found: Findings) -> dict[str, Chart]:
 def _trace(
     name: str, points: Sequence[tuple[float, Interval]], most: float = math.inf, least: float = -math.inf
 ) -> Trace:
-    """Intervals as a curve with a band, without ends outside (least, most)."""
-    x, y, *ends = np.array([(x, of.mean, of.low, of.high) for x, of in points]).T
-    low, high = (np.where((end > least) & (end < most), end, np.nan) for end in ends)
-    return Trace(name, x, y, (low, high), marks="all")
+    """Intervals as a curve with a band; ends outside (least, most) are open."""
+    x, y, low, high = np.array([(x, of.mean, of.low, of.high) for x, of in points]).T
+    band = np.where(low > least, low, -math.inf), np.where(high < most, high, math.inf)
+    return Trace(name, x, y, band, marks="all")
 
 
 def _efficiency_chart(found: Findings) -> Chart:
@@ -349,6 +349,8 @@ def _efficiency_chart(found: Findings) -> Chart:
     traces = [_trace(opt, points, 1e6, 0) for opt, points in factors.items() if points]
     ends = np.array([min(found.sizes, default=1.0), max(found.sizes, default=10.0)])
     seeds = len(found.record.declared["fresh"])
+    is_open = any(np.isinf(end).any() for trace in traces for end in trace.band or ())
+    bands = f"bands: 95 % interval over {seeds} fresh seeds{', infinite where they reach the edge' * is_open}\n"
     panel = Panel(
         "efficiency",
         f"steps at equal loss, per step of {reference}",
@@ -356,7 +358,7 @@ def _efficiency_chart(found: Findings) -> Chart:
         f"steps / steps of {reference}",
         "xy",
         traces,
-        f"bands: 95 % interval over {seeds} fresh seeds\n" * (seeds >= 5) + f"below 1 fewer steps than {reference}",
+        bands * (seeds >= 5) + f"below 1 fewer steps than {reference}",
         guides=[Trace(reference, ends, np.ones(2))] if traces else (),
     )
     return Chart([panel], {opt: opt for opt in found.record.opts}, columns=1)
@@ -377,7 +379,7 @@ def _settings_chart(found: Findings) -> Chart:
         "first searched setting",
         "xy",
         traces,
-        ", ".join(f"{setting} of {listed(opts)}" for setting, opts in names.items()),
+        "setting: " + ", ".join(f"{setting} of {listed(opts)}" for setting, opts in names.items()),
     )
     return Chart([panel], {opt: opt for opt in found.record.opts}, columns=1)
 

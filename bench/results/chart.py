@@ -31,7 +31,8 @@ class Trace:
     Attributes:
         name: legend entry; traces of the same name share colour, dash and marker.
         x, y: shape (P,), and positive on logarithmic axes; NaN in y interrupts the line.
-        band: lower and upper end, shape (P,) each; NaN interrupts it; None for no band.
+        band: lower and upper end, shape (P,) each; NaN interrupts it, an infinite end reaches the edge of the panel;
+            None for no band.
         marks: a marker at each point, at six of them, or none.
         joined: whether a line joins the points; if not, the band is a bar at each of them.
         cross, ring: a point marked with a cross or ring.

@@ -214,7 +214,8 @@ def draw_panel(axes: "Axes", panel: Panel, legend: Legend, room: tuple[float, fl
     log_x, log_y = "x" in panel.log, "y" in panel.log
     axes.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
     there = [trace for trace in panel.traces if np.isfinite(trace.y).any()]
-    limits = panel.limits or axis_limits([end for trace in there for end in trace.band or (trace.y,)], log_y, 0.05)
+    ends = [end for trace in there for end in (trace.y, *(trace.band or ()))]
+    limits = panel.limits or axis_limits(ends, log_y, 0.05)
     axes.set_ylim(*limits)
     axes.set_xlim(*(panel.x_limits or axis_limits([trace.x for trace in panel.traces], log_x, 0.02)))
     pale = min(0.18, 0.9 / max(1, len(there)))  # so that lines can be seen through many bands
@@ -263,10 +264,13 @@ def _label_axes(axes: "Axes", panel: Panel, legend: Legend, room: tuple[float, f
 def _draw_beside(axes: "Axes", trace: Trace, color: str, pale: float, gid: str) -> None:
     """Draw a trace's band or bars, cross and ring."""
     beside: dict[str, Any] = dict(color=color, gid=gid)
-    if trace.band is not None and trace.joined:
-        axes.fill_between(trace.x, *trace.band, **beside, alpha=pale, linewidth=0, zorder=2)
-    elif trace.band is not None:
-        axes.vlines(trace.x, *trace.band, **beside, alpha=0.35, lw=3, zorder=2)
+    if trace.band is not None:
+        bottom, top = axes.get_ylim()
+        low, high = (np.nan_to_num(end, nan=np.nan, posinf=top, neginf=bottom) for end in trace.band)
+        if trace.joined:
+            axes.fill_between(trace.x, low, high, **beside, alpha=pale, linewidth=0, zorder=2)
+        else:
+            axes.vlines(trace.x, low, high, **beside, alpha=0.35, lw=3, zorder=2)
     if trace.x_band is not None:
         axes.hlines(trace.y, *trace.x_band, **beside, alpha=0.35, lw=3, zorder=2)
     if trace.cross is not None:
