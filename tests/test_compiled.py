@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from bench.config.checks import why_no_lanes
 from bench.config.run_config import resolve
 from bench.errors import UserError
-from bench.execute.choice import why_no_lanes
 from bench.progress import Progress
 from bench.store.record import RunResult
 from bench.train import runner

@@ -510,9 +510,10 @@ OBSTACLES = [
 ]
 
 
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
 @pytest.mark.parametrize(("words", "reason"), OBSTACLES)
-def test_runs_that_cannot_be_lanes_are_refused_if_lanes_are_requested(sweep, store, tiny_task, words, reason):
-    answer = sweep("--opt", "sgd", "--opt.lr", "0.1,1", "--seeds", 1, *words, "--engine", "lanes")
+def test_runs_that_cannot_be_lanes_are_refused_if_lanes_are_requested(sweep, store, tiny_task, words, reason, dry):
+    answer = sweep("--opt", "sgd", "--opt.lr", "0.1,1", "--seeds", 1, *words, "--engine", "lanes", *dry)
     assert (answer.code, last_line(answer)) == (2, f"--engine lanes: {reason}; use --engine lightning")
     assert not store.exists()
 

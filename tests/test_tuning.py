@@ -588,6 +588,13 @@ def test_an_extension_out_of_the_legal_range_fails_alone_when_a_worker_joins(sql
     assert states(study).keys() == {("design", "completed"), ("extension", "completed"), ("extension", "failed")}
 
 
+def test_a_study_whose_runs_cannot_be_lanes_refuses_them(sqlite_url: str, store: Path) -> None:
+    study = begin(sqlite_url, 2, report=False, **{"opt": "ngd", "trainer.max_seconds": 100})
+    with pytest.raises(UserError, match=r"--engine lanes: --trainer.max_seconds 100: .*; use --engine lightning"):
+        Worker({"store": store}, lambda event: None, Effort("lanes")).work([study])
+    assert not list(store.glob("synthetic-*"))
+
+
 # -- several workers on one database ----------------------------------------------------------------------------------
 
 

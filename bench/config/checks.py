@@ -117,6 +117,37 @@ def why_not_compiled(config: RunConfig) -> str | None:
     return None
 
 
+def why_no_lanes(config: RunConfig) -> str | None:
+    """The reason why such runs cannot be lanes, or None."""
+    trainer, spec = config.trainer, config.task_spec
+    if config.traits.create_graph:
+        return f"{config.opt} differentiates the gradients"
+    if not spec.lanes:
+        return f"the task {config.task} does not say that its loss is a function of weights and batch (TaskSpec.lanes)"
+    if trainer.strategy != "auto":
+        return f"--trainer.strategy {trainer.strategy}: lanes train on one device"
+    if config.precision not in ("32-true", "64-true"):
+        return f"--precision {config.precision}: lanes train in 32-true or 64-true"
+    if trainer.compile == "step":
+        return "--trainer.compile step: it compiles the steps of one run"
+    if trainer.max_seconds is not None:
+        return f"--trainer.max_seconds {trainer.max_seconds:g}: lanes share the time, so their budget is in steps"
+    if config.logger is not None:
+        return f"--logger {config.logger}: a logger follows one run"
+    return None
+
+
+def check_engine(engine: str, configs: Iterable[RunConfig]) -> None:
+    """Refuse runs that this engine cannot train.
+
+    Raises:
+        UserError: with the first obstacle.
+    """
+    obstacle = next(filter(None, map(why_no_lanes, configs)), None) if engine == "lanes" else None
+    if obstacle:
+        raise UserError(f"--engine lanes: {obstacle}; use --engine lightning")
+
+
 def check(config: RunConfig) -> None:
     """Refuse a configuration that cannot run, or that would not run as specified.
 

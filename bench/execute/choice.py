@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from bench.config.checks import why_no_lanes
 from bench.config.run_config import RunConfig
 from bench.errors import UserError, first_line
 from bench.execute import Engine
@@ -283,26 +284,6 @@ def _typical(group: Sequence[RunConfig], width: int) -> Grid:
 
 def _lanes(grid: Grid) -> int:
     return sum(map(len, grid))
-
-
-def why_no_lanes(config: RunConfig) -> str | None:
-    """The reason why such runs cannot be lanes, or None."""
-    trainer, spec = config.trainer, config.task_spec
-    if config.traits.create_graph:
-        return f"{config.opt} differentiates the gradients"
-    if not spec.lanes:
-        return f"the task {config.task} does not say that its loss is a function of weights and batch (TaskSpec.lanes)"
-    if trainer.strategy != "auto":
-        return f"--trainer.strategy {trainer.strategy}: lanes train on one device"
-    if config.precision not in ("32-true", "64-true"):
-        return f"--precision {config.precision}: lanes train in 32-true or 64-true"
-    if trainer.compile == "step":
-        return "--trainer.compile step: it compiles the steps of one run"
-    if trainer.max_seconds is not None:
-        return f"--trainer.max_seconds {trainer.max_seconds:g}: lanes share the time, so their budget is in steps"
-    if config.logger is not None:
-        return f"--logger {config.logger}: a logger follows one run"
-    return None
 
 
 def single_step(config: RunConfig, task: Task | None = None) -> Callable[[], object]:

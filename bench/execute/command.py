@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from typing import Any
 
-from bench.config.checks import check_places
+from bench.config.checks import check_engine, check_places
 from bench.config.run_config import RunConfig
 from bench.config.tuned import Sources
 from bench.errors import RunFailed
@@ -27,9 +27,10 @@ def dry_run(args: Args, configs: Sequence[RunConfig], about: Iterable[Mapping[st
         The exit code, 0.
 
     Raises:
-        UserError: a run cannot be trained.
+        UserError: a run cannot be trained, or not with this engine.
     """
     check_all(configs)
+    check_engine(args.engine, configs)
     runs = {config.run_id: own for config, own in zip(configs, about, strict=True)}
     reply(args, runs, (f"{run_id}  {options_text(own)}" for run_id, own in runs.items()))
     note(f"{counted(len(runs), 'run')}, {len(missing(configs))} of them to be trained")

@@ -7,10 +7,10 @@ from math import inf
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
+from bench.config.checks import check_engine
 from bench.config.run_config import RunConfig
-from bench.errors import UserError
 from bench.execute.blocks import block_key, check_all, rectangles
-from bench.execute.choice import Choices, why_no_lanes
+from bench.execute.choice import Choices
 from bench.execute.plan import CUTS, Plan, write_once
 from bench.grammar.values import Memory
 from bench.progress import SweepProgress
@@ -82,9 +82,7 @@ def cut(
     alike: dict[tuple[object, ...], list[RunConfig]] = {}
     for config in todo.values():
         alike.setdefault(block_key(config), []).append(config)
-    obstacles = [why_no_lanes(group[0]) for group in alike.values()]
-    if plan.engine == "lanes" and any(obstacles):
-        raise UserError(f"--engine lanes: {next(filter(None, obstacles))}; use --engine lightning")
+    check_engine(plan.engine, (group[0] for group in alike.values()))
     if not todo:
         return []
     if recorded := _recorded(plan, todo):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from bench.config.checks import check
+from bench.config.checks import check, check_engine
 from bench.config.run_config import RunConfig, on_device, settings_of
 from bench.errors import MAKE_ROOM, RunBusy, RunFailed, UserError, first_line
 from bench.execute import Effort
@@ -132,6 +132,7 @@ class Worker:
                     "--engine lanes: lanes train together on one device, without --prune and --trainer.devices"
                 )
             return 0
+        check_engine(self.engine, configs)
         choice = self._choices.of(configs)
         return choice.width if choice.lanes else 0
 
