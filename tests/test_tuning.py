@@ -1250,6 +1250,8 @@ def test_a_dry_run_writes_nothing_and_the_suite_follows_it(cli, here: Path, monk
     assert "are shipped" not in cli("suite", "my.yaml", "--dry-run").err
     assert "2 of these studies are shipped: bench merge " in cli("suite", "my.yaml", "--dry-run", "--store", "new").err
     assert cli("merge", "runs", "new").code == 0
+    copied = cli("suite", "my.yaml", "--dry-run", "--store", "new")
+    assert (len(re.findall(r"3/3 +", copied.out)), "are shipped" in copied.err) == (2, False)
     blocks = set((here / "new").glob("block-*"))
     again = cli("suite", "my.yaml", "--jobs", 1, "--engine", "lanes", "--store", "new", "--json")
     assert strict_json(again.out)["studies"] == studies

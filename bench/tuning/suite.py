@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
 from bench.config.checks import check_places
-from bench.config.run_config import NoBooleans
+from bench.config.run_config import NoBooleans, on_device
 from bench.config.strict_yaml import flattened, read_yaml
 from bench.errors import UserError, check_known, unknown
 from bench.grammar.values import refuse_too_many, suite_file, suites
@@ -18,11 +18,14 @@ from bench.progress import doing, say
 from bench.results.render import shown
 from bench.results.selection import score_text
 from bench.results.table import Column, Table
+from bench.store.record import RunResult
+from bench.store.store import Store
 from bench.sweeps import sensitivity
 from bench.text import counted, duration, listed, options_text
 from bench.tuning import tuned
 from bench.tuning.design import Sampler
 from bench.tuning.progress import TuningProgress
+from bench.tuning.space import Point
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study
 from bench.tuning.study_result import StudyResult, study_result
@@ -249,9 +252,24 @@ def plan(
             trials = max(wanted, len(found.scored) + found.missing), len(found.scored)
             step = replace(step, trials=trials, fresh=(step.fresh[0], len(found.fresh)))
             times = [run.wall_s for run in (*found.runs, *found.fresh)]
+        else:  # its runs may have been copied into the store
+            points = [want.point for want in spec.design.wanted(request.trials, common * spec.design.can_grow)]
+            there = [own for own in _stored(spec, points, spec.seeds, places) if len(own) == len(spec.seeds)]
+            fresh = max(_stored(spec, points, spec.report_seeds, places), key=len)  # those of the winner
+            step = replace(step, trials=(wanted, len(there)), fresh=(step.fresh[0], len(fresh)))
+            times = [run.wall_s for own in (*there, fresh) for run in own]
         each = median(times) if times else measure(spec) if step.runs_left else 0.0
         steps.append(replace(step, seconds=each * step.runs_left))
     return steps
+
+
+def _stored(
+    spec: StudySpec, points: Sequence[Point], seeds: Sequence[int], places: Mapping[str, Any]
+) -> list[list[RunResult]]:
+    """The finished runs of each point in the store."""
+    ids = [[on_device(spec.config(point, seed, places)).run_id for seed in seeds] for point in points]
+    there = Store(places["store"]).finished_all(run_id for own in ids for run_id in own)
+    return [[there[run_id] for run_id in own if run_id in there] for own in ids]
 
 
 def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], float]:

@@ -95,9 +95,9 @@ def show_plan(args: Args, parts: "Sequence[Suite]", places: Mapping[str, Path], 
         steps = [step for part in parts for step in suite.plan(part, studies, places, measure)]
     if (folder := reference_folder()) is not None:
         shipped = {study.name for study in Stores([], folder).studies}
-        count = sum(step.spec.name in shipped and bool(step.runs_left) for step in steps)
+        count = sum(step.spec.name in shipped and step.trials[1] < step.trials[0] for step in steps)
         note(
-            f"{count} of these studies are shipped: bench merge {folder} {args.store} copies their runs, which are then"
+            f"{count} of these studies {'is' if count == 1 else 'are'} shipped: bench merge {folder} {args.store} copies their runs, which are then"
             " not trained again"
             if count
             else None
