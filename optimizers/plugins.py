@@ -4,12 +4,13 @@ A package announces them by entry points of the groups `bench.optimizers` and `b
 being imported. Others are given as `module:Class` or `file.py:Class`.
 """
 
+import ast
 import hashlib
 import importlib.util
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 _OWN = ("bench", "tasks", "optimizers", "torch")
+_PREFIX = "bench_plugin_"
 foreign: set[str] = set()
 """Modules and files that this process was asked to import and that are neither the suite's nor torch's."""
 
@@ -49,7 +51,8 @@ class Origin:
 
     Attributes:
         target: `module:Name` or `file.py:Name`.
-        package: `distribution version`, or `file` with a digest of its text; it changes with the code.
+        package: `distribution version`, or `file` with a digest of its text and of the files beside it that it
+            imports; it changes with the code.
     """
 
     target: str
@@ -113,7 +116,7 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
         target = points[0].value if points else name
         place = target.rpartition(":")[0]
         # A file may change, and so may the working folder.
-        key = (name, _digest(Path(place)) if place.endswith(".py") else "")
+        key = (name, _digest(*sources(Path(place))) if place.endswith(".py") else "")
         if key not in self._loaded:
             self._loaded[key] = self.make(name, load(target), Origin(target, provenance(target)))
         return self._loaded[key]
@@ -213,31 +216,83 @@ def _module(name: str, wanted: str) -> Any:
 def _file(path: Path) -> Any:
     if not path.is_file():
         raise PluginError(f"there is no file {path}")
-    name = f"bench_plugin_{path.stem}_{_digest(path)}"
+    helpers = sources(path)[1:]
+    name = f"{_PREFIX}{path.stem}_{_digest(path, *helpers)}"
     if name not in sys.modules:
+        _forget(helpers)
         spec = importlib.util.spec_from_file_location(name, path.resolve())
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         sys.path.append(str(path.resolve().parent))  # its own helpers
+        # Compiled files are found by second and size: a helper that changes twice in a second would remain as it was.
+        before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
         try:
             spec.loader.exec_module(module)
         except BaseException:
             del sys.modules[name]
             raise
+        finally:
+            sys.dont_write_bytecode = before
     return sys.modules[name]
+
+
+_imported: dict[Path, str] = {}
+"""Digests of the helpers of plug-ins when they were imported."""
+
+
+def _forget(helpers: Sequence[Path]) -> None:
+    """Forget the modules of helpers, so that they are imported again, unless they are as a plug-in imported them."""
+    now = {path: _digest(path) for path in helpers}
+    if any(_imported.get(path) != digest for path, digest in now.items()):
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if file and Path(file).resolve() in now and name != "__main__" and not name.startswith(_PREFIX):
+                del sys.modules[name]
+    _imported.update(now)
+
+
+def sources(path: Path) -> list[Path]:
+    """A file, and the files beside it that it imports, directly or through each other: all of a package in its folder.
+
+    Imports are read, not run. The suite's own packages, torch and hidden folders do not count.
+    """
+    folder, helpers, left = path.resolve().parent, set[Path](), [path]
+    while left:
+        try:
+            tops = _imports(left.pop().read_bytes())
+        except OSError:
+            continue
+        there = {folder / f"{top}.py" for top in tops} | {each for top in tops for each in (folder / top).rglob("*.py")}
+        there = {each for each in there if each.is_file() and "/." not in f"/{each.relative_to(folder).as_posix()}"}
+        new = there - helpers - {path.resolve()}
+        helpers |= new
+        left += new
+    return [path, *sorted(helpers)]
+
+
+@lru_cache(maxsize=256)
+def _imports(text: bytes) -> frozenset[str]:
+    """The first parts of the names of modules that a source imports; nothing if it cannot be parsed."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError):
+        return frozenset()
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return frozenset(name.partition(".")[0] for name in names) - {*_OWN}
 
 
 def provenance(target: str) -> str:
     """The package of an importable target, with its version.
 
-    Code that may change under the same version has a digest of its source: the file, or the module's whole package.
-    Nothing is imported.
+    Code that may change under the same version has a digest of its source: the file with its helpers (`sources`), or
+    the module's whole package. Nothing is imported.
     """
     place = target.rpartition(":")[0]
     if place.endswith(".py"):
-        return f"file {_digest(Path(place)) or 'unreadable'}"
+        return _digested(sources(Path(place)))
     top = place.partition(".")[0]
     names = packages_distributions().get(top)
     if names and not _editable(names[0]):
@@ -251,8 +306,12 @@ def provenance(target: str) -> str:
     files = sorted(file for folder in folders for file in folder.rglob("*.py"))
     if not files and module and module.origin:
         files = [Path(module.origin)]
-    digest = f"file{'s' * (len(files) > 1)} {_digest(*files) or 'unreadable'}"
+    digest = _digested(files)
     return f"{names[0]} {version(names[0])}, {digest}" if names else digest
+
+
+def _digested(files: Sequence[Path]) -> str:
+    return f"file{'s' * (len(files) > 1)} {_digest(*files) or 'unreadable'}"
 
 
 def _digest(*paths: Path) -> str:

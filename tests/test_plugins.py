@@ -137,6 +137,45 @@ def test_a_changed_file_is_another_optimizer(here: Path, store: Path) -> None:
     assert fresh.stdout.strip() != first
 
 
+HELPED = """
+import torch
+from os import path
+
+def late():
+    from helpers.sizes import SIZE
+
+    return SIZE
+
+class Helped(torch.optim.SGD):
+    def __init__(self, params):
+        super().__init__(params, lr=late())
+"""
+
+
+def test_what_a_file_imports_from_its_folder_is_part_of_the_optimizer(here: Path, store: Path) -> None:
+    (here / "deep/helpers").mkdir(parents=True)
+    (here / "deep/mine.py").write_text(HELPED)
+    (here / "deep/helpers/sizes.py").write_text("from constants import SIZE\n")
+    (here / "deep/constants.py").write_text("SIZE = 0.5\n")
+    asked = {"task": "synthetic", "opt": "deep/mine.py:Helped", "store": store, "device": "cpu", "trainer.max_steps": 9}
+
+    def trained(**words: object) -> tuple[str, str, float | None]:
+        found = run(resolve(asked | words), progress=False)
+        return found.run_id, str(found.versions["opt_package"]), found.final
+
+    first = trained()
+    (here / "deep/other.py").write_text("")  # nobody imports it
+    assert trained() == first
+    assert first[1].startswith("files ")
+    (here / "deep/constants.py").write_text("SIZE = 0.1\n")
+    second = trained()
+    assert first[0] != second[0]
+    assert first[1] != second[1]
+    assert [first[2], second[2]] == [trained(opt="sgd", **{"opt.lr": lr})[2] for lr in (0.5, 0.1)]
+    (here / "deep/constants.py").write_text("SIZE = 0.5\n")
+    assert trained() == first
+
+
 def test_settings_that_were_tuned_with_another_text_are_noted(cli, here: Path) -> None:
     opt = write(here, "mine.py")
     package = resolve({"task": "synthetic", "opt": opt}).spec_versions["opt_package"]

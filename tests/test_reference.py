@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -295,7 +296,16 @@ def test_a_thinned_table_keeps_both_ends_and_not_more_than_asked_for(rows: int) 
 
 @pytest.mark.parametrize(
     "name",
-    ["../up", "/tmp/x", "runs/../../x.jsonl", "runs/a/done/run.sh", "sources/a/b.py", "x", "runs/.h/done/x"],
+    [
+        "../up",
+        "/tmp/x",
+        "runs/../../x.jsonl",
+        "runs/a/done/run.sh",
+        "sources/a/../b.py",
+        "sources/a/b.sh",
+        "x",
+        "runs/.h/done/x",
+    ],
 )
 def test_a_zip_file_with_other_names_than_those_of_a_bundle_is_refused(cli: Cli, tmp_path: Path, name: str) -> None:
     with zipfile.ZipFile(tmp_path / "b.zip", "w") as packed:
@@ -423,6 +433,19 @@ def test_a_bundle_takes_sources_without_filtering_runs(cli: Cli, tmp_path: Path,
     Path("other.py").write_text("")
     for name, why in (("none.py", "there is no such file"), ("other.py", "no run names it")):
         assert why in cli("bundle", "-o", "c.zip", "--source", name).err
+
+
+def test_a_bundle_takes_what_a_source_imports(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    Path(tmp_path, "mine/half").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    Path("mine/my.py").write_text(f"import half.share\n{PLUGIN}")
+    Path("mine/half/share.py").write_text("SHARE = 2\n")
+    Path("mine/half/__init__.py").write_text("")
+    assert cli("fit", "--task", "synthetic", "--opt", "mine/my.py:Halved", "--trainer.max_steps", 20).code == 0
+    assert "3 sources of plug-ins" in cli("bundle", "-o", "b.zip", "--opt", "mine/my.py:Halved").out
+    shutil.rmtree("mine")
+    (row,) = strict_json(cli("verify", "b.zip", "--json", "--allow-code").out)
+    assert row["verdict"] == "confirmed"
 
 
 def test_sources_of_one_name_in_two_folders_do_not_replace_each_other(

@@ -2,7 +2,7 @@
 
     BUNDLE/runs/               a store with one block for each task; curves may be thinned
     BUNDLE/tuned/TASK/OPT.yaml settings found by the studies of these runs
-    BUNDLE/sources/NAME.py     the source code of plug-ins, whose digests are in the records
+    BUNDLE/sources/NAME.py     the source code of plug-ins and what they import, with digests in the records
 
 A bundle is a folder, or a zip file with these names in it. It is data: its code is imported only on request.
 """
@@ -30,14 +30,14 @@ from bench.store.reports import StudyRecord, write_record
 from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.store.tables import Columns
-from optimizers.plugins import bare, provenance, slug
+from optimizers.plugins import bare, provenance, slug, sources
 
 STORE, TUNED, SOURCES = "runs", "tuned", "sources"
 _RESULTS = rf"{STORE}/{FILE_NAME}/{DONE}/(runs\.jsonl|curve\.parquet|measurements\.parquet)"
 _NAMES = re.compile(
     rf"{STORE}/(studies|checks|ladders)/{FILE_NAME}\.json"
     rf"|{_RESULTS}"
-    rf"|{TUNED}/{FILE_NAME}/{FILE_NAME}\.yaml|{SOURCES}/{FILE_NAME}\.py",
+    rf"|{TUNED}/{FILE_NAME}/{FILE_NAME}\.yaml|{SOURCES}/({FILE_NAME}/){{0,20}}{FILE_NAME}\.py",
     re.ASCII,
 )
 _MOST_BYTES = 8 * 2**30
@@ -108,7 +108,7 @@ def bundle(
     ids = {run.run_id for run in runs}
     studies = [study for study in stores.studies if study.run_ids & ids]
     trials = {run_id for study in studies for run_id in study.run_ids}
-    sources = _sources(runs, plugins)
+    code = _sources(runs, plugins)
     paths = (_tuned_of(study, tuned) for study in studies)
     settings = [path for path in paths if path is not None]
     ladders = [ladder for ladder in stores.ladders if ladder.run_ids & ids]
@@ -121,7 +121,7 @@ def bundle(
         for record in (*studies, *ladders):
             write_record(record.places(folder / STORE)[0], vars(record))
         copies = {folder / TUNED / path.parent.name / path.name: path for path in settings}
-        copies |= {folder / SOURCES / path.name: path for path in sources}
+        copies |= {folder / SOURCES / to: path for to, path in code.items()}
         for to, path in copies.items():
             to.parent.mkdir(parents=True, exist_ok=True)
             to.write_bytes(path.read_bytes())
@@ -131,7 +131,7 @@ def bundle(
                 _zip(folder, packed)
         else:
             folder.rename(out)
-    return Bundled(len(runs), len(studies), len(settings), len(sources), damaged)
+    return Bundled(len(runs), len(studies), len(settings), len(code), damaged)
 
 
 @contextmanager
@@ -244,8 +244,10 @@ def _tuned_of(study: StudyRecord, tuned: Sequence[Path]) -> Path | None:
     return None
 
 
-def _sources(runs: Sequence[RunResult], plugins: Sequence[str]) -> list[Path]:
-    """The files of plug-ins that records name, unchanged since the runs.
+def _sources(runs: Sequence[RunResult], plugins: Sequence[str]) -> dict[Path, Path]:
+    """The files of plug-ins that records name, with the files that they import, unchanged since the runs.
+
+    They are keyed by their paths relative to the plug-in's folder.
 
     Raises:
         UserError: one has changed, or two have the same name.
@@ -261,10 +263,12 @@ def _sources(runs: Sequence[RunResult], plugins: Sequence[str]) -> list[Path]:
         if bare(name) in wanted and (now := provenance(name)) != wanted[bare(name)]:
             raise UserError(f"{name} is {now}, but the runs used {wanted[bare(name)]}; name that file")
         if bare(name) in wanted:
-            path = Path(name.rpartition(":")[0])
-            if found.setdefault(path.name, path) != path:
-                raise UserError(f"{path} and {found[path.name]} have the same name; rename one of them")
-    return [found[name] for name in sorted(found)]
+            own, *helpers = sources(Path(name.rpartition(":")[0]))
+            beside = {helper.relative_to(own.resolve().parent): helper for helper in helpers}
+            for to, path in {Path(own.name): own, **beside}.items():
+                if found.setdefault(to, path) != path:
+                    raise UserError(f"{path} and {found[to]} have the same name; rename one of them")
+    return found
 
 
 def _add_block(store: Path, runs: Sequence[tuple[RunResult, dict[str, Columns]]]) -> None:

@@ -97,8 +97,8 @@ def show_plan(args: Args, parts: "Sequence[Suite]", places: Mapping[str, Path], 
         shipped = {study.name for study in Stores([], folder).studies}
         count = sum(step.spec.name in shipped and step.trials[1] < step.trials[0] for step in steps)
         note(
-            f"{count} of these studies {'is' if count == 1 else 'are'} shipped: bench merge {folder} {args.store} copies their runs, which are then"
-            " not trained again"
+            f"{count} of these studies {'is' if count == 1 else 'are'} shipped: bench merge {folder} {args.store}"
+            " copies their runs, which are then not trained again"
             if count
             else None
         )
