@@ -256,17 +256,19 @@ def _forget(helpers: Sequence[Path]) -> None:
 def sources(path: Path) -> list[Path]:
     """A file, and the files beside it that it imports, directly or through each other: all of a package in its folder.
 
-    Imports are read, not run. The suite's own packages, torch and hidden folders do not count.
+    Imports are read, not run. Python's and the suite's own packages, torch and hidden folders do not count.
     """
-    folder, helpers, left = path.resolve().parent, set[Path](), [path]
+    own, helpers, left = path.resolve(), set[Path](), [path]
+    folder = own.parent
     while left:
         try:
             tops = _imports(left.pop().read_bytes())
         except OSError:
             continue
-        there = {folder / f"{top}.py" for top in tops} | {each for top in tops for each in (folder / top).rglob("*.py")}
-        there = {each for each in there if each.is_file() and "/." not in f"/{each.relative_to(folder).as_posix()}"}
-        new = there - helpers - {path.resolve()}
+        beside = [each for top in tops for each in (folder / f"{top}.py", folder / top) if each.exists()]
+        there = {file for each in beside for file in (each.rglob("*.py") if each.is_dir() else [each])}
+        there = {file for file in there if "/." not in f"/{file.relative_to(folder).as_posix()}"}
+        new = there - helpers - {own}
         helpers |= new
         left += new
     return [path, *sorted(helpers)]
@@ -281,7 +283,7 @@ def _imports(text: bytes) -> frozenset[str]:
         return frozenset()
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
-    return frozenset(name.partition(".")[0] for name in names) - {*_OWN}
+    return frozenset(name.partition(".")[0] for name in names) - {*_OWN} - sys.stdlib_module_names
 
 
 def provenance(target: str) -> str:
