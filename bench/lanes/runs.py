@@ -59,6 +59,7 @@ def make_lanes(grid: Grid, *, compiled: bool = False, solved: bool = False) -> L
     return Lanes(tasks, plans, torch.device(first.device), dtype, compiled=compiled)
 
 
+@or_afresh
 def train_block(
     grid: Grid,
     stop: StopRequest,
@@ -67,6 +68,7 @@ def train_block(
     compiled: bool = False,
     plan: str | None = None,
     tuned_by: TunedBy | None = None,
+    resume: bool = True,
 ) -> list[RunResult] | None:
     """Train the runs of a block and store them together; None if a signal asked to stop.
 
@@ -79,6 +81,7 @@ def train_block(
         compiled: whether the optimizer's update goes through `torch.compile`.
         plan: purpose of the runs (`RunResult.plan`).
         tuned_by: the source of their hyperparameters.
+        resume: whether to look for a checkpoint.
 
     Raises:
         RunBusy: another process is training this block, or just finished it.
@@ -87,19 +90,6 @@ def train_block(
         RunFailed: the disk is full or unavailable.
         Exception: memory is short (`bench.train.memory.ran_out`).
     """
-    return or_afresh(lambda resume: _train_block(grid, stop, progress, compiled, plan, tuned_by, resume))
-
-
-def _train_block(
-    grid: Grid,
-    stop: StopRequest,
-    progress: SweepProgress,
-    compiled: bool,
-    plan: str | None,
-    tuned_by: TunedBy | None,
-    resume: bool,
-) -> list[RunResult] | None:
-    """`train_block`; `resume`: from a checkpoint if there is one."""
     first = grid[0][0]
     configs = [config for row in grid for config in row]
     store = Store(first.store)

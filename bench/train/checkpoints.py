@@ -4,8 +4,9 @@ import pickle
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
-from typing import TypeGuard, TypeVar
+from typing import ParamSpec, TypeGuard, TypeVar
 
 import lightning.pytorch as pl
 import numpy as np
@@ -18,6 +19,7 @@ from bench.store.load import is_there
 from bench.store.tables import TABLES, read_raw
 from bench.train.memory import ran_out
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 STEPS = "steps_done"
@@ -84,17 +86,19 @@ class DoesNotFit(Exception):
     """A checkpoint is readable but cannot be restored; it was renamed."""
 
 
-def or_afresh(train: Callable[[bool], T]) -> T:
-    """Train from the existing checkpoint; if it does not fit, from the start.
+def or_afresh(train: Callable[P, T]) -> Callable[P, T]:
+    """`train`, which continues from a checkpoint; if that does not fit, it begins again, with `resume=False`."""
 
-    Args:
-        train: receives whether to look for a checkpoint.
-    """
-    try:
-        return train(True)
-    except DoesNotFit:
-        pass  # leaving the block frees the memory of the first attempt
-    return train(False)
+    @wraps(train)
+    def trained(*args: P.args, **options: P.kwargs) -> T:
+        try:
+            return train(*args, **options)
+        except DoesNotFit:
+            pass  # leaving the block frees the memory of the first attempt
+        options["resume"] = False
+        return train(*args, **options)
+
+    return trained
 
 
 def is_misfit(error: BaseException) -> TypeGuard[Exception]:

@@ -53,6 +53,7 @@ from tasks.core.training_step import TrainingPlan
 _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
+@or_afresh
 def run(
     config: RunConfig,
     *,
@@ -61,6 +62,7 @@ def run(
     stop: StopRequest | None = None,
     tuned_by: TunedBy | None = None,
     plan: str | None = None,
+    resume: bool = True,
 ) -> RunResult:
     """Train as configured and store the result; or return the stored result.
 
@@ -75,6 +77,7 @@ def run(
         stop: lets the caller ask the run to stop; it handles signals as well.
         tuned_by: the study that found its hyperparameters, for the record.
         plan: the command that requested the run (`RunResult.plan`).
+        resume: whether to look for a checkpoint.
 
     Raises:
         UserError: the configuration cannot be run, data are missing, or the store cannot be written.
@@ -82,19 +85,6 @@ def run(
         RunBroke: the run failed; the failure is stored too.
         KeyboardInterrupt: a signal asked to stop after the run had ended; its result is stored.
     """
-    return or_afresh(lambda resume: _run(config, rerun, progress, stop, tuned_by, plan, resume))
-
-
-def _run(
-    config: RunConfig,
-    rerun: bool,
-    progress: bool | Callable[[int, str], Progress],
-    stop: StopRequest | None,
-    tuned_by: TunedBy | None,
-    plan: str | None,
-    resume: bool,
-) -> RunResult:
-    """`run`, from a checkpoint or not."""
     config = on_device(config)
     store = Store(config.store)
     main = is_main_process()
