@@ -94,19 +94,14 @@ def _prepare(spec: "TaskSpec", root: Path, settings: Mapping[str, Any]) -> None:
     """Build the task's data once, as a run would."""
     import inspect
 
-    from bench.config.checks import option_error
+    from bench.config.checks import task_errors
     from bench.config.options import task_options, task_values
-    from tasks.core.files import DataError
 
     options = task_options(spec)
     values = task_values(spec, {name.removeprefix("task."): value for name, value in settings.items()})
     names = inspect.signature(spec.data_cls.__init__).parameters
-    try:
+    with task_errors(options):
         spec.data_cls(root, **{name: value for name, value in values.items() if name in names})
-    except ValueError as error:
-        raise option_error("task", error, options) from None
-    except DataError as error:
-        raise UserError(str(error)) from None
 
 
 def has_files(spec: "TaskSpec") -> bool:

@@ -5,7 +5,8 @@
 
 import inspect
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from bench.config.options import MISSING, all_optimizer_options, optimizer_options
@@ -46,13 +47,8 @@ def check_files(config: RunConfig) -> None:
         return
     require = load(config.task_spec.files)
     names = inspect.signature(require).parameters
-    try:
-        with doing(f"looking for the data of {config.task}"):
-            require(config.data, **{name: x for name, x in config.task_options.items() if name in names})
-    except ValueError as error:
-        raise option_error("task", error, config.task_options) from None
-    except DataError as error:
-        raise UserError(str(error)) from None
+    with task_errors(config.task_options), doing(f"looking for the data of {config.task}"):
+        require(config.data, **{name: x for name, x in config.task_options.items() if name in names})
 
 
 def check_early(config: RunConfig) -> None:
@@ -258,3 +254,18 @@ def option_error(prefix: str, error: BaseException, options: Collection[str]) ->
     """A constructor's error; ours begin with `name=value`, which becomes the option's name."""
     text = str(error).strip().partition("\n")[0] or type(error).__name__
     return UserError(f"--{prefix}.{text}" if text.partition("=")[0].split(" ")[0] in options else f"--{prefix}: {text}")
+
+
+@contextmanager
+def task_errors(options: Collection[str]) -> Iterator[None]:
+    """Turn errors of a task's code, which has these options, into one line for the user.
+
+    Raises:
+        UserError: an option's value is illegal, or data are missing or damaged.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise option_error("task", error, options) from None
+    except DataError as error:
+        raise UserError(str(error)) from None

@@ -24,7 +24,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch.distributed import DistNetworkError, DistStoreError
 
 from bench import __version__, process
-from bench.config.checks import check, option_error, why_not_compiled
+from bench.config.checks import check, task_errors, why_not_compiled
 from bench.config.run_config import RunConfig, on_device, say_once
 from bench.config.settings import described
 from bench.config.tuned import TunedBy
@@ -44,7 +44,6 @@ from optimizers.plugins import bare, slug
 from tasks.core.compiled import CompileError
 from tasks.core.data import TaskData
 from tasks.core.extras import not_installed
-from tasks.core.files import DataError
 from tasks.core.seeding import derive_seed
 from tasks.core.sharding import ShardedStrategy
 from tasks.core.task import Task
@@ -180,7 +179,7 @@ def build(config: RunConfig, data: TaskData | None = None) -> tuple[Task, Traini
     spec = config.task_spec
     options, seed = dict(config.task_options), derive_seed(config.seed, "init")
     torch.manual_seed(seed)
-    try:
+    with task_errors(config.task_options):
         of_data, of_module = (inspect.signature(cls.__init__).parameters for cls in (spec.data_cls, spec.module_cls))
         process.ready()  # all is imported, and nothing is built yet
         data = data or _load(spec.data_cls, config, {k: v for k, v in options.items() if k in of_data})
@@ -189,10 +188,6 @@ def build(config: RunConfig, data: TaskData | None = None) -> tuple[Task, Traini
         torch.manual_seed(seed)  # reading the data may have drawn numbers, or set another seed, unless they were kept
         with doing(f"building the model of {config.task}"), _default_dtype(dtype):
             task = spec.module_cls(data, **options)
-    except ValueError as error:
-        raise option_error("task", error, config.task_options) from None
-    except DataError as error:
-        raise UserError(str(error)) from None
     limit_threads(task.parameters())
     plan = task.plan = make_plan(config, task)
     return task, plan
