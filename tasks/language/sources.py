@@ -27,7 +27,7 @@ MNLI = TextSource(
     num_classes=3,
     n_val=5_000,
     salt="mnli",
-    hub=(_GLUE, "mnli", {"train": "train", "matched": "validation_matched", "mismatched": "validation_mismatched"}),
+    hub=Hub(_GLUE, "mnli", {"train": "train", "matched": "validation_matched", "mismatched": "validation_mismatched"}),
 )
 SST2 = TextSource(
     folder="sst2",
@@ -37,7 +37,7 @@ SST2 = TextSource(
     num_classes=2,
     n_val=2_000,
     salt="sst2",
-    hub=(_GLUE, "sst2", {"train": "train", "validation": "validation"}),
+    hub=Hub(_GLUE, "sst2", {"train": "train", "validation": "validation"}),
 )
 SQUAD = TextSource(
     folder="squad",
@@ -47,7 +47,7 @@ SQUAD = TextSource(
     num_classes=2,  # logits of a token: begins the answer, ends it
     n_val=80,
     salt="squad",
-    hub=("rajpurkar/squad", None, {"train": "train", "validation": "validation"}),
+    hub=Hub("rajpurkar/squad", None, {"train": "train", "validation": "validation"}),
     more=("title",),
 )
 IDENTITIES = ("male", "female", "LGBTQ", "christian", "muslim", "other_religions", "black", "white")
@@ -65,7 +65,7 @@ def _comments(folder: str, test: str, rows: int, test_rows: int, hub: bool, stan
         salt="civil_comments",
         threshold=0.5,
         groups=IDENTITIES,
-        hub=("google/civil_comments", None, {"train": "train", "test": "test"}) if hub else None,
+        hub=Hub("google/civil_comments", None, {"train": "train", "test": "test"}) if hub else None,
         stand_in=stand_in,
     )
 

@@ -29,7 +29,7 @@ class TextSource:
             the label.
         groups: columns with the share of raters who saw an identity mentioned, at most 8; half or more counts. Only
             columns that all files have are used.
-        hub: data set on the Hugging Face Hub, its configuration or None, and the names of our splits there.
+        hub: where to fetch it.
         stand_in: note in results if these stand in for other data.
         more: other required columns.
     """
@@ -43,7 +43,7 @@ class TextSource:
     salt: str
     threshold: float | None = None
     groups: tuple[str, ...] = ()
-    hub: tuple[str, str | None, Mapping[str, str]] | None = None
+    hub: Hub | None = None
     stand_in: str = ""
     more: tuple[str, ...] = ()
 
@@ -62,7 +62,7 @@ class TextSource:
         Raises:
             DataError: one is missing and cannot be fetched.
         """
-        require_tables(self.paths(root), self.columns, self.hub and Hub(*self.hub))
+        require_tables(self.paths(root), self.columns, self.hub)
 
     def held_out(self, n: int) -> int:
         """Number of the n training rows kept for validation."""
@@ -82,7 +82,7 @@ def read_table(source: TextSource, path: Path, names: Iterable[str]) -> Any:
     there, names = columns_of(path), list(names)
     for name in names:
         if name not in there:
-            hint = f", as {source.hub[0]} on the Hugging Face Hub does" if source.hub else ""
+            hint = f", as {source.hub.name} on the Hugging Face Hub does" if source.hub else ""
             raise DataError(
                 f"{path} has no column {name!r}, only {', '.join(there)}; it must have {', '.join(names)}{hint}"
             )
