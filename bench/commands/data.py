@@ -106,7 +106,7 @@ def _prepare(spec: "TaskSpec", root: Path, settings: Mapping[str, Any]) -> None:
 
 def has_files(spec: "TaskSpec") -> bool:
     """Whether a task's data are files that the suite knows."""
-    return is_text(spec) or hasattr(spec.data_cls, "files")
+    return is_text(spec) or hasattr(spec.data_cls, "SOURCE")
 
 
 def is_text(spec: "TaskSpec") -> bool:
@@ -127,10 +127,9 @@ def states(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any] | None = None
     if is_text(spec):
         source = spec.data_cls.find(root, **(chosen or {}))
         return [_text_state(path, source.files[name][1]) for name, path in source.paths(root).items()]
-    folder, expected = spec.data_cls.files(root)
-    found = []
-    for name, digest in expected.items():
-        path = folder / name
+    source, found = spec.data_cls.SOURCE, []
+    for name, digest in source.md5.items():
+        path = root / source.folder / name
         if not path.is_file():
             found.append(FileState(path, "missing"))
             continue

@@ -16,6 +16,7 @@ class CIFAR10Data(ArrayImages):
     """
 
     name, classes, n_val = "cifar10", 10, 5_000
+    SOURCE = CIFAR10
 
     @staticmethod
     def samples(root: Path) -> dict[str, Labelled]:
@@ -25,8 +26,3 @@ class CIFAR10Data(ArrayImages):
         CIFAR10.require_whole(root)
         read = {split: datasets.CIFAR10(str(root), train=split == "train") for split in ("train", "test")}
         return {split: (dataset.data, dataset.targets) for split, dataset in read.items()}
-
-    @staticmethod
-    def files(root: Path) -> tuple[Path, dict[str, str]]:
-        """The files' folder, and MD5 by file name."""
-        return root / CIFAR10.folder, dict(CIFAR10.md5)

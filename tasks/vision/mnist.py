@@ -15,6 +15,7 @@ class MNISTData(ArrayImages):
     """
 
     name, classes, n_val = "mnist", 10, 5_000
+    SOURCE = MNIST
 
     @staticmethod
     def samples(root: Path) -> dict[str, Labelled]:
@@ -25,8 +26,3 @@ class MNISTData(ArrayImages):
             split: (folder / f"{part}-images-idx3-ubyte.gz", folder / f"{part}-labels-idx1-ubyte.gz")
             for split, part in (("train", "train"), ("test", "t10k"))
         }
-
-    @staticmethod
-    def files(root: Path) -> tuple[Path, dict[str, str]]:
-        """The files' folder, and MD5 by file name."""
-        return root / MNIST.folder, dict(MNIST.md5)
