@@ -189,10 +189,6 @@ def _commands(run: RunResult, store: Store, study: str | None) -> dict[str, str]
     else:
         only = {"seed": run.config["seed"]} | {k: v for k, v in run.chosen.items() if v is not None}
         words = ["bench", "plot", "curves", *own, "--settings", "all"]
-        words += [word for name, value in only.items() for word in ("--only", f"{name}={_plain(value)}")]
+        words += [word for name, value in only.items() for word in ("--only", f"{name}={word_of(value)}")]
         found["plot its curve"] = f"{shlex.join(words)} {place} -o {shlex.quote(f'{run.run_id}.png')}"
     return {what: cell(words) for what, words in found.items()}
-
-
-def _plain(value: Any) -> str:
-    return word_of(value) if isinstance(value, float) else str(value)
