@@ -110,8 +110,7 @@ def _basin(entry: Entry) -> tuple[float, bool] | None:
     study = entry.study
     assert study is not None
     axis = next(iter(study.axes), "")
-    scored = ((trial["point"].get(axis), trial["score"]) for trial in study.trials)
-    return good_width(scored, study.mode, entry.problem.metric, gap=above_infimum(list(entry.runs.values())))
+    return good_width(study, axis, entry.problem.metric, gap=above_infimum(list(entry.runs.values())))
 
 
 def _basin_text(basin: tuple[float, bool] | None) -> str | None:

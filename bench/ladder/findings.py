@@ -65,11 +65,6 @@ class Method:
         """Training seconds of all its runs."""
         return math.fsum(run.wall_s for run in (*self.runs, *self.trials))
 
-    @property
-    def scores(self) -> list[tuple[Mapping[str, Any], float | None]]:
-        """The tried points, each with its score if it has one."""
-        return [(trial["point"], trial["score"]) for trial in self.study.trials]
-
 
 @dataclass(frozen=True)
 class Rung:
@@ -296,15 +291,14 @@ class Findings:
 
 def _usable(method: Method, setting: str, above: bool) -> float | None:
     """Width in decades of the range around the best value with scores nearly as good."""
-    scored = ((point.get(setting), score) for point, score in method.scores)
-    width = good_width(scored, method.study.mode, "loss" if above else method.study.metric, gap=above)
+    width = good_width(method.study, setting, "loss" if above else method.study.metric, gap=above)
     return width and width[0]
 
 
 def _carried(before: Method, here: Method, above: bool) -> float | None:
     """How much worse the previous rung's winning settings score here than the winner here."""
     carried, best = (
-        next((score for tried, score in reversed(here.scores) if _is_same(tried, point)), None)
+        next((trial["score"] for trial in reversed(here.study.trials) if _is_same(trial["point"], point)), None)
         for point in (before.point, here.point)
     )
     if carried is None or best is None:

@@ -8,9 +8,10 @@ runs are SGD with a fixed step, whatever the method's name.
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from bench.store.record import CAP_BINDS, Mode, RunResult
+from bench.store.reports import StudyRecord
 from bench.text import CONVERGED, is_number
 
 End = float | None
@@ -133,24 +134,24 @@ def good_range(scores: Sequence[End], mode: Mode, best: int, *, gap: bool = Fals
     return first, last
 
 
-def good_width(scored: Iterable[tuple[Any, End]], mode: Mode, metric: str, *, gap: bool) -> tuple[float, bool] | None:
-    """Width in decades of the range around the best value of a setting in which scores are nearly as good.
+def good_width(study: StudyRecord, axis: str, metric: str, *, gap: bool) -> tuple[float, bool] | None:
+    """Width in decades of the range around a setting's best value in which the scores of a study are nearly as good.
 
     If a value has several scores, since other settings vary too, the best one counts.
 
     Args:
-        scored: values of the setting with their scores; values that are no positive numbers are left out.
-        mode: of the metric.
-        metric: its name.
+        study: its trials count whose value is a positive number.
+        axis: dotted name of the setting.
+        metric: name of the study's metric.
         gap: whether the scores are suboptimality gaps (`good_range`).
 
     Returns:
         The width, and whether it reaches an end of the tried values; None below two values, or without a score.
     """
-    by_value = dict[float, list[End]]()
-    for value, score in scored:
-        if is_number(value) and value > 0:
-            by_value.setdefault(float(value), []).append(score)
+    by_value, mode = dict[float, list[End]](), study.mode
+    for trial in study.trials:
+        if is_number(value := trial["point"].get(axis)) and value > 0:
+            by_value.setdefault(float(value), []).append(trial["score"])
     least = equal_below([score for of in by_value.values() for score in of], metric)
     tried = sorted(by_value)
     best_of = [best_index(by_value[value], mode, least) for value in tried]
