@@ -252,20 +252,20 @@ def power_law_decades(x: NDArray[np.float64], y: NDArray[np.float64], low: float
 # -- shares, times, budgets -------------------------------------------------------------------------------------------
 
 
-def share_interval(count: int, n: int, level: float = 0.95) -> Interval:
-    """The share `count` / n, with n >= 1, and its exact interval (Clopper and Pearson 1934); level in (0, 1)."""
-    tail = (1 - level) / 2
+def share_interval(count: int, n: int) -> Interval:
+    """The share `count` / n, with n >= 1, and its exact 95 % interval (Clopper and Pearson 1934)."""
+    tail = (1 - 0.95) / 2
     low = 0.0 if count == 0 else float(betaincinv(count, n - count + 1, tail))
     high = 1.0 if count == n else float(betaincinv(count + 1, n - count, 1 - tail))
     return Interval(count / n, low, high, n)
 
 
-def deviation_interval(values: ArrayLike, level: float = 0.95) -> Interval:
-    """The standard deviation of N >= 2 normal values with its interval (chi-squared); level in (0, 1)."""
+def deviation_interval(values: ArrayLike) -> Interval:
+    """The standard deviation of N >= 2 normal values with its 95 % interval (chi-squared)."""
     array = np.asarray(values, dtype=np.float64)
     square = 0.0 if are_equal(array) else float(array.var(ddof=1))  # not a rounding error
     df = array.size - 1
-    low, high = (math.sqrt(df * square / float(chdtri(df, tail))) for tail in ((1 - level) / 2, (1 + level) / 2))
+    low, high = (math.sqrt(df * square / float(chdtri(df, tail))) for tail in ((1 - 0.95) / 2, (1 + 0.95) / 2))
     return Interval(math.sqrt(square), low, high, array.size)
 
 
