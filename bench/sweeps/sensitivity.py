@@ -40,7 +40,7 @@ from bench.results.stats import median_rank
 from bench.results.table import Board, Column, Table
 from bench.store.record import CAP_BINDS, FINISHED, RunResult
 from bench.sweeps.sensitivity_plot import describe
-from bench.text import clean, counted, plain
+from bench.text import clean, counted, is_number, plain
 from optimizers.plugins import bare
 
 SELECTION = "median selection score"
@@ -265,7 +265,7 @@ def _hashable(value: Any) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)
 
 
 def _text(value: Any, digits: int = 6) -> str:
