@@ -13,6 +13,7 @@ from bench.execute.blocks import block_key, check_all, rectangles
 from bench.execute.choice import Choices
 from bench.execute.plan import CUTS, Plan, write_once
 from bench.grammar.values import Memory
+from bench.lanes.runs import Grid
 from bench.progress import SweepProgress
 from bench.store.block import name_of
 from bench.store.files import making, remove
@@ -22,8 +23,6 @@ from bench.train.stop import StopRequest
 
 MAX_IMBALANCE = 1.2
 """Maximum load of a process relative to its even share. Ours."""
-Grid = list[list[RunConfig]]
-"""Runs that train together, a row for each problem."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ def _steps(config: RunConfig) -> float:
     return float(config.trainer.max_steps or config.trainer.max_epochs or 1)
 
 
-def balanced(groups: Sequence[Group], shares: int) -> list[list[Grid]]:
+def balanced(groups: Sequence[Group], shares: int) -> Sequence[Sequence[Grid]]:
     """Divide groups of runs into blocks that `shares` processes finish early.
 
     Wide blocks cost less per lane, so blocks are divided only as far as balance requires: while a process has more than
