@@ -22,7 +22,7 @@ from typing import Any
 
 from bench.errors import UserError
 from bench.store.block import SOURCES
-from bench.store.files import making, replacing
+from bench.store.files import making, refuse_links, replacing
 
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None))
 _WAY_OUT = "write the class into a file and pass 'file.py:{}'"
@@ -87,9 +87,7 @@ def _written(opt: type, names: Mapping[str, Any], store: Path) -> str:
     folder = store / SOURCES / hashlib.sha256(text.encode()).hexdigest()[:12]
     path = folder / f"{opt.__name__}.py"
     with making(store):
-        for each in (folder.parent, folder, path):
-            if each.is_symlink():  # in a store from someone else
-                raise UserError(f"{each} is a symbolic link, and links are not followed; remove it")
+        refuse_links(folder.parent, folder, path)
         folder.mkdir(parents=True, exist_ok=True)
         if not path.is_file() or path.read_bytes() != text.encode():
             with replacing(path) as temporary:

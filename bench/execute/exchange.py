@@ -28,7 +28,7 @@ from bench.machine import this_process
 from bench.output import note
 from bench.store.block import PLANS
 from bench.store.bundle import pack, unpacked
-from bench.store.files import making, replacing
+from bench.store.files import making, refuse_links, replacing
 from bench.store.load import Damaged, parse
 from bench.store.merge import merge
 from bench.store.record import is_file_name
@@ -341,9 +341,7 @@ def _write(store: Path, files: Mapping[Path, object]) -> None:
     """
     with making(store):
         for path, text in files.items():
-            for folder in (path.parent.parent, path.parent):
-                if folder.is_symlink():
-                    raise UserError(f"{folder} is a symbolic link, and links are not followed; remove it")
+            refuse_links(path.parent.parent, path.parent)
             if text is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with replacing(path) as temporary:

@@ -26,7 +26,7 @@ from bench.config.tuned import Sources, TunedBy
 from bench.errors import UserError
 from bench.execute import Engine
 from bench.store.block import PLANS
-from bench.store.files import link, making, write_json
+from bench.store.files import link, making, refuse_links, write_json
 from bench.store.load import Damaged, read
 from bench.store.record import Json, Mode, Name, RunId, is_file_name
 from bench.store.store import Store
@@ -130,9 +130,7 @@ class Plan:
             UserError: the store cannot be written, or has a link at this path.
             RunFailed: the disk is full.
         """
-        for path in (self.folder.parent, self.folder):
-            if path.is_symlink():
-                raise UserError(f"{path} is a symbolic link, and links are not followed; remove it")
+        refuse_links(self.folder.parent, self.folder)
         with making(self.store.folder):
             with suppress(FileNotFoundError):
                 try:

@@ -75,6 +75,13 @@ def making(store: Path, todo: str = "choose another with --store DIR") -> Abstra
     return disk_errors(store, todo)
 
 
+def refuse_links(*paths: Path) -> None:
+    """Raise a UserError if a path is a symbolic link: a store from someone else may have some."""
+    for path in paths:
+        if path.is_symlink():
+            raise UserError(f"{path} is a symbolic link, and links are not followed; remove it")
+
+
 def move(folder: Path, to: Path, busy: RunBusy) -> None:
     """Rename a folder to a name that only one process can take; raise `busy` if another one has."""
     try:
