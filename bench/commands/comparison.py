@@ -316,11 +316,9 @@ def ranking(found: "Sequence[StudyResult]", args: Args) -> Ranking:
     from bench.boards.forest import forest
     from bench.boards.headline import headlines
     from bench.boards.quality import quality
+    from bench.tuning.suite import by_task
 
-    by_task: dict[str, list[StudyResult]] = {}
-    for each in found:
-        by_task.setdefault(each.study.spec.task, []).append(each)
-    ranked = [there for own in by_task.values() if (there := _ranked(own, args)) is not None]
+    ranked = [there for own in by_task(found).values() if (there := _ranked(own, args)) is not None]
     if not ranked:
         return Ranking([], [], None)
     every = _together(ranked)

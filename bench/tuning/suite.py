@@ -381,7 +381,8 @@ def carry_out(
     return all_studies
 
 
-def _by_task(found: Sequence[StudyResult]) -> dict[str, list[StudyResult]]:
+def by_task(found: Sequence[StudyResult]) -> dict[str, list[StudyResult]]:
+    """The results of each task."""
     tasks = dict.fromkeys(each.study.spec.task for each in found)
     return {task: [each for each in found if each.study.spec.task == task] for task in tasks}
 
@@ -389,7 +390,7 @@ def _by_task(found: Sequence[StudyResult]) -> dict[str, list[StudyResult]]:
 def result_lines(found: Sequence[StudyResult]) -> list[str]:
     """Results of the studies, task by task."""
     lines: list[str] = []
-    for task, own in _by_task(found).items():
+    for task, own in by_task(found).items():
         metric = f"{own[0].study.spec.metric}{own[0].metric_suffix}"
         rows = [
             (
@@ -416,7 +417,7 @@ def write(out: Path, found: Sequence[StudyResult], command: str) -> list[Path]:
         UserError: the folder cannot be written.
     """
     paths: list[Path] = []
-    for task, own in _by_task([each for each in found if each.best is not None]).items():
+    for task, own in by_task([each for each in found if each.best is not None]).items():
         for each in own:
             paths += tuned.write(out, each, command)
         varied = dict.fromkeys(name for each in own for name in each.study.spec.axes)
