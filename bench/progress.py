@@ -14,7 +14,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bench.machine import is_main_process
-from bench.text import width
+from bench.text import counted, width
 
 if TYPE_CHECKING:
     from bench.store.record import RunResult
@@ -376,7 +376,7 @@ class SweepProgress(LiveView):
     def waiting(self, runs: int) -> None:
         """Other processes train the last runs."""
         if self.processes == 1:  # with several, their lines show it
-            self.say(f"waiting for {runs} run{'s' * (runs != 1)} of other processes")
+            self.say(f"waiting for {counted(runs, 'run')} of other processes")
 
     def line(self, columns: int) -> str:
         """The bar, at most `columns` wide if runs and remaining time fit into them."""
