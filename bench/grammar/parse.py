@@ -166,7 +166,7 @@ def parse(command: Command, words: Sequence[str]) -> Args:
                 free += [text] if positional.most == 1 else parts(text)
                 continue
             if not dot or group not in command.groups:
-                raise unknown_option(command, given, [*words], value or next(iter(rest), ""))
+                raise unknown_option(command, given, words, value or next(iter(rest), ""))
             if equals:
                 settings[name] = value
             else:  # --task.flip; an option that is not boolean will lack its value
@@ -359,7 +359,7 @@ def unknown_setting(name: str, known: Sequence[str]) -> UserError:
     return UserError(f"unknown option '--{name}'; {end}")
 
 
-def unknown_option(command: Command, given: str, words: Sequence[str], value: str = "") -> UserError:
+def unknown_option(command: Command, given: str, words: Sequence[str], value: str) -> UserError:
     """The error for an option that a command does not have, with the closest one."""
     name = given.lstrip("-").replace("-", "_")
     if name in command.elsewhere:
