@@ -115,8 +115,8 @@ GRID = "a grid is LOW:HIGH:POINTS, or LOW:HIGH, with 0 < LOW < HIGH and at least
         ("ngd", {"opt.ngd.lr": "0.1,1"}, "unknown option '--opt.ngd.lr'; did you mean '--opt.lr'?"),
         ("ngdd", {}, "unknown optimizer 'ngdd'; did you mean 'ngd'?"),
         ("ngd", {"opt.lr": "0.1"},
-         "--opt.lr 0.1: no setting is left to tune; give a range (--opt.lr LOW:HIGH) or values (--opt.lr A,B)"),
-        ("sps", {"opt.max_step": 1, "opt.c": "0.5"}, "--opt.max_step 1 --opt.c 0.5: no setting is left to tune"),
+         "--opt.lr 0.1: no setting of ngd is left to tune; give a range (--opt.lr LOW:HIGH) or values (--opt.lr A,B)"),
+        ("sps", {"opt.max_step": 1, "opt.c": "0.5"}, "--opt.max_step 1 --opt.c 0.5: no setting of sps is left to tune"),
         ("ngd", {"task": "synthetic", "task.n": "10,20"},
          "--task.n 10,20: only hyperparameters (--opt.NAME) are tuned; give one value"),
         ("ngd", {"trainer.max_steps": "5:50"}, "--trainer.max_steps 5:50: only hyperparameters"),
@@ -130,8 +130,8 @@ def test_words_that_are_refused(opt, words, error):
 def test_an_optimizer_without_a_search_range_asks_for_one(monkeypatch):
     monkeypatch.setitem(OPTIMIZERS, "ngd", replace(OPTIMIZERS["ngd"], search={}))
     assert message(read_space, {}, "ngd") == (
-        "--opt ngd: no setting is left to tune, since it declares no range; its numbers are opt.lr, opt.momentum,"
-        " opt.weight_decay; give a range (--opt.lr LOW:HIGH) or values (--opt.lr A,B)"
+        "--opt ngd: no setting of ngd is left to tune, since it declares no range; its numbers are opt.lr,"
+        " opt.momentum, opt.weight_decay; give a range (--opt.lr LOW:HIGH) or values (--opt.lr A,B)"
     )
     assert read_space({"opt.lr": "0.1:1"}, "ngd")[0] == {"opt.lr": LogUniform(0.1, 1.0)}
 

@@ -1042,7 +1042,7 @@ def test_settings_of_another_study_are_not_replaced_without_a_word(sqlite_url: s
         ({"opt__lr": "1:0.1"}, "--opt.lr 1:0.1: a range is LOW:HIGH with 0 < LOW < HIGH"),
         ({"opt__lr": "1:1"}, "--opt.lr 1:1: a range is LOW:HIGH with 0 < LOW < HIGH"),
         ({"opt__lr": "0:1"}, "--opt.lr 0:1: a range is LOW:HIGH with 0 < LOW < HIGH"),
-        ({"opt__lr": "0.1"}, "no setting is left to tune"),
+        ({"opt__lr": "0.1"}, "is left to tune"),
         ({"opt__lr": "1e-400:1"}, "0 < LOW < HIGH, both between 1e-100 and 1e100"),
         ({"opt__lr": "1:1e400"}, "0 < LOW < HIGH, both between 1e-100 and 1e100"),
     ],

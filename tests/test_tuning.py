@@ -1012,7 +1012,7 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
         ("--opt adam,gd", "--opt adam,gd: a study tunes one optimizer; `bench compare` and `bench suite` tune several"),
         ("--opt.lr 1:0.1", "--opt.lr 1:0.1: a range is LOW:HIGH with 0 < LOW < HIGH"),
         ("--opt.lr 1:1", "--opt.lr 1:1: a range is LOW:HIGH with 0 < LOW < HIGH"),
-        ("--opt.lr 0.1", "no setting is left to tune"),
+        ("--opt.lr 0.1", "is left to tune"),
         ("--opt.lrr 1:2", "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
         ("--opt sgdd", "unknown optimizer 'sgdd'; did you mean 'sgd'?"),
         ("--task syntetic", "unknown task 'syntetic'; did you mean 'synthetic'?"),

@@ -86,7 +86,8 @@ def read_space(words: Mapping[str, Any], opt: str) -> tuple[Space, dict[str, Any
         name = next(iter([*own, *numbers]), "opt.NAME")
         why = "" if own else f", since it declares no range; its numbers are {', '.join(numbers) or 'none'}"
         raise UserError(
-            f"{said}: no setting is left to tune{why}; give a range (--{name} LOW:HIGH) or values (--{name} A,B)"
+            f"{said}: no setting of {opt} is left to tune{why}; give a range (--{name} LOW:HIGH) or values (--{name}"
+            " A,B)"
         )
     return space, fixed
 
