@@ -488,6 +488,7 @@ def test_a_ladder_without_a_rung_says_so(tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        ([], "--opt is missing; name two optimizers or more"),
         (["--opt", "adam,ngd"], "the reference, gd, is missing from the list"),
         (["--opt", "gd"], "needs two optimizers or more"),
         (["--opt", "gd,adam", "--report_seeds", "1"], "one seed gives no estimate"),
@@ -495,8 +496,8 @@ def test_a_ladder_without_a_rung_says_so(tmp_path: Path):
         (["--opt", "gd,adam", "--margin", "0.1"], "write decades from 0.5 to 4"),
         (["--opt", "gd,adm"], "adm"),
         (["--opt", "gd,adam", "--start", "0"], "--start 0: the first rung needs one parameter or more"),
-        (["--opt", "gd,adam", "--start", "1e12"], "more than 1000 times as large as the given settings make it"),
-        (["--opt", "gd,adam", "--ratio", "1e300"], "more than 1000 times as large as the given settings make it"),
+        (["--opt", "gd,adam", "--start", "1e12"], "--start 1e+12: the last rung would be more than 1000 times"),
+        (["--opt", "gd,adam", "--ratio", "1e300"], "1e+300: the last rung would be more than 1000 times"),
         (["--opt", "gd,adam", "--name", "x"], "--name x: it selects a ladder of --from STORE"),
         (["--from", "x"], "--task: with --from, everything is read from the store; remove it"),
     ],

@@ -145,6 +145,8 @@ def _asked(args: Args) -> "Ladder":
     if not task:
         raise UserError("--task is missing; see `bench list tasks`")
     check_known("task", [task], TASKS)
+    if not opts:
+        raise UserError("--opt is missing; name two optimizers or more, such as --opt adamw,muon")
     check_known("optimizer", opts, OPTIMIZERS)
     reference = args.reference or default_reference(words.get("trainer.batch_size", TASKS[task].batch_size))
     if reference not in opts:

@@ -190,9 +190,10 @@ def _refuse_large(rule: Rule, rungs: int, first: float = 1.0) -> None:
         UserError: it is.
     """
     if math.log10(first) + (rungs - 1) * math.log10(rule.ratio) > math.log10(LARGEST):
+        start = f" --start {rule.start:g}" if rule.start is not None else ""
         raise UserError(
-            f"--rungs {rungs} --ratio {rule.ratio:g}: the last rung would be more than {LARGEST:g} times as large as"
-            " the given settings make it; write fewer rungs, or a smaller --ratio or --start"
+            f"--rungs {rungs} --ratio {rule.ratio:g}{start}: the last rung would be more than {LARGEST:g} times as"
+            f" large as without a ladder; write fewer rungs, or a smaller --ratio{' or --start' * (rule.axis in MODEL)}"
         )
 
 
