@@ -1,6 +1,7 @@
 """`bench ladder`: rungs, budgets, predictions before their rungs, interruptions, and the page from stored rungs."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -21,12 +22,14 @@ from bench.errors import RunFailed, UserError
 from bench.execute import Effort
 from bench.grammar.commands import parse as parse_command
 from bench.grammar.parse import Args
+from bench.ladder import show
 from bench.ladder.cli import _asked, _plan
 from bench.ladder.findings import _is_same, _usable, findings, scores, was_before
 from bench.ladder.rungs import Ladder, begun, climb, winners_of
 from bench.ladder.show import boards, charts, cut, verdict
 from bench.ladder.sizes import Rule, Size, in_words, rule_of, sizes_of
 from bench.ladder.statistics import StepRatio
+from bench.results.chart import caption
 from bench.results.stats import Interval
 from bench.store.load import Damaged, parse
 from bench.store.merge import merge
@@ -515,6 +518,21 @@ def test_the_usable_range_counts_only_positive_numbers(folder: Path, record: Lad
     trials = [{**method.study.trials[0], "point": {"opt.x": value}, "score": 1.0} for value in values]
     found = _usable(replace(method, study=replace(method.study, trials=trials)), "opt.x", above=True)
     assert found == pytest.approx(np.log10(2))
+
+
+def test_the_captions_say_what_bands_cover_and_name_settings_as_written(monkeypatch: pytest.MonkeyPatch):
+    stores = Stores([SHIPPED / "cifar10" / "runs"])  # with five fresh seeds
+    found = findings(stores.ladders[0], stores)
+    assert caption(charts(found)["settings"].panels).startswith("Settings: opt.lr of")
+
+    def ends(low: float, high: float) -> str:
+        points = [(1.0, Interval(1.0, 0.5, 2.0, 5)), (3.0, Interval(1.0, low, high, 5))]
+        monkeypatch.setattr(show, "_factors", lambda *_: points)
+        return caption(charts(found)["efficiency"].panels)
+
+    assert "Bands: 93.75 % interval over 5 fresh seeds; below 1: fewer steps" in ends(0.5, 2.0)
+    for low, high in ((0.0, 2.0), (0.5, math.inf)):
+        assert "no band where an end of the interval is 0 or infinite" in ends(low, high)
 
 
 def test_several_ladders_are_not_one_json_document(folder: Path, tmp_path: Path, cli: Cli):
