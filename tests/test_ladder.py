@@ -532,7 +532,7 @@ def test_the_captions_say_what_bands_cover_and_name_settings_as_written(monkeypa
 
     assert "Bands: 93.75 % interval over 5 fresh seeds; below 1: fewer steps" in ends(0.5, 2.0)
     for low, high in ((0.0, 2.0), (0.5, math.inf)):
-        assert "no band where an end of the interval is 0 or infinite" in ends(low, high)
+        assert "a band that reaches the edge ends at 0 or infinity" in ends(low, high)
 
 
 def test_several_ladders_are_not_one_json_document(folder: Path, tmp_path: Path, cli: Cli):

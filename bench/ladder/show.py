@@ -349,8 +349,9 @@ def _efficiency_chart(found: Findings) -> Chart:
     traces = [_trace(opt, points, 1e6, 0) for opt, points in factors.items() if points]
     ends = np.array([min(found.sizes, default=1.0), max(found.sizes, default=10.0)])
     seeds = len(found.record.declared["fresh"])
-    is_open = any(np.isinf(end).any() for trace in traces for end in trace.band or ())
-    bands = f"bands: 95 % interval over {seeds} fresh seeds{', infinite where they reach the edge' * is_open}\n"
+    bands = [f"bands: {'93.75' if seeds == 5 else '95'} % interval over {seeds} fresh seeds"] * (seeds >= 5)
+    if bands and any(np.isinf(end).any() for trace in traces for end in trace.band or ()):
+        bands.append("a band that reaches the edge ends at 0 or infinity")
     panel = Panel(
         "efficiency",
         f"steps at equal loss, per step of {reference}",
@@ -358,7 +359,7 @@ def _efficiency_chart(found: Findings) -> Chart:
         f"steps / steps of {reference}",
         "xy",
         traces,
-        bands * (seeds >= 5) + f"below 1 fewer steps than {reference}",
+        "\n".join([*bands, f"below 1: fewer steps than {reference}"]),
         guides=[Trace(reference, ends, np.ones(2))] if traces else (),
     )
     return Chart([panel], {opt: opt for opt in found.record.opts}, columns=1)
@@ -379,7 +380,7 @@ def _settings_chart(found: Findings) -> Chart:
         "first searched setting",
         "xy",
         traces,
-        "setting: " + ", ".join(f"{setting} of {listed(opts)}" for setting, opts in names.items()),
+        "settings: " * bool(names) + ", ".join(f"{setting} of {listed(opts)}" for setting, opts in names.items()),
     )
     return Chart([panel], {opt: opt for opt in found.record.opts}, columns=1)
 
