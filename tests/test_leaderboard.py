@@ -359,6 +359,18 @@ def test_a_place_that_takes_nothing_is_one_line(cli, filled, out, flag):
     )
 
 
+@pytest.mark.parametrize(
+    ("out", "says"),
+    [(".", "it is a folder; name a file, such as -o report.html"), ("/proc/nothing/a.html", "cannot write to /proc/")],
+)
+def test_a_report_that_cannot_be_written_is_refused_before_the_boards_are_made(cli, filled, out, says, monkeypatch):
+    monkeypatch.setattr("bench.boards.cli.asked", lambda args: pytest.fail("the store was read"))
+    answer = cli("report", "-o", out)
+    assert answer.code == 2
+    assert says in answer.err
+    assert answer.err.count("\n") == 1
+
+
 def test_a_device_or_pipe_is_written_as_it_is(cli, filled):
     assert cli("leaderboard", "-o", "/dev/null").code == 0
     assert Path("/dev/null").is_char_device()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bench.errors import UserError, check_known, unknown
 from bench.grammar.commands import BOARD_NAMES
 from bench.grammar.parse import Args
-from bench.output import answer, format_of, open_stores, remark, warn_of, write, write_into
+from bench.output import answer, check_output, format_of, open_stores, remark, warn_of, write, write_into
 
 if TYPE_CHECKING:
     from bench.results.table import Board
@@ -143,6 +143,10 @@ def run_report(args: Args) -> int:
     """`bench report`: 0 done, 1 a run could not be read."""
     from bench.boards.page import page, stores_in_words
 
+    if args.out.is_dir():
+        raise UserError(f"-o {args.out}: it is a folder; name a file, such as -o {args.out / 'report.html'}")
+    if not args.out.exists():
+        check_output(args.out.parent)  # fail before the boards are made
     stores, what = asked(args)
     text = page(what, len(stores.runs), stores_in_words(stores), len(stores.damaged))
     code = warn(stores, what)
