@@ -78,9 +78,9 @@ def _efficiency(found: Findings) -> Table:
     notes = [
         *reasons,
         "Each fresh seed has a ratio, at the worse of the two final losses on the selection split; curves are"
-        " interpolated over the logarithm of the step. The value is the Hodges-Lehmann estimate over seeds, the"
-        " interval that of the median by order statistics, 95 % for any distribution (93.75 % with five seeds). An"
-        " infinite or zero end is beyond the evaluations, or a seed diverged",
+        " interpolated over the logarithm of the step. The value is the Hodges-Lehmann estimate over seeds. The"
+        " interval is that of the median by order statistics; it covers 95 % for any distribution (93.75 % with five"
+        " seeds). Its end is infinite or zero if it is beyond the evaluations, or if a seed diverged",
     ]
     return Table(f"steps against tuned {reference}", columns, rows, notes)
 
@@ -416,15 +416,15 @@ def verdict(found: Findings) -> list[str]:
         before, after = (rung.places(found.ranked) for rung in (first, last))
         same = sum(before[opt] == after[opt] for opt in found.ranked)
         lines.append(
-            f"The order at {size(first.record['at'])} {_unit(found)} is that at {size(last.record['at'])} for {same} of"
-            f" {len(found.ranked)} methods (Kendall's tau {cell(found.agreement(0), 3)})."
+            f"{same} of {len(found.ranked)} methods have the same rank at {size(first.record['at'])} and at"
+            f" {size(last.record['at'])} {_unit(found)} (Kendall's tau of the rankings: {cell(found.agreement(0), 3)})."
         )
         means, sure = found.final_from
-        whole = f"is the final one from rung {means} on"
+        whole = f"equals that of the last rung from rung {means} on"
         if means == last.number:
-            whole = "of the last rung is not that of the rung before"
+            whole = "of the last rung differs from that of the rung before"
         lines.append(
-            f"By means, the ranking {whole}; from rung {sure} on, no significant difference is reversed at the last."
+            f"The ranking by means {whole}; no significant difference from rung {sure} on is reversed at the last rung."
         )
     lines += _leads(found)
     if regret := found.regret(0):
@@ -433,8 +433,8 @@ def verdict(found: Findings) -> list[str]:
             f"{cell(of, 3)} {'decades of loss' if last.measure.log else last.measure.words}" if of.high else "nothing"
         )
         lines.append(
-            f"Choosing by the first rung takes {chosen}, at {share:.2g} of the last rung's training time, and loses"
-            f" {what} there."
+            f"The first rung chooses {chosen} and takes {cell(share, 2)} times the training time of the last rung; this"
+            f" choice loses {what} at the last rung."
         )
     carried = [opt for opt in found.record.opts if _carries(found, opt)]
     known = any(value is not None for opt in found.record.opts for value in found.transfer(opt).regrets)
@@ -442,7 +442,7 @@ def verdict(found: Findings) -> list[str]:
     lines.append(
         f"Winning settings of the previous rung score within {near} of the best at each rung for {', '.join(carried)}."
         if carried
-        else f"No method is known to keep its settings from rung to rung within {near} of the best."
+        else f"No method is known to score within {near} of the best at each rung with the previous rung's settings."
         if known
         else "Whether settings carry over is unknown: no rung tried the winning settings of the previous one."
     )
