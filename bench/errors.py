@@ -37,8 +37,8 @@ class RunBusy(UserError):
     """Another process trains this run now."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """The error for a name that does not exist, with the nearest one that does."""
+def unknown(kind: str, name: str, known: Iterable[str], place: str = "") -> UserError:
+    """The error for a name that does not exist (` in PLACE`), with the nearest one that does."""
     known = list(known)
     near = meant(name, known) if kind == "option" else nearest(name, known)
     hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}" if known else "there is none"
@@ -47,7 +47,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
         hint = f"name your own as my_file.py:{own} or my_package.module:{own}"
         if name.endswith(".py"):
             hint = _named_in(Path(name), own, constants=kind != "optimizer")
-    return UserError(f"unknown {kind} {name!r}; {hint}")
+    return UserError(f"unknown {kind} {name!r}{place}; {hint}")
 
 
 def _named_in(path: Path, own: str, *, constants: bool) -> str:
@@ -91,9 +91,9 @@ def check_known(kind: str, names: Iterable[str], known: Collection[str]) -> None
 def unknown_run(run_id: str, known: Iterable[str], where: str) -> UserError:
     """The error for a run that a store does not have; ids end in a digest, so only a mistyped one is near."""
     near = min(known, key=lambda each: distance(run_id, each), default="")
-    found = distance(run_id, near) <= len(run_id) / 12
+    found = near and distance(run_id, near) <= len(run_id) / 12
     hint = f"did you mean {near!r}?" if found else "`bench list runs --store DIR` lists the runs of a store"
-    return UserError(f"unknown run in {where}: {run_id!r}; {hint}")
+    return UserError(f"unknown run {run_id!r} in {where}; {hint}")
 
 
 def described(error: BaseException) -> str:

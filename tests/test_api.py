@@ -522,7 +522,7 @@ def test_runs_are_a_sequence_a_frame_and_a_figure(swept: bench.Sweep) -> None:
     assert few[0].run_id in few._repr_html_()
     with pytest.raises(bench.UserError, match=r"unknown setting 'opt.lrr'; did you mean 'opt.lr'"):
         runs.filter(**{"opt.lrr": 0.1})
-    with pytest.raises(bench.UserError, match="unknown run in these runs"):
+    with pytest.raises(bench.UserError, match=r"unknown run .+ in these runs"):
         runs["synthetic-ngd-0"]
 
 

@@ -267,7 +267,7 @@ def test_a_run_is_resumed_by_the_path_of_its_folder_too(cli, store, tmp_path, mo
     run = json.loads(cli(*FIT, "--json").out)
     monkeypatch.setenv("BENCH_STORE", str(tmp_path / "elsewhere"))
     assert cli("fit", "--resume", store / run["run_id"], "--json").code == 0
-    assert "unknown run in the store" in cli("fit", "--resume", "nope", "--store", store).err
+    assert "unknown run 'nope' in the store" in cli("fit", "--resume", "nope", "--store", store).err
 
 
 def test_lists_have_a_line_for_each_name(cli):

@@ -177,7 +177,7 @@ def test_half_a_character_is_damage(cli, store):
 
 def test_bad_words(cli, store, tmp_path):
     add_run(store, "synthetic-ngd-1")
-    assert "unknown run in" in fails(cli, "diff", "synthetic-ngd-2", "synthetic-ngd-1")
+    assert "unknown run 'synthetic-ngd-2' in" in fails(cli, "diff", "synthetic-ngd-2", "synthetic-ngd-1")
     assert "did you mean 'synthetic-ngd-1'?" in fails(cli, "diff", "synthetic-ngd-1", "synthetic-ngd-2")
     assert "`bench list runs --store DIR` lists the runs of a store" in fails(
         cli, "diff", store / "xyz", "synthetic-ngd-1"

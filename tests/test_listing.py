@@ -289,7 +289,7 @@ def test_without_a_store_there_are_no_runs(cli, store):
         ("--sort x", "known: date, time, steps, result, task, opt, status, run"),
         ("--since yesterday", "--since 'yesterday': it takes a date ("),
         ("--since 3y", "or how long ago (30m, 2h, 3d, 1w)"),
-        ("--study x", "unknown study in {store} 'x'; there is none"),
+        ("--study x", "unknown study 'x' in {store}; there is none"),
         ("--limit 0", "--limit 0: it must be at least 1"),
         ("--limit many", "--limit many: it must be a whole number"),
         ("--task ,", "--task ,: it is empty; write A,B"),
@@ -483,7 +483,7 @@ def test_metrics_of_other_splits_have_rows_of_their_own(cli, store):
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("mnist-sgd-0", "unknown run in {store} 'mnist-sgd-0'; did you mean 'mnist-sgd-"),
+        ("mnist-sgd-0", "unknown run 'mnist-sgd-0' in {store}; did you mean 'mnist-sgd-"),
         ("sngdd", "unknown task, optimizer, experiment or run 'sngdd'; did you mean 'sngd'?"),
         ("fig5", "unknown task, optimizer, experiment or run 'fig5'; did you mean 'deora2024/fig5'?"),
     ],

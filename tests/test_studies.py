@@ -723,7 +723,7 @@ def test_studies_are_found_by_name(url: str) -> None:
     assert studies.create(spec()).name == names[0]
     assert Studies(url).open("mine").spec == spec()
     for name in ("mime", "mine (fresh seeds)", "somebody-else"):
-        with pytest.raises(UserError, match="unknown study in "):
+        with pytest.raises(UserError, match=r"unknown study '.+' in "):
             studies.open(name)
     with pytest.raises(UserError, match=r"did you mean 'mine'\?"):
         studies.open("mime")

@@ -155,7 +155,7 @@ def lines(stores: Stores, asked: Filters) -> list[Line]:
     stores.refuse_unknown(asked.tasks, asked.opts, stores.runs)
     there = {*studies.values(), *(each.name for each in stores.studies)}
     if asked.study and asked.study not in there:
-        raise unknown(f"study in {stores.shown}", asked.study, sorted(there))
+        raise unknown("study", asked.study, sorted(there), f" in {stores.shown}")
     begun = {run.run_id: begun_at(run, stores.blocks[run.run_id]) for run in stores.runs}
     runs = [
         run

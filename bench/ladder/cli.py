@@ -114,7 +114,7 @@ def _again(args: Args, folder: Path) -> int:
     stores = Stores([store])
     ladders = [each for each in stores.ladders if args.name in (None, each.name)]
     if not ladders and args.name is not None:
-        raise unknown(f"ladder in {folder}", args.name, [each.name for each in stores.ladders])
+        raise unknown("ladder", args.name, [each.name for each in stores.ladders], f" in {folder}")
     if not ladders:
         raise UserError(f"--from {folder}: there is no ladder in it; `bench ladder --task lm ...` makes one")
     if args.json and len(ladders) > 1:

@@ -352,6 +352,8 @@ def _efficiency_chart(found: Findings) -> Chart:
     bands = [f"bands: {'93.75' if seeds == 5 else '95'} % interval over {seeds} fresh seeds"] * (seeds >= 5)
     if bands and any(np.isinf(end).any() for trace in traces for end in trace.band or ()):
         bands.append("a band that reaches the edge ends at 0 or infinity")
+    if missing := [opt for opt in found.others if not factors[opt]]:
+        bands.append(f"no ratio of {listed(missing)}")
     panel = Panel(
         "efficiency",
         f"steps at equal loss, per step of {reference}",

@@ -87,7 +87,7 @@ def rule_of(words: Mapping[str, Any], axis: Axis, ratio: float, tokens: float | 
             f"--ratio {ratio:g}: each rung must be larger than the previous one; write a number above 1, such as 3"
         )
     if axis not in MODEL and (tokens is not None or start is not None):
-        what = "tokens" if tokens is not None else "start"
+        what = f"tokens {tokens:g}" if tokens is not None else f"start {start:g}"
         raise UserError(f"--{what}: --axis {axis} does not change the model; remove it")
     if tokens is not None and "tokens" not in sizes:
         raise UserError(

@@ -84,7 +84,7 @@ class Studies(Database):
         """
         study = self._find(name)
         if study is None:
-            raise unknown(f"study in {self.shown}:", name, self.names())
+            raise unknown("study", name, self.names(), f" in {self.shown}")
         return study
 
     def create(self, spec: StudySpec, name: str | None = None) -> "Study":
