@@ -91,7 +91,7 @@ def test_the_readme_counts_verdicts_and_marks_them_in_the_cells(tmp_path: Path) 
     put(tmp_path, *runs, tables={"curve": {run.run_id: CURVE for run in runs}})
     own = found(tmp_path)
     text = publish.text(own, curves(own).panels)
-    told = "In short, against adamw (cifar10, mnist): muon better on 2 of 2; adam no difference found on 2 of 2;"
+    told = "* Against adamw on cifar10 and mnist: muon better on 2 of 2; adam no difference found on 2 of 2;"
     assert told in " ".join(text.split())
     cells = dict(line.removeprefix("| ").split(" | ", 1) for line in text.splitlines() if line.startswith("| "))
     assert [cells[opt].count(mark) for opt, mark in (("muon", "▲"), ("sgd", "▼"), ("adam", "≈"))] == [2, 2, 2]

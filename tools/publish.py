@@ -200,7 +200,7 @@ def _parts(found: Collected) -> list[_Part]:
 
 
 def text(found: Collected, panels: Sequence[Panel]) -> str:
-    """The reference results for README.md: the figure, three sentences, a table for each part.
+    """The reference results for README.md: the figure, summary and legend, a table for each part.
 
     Args:
         found: the published runs.
@@ -208,7 +208,8 @@ def text(found: Collected, panels: Sequence[Panel]) -> str:
     """
     parts = _parts(found)
     lines = [f"![{ALT}]({FIGURE})", "", *wrap(_caption(panels), 120), ""]
-    lines += wrap(" ".join([_summary(parts), _reading(parts), _made(found)]), 120)
+    lines += [line for sentence in _summary(parts) for line in wrap(f"* {sentence}", 120, subsequent_indent="  ")]
+    lines += ["", *wrap(f"{_reading(parts)} {_made(found)}", 120)]
     for part in parts:
         cells: dict[str, dict[str, str]] = {}
         for task, (_, key, table) in part.columns.items():
@@ -234,8 +235,8 @@ def details(found: Collected) -> str:
     return "\n\n".join("\n".join(wrap(each, 120)) for each in said) + "\n"
 
 
-def _summary(parts: Sequence[_Part]) -> str:
-    """How often each optimizer is better or worse than each reference, in one sentence."""
+def _summary(parts: Sequence[_Part]) -> list[str]:
+    """How often each optimizer is better or worse than each reference, a sentence for each reference."""
     tasks: dict[str, list[str]] = {}
     verdicts: dict[str, dict[str, Counter[str]]] = {}
     for part in parts:
@@ -255,24 +256,25 @@ def _summary(parts: Sequence[_Part]) -> str:
             if words := " and ".join(f"{word} on {count[word]}" for word in MARKS if count[word]):
                 groups.setdefault(f"{words} of {count.total()}", []).append(opt)
         listing = "; ".join(f"{listed(opts)} {words}" for words, opts in groups.items())
-        said.append(f"against {reference} ({', '.join(own)}): {listing or 'nothing is decided'}")
-    return f"In short, {'; and '.join(said) or 'nothing was compared'}."
+        said.append(f"Against {reference} on {listed(own)}: {listing or 'nothing is decided'}.")
+    return said or ["Nothing was compared."]
 
 
 def _reading(parts: Sequence[_Part]) -> str:
     """What the cells of the tables are."""
     marks = ", ".join(f"{mark} {word}" for word, mark in MARKS.items())
     said = (
-        "Cells have means over fresh seeds with 95 % intervals (without the noise of tuning) and verdicts"
-        f" ({marks}, no mark: another verdict or none; -: not run, or no setting could be chosen)"
+        "Cells have means over fresh seeds and 95 % intervals, without the noise of tuning. The mark is the verdict"
+        f" against the reference: {marks}; without a mark there is another verdict or none. A dash was not run, or"
+        " no setting could be chosen."
     )
     aligned = [task for part in parts for task in part.aligned]
     if aligned:
         said += (
-            f"; on {listed(aligned)}, where the reference reaches the floor of the loss, cosines between the weights"
-            f" and the max-margin solution, with verdicts by the steps to a cosine of {ALIGNED:g}"
+            f" On {listed(aligned)}, where the reference reaches the floor of the loss, cells are cosines between the"
+            f" weights and the max-margin solution, and verdicts compare the steps to a cosine of {ALIGNED:g}."
         )
-    return f"{said}."
+    return said
 
 
 def _made(found: Collected) -> str:
@@ -282,8 +284,8 @@ def _made(found: Collected) -> str:
     fresh = _span(len(entry.runs) for entry in entries)
     runs = [run for entry in entries for run in entry.runs.values()]
     return (
-        f"On each task, all optimizers had the same number of trials ({trials} by task) and of fresh seeds ({fresh});"
-        f" [Results]({RESULTS}) has the details ({made_on(runs)})."
+        f"On each task, all optimizers had the same number of trials ({trials} by task) and of fresh seeds ({fresh}):"
+        f" [details]({RESULTS}) ({made_on(runs)})."
     )
 
 
@@ -302,7 +304,7 @@ def _caption(panels: Sequence[Panel]) -> str:
     for other in others:
         new = [part for part in other.split("; ") if part not in usual.split("; ")]
         said.append(f"For {listed(notes[other])}: {'; '.join(new)}.")
-    return " ".join([*said, "The tables use held-out data."])
+    return " ".join([*said, "Tables: held-out data."])
 
 
 def _set_up(entries: Mapping[str, Sequence[Entry]]) -> str:
