@@ -20,6 +20,7 @@ from bench.commands.devices import (
 )
 from bench.commands.doctor import Diagnosis, data_diagnoses, import_diagnoses, lanes_diagnosis, version_diagnoses
 from tasks import TASKS
+from tasks.vision.sources import ImageSource
 from tests.stored import add_run
 
 WHEEL = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]  # torch 2.15
@@ -310,7 +311,7 @@ def test_lanes_are_measured_for_every_task_that_needs_no_files() -> None:
 
 
 def with_files(folder: Path, md5: dict[str, str]) -> Any:
-    return SimpleNamespace(name="x", data_cls=SimpleNamespace(files=lambda root: (folder, md5)))
+    return SimpleNamespace(name="x", data_cls=SimpleNamespace(SOURCE=ImageSource(str(folder), md5, "")))
 
 
 def test_data_complete_damaged_and_partly_there(tmp_path: Path) -> None:

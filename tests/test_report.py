@@ -217,7 +217,7 @@ def test_a_run_with_a_damaged_table_is_told_and_left_out(store, tmp_path, capsys
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["--task", "mnits"], "did you mean 'mnist'"), (["-o", "/proc/none/a.html"], "cannot write /proc/none/a.html")],
+    [(["--task", "mnits"], "did you mean 'mnist'"), (["-o", "/proc/none/a.html"], "cannot write to /proc/none: ")],
 )
 def test_impossible_reports_are_refused(store, tmp_path, words, message):
     add_run(store)

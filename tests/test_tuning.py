@@ -1135,13 +1135,13 @@ def test_settings_of_a_suite_may_be_nested() -> None:
     assert list(spec.axes) == ["opt.lr"]
 
 
-def test_optimizers_with_different_combinations_get_a_common_multiple_of_trials() -> None:
+def test_optimizers_with_different_combinations_get_a_common_multiple_of_trials(tmp_path: Path) -> None:
     decays = {"adam": ",".join(map(str, range(1, 8))), "adamw": ",".join(map(str, range(1, 9)))}
     optimizers = {"gd": None, **{opt: {"opt.weight_decay": values} for opt, values in decays.items()}}
     mine = suite.Suite(title="one", tasks=["synthetic"], optimizers=optimizers, settings={"trainer.max_steps": 5})
     specs = mine.specs({})
     assert (mine.common(specs), mine.common(specs, 80)) == (56, 112)
-    plan = suite.plan(mine, None, {}, lambda spec: 1.0)
+    plan = suite.plan(mine, None, {"store": tmp_path}, lambda spec: 1.0)
     assert {step.trials for step in plan} == {(56, 0)}
 
 
