@@ -9,9 +9,10 @@ import hashlib
 import importlib.util
 import re
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
@@ -21,6 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 _OWN = ("bench", "tasks", "optimizers", "torch")
 _PREFIX = "bench_plugin_"
+_BEGUN = time.time()
 foreign: set[str] = set()
 """Modules and files that this process was asked to import and that are neither the suite's nor torch's."""
 
@@ -226,15 +228,11 @@ def _file(path: Path) -> Any:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         sys.path.append(str(path.resolve().parent))  # its own helpers
-        # Compiled files are found by second and size: a helper that changes twice in a second would remain as it was.
-        before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
         try:
             spec.loader.exec_module(module)
         except BaseException:
             del sys.modules[name]
             raise
-        finally:
-            sys.dont_write_bytecode = before
     return sys.modules[name]
 
 
@@ -243,13 +241,19 @@ _imported: dict[Path, str] = {}
 
 
 def _forget(helpers: Sequence[Path]) -> None:
-    """Forget the modules of helpers, so that they are imported again, unless they are as a plug-in imported them."""
-    now = {path: _digest(path) for path in helpers}
-    if any(_imported.get(path) != digest for path, digest in now.items()):
+    """Forget helpers that changed since a plug-in imported them, so that they are imported again."""
+    now = {path: _digest(path) for path in helpers if path.exists()}
+    # Other code may have imported a helper that no plug-in has; it is as it was if it is older than this process.
+    then = {path: _imported.get(path, "" if path.stat().st_mtime > _BEGUN else digest) for path, digest in now.items()}
+    if then != now:
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
             if file and Path(file).resolve() in now and name != "__main__" and not name.startswith(_PREFIX):
                 del sys.modules[name]
+        for path in now:  # compiled files are found by second and size
+            with suppress(OSError):
+                Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
+        importlib.invalidate_caches()
     _imported.update(now)
 
 
