@@ -1022,6 +1022,7 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
         ("--sampler tpe", "--sampler tpe refines a design of 9 trials: write --trials 12"),
         ("--retries -1", "--retries -1: it must be at least 0"),
         ("--workers 0", "--workers 0: write how many (--workers 2), or auto"),
+        ("--engine lanes --trainer.max_seconds 9", "--engine lanes: --trainer.max_seconds 9: lanes share the time"),
         ("--storage nonsense", "--storage: this is not a database URL"),
         ("--resume nobody", "unknown study in sqlite:///"),
         ("--seeds 1,1", "--seeds 1,1: 1 is given twice; give each once"),

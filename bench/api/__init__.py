@@ -330,7 +330,7 @@ def tune(
         how = {"engine": engine, "workers": workers, "width": width, "memory": memory, "storage": storage}
         args = arguments_of("tune", words, where, design | how | {"name": name, "retries": retries})
         asked = of_words(args, words, where)
-        fewest_slots(args.workers, [asked.spec], where)
+        fewest_slots(args.workers, [asked.spec], where, asked.request.engine)
         study = open_studies(args).create(asked.spec, args.name)
         study.ask(asked.request)
         effort = Effort(asked.request.engine or "auto", args.width, args.memory)

@@ -158,7 +158,7 @@ def ask(args: Args, tasks: int = 1) -> Contest:
         + "; smaller designs are topped up" * (len(designs) > 1)
     )
     made = made.model_copy(update={"title": title})
-    return Contest(made, opts, specs, places, fewest_slots(args.workers, specs, places))
+    return Contest(made, opts, specs, places, fewest_slots(args.workers, specs, places, args.engine))
 
 
 def carry_out(asked: Contest, args: Args, *, progress: bool = True) -> bool:

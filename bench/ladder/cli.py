@@ -44,7 +44,7 @@ def main(args: Args) -> int:
         settings = {**ladder.words, "task": ladder.task}
         sizes = sizes_of(ladder.rule, settings, ladder.reference, args.rungs, places)
     first = ladder.suite(sizes[0].settings, {}, places)
-    cut = fewest_slots(args.workers, first.specs(places), places)
+    cut = fewest_slots(args.workers, first.specs(places), places, args.engine)
     if args.dry_run:
         return _plan(args, ladder, sizes, places, cut[0].threads, len(cut))
     if made_elsewhere(args):

@@ -43,7 +43,7 @@ _NAMES = re.compile(
 _MOST_BYTES = 8 * 2**30
 """Maximum bytes of an unpacked zip file. Ours."""
 _NO_ZIP = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error, lzma.LZMAError)
-"""What zipfile raises for damaged archives, unknown compressions (NotImplementedError) and encrypted ones."""
+"""What zipfile raises for archives that are damaged, encrypted, or compressed in a way that it does not know."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 

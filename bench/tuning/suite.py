@@ -255,7 +255,8 @@ def plan(
         else:  # its runs may have been copied into the store
             points = [want.point for want in spec.design.wanted(request.trials, common * spec.design.can_grow)]
             there = [own for own in _stored(spec, points, spec.seeds, places) if len(own) == len(spec.seeds)]
-            fresh = max(_stored(spec, points, spec.report_seeds, places), key=len)  # those of the winner
+            ended = len(there) == len(points)  # then the winner alone has fresh runs
+            fresh = max(_stored(spec, points, spec.report_seeds, places), key=len) if ended else []
             step = replace(step, trials=(wanted, len(there)), fresh=(step.fresh[0], len(fresh)))
             times = [run.wall_s for own in (*there, fresh) for run in own]
         each = median(times) if times else measure(spec) if step.runs_left else 0.0

@@ -70,18 +70,21 @@ def warn_of(study: "Study") -> bool:
     return bool(study.damaged)
 
 
-def fewest_slots(workers: str, specs: "Sequence[StudySpec]", places: Mapping[str, Path]) -> "list[Slot]":
+def fewest_slots(
+    workers: str, specs: "Sequence[StudySpec]", places: Mapping[str, Path], engine: str | None
+) -> "list[Slot]":
     """The resources of each worker: as many as every study allows on this machine.
 
     Raises:
-        UserError: a study cannot be trained here.
+        UserError: a study cannot be trained here, or not with this engine.
     """
-    from bench.config.checks import check_early, check_places
+    from bench.config.checks import check_early, check_engine, check_places
     from bench.execute.slots import slots
 
     typical = [spec.typical(places) for spec in specs]
     for config in typical:
         check_early(config)
+    check_engine(engine or "auto", typical)
     check_places(typical)  # before a study is created
     return min((slots(workers, config) for config in typical), key=len)
 

@@ -50,7 +50,7 @@ def main(args: Args) -> int:
         raise UserError("--print prints the script of --slurm; write both")
     if not args.dry_run and made_elsewhere(args):
         return _slurm(args, parts, places)
-    cut = fewest_slots(args.workers, specs, places)
+    cut = fewest_slots(args.workers, specs, places, args.engine)
     if args.dry_run:
         return show_plan(args, parts, places, cut)
     if not args.train_only:

@@ -43,7 +43,7 @@ def main(args: Args) -> int:
         words_of = worker_words(name, spec)
         text = slurm_script(name, words_of, [(spec, request.trials)], args.workers, places, effort, args.sbatch)
     elif not args.create:
-        fewest_slots(args.workers, [spec], places)  # raises if it cannot be trained here
+        fewest_slots(args.workers, [spec], places, request.engine)  # raises if it cannot be trained here
     if args.dry_run:
         points = [w.point for w in spec.design.wanted(request.trials, request.total)]
         reply(args, points, map(options_text, points))
