@@ -707,7 +707,7 @@ def test_a_wrong_setting_of_an_image_task(cli, fake_mnist, words, message):
     [
         (b"opt: [1\nb: 2", "is not valid YAML at line 2, column 2"),
         (b"a: b: c", "is not valid YAML at line 1"),
-        (b"\xff\xfe\x00", "is not valid YAML"),
+        (b"\xff\xfe\x00", "is not text in UTF-8"),
         (b"- task: mnist", "must hold settings such as `task: mnist`, but holds list"),
         (b"", "is empty; it must hold settings such as `task: mnist`"),
         (b"just words", "but holds str"),

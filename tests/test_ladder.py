@@ -28,7 +28,7 @@ from bench.ladder.findings import _is_same, _usable, findings, scores, was_befor
 from bench.ladder.rungs import Ladder, begun, climb, winners_of
 from bench.ladder.show import boards, charts, cut, verdict
 from bench.ladder.sizes import Rule, Size, in_words, rule_of, sizes_of
-from bench.ladder.statistics import StepRatio
+from bench.ladder.statistics import Estimate, StepRatio
 from bench.results.chart import caption
 from bench.results.stats import Interval
 from bench.store.load import Damaged, parse
@@ -237,6 +237,24 @@ def test_the_winner_of_a_rung_is_the_first_point_of_a_quasi_random_design_too(fo
             assert axis.high / axis.low == pytest.approx(10 ** (2 * ladder.margin), rel=1e-3)
 
 
+@pytest.mark.parametrize("sampler", ["grid", "qmc"])
+def test_a_range_ends_where_values_are_illegal(sampler: Any):
+    own = {"gd": {}, "sgdm": {"opt.momentum": "0.05:0.98"}}
+    ladder = ladder_of(opts=["gd", "sgdm"], own=own, sampler=sampler, reference="gd", margin=1.0)
+    winners = {"gd": {"opt.lr": 0.1}, "sgdm": {"opt.lr": 0.1, "opt.momentum": 0.6}}
+    places = places_in(Path("nowhere"))
+    suite = ladder.suite(sizes("width", 2)[1].settings, winners, places)
+    (spec,) = (spec for spec in suite.specs(places) if spec.opt == "sgdm")
+    axis = spec.design.ranges["opt.momentum"]
+    points = [each.point for each in spec.design.wanted(suite.tune.trials or 0)]
+    assert all(0 < point["opt.momentum"] <= 0.98 for point in points)
+    if sampler == "qmc":
+        assert axis.high == 0.98
+        assert _is_same(points[0], winners["sgdm"])
+    else:
+        assert (axis.low, axis.high) == (0.05, 0.98)
+
+
 def test_methods_with_lists_of_values_get_whole_combinations():
     ladder = ladder_of(opts=["gd", "sgdm"], own={"gd": {}, "sgdm": {}}, trials=4)
     suite = ladder.suite(sizes("width", 1)[0].settings, {}, places_in(Path("nowhere")))
@@ -303,6 +321,54 @@ def test_scores_say_whether_the_measured_ratio_was_in_the_interval(folder: Path,
         measured = rung.ratios[each.opt]
         if isinstance(measured, StepRatio):
             assert each.held == (each.said.low <= measured.interval.mean <= each.said.high)
+
+
+@pytest.mark.parametrize(
+    ("value", "bound", "held"),
+    [(2.0, ">=", None), (4.0, ">=", False), (0.2, "<=", False), (2.0, "<=", None), (4, "", False)],
+)
+def test_a_bound_within_the_predicted_interval_decides_nothing(
+    folder: Path, record: LadderRecord, value: float, bound: str, held: bool | None
+):
+    own = json.loads(json.dumps(record.rungs))
+    own[1]["predicted"]["ratios"] = {"adam": [2.0, 1.0, 3.0]}
+    rung = findings(replace(record, rungs=own), Stores([folder / "store"])).rungs[1]
+    ratio = StepRatio(Estimate(value, math.inf, 4), Interval(value, -math.inf, math.inf, 5, bound), 3)
+    rung.ratios["adam"] = ratio
+    assert [each.held for each in scores(rung)] == [held]
+
+
+def test_a_prediction_that_this_version_would_not_make_is_noted(folder: Path, record: LadderRecord):
+    def notes(rungs: list[Any]) -> list[str]:
+        found = findings(replace(record, rungs=rungs), Stores([folder / "store"]))
+        return [note for note in boards(found)[1].tables[0].notes if "this version predicts" in note]
+
+    assert notes(record.rungs) == []
+    other = json.loads(json.dumps(record.rungs))
+    mean, low, high = other[2]["predicted"]["ratios"]["adam"]
+    other[2]["predicted"]["ratios"]["adam"] = [mean + 0.02, low, high]
+    assert [note.partition(":")[0] for note in notes(other)] == ["rung 3"]
+
+
+def test_a_rung_without_an_error_is_left_out_of_the_trend_and_the_sentence_says_so():
+    stores = Stores([SHIPPED / "cifar10" / "runs"])
+    found = findings(stores.ladders[0], stores)
+    slope = found.trend("muon")
+    of = found.rungs[-1].ratios["muon"]
+    assert isinstance(of, StepRatio)
+    bound = Interval(3.0, 1.0, math.inf, 5, ">=")
+    found.rungs[-1].ratios["muon"] = StepRatio(replace(of.estimate, value=3.0, error=math.inf), bound, 3)
+    (line,) = (line for line in verdict(found) if line.startswith("muon needs"))
+    assert " and >=20.1 [2.72, inf] at 208 k; trend over 3 of 4 rungs: " in line
+    assert found.trend("muon") != slope
+    assert any("rung 4: muon: 3 of 5 seeds are beyond" in note for note in boards(found)[0].tables[0].notes)
+
+
+def test_a_choice_costs_the_rungs_on_which_it_depends(folder: Path, record: LadderRecord):
+    found = findings(record, Stores([folder / "store"]))
+    seconds = [rung.seconds for rung in found.rungs]
+    assert found.cost(1) == pytest.approx((seconds[0] + seconds[1]) / sum(seconds))
+    assert found.cost(2) == pytest.approx(1)
 
 
 # -- interruptions ----------------------------------------------------------------------------------------------------

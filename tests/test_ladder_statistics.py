@@ -19,6 +19,7 @@ from bench.ladder.statistics import (
     median_ends,
     predict,
     regret,
+    seed_ratios,
     smoothing,
     step_ratio,
     told,
@@ -89,6 +90,39 @@ def test_a_seed_that_learns_late_or_diverges_changes_the_ratio_little(seeds: int
     turned = step_ratio(STEPS, reference, lost)
     assert turned.interval.mean == pytest.approx(-after[0].interval.mean)
     assert turned.interval.low == -math.inf
+
+
+@pytest.mark.parametrize("points", [8, 20, 60])
+def test_two_of_five_seeds_beyond_the_evaluations_leave_the_median(points: int):
+    """Then no number depends on where the first evaluation is."""
+    steps = np.geomspace(200 / points, 200, points)
+    own, reference = (falling(steps / r) + 0.01 * np.arange(5)[:, None] for r in (1.6, 1.0))
+    alone = seed_ratios(steps, own, reference)
+    own[3:] = math.inf
+    found = step_ratio(steps, own, reference)
+    assert found.interval.mean == found.estimate.value == np.sort(alone[:3])[2]
+    assert (found.interval.bound, found.interval.high, found.beyond) == ("", math.inf, 2)
+    assert math.isinf(found.estimate.error)
+
+
+@pytest.mark.parametrize(("seeds", "lost"), [(5, 3), (6, 3), (6, 4)])
+def test_a_median_beyond_the_evaluations_is_a_bound(seeds: int, lost: int):
+    own, reference = (falling(STEPS / r) + 0.01 * np.arange(seeds)[:, None] for r in (1.6, 1.0))
+    known = seed_ratios(STEPS, own, reference)[lost:]
+    own[:lost] = math.inf
+    found, turned = step_ratio(STEPS, own, reference), step_ratio(STEPS, reference, own)
+    least = known.max() if seeds == 2 * lost else math.log(200 / 10)
+    assert (found.interval.bound, turned.interval.bound) == (">=", "<=")
+    assert found.interval.mean == pytest.approx(least)
+    assert turned.interval.mean == pytest.approx(-least)
+
+
+@pytest.mark.parametrize(("one", "other"), [(0.3, 0.5), (0.5, 0.3), (0.3, 0.95), (0.4, 0.4)])
+def test_two_methods_at_the_floor_are_compared_by_their_arrival(one: float, other: float):
+    steps = np.arange(1.0, 101.0)
+    own, reference = (np.maximum(-16.0, -16 * steps / (100 * share)) for share in (one, other))
+    found = seed_ratios(steps, own[None], reference[None], floor=-16 + 1e-9)
+    assert math.exp(found[0]) == pytest.approx(one / other)
 
 
 def test_a_seed_on_which_both_diverge_is_left_out():
@@ -212,7 +246,8 @@ def test_an_exponent_is_the_slope_of_the_logarithms_and_a_grid_tells_no_more_tha
     found = exponent(sizes, best, 0.5)
     assert found.mean == pytest.approx(-0.5)
     x = np.log10(sizes)
-    half = scipy_stats.t.ppf(0.975, 2) * 0.5 / math.sqrt(12) / math.sqrt(((x - x.mean()) ** 2).sum())
+    walks = np.array([np.polyfit(x, np.arange(4) >= k, 1)[0] for k in (1, 2, 3)])  # an error stays from rung k on
+    half = scipy_stats.t.ppf(0.975, 2) * 0.5 / math.sqrt(12) * np.linalg.norm(walks)
     assert found.high - found.mean == pytest.approx(half)
     assert not exponent(sizes[:2], best[:2], 0.5).bounded
 
@@ -229,6 +264,24 @@ def test_the_interval_of_the_exponent_covers_with_a_grid_and_with_the_noise_of_t
         found = exponent(sizes, 10 ** (np.round((best - phase) / step) * step + phase), step)
         held.append(found.low <= -0.5 <= found.high)
     assert np.mean(held) > 0.93
+
+
+@pytest.mark.parametrize("rungs", [4, 6])
+@pytest.mark.parametrize(("noise", "least"), [(1.0, 0.93), (3.0, 0.93), (1e9, 0.89)])
+def test_the_interval_of_the_exponent_covers_although_each_rung_searches_around_the_last_winner(
+    rungs: int, noise: float, least: float
+):
+    """With a score that is a parabola plus noise; at 1e9 winners are a random walk."""
+    rng, held = np.random.default_rng(11), list[bool]()
+    first, later = np.linspace(-2, 2, 9), np.linspace(-1, 1, 6)
+    for _ in range(1000):
+        best = list[float]()
+        for _ in range(rungs):
+            tried = best[-1] + later if best else first
+            best.append(tried[np.argmin(tried**2 + noise * rng.normal(size=tried.size))])
+        found = exponent(2e4 * 3.0 ** np.arange(rungs), 10 ** np.array(best), 0.5)
+        held.append(found.low <= 0 <= found.high)
+    assert np.mean(held) > least
 
 
 # -- rankings ---------------------------------------------------------------------------------------------------------

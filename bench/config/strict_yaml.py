@@ -113,7 +113,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"there is no file {path}") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not text in UTF-8; settings are YAML") from None
+    except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]

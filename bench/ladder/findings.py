@@ -154,7 +154,11 @@ class Rung:
             return f"{opt}: like {self.reference} at the floor of the loss, {CONVERGED:g}, on half of the seeds or more"
         runs = [*own.runs.values(), *reference.runs.values()]
         bent = any(run.config["trainer"].get("schedule", "constant") != "constant" for run in runs)
-        return statistics.step_ratio(steps, *arrays, smooth=not bent)
+        floor = FLOOR if self.above else -math.inf
+        try:
+            return statistics.step_ratio(steps, *arrays, smooth=not bent, floor=floor)
+        except ValueError as error:
+            return f"{opt}: {error}"
 
     def _curve(self, run: RunResult) -> dict[float, float] | None:
         """The finite losses on the selection split by step, for suboptimality gaps their log10; None if diverged."""
@@ -274,6 +278,11 @@ class Findings:
             return None
         return best[0], statistics.regret(self.losses[-1], self.ranked.index(best[0]))
 
+    def cost(self, k: int) -> float | None:
+        """Training time of the rungs up to this one, on which its ranges depend, as a fraction of that of all."""
+        seconds = [rung.seconds for rung in self.rungs]
+        return math.fsum(seconds[: k + 1]) / whole if (whole := math.fsum(seconds)) else None
+
     def transfer(self, opt: str) -> Transfer:
         """How the setting of an optimizer changes along the ladder."""
         methods = [rung.methods.get(opt) for rung in self.rungs]
@@ -349,9 +358,14 @@ def predicted(record: LadderRecord, stores: Stores, k: int) -> Predicted:
         stores: with its runs.
         k: index of the next rung, at least 1.
     """
-    found, at = findings(record, stores), math.log10(record.rungs[k]["at"])
+    return extrapolated(findings(record, stores), record.rungs[k]["at"])
+
+
+def extrapolated(found: Findings, size: float) -> Predicted:
+    """The prediction of a rung of this size from these findings."""
+    at = math.log10(size)
     ratios = dict[str, list[float | None]]()
-    for opt in record.opts:
+    for opt in found.record.opts:
         x, estimates = found.estimates(opt)
         if estimates:
             said = statistics.predict(x, estimates, at)
@@ -379,7 +393,8 @@ class Score:
     Attributes:
         opt: the optimizer.
         said, measured: predicted and measured logarithm of the step ratio; None if there is none.
-        held: whether the prediction interval contains the measured value.
+        held: whether the prediction interval contains the measured value; None if that is only known to be beyond a
+            bound within the interval.
     """
 
     opt: str
@@ -393,8 +408,14 @@ def scores(rung: Rung) -> list[Score]:
     found = list[Score]()
     for opt, said in intervals(rung.record["predicted"]).items():
         of = rung.ratios.get(opt)
-        measured = of.interval if isinstance(of, StepRatio) else None
-        found.append(Score(opt, said, measured, measured and said.low <= measured.mean <= said.high))
+        if not isinstance(of, StepRatio):
+            found.append(Score(opt, said, None, None))
+            continue
+        value = of.interval.mean
+        bound = of.interval.bound
+        possible = value <= said.high if bound == ">=" else said.low <= value
+        held = None if bound and possible else said.low <= value <= said.high
+        found.append(Score(opt, said, of.interval, held))
     return found
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench.config.checks import check
 from bench.errors import RunFailed, UserError
 from bench.grammar.values import typed
 from bench.ladder.findings import predicted
@@ -108,7 +109,9 @@ class Ladder:
         if winners:
             wanted = min(wanted, math.ceil(4 * self.margin) + 1)  # half decades
         trials = -(-wanted // step) * step
-        around = {spec.opt: _around(spec, winners.get(spec.opt), self.margin) for spec in specs}
+        around = {
+            spec.opt: _around(spec, winners[spec.opt], self.margin, places) for spec in specs if spec.opt in winners
+        }
         return self._suite(settings, around, trials)
 
     def _suite(self, settings: Words, around: Mapping[str, Words], trials: int | None) -> Suite:
@@ -122,11 +125,34 @@ class Ladder:
         )
 
 
-def _around(spec: StudySpec, winner: Words | None, margin: float) -> dict[str, str]:
-    """Ranges around a winner, whose values are those of the first point; without one the ranges stay."""
-    around = {name: winner[name] for name in spec.design.ranges if winner is not None}
-    lows = {name: x / 10 ** (2 * margin * spec.design.first[name]) for name, x in around.items()}
-    return {name: f"{typed(low):g}:{typed(low * 10 ** (2 * margin)):g}" for name, low in lows.items()}
+def _around(spec: StudySpec, winner: Words, margin: float, places: Words) -> dict[str, str]:
+    """Ranges around a winner, whose values are those of the first point.
+
+    Where the optimizer refuses an end (a momentum above 1), the first rung's end is taken instead, so the range is
+    narrower; below a decade for a grid, the whole range of the first rung is taken.
+    """
+    found, narrowest = dict[str, str](), 1.0 if spec.design.sampler == "grid" else 0.01
+    for name, axis in spec.design.ranges.items():
+        value, first, width = winner[name], spec.design.first[name], 2 * margin
+        sides = (1 / value, 1 / axis.low, first), (value, axis.high, 1 - first)
+        for k, (own, most, share) in enumerate(sides):
+            end = own * 10 ** (width * share)
+            if not _is_legal(spec, {**winner, name: end if k else 1 / end}, places):
+                width = min(width, max(0.0, math.log10(most / own)) / share)
+        low = value / 10 ** (width * first)
+        kept = width < min(narrowest, 2 * margin)
+        ends = (axis.low, axis.high) if kept else (typed(low), typed(low * 10**width))
+        found[name] = f"{ends[0]:g}:{ends[1]:g}"
+    return found
+
+
+def _is_legal(spec: StudySpec, point: Words, places: Words) -> bool:
+    """Whether the optimizer accepts these values."""
+    try:
+        check(spec.config(point, spec.seeds[0], places))
+    except UserError:
+        return False
+    return True
 
 
 # -- execution --------------------------------------------------------------------------------------------------------

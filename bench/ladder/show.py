@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from bench.boards.explain import tried
 from bench.boards.shared import lost
-from bench.ladder.findings import Findings, Method, Rung, intervals, scores, was_before
+from bench.ladder.findings import Findings, Method, Rung, extrapolated, intervals, scores, was_before
 from bench.ladder.sizes import MODEL
 from bench.ladder.statistics import StepRatio, Trend
 from bench.process import as_options
@@ -25,14 +26,14 @@ UNITS = dict.fromkeys(MODEL, "parameters") | {"epochs": "steps", "data": "traini
 
 def factor(of: Interval) -> Interval:
     """A ratio from its logarithm."""
-    return Interval(exp(of.mean), exp(of.low), exp(of.high), of.n)
+    return replace(of, mean=exp(of.mean), low=exp(of.low), high=exp(of.high))
 
 
 def size(at: float) -> str:
-    """A size as short text: 0.02 M, 26.7 k."""
-    for unit, letter in ((1e9, "G"), (1e5, "M"), (1e3, "k")):
+    """A size as short text: 26.7 k, 1.2 M."""
+    for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if at >= 0.9995 * unit:  # which is rounded to it
-            return f"{at / (1e6 if letter == 'M' else unit):.3g} {letter}"
+            return f"{at / unit:.3g} {letter}"
     return f"{at:g}"
 
 
@@ -74,6 +75,8 @@ def _efficiency(found: Findings) -> Table:
             row[key] = factor(of.interval) if isinstance(of, StepRatio) else None
             if isinstance(of, str):
                 reasons[f"{key}: {of}"] = None
+            elif of.beyond:
+                reasons[f"{key}: {opt}: {_beyond(of)}"] = None
         rows.append(row)
     notes = [
         *reasons,
@@ -83,6 +86,16 @@ def _efficiency(found: Findings) -> Table:
         " seeds). Its end is infinite or zero if it is beyond the evaluations, or if a seed diverged",
     ]
     return Table(f"steps against tuned {reference}", columns, rows, notes)
+
+
+def _beyond(of: StepRatio) -> str:
+    """What seeds beyond the evaluations mean for a ratio."""
+    seeds = f"{of.beyond} of {of.interval.n} seeds are beyond the evaluations (or diverged)"
+    if of.interval.bound:
+        return f"{seeds}, so the value is a bound, in no trend or prediction"
+    if math.isinf(of.estimate.error):
+        return f"{seeds}, so the value is the median, in no trend or prediction"
+    return f"{seeds}; each counts as a ratio at the first evaluation in the error, and moves the value little"
 
 
 def _trends(found: Findings) -> Table:
@@ -96,19 +109,25 @@ def _trends(found: Findings) -> Table:
     rows = [(opt, factor(of.slope), _called(found, opt, of), of.misfit) for opt, of in trends.items()]
     wide = ", ".join(opt for opt, of in trends.items() if of.widened)
     notes = [f"{wide}: rungs scatter more than seeds explain, so the interval comes from their scatter"] * bool(wide)
-    if any(len(found.ratios(opt)) == 2 for opt in trends):
+    if any(len(found.estimates(opt)[0]) == 2 for opt in trends):
         notes.append("two rungs are on a line by construction, so such an interval only has the noise of seeds")
+    notes.append(
+        "at a true factor of 1, 5 % of the intervals exclude 1, if only seeds vary; more if the tuning of the rungs"
+        " varies too, since intervals include that noise only where the misfit is below 5 %"
+    )
     return Table.of(columns, rows, "trend of the ratio of steps", notes)
 
 
 def _called(found: Findings, opt: str, of: Trend) -> str:
-    """The trend in words, by the ratios of steps at the first and last rung that has one."""
+    """The trend in words, by the ratios of steps at the first and last rung that count in it."""
     if of.slope.low <= 0 <= of.slope.high:
         return "none found"
     led, leads = (found.estimates(opt)[1][k].value < 0 for k in (0, -1))
     if led != leads:
-        return "from lead to lag" if led else "from lag to lead"
-    return f"its {'lead' if leads else 'lag'} {'grows' if (of.slope.mean < 0) == leads else 'shrinks'}"
+        said = "from lead to lag" if led else "from lag to lead"
+    else:
+        said = f"its {'lead' if leads else 'lag'} {'grows' if (of.slope.mean < 0) == leads else 'shrinks'}"
+    return said + ", if only seeds vary" * (not of.widened)
 
 
 def _predictions(found: Findings) -> Table:
@@ -136,6 +155,11 @@ def _predictions(found: Findings) -> Table:
             notes.append(f"rung {rung.number}: predicted order {order}; {same}")
         if not was_before(rung):
             notes.append(f"rung {rung.number}: it had runs before the prediction, which therefore does not count")
+        if different := _different(found, rung):
+            notes.append(
+                f"rung {rung.number}: from the stored runs, this version predicts {different} (an earlier version made"
+                " the prediction)"
+            )
     for number, coming in enumerate(found.record.rungs, 1):
         if not coming["done"] and (said := coming["predicted"]):
             for opt, of in intervals(said).items():
@@ -146,13 +170,30 @@ def _predictions(found: Findings) -> Table:
     return Table("ratio of steps, predicted from the rungs before", columns, rows, notes)
 
 
+def _different(found: Findings, rung: Rung) -> str:
+    """The prediction of this version in words, for ratios that differ by more than 1 % from those in the record."""
+    said, before = intervals(rung.record["predicted"]), [each for each in found.rungs if each.number < rung.number]
+    today = intervals(extrapolated(replace(found, rungs=before), rung.record["at"]))
+    words = list[str]()
+    for opt in found.others:
+        one, other = said.get(opt), today.get(opt)
+        if one is None or other is None:
+            same = one is other
+        else:
+            pairs = (one.mean, other.mean), (one.low, other.low), (one.high, other.high)
+            same = all(x == y or abs(x - y) < 0.01 for x, y in pairs)
+        if not same:
+            words.append(f"{opt} {cell(other and factor(other), 3)}")
+    return ", ".join(words)
+
+
 def _held(found: Findings) -> list[bool]:
     """Whether each measured prediction held, of the rungs that were predicted before they began."""
     return [each.held for rung in found.rungs if was_before(rung) for each in scores(rung) if each.held is not None]
 
 
 def _ranking(found: Findings) -> Table:
-    last, measure = found.rungs[-1], found.rungs[-1].measure
+    measure = found.rungs[-1].measure
     unit = "decades of loss" if measure.log else measure.words
     columns = [
         Column("rung", "rung", "number"),
@@ -168,13 +209,12 @@ def _ranking(found: Findings) -> Table:
             "how much worse this choice is at the last rung than the last rung's winner",
             3,
         ),
-        Column("cost", "cost", "training time of this rung as a fraction of the last one's", 2),
+        Column("cost", "cost", "training time up to this rung as a fraction of that of all rungs", 2),
     ]
     rows = list[tuple[Any, ...]]()
     for k, rung in enumerate(found.rungs):
         order, (chosen, regret) = rung.ordered(rung.losses), found.regret(k) or (None, None)
-        cost = rung.seconds / last.seconds if last.seconds else None
-        rows.append((rung.number, rung.record["at"], order, found.agreement(k), chosen, regret, cost))
+        rows.append((rung.number, rung.record["at"], order, found.agreement(k), chosen, regret, found.cost(k)))
     notes = list[str]()
     if found.final_from is not None:
         first, sure = found.final_from
@@ -187,9 +227,13 @@ def _ranking(found: Findings) -> Table:
         " correction); the interval of the regret stays valid although the same seeds choose the best method, the"
         " regret itself is overestimated if methods are equal"
     )
-    if lost := [opt for opt in found.record.opts if opt not in found.ranked]:
-        notes.append(f"not ranked: a fresh seed diverged or is missing at a rung: {', '.join(lost)}")
+    if left := _not_ranked(found):
+        notes.append(f"not in tau, regret and the final ranking: a fresh seed diverged or is missing at a rung: {left}")
     return Table.of(columns, rows, "order by final metric", notes)
+
+
+def _not_ranked(found: Findings) -> str:
+    return ", ".join(opt for opt in found.record.opts if opt not in found.ranked)
 
 
 def _losses(found: Findings) -> Table:
@@ -288,7 +332,8 @@ def _span(numbers: Collection[int]) -> int | str | None:
 
 _SAMPLERS = {
     "grid": "a grid extends beyond an edge while the best point is there",
-    "qmc": "each search is a Halton sequence, which never leaves its ranges",
+    "qmc": "each search is a Halton sequence, which never leaves its ranges; its first point is that value, at 1/2 of"
+    " the first range, 1/3 of the second and 1/5 of the third",
 }
 
 
@@ -300,7 +345,8 @@ def _notes(found: Findings) -> list[str]:
         *(f"Settings of {whose}: {' '.join(as_options(own))}." for whose, own in settings if own),
         *found.record.rule,
         f"From the second rung on, ranges have {width} decades around the winning value of the previous rung;"
-        f" {_SAMPLERS[declared['sampler']]}. At each rung all optimizers have the same number of trials.",
+        f" {_SAMPLERS[declared['sampler']]}. An optimizer without a winner keeps its ranges. At each rung all"
+        " optimizers have the same number of trials.",
         *cut(found),
         *([f"Machines and versions: {made_on(runs)}."] if runs else []),
     ]
@@ -388,14 +434,14 @@ def _settings_chart(found: Findings) -> Chart:
 
 
 def _regret_chart(found: Findings) -> Chart:
-    last = found.rungs[-1].seconds if found.rungs else 0.0
-    points = [(rung.seconds / last, of[1]) for k, rung in enumerate(found.rungs) if last and (of := found.regret(k))]
+    costs = [found.cost(k) for k in range(len(found.rungs))]
+    points = [(cost, of[1]) for k, cost in enumerate(costs) if cost is not None and (of := found.regret(k))]
     traces = [_trace("choice by a rung", points)] if any(of.high for _, of in points) else []
     words = found.rungs[-1].measure.words if found.rungs else "metric"
     panel = Panel(
         "regret",
         "regret of choosing by a cheap rung",
-        "cost, as a fraction of the last rung's",
+        "training time up to the rung / that of all rungs",
         f"regret in {words}",
         "x",
         traces,
@@ -417,37 +463,29 @@ def verdict(found: Findings) -> list[str]:
     if found.final_from is not None:
         before, after = (rung.places(found.ranked) for rung in (first, last))
         same = sum(before[opt] == after[opt] for opt in found.ranked)
+        without = f"; without {left}" if (left := _not_ranked(found)) else ""
         lines.append(
             f"{same} of {len(found.ranked)} methods have the same rank at {size(first.record['at'])} and at"
-            f" {size(last.record['at'])} {_unit(found)} (Kendall's tau of the rankings: {cell(found.agreement(0), 3)})."
+            f" {size(last.record['at'])} {_unit(found)} (Kendall's tau of the rankings:"
+            f" {cell(found.agreement(0), 3)}{without})."
         )
         means, sure = found.final_from
         whole = f"equals that of the last rung from rung {means} on"
         if means == last.number:
             whole = "of the last rung differs from that of the rung before"
-        lines.append(
-            f"The ranking by means {whole}; no significant difference from rung {sure} on is reversed at the last rung."
-        )
+        reversed_ = f"; no significant difference from rung {sure} on is reversed at the last rung"
+        lines.append(f"The ranking by means {whole}{reversed_ * (sure < last.number)}.")
     lines += _leads(found)
     if regret := found.regret(0):
-        (chosen, of), share = regret, first.seconds / last.seconds if last.seconds else math.nan
+        (chosen, of), share = regret, found.cost(0)
         what = (
             f"{cell(of, 3)} {'decades of loss' if last.measure.log else last.measure.words}" if of.high else "nothing"
         )
         lines.append(
-            f"The first rung chooses {chosen} and takes {cell(share, 2)} times the training time of the last rung; this"
-            f" choice loses {what} at the last rung."
+            f"The first rung chooses {chosen} and takes {cell(share, 2)} of the training time of all rungs; this choice"
+            f" loses {what} at the last rung."
         )
-    carried = [opt for opt in found.record.opts if _carries(found, opt)]
-    known = any(value is not None for opt in found.record.opts for value in found.transfer(opt).regrets)
-    near = _near(last)
-    lines.append(
-        f"Winning settings of the previous rung score within {near} of the best at each rung for {', '.join(carried)}."
-        if carried
-        else f"No method is known to score within {near} of the best at each rung with the previous rung's settings."
-        if known
-        else "Whether settings carry over is unknown: no rung tried the winning settings of the previous one."
-    )
+    lines += _transfers(found)
     if held := _held(found):
         flat = " (from one rung, the prediction is that nothing changes)" * (len(found.rungs) == 2)
         lines.append(f"{sum(held)} of {len(held)} predictions made before their rung were correct{flat}.")
@@ -463,11 +501,37 @@ def _leads(found: Findings) -> list[str]:
         text = f"{opt} needs {cell(begin, 3)} times the steps of {reference} at {size(first)}"
         if len(points) > 1:
             text += f" and {cell(end, 3)} at {size(last)}"
+            used = found.estimates(opt)[0]
             if of := found.trend(opt):
-                word = "change" if len(points) == 2 else "trend"
-                text += f"; {word}: {_called(found, opt, of)} (factor {cell(factor(of.slope), 3)} per decade)"
+                word = "change" if len(used) == 2 else "trend"
+                some = f" over {len(used)} of {len(points)} rungs" * (len(used) < len(points))
+                text += f"; {word}{some}: {_called(found, opt, of)} (factor {cell(factor(of.slope), 3)} per decade)"
         lines.append(text + ".")
+    if lines:
+        lines.append("These intervals do not include the noise of tuning.")
     return lines
+
+
+def _transfers(found: Findings) -> list[str]:
+    """Whether the winning settings of a rung are good at the next one, in sentences."""
+    within, worse, untried = list[str](), list[str](), dict[int, list[str]]()
+    for opt in found.record.opts:
+        regrets = [*zip(found.transfer(opt).regrets, found.rungs[1:], strict=True)]
+        known = [of <= (USABLE_FACTOR if rung.above else USABLE_SHARE) for of, rung in regrets if of is not None]
+        if known:
+            (within if all(known) else worse).append(opt)
+            for of, rung in regrets:
+                if of is None:
+                    untried.setdefault(rung.number, []).append(opt)
+    if not within and not worse:
+        return ["Whether settings carry over is unknown: no rung tried the winning settings of the previous one."]
+    near = f"within {_near(found.rungs[-1])} of the best score"
+    said = f"stay {near} for {listed(within)}{f', but not for {listed(worse)}' * bool(worse)}"
+    if not within:
+        said = f"do not stay {near} for {listed(worse)}"
+    count = len(within) + len(worse)
+    gaps = [f"rung {k}{f' by {listed(opts)}' * (len(opts) < count)}" for k, opts in sorted(untried.items())]
+    return [f"Winning settings of the previous rung {said}{f' (not tried at {listed(gaps)})' * bool(gaps)}."]
 
 
 def _factors(found: Findings, opt: str) -> list[tuple[float, Interval]]:
@@ -477,9 +541,3 @@ def _factors(found: Findings, opt: str) -> list[tuple[float, Interval]]:
 
 def _near(rung: Rung) -> str:
     return f"a factor of {USABLE_FACTOR:g}" if rung.above else f"{100 * USABLE_SHARE:g} %"
-
-
-def _carries(found: Findings, opt: str) -> bool:
-    regrets = zip(found.transfer(opt).regrets, found.rungs[1:], strict=True)
-    within = [of is not None and of <= (USABLE_FACTOR if rung.above else USABLE_SHARE) for of, rung in regrets]
-    return bool(within) and all(within)

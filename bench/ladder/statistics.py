@@ -54,12 +54,15 @@ class StepRatio:
     """The natural logarithm of a ratio of steps.
 
     Attributes:
-        estimate: the value with its standard error; infinite if the median is beyond the evaluations.
-        interval: the same value with the 95 % interval of the median over seeds (`median_ends`).
+        estimate: the value with its standard error; the error is infinite if the value is a median or a bound.
+        interval: the same value with the 95 % interval of the median over seeds (`median_ends`); the value is a bound
+            if the median is beyond the evaluations.
+        beyond: number of seeds whose ratio is beyond the evaluations.
     """
 
     estimate: Estimate
     interval: Interval
+    beyond: int
 
 
 def _quantile(df: float) -> float:
@@ -69,34 +72,44 @@ def _quantile(df: float) -> float:
 # -- efficiency -------------------------------------------------------------------------------------------------------
 
 
-def step_ratio(steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smooth: bool = True) -> StepRatio:
+def step_ratio(
+    steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smooth: bool = True, floor: float = -math.inf
+) -> StepRatio:
     """The number of steps of a method relative to a reference at equal loss, as a natural logarithm.
 
-    The value is the Hodges-Lehmann estimate over seeds, which a seed that learns late or diverges changes little; in it
-    a ratio beyond the evaluations counts as that of the first one. The interval is that of the median.
+    The value is the Hodges-Lehmann estimate over seeds, which a seed that learns late or diverges changes little. A
+    ratio beyond the evaluations, of which only the sign is known, counts as that of the first evaluation. If so many
+    are beyond that the estimate depends on this (two of five), the value is the median. The interval is that of the
+    median.
 
     Args:
         steps: as for `seed_ratios`.
         own: as for `seed_ratios`.
         reference: as for `seed_ratios`.
         smooth: as for `seed_ratios`.
+        floor: as for `seed_ratios`.
 
     Raises:
         ValueError: as `seed_ratios`, or fewer than two seeds are left.
     """
-    ratios = seed_ratios(steps, own, reference, smooth=smooth)
+    ratios = seed_ratios(steps, own, reference, smooth=smooth, floor=floor)
     if len(ratios) < 2:
         raise ValueError("fewer than two seeds on which one of the methods does not diverge")
     s = np.asarray(steps, dtype=np.float64)
-    bound = math.log(s[-1] / s[0])
-    values, (low, high) = np.clip(ratios, -bound, bound), median_ends(ratios)
-    found, median = hodges_lehmann(values), float(np.median(values))
-    if abs(median) == bound:
+    end = math.log(s[-1] / s[0])
+    found, farther = (hodges_lehmann(np.clip(ratios, -far, far)) for far in (end, 2 * end))
+    bound = ""
+    if found.value != farther.value:
+        median, bound = _median(ratios, end)
         found = Estimate(median, math.inf, found.df)
-    return StepRatio(found, Interval(found.value, min(low, found.value), max(high, found.value), len(values)))
+    low, high = median_ends(ratios)
+    interval = Interval(found.value, min(low, found.value), max(high, found.value), len(ratios), bound)
+    return StepRatio(found, interval, int(np.isinf(ratios).sum()))
 
 
-def seed_ratios(steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smooth: bool = True) -> Array:
+def seed_ratios(
+    steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smooth: bool = True, floor: float = -math.inf
+) -> Array:
     """The logarithm of the ratio of steps of each seed.
 
     Its loss is the worse of the two final ones. Let S be the number of steps. If the method ends below the reference,
@@ -109,6 +122,8 @@ def seed_ratios(steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smoot
         own: loss of the method by seed and evaluation, shape (N, P), finite; all infinite for a diverged seed.
         reference: loss of the reference with the same seeds, shape (N, P). A seed on which both diverge is left out.
         smooth: whether to smooth; pass False if a schedule bends the curves at their ends.
+        floor: the smallest loss that can be measured. If both end there, their ratio is that of the first evaluations
+            at which they are there.
 
     Returns:
         Shape (N',), N' <= N; infinite if only one method diverges or s is before the first evaluation.
@@ -126,10 +141,23 @@ def seed_ratios(steps: ArrayLike, own: ArrayLike, reference: ArrayLike, *, smoot
     left = np.append((places[:-1, None] + np.diff(places)[:, None] * share).ravel(), 0.0)
     candidates = np.concatenate([left, -left[-2::-1]])
     ratios = np.where(lost, candidates[-1], candidates[0])
+    arrived = places[np.argmax(a <= floor, 1)] - places[np.argmax(b <= floor, 1)]
+    at_floor = (a[:, -1] <= floor) & (b[:, -1] <= floor)
     a, b = (each[both] @ smoothing(places).T if smooth else each[both] for each in (a, b))
     ratios[both] = [_zero(candidates, _excess(places, left, *pair)) for pair in zip(a, b, strict=True)]
     beyond = [ratios == candidates[0], ratios == candidates[-1]]
-    return np.select(beyond, [-math.inf, math.inf], ratios)[~(lost & won)]
+    return np.where(at_floor, arrived, np.select(beyond, [-math.inf, math.inf], ratios))[~(lost & won)]
+
+
+def _median(ratios: Array, end: float) -> tuple[float, str]:
+    """The median of ratios, some of them infinite, and how it bounds the true one (`Interval.bound`)."""
+    ordered = np.sort(ratios)
+    middle = ordered[[(len(ordered) - 1) // 2, len(ordered) // 2]]
+    values, (first, second) = np.clip(middle, -end, end), np.isinf(middle)
+    if first == second:
+        at = float(values.mean())
+        return at, "" if abs(at) < end else ">=" if at > 0 else "<="
+    return float(values[0 if second else 1]), ">=" if second else "<="
 
 
 def _excess(places: Array, left: Array, own: Array, reference: Array) -> Array:
@@ -357,9 +385,10 @@ def _misfit(residual: Array, rest: Array, squares: Array, dfs: Array) -> float:
 def exponent(sizes: ArrayLike, best: ArrayLike, step: float) -> Interval:
     """The exponent a of best ~ size^a, from the best values on grids.
 
-    The interval is that of a least-squares line through the logarithms, with K - 2 degrees of freedom. A grid resolves
-    the best value up to a step, so the residuals count as at least step / sqrt(12), the standard deviation of a uniform
-    distribution of that width.
+    The slope is that of a least-squares line through the logarithms. Each rung searches around the winner of the
+    previous one, so the errors of the best values may be independent or accumulate from rung to rung. The interval is
+    the wider one of these two cases, with K - 2 degrees of freedom. A grid resolves the best value up to a step, so
+    errors count as at least step / sqrt(12), the standard deviation of a uniform distribution of that width. Ours.
 
     Args:
         sizes: shape (K,), positive, K >= 2, not all equal.
@@ -377,9 +406,14 @@ def exponent(sizes: ArrayLike, best: ArrayLike, step: float) -> Interval:
     slope = round(float(centred @ y) / square, 12) + 0.0  # no -0
     if not left:
         return Interval(slope, -math.inf, math.inf, x.size)
-    residual = y - y.mean() - slope * centred
-    variance = max(float(residual @ residual) / left, step**2 / 12)
-    half = _quantile(left) * math.sqrt(variance / square)
+    weights = centred / square
+    cases = [  # residuals, and how much each counts in the slope
+        (y - y.mean() - slope * centred, weights),
+        (np.diff(y) - slope * np.diff(x), np.cumsum(weights[::-1])[::-1][1:]),
+    ]
+    least = step**2 / 12
+    squares = [max(float(errors @ errors) / left, least) * float(each @ each) for errors, each in cases]
+    half = _quantile(left) * math.sqrt(max(squares))
     return Interval(slope, slope - half, slope + half, x.size)
 
 
