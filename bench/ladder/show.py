@@ -167,7 +167,26 @@ def _predictions(found: Findings) -> Table:
             break
     if held := _held(found):
         notes.insert(0, f"{sum(held)} of {len(held)} measured ratios are within their prediction interval")
+    if errors := _errors(found):
+        line, same = map(exp, errors)
+        notes.insert(
+            1,
+            "where a line through two or more rungs was extrapolated, measured ratios differ from it by a factor of"
+            f" {cell(line, 3)} on average, from those of the previous rung by {cell(same, 3)}",
+        )
     return Table("ratio of steps, predicted from the rungs before", columns, rows, notes)
+
+
+def _errors(found: Findings) -> tuple[float, float] | None:
+    """The mean error of extrapolated lines, and of assuming no change; of the logarithms of ratios."""
+    pairs = list[tuple[float, float]]()
+    for before, rung in zip(found.rungs[1:], found.rungs[2:], strict=False):
+        for each in scores(rung):
+            last = before.ratios.get(each.opt)
+            if each.measured and not each.measured.bound and isinstance(last, StepRatio) and was_before(rung):
+                value = each.measured.mean
+                pairs.append((abs(each.said.mean - value), abs(last.interval.mean - value)))
+    return tuple(np.mean(pairs, 0).tolist()) if pairs else None
 
 
 def _different(found: Findings, rung: Rung) -> str:
