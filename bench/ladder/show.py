@@ -549,8 +549,9 @@ def _transfers(found: Findings) -> list[str]:
     if not within:
         said = f"do not stay {near} for {listed(worse)}"
     count = len(within) + len(worse)
-    gaps = [f"rung {k}{f' by {listed(opts)}' * (len(opts) < count)}" for k, opts in sorted(untried.items())]
-    return [f"Winning settings of the previous rung {said}{f' (not tried at {listed(gaps)})' * bool(gaps)}."]
+    gaps = [f"at rung {k}{f' for {listed(opts)}' * (len(opts) < count)}" for k, opts in sorted(untried.items())]
+    unknown = f" (unknown {'; '.join(gaps)})" if gaps else ""
+    return [f"Winning settings of the previous rung {said}{unknown}."]
 
 
 def _factors(found: Findings, opt: str) -> list[tuple[float, Interval]]:
