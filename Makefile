@@ -57,7 +57,7 @@ statistics:  ## simulate what verdicts and intervals promise
 defaults:  ## choose the optimizers' defaults by family of tasks from the reference studies, and train with each (hours; resumes)
 	uv run python -m tools.defaults
 
-ladder:  ## train the ladders behind results/ladder (some 31 hours of one core; goes on where it was stopped)
+ladder:  ## train the ladders behind results/ladder (some 18 hours of one core from scratch; starts from the shipped runs)
 	[ ! -d results/ladder/lm/runs ] || uv run bench merge results/ladder/lm/runs runs
 	[ ! -d results/unfinished ] || uv run bench merge results/unfinished runs
 	nice -n 19 uv run bench ladder --task lm --opt adamw,muon,sngd,sps,momo,sgdm --rungs 4 --ratio 3 --start 2e4 \

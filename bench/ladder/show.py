@@ -9,7 +9,7 @@ import numpy as np
 
 from bench.boards.explain import tried
 from bench.boards.shared import lost
-from bench.ladder.findings import Findings, Method, Rung, extrapolated, intervals, scores, was_before
+from bench.ladder.findings import Findings, Method, Rung, Score, extrapolated, intervals, scores, was_before
 from bench.ladder.sizes import MODEL
 from bench.ladder.statistics import StepRatio, Trend
 from bench.process import as_options
@@ -166,7 +166,8 @@ def _predictions(found: Findings) -> Table:
                 rows.append({"rung": number, "opt": opt, "said": factor(of), "made": said["made"]})
             break
     if held := _held(found):
-        notes.insert(0, f"{sum(held)} of {len(held)} measured ratios are within their prediction interval")
+        correct = sum(each.held is True for each in held)
+        notes.insert(0, f"{correct} of {len(held)} measured ratios are within their prediction interval")
     if errors := _errors(found):
         line, same = map(exp, errors)
         notes.insert(
@@ -206,9 +207,9 @@ def _different(found: Findings, rung: Rung) -> str:
     return ", ".join(words)
 
 
-def _held(found: Findings) -> list[bool]:
-    """Whether each measured prediction held, of the rungs that were predicted before they began."""
-    return [each.held for rung in found.rungs if was_before(rung) for each in scores(rung) if each.held is not None]
+def _held(found: Findings) -> list[Score]:
+    """The measured predictions that held or did not, of the rungs that were predicted before they began."""
+    return [each for rung in found.rungs if was_before(rung) for each in scores(rung) if each.held is not None]
 
 
 def _ranking(found: Findings) -> Table:
@@ -507,7 +508,9 @@ def verdict(found: Findings) -> list[str]:
     lines += _transfers(found)
     if held := _held(found):
         flat = " (from one rung, the prediction is that nothing changes)" * (len(found.rungs) == 2)
-        lines.append(f"{sum(held)} of {len(held)} predictions made before their rung were correct{flat}.")
+        spans = [exp(each.said.high - each.said.low) for each in held if each.held]
+        wide = f"; the intervals of these span a factor of {cell(float(np.median(spans)), 3)} (median)" if spans else ""
+        lines.append(f"{len(spans)} of {len(held)} predictions made before their rung were correct{flat}{wide}.")
     return lines
 
 
