@@ -111,10 +111,11 @@ def _trends(found: Findings) -> Table:
     notes = [f"{wide}: rungs scatter more than seeds explain, so the interval comes from their scatter"] * bool(wide)
     if any(len(found.estimates(opt)[0]) == 2 for opt in trends):
         notes.append("two rungs are on a line by construction, so such an interval only has the noise of seeds")
-    notes.append(
-        "at a true factor of 1, 5 % of the intervals exclude 1, if only seeds vary; more if the tuning of the rungs"
-        " varies too, since intervals include that noise only where the misfit is below 5 %"
-    )
+    if trends:
+        notes.append(
+            "if only seeds vary and the true factor is 1, 5 % of these intervals exclude 1; more do if tuning varies"
+            " between rungs, which an interval includes only where the misfit is below 5 %"
+        )
     return Table.of(columns, rows, "trend of the ratio of steps", notes)
 
 
