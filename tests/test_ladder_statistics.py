@@ -105,6 +105,15 @@ def test_two_of_five_seeds_beyond_the_evaluations_leave_the_median(points: int):
     assert math.isinf(found.estimate.error)
 
 
+def test_seeds_beyond_the_evaluations_on_both_sides_leave_the_median():
+    own, reference = (falling(STEPS / r) + 0.01 * np.arange(5)[:, None] for r in (1.6, 1.0))
+    middle = seed_ratios(STEPS, own, reference)[2]
+    own[:2] = reference[3:] = math.inf
+    found = step_ratio(STEPS, own, reference)
+    assert found.interval.mean == middle
+    assert (found.beyond, found.estimate.error) == (4, math.inf)
+
+
 @pytest.mark.parametrize(("seeds", "lost"), [(5, 3), (6, 3), (6, 4)])
 def test_a_median_beyond_the_evaluations_is_a_bound(seeds: int, lost: int):
     own, reference = (falling(STEPS / r) + 0.01 * np.arange(seeds)[:, None] for r in (1.6, 1.0))

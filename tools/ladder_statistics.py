@@ -144,9 +144,9 @@ def simulated(
     slopes = [float(np.polyfit(x, values, 1)[0]) for _, values in truths]
     spread = 0.0
     if tuning:
-        pairs = [(curve(steps / math.exp(first)), curve(steps))] * 200
-        drawn = [(each, noises[k % len(noises)].draw(rng, seeds)) for k, each in enumerate(pairs)]
-        errors = [step_ratio(steps, a + one, b + other).estimate.error for (a, b), (one, other) in drawn]
+        own, reference = curve(steps / math.exp(first)), curve(steps)
+        drawn = [noises[k % len(noises)].draw(rng, seeds) for k in range(200)]
+        errors = [step_ratio(steps, own + one, reference + other).estimate.error for one, other in drawn]
         spread = tuning * math.sqrt(np.mean(np.square(errors)))
     held = dict[str, list[bool]]({name: [] for name in ("ratio", "trend", "called", "predicted", "beyond")})
     for k in range(ladders):

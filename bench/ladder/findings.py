@@ -279,7 +279,10 @@ class Findings:
         return best[0], statistics.regret(self.losses[-1], self.ranked.index(best[0]))
 
     def cost(self, k: int) -> float | None:
-        """Training time of the rungs up to this one, on which its ranges depend, as a fraction of that of all."""
+        """Training time up to this rung, whose ranges depend on earlier ones, as a fraction of that of all rungs.
+
+        None if no time is known.
+        """
         seconds = [rung.seconds for rung in self.rungs]
         return math.fsum(seconds[: k + 1]) / whole if (whole := math.fsum(seconds)) else None
 
@@ -362,7 +365,12 @@ def predicted(record: LadderRecord, stores: Stores, k: int) -> Predicted:
 
 
 def extrapolated(found: Findings, size: float) -> Predicted:
-    """The prediction of a rung of this size from these findings."""
+    """The prediction of a rung.
+
+    Args:
+        found: findings of the rungs before it.
+        size: of the rung on the axis.
+    """
     at = math.log10(size)
     ratios = dict[str, list[float | None]]()
     for opt in found.record.opts:
@@ -370,7 +378,7 @@ def extrapolated(found: Findings, size: float) -> Predicted:
         if estimates:
             said = statistics.predict(x, estimates, at)
             ratios[opt] = [said.mean, *said.ends]
-    losses, x = dict[str, float](), [math.log10(size) for size in found.sizes]
+    losses, x = dict[str, float](), [math.log10(each) for each in found.sizes]
     for opt in found.ranked if x else []:
         means = [float(rung.losses[opt].mean()) for rung in found.rungs]
         losses[opt] = float(np.polyval(np.polyfit(x, means, min(1, len(x) - 1)), at))
@@ -393,8 +401,8 @@ class Score:
     Attributes:
         opt: the optimizer.
         said, measured: predicted and measured logarithm of the step ratio; None if there is none.
-        held: whether the prediction interval contains the measured value; None if that is only known to be beyond a
-            bound within the interval.
+        held: whether the prediction interval contains the measured value; None without a measurement, or if a bound
+            leaves it open.
     """
 
     opt: str
@@ -411,10 +419,9 @@ def scores(rung: Rung) -> list[Score]:
         if not isinstance(of, StepRatio):
             found.append(Score(opt, said, None, None))
             continue
-        value = of.interval.mean
-        bound = of.interval.bound
-        possible = value <= said.high if bound == ">=" else said.low <= value
-        held = None if bound and possible else said.low <= value <= said.high
+        value, bound = of.interval.mean, of.interval.bound
+        is_open = (bound == ">=" and value <= said.high) or (bound == "<=" and value >= said.low)
+        held = None if is_open else said.low <= value <= said.high
         found.append(Score(opt, said, of.interval, held))
     return found
 

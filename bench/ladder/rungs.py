@@ -126,24 +126,28 @@ class Ladder:
 
 
 def _around(spec: StudySpec, winner: Words, margin: float, places: Words) -> dict[str, str]:
-    """Ranges around a winner, whose values are those of the first point.
+    """Ranges around the winner, which is the first point of the design.
 
-    Where the optimizer refuses an end (a momentum above 1), the first rung's end is taken instead, so the range is
-    narrower; below a decade for a grid, the whole range of the first rung is taken.
+    If the optimizer refuses an end (a momentum above 1), the range ends where that of the first rung does, and is
+    narrower. If less than a decade is left for a grid, or 0.01 for a Halton sequence, the first rung's range is taken.
     """
     found, narrowest = dict[str, str](), 1.0 if spec.design.sampler == "grid" else 0.01
     for name, axis in spec.design.ranges.items():
-        value, first, width = winner[name], spec.design.first[name], 2 * margin
-        sides = (1 / value, 1 / axis.low, first), (value, axis.high, 1 - first)
-        for k, (own, most, share) in enumerate(sides):
-            end = own * 10 ** (width * share)
-            if not _is_legal(spec, {**winner, name: end if k else 1 / end}, places):
-                width = min(width, max(0.0, math.log10(most / own)) / share)
-        low = value / 10 ** (width * first)
-        kept = width < min(narrowest, 2 * margin)
-        ends = (axis.low, axis.high) if kept else (typed(low), typed(low * 10**width))
-        found[name] = f"{ends[0]:g}:{ends[1]:g}"
+        value, first = winner[name], spec.design.first[name]
+        legal = [_is_legal(spec, {**winner, name: end}, places) for end in _ends(value, first, 2 * margin)]
+        room = math.log10(value / axis.low) / first, math.log10(axis.high / value) / (1 - first)
+        width = min([2 * margin, *(max(0.0, each) for each, fits in zip(room, legal, strict=True) if not fits)])
+        low, high = _ends(value, first, width)
+        if width < min(narrowest, 2 * margin):
+            low, high = axis.low, axis.high
+        found[name] = f"{low if legal[0] else max(low, axis.low):g}:{high if legal[1] else min(high, axis.high):g}"
     return found
+
+
+def _ends(value: float, first: float, width: float) -> tuple[float, float]:
+    """The ends of a range of this width in decades in which a value has this relative place."""
+    low = value / 10 ** (width * first)
+    return typed(low), typed(low * 10**width)
 
 
 def _is_legal(spec: StudySpec, point: Words, places: Words) -> bool:

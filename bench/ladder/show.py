@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -90,12 +91,11 @@ def _efficiency(found: Findings) -> Table:
 
 def _beyond(of: StepRatio) -> str:
     """What seeds beyond the evaluations mean for a ratio."""
-    seeds = f"{of.beyond} of {of.interval.n} seeds are beyond the evaluations (or diverged)"
-    if of.interval.bound:
-        return f"{seeds}, so the value is a bound, in no trend or prediction"
+    seeds = f"seeds with a ratio beyond the evaluations, or diverged: {of.beyond} of {of.interval.n}"
     if math.isinf(of.estimate.error):
-        return f"{seeds}, so the value is the median, in no trend or prediction"
-    return f"{seeds}; each counts as a ratio at the first evaluation in the error, and moves the value little"
+        what = "a bound" if of.interval.bound else "the median"
+        return f"{seeds}; the value is {what}, and trends and later predictions leave it out"
+    return f"{seeds}; the value does not depend on how far, and its error counts them at the first evaluation"
 
 
 def _trends(found: Findings) -> Table:
@@ -110,11 +110,11 @@ def _trends(found: Findings) -> Table:
     wide = ", ".join(opt for opt, of in trends.items() if of.widened)
     notes = [f"{wide}: rungs scatter more than seeds explain, so the interval comes from their scatter"] * bool(wide)
     if any(len(found.estimates(opt)[0]) == 2 for opt in trends):
-        notes.append("two rungs are on a line by construction, so such an interval only has the noise of seeds")
+        notes.append("a line through two rungs has no residuals, so its interval includes only the noise of seeds")
     if trends:
         notes.append(
-            "if only seeds vary and the true factor is 1, 5 % of these intervals exclude 1; more do if tuning varies"
-            " between rungs, which an interval includes only where the misfit is below 5 %"
+            "of the intervals that come from seeds alone, 5 % exclude 1 if the true factor is 1 and tuning adds no"
+            " noise, and more if it does"
         )
     return Table.of(columns, rows, "trend of the ratio of steps", notes)
 
@@ -158,8 +158,8 @@ def _predictions(found: Findings) -> Table:
             notes.append(f"rung {rung.number}: it had runs before the prediction, which therefore does not count")
         if different := _different(found, rung):
             notes.append(
-                f"rung {rung.number}: from the stored runs, this version predicts {different} (an earlier version made"
-                " the prediction)"
+                f"rung {rung.number}: this version predicts {different} from the stored runs; the prediction in the"
+                " record is from an earlier version, or from other runs"
             )
     for number, coming in enumerate(found.record.rungs, 1):
         if not coming["done"] and (said := coming["predicted"]):
@@ -167,32 +167,33 @@ def _predictions(found: Findings) -> Table:
                 rows.append({"rung": number, "opt": opt, "said": factor(of), "made": said["made"]})
             break
     if held := _held(found):
-        correct = sum(each.held is True for each in held)
+        correct = sum(bool(each.held) for each in held)
         notes.insert(0, f"{correct} of {len(held)} measured ratios are within their prediction interval")
     if errors := _errors(found):
         line, same = map(exp, errors)
         notes.insert(
             1,
-            "where a line through two or more rungs was extrapolated, measured ratios differ from it by a factor of"
-            f" {cell(line, 3)} on average, from those of the previous rung by {cell(same, 3)}",
+            f"lines through two or more rungs miss the measured ratio by a factor of {cell(line, 3)} (geometric mean);"
+            f" the ratio of the previous rung misses it by {cell(same, 3)}",
         )
     return Table("ratio of steps, predicted from the rungs before", columns, rows, notes)
 
 
 def _errors(found: Findings) -> tuple[float, float] | None:
-    """The mean error of extrapolated lines, and of assuming no change; of the logarithms of ratios."""
+    """Mean absolute errors of extrapolated lines, and of assuming no change since the last rung; of log ratios."""
     pairs = list[tuple[float, float]]()
-    for before, rung in zip(found.rungs[1:], found.rungs[2:], strict=False):
-        for each in scores(rung):
-            last = before.ratios.get(each.opt)
-            if each.measured and not each.measured.bound and isinstance(last, StepRatio) and was_before(rung):
+    for k, rung in enumerate(found.rungs):
+        before = replace(found, rungs=found.rungs[:k])
+        for each in scores(rung) if was_before(rung) else ():
+            used = before.estimates(each.opt)[1]
+            if each.measured and not each.measured.bound and len(used) > 1:
                 value = each.measured.mean
-                pairs.append((abs(each.said.mean - value), abs(last.interval.mean - value)))
+                pairs.append((abs(each.said.mean - value), abs(used[-1].value - value)))
     return tuple(np.mean(pairs, 0).tolist()) if pairs else None
 
 
 def _different(found: Findings, rung: Rung) -> str:
-    """The prediction of this version in words, for ratios that differ by more than 1 % from those in the record."""
+    """The prediction of this version in words, where ratio or interval differ by more than 1 % from the record."""
     said, before = intervals(rung.record["predicted"]), [each for each in found.rungs if each.number < rung.number]
     today = intervals(extrapolated(replace(found, rungs=before), rung.record["at"]))
     words = list[str]()
@@ -201,10 +202,9 @@ def _different(found: Findings, rung: Rung) -> str:
         if one is None or other is None:
             same = one is other
         else:
-            pairs = (one.mean, other.mean), (one.low, other.low), (one.high, other.high)
-            same = all(x == y or abs(x - y) < 0.01 for x, y in pairs)
+            same = np.allclose(*([of.mean, of.low, of.high] for of in (one, other)), rtol=0, atol=0.01)
         if not same:
-            words.append(f"{opt} {cell(other and factor(other), 3)}")
+            words.append(f"{opt} {cell(factor(other), 3)}" if other else f"nothing for {opt}")
     return ", ".join(words)
 
 
@@ -353,8 +353,8 @@ def _span(numbers: Collection[int]) -> int | str | None:
 
 _SAMPLERS = {
     "grid": "a grid extends beyond an edge while the best point is there",
-    "qmc": "each search is a Halton sequence, which never leaves its ranges; its first point is that value, at 1/2 of"
-    " the first range, 1/3 of the second and 1/5 of the third",
+    "qmc": "each search is a Halton sequence, which never leaves its ranges; its first point is the winning value,"
+    " at 1/2 of the first range, 1/3 of the second and 1/5 of the third",
 }
 
 
@@ -365,7 +365,8 @@ def _notes(found: Findings) -> list[str]:
     return [
         *(f"Settings of {whose}: {' '.join(as_options(own))}." for whose, own in settings if own),
         *found.record.rule,
-        f"From the second rung on, ranges have {width} decades around the winning value of the previous rung;"
+        f"From the second rung on, ranges have {width} decades around the winning value of the previous rung, or"
+        f" fewer where the optimizer refuses values;"
         f" {_SAMPLERS[declared['sampler']]}. An optimizer without a winner keeps its ranges. At each rung all"
         " optimizers have the same number of trials.",
         *cut(found),
@@ -503,15 +504,15 @@ def verdict(found: Findings) -> list[str]:
             f"{cell(of, 3)} {'decades of loss' if last.measure.log else last.measure.words}" if of.high else "nothing"
         )
         lines.append(
-            f"The first rung chooses {chosen} and takes {cell(share, 2)} of the training time of all rungs; this choice"
-            f" loses {what} at the last rung."
+            f"The first rung chooses {chosen} and takes {cell(share and 100 * share, 2)} % of the training time of all"
+            f" rungs; this choice loses {what} at the last rung."
         )
     lines += _transfers(found)
     if held := _held(found):
         flat = " (from one rung, the prediction is that nothing changes)" * (len(found.rungs) == 2)
         spans = [exp(each.said.high - each.said.low) for each in held if each.held]
-        wide = f"; the intervals of these span a factor of {cell(float(np.median(spans)), 3)} (median)" if spans else ""
-        lines.append(f"{len(spans)} of {len(held)} predictions made before their rung were correct{flat}{wide}.")
+        wide = f"; their intervals have a median width of a factor of {cell(median(spans), 3)}" if spans else ""
+        lines.append(f"Of {len(held)} predictions made before a rung, {len(spans)} were correct{flat}{wide}.")
     return lines
 
 
@@ -531,7 +532,10 @@ def _leads(found: Findings) -> list[str]:
                 text += f"; {word}{some}: {_called(found, opt, of)} (factor {cell(factor(of.slope), 3)} per decade)"
         lines.append(text + ".")
     if lines:
-        lines.append("These intervals do not include the noise of tuning.")
+        lines.append(
+            "Intervals of ratios do not include the noise of tuning; those of trends do only where rungs scatter more"
+            " than seeds explain."
+        )
     return lines
 
 
@@ -549,11 +553,13 @@ def _transfers(found: Findings) -> list[str]:
     if not within and not worse:
         return ["Whether settings carry over is unknown: no rung tried the winning settings of the previous one."]
     near = f"within {_near(found.rungs[-1])} of the best score"
-    said = f"stay {near} for {listed(within)}{f', but not for {listed(worse)}' * bool(worse)}"
-    if not within:
-        said = f"do not stay {near} for {listed(worse)}"
+    said = f"stay {near} for {listed(within)}" if within else f"do not stay {near} for {listed(worse)}"
+    if within and worse:
+        said += f", but not for {listed(worse)}"
     count = len(within) + len(worse)
     gaps = [f"at rung {k}{f' for {listed(opts)}' * (len(opts) < count)}" for k, opts in sorted(untried.items())]
+    if never := [opt for opt in found.record.opts if opt not in (*within, *worse)]:
+        gaps.append(f"at each rung for {listed(never)}")
     unknown = f" (unknown {'; '.join(gaps)})" if gaps else ""
     return [f"Winning settings of the previous rung {said}{unknown}."]
 

@@ -97,7 +97,8 @@ def step_ratio(
         raise ValueError("fewer than two seeds on which one of the methods does not diverge")
     s = np.asarray(steps, dtype=np.float64)
     end = math.log(s[-1] / s[0])
-    found, farther = (hodges_lehmann(np.clip(ratios, -far, far)) for far in (end, 2 * end))
+    ends = (-end, end), (-2 * end, 3 * end)  # unequal, so that seeds at opposite ends do not cancel
+    found, farther = (hodges_lehmann(np.clip(ratios, *each)) for each in ends)
     bound = ""
     if found.value != farther.value:
         median, bound = _median(ratios, end)
@@ -122,8 +123,8 @@ def seed_ratios(
         own: loss of the method by seed and evaluation, shape (N, P), finite; all infinite for a diverged seed.
         reference: loss of the reference with the same seeds, shape (N, P). A seed on which both diverge is left out.
         smooth: whether to smooth; pass False if a schedule bends the curves at their ends.
-        floor: the smallest loss that can be measured. If both end there, their ratio is that of the first evaluations
-            at which they are there.
+        floor: the smallest loss that can be measured. If both curves end at it, the ratio is that of the evaluations at
+            which they first reach it.
 
     Returns:
         Shape (N',), N' <= N; infinite if only one method diverges or s is before the first evaluation.
@@ -150,7 +151,10 @@ def seed_ratios(
 
 
 def _median(ratios: Array, end: float) -> tuple[float, str]:
-    """The median of ratios, some of them infinite, and how it bounds the true one (`Interval.bound`)."""
+    """The median of ratios, some of them infinite, and how it bounds the true one (`Interval.bound`).
+
+    It is 0 if one half is at each end; the interval of the median is infinite then.
+    """
     ordered = np.sort(ratios)
     middle = ordered[[(len(ordered) - 1) // 2, len(ordered) // 2]]
     values, (first, second) = np.clip(middle, -end, end), np.isinf(middle)
