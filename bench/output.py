@@ -1,5 +1,6 @@
 """Common parts of commands that read stores and write a table, a page or a picture."""
 
+import errno
 import os
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -181,7 +182,12 @@ def check_output(folder: Path) -> None:
     probe = existing(folder) / f"probe-{uuid4().hex}.tmp"
     try:
         with writing(folder):
-            probe.write_bytes(bytes(ROOM))
+            try:
+                probe.write_bytes(bytes(ROOM))
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                raise OSError(error.errno, f"{error.strerror}; {ROOM // 2**20} MiB must be free") from None
     finally:
         with suppress(OSError):
             probe.unlink(missing_ok=True)

@@ -565,6 +565,18 @@ def test_other_seeds_are_refused(seeds: Any) -> None:
         bench.sweep("synthetic", "ngd", lr=0.1, seeds=seeds, **SHORT)
 
 
+@pytest.mark.parametrize(
+    "given", [{"trials": [3]}, {"sampler": ["grid"]}, {"name": ["x"]}, {"budget": (1, 2)}], ids=repr
+)
+def test_a_list_is_no_single_value(given: dict[str, Any], store: Path) -> None:
+    (name,) = given
+    with pytest.raises(bench.UserError, match=rf"^{name}=.* write one value$"):
+        bench.tune("synthetic", "gd", **given, **SHORT)
+    with pytest.raises(bench.UserError, match=r"^settings=\['best'\]: write one value"):
+        bench.board(settings=["best"], store=store)
+    assert not store.exists()
+
+
 # -- boards -----------------------------------------------------------------------------------------------------------
 
 

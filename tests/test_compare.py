@@ -135,6 +135,7 @@ def test_checks_are_on_the_board_and_grids_are_topped_up(cli) -> None:
     assert rows.keys() == {"gd", "ngd", "my.py:Signs"}
     assert rows["ngd"]["verdict"] == "too few seeds (3 of 7)"
     assert any(line.startswith("my.py:Signs: ") and "seeds" in line for line in found["said"][1:])
+    assert all(int(line.split("--report_seeds ")[1].split()[0]) >= 7 for line in found["said"] if "adds" in line)
 
 
 @pytest.mark.whole

@@ -830,7 +830,8 @@ def test_a_full_disk_is_noticed_before_anything_is_trained(
     monkeypatch.setattr(Path, "write_bytes", full)
     answer = cli("reproduce", "nobody/tiny", "--out", "there")
     assert (answer.code, answer.out) == (2, "")
-    assert answer.err == "bench: error: cannot write to there: No space left on device; choose another with --out DIR\n"
+    said = "cannot write to there: No space left on device; 10 MiB must be free; choose another with --out DIR"
+    assert answer.err == f"bench: error: {said}\n"
     assert not Path("there").exists()
     assert not store.exists()
 

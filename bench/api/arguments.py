@@ -165,13 +165,15 @@ def arguments_of(command: str, words: dict[str, Any], where: Mapping[str, Path],
 
 
 def _read(option: Option, value: Any) -> Any:
-    """A value as the command line reads it; switches, and lists that are not of seeds or names, as they are."""
+    """A value as the command line reads it; switches, and options that may be repeated, as they are."""
     if option.value == "SEEDS":
         value = words_of_seeds(option.key, value)
     elif option.value == "A,B":
         return names_of(option.key, value)
-    elif not option.value or isinstance(value, list):
+    elif not option.value or option.many:
         return value
+    if not isinstance(value, str) and isinstance(value, Iterable):
+        raise UserError(f"{option.key}={value!r}: write one value")
     if option.choices and value not in option.choices:
         raise unknown(option.key, str(value), option.choices)
     try:

@@ -407,7 +407,7 @@ def _advice(found: "Collected") -> list[str]:
 
 def _advice_on(found: "Collected", problem: "Problem") -> list[str]:
     from bench.boards.quality import judged
-    from bench.results.sequential import Comparison, advice
+    from bench.results.sequential import LEAST_SEEDS, Comparison, advice
 
     metric, verdicts, _ = judged(found, problem)
     lines, tied = [], []
@@ -416,11 +416,11 @@ def _advice_on(found: "Collected", problem: "Problem") -> list[str]:
         if of == f"not compared: {verdicts.obstacle(entry)}" and verdicts.measure is metric:
             tied.append(entry.name)
         elif isinstance(of, Comparison) and not of.decided:
-            more = advice(of.n, of.wins, of.losses)
+            more, wanted = advice(of.n, of.wins, of.losses), max(2 * of.n, LEAST_SEEDS)
             lines.append(
                 f"{entry.name}: {spanned(more)} seeds in total will probably decide it: --report_seeds {more[1]}"
                 if more
-                else f"{entry.name}: how many seeds decide it is unknown; --report_seeds {2 * of.n} adds {of.n}"
+                else f"{entry.name}: how many seeds decide it is unknown; --report_seeds {wanted} adds {wanted - of.n}"
             )
     if tied:
         lines.append(

@@ -196,8 +196,8 @@ class Transfer:
     Attributes:
         setting: its dotted name.
         best: by rung, the winning value; None without a winner.
-        usable: by rung, width in decades of the range with scores nearly as good as the best; None if one value was
-            tried.
+        usable: by rung, width in decades of the range with scores nearly as good as the best, and whether it reaches an
+            end of the tried values, so that it is a lower bound; None if one value was tried.
         exponent: a of best ~ size^a; None if it cannot be fitted.
         regrets: by rung from the second, how much worse the previous rung's winner scores than the rung's own, as a
             fraction, or as a factor for suboptimality gaps; None if it was not tried or has no score.
@@ -205,7 +205,7 @@ class Transfer:
 
     setting: str
     best: list[float | None]
-    usable: list[float | None]
+    usable: list[tuple[float, bool] | None]
     exponent: Interval | None
     regrets: list[float | None]
 
@@ -301,10 +301,9 @@ class Findings:
         return Transfer(setting, best, usable, fit, regrets)
 
 
-def _usable(method: Method, setting: str, above: bool) -> float | None:
-    """Width in decades of the range around the best value with scores nearly as good."""
-    width = good_width(method.study, setting, "loss" if above else method.study.metric, gap=above)
-    return width and width[0]
+def _usable(method: Method, setting: str, above: bool) -> tuple[float, bool] | None:
+    """Width in decades of the range around the best value with scores nearly as good, and whether it is a bound."""
+    return good_width(method.study, setting, "loss" if above else method.study.metric, gap=above)
 
 
 def _carried(before: Method, here: Method, above: bool) -> float | None:

@@ -280,7 +280,8 @@ def _settings(found: Findings) -> Table:
         Column(
             "usable",
             "usable decades",
-            f"by rung: range around the best value with scores within {_near(found.rungs[-1])} of the best",
+            f"by rung: range around the best value with scores within {_near(found.rungs[-1])} of the best; >= if it"
+            " reaches an end of the tried values",
         ),
         Column(
             "regrets",
@@ -289,12 +290,16 @@ def _settings(found: Findings) -> Table:
             " winning settings score, as a share of the best score; a factor for suboptimality gaps",
         ),
     ]
-    transfers = {opt: found.transfer(opt) for opt in found.record.opts}
+    transfers, above = {opt: found.transfer(opt) for opt in found.record.opts}, found.rungs[-1].above
     rows = [
-        (opt, of.setting, _list(of.best), of.exponent, _list(of.usable), _list(of.regrets))
+        (opt, of.setting, _list(of.best), of.exponent, _list(map(_bounded, of.usable)), _list(of.regrets))
         for opt, of in transfers.items()
     ]
-    notes = ["scores are those of the tuning seeds, which chose the best; “-” was not tried or diverged"]
+    notes = [
+        "scores are those of the tuning seeds, which chose the best; “-” was not tried or diverged",
+        f"usable decades: scores within {_near(found.rungs[-1])} of the best, >= up to an end of the tried values",
+        f"worse with the previous setting: {'a factor, 1' if above else 'a share, 0'} if nothing is lost",
+    ]
     return Table.of(columns, rows, "the first searched setting", notes)
 
 
@@ -320,7 +325,11 @@ def _searched(method: Method | None) -> str | None:
     return "; ".join(f"{axis} {values}{chosen.get(axis, '')}" for axis, values in tried(method.study).items())
 
 
-def _list(values: Iterable[float | None]) -> str:
+def _bounded(width: tuple[float, bool] | None) -> str | None:
+    return width and f"{'>=' * width[1]}{cell(width[0], 3)}"
+
+
+def _list(values: Iterable[float | str | None]) -> str:
     return ", ".join(cell(value, 3) for value in values)
 
 
@@ -528,7 +537,8 @@ def _leads(found: Findings) -> list[str]:
             used = found.estimates(opt)[0]
             if of := found.trend(opt):
                 word = "change" if len(used) == 2 else "trend"
-                some = f" over {len(used)} of {len(points)} rungs" * (len(used) < len(points))
+                left = [size(at) for at, _ in points if math.log10(at) not in used]
+                some = f" without {listed(left)}" * bool(left)
                 text += f"; {word}{some}: {_called(found, opt, of)} (factor {cell(factor(of.slope), 3)} per decade)"
         lines.append(text + ".")
     if lines:
