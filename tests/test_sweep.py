@@ -1245,9 +1245,11 @@ def test_a_folder_for_the_output_that_is_none(cli, store, here):
     assert not store.exists()
 
 
-@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES])
+@pytest.mark.parametrize(
+    ("number", "needs"), [(errno.EROFS, ""), (errno.ENOSPC, "; 10 MiB must be free"), (errno.EACCES, "")]
+)
 def test_a_folder_for_the_output_that_cannot_be_written_is_found_before_anything_is_trained(
-    cli, store, here, monkeypatch, number
+    cli, store, here, monkeypatch, number, needs
 ):
     def refuse(self: Path, content: bytes) -> int:
         raise OSError(number, os.strerror(number))
@@ -1256,7 +1258,7 @@ def test_a_folder_for_the_output_that_cannot_be_written_is_found_before_anything
     answer = cli("sweep", *SMALL, *FOUR)
     assert (answer.code, last_line(answer)) == (
         2,
-        f"cannot write to {OUT}: {os.strerror(number)}; choose another with --out DIR",
+        f"cannot write to {OUT}: {os.strerror(number)}{needs}; choose another with --out DIR",
     )
     assert not store.exists()
     assert not (here / OUT).parent.exists()
