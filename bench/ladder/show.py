@@ -374,9 +374,8 @@ def _notes(found: Findings) -> list[str]:
     return [
         *(f"Settings of {whose}: {' '.join(as_options(own))}." for whose, own in settings if own),
         *found.record.rule,
-        f"From the second rung on, ranges have {width} decades around the winning value of the previous rung, or"
-        f" fewer where the optimizer refuses values;"
-        f" {_SAMPLERS[declared['sampler']]}. An optimizer without a winner keeps its ranges. At each rung all"
+        f"From the second rung on, ranges have {width} decades around the winning value of the previous rung, or fewer"
+        f" where the optimizer refuses values; {_SAMPLERS[declared['sampler']]}. An optimizer without a winner keeps its ranges. At each rung all"
         " optimizers have the same number of trials.",
         *cut(found),
         *([f"Machines and versions: {made_on(runs)}."] if runs else []),
@@ -516,7 +515,7 @@ def verdict(found: Findings) -> list[str]:
             f"The first rung chooses {chosen} and takes {cell(share and 100 * share, 2)} % of the training time of all"
             f" rungs; this choice loses {what} at the last rung."
         )
-    lines += _transfers(found)
+    lines += _carried_over(found)
     if held := _held(found):
         flat = " (from one rung, the prediction is that nothing changes)" * (len(found.rungs) == 2)
         spans = [exp(each.said.high - each.said.low) for each in held if each.held]
@@ -549,7 +548,7 @@ def _leads(found: Findings) -> list[str]:
     return lines
 
 
-def _transfers(found: Findings) -> list[str]:
+def _carried_over(found: Findings) -> list[str]:
     """Whether the winning settings of a rung are good at the next one, in sentences."""
     within, worse, untried = list[str](), list[str](), dict[int, list[str]]()
     for opt in found.record.opts:
