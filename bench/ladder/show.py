@@ -375,8 +375,8 @@ def _notes(found: Findings) -> list[str]:
         *(f"Settings of {whose}: {' '.join(as_options(own))}." for whose, own in settings if own),
         *found.record.rule,
         f"From the second rung on, ranges have {width} decades around the winning value of the previous rung, or fewer"
-        f" where the optimizer refuses values; {_SAMPLERS[declared['sampler']]}. An optimizer without a winner keeps its"
-        " ranges. At each rung all optimizers have the same number of trials.",
+        f" where the optimizer refuses values; {_SAMPLERS[declared['sampler']]}. An optimizer without a winner keeps"
+        " its ranges. At each rung all optimizers have the same number of trials.",
         *cut(found),
         *([f"Machines and versions: {made_on(runs)}."] if runs else []),
     ]
