@@ -301,50 +301,6 @@ _ALL = (
         ),
     ),
     Command(
-        "ladder", "repeat a comparison at growing sizes: does the winner at small scale win at large scale?",
-        text="Compare optimizers at growing sizes: each rung tunes all of them again with equal budgets and runs the"
-        " winners on fresh seeds. Results: steps at equal loss against a reference, their trend with size,"
-        " predictions made before each rung and scored after it, the ranking at each rung, and how the best settings"
-        " change with size.",
-        more="Settings in dotted form as in `bench fit`; --opt.adamw.lr 1e-4:1e-1 is for adamw alone. The name of a"
-        " ladder depends on its settings but not on the number of its rungs: the same command continues after an"
-        " interruption, and with more --rungs it adds rungs. On another machine with the same --storage and"
-        " --store it shares the work. The record is STORE/ladders/NAME.json.",
-        groups=SETTINGS, elsewhere=_several("a ladder has") | {"logger": "trials have none"},
-        options=(
-            TASK, _several_opts("two or more optimizers, including the reference: adamw,muon,sngd"),
-            Option("rungs", "number of rungs (default 4)", "N", whole(1), default=4),
-            Option("ratio", "ratio of the sizes of successive rungs (default 3)", "X", finite, default=3.0),
-            Option("axis", "the quantity that grows (default size: parameters, by width and depth)",
-                   "AXIS", default="size", choices=("size", "width", "depth", "epochs", "data")),
-            Option("tokens", "training tokens per parameter (default 20 if samples are rows of tokens and --trainer.*"
-                   " sets no budget; otherwise the task's budget applies)", "X", finite),
-            Option("start", "parameters of the first rung (default: 1/27 of the task's model)", "X", finite),
-            REFERENCE,
-            Option("trials", "settings tried for each optimizer at the first rung (default: nine, or more if"
-                   " combinations of values need more)", "N", whole(1)),
-            Option("margin", "half the width, in decades, of later rungs' ranges around the previous rung's winner,"
-                   " which is tried first (default 1); a grid extends beyond an edge if the best point is there", "X",
-                   finite, default=1.0),
-            Option("sampler", "grid (default): half decades of the first range; qmc: quasi-random, never beyond a"
-                   " range", "S", choices=("grid", "qmc")),
-            Option("prune", "stop trials that are worse than the median of the others; results say so"),
-            Option("seeds", "tuning seeds of each trial: a number (default 2: seeds 1000 and 1001) or a list", "SEEDS",
-                   default="2"),
-            Option("report_seeds", "fresh seeds of each winner: a number (default 5: seeds 0 to 4) or a list; fewer"
-                   " than 5 give no intervals", "SEEDS", default="5"),
-            Option("budget", "a time, after which the workers stop and the result so far is shown (6h, 90min)", "COST",
-                   read_budget),
-            _path("from", "rewrite the page from this store or bundle without training", "STORE"),
-            Option("name", "with --from: only this ladder", "NAME"),
-            CONFIG, _out("folder of page, tables and pictures (default: laddered/NAME)"),
-            RUN_DEVICE, PRECISION, DATA_SEED, JSON,
-            Option("dry-run", "print the rungs, their runs and their approximate duration"),
-            WORKERS, ENGINE, MEMORY, WIDTH, *SLURM, replace(SHARED_BY, hidden=True),
-            Option("train-only", "for array tasks: write no page", hidden=True), STORAGE, DATA, STORE,
-        ),
-    ),
-    Command(
         "race", "add seeds to undecided pairs until all are decided",
         text="Compare optimizers on tasks with only as many runs as the verdicts need: all start with a few seeds, and"
         " each undecided pair gets the fewest further seeds that can decide it, or none if a decision is unlikely.",

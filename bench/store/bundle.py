@@ -35,7 +35,7 @@ from optimizers.plugins import bare, provenance, slug, sources
 STORE, TUNED, SOURCES = "runs", "tuned", "sources"
 _RESULTS = rf"{STORE}/{FILE_NAME}/{DONE}/(runs\.jsonl|curve\.parquet|measurements\.parquet)"
 _NAMES = re.compile(
-    rf"{STORE}/(studies|checks|ladders)/{FILE_NAME}\.json"
+    rf"{STORE}/(studies|checks)/{FILE_NAME}\.json"
     rf"|{_RESULTS}"
     rf"|{TUNED}/{FILE_NAME}/{FILE_NAME}\.yaml|{SOURCES}/({FILE_NAME}/){{0,20}}{FILE_NAME}\.py",
     re.ASCII,
@@ -111,14 +111,13 @@ def bundle(
     code = _sources(runs, plugins)
     paths = (_tuned_of(study, tuned) for study in studies)
     settings = [path for path in paths if path is not None]
-    ladders = [ladder for ladder in stores.ladders if ladder.run_ids & ids]
     with disk_errors(out), TemporaryDirectory(dir=existing(out.parent)) as temporary:
         folder = Path(temporary) / "bundle"
         for task in sorted({bare(run.config["task"]) for run in runs}):
             own = sorted((run for run in runs if bare(run.config["task"]) == task), key=lambda run: run.run_id)
             kept = [_kept(run, tables[run.run_id], points, trial=run.run_id in trials) for run in own]
             _add_block(folder / STORE, kept)
-        for record in (*studies, *ladders):
+        for record in studies:
             write_record(record.places(folder / STORE)[0], vars(record))
         copies = {folder / TUNED / path.parent.name / path.name: path for path in settings}
         copies |= {folder / SOURCES / to: path for to, path in code.items()}
