@@ -15,7 +15,7 @@ from bench.grammar.parse import HELP, Args, check_names, unknown_command
 from bench.output import remark
 from optimizers.plugins import PluginError, foreign
 
-_CONTINUING = ("sweep", "reproduce", "tune", "suite", "compare", "race", "worker")
+_CONTINUING = ("sweep", "reproduce", "tune", "suite", "compare", "worker")
 """The commands that go on where they stopped."""
 _TRAINING = ("quickstart", "fit", *_CONTINUING)
 """The commands that train."""
@@ -139,7 +139,6 @@ _MAINS: dict[str, Command] = {
     "fit": _in("bench.commands.fit"),
     "sweep": _in("bench.sweeps.cli"),
     "compare": _in("bench.commands.comparison"),
-    "race": _in("bench.commands.race"),
     **{name: _in(f"bench.tuning.cli.{name}") for name in ("tune", "suite", "studies", "worker")},
     **{name: _in("bench.boards.cli", f"run_{name}") for name in ("leaderboard", "report", "plot")},
     **{name: _in("bench.papers.cli", f"run_{name}") for name in ("reproduce", "claims")},

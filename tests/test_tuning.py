@@ -276,8 +276,6 @@ def test_runs_of_sweeps_and_races_name_the_studies_of_their_settings(cli, here: 
 
     of_runs = ("--opt", "gd,ngd,adam", "--trainer.max_steps", 2, "--device", "cpu", "--tuned")
     by_study = {opt: {f"{opt}-study"} for opt in ("gd", "ngd", "adam")}
-    assert cli("race", "mha_dm1", *of_runs, "--seeds", 2, "--budget", "6runs").code == 0
-    assert studies() == by_study
     created = cli("sweep", "--task", "mha_dm1", *of_runs, "--seeds", 2, "--create")
     assert cli("worker", "--plan", created.out.split()[1], "--store", store).code == 0
     assert studies() == by_study

@@ -25,7 +25,6 @@ BASE = {
     "show": ("sngd",),
     "data": ("status",),
     "completion": ("bash",),
-    "race": ("synthetic",),
 }
 """Required words of commands."""
 
@@ -40,7 +39,7 @@ def bad_words() -> Iterator[tuple[tuple[str, ...], str]]:
         base, options = (name, *BASE.get(name, ())), shown(command)
         yield (*base, "--xyzzy", "1"), f"unknown option '--xyzzy'; `bench {name} -h` lists the options"
         yield (*base, "-q"), f"unknown option '-q'; `bench {name} -h` lists the options"
-        if name not in ("merge", "race"):  # which take any number
+        if name != "merge":  # which takes any number
             yield (*base, "a b", "a b"), "unexpected word 'a b'"
         for i, each in enumerate(command.positionals):
             if each.least:
@@ -148,7 +147,6 @@ def test_bad_words_of_a_command(cli, store, name) -> None:
         ("tune --seed=3", "--seed 3: trials have several; write --seeds 3,... or --seeds COUNT"),
         ("fit --task synthetic --opt gd --opt ngd", "--opt is given twice, gd and ngd; bench fit takes one"),
         ("sweep --task lm --task mnist --opt gd", "--task is given twice, lm and mnist; bench sweep takes one"),
-        ("race mnist sngd adam", "sngd is an optimizer; write bench race TASK --opt sngd,..."),
         ("suite theroy", "unknown suite 'theroy'; did you mean 'theory'?"),
         ("worker --dry-run", "unknown option '--dry-run'; `bench worker -h` lists the options"),
         ("leaderboard --sort x", "unknown option '--sort'; `bench leaderboard -h` lists the options"),

@@ -301,30 +301,6 @@ _ALL = (
         ),
     ),
     Command(
-        "race", "add seeds to undecided pairs until all are decided",
-        text="Compare optimizers on tasks with only as many runs as the verdicts need: all start with a few seeds, and"
-        " each undecided pair gets the fewest further seeds that can decide it, or none if a decision is unlikely.",
-        more="Each optimizer has one setting: --tuned, --opt.adam.lr 1e-3, or its defaults. Verdicts are those of"
-        " `bench leaderboard`, against a fixed reference, and are valid however often seeds are added. Stored runs"
-        " are reused, so the same command continues an interrupted race.",
-        positionals=(Option("task", TASK.help, "TASK", completes="task", most=0),),
-        groups=SETTINGS, elsewhere={
-            "seed": "a race has several; write --seeds COUNT or --seeds 10:15 for those of the start",
-        },
-        options=(
-            _several_opts("two or more optimizers: adamw,sngd"), REFERENCE,
-            Option("seeds", "initial seeds of each optimizer: a number (default 5: 0 to 4) or consecutive ones (10:15);"
-                            " the next integers follow. With --tuned, the default begins after those that chose the"
-                            " settings", "SEEDS", read_seeds),
-            Option("most", "maximum number of seeds of each optimizer (default 50)", "N", whole(), default=50),
-            Option("budget", "limit: a number of runs including the initial ones (200runs), or a time, after which"
-                             " no round begins (6h, 90min)", "COST", read_budget),
-            CONFIG, TUNED, *RUNNING[:-1], RUN_DEVICE, PRECISION, JSON,
-            Option("dry-run", "list the initial runs and exit"),
-            DATA, STORE,
-        ),
-    ),
-    Command(
         "tune", "find an optimizer's hyperparameters on a task, with many workers",
         text="Find an optimizer's hyperparameters on a task: run trials on separate seeds, choose the winner on"
         " validation data, and run it on fresh seeds. Write TASK/OPT.yaml for `bench fit --tuned` and a sensitivity"

@@ -160,10 +160,9 @@ def parse(command: Command, words: Sequence[str]) -> Args:
         if option is None:
             group, dot, _ = name.partition(".")
             alone = command.positionals if len(command.positionals) == 1 else ()  # of several, the order decides
-            positional = next((each for each in alone if name in (each.name, *each.also)), None)
-            if positional is not None and (equals or (rest and not rest[0].startswith("--"))):  # bench race --task lm
-                text = value if equals else rest.pop(0)
-                free += [text] if positional.most == 1 else parts(text)
+            known = any(name in (each.name, *each.also) for each in alone)
+            if known and (equals or (rest and not rest[0].startswith("--"))):  # bench suite --file theory
+                free.append(value if equals else rest.pop(0))
                 continue
             if not dot or group not in command.groups:
                 raise unknown_option(command, given, words, value or next(iter(rest), ""))
@@ -229,8 +228,6 @@ def check_names(command: Command, args: Args) -> None:
         for name in parts(value) if isinstance(value, str) else value or ():
             if name in there:
                 continue
-            if kind == "task" and name in OPTIMIZERS and option in command.positionals:
-                raise UserError(f"{name} is an optimizer; write {command.typed} TASK --opt {name},...")
             raise unknown(kind, name, there)
 
 
@@ -250,8 +247,6 @@ def _place(command: Command, free: list[str], args: Args) -> None:
             raise UserError(
                 f"{command.typed} needs {each.value}{choices or f' ({each.help})'}; see `{command.typed} -h`"
             )
-        if each.completes == "task" and each.most != 1:  # bench race mnist,lm
-            taken = [part for text in taken for part in parts(text)]
         read = [each.parsed(text, "word") for text in taken]
         setattr(args, each.name, read if each.most != 1 else read[0] if read else None)
     if free:
