@@ -91,11 +91,6 @@ def dispatch(words: list[str]) -> int:
     Raises:
         UserError: the request is invalid.
     """
-    if words[:2] == ["completion", "next"]:
-        from bench.grammar.complete import following
-
-        print("".join(f"{word}\n" for word in following(words[2:])), end="")
-        return 0
     if words[:2] == ["worker", "--cuts"]:  # internal, from `bench.execute`
         from bench.execute import child
 
@@ -142,14 +137,13 @@ _MAINS: dict[str, Command] = {
     **{name: _in(f"bench.tuning.cli.{name}") for name in ("tune", "suite", "studies", "worker")},
     **{name: _in("bench.boards.cli", f"run_{name}") for name in ("leaderboard", "report", "plot")},
     **{name: _in("bench.papers.cli", f"run_{name}") for name in ("reproduce", "claims")},
-    **{name: _in("bench.browse.cli", f"run_{name}") for name in ("sql", "merge", "bundle", "diff")},
+    **{name: _in("bench.browse.cli", f"run_{name}") for name in ("sql", "merge", "bundle")},
     "verify": _in("bench.commands.verify"),
     "new": _in("bench.commands.new"),
     "check": _in("bench.check.cli"),
     **{name: _in("bench.commands.inspect", f"run_{name}") for name in ("list", "show")},
     "data": _in("bench.commands.data"),
     "doctor": _in("bench.commands.doctor"),
-    "completion": _in("bench.grammar.complete"),
 }
 """The function of each command, called with its arguments."""
 

@@ -19,12 +19,10 @@ BASE = {
     "plot": ("curves",),
     "sql": ("select 1",),
     "merge": ("a", "b"),
-    "diff": ("a", "b"),
     "new": ("optimizer", "mine"),
     "list": ("runs",),
     "show": ("sngd",),
     "data": ("status",),
-    "completion": ("bash",),
 }
 """Required words of commands."""
 
@@ -337,7 +335,7 @@ RUN = "--task synthetic --opt sgd"
 @pytest.mark.parametrize(
     "words",
     [
-        "list runs", "list plans", "leaderboard", "report", "plot curves -o x.png", "sql select", "diff a b", "show a",
+        "list runs", "list plans", "leaderboard", "report", "plot curves -o x.png", "sql select", "show a",
         "studies", "doctor", f"sweep {RUN} --opt.lr 1,2", f"tune {RUN}", "suite theory", "worker --plan x",
         f"compare {RUN}", f"fit {RUN}", "fit --resume x", "reproduce deora2024/fig2", "check sgd",
     ],
@@ -351,12 +349,6 @@ def test_a_store_that_is_a_file_is_said_everywhere(cli, tmp_path, monkeypatch, w
         assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
         assert answer.err.startswith(line)
         monkeypatch.setenv("BENCH_STORE", str(file))
-
-
-def test_the_path_of_a_run_in_a_file_is_no_run(cli, tmp_path) -> None:
-    (tmp_path / "file").touch()
-    answer = cli("diff", tmp_path / "file" / "a", "b")
-    assert answer == (2, "", f"bench: error: the store {tmp_path / 'file'} is a file, not a folder; name another\n")
 
 
 def test_a_value_may_end_in_the_letter_of_a_short_option() -> None:

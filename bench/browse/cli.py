@@ -1,4 +1,4 @@
-"""The commands on whole stores: sql, merge, bundle, diff."""
+"""The commands on whole stores: sql, merge, bundle."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -83,16 +83,3 @@ def run_bundle(args: Args) -> int:
         f" {counted(made.tuned, 'file')} of tuned settings, {counted(made.sources, 'source')} of plug-ins"
     )
     return code
-
-
-def run_diff(args: Args) -> int:
-    """`bench diff`: 0 done."""
-    from bench.browse.compare import compare, find, lines
-
-    one, other = (find(word, stores_of(args)) for word in args.run)
-    found = compare(one, other)
-    if args.json:
-        answer(found)
-    else:
-        print("\n".join(lines(found)).encode("utf-8", "replace").decode())  # a record may contain a lone surrogate
-    return 0

@@ -152,12 +152,12 @@ def _show_run(run_id: str, folders: Sequence[Path], *, as_json: bool) -> int | N
     """Show a run: the exit code, 1 if its tables cannot be read; None if no store has it."""
     from bench.store.store import Store
 
-    if not any(Store(folder).get(run_id) for folder in folders):
+    found = [(run, store) for store in (Store(folder.resolve()) for folder in folders) if (run := store.get(run_id))]
+    if not found:
         return None
     from bench.browse import show
-    from bench.browse.compare import find
 
-    run, store = find(run_id, folders)
+    run, store = min(found, key=lambda each: not each[0].finished)
     if as_json:
         found, whole = show.as_json(run, store)
         answer(found)

@@ -33,21 +33,20 @@ def _place(name: str, text: str, *, setting: bool = False) -> Option:
         "DIR",
         partial(place, name),
         None if setting else partial(place, name),
-        completes="file",
         setting=setting,
     )
 
 
 def _path(name: str, text: str, value: str = "DIR", **more: Any) -> Option:
-    return Option(name, text, value, folder, completes="file", **more)
+    return Option(name, text, value, folder, **more)
 
 
 def _out(text: str, value: str = "DIR", **more: Any) -> Option:
     return _path("out", text, value, short="o", **more)
 
 
-def _names(name: str, text: str, completes: str = "", **more: Any) -> Option:
-    return Option(name, text, "A,B", names, completes=completes or name * (name in ("task", "opt")), **more)
+def _names(name: str, text: str, **more: Any) -> Option:
+    return Option(name, text, "A,B", names, **more)
 
 
 def _several_opts(text: str) -> Option:
@@ -58,15 +57,14 @@ DATA = _place("data", "folder of the datasets")
 STORE = _place("store", "folder of the runs")
 STORES = replace(_place("store", "folder of the runs; several are read as one"), default=None, many=True)
 NO_REFERENCE = Option("no-reference", "leave out the shipped reference results")
-TASK = Option("task", "a task, see `bench list tasks`", "TASK", completes="task", setting=True)
-OPT = Option("opt", "an optimizer, see `bench list optimizers`", "OPTIMIZER", completes="opt", setting=True)
-DEVICE = Option("device", "cpu, cuda, mps or auto (default auto)", "D", completes="cpu cuda mps auto", default="auto")
+TASK = Option("task", "a task, see `bench list tasks`", "TASK", kind="task", setting=True)
+OPT = Option("opt", "an optimizer, see `bench list optimizers`", "OPTIMIZER", kind="opt", setting=True)
+DEVICE = Option("device", "cpu, cuda, mps or auto (default auto)", "D", default="auto")
 RUN_DEVICE = replace(DEVICE, default=None, setting=True)
 PRECISION = Option(
     "precision",
     "32-true, bf16-mixed, 16-mixed or 64-true (default: the task's)",
     "P",
-    completes="32-true bf16-mixed 16-mixed 64-true",
     setting=True,
 )
 DATA_SEED = Option("data_seed", "seed of the order of the samples (default: the run's seed)", "N", setting=True)
@@ -74,7 +72,6 @@ LOGGER = Option(
     "logger",
     "also log to tensorboard, csv, wandb, mlflow or trackio (extras)",
     "L",
-    completes="tensorboard csv wandb mlflow trackio",
     setting=True,
 )
 CONFIG = _path("config", "YAML file of settings; flags override it", "FILE")
@@ -100,7 +97,6 @@ RUN_WORKERS = Option(
     " or else one)",
     "N",
     workers,
-    completes="auto",
 )
 MEMORY = Option("memory", "memory for lanes: a share of the free memory, or a size (default 80%)", "SIZE", read_memory)
 WIDTH = Option(
@@ -121,7 +117,6 @@ WORKERS = Option(
     "N",
     workers,
     default="auto",
-    completes="auto",
     also=("jobs",),
 )
 SLURM = (
@@ -149,7 +144,6 @@ REFERENCE = Option(
     "reference",
     "optimizer to compare the others with (default: adamw, or gd for full batches)",
     "OPTIMIZER",
-    completes="opt",
 )
 TUNED = Option(
     "tuned",
@@ -236,7 +230,7 @@ _ALL = (
                    " (3,5,8; 10:15 is 10 to 14)", "SEEDS", read_seeds),
             DATA_SEED, CONFIG, TUNED, RUN_DEVICE, PRECISION,
             replace(ENGINE, help="for several seeds: " + ENGINE.help, default=None), *RUNNING[1:],
-            Option("resume", "continue an interrupted run (on CPUs bit for bit)", "RUN", completes="run"),
+            Option("resume", "continue an interrupted run (on CPUs bit for bit)", "RUN"),
             Option("rerun", "train again even if the result is stored"),
             LOGGER, *ELSEWHERE,
             Option("dry-run", "print the resolved configuration and exit"),
@@ -282,7 +276,7 @@ _ALL = (
             replace(TASK, help="one or more tasks, as `bench list tasks` prints them: mnist,lm", value="A,B"),
             _several_opts("one or more optimizers: my_file.py:MyOpt,ngd"),
             _names("against", "baselines to tune as well; the first is the reference (default: adamw, or gd for full"
-                   " batches)", completes="opt"),
+                   " batches)", kind="opt"),
             CONFIG,
             Option("trials", "trials of each optimizer (default: nine); if one grid grows, the others get as many",
                    "N", whole()),
@@ -330,7 +324,7 @@ _ALL = (
             Option("prune", "stop trials that are worse than the median of the others (results say so)"),
             Option("retries", "maximum number of new attempts after a failure (default 2)", "N", whole(0)),
             Option("name", "name of the study (default: TASK-OPT-HASH)", "NAME"),
-            Option("resume", "continue this study with its own settings", "NAME", completes="study"),
+            Option("resume", "continue this study with its own settings", "NAME"),
             _out("folder of TASK/OPT.yaml and the plot (default: tuned; with --resume the folder used before)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
             Option("dry-run", "print the trials of the design and exit"),
@@ -343,7 +337,7 @@ _ALL = (
         text="Tune each optimizer on each task with the same number of trials, then run the winners on fresh seeds."
         " Stored runs are reused, so the same command continues after an interruption; on another machine with the"
         " same --storage it shares the work.",
-        positionals=(Option("file", "a YAML file, or the name of one in configs/suites", "FILE", completes="suite"),),
+        positionals=(Option("file", "a YAML file, or the name of one in configs/suites", "FILE"),),
         options=(
             Option("dry-run", "print the plan, the stored part of it, and its approximate duration", also=("plan",)),
             _names("task", "only these of its tasks"), _names("opt", "only these of its optimizers"),
@@ -357,7 +351,7 @@ _ALL = (
     Command(
         "studies", "list studies, or show the result of one, also for fewer trials",
         text="List the studies of a database, or show the result of one.",
-        positionals=(Option("name", "show this study", "NAME", completes="study", least=0),),
+        positionals=(Option("name", "show this study", "NAME", least=0),),
         options=(
             Option("trials", "the result after this number of stored trials", "N", whole(), also=("budget",)),
             JSON, STORAGE, DATA, STORE,
@@ -368,9 +362,9 @@ _ALL = (
         text="Train the runs of a plan, or the trials of a study, until none is left. Start one worker per device.",
         options=(
             Option("plan", "name of the plan, printed by --create or --slurm; its store is --store", "NAME"),
-            Option("study", "name of the study, see `bench studies`", "NAME", completes="study"),
+            Option("study", "name of the study, see `bench studies`", "NAME"),
             *(Option(kind, "allow the import of this file or module that the plan or study names; may be repeated",
-                     "FILE.py:CLASS", many=True, completes=kind)
+                     "FILE.py:CLASS", many=True)
               for kind in ("task", "opt")),
             replace(STUDY_ENGINE, help=f"with --study: {STUDY_ENGINE.help}"),
             *(replace(each, help=f"with --study: {each.help}") for each in (SHARED_BY, WIDTH)), MEMORY,
@@ -389,10 +383,9 @@ _ALL = (
         " Exit code 1: a run could not be read.",
         elsewhere={"seed": _ASK_ONLY, "seeds": _ASK_ONLY},
         options=(
-            _names("board", "names of boards, or `all` (default: quality)",
-                   completes=" ".join((*BOARD_NAMES, "all"))),
+            _names("board", "names of boards, or `all` (default: quality)"),
             Option("explain", "explain this row instead: search space, trials, split, cost, reductions, commands",
-                   "ROW", completes="opt"),
+                   "ROW"),
             _names("columns", "only these columns, by their names in --format csv: final,effect,verdict"),
             _FORMAT, replace(JSON, help="short for --format json"), _FILE,
             _path("into", "write Markdown between the markers of this board in a file that has them", "FILE.md"),
@@ -428,7 +421,7 @@ _ALL = (
         more="Settings in dotted form, as in `bench fit`, change all arms: --trainer.max_epochs 5. Stored runs are"
              " reused, so the same command continues an interrupted experiment; in a second terminal it shares the"
              " work.",
-        positionals=(Option("name", "an experiment, see `bench reproduce --list`", "NAME", completes="experiment",
+        positionals=(Option("name", "an experiment, see `bench reproduce --list`", "NAME", kind="experiment",
                             least=0),),
         groups=SETTINGS, elsewhere={"seed": "an experiment has several; write --seeds COUNT"},
         options=(
@@ -495,7 +488,7 @@ _ALL = (
             _names("opt", "only these optimizers; a plug-in as file.py:NAME, with its source"),
             Option("points", "rows to keep of each curve (default: all); trials keep a tenth and no measurements",
                    "N", whole(2)),
-            _names("source", "files of plug-ins to export with their runs: my_opt.py", completes=""),
+            _names("source", "files of plug-ins to export with their runs: my_opt.py"),
             _path("tuned", "folder of tuned settings (default: tuned, and those of `bench compare`)"),
             JSON, STORES,
         ),
@@ -519,15 +512,6 @@ _ALL = (
         ),
     ),
     Command(
-        "diff", "show what differs between two runs",
-        text="Show what differs between two runs: settings, versions, machine, results, curve.",
-        more="Seconds are not compared.",
-        positionals=(
-            Option("run", "the id of a run, or the path of its folder", "RUN", completes="run", least=2, most=2),
-        ),
-        options=(STORES, JSON),
-    ),
-    Command(
         "new", "write a package with an optimizer or a task of your own",
         text="Write a small, complete package with an optimizer or a task: class, spec, test, README.",
         positionals=(
@@ -544,11 +528,11 @@ _ALL = (
         " set-up.",
         form="NAME | module:Class | file.py:Class | --matrix A,B | --task TASK [--opt.NAME VALUE ...] [options]",
         positionals=(Option("name", "an optimizer of `bench list optimizers`, module:Class or file.py:Class", "NAME",
-                            completes="opt", least=0, also=("opt",)),),
+                            least=0, also=("opt",)),),
         groups=("opt", "task"),
         options=(
             Option("task", "check a task instead: a name of `bench list tasks`, module:SPEC or file.py:SPEC, with its"
-                   " options as --task.NAME VALUE", "TASK", completes="task"),
+                   " options as --task.NAME VALUE", "TASK"),
             _names("matrix", "check many optimizers, one row of a table each: a module (torch.optim) or file for all"
                    " of its classes, module:Class, or a name; write muon: for a module with an optimizer's name"),
             _out("file of the matrix: .html, .md, .csv, .json, .tex or .txt (default: Markdown on standard output);"
@@ -573,11 +557,10 @@ _ALL = (
         options=(
             JSON, STORES,
             _names("task", "only these tasks", default=list), _names("opt", "only these optimizers", default=list),
-            _names("status", "only these statuses: running, failed, ...", default=list,
-                   completes="running completed diverged timeout failed killed"),
+            _names("status", "only these statuses: running, failed, ...", default=list),
             Option("since", "only runs that began since this date (2026-11-22) or within this time (30m, 2h, 3d, 1w)",
                    "WHEN", default=""),
-            Option("study", "the trials of this study, one line per setting", "NAME", default="", completes="study"),
+            Option("study", "the trials of this study, one line per setting", "NAME", default=""),
             Option("all", "one line per run"),
             Option("sort", "order of the lines (default date)", "BY", default="date",
                    choices=("date", "time", "steps", "result", "task", "opt", "status", "run")),
@@ -591,8 +574,7 @@ _ALL = (
         " of a task select the model whose parameters are listed: bench show mnist --task.depth 1.",
         groups=("task",),
         positionals=(
-            Option("name", "a task, an optimizer, an experiment, the id of a run, or the path of its folder", "NAME",
-                   completes="task opt experiment run"),
+            Option("name", "a task, an optimizer, an experiment, the id of a run, or the path of its folder", "NAME"),
         ),
         options=(JSON, STORES, DATA),
     ),
@@ -604,16 +586,9 @@ _ALL = (
         positionals=(Option("what", "what to do", "WHAT", choices=("status", "prepare")),),
         groups=("task",),
         options=(
-            Option("task", "the task; without it, `status` shows all tasks that have files", "TASK", completes="task"),
+            Option("task", "the task; without it, `status` shows all tasks that have files", "TASK"),
             JSON, DATA,
         ),
-    ),
-    Command(
-        "completion", "print a shell completion script for commands, options and names",
-        text="Print a script for shell completion of commands, options, tasks, optimizers, experiments and run ids.",
-        more="bash: add `source <(bench completion bash)` to ~/.bashrc. zsh: add `source <(bench completion zsh)` to"
-        " ~/.zshrc, after compinit. fish: bench completion fish > ~/.config/fish/completions/bench.fish",
-        positionals=(Option("shell", "which shell", "SHELL", choices=("bash", "zsh", "fish")),),
     ),
     Command(
         "doctor", "check this machine, its data and its store", text="Check this machine, its data and its store.",

@@ -24,14 +24,13 @@ class Option:
         read: converts its text to the value; a ValueError says what is wrong with it.
         default: the value if it is not given; a function is called.
         choices: all possible values.
-        completes: its values for shell completion, or their kinds: `task`, `opt`, `run`, `experiment`, `suite`,
-            `study` or `file` (also a folder).
+        kind: what it names: `task`, `opt` or `experiment`; a command that trains refuses unknown names early.
         short: its one-letter form.
         also: its older names.
         many: whether it may be given several times; its value is then a list.
         words: number of words of its value.
         setting: whether it is a setting of the command's runs.
-        hidden: whether help and completion omit it.
+        hidden: whether help omits it.
         least, most: of a positional argument, the fewest and the most words; most 0 is any number.
     """
 
@@ -41,7 +40,7 @@ class Option:
     read: Callable[[str], Any] = str
     default: Any = None
     choices: Sequence[str] = ()
-    completes: str = ""
+    kind: str = ""
     short: str = ""
     also: Sequence[str] = ()
     many: bool = False
@@ -221,9 +220,9 @@ def check_names(command: Command, args: Args) -> None:
     known: dict[str, tuple[str, Collection[str]]] = {"task": ("task", TASKS), "opt": ("optimizer", OPTIMIZERS)}
     known["experiment"] = "experiment", experiments()
     for option in (*command.options, *command.positionals):
-        if option.completes not in known:
+        if option.kind not in known:
             continue
-        kind, there = known[option.completes]
+        kind, there = known[option.kind]
         value = args.of_runs.get(option.key) if option.setting else getattr(args, option.key)
         for name in parts(value) if isinstance(value, str) else value or ():
             if name in there:

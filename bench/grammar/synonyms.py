@@ -13,10 +13,10 @@ COMMANDS = {
     "results": "leaderboard", "table": "leaderboard", "html": "report", "page": "report",
     "draw": "plot", "figure": "plot", "chart": "plot", "charts": "plot", "curves": "plot", "paper": "reproduce",
     "replicate": "reproduce", "query": "sql", "db": "sql", "copy": "merge", "import": "merge", "sync": "merge",
-    "cmp": "diff", "init": "new", "create": "new", "template": "new", "test": "check",
+    "init": "new", "create": "new", "template": "new", "test": "check",
     "lint": "check", "conformance": "check", "ls": "list", "runs": "list", "tasks": "list", "optimizers": "list",
     "info": "show", "describe": "show", "cat": "show", "download": "data", "dataset": "data", "datasets": "data",
-    "fetch": "data", "env": "doctor", "status": "doctor", "version": "--version", "completions": "completion",
+    "fetch": "data", "env": "doctor", "status": "doctor", "version": "--version",
 }  # fmt: skip
 """Commands of other programs, and ours."""
 
