@@ -134,7 +134,7 @@ _MAINS: dict[str, Command] = {
     "fit": _in("bench.commands.fit"),
     "sweep": _in("bench.sweeps.cli"),
     "compare": _in("bench.commands.comparison"),
-    **{name: _in(f"bench.tuning.cli.{name}") for name in ("tune", "suite", "studies", "worker")},
+    **{name: _in(f"bench.tuning.cli.{name}") for name in ("tune", "suite", "worker")},
     **{name: _in("bench.boards.cli", f"run_{name}") for name in ("leaderboard", "report", "plot")},
     **{name: _in("bench.papers.cli", f"run_{name}") for name in ("reproduce", "claims")},
     **{name: _in("bench.browse.cli", f"run_{name}") for name in ("sql", "merge", "bundle")},

@@ -708,7 +708,7 @@ def test_a_rotten_table_is_not_merged(cli: Cli, store: Path, trained: str, tmp_p
     assert outcome(dest) == outcome(store)
 
 
-@pytest.mark.parametrize("words", ["list runs", "leaderboard", "report", "sql x", "show x", "studies", "doctor"])
+@pytest.mark.parametrize("words", ["list runs", "leaderboard", "report", "sql x", "show x", "list studies", "doctor"])
 @pytest.mark.parametrize("name", ["x" * 300, "a/" * 3000])
 def test_a_path_that_is_too_long(cli: Cli, words: str, name: str) -> None:
     answer = cli(*words.split(), "--store", name)

@@ -264,6 +264,5 @@ def test_studies_survive_any_database(readers, tmp_path, database, number):
         else:
             spoil(path, m)
         read = readers(store)
-        read("studies", "--store", store, codes=(0, 1, 2))
-        read("studies", "victim", "--store", store, codes=(0, 1, 2))
-        read("studies", "sound", "--store", store, "--json", codes=(0, 1, 2))
+        read("list", "studies", "--store", store, codes=(0, 1, 2))
+        read("list", "studies", "--store", store, "--json", codes=(0, 1, 2))

@@ -117,7 +117,7 @@ def test_a_study_is_put_into_its_database_for_a_printed_script(
     assert (answer.code, answer.err) == (0, "")
     assert answer.out == (
         f"study s is in {url}; to work on it: bench worker --study s\n"
-        "when it is done: bench tune --resume s writes the settings; bench studies s shows its progress\n"
+        "when it is done: bench tune --resume s writes the settings; bench list studies shows its progress\n"
     )
     assert Studies(url).open("s").request == Request(trials=5, engine="lanes")
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("s.db")] == []

@@ -336,7 +336,7 @@ RUN = "--task synthetic --opt sgd"
     "words",
     [
         "list runs", "list plans", "leaderboard", "report", "plot curves -o x.png", "sql select", "show a",
-        "studies", "doctor", f"sweep {RUN} --opt.lr 1,2", f"tune {RUN}", "suite theory", "worker --plan x",
+        "list studies", "doctor", f"sweep {RUN} --opt.lr 1,2", f"tune {RUN}", "suite theory", "worker --plan x",
         f"compare {RUN}", f"fit {RUN}", "fit --resume x", "reproduce deora2024/fig2", "check sgd",
     ],
 )  # fmt: skip

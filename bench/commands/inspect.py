@@ -16,10 +16,15 @@ def run_list(args: Args) -> int:
     """`bench list`: 0 done, 1 something could not be read."""
     if args.what == "runs":
         return _list_runs(args)
-    usual, own = parse("list", [args.what]), ("json", "store") if args.what == "plans" else ("json",)
+    usual = parse("list", [args.what])
+    own = ("json", "store") if args.what in ("studies", "plans") else ("json",)
     for option in COMMANDS["list"].options:
         if option.name not in own and getattr(args, option.key) != getattr(usual, option.key):
             raise UserError(f"{option.flag}: it selects runs (`bench list runs`); remove it to list {args.what}")
+    if args.what == "studies":
+        from bench.tuning.cli.studies import list_studies
+
+        return list_studies(args)
     if args.what == "plans":
         return _list_plans(args)
     from bench.results.render import shown

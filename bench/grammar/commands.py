@@ -349,20 +349,11 @@ _ALL = (
         ),
     ),
     Command(
-        "studies", "list studies, or show the result of one, also for fewer trials",
-        text="List the studies of a database, or show the result of one.",
-        positionals=(Option("name", "show this study", "NAME", least=0),),
-        options=(
-            Option("trials", "the result after this number of stored trials", "N", whole(), also=("budget",)),
-            JSON, STORAGE, DATA, STORE,
-        ),
-    ),
-    Command(
         "worker", "join a plan or a study from any machine with access to its store or database",
         text="Train the runs of a plan, or the trials of a study, until none is left. Start one worker per device.",
         options=(
             Option("plan", "name of the plan, printed by --create or --slurm; its store is --store", "NAME"),
-            Option("study", "name of the study, see `bench studies`", "NAME"),
+            Option("study", "name of the study, see `bench list studies`", "NAME"),
             *(Option(kind, "allow the import of this file or module that the plan or study names; may be repeated",
                      "FILE.py:CLASS", many=True)
               for kind in ("task", "opt")),
@@ -547,13 +538,14 @@ _ALL = (
         ),
     ),
     Command(
-        "list", "list tasks, optimizers, runs or plans",
-        text="List tasks, optimizers, stored runs (newest first), or unfinished plans.",
-        more="The filters apply only to runs; --store also applies to plans. Runs that differ only in their seeds"
-             " share a line, with the median of their results. The runs of a study share a line, and so do the"
+        "list", "list tasks, optimizers, runs, studies or plans",
+        text="List tasks, optimizers, stored runs (newest first), studies, or unfinished plans.",
+        more="The filters apply only to runs; --store also applies to studies and plans. Runs that differ only in their"
+             " seeds share a line, with the median of their results. The runs of a study share a line, and so do the"
              " sweeps of an optimizer on a problem, with the median at the best settings. A run without a date gets"
              " the date of its file. Exit code 1: something could not be read.",
-        positionals=(Option("what", "what to list", "WHAT", choices=("tasks", "optimizers", "runs", "plans")),),
+        positionals=(Option("what", "what to list", "WHAT",
+                            choices=("tasks", "optimizers", "runs", "studies", "plans")),),
         options=(
             JSON, STORES,
             _names("task", "only these tasks", default=list), _names("opt", "only these optimizers", default=list),
