@@ -62,7 +62,7 @@ reference:  ## train the runs behind results/reference (some 20 hours on two cor
 
 reference-save:  ## copy the runs of the tasks UNFINISHED of the reference suite to results/unfinished, to continue elsewhere
 	rm -rf results/unfinished.new
-	uv run bench bundle --task $(or $(UNFINISHED),$(error name its tasks: make reference-save UNFINISHED=cifar10)) --points 200 -o results/unfinished.new
+	uv run python -m tools.thinning $(or $(UNFINISHED),$(error name its tasks: make reference-save UNFINISHED=cifar10)) results/unfinished.new
 	rm -rf results/unfinished && mv results/unfinished.new results/unfinished
 
 matrix:  ## check the optimizers of the package index, into results/conformance (half an hour)

@@ -137,7 +137,7 @@ _MAINS: dict[str, Command] = {
     **{name: _in(f"bench.tuning.cli.{name}") for name in ("tune", "suite", "worker")},
     **{name: _in("bench.boards.cli", f"run_{name}") for name in ("leaderboard", "report", "plot")},
     **{name: _in("bench.papers.cli", f"run_{name}") for name in ("reproduce", "claims")},
-    **{name: _in("bench.browse.cli", f"run_{name}") for name in ("sql", "merge", "bundle")},
+    **{name: _in("bench.browse.cli", f"run_{name}") for name in ("sql", "merge")},
     "verify": _in("bench.commands.verify"),
     "new": _in("bench.commands.new"),
     "check": _in("bench.check.cli"),

@@ -27,7 +27,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted(path for path in (ROOT / "docs").glob("*/*.md") if path.parent.name in ("guides", "concepts", "reference")),
 ]
-OTHERS = ("pip install", "uv pip install", "export ", "python -m venv", "source ")
+OTHERS = ("pip install", "uv pip install", "export ", "python -m venv", "source ", "unzip ")
 """Beginnings of other commands in the documents."""
 RUN_ELSEWHERE = {
     "docs/start.md": ".ci/run",

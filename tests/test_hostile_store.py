@@ -145,10 +145,6 @@ def test_readers_show_sound_records_and_name_the_others(readers, tmp_path, numbe
     assert (again.code, again.out.count(SAFE)) == (0, 2), again
     read("merge", store, tmp_path / "merged")
     assert tree(tmp_path / "merged") == copied
-    bundled = read("bundle", "--store", store, "-o", tmp_path / "bundle", "--points", 5, codes=(0, 1))
-    assert bundled.code >= listed.code
-    again = readers(tmp_path / "bundle")("list", "runs", "--all", "--store", tmp_path / "bundle" / "runs")
-    assert (again.code, again.out.count(SAFE)) == (0, 2), again
 
 
 @pytest.mark.matrix(keep=1)

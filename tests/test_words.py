@@ -352,9 +352,9 @@ def test_a_store_that_is_a_file_is_said_everywhere(cli, tmp_path, monkeypatch, w
 
 
 def test_a_value_may_end_in_the_letter_of_a_short_option() -> None:
-    assert parse("bundle", ["--task", "go", "-o", "lo"]).task == ["go"]
+    assert parse("report", ["--task", "go", "-o", "lo"]).task == ["go"]
     with pytest.raises(UserError, match="--task needs a value"):
-        parse("bundle", ["--task", "-o", "lo"])
+        parse("report", ["--task", "-o", "lo"])
 
 
 def test_several_of_an_option_that_takes_a_list_are_a_list() -> None:

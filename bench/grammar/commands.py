@@ -457,48 +457,29 @@ _ALL = (
     ),
     Command(
         "merge", "copy the runs of stores into another one",
-        text="Copy the runs of stores and bundles, and their records of studies and checks, into another store.",
+        text="Copy the runs of stores, and their records of studies and checks, into another store.",
         more="Runs in the destination are kept, but a finished run replaces an unfinished one. The same command"
              " continues an interrupted merge. Databases of studies (studies.db) are not merged. Exit code 1:"
         " something could not be read.",
         positionals=(
-            _path("source", "a store or a bundle; it is only read", "SOURCE", most=0),
+            _path("source", "a store; it is only read", "SOURCE", most=0),
             _path("dest", "the destination, created if it does not exist", "DEST"),
         ),
         options=(JSON,),
     ),
     Command(
-        "bundle", "export runs and everything needed to repeat them",
-        text="Write finished runs with their studies, tuned settings and the source of plug-ins as a folder or as a"
-        " .zip file.",
-        more="A bundle contains only data. `bench verify` repeats its runs. Its folder `runs` is a store, which boards"
-        " read with --store and `bench merge` copies. Exit code 1: something could not be read and was left out.",
-        options=(
-            _out("a new folder, or a file that ends in .zip", "FILE"),
-            _names("task", "only these tasks"),
-            _names("opt", "only these optimizers; a plug-in as file.py:NAME, with its source"),
-            Option("points", "rows to keep of each curve (default: all); trials keep a tenth and no measurements",
-                   "N", whole(2)),
-            _names("source", "files of plug-ins to export with their runs: my_opt.py"),
-            _path("tuned", "folder of tuned settings (default: tuned, and those of `bench compare`)"),
-            JSON, STORES,
-        ),
-    ),
-    Command(
-        "verify", "retrain runs of a bundle or of the reference results, and compare",
-        text="Retrain a random sample of the runs of a bundle, a store or the reference results, and report whether"
-        " they are confirmed.",
+        "verify", "retrain runs of a store or of the reference results, and compare",
+        text="Retrain a random sample of the runs of a store or of the reference results, and report whether they are"
+        " confirmed.",
         more="On the same type of processor, with the same versions and engine, a run must agree bit for bit; otherwise"
         " up to rounding, or within the spread over seeds. Plug-ins that PATH names are imported only if --opt or"
-        " --task also names them, or with --allow-code. Exit code 1: a run was refuted or is damaged, or no run could"
-        " be repeated.",
-        positionals=(_path("path", "a bundle or a store (default: the reference results)", "PATH", least=0),),
+        " --task also names them. Exit code 1: a run was refuted or is damaged, or no run could be repeated.",
+        positionals=(_path("path", "a store (default: the reference results)", "PATH", least=0),),
         options=(
             Option("runs", "number of runs (default 3)", "N", whole(1), default=3),
             Option("seed", "seed of the random sample (default: different each time)", "N", whole(0)),
             _names("task", "only of these tasks; a plug-in as file.py:SPEC"),
             _names("opt", "only of these optimizers; a plug-in as file.py:NAME"),
-            Option("allow-code", "import the plug-ins in the bundle: they run with your permissions"),
             DATA, JSON,
         ),
     ),
