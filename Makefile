@@ -1,4 +1,4 @@
-.PHONY: help setup check docs test test-all test-kill test-rounding bench gpu v100 smoke publish statistics defaults ladder reference reference-save matrix zoo minilm constraints
+.PHONY: help setup check docs test test-all test-kill test-rounding bench gpu v100 smoke publish statistics defaults reference reference-save matrix zoo minilm constraints
 
 OUT ?= gpu
 MINUTES ?= 8
@@ -52,19 +52,9 @@ publish:  ## write what is finished of the reference runs into results, configs/
 
 statistics:  ## simulate what verdicts and intervals promise
 	uv run python -m tools.statistics
-	uv run python -m tools.ladder_statistics
 
 defaults:  ## choose the optimizers' defaults by family of tasks from the reference studies, and train with each (hours; resumes)
 	uv run python -m tools.defaults
-
-ladder:  ## train the ladders behind results/ladder (some 18 hours of one core from scratch; starts from the shipped runs)
-	[ ! -d results/ladder/lm/runs ] || uv run bench merge results/ladder/lm/runs runs
-	[ ! -d results/unfinished ] || uv run bench merge results/unfinished runs
-	nice -n 19 uv run bench ladder --task lm --opt adamw,muon,sngd,sps,momo,sgdm --rungs 4 --ratio 3 --start 2e4 \
-	  --task.corpus wiki_quac --task.tokens byte --task.n_val 1000 --seeds 1 --sampler qmc --workers 2 -o results/ladder/lm
-	[ ! -d results/ladder/cifar10/runs ] || uv run bench merge results/ladder/cifar10/runs runs
-	nice -n 19 uv run bench ladder --task cifar10 --opt adamw,muon,sngd,sps,sgdm --rungs 4 --ratio 3 --start 8e3 \
-	  --task.patch_size 8 --trainer.max_epochs 3 --seeds 1 --sampler qmc --workers 2 -o results/ladder/cifar10
 
 reference:  ## train the runs behind results/reference (some 20 hours on two cores; continues where it was stopped)
 	[ ! -d results/unfinished ] || uv run bench merge results/unfinished runs
@@ -72,7 +62,7 @@ reference:  ## train the runs behind results/reference (some 20 hours on two cor
 
 reference-save:  ## copy the runs of the tasks UNFINISHED of the reference suite to results/unfinished, to continue elsewhere
 	rm -rf results/unfinished.new
-	uv run bench bundle --task $(or $(UNFINISHED),$(error name its tasks: make reference-save UNFINISHED=cifar10)) --points 200 -o results/unfinished.new
+	uv run python -m tools.thinning $(or $(UNFINISHED),$(error name its tasks: make reference-save UNFINISHED=cifar10)) results/unfinished.new
 	rm -rf results/unfinished && mv results/unfinished.new results/unfinished
 
 matrix:  ## check the optimizers of the package index, into results/conformance (half an hour)

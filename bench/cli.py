@@ -15,7 +15,7 @@ from bench.grammar.parse import HELP, Args, check_names, unknown_command
 from bench.output import remark
 from optimizers.plugins import PluginError, foreign
 
-_CONTINUING = ("sweep", "reproduce", "tune", "suite", "compare", "race", "ladder", "worker")
+_CONTINUING = ("sweep", "reproduce", "tune", "suite", "compare", "worker")
 """The commands that go on where they stopped."""
 _TRAINING = ("quickstart", "fit", *_CONTINUING)
 """The commands that train."""
@@ -91,11 +91,6 @@ def dispatch(words: list[str]) -> int:
     Raises:
         UserError: the request is invalid.
     """
-    if words[:2] == ["completion", "next"]:
-        from bench.grammar.complete import following
-
-        print("".join(f"{word}\n" for word in following(words[2:])), end="")
-        return 0
     if words[:2] == ["worker", "--cuts"]:  # internal, from `bench.execute`
         from bench.execute import child
 
@@ -139,19 +134,16 @@ _MAINS: dict[str, Command] = {
     "fit": _in("bench.commands.fit"),
     "sweep": _in("bench.sweeps.cli"),
     "compare": _in("bench.commands.comparison"),
-    "ladder": _in("bench.ladder.cli"),
-    "race": _in("bench.commands.race"),
-    **{name: _in(f"bench.tuning.cli.{name}") for name in ("tune", "suite", "studies", "worker")},
+    **{name: _in(f"bench.tuning.cli.{name}") for name in ("tune", "suite", "worker")},
     **{name: _in("bench.boards.cli", f"run_{name}") for name in ("leaderboard", "report", "plot")},
     **{name: _in("bench.papers.cli", f"run_{name}") for name in ("reproduce", "claims")},
-    **{name: _in("bench.browse.cli", f"run_{name}") for name in ("sql", "merge", "bundle", "diff")},
+    **{name: _in("bench.browse.cli", f"run_{name}") for name in ("sql", "merge")},
     "verify": _in("bench.commands.verify"),
     "new": _in("bench.commands.new"),
     "check": _in("bench.check.cli"),
     **{name: _in("bench.commands.inspect", f"run_{name}") for name in ("list", "show")},
     "data": _in("bench.commands.data"),
     "doctor": _in("bench.commands.doctor"),
-    "completion": _in("bench.grammar.complete"),
 }
 """The function of each command, called with its arguments."""
 

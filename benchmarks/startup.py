@@ -1,4 +1,4 @@
-"""Start-up time: help, completion and usage errors import no torch, `bench fit` little beyond Lightning."""
+"""Start-up time: help and usage errors import no torch, `bench fit` little beyond Lightning."""
 
 import os
 import subprocess
@@ -17,7 +17,6 @@ def measure(quick: bool) -> list[Row]:
     script = Path(sys.executable).with_name("bench")
     quickly = {
         "--help": command(script, "--help"),
-        "completion": command(script, "completion", "next", "fit", "--o"),
         "usage error": command(script, "fit", "--optt", "adam", code=2),
     }
     light = alternate(command(sys.executable, "-c", "pass"), quickly, rounds)

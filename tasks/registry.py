@@ -50,7 +50,6 @@ image_spec = partial(
     lanes=True,
     family="vision",
     version=2,
-    sizes={"width": "embed_dim", "depth": "depth", "heads": "num_heads", "mlp": "mlp_width", "data": "n_train"},
 )
 """A ViT-small that classifies images; options override defaults."""
 
@@ -106,8 +105,6 @@ _LM_PRESETS = {
     },
 }
 
-_LM_SIZES = {"width": "width", "depth": "layers", "heads": "num_heads", "mlp": "mlp_width", "tokens": "length"}
-
 
 MOST_NAME = 500
 """Letters of a task's name at most, since records have it. Ours."""
@@ -130,7 +127,6 @@ TASKS = Registry(
             title="single-head self-attention classifier with a fixed decoder on random tokens",
             module="tasks.theory.synthetic:AttentionClassifier",
             data="tasks.theory.synthetic:FixedDecoderData",
-            sizes={"width": "d", "data": "n"},
             source=_PAPER_A,
             version=2,
             measures=_MEASURES_A,
@@ -141,7 +137,6 @@ TASKS = Registry(
             title="single-head self-attention classifier, attention and decoder trained, on a mixture of tokens",
             module="tasks.theory.synthetic_joint:JointClassifier",
             data="tasks.theory.synthetic_joint:MixtureTokenData",
-            sizes={"width": "d", "data": "n"},
             source=_PAPER_A,
             measures=f"{_MEASURES_A}, norm_u, alignment_u, distance_u",
             ranks_training=True,
@@ -240,7 +235,6 @@ TASKS = Registry(
             family="lm",
             version=2,
             presets=_LM_PRESETS,
-            sizes=_LM_SIZES,
         ),
     ),
     _plugin,

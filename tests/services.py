@@ -1,4 +1,4 @@
-"""Fixtures with real servers and shells; a test is skipped, with the reason, if the packages are missing."""
+"""Fixtures with real servers; a test is skipped, with the reason, if the packages are missing."""
 
 import base64
 import json
@@ -7,7 +7,7 @@ import select
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,18 +65,6 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Chromium]":
         pytest.skip("no chromium: apt-get install chromium")
     with Chromium(program, tmp_path_factory.mktemp("chromium")) as browser:
         yield browser
-
-
-@pytest.fixture(scope="session")
-def shell() -> Callable[[str], str]:
-    """Find a shell by its name: its path."""
-
-    def find(name: str) -> str:
-        if (path := shutil.which(name)) is None:
-            pytest.skip(f"no {name}: apt-get install {name}")
-        return path
-
-    return find
 
 
 class Chromium:

@@ -19,6 +19,7 @@ from tasks import TASKS
 from tests import tiny_lm
 from tests.entered import board, seeds
 from tests.stored import put
+from tools import thinning
 
 
 def test_the_mean_over_heads_is_of_all_layers_and_of_one_measurement() -> None:
@@ -134,9 +135,10 @@ def test_a_head_that_starts_at_0_has_no_direction_and_no_stable_rank(store: Path
     assert directions.rows[0]["cosine_0.5"].mean == 1
 
 
-def test_a_thinned_bundle_keeps_the_curve_at_the_steps_of_observations(cli, observed: Path, tmp_path: Path) -> None:
-    assert cli("bundle", "--store", observed, "-o", tmp_path / "thin", "--points", 4).code == 0
-    whole, thin = Stores([observed]), Stores([tmp_path / "thin" / "runs"])
+def test_a_thinned_store_keeps_the_curve_at_observed_steps(cli, observed: Path, tmp_path: Path) -> None:
+    whole = Stores([observed])
+    thinning.copy(whole, whole.runs, tmp_path / "thin", points=4)
+    thin = Stores([tmp_path / "thin"])
     for run in thin.runs:
         steps = whole.tables(run.run_id)["measurements"]["step"][1:]  # the first is before the first step
         curve = thin.tables(run.run_id)["curve"]
@@ -144,7 +146,7 @@ def test_a_thinned_bundle_keeps_the_curve_at_the_steps_of_observations(cli, obse
         assert len(curve["step"]) <= 4 + len(steps)
         every = whole.tables(run.run_id)["curve"]
         assert (curve["loss"] == every["loss"][np.isin(every["step"], curve["step"])]).all()
-    assert "direction of W_QK" in cli("leaderboard", "--board", "attention", "--store", tmp_path / "thin" / "runs").out
+    assert "direction of W_QK" in cli("leaderboard", "--board", "attention", "--store", tmp_path / "thin").out
 
 
 @pytest.mark.deep

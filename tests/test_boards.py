@@ -1348,7 +1348,7 @@ few = st.sampled_from([None, 0.25, 0.5, 0.75])
 def test_no_entrant_changes_the_row_of_another(values: dict[str, list[End]]) -> None:
     def of(some: tuple[str, ...], name: str) -> dict[str, Any]:
         runs = [run for opt in some for run in seeds(opt, values[opt])]
-        (table,) = BOARDS[name](Collected.of(runs, lambda run_id: {}, "adam")).tables
+        (table,) = BOARDS[name](replace(Collected.of(runs, lambda run_id: {}), reference="adam")).tables
         return {row["opt"]: {k: v for k, v in row.items() if k != "flags"} for row in table.rows}
 
     for name in ("quality", "robustness"):

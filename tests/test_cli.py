@@ -536,8 +536,8 @@ def test_the_curve_of_a_diverged_run_ends_where_it_diverged(cli, store, fake_mni
         ("fot", "unknown command 'fot'; did you mean 'fit'?"),
         ("xyzzy", "unknown command 'xyzzy'; known: quickstart, fit, "),
         ("--halp", "unknown option '--halp'; did you mean '--help'?"),
-        ("list", "bench list needs WHAT: tasks, optimizers, runs, plans; see `bench list -h`"),
-        ("list suites", "unknown word 'suites'; known: tasks, optimizers, runs, plans"),
+        ("list", "bench list needs WHAT: tasks, optimizers, runs, studies, plans; see `bench list -h`"),
+        ("list suites", "unknown word 'suites'; known: tasks, optimizers, runs, studies, plans"),
         ("list run", "unknown word 'run'; did you mean 'runs'?"),
         ("show sngdd", "did you mean 'sngd'?"),
         ("show fig2", "unknown task, optimizer, experiment or run 'fig2'; did you mean 'deora2024/fig2'?"),
@@ -812,9 +812,9 @@ EMPTY = ": it must name a folder or file; name one, or leave it out for ./"
 
 @pytest.mark.parametrize(
     "words",
-    ["fit --task synthetic --opt ngd", "fit --resume x", "sweep", "tune", "compare", "suite theory", "studies",
+    ["fit --task synthetic --opt ngd", "fit --resume x", "sweep", "tune", "compare", "suite theory", "list studies",
      "worker --study x", "leaderboard", "report"]
-    + ["plot curves -o x.png", "reproduce", "sql x", "diff a b", "check sgd", "list runs", "show x", "doctor"],
+    + ["plot curves -o x.png", "reproduce", "sql x", "check sgd", "list runs", "show x", "doctor"],
 )  # fmt: skip
 @pytest.mark.parametrize("value", ["", " "])
 def test_an_empty_store_is_not_the_folder_that_one_is_in(cli, monkeypatch, tmp_path, words, value):

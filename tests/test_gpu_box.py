@@ -21,7 +21,6 @@ import pytest
 import torch
 
 from bench.errors import UserError
-from bench.store.bundle import opened, store_in
 from bench.store.store import Store
 from bench.train.callbacks import Recorder
 from benchmarks import training
@@ -256,7 +255,7 @@ def test_the_part_doctor_is_as_well_as_doctor_says(code: int, tmp_path: Path, mo
     assert (line["ok"], line["text"]) == (not code, "FAIL disk\nwhy\n")
 
 
-# -- bundles and studies ----------------------------------------------------------------------------------------------
+# -- runs and studies -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -270,7 +269,7 @@ def trained(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_bundle_is_written_whole_or_not_at_all(
+def test_a_zip_file_is_written_whole_or_not_at_all(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -280,7 +279,7 @@ def test_a_bundle_is_written_whole_or_not_at_all(
         assert [*out.iterdir()] == []
         raise KeyboardInterrupt
 
-    for name in ("bench.store.bundle._zip", "shutil.copyfile"):
+    for name in ("shutil.make_archive", "shutil.copyfile"):
         with monkeypatch.context() as patched:
             patched.setattr(name, interrupted)
             with pytest.raises(KeyboardInterrupt):
@@ -292,7 +291,7 @@ def test_a_bundle_is_written_whole_or_not_at_all(
     assert len(list(Store(tmp_path / "store").runs())) == 1
 
 
-def test_nothing_is_bundled_before_a_run_is_finished(tmp_path: Path) -> None:
+def test_nothing_is_kept_before_a_run_is_finished(tmp_path: Path) -> None:
     assert keep(tmp_path, tmp_path / "runs-mnist.zip", tmp_path / "studies.db") == 0
     assert [*tmp_path.iterdir()] == []
 
@@ -308,7 +307,7 @@ def cut(path: Path) -> None:
 def flip(path: Path) -> None:
     """Invert a byte in the first compressed file, at its beginning."""
     with zipfile.ZipFile(path) as packed:
-        first = packed.infolist()[0]
+        first = next(entry for entry in packed.infolist() if entry.file_size)
     whole = bytearray(path.read_bytes())
     whole[first.header_offset + 30 + len(first.filename)] ^= 0xFF
     path.write_bytes(whole)
@@ -324,15 +323,15 @@ def damage_inside(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [overwrite, cut, flip, damage_inside])
-def test_a_damaged_bundle_is_refused_and_stays(damage: Callable[[Path], None], trained: Path, tmp_path: Path) -> None:
-    bundle = tmp_path / "runs-mnist.zip"
-    keep(trained, bundle, tmp_path / "studies.db")
-    damage(bundle)
-    before = bundle.read_bytes()
-    said = "; move the bundle elsewhere, then its runs are trained again"
-    with pytest.raises(UserError, match=rf"\A{re.escape(str(bundle))} is [^\n]*{said}\Z"):
-        unpack(bundle, tmp_path / "store")
-    assert bundle.read_bytes() == before
+def test_a_damaged_zip_file_is_refused_and_stays(damage: Callable[[Path], None], trained: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "runs-mnist.zip"
+    keep(trained, packed, tmp_path / "studies.db")
+    damage(packed)
+    before = packed.read_bytes()
+    said = "; move it elsewhere, then its runs are trained again"
+    with pytest.raises(UserError, match=rf"\A{re.escape(str(packed))} is damaged: [^\n]*{said}\Z"):
+        unpack(packed, tmp_path / "store")
+    assert packed.read_bytes() == before
 
 
 @pytest.mark.parametrize("start", [0, 5000])
@@ -401,12 +400,12 @@ def test_a_stopped_command_leaves_no_process_behind(number: signal.Signals, code
 
 @pytest.mark.whole
 @pytest.mark.deep
-def test_a_damaged_bundle_is_one_line_and_other_parts_go_on(tmp_path: Path) -> None:
+def test_a_damaged_zip_file_is_one_line_and_other_parts_go_on(tmp_path: Path) -> None:
     (tmp_path / "runs-mnist.zip").write_text("not a zip file")
     done = box(tmp_path, "--parts", "mnist,doctor", "--minutes", 20)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith(f"bench: error: {tmp_path}/runs-mnist.zip is not a bundle: File is not a zip file;")
+    assert done.stderr.startswith(f"bench: error: {tmp_path}/runs-mnist.zip is damaged: ")
     assert "mnist: failed in " in done.stdout
     assert [line["part"] for line in lines(tmp_path)] == ["doctor"]
     assert (tmp_path / "runs-mnist.zip").read_text() == "not a zip file"
@@ -420,20 +419,18 @@ def test_a_box_goes_on_where_it_was_cut_off(cli: Cli, tmp_path: Path) -> None:
     assert first.returncode == 0, first.stdout + first.stderr
     assert [line["part"] for line in lines(out)] == ["doctor", "mnist"]
     assert {path.name for path in out.iterdir()} == {"gpu.jsonl", "gpu.md", "runs-mnist.zip", "studies.db"}
-    with opened(out / "runs-mnist.zip") as folder:
-        made = {run.run_id: run.final for run in Store(store_in(folder)).runs()}
+    unpack(out / "runs-mnist.zip", tmp_path / "store")
+    made = {run.run_id: run.final for run in Store(tmp_path / "store").runs()}
     assert len(made) == lines(out)[1]["runs"] == 8
-    assert cli("merge", out / "runs-mnist.zip", tmp_path / "store").code == 0
-    assert len(list(Store(tmp_path / "store").runs())) == 8
-    assert cli("studies", "--storage", f"sqlite:///{out / 'studies.db'}").out.count("synthetic") == 2
+    assert cli("list", "studies", "--store", out).out.count("synthetic") == 2
     again = box(out, "--parts", "doctor,mnist")
     assert "doctor: done earlier\nmnist: done earlier\n" in again.stdout
     (out / "gpu.jsonl").unlink()  # as if the command had been killed before it was written
     third = box(out, "--parts", "mnist", "--minutes", 20)
     assert third.returncode == 0, third.stderr
     assert "opt.lr" not in third.stderr  # nothing is trained
-    with opened(out / "runs-mnist.zip") as folder:
-        assert {run.run_id: run.final for run in Store(store_in(folder)).runs()} == made
+    unpack(out / "runs-mnist.zip", tmp_path / "again")
+    assert {run.run_id: run.final for run in Store(tmp_path / "again").runs()} == made
 
 
 @pytest.mark.whole

@@ -535,7 +535,7 @@ def test_a_study_and_seeds_by_hand_are_one_row(cli, store, tmp_path, monkeypatch
     monkeypatch.delenv("BENCH_STORAGE", raising=False)
     study = ("tune", *SMALL, "--trials", 3, "--seeds", 2, "--report_seeds", 3, "--workers", 1, "--engine", "lanes")
     assert cli(*study).code == 0
-    lr = json.loads(cli("studies", "--json").out).popitem()[1]["best"].split()[-1]
+    lr = json.loads(cli("list", "studies", "--json").out)[0]["best"].split()[-1]
     (row,) = strict(cli("leaderboard", "--format", "json").out)[0]["tables"][0]["rows"]
     assert (row["opt"], row["settings"], row["n"], row["trials"]) == ("sgd", "tuned", 3, 3)
     (expected,) = strict(cli("leaderboard", "--board", "tuning", "--format", "json").out)[0]["tables"]

@@ -653,7 +653,7 @@ def test_the_copy_of_a_run_with_its_whole_curve_is_read(source: Path, tmp_path: 
         assert len(stores.tables("b")["curve"]["step"]) == 3
 
 
-@pytest.mark.parametrize("name", ["studies", "checks", "ladders"])
+@pytest.mark.parametrize("name", ["studies", "checks"])
 def test_a_folder_of_records_that_cannot_be_read_is_named(source: Path, tmp_path: Path, name: str) -> None:
     if (source / name).is_dir():
         shutil.rmtree(source / name)

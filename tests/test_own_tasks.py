@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from bench.config.run_config import resolve
-from bench.grammar.complete import following
 from bench.store.store import Store
 from tasks import DataError, image_task, text_task
 from tasks.core.split import split_hash, validation_rows
@@ -110,9 +109,8 @@ def test_another_spec_of_the_same_file_is_another_problem(cli, here: Path, store
     assert {"clothes", "fashion_mnist"} <= set(titles)
 
 
-def test_a_file_is_no_name_in_lists_and_completion(cli, here: Path) -> None:
+def test_a_file_is_no_name_in_lists(cli, here: Path) -> None:
     assert "fashion" not in cli("list", "tasks").out
-    assert "adam" in following(["fit", "--task", "fashion.py:SPEC", "--opt", "ada"])
     state = cli("data", "status", "--task", "fashion.py:SPEC")
     assert "its own code makes its data, and the suite knows no files of it" in state.err
 

@@ -1,5 +1,6 @@
 """What `make publish` ships and writes: the arms with a schedule beside the reference results."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ from bench.boards.charts import curves
 from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS
 from tests.entered import found, made, seeds
-from tests.stored import put
-from tools import publish, schedules
+from tests.stored import add_study, put
+from tools import publish, schedules, thinning
 
 COSINE = {"trainer.schedule": "cosine", "trainer.warmup": 0.05}
 CONSTANT = {"adam": 0.9, "adamw": 0.8, "sgd": 0.7}
@@ -23,6 +24,37 @@ def fill(store: Path, gains: dict[str, float], words: dict[str, object] | None =
     for opt, gain in gains.items():
         runs = seeds(opt, [CONSTANT[opt] + gain + 0.001 * i for i in range(7)], words=words or {})
         put(store, *runs, tables={"curve": {run.run_id: CURVE for run in runs}})
+
+
+def test_a_thinned_store_keeps_results_and_some_rows_of_curves(tmp_path: Path) -> None:
+    steps = [float(step) for step in range(1, 31)]
+    tables = {"curve": dict.fromkeys(CURVE_FIELDS, steps), "measurements": {"step": steps, "norm": steps}}
+    runs = [replace(run, steps=30) for run in seeds("ngd", [0.5, 0.6])]
+    put(tmp_path / "whole", *runs, tables={name: {run.run_id: own for run in runs} for name, own in tables.items()})
+    trial = add_study(tmp_path / "whole", "s", trials=1, winner=runs[0].run_id)
+    trial.write_text(trial.read_text().replace('"a"', f'"{runs[0].run_id}"'))
+    whole = Stores([tmp_path / "whole"])
+    assert thinning.copy(whole, whole.runs, tmp_path / "thin", points=10)
+    thin = Stores([tmp_path / "thin"])
+    assert [study.name for study in thin.studies] == ["s"]
+    assert [(run.run_id, run.final, run.thinned) for run in thin.runs] == [
+        (run.run_id, run.final, True) for run in runs
+    ]
+    curves = [thin.tables(run.run_id)["curve"]["step"].tolist() for run in runs]
+    assert curves[0] == [1, 30]
+    assert [curves[1][0], curves[1][-1]] == [1, 30]
+    assert len(curves[1]) <= 10
+    measured = [len(thin.tables(run.run_id).get("measurements", {}).get("step", ())) for run in runs]
+    assert measured == [0, 8]  # evenly and log-spaced rows coincide
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9, 10, 11, 1000])
+def test_a_thinned_table_keeps_both_ends(rows: int) -> None:
+    for points in (2, 3, 10):
+        kept = thinning.rows_kept(rows, points)
+        assert kept == sorted({*kept})
+        assert (kept[0], kept[-1]) == (0, rows - 1)
+        assert len(kept) == rows if rows <= points else len(kept) <= points
 
 
 def test_each_method_with_a_schedule_is_compared_with_itself_and_with_the_reference(tmp_path: Path) -> None:
@@ -55,7 +87,7 @@ def test_shipped_runs_are_replaced_only_where_task_and_schedule_are_those_of_the
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shipped = tmp_path / "reference" / "runs"
-    monkeypatch.setattr(publish, "FOLDER", shipped.parent)
+    monkeypatch.setattr(publish, "FOLDER", shipped)
     fill(shipped, {"adam": 0.0, "sgd": 0.0})
     fill(shipped, {"adam": 0.1}, COSINE)
     put(shipped, made("adam", task="cifar10"))
@@ -68,7 +100,7 @@ def test_shipped_runs_are_replaced_only_where_task_and_schedule_are_those_of_the
 
 def test_constant_rates_and_schedules_are_published_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = tmp_path / "reference" / "runs"
-    monkeypatch.setattr(publish, "FOLDER", shipped.parent)
+    monkeypatch.setattr(publish, "FOLDER", shipped)
     fill(shipped, dict.fromkeys(CONSTANT, 0.0))
     assert publish.shown().arms is None
     fill(shipped, {"adam": 0.1}, COSINE)

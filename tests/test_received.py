@@ -85,8 +85,8 @@ def test_readers_of_a_study_import_nothing_that_it_names(
 ) -> None:
     finished(here)
     change(here, *own_names(kind, name))
-    for words in ((), ("--json",), ("mine",), ("mine", "--json"), ("mine", "--budget", 2)):
-        answer = cli("studies", *words)
+    for words in ((), ("--json",)):
+        answer = cli("list", "studies", *words)
         assert answer.code == 0, answer.err
         assert "mine" in answer.out
     assert not imported()
@@ -148,7 +148,7 @@ def test_workers_and_scripts_name_the_code_of_their_study(here: Path, imported: 
 def test_a_folder_named_as_ours_is_not_taken_for_ours_by_a_worker(here: Path) -> None:
     (here / "optimizers").mkdir()
     (here / "optimizers/__init__.py").write_text(EVIL.replace("with_name(", "parent.with_name("))
-    command = bench_command("studies")
+    command = bench_command("list", "studies")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, (here / "marker").exists()) == (0, False), done.stderr
 
@@ -280,7 +280,7 @@ def test_a_reader_leaves_the_database_and_its_folder_as_they_are(cli, here: Path
     make(folder / "studies.db")
     (folder / "studies.db.lock").unlink(missing_ok=True)
     before = state(folder)
-    answer = cli("studies", "--store", folder)
+    answer = cli("list", "studies", "--store", folder)
     assert answer.code == code, answer.err
     if words:
         said_once(answer, words)
@@ -332,26 +332,22 @@ TRIALS = {
 def test_a_damaged_study_is_named_and_left_out(cli, whole_store: bytes, here: Path, key: str, value: str) -> None:
     restore(here, whole_store)
     change(here, f"UPDATE study_user_attributes SET value_json = {value} WHERE key = '{key}' AND {OF_MINE}")
-    answer = cli("studies")
+    answer = cli("list", "studies")
     assert answer.code == 1
     assert answer.out.startswith("other ")
     said_once(answer, "mine")
-    assert cli("studies", "--json").code == 1
-    one = cli("studies", "mine")
-    assert (one.code in (1, 2), one.out) == (True, "")
-    said_once(one, "mine")
+    assert cli("list", "studies", "--json").code == 1
 
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, several in TRIALS.items() for value in several])
 def test_a_damaged_trial_is_named_and_left_out(cli, whole_store: bytes, here: Path, key: str, value: str) -> None:
     restore(here, whole_store)
     change(here, f"UPDATE trial_user_attributes SET value_json = {value} WHERE key = '{key}' AND {A_TRIAL}")
-    answer = cli("studies")
+    answer = cli("list", "studies")
     assert answer.code == 1
     assert "mine   2 of 3 trials" in answer.out
     assert "other  3 of 3 trials" in answer.out
     said_once(answer, "warning: study mine: trial 0: ", "; it is ignored")
-    assert cli("studies", "mine").code == 1
 
 
 @pytest.mark.parametrize(
@@ -365,7 +361,7 @@ def test_a_damaged_trial_is_named_and_left_out(cli, whole_store: bytes, here: Pa
 def test_a_damaged_row_of_a_trial_is_named_and_left_out(cli, whole_store: bytes, here: Path, statement: str) -> None:
     restore(here, whole_store)
     change(here, "PRAGMA ignore_check_constraints = 1", statement)
-    answer = cli("studies")
+    answer = cli("list", "studies")
     assert answer.code == 1
     said_once(answer, "warning: study mine: trial ", "its number or its state is invalid; it is ignored")
 
@@ -382,7 +378,7 @@ def test_a_damaged_row_of_a_trial_is_named_and_left_out(cli, whole_store: bytes,
 def test_unused_parts_of_a_database_may_be_anything(cli, whole_store: bytes, here: Path, statements: list[str]) -> None:
     restore(here, whole_store)
     change(here, "PRAGMA ignore_check_constraints = 1", *statements)
-    answer = cli("studies")
+    answer = cli("list", "studies")
     assert (answer.code, answer.err) == (0, "")
 
 
@@ -390,7 +386,7 @@ def test_unused_parts_of_a_database_may_be_anything(cli, whole_store: bytes, her
 def test_a_name_that_leads_elsewhere_is_none(cli, whole_store: bytes, here: Path, name: str) -> None:
     restore(here, whole_store)
     change(here, f"UPDATE studies SET study_name = '{name}' WHERE study_name = 'mine'")
-    answer = cli("studies")
+    answer = cli("list", "studies")
     assert answer.code == 1
     assert "its name is invalid" in answer.err
     said_once(answer, "is unreadable: study ")
@@ -407,7 +403,7 @@ def test_a_name_that_leads_elsewhere_is_none(cli, whole_store: bytes, here: Path
 def test_a_study_with_a_missing_part_is_named(cli, whole_store: bytes, here: Path, statement: str) -> None:
     restore(here, whole_store)
     change(here, statement)
-    answer = cli("studies")
+    answer = cli("list", "studies")
     assert answer.code == 1
     said_once(answer, "study mine ", " is damaged, or was made by another version of this suite (")
 

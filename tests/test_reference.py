@@ -1,4 +1,4 @@
-"""Reference results beside the user's, bundles of results, and `bench verify`, which repeats runs of them."""
+"""Reference results beside the user's, and `bench verify`, which repeats runs of them."""
 
 import json
 import math
@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,13 @@ import numpy as np
 import pytest
 
 from bench.commands.verify import judge
-from bench.store.bundle import opened, store_in, thinned
 from bench.store.record import RunResult
 from bench.store.stores import Stores
-from bench.store.tables import CURVE_FIELDS
 from bench.text import word_of
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tests.conftest import Answer, Cli
 from tests.entered import CPU, keep, made, seeds
-from tests.stored import add_study, put
 
 ROOT = Path(__file__).parents[1]
 HERE = {
@@ -164,7 +160,7 @@ def test_a_row_is_explained_with_all_that_was_searched(cli: Cli, tmp_path: Path)
     assert "did you mean 'gd'" in cli("leaderboard", "--explain", "dg").err
 
 
-# -- bundles ----------------------------------------------------------------------------------------------------------
+# -- verify -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -179,187 +175,23 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs"
 
 
-def values_of(store: Path) -> dict[str, tuple]:
-    return {run.run_id: (run.status, run.final, run.config["seed"]) for run in Stores([store]).runs}
-
-
-@pytest.mark.parametrize("name", ["bundle", "bundle.zip"])
-def test_a_bundle_holds_what_the_store_does(cli: Cli, swept: Path, tmp_path: Path, name: str) -> None:
-    out = tmp_path / name
-    answer = cli("bundle", "--store", swept, "-o", out, "--points", 10)
-    assert answer.code == 0
-    assert "12 runs, 0 studies" in answer.out
-    with opened(out) as folder:
-        copied = store_in(folder)
-        assert values_of(copied) == values_of(swept)
-        whole, thin = Stores([swept]), Stores([copied])
-        for run in thin.runs:
-            assert run.thinned
-            before, after = whole.tables(run.run_id)["curve"], thin.tables(run.run_id)["curve"]
-            rows = np.searchsorted(before["step"], after["step"])
-            assert len(rows) <= 10
-            assert (before["loss"][rows] == after["loss"]).all()
-            assert after["step"][[0, -1]].tolist() == [1, 30]
-        assert cli("leaderboard", "--store", copied, "--settings", "all").code == 0
-        assert cli("plot", "curves", "--store", copied, "-o", tmp_path / "c.png", "--settings", "all").code == 0
-
-
-@pytest.mark.parametrize("name", ["b.zip", "folder"])
-def test_a_bundle_is_merged_as_its_store_would_be(cli: Cli, swept: Path, tmp_path: Path, name: str) -> None:
-    assert cli("bundle", "--store", swept, "-o", tmp_path / name, "--points", 10).code == 0
-    into = tmp_path / "into"
-    for counts in ("12 runs copied, 0 already there", "0 runs copied, 12 already there"):
-        answer = cli("merge", tmp_path / name, into)
-        assert answer.code == 0, answer.err
-        assert counts in answer.out
-    assert values_of(into) == values_of(swept)
-    (tmp_path / "b.txt").write_text("no zip")
-    assert "is not a bundle" in last_line(cli("merge", tmp_path / "b.txt", into))
-
-
-def test_the_same_results_give_the_same_bytes(cli: Cli, swept: Path, tmp_path: Path) -> None:
-    for name in ("one.zip", "two.zip"):
-        assert cli("bundle", "--store", swept, "-o", tmp_path / name).code == 0
-    assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
-
-
-def test_only_requested_runs_are_bundled(cli: Cli, swept: Path, tmp_path: Path) -> None:
-    assert "6 runs" in cli("bundle", "--store", swept, "--opt", "gd", "-o", tmp_path / "b.zip").out
-    assert "did you mean 'gd'" in cli("bundle", "--store", swept, "--opt", "dg", "-o", tmp_path / "c.zip").err
-    (tmp_path / "there").mkdir()
-    assert "exists; name another" in cli("bundle", "--store", swept, "-o", tmp_path / "there").err
-    assert "write mine.zip" in cli("bundle", "--store", swept, "-o", tmp_path / "mine.tar").err
-    assert "--out is missing" in cli("bundle", "--store", swept).err
-    missing = cli("bundle", "--store", swept, "-o", tmp_path / "c.zip", "--tuned", tmp_path / "none")
-    assert "/none: there is no such folder" in missing.err
-    empty = cli("bundle", "--store", tmp_path / "there", "--opt", "gd", "-o", tmp_path / "c.zip")
-    assert empty.err.endswith("; there are no runs in it\n")
-    assert not (tmp_path / "c.zip").exists()
-    assert "is inside the store" in cli("bundle", "--store", swept, "-o", swept / "mine").err
-    assert not (swept / "mine").exists()
-
-
-def test_a_zip_file_is_replaced_only_if_it_is_a_bundle(cli: Cli, swept: Path, tmp_path: Path) -> None:
-    words = ("bundle", "--store", swept, "--opt", "gd", "-o")
-    for _ in range(2):
-        assert cli(*words, tmp_path / "b.ZIP").code == 0
-    assert zipfile.is_zipfile(tmp_path / "b.ZIP")
-    (tmp_path / "text.zip").write_text("mine")
-    with zipfile.ZipFile(tmp_path / "photos.zip", "w") as packed:
-        packed.writestr("a.jpg", "mine")
-    for name in ("text.zip", "photos.zip"):
-        before = (tmp_path / name).read_bytes()
-        answer = cli(*words, tmp_path / name)
-        assert (answer.code, (tmp_path / name).read_bytes()) == (2, before)
-        assert "exists; name another file" in answer.err
-
-
-def test_a_run_with_an_empty_table_is_bundled_too(cli: Cli, tmp_path: Path) -> None:
-    [run] = seeds("ngd", [0.5])
-    tables = {"curve": {name: [1.0] for name in CURVE_FIELDS}, "measurements": {"step": [], "norm": []}}
-    put(tmp_path / "store", run, tables={name: {run.run_id: table} for name, table in tables.items()})
-    answer = cli("bundle", "--store", tmp_path / "store", "-o", tmp_path / "b", "--points", 10)
-    assert answer.code == 0, answer.err
-    found = Stores([store_in(tmp_path / "b")]).tables(run.run_id)
-    assert [len(found[name]["step"]) for name in tables] == [1, 0]
-
-
-def test_a_thinned_bundle_has_the_measurements_of_all_runs_but_trials(cli: Cli, tmp_path: Path) -> None:
-    store, steps = tmp_path / "store", [float(step) for step in range(1, 31)]
-    tables = {"curve": dict.fromkeys(CURVE_FIELDS, steps), "measurements": {"step": steps, "norm": steps}}
-    runs = seeds("ngd", [0.5, 0.6])
-    put(store, *runs, tables={name: {run.run_id: table for run in runs} for name, table in tables.items()})
-    study = add_study(store, "s", trials=1, winner=runs[0].run_id)
-    study.write_text(study.read_text().replace('"a"', f'"{runs[0].run_id}"'))
-    for points, lengths in ((None, [30, 30]), (10, [0, 8])):  # evenly and log-spaced rows coincide
-        words = [] if points is None else ["--points", points]
-        answer = cli("bundle", "--store", store, "-o", tmp_path / f"b{points}", *words)
-        assert answer.code == 0, answer.err
-        found = Stores([store_in(tmp_path / f"b{points}")])
-        measured = [found.tables(run.run_id).get("measurements", {}).get("step", ()) for run in runs]
-        assert [len(steps) for steps in measured] == lengths
-
-
-@pytest.mark.parametrize("rows", [1, 2, 9, 10, 11, 1000])
-def test_a_thinned_table_keeps_both_ends_and_not_more_than_asked_for(rows: int) -> None:
-    kept = thinned(rows, 10)
-    assert kept == sorted({*kept})
-    assert kept[0] == 0
-    assert kept[-1] == rows - 1
-    assert len(kept) <= 10
-    assert rows > 10 or len(kept) == rows
-    for few in (2, 3):
-        kept = thinned(rows, few)
-        assert (kept[0], kept[-1]) == (0, rows - 1)
-        assert len(kept) <= few
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../up",
-        "/tmp/x",
-        "runs/../../x.jsonl",
-        "runs/a/done/run.sh",
-        "sources/a/../b.py",
-        "sources/a/b.sh",
-        "x",
-        "runs/.h/done/x",
-    ],
-)
-def test_a_zip_file_with_other_names_than_those_of_a_bundle_is_refused(cli: Cli, tmp_path: Path, name: str) -> None:
-    with zipfile.ZipFile(tmp_path / "b.zip", "w") as packed:
-        packed.writestr(name, "content")
-    before = {*tmp_path.rglob("*")}
-    answer = cli("verify", tmp_path / "b.zip")
-    assert answer.code == 2
-    assert "is not a bundle: it contains" in last_line(answer)
-    assert {*tmp_path.rglob("*")} == before
-
-
-@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_a_damaged_zip_file_is_said(cli: Cli, tmp_path: Path, method: int) -> None:
-    name, content = "sources/my.py", bytes(range(256)) * 20
-    with zipfile.ZipFile(tmp_path / "b.zip", "w", method) as packed:
-        packed.writestr(name, content)
-    whole = (tmp_path / "b.zip").read_bytes()
-    start = 30 + len(name) + 9  # after the header of LZMA, some of whose bytes do not matter
-    for at in range(start, start + 60):
-        damaged = bytearray(whole)
-        damaged[at] ^= 0xFF
-        (tmp_path / "b.zip").write_bytes(damaged)
-        answer = cli("verify", tmp_path / "b.zip")
-        assert answer.code == 2
-        assert "is not a bundle: " in last_line(answer)
-
-
-def test_a_folder_that_is_no_bundle_is_refused(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "b.zip").write_text("no zip")
-    assert "is not a bundle" in last_line(cli("verify", tmp_path / "b.zip"))
-    assert "there is no bundle" in last_line(cli("verify", tmp_path / "none.zip"))
-    assert "this installation has no reference results" in last_line(cli("verify"))
-
-
-# -- verify -----------------------------------------------------------------------------------------------------------
-
-
-def tampered(bundle: Path, change: float) -> None:
-    """Change the final loss of each run in a folder, everywhere in its record."""
-    (path,) = bundle.glob("runs/*/done/runs.jsonl")
-    lines = []
-    for line in path.read_text().splitlines():
-        run = json.loads(line)
-        run["final"] += change
-        run["best"] += change
-        for values in run["metrics"].values():
-            values["excess"] += change
-            values["loss"] += change
-        lines.append(json.dumps(run))
-    path.write_text("\n".join(lines) + "\n")
+def tampered(store: Path, change: float) -> None:
+    """Change the final loss of each run in a store, everywhere in its record."""
+    for path in store.glob("*/done/runs.jsonl"):
+        lines = []
+        for line in path.read_text().splitlines():
+            run = json.loads(line)
+            run["final"] += change
+            run["best"] += change
+            for values in run["metrics"].values():
+                values["excess"] += change
+                values["loss"] += change
+            lines.append(json.dumps(run))
+        path.write_text("\n".join(lines) + "\n")
 
 
 def test_runs_are_confirmed_and_invented_numbers_refuted(cli: Cli, swept: Path, tmp_path: Path, store: Path) -> None:
-    cli("bundle", "--store", swept, "-o", tmp_path / "b")
+    shutil.copytree(swept, tmp_path / "b")
     answer = cli("verify", tmp_path / "b", "--runs", 2, "--seed", 0, "--json")
     assert answer.code == 0, answer.err
     assert [each["verdict"] for each in strict_json(answer.out)] == ["confirmed"] * 2
@@ -382,83 +214,27 @@ def test_a_run_that_cannot_be_trained_here_stops_no_other(cli: Cli, tmp_path: Pa
     assert "cannot be trained here" in found["undecided"]
 
 
-def test_a_plug_in_of_a_bundle_runs_only_if_one_says_so(
+def test_verify_imports_a_plug_in_only_if_it_is_named(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine").mkdir()
     Path("mine/my.py").write_text(PLUGIN)
-    fitted = cli("fit", "--task", "synthetic", "--opt", "mine/my.py:Halved", "--trainer.max_steps", 20)
+    store, opt = tmp_path / "runs", "mine/my.py:Halved"
+    fitted = cli("fit", "--task", "synthetic", "--opt", opt, "--trainer.max_steps", 20, "--store", store)
     assert fitted.code == 0, fitted.err
-    assert "1 source of plug-ins" in cli("bundle", "--opt", "mine/my.py:Halved", "-o", "b.zip").out
-    with zipfile.ZipFile("b.zip") as packed:
-        text = b"".join(packed.read(name) for name in packed.namelist() if name.endswith(".jsonl")).decode()
-        assert packed.read("sources/my.py").decode() == PLUGIN
-    assert str(tmp_path) not in text
-    assert "mine/my.py" not in text  # folders differ between machines
     Path("imported").unlink()
-    answer = cli("verify", "b.zip", "--json")
+    answer = cli("verify", store, "--json")
     (row,) = strict_json(answer.out)
     assert (answer.code, row["verdict"]) == (1, "undecided")  # nothing was repeated
     assert "imports it only if you name it too" in row["why"]
-    assert row["why"].endswith("--allow-code imports the copy in the bundle")
     assert not Path("imported").exists()
-    monkeypatch.chdir(tmp_path / "mine")  # where there is no file of this path
-    both = ("verify", "../b.zip", "--json", "--opt", "mine/my.py:Halved")
-    assert strict_json(cli(*both).out)[0]["why"].startswith(f"run {row['run_id']} needs mine/my.py, and there is no")
-    assert strict_json(cli(*both, "--allow-code").out)[0]["verdict"] == "confirmed"
-    monkeypatch.chdir(tmp_path)
-    (row,) = strict_json(cli("verify", "b.zip", "--json", "--allow-code").out)
-    assert row["verdict"] == "confirmed"
-    (row,) = strict_json(cli("verify", "b.zip", "--json", "--opt", "mine/my.py:Halved").out)
+    (row,) = strict_json(cli("verify", store, "--json", "--opt", opt).out)
     assert row["verdict"] == "confirmed"
     Path("mine/my.py").write_text(PLUGIN + "\n")
-    (row,) = strict_json(cli("verify", "b.zip", "--json", "--opt", "mine/my.py:Halved").out)
+    (row,) = strict_json(cli("verify", store, "--json", "--opt", opt).out)
     assert row["verdict"] == "undecided"
     assert "so it is not imported" in row["why"]
-    assert "name that file" in cli("bundle", "--opt", "mine/my.py:Halved", "-o", "c.zip").err
-
-
-def test_a_bundle_takes_sources_without_filtering_runs(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    Path("my.py").write_text(PLUGIN)
-    for opt in ("my.py:Halved", "gd"):
-        assert cli("fit", "--task", "synthetic", "--opt", opt, "--trainer.max_steps", 20).code == 0
-    without = cli("bundle", "-o", "b.zip")
-    assert "without the source of my.py:Halved, which `bench verify` needs: add --source my.py" in without.err
-    assert (
-        "2 runs, 0 studies, 0 files of tuned settings, 1 source of plug-ins"
-        in cli("bundle", "-o", "b.zip", "--source", "my.py").out
-    )
-    Path("other.py").write_text("")
-    for name, why in (("none.py", "there is no such file"), ("other.py", "no run names it")):
-        assert why in cli("bundle", "-o", "c.zip", "--source", name).err
-
-
-def test_a_bundle_takes_what_a_source_imports(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    Path(tmp_path, "mine/half").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    Path("mine/my.py").write_text(f"import half.share\n{PLUGIN}")
-    Path("mine/half/share.py").write_text("SHARE = 2\n")
-    Path("mine/half/__init__.py").write_text("")
-    assert cli("fit", "--task", "synthetic", "--opt", "mine/my.py:Halved", "--trainer.max_steps", 20).code == 0
-    assert "3 sources of plug-ins" in cli("bundle", "-o", "b.zip", "--opt", "mine/my.py:Halved").out
-    shutil.rmtree("mine")
-    (row,) = strict_json(cli("verify", "b.zip", "--json", "--allow-code").out)
-    assert row["verdict"] == "confirmed"
-
-
-def test_sources_of_one_name_in_two_folders_do_not_replace_each_other(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(tmp_path)
-    for folder, name in (("a", "Halved"), ("b", "Other")):
-        Path(folder).mkdir()
-        Path(folder, "my.py").write_text(PLUGIN.replace("Halved", name))
-        assert cli("fit", "--task", "synthetic", "--opt", f"{folder}/my.py:{name}", "--trainer.max_steps", 20).code == 0
-    answer = cli("bundle", "-o", "b.zip", "--opt", "a/my.py:Halved,b/my.py:Other")
-    assert (answer.code, Path("b.zip").exists()) == (2, False)
-    assert "a/my.py have the same name; rename one of them" in answer.err
 
 
 def runs_of(*finals: float) -> list[RunResult]:
@@ -511,6 +287,8 @@ def test_words_that_cannot_be_meant(cli: Cli, swept: Path) -> None:
 
     assert "--runs 0" in said(cli("verify", swept, "--runs", 0))
     assert "there are runs of gd, ngd" in said(cli("verify", swept, "--opt", "adam"))
+    assert "there is no store none" in said(cli("verify", "none"))
+    assert "this installation has no reference results" in said(cli("verify"))
 
 
 # -- what is published ------------------------------------------------------------------------------------------------

@@ -311,7 +311,7 @@ def test_verdicts_have_colors_on_a_terminal_only():
     assert [line.split("m")[0] for line in styled[1:]] == ["\x1b[32", "\x1b[31", "reference"]
 
 
-@pytest.mark.parametrize("words", [["--help"], ["lst"], ["list", "tasks"], ["show", "sgd"], ["completion", "bash"]])
+@pytest.mark.parametrize("words", [["--help"], ["lst"], ["list", "tasks"], ["show", "sgd"]])
 def test_a_pipe_needs_no_rich_whatever_the_environment_asks_for(words):
     program = (
         "import sys\nfrom bench.cli import main\n"

@@ -20,14 +20,12 @@ from bench.boards import BOARDS
 from bench.boards.charts import CHARTS
 from bench.boards.collect import Collected
 from bench.boards.explain import commands
-from bench.boards.page import KINDS, page, stores_in_words, written
+from bench.boards.page import KINDS, page, stores_in_words
 from bench.cli import dispatch as results
 from bench.config.run_config import resolve
 from bench.config.settings import described
 from bench.errors import UserError
 from bench.grammar.commands import parse
-from bench.results.render import markdown
-from bench.results.table import Board, Column, Table
 from bench.run_summary import fit_words
 from bench.store.block import DONE, RUNS
 from bench.store.record import RunResult
@@ -119,16 +117,6 @@ def test_all_boards_are_tables_that_a_screen_reader_can_read(hostile):
     assert len([b for b in read.of("button") if b.get("title")]) == len(heads)
     assert len(read.of("dt")) > len(heads)
     assert any(head.get("scope") == "row" for head in read.of("th"))
-
-
-def test_a_value_has_the_form_and_unit_of_its_column_and_sorts_as_a_number():
-    column = Column("size", "size", unit="parameters", form="{:,}".format)
-    board = Board("sizes", "Sizes", [Table("sizes", [column], [{"size": 208394}])])
-    page = Reader(written([board], {}, [], lead=["sizes"], reading=["sizes"]))
-    for words in (("button", "size (parameters)"), ("td", "208,394")):
-        assert words in page.words
-        assert words[1] in markdown([board])
-    assert [cell["data-sort"] for cell in page.of("td")] == ["208394"]
 
 
 def test_notes_of_boards_tables_and_charts_are_shown(store):

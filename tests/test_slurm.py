@@ -15,7 +15,6 @@ from bench.execute import Effort
 from bench.grammar.values import read_memory
 from bench.process import bench_command
 from bench.store.store import Store
-from bench.store.stores import Stores
 from bench.tuning.space import point_key
 from bench.tuning.studies import Studies
 from bench.tuning.trials import Request, StudySpec
@@ -118,7 +117,7 @@ def test_a_study_is_put_into_its_database_for_a_printed_script(
     assert (answer.code, answer.err) == (0, "")
     assert answer.out == (
         f"study s is in {url}; to work on it: bench worker --study s\n"
-        "when it is done: bench tune --resume s writes the settings; bench studies s shows its progress\n"
+        "when it is done: bench tune --resume s writes the settings; bench list studies shows its progress\n"
     )
     assert Studies(url).open("s").request == Request(trials=5, engine="lanes")
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("s.db")] == []
@@ -238,29 +237,6 @@ def test_a_suite_as_an_array_survives_a_requeue(slurm, postgres_url: str, tmp_pa
     shown = bench(*words, "--workers", "1", env=env, cwd=tmp_path)
     assert "written to tuned" in shown
     assert sorted(path.name for path in (tmp_path / "tuned").rglob("*.yaml")) == ["gd.yaml", "slow.Held.yaml"]
-
-
-@pytest.mark.whole
-@pytest.mark.slurm
-@pytest.mark.deep
-def test_a_ladder_as_an_array_survives_a_requeue(slurm, postgres_url: str, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    gate.mkdir()
-    env = os.environ | slurm.env | {"BENCH_STORAGE": postgres_url, "OMP_NUM_THREADS": "1", GATE: str(gate)}
-    words = ["ladder", "--task", "synthetic", "--opt", f"{HELD},gd", "--reference", "gd", "--axis", "width"]
-    words += ["--rungs", "2", "--trials", "3", "--sampler", "qmc", "--seeds", "1", "--report_seeds", "2"]
-    words += ["--trainer.max_steps", "40", "--trainer.val_every", "20", "--device", "cpu", "--engine", "lightning"]
-    words += ["--opt.lr", "1e-2:1e0", "--store", "runs"]
-    said = bench(*words, "--slurm", "--workers", "2", env=env, cwd=tmp_path)
-    _requeue_a_task(slurm, said, gate)
-    stores = Stores([tmp_path / "runs"])
-    (record,) = stores.ladders
-    assert len(record.done) == 2
-    before = sorted(run.run_id for run in stores.runs)
-    assert len(before) == 2 * 2 * (3 + 2)
-    shown = bench(*words, "--workers", "1", "-o", "out", env=env, cwd=tmp_path)
-    assert "Ranking at each rung" in shown
-    assert sorted(run.run_id for run in Stores([tmp_path / "runs"]).runs) == before
 
 
 @pytest.mark.whole

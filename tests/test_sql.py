@@ -376,7 +376,7 @@ def test_ctrl_c_ends_a_query_that_computes(cli, filled):
     assert time.monotonic() - began < 30
 
 
-@pytest.mark.parametrize("words", [("sql", "--help"), ("merge", "--help"), ("diff", "--help"), ("sql", "from runs")])
+@pytest.mark.parametrize("words", [("sql", "--help"), ("merge", "--help"), ("sql", "from runs")])
 def test_no_torch_is_needed(filled, words):
     program = (
         "import sys\nfrom bench.cli import main\n"

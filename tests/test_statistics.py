@@ -18,7 +18,6 @@ from bench.results.sequential import (
     decided_at,
     grid,
     least_wins,
-    next_look,
     places,
 )
 from tools.statistics import (
@@ -277,14 +276,6 @@ def test_grids_of_equal_optimizers_are_rarely_decided() -> None:
 
 
 # -- more seeds -------------------------------------------------------------------------------------------------------
-
-
-@given(st.integers(0, 20), st.integers(0, 20))
-def test_the_next_look_is_the_first_that_can_decide(wins: int, losses: int) -> None:
-    n = wins + losses
-    look, lead = next_look(n, wins, losses), max(wins, losses)
-    assert lead + look - n >= least_wins(look)
-    assert all(lead + m - n < least_wins(m) for m in range(n + 1, look))
 
 
 @pytest.mark.parametrize(("n", "wins"), [(5, 5), (8, 7), (15, 12)])

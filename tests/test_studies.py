@@ -588,74 +588,6 @@ def test_trials_that_somebody_added_with_another_tool_are_none_of_ours(url: str)
 # -- budgets ----------------------------------------------------------------------------------------------------------
 
 
-def within(low: float, high: float) -> Score:
-    """A score with its optimum in the middle that diverges outside a range."""
-    return lambda lr: abs(math.log10(lr / math.sqrt(low * high))) if low <= lr <= high else None
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize(
-    ("score", "words"),
-    [
-        (valley, {}),
-        (lambda lr: abs(math.log10(lr) + 2.5), {}),
-        (within(3e-3, 0.2), {}),
-        (lambda lr: round(valley(lr)), {}),  # many ties
-        (lambda lr: math.sin(17 * math.log10(lr)), {"sampler": "qmc"}),
-        (valley, {"sampler": "qmc", "opt__momentum": "0.1:0.9"}),
-    ],
-)
-def test_a_replayed_smaller_budget_equals_a_real_study_of_it(
-    sqlite_url: str, score: Score, words: dict[str, str]
-) -> None:
-    large = begin(sqlite_url, 13, **words)
-    drain(large, score)
-    for budget in (3, 4, 8, 13):
-        small = begin(sqlite_url, budget, name=f"of-{budget}", **words)
-        drain(small, score)
-        found, replayed = study_result(small), study_result(large, budget)
-        assert replayed.missing == 0
-        assert [trial.point for trial in replayed.scored] == [trial.point for trial in found.scored]
-        assert replayed.best is not None
-        assert found.best is not None
-        assert (replayed.best.point, replayed.score) == (found.best.point, found.score)
-        assert replayed.lr_at_boundary == found.lr_at_boundary
-        assert replayed.cost["trial_gradient_evaluations"] == found.cost["trial_gradient_evaluations"]
-        same = [summary.as_json(each)["tried"] for each in (replayed, found)]
-        assert [each["score"] for each in same[0]] == [each["score"] for each in same[1]]
-    assert study_result(large, 13).best == study_result(large).best
-
-
-@pytest.mark.deep
-def test_a_budget_that_would_have_gone_where_nothing_was_tried_says_so(sqlite_url: str) -> None:
-    small = begin(sqlite_url, 2, name="downwards")
-    drain(small, slope)
-    assert study_result(small).missing == 0
-    assert len(study_result(small).scored) == 10  # its limit of growth
-    with pytest.raises(UserError, match="--trials 3: downwards has 2 trials in its design; write 1 to 2"):
-        study_result(small, 3)
-    large = begin(sqlite_url, 3, name="upwards")
-    drain(large, lambda lr: abs(math.log10(lr) + 1) if lr > 0.05 else 0.25)
-    assert study_result(large, 2).missing == 1  # two trials alone would have grown from their edge by a decade
-
-
-@pytest.mark.deep
-def test_refinements_count_for_no_budget(sqlite_url: str) -> None:
-    study = begin(sqlite_url, 5, refine=2)
-    drain(study, lambda lr: abs(math.log10(lr) + 1.1))
-    found, replayed = study_result(study), study_result(study, 5)
-    assert (len(found.scored), len(found.refined)) == (5, 2)
-    assert (len(replayed.scored), len(replayed.refined)) == (5, 0)
-    assert "2 refinements by TPE" in "\n".join(summary.lines(found))
-    assert tuned.tuned_yaml(found).count("(refinement)") == 2
-
-
-def test_nothing_is_a_budget_of_none(sqlite_url: str) -> None:
-    study = begin(sqlite_url, 3)
-    with pytest.raises(UserError, match=r"--trials 0: .* has 3 trials in its design; write 1 to 3"):
-        study_result(study, 0)
-
-
 def test_a_study_that_has_just_begun_has_found_nothing(sqlite_url: str) -> None:
     study = begin(sqlite_url, 3)
     found = study_result(study)
@@ -959,7 +891,7 @@ def test_a_study_without_requested_trials_is_listed_and_says_how_to_start_it(sql
     study = Studies(sqlite_url).create(spec(), "mine")
     with pytest.raises(UserError, match="study mine exists but has no requested trials; `bench tune --resume mine`"):
         study_result(study)
-    listed = cli("studies", "--storage", sqlite_url)
+    listed = cli("list", "studies", "--store", Path(sqlite_url.removeprefix("sqlite:///")).parent)
     assert (listed.code, listed.err) == (0, "")
     assert " ".join(listed.out.split()) == "mine no requested trials `bench tune --resume mine` starts it"
 

@@ -29,7 +29,7 @@ from bench.execute.slots import Slot, slots
 from bench.machine import lives, this_process
 from bench.store.store import Store
 from bench.store.stores import Stores
-from bench.tuning import suite
+from bench.tuning import suite, summary
 from bench.tuning.progress import TuningProgress
 from bench.tuning.space import point_key
 from bench.tuning.studies import Studies
@@ -150,20 +150,19 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
         ("completed", "lightning", seed): n for seed, n in ((1000, 5), (1001, 5), (0, 1), (1, 1), (2, 1))
     }
 
-    # The same command trains nothing; so do its short form and `bench studies`.
+    # The same command trains nothing; nor does its short form.
     start = Pool._start
     monkeypatch.setattr(Pool, "_start", lambda *_: pytest.fail("a worker was started"))
     again = cli(*words, "--json")
     assert (again.code, again.err) == (0, "")
     found = strict_json(again.out)
     assert found == strict_json(cli("tune", "--resume", name, "--json").out)
-    assert found == strict_json(cli("studies", name, "--json").out) | {"out": "tuned"}
     assert (found["study"], found["trials"], found["best"], found["missing"]) == (name, 5, {"opt.lr": 1000.0}, 0)
     assert found["fresh"]["seeds"] == [0, 1, 2]
     assert found["cost"]["trial_gradient_evaluations"] == sum(run.steps for run in runs if run.config["seed"] > 999)
     assert found["cost"]["fresh_gradient_evaluations"] == sum(run.steps for run in runs if run.config["seed"] < 999)
-    assert cli("studies").out.startswith(f"{name}  5 of 5 trials")
-    assert strict_json(cli("studies", "--json").out)[name]["best"] == "opt.lr 1000"
+    assert cli("list", "studies").out.startswith(f"{name}  5 of 5 trials")
+    assert strict_json(cli("list", "studies", "--json").out)[0]["best"] == "opt.lr 1000"
 
     for own in (("--opt.lr", "1:2"), ("--prune",), ("--seeds", 3), ("--name", "other"), ("--sampler", "qmc")):
         refused = cli("tune", "--resume", name, *own)
@@ -190,7 +189,7 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     larger = cli(*fit, "--tuned", "--task.T", 7, "--dry-run").err
     assert "tuned for another model or data (here --task.T 7, not 6)" in larger
 
-    # More trials continue from there, and the result at a smaller budget is unchanged.
+    # More trials continue from there.
     monkeypatch.setattr(Pool, "_start", start)
     more = cli("tune", *SMALL, "--trials", 7, "--report_seeds", 3, "--workers", 1, "--engine", "lanes", "--json")
     assert more.code == 0, more.err
@@ -199,10 +198,6 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     assert Counter(run.engine for run in Store(store).runs() if run.config["seed"] > 999) == {
         "lightning": 10,
         "lanes": 4,
-    }
-    replayed = strict_json(cli("studies", name, "--budget", 5, "--json").out)
-    assert {key: replayed[key] for key in ("best", "score", "tried")} == {
-        key: found[key] for key in ("best", "score", "tried")
     }
 
 
@@ -276,8 +271,6 @@ def test_runs_of_sweeps_and_races_name_the_studies_of_their_settings(cli, here: 
 
     of_runs = ("--opt", "gd,ngd,adam", "--trainer.max_steps", 2, "--device", "cpu", "--tuned")
     by_study = {opt: {f"{opt}-study"} for opt in ("gd", "ngd", "adam")}
-    assert cli("race", "mha_dm1", *of_runs, "--seeds", 2, "--budget", "6runs").code == 0
-    assert studies() == by_study
     created = cli("sweep", "--task", "mha_dm1", *of_runs, "--seeds", 2, "--create")
     assert cli("worker", "--plan", created.out.split()[1], "--store", store).code == 0
     assert studies() == by_study
@@ -322,7 +315,7 @@ def test_lanes_find_what_lightning_finds(cli, tmp_path: Path) -> None:
         place = ("--storage", f"sqlite:///{tmp_path}/{engine}.db", "--store", tmp_path / engine)
         assert cli("worker", "--study", study.name, "--engine", engine, *place).code == 0
         assert {run.engine for run in Store(tmp_path / engine).runs()} == {engine}
-        found[engine] = strict_json(cli("studies", study.name, *place, "--json").out)
+        found[engine] = summary.as_json(study_result(study))
     one, other = found.values()
     assert one["best"] == other["best"] == {"opt.lr": 1000.0}
     assert [each["point"] for each in one["tried"]] == [each["point"] for each in other["tried"]]
@@ -663,10 +656,9 @@ def test_a_run_that_breaks_is_tried_again_and_then_failed_while_the_study_goes_o
     reasons = [str(trial.reason) for trial in study.trials() if trial.state == "failed"]
     assert len({reason.partition(";")[0] for reason in reasons}) == 1
     assert all("failed: RuntimeError: the card fell out; the traceback is in " in reason for reason in reasons)
-    shown = cli("studies", study.name, "--storage", sqlite_url)
-    assert "5 trials of 1 seed, 1 failed\n" in shown.out
-    assert "note     opt.lr 1000 failed: run synthetic-sgd-" in shown.out
-    assert shown.code == 0
+    shown = "\n".join(summary.lines(study_result(study)))
+    assert "5 trials of 1 seed, 1 failed\n" in shown
+    assert "note     opt.lr 1000 failed: run synthetic-sgd-" in shown
 
 
 @pytest.mark.deep
@@ -684,7 +676,7 @@ def test_an_error_outside_of_a_run_counts_as_an_attempt_too(
     assert [cli(*words).code for _ in range(3)] == [1, 1, 0]
     assert states(study) == {("design", "failed"): 9}
     assert {trial.reason for trial in study.trials()} == {"ZeroDivisionError: division by zero"}
-    assert cli("studies", study.name, "--storage", sqlite_url).code == 1
+    assert study_result(study).best is None
 
 
 def test_a_cause_that_comes_again_and_again_ends_the_worker_and_is_told_once(
@@ -838,13 +830,15 @@ def test_one_study_that_cannot_be_shown_hides_no_other(cli, sqlite_url: str) -> 
     studies = Studies(sqlite_url)
     studies.create(small_spec(), "never-asked")
     studies.rdb.set_study_user_attr(studies.id_of(studies.create(small_spec(), "newer").name), "bench", {"new": 1})
-    answer = cli("studies", "--storage", sqlite_url)
+    store = Path(sqlite_url.removeprefix("sqlite:///")).parent
+    answer = cli("list", "studies", "--store", store)
     lines = [" ".join(line.split()) for line in answer.out.splitlines()]
     assert (answer.code, lines[0]) == (1, "good 0 of 3 trials")
     assert lines[1:] == ["never-asked no requested trials `bench tune --resume never-asked` starts it"]
     assert answer.err.startswith("bench: newer is unreadable: study newer in sqlite:///")
-    rows = strict_json(cli("studies", "--storage", sqlite_url, "--json").out)
-    assert {name: "error" in row for name, row in rows.items()} == {"good": False, "never-asked": False, "newer": True}
+    rows = strict_json(cli("list", "studies", "--store", store, "--json").out)
+    errors = {row["study"]: "error" in row for row in rows}
+    assert errors == {"good": False, "never-asked": False, "newer": True}
     begun = cli("tune", "--resume", "never-asked", "--storage", sqlite_url, "--dry-run")
     assert (begun.code, len(begun.out.splitlines())) == (0, 9)
 
@@ -901,9 +895,8 @@ def test_pruning_stops_bad_trials_and_finds_the_same(cli, sqlite_url: str, tmp_p
         study = begin(sqlite_url, 9, prune=prune, **words)
         place = ("--storage", sqlite_url, "--store", tmp_path / f"prune {prune}")  # a stored run is not stopped early
         assert cli("worker", "--study", study.name, "--engine", "lightning", *place).code == 0
-        found[prune] = strict_json(cli("studies", study.name, "--storage", sqlite_url, "--json").out)
-        shown = cli("studies", study.name, "--storage", sqlite_url).out
-        assert ("pruned (--prune)" in shown) == prune
+        found[prune] = summary.as_json(study_result(study))
+        assert ("pruned (--prune)" in "\n".join(summary.lines(study_result(study)))) == prune
     assert found[False]["pruning"] is False
     assert found[True]["pruning"] is True
     assert (found[True]["best"], found[True]["score"]) == (found[False]["best"], found[False]["score"])
@@ -1057,8 +1050,6 @@ def test_words_that_make_no_study(cli, here: Path, words: str, message: str, *, 
         ("tune", "--task is missing; see `bench list tasks`"),
         ("tune --task synthetic", "--opt is missing; see `bench list optimizers`"),
         ("tune --resume nobody", "unknown study in sqlite:///"),
-        ("studies nobody", "unknown study in sqlite:///"),
-        ("studies --trials 3", "--trials 3: name a study: bench studies NAME --trials 3"),
         ("suite nothing", "unknown suite 'nothing'"),
         ("suite theory --plan --jobs 0", "--jobs 0: write how many (--workers 2), or auto"),
         ("worker", "--study"),
@@ -1271,11 +1262,11 @@ def test_a_password_is_neither_shown_nor_written(cli, here: Path, postgres_url: 
 
 
 def test_no_studies_are_no_error(cli, here: Path) -> None:
-    answer = cli("studies")
+    answer = cli("list", "studies")
     assert list(here.iterdir()) == []
     assert (answer.code, answer.err) == (0, "")
-    assert answer.out.startswith("no studies in sqlite:///")
-    assert cli("studies", "--json").out == "{}\n"
+    assert answer.out == f"no studies in {os.environ['BENCH_STORE']}\n"
+    assert cli("list", "studies", "--json").out == "[]\n"
 
 
 def test_points_of_a_study_are_told_apart_by_their_numbers() -> None:

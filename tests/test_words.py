@@ -19,13 +19,10 @@ BASE = {
     "plot": ("curves",),
     "sql": ("select 1",),
     "merge": ("a", "b"),
-    "diff": ("a", "b"),
     "new": ("optimizer", "mine"),
     "list": ("runs",),
     "show": ("sngd",),
     "data": ("status",),
-    "completion": ("bash",),
-    "race": ("synthetic",),
 }
 """Required words of commands."""
 
@@ -40,7 +37,7 @@ def bad_words() -> Iterator[tuple[tuple[str, ...], str]]:
         base, options = (name, *BASE.get(name, ())), shown(command)
         yield (*base, "--xyzzy", "1"), f"unknown option '--xyzzy'; `bench {name} -h` lists the options"
         yield (*base, "-q"), f"unknown option '-q'; `bench {name} -h` lists the options"
-        if name not in ("merge", "race"):  # which take any number
+        if name != "merge":  # which takes any number
             yield (*base, "a b", "a b"), "unexpected word 'a b'"
         for i, each in enumerate(command.positionals):
             if each.least:
@@ -148,7 +145,6 @@ def test_bad_words_of_a_command(cli, store, name) -> None:
         ("tune --seed=3", "--seed 3: trials have several; write --seeds 3,... or --seeds COUNT"),
         ("fit --task synthetic --opt gd --opt ngd", "--opt is given twice, gd and ngd; bench fit takes one"),
         ("sweep --task lm --task mnist --opt gd", "--task is given twice, lm and mnist; bench sweep takes one"),
-        ("race mnist sngd adam", "sngd is an optimizer; write bench race TASK --opt sngd,..."),
         ("suite theroy", "unknown suite 'theroy'; did you mean 'theory'?"),
         ("worker --dry-run", "unknown option '--dry-run'; `bench worker -h` lists the options"),
         ("leaderboard --sort x", "unknown option '--sort'; `bench leaderboard -h` lists the options"),
@@ -339,8 +335,8 @@ RUN = "--task synthetic --opt sgd"
 @pytest.mark.parametrize(
     "words",
     [
-        "list runs", "list plans", "leaderboard", "report", "plot curves -o x.png", "sql select", "diff a b", "show a",
-        "studies", "doctor", f"sweep {RUN} --opt.lr 1,2", f"tune {RUN}", "suite theory", "worker --plan x",
+        "list runs", "list plans", "leaderboard", "report", "plot curves -o x.png", "sql select", "show a",
+        "list studies", "doctor", f"sweep {RUN} --opt.lr 1,2", f"tune {RUN}", "suite theory", "worker --plan x",
         f"compare {RUN}", f"fit {RUN}", "fit --resume x", "reproduce deora2024/fig2", "check sgd",
     ],
 )  # fmt: skip
@@ -355,16 +351,10 @@ def test_a_store_that_is_a_file_is_said_everywhere(cli, tmp_path, monkeypatch, w
         monkeypatch.setenv("BENCH_STORE", str(file))
 
 
-def test_the_path_of_a_run_in_a_file_is_no_run(cli, tmp_path) -> None:
-    (tmp_path / "file").touch()
-    answer = cli("diff", tmp_path / "file" / "a", "b")
-    assert answer == (2, "", f"bench: error: the store {tmp_path / 'file'} is a file, not a folder; name another\n")
-
-
 def test_a_value_may_end_in_the_letter_of_a_short_option() -> None:
-    assert parse("bundle", ["--task", "go", "-o", "lo"]).task == ["go"]
+    assert parse("report", ["--task", "go", "-o", "lo"]).task == ["go"]
     with pytest.raises(UserError, match="--task needs a value"):
-        parse("bundle", ["--task", "-o", "lo"])
+        parse("report", ["--task", "-o", "lo"])
 
 
 def test_several_of_an_option_that_takes_a_list_are_a_list() -> None:

@@ -28,6 +28,7 @@ from bench.boards.collect import Collected, collect
 from bench.boards.entries import Entry
 from bench.boards.quality import quality
 from bench.boards.theory import ALIGNED, theory
+from bench.config.tuned import read_tuned
 from bench.grammar.values import place
 from bench.output import write
 from bench.results.chart import Chart, Panel
@@ -36,17 +37,18 @@ from bench.results.render import markdown_table
 from bench.results.selection import GAP
 from bench.results.sequential import NO_VALUE
 from bench.results.table import Column, Table
-from bench.store.bundle import STORE, TUNED, bundle
 from bench.store.record import CAP_BINDS, RunResult, made_on
+from bench.store.reports import StudyRecord
 from bench.store.stores import Stores
 from bench.text import cell, counted, listed
 from bench.tuning import suite
-from tools import observatory, schedules, searches
+from optimizers.plugins import slug
+from tools import observatory, schedules, searches, thinning
 
 TABLES = {"Theory": ("theory",), "Vision": ("vision",), "Text": ("lm", "sst2")}
 """The parts of the reference suite in each table of README.md."""
 PARTS = tuple(part for parts in TABLES.values() for part in parts)
-FOLDER, FIGURE = Path("results/reference"), Path("docs/_static/reference.png")
+FOLDER, FIGURE = Path("results/reference/runs"), Path("docs/_static/reference.png")
 README, RESULTS = Path("README.md"), Path("docs/results.md")
 SENSITIVITY = Path("results/tuned")
 BEGIN, END = "<!-- reference -->", "<!-- /reference -->"
@@ -54,8 +56,6 @@ MARKS = {"better": "▲", "worse": "▼", "no difference found": "≈"}
 """Verdicts in the cells of README.md; others have none."""
 ALT = "Training loss against optimizer steps, all optimizers"
 AXES = {"xy": ", both axes logarithmic", "x": ", logarithmic steps", "y": ", logarithmic loss"}
-POINTS = 200
-"""Rows kept of the curve of a fresh seed; a trial keeps a tenth."""
 
 
 class Published(NamedTuple):
@@ -126,15 +126,24 @@ def ship(stores: Stores, parts: Sequence[str], tasks: Sequence[str], tuned: Path
         or (run.config["task"], run.config["opt"], run.config["opt_options"], run.problem) in settings
     ]
     with TemporaryDirectory() as temporary:
-        made = bundle(stores, runs, Path(temporary) / "bundle", points=POINTS, tuned=[tuned] if tuned else [])
+        kept = thinning.copy(stores, runs, Path(temporary))
         _withdraw({_arm(run) for run in runs})
-        shutil.copytree(Path(temporary) / "bundle" / STORE, FOLDER / STORE, dirs_exist_ok=True)
-        if (Path(temporary) / "bundle" / TUNED).is_dir():
-            for task in (Path(temporary) / "bundle" / TUNED).iterdir():
-                shutil.rmtree(Path("configs/tuned") / task.name, ignore_errors=True)
-                shutil.copytree(task, Path("configs/tuned") / task.name)
+        shutil.copytree(temporary, FOLDER, dirs_exist_ok=True)
+    files = [] if tuned is None else [path for study in mine if (path := _settings_of(study, tuned)) is not None]
+    for task in {path.parent.name for path in files}:
+        shutil.rmtree(Path("configs/tuned") / task, ignore_errors=True)
+    for path in files:
+        to = Path("configs/tuned") / path.parent.name / path.name
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, to)
     size = sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file())
-    print(f"{made.runs} runs, {made.studies} studies, {made.tuned} files of settings, {size / 1e6:.1f} MB")
+    print(f"{len(kept)} runs, {len(mine)} studies, {len(files)} files of settings, {size / 1e6:.1f} MB")
+
+
+def _settings_of(study: StudyRecord, tuned: Path) -> Path | None:
+    """The file with a study's settings in this folder, if it names this study."""
+    path = tuned / slug(study.task) / f"{slug(study.opt)}.yaml"
+    return path if path.is_file() and read_tuned(path).study == study.name else None
 
 
 def _ship_searches(tasks: Sequence[str], tuned: Path) -> None:
@@ -155,13 +164,13 @@ def _arm(run: RunResult) -> tuple[str, str]:
 
 def _withdraw(arms: Set[tuple[str, str]]) -> None:
     """Remove the shipped runs of these tasks and schedules, and their studies."""
-    shipped = Stores([FOLDER / STORE])
+    shipped = Stores([FOLDER])
     old = {run.run_id for run in shipped.runs if _arm(run) in arms}
     for folder in {shipped.place(run_id) for run_id in old}:
         shutil.rmtree(folder)
     for study in shipped.studies:
         if study.run_ids & old:
-            study.places(FOLDER / STORE)[0].unlink()
+            study.places(FOLDER)[0].unlink()
 
 
 class _Part(NamedTuple):
@@ -415,7 +424,7 @@ def _smaller(image: bytes) -> bytes:
 
 def shown() -> Published:
     """The published runs."""
-    stores = Stores([FOLDER / STORE])
+    stores = Stores([FOLDER])
     constant = _only(stores, lambda schedule: schedule == "constant")
     others = _only(stores, lambda schedule: schedule != "constant")
     found = collect(constant)

@@ -6,7 +6,6 @@ Writes `results/statistics/README.md`.
 import math
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,10 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtrit
 from scipy.stats import binom, nct
 
-from bench.commands.race import MOST_SEEDS as MOST_RACED
 from bench.results import stats
 from bench.results.render import markdown_table
 from bench.results.retuning import repeated_interval, tuning_variance
-from bench.results.sequential import LEAST_SEEDS, MOST_SEEDS, SHARES, advice, compare, grid, least_wins, next_seeds
+from bench.results.sequential import LEAST_SEEDS, MOST_SEEDS, SHARES, advice, compare, grid, least_wins
 from bench.results.table import Table
 
 Array = NDArray[np.float64]
@@ -383,69 +381,6 @@ def advised(n: int) -> tuple[float, float]:
     return given / left, right / given if given else math.nan
 
 
-def race(effect: float, most: int = MOST_RACED, start: int = 5) -> tuple[float, float, float]:
-    """Mean number of seeds that a race spends on a pair, and its probabilities of better and worse; exact."""
-    chance = float(ndtr(effect))
-    alive = {(start, wins): float(binom.pmf(wins, start, chance)) for wins in range(start + 1)}
-    spent = better = worse = 0.0
-    while alive:
-        after: dict[tuple[int, int], float] = {}
-        for (n, wins), share in alive.items():
-            up, down = wins >= least_wins(n), n - wins >= least_wins(n)
-            later = None if up or down else _next_seeds(n, wins, most)
-            if later is None:
-                spent, better, worse = spent + share * n, better + share * up, worse + share * down
-                continue
-            for more in range(later - n + 1):
-                key = later, wins + more
-                after[key] = after.get(key, 0.0) + share * float(binom.pmf(more, later - n, chance))
-        alive = after
-    return spent, better, worse
-
-
-@cache
-def _next_seeds(n: int, wins: int, most: int) -> int | None:
-    return next_seeds(n, wins, n - wins, most)
-
-
-def fixed_seeds(power_wanted: float, power_at: Callable[[float, int], float]) -> int:
-    """Fewest seeds of a fixed design with the wanted power, averaged over the non-zero `EFFECTS`."""
-    return next(n for n in range(3, 1000) if np.mean([power_at(effect, n) for effect in EFFECTS[1:]]) >= power_wanted)
-
-
-def sign_power(effect: float, n: int) -> float:
-    """Power of a sign test with a fixed number of seeds, at 5 %."""
-    least = next(k for k in range(n + 2) if binom.sf(k - 1, n, 0.5) <= 0.025)
-    return float(binom.sf(least - 1, n, ndtr(effect)))
-
-
-def race_lines() -> list[str]:
-    """The seeds of races and of fixed designs with the same power, as Markdown."""
-    spent, better, worse = np.array([race(effect) for effect in EFFECTS]).T
-    mean, wanted = float(spent.mean()), float(better[1:].mean())
-    sign, t = fixed_seeds(wanted, sign_power), fixed_seeds(wanted, t_power)
-    return [
-        "## Races",
-        "",
-        f"`bench race` with one pair, from 5 seeds to at most {MOST_RACED} (exact, normal differences):",
-        "",
-        *table(
-            [f"{effect:g} deviations" for effect in EFFECTS],
-            [
-                ("seeds on average", [f"{x:.1f}" for x in spent]),
-                ("says better", list(better)),
-                ("says worse", list(worse)),
-            ],
-        ),
-        f"Over these effects, equally likely, a race uses {mean:.1f} seeds and has a power of {wanted:.0%}. A fixed"
-        f" design with this power takes {sign} seeds with the sign test, which guarantees the same for one look"
-        f" ({mean / sign:.0%}), and {t} with the paired t-test, which is valid only for normal differences"
-        f" ({mean / t:.0%}). The goal of at most 75 % is met against the first and not against the second: a test"
-        " valid for every distribution needs more seeds.",
-        "",
-    ]
-
-
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 SEEDS = (3, 5, 7, 10, 20, 50)
@@ -568,7 +503,6 @@ def page() -> list[str]:
             [f"n = {n}" for n in few],
             [("says something", [advised(n)[0] for n in few]), ("is right", [advised(n)[1] for n in few])],
         ),
-        *race_lines(),
     ]
 
 

@@ -79,15 +79,13 @@ class Collected:
         return found
 
     @classmethod
-    def of(
-        cls, runs: Sequence[RunResult], tables: Tables, reference: str | None = None, stores: Stores | None = None
-    ) -> "Collected":
-        """The entries of these runs alone, named by their optimizers, with the studies of stores that they won."""
-        by_id = {run.run_id: run for run in (*(stores.runs if stores else ()), *runs)}
-        entries = entries_of(runs, by_id, stores.studies if stores else [])
+    def of(cls, runs: Sequence[RunResult], tables: Tables) -> "Collected":
+        """The entries of these runs alone, named by their optimizers."""
+        by_id = {run.run_id: run for run in runs}
+        entries = entries_of(runs, by_id, [])
         for entry in entries:
             entry.name = entry.opt
-        return cls(entries, entries, entries, by_id, tables, reference)
+        return cls(entries, entries, entries, by_id, tables)
 
     @property
     def problems(self) -> dict[Problem, list[Entry]]:

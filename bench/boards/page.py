@@ -4,7 +4,7 @@ import base64
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -58,13 +58,17 @@ def page(found: Collected, runs: int, stores: str, damaged: int = 0) -> str:
     entries = found.entries
     made = {run.run_id: i for i, entry in enumerate(entries) for run in entry.runs.values()}
     boards = [make(found) for make in BOARDS.values()]
-    kinds = {kind: (*KINDS[kind], make(found)) for kind, make in CHARTS.items()}
+    charts = [_kind(kind, *KINDS[kind], make(found)) for kind, make in CHARTS.items()]
     damaged += len({*found.damaged})  # boards and charts may have found more
-    return written(
-        boards,
-        kinds,
-        headlines(found),
-        made,
+    light, dark = variables("".join(panel["svg"] for chart in charts for panel in chart["panels"]))
+    return template("bench.boards", "page.html.j2", digest=_digest, clean=cell, whole=_whole).render(
+        version=__version__,
+        boards=[_board(board, made) for board in boards if any(table.rows for table in board.tables)],
+        first=next(iter(CHARTS)),
+        kinds=[chart for chart in charts if chart["panels"]],
+        headlines=[(cell(name), cell(words)) for name, words in headlines(found)],
+        light=light,
+        dark=dark,
         runs=runs,
         shown=len(made),
         stores=stores,
@@ -75,38 +79,6 @@ def page(found: Collected, runs: int, stores: str, damaged: int = 0) -> str:
             {"place": i, "kind": entry.kind, "n": len(entry.runs), **explained(entry, found)}
             for i, entry in enumerate(entries)
         ],
-    )
-
-
-def written(
-    boards: Sequence[Board],
-    kinds: Mapping[str, tuple[str, str, Chart]],
-    said: Iterable[tuple[str, str]],
-    made: Mapping[str, int] | None = None,
-    **more: Any,
-) -> str:
-    """A page of boards and charts.
-
-    Args:
-        boards: in order.
-        kinds: charts by anchor, with title and caption; the first is shown before the boards.
-        said: the summary: names, and a text for each.
-        made: by the id of a run, the `place` of the entry that explains its row.
-        more: further values of the template: title; lead and reading, paragraphs below the title and on how to read
-            the page, which by default is a report of stored runs; notes; entries.
-    """
-    charts = [_kind(kind, *of) for kind, of in kinds.items()]
-    light, dark = variables("".join(panel["svg"] for chart in charts for panel in chart["panels"]))
-    values = {"title": "Optimizers on attention models", "lead": None, "reading": None, "notes": [], "entries": []}
-    return template("bench.boards", "page.html.j2", digest=_digest, clean=cell, whole=_whole).render(
-        version=__version__,
-        boards=[_board(board, made or {}) for board in boards if any(table.rows for table in board.tables)],
-        first=next(iter(kinds), ""),
-        kinds=[chart for chart in charts if chart["panels"]],
-        headlines=[(cell(name), cell(words)) for name, words in said],
-        light=light,
-        dark=dark,
-        **values | more,
     )
 
 

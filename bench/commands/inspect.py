@@ -16,10 +16,15 @@ def run_list(args: Args) -> int:
     """`bench list`: 0 done, 1 something could not be read."""
     if args.what == "runs":
         return _list_runs(args)
-    usual, own = parse("list", [args.what]), ("json", "store") if args.what == "plans" else ("json",)
+    usual = parse("list", [args.what])
+    own = ("json", "store") if args.what in ("studies", "plans") else ("json",)
     for option in COMMANDS["list"].options:
         if option.name not in own and getattr(args, option.key) != getattr(usual, option.key):
             raise UserError(f"{option.flag}: it selects runs (`bench list runs`); remove it to list {args.what}")
+    if args.what == "studies":
+        from bench.tuning.cli.studies import list_studies
+
+        return list_studies(args)
     if args.what == "plans":
         return _list_plans(args)
     from bench.results.render import shown
@@ -152,12 +157,12 @@ def _show_run(run_id: str, folders: Sequence[Path], *, as_json: bool) -> int | N
     """Show a run: the exit code, 1 if its tables cannot be read; None if no store has it."""
     from bench.store.store import Store
 
-    if not any(Store(folder).get(run_id) for folder in folders):
+    found = [(run, store) for store in (Store(folder.resolve()) for folder in folders) if (run := store.get(run_id))]
+    if not found:
         return None
     from bench.browse import show
-    from bench.browse.compare import find
 
-    run, store = find(run_id, folders)
+    run, store = min(found, key=lambda each: not each[0].finished)
     if as_json:
         found, whole = show.as_json(run, store)
         answer(found)

@@ -1,6 +1,6 @@
 """`bench quickstart`: a first comparison within seconds, with the parts of other commands.
 
-It trains four optimizers at their defaults as lanes (`bench race`), ranks them on the board `quality`
+It trains four optimizers at their defaults as lanes (`bench sweep`), ranks them on the board `quality`
 (`bench leaderboard`), and draws their training curves (`bench plot curves`).
 """
 

@@ -1,6 +1,6 @@
-"""`bench verify`: repeat runs of a bundle, or of the reference results, and report whether they are confirmed.
+"""`bench verify`: repeat runs of a store, or of the reference results, and report whether they are confirmed.
 
-The runs are drawn at random, so that the sender of a bundle cannot predict them. They are stored separately.
+The runs are drawn at random, so that the sender of a store cannot predict them. They are stored separately.
 """
 
 import math
@@ -19,7 +19,6 @@ from bench.grammar.values import reference_folder
 from bench.output import note, reply, warn_of
 from bench.results.render import shown
 from bench.results.table import Table
-from bench.store.bundle import SOURCES, opened, store_in
 from bench.store.record import RunResult
 from bench.store.stores import Stores
 from bench.text import CONVERGED, comparable, counted, duration
@@ -57,22 +56,22 @@ def main(args: Args) -> int:
     """
     path = args.path or reference_folder()
     if path is None:
-        raise UserError("this installation has no reference results; name a bundle or a store: bench verify PATH")
-    with opened(path) as folder, TemporaryDirectory() as place:
-        stores = Stores([store_in(folder)])
-        code = warn_of(stores)
-        if stores.runs:
-            stores.refuse_unknown(args.task, args.opt, stores.runs)
-        ended = ("completed", "diverged")
-        there = [run for run in stores.runs if run.status in ended and run.is_of(args.task, args.opt)]
-        if not there:
-            raise UserError(f"no matching finished runs in {stores.shown}")
-        drawn = random.Random(args.seed).sample(there, min(args.runs, len(there)))
-        spent = duration(sum(run.wall_s for run in drawn))
-        note(f"{counted(len(drawn), 'run')}, which took {spent} on the original machine")
-        judged = list[Judged]()
+        raise UserError("this installation has no reference results; name a store: bench verify PATH")
+    stores = Stores([path])
+    code = warn_of(stores)
+    if stores.runs:
+        stores.refuse_unknown(args.task, args.opt, stores.runs)
+    ended = ("completed", "diverged")
+    there = [run for run in stores.runs if run.status in ended and run.is_of(args.task, args.opt)]
+    if not there:
+        raise UserError(f"no matching finished runs in {stores.shown}")
+    drawn = random.Random(args.seed).sample(there, min(args.runs, len(there)))
+    spent = duration(sum(run.wall_s for run in drawn))
+    note(f"{counted(len(drawn), 'run')}, which took {spent} on the original machine")
+    judged = list[Judged]()
+    with TemporaryDirectory() as place:
         for run in drawn:
-            judged.append(_judged(run, stores.runs, args, folder / SOURCES, Path(place)))
+            judged.append(_judged(run, stores.runs, args, Path(place)))
             note(f"{run.run_id}: {judged[-1].verdict}: {judged[-1].why}")
             if judged[-1].again is not None and judged[-1].again.status == "killed":
                 return 130
@@ -114,9 +113,9 @@ def judge(run: RunResult, again: RunResult, others: Sequence[RunResult]) -> tupl
     return "confirmed", f"{words}, within the spread over seeds"
 
 
-def _judged(run: RunResult, runs: Sequence[RunResult], args: Args, sources: Path, place: Path) -> Judged:
+def _judged(run: RunResult, runs: Sequence[RunResult], args: Args, place: Path) -> Judged:
     try:
-        config = _config(run, args, sources, place)
+        config = _config(run, args, place)
     except UserError as error:
         return Judged(run, None, "undecided", str(error))
     if config.run_id != run.run_id:
@@ -135,23 +134,15 @@ def _judged(run: RunResult, runs: Sequence[RunResult], args: Args, sources: Path
     return Judged(run, again, *judge(run, again, [other for other in others if other.finished]))
 
 
-def _config(run: RunResult, args: Args, sources: Path, place: Path) -> RunConfig:
+def _config(run: RunResult, args: Args, place: Path) -> RunConfig:
     """The configuration of a run, with folders of this machine.
 
     Raises:
-        UserError: it names code that the user has not allowed, or an unknown option.
+        UserError: it names code that the user has not named, or an unknown option.
     """
     recorded = {kind: run.config[kind] for kind in ("task", "opt")}
-    given = {"task": args.task or [], "opt": args.opt or []}
-    shipped = {kind: str(sources / bare(name)) for kind, name in recorded.items()}
-    there = {kind: [name] for kind, name in shipped.items() if Path(name.rpartition(":")[0]).is_file()}
-    named = {kind: [*(there.get(kind, []) if args.allow_code else []), *given[kind]] for kind in recorded}
-    try:
-        names = allowed(recorded, run.versions, named, f"run {run.run_id}", ["bench", "verify", "..."])
-    except UserError as error:
-        if not there or args.allow_code:
-            raise
-        raise UserError(f"{error}; --allow-code imports the copy in the bundle") from None
+    named = {"task": args.task or [], "opt": args.opt or []}
+    names = allowed(recorded, run.versions, named, f"run {run.run_id}", ["bench", "verify", "..."])
     settings = settings_of(run.config) | names
     return resolve({**settings, "data": args.data, "store": place}, recorded=True)
 

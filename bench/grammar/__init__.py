@@ -1,1 +1,1 @@
-"""The grammar of all commands, declared once: parsing, help, errors and completion follow from it. Imports no torch."""
+"""The grammar of all commands, declared once: parsing, help and errors follow from it. Imports no torch."""

@@ -33,21 +33,20 @@ def _place(name: str, text: str, *, setting: bool = False) -> Option:
         "DIR",
         partial(place, name),
         None if setting else partial(place, name),
-        completes="file",
         setting=setting,
     )
 
 
 def _path(name: str, text: str, value: str = "DIR", **more: Any) -> Option:
-    return Option(name, text, value, folder, completes="file", **more)
+    return Option(name, text, value, folder, **more)
 
 
 def _out(text: str, value: str = "DIR", **more: Any) -> Option:
     return _path("out", text, value, short="o", **more)
 
 
-def _names(name: str, text: str, completes: str = "", **more: Any) -> Option:
-    return Option(name, text, "A,B", names, completes=completes or name * (name in ("task", "opt")), **more)
+def _names(name: str, text: str, **more: Any) -> Option:
+    return Option(name, text, "A,B", names, **more)
 
 
 def _several_opts(text: str) -> Option:
@@ -58,15 +57,14 @@ DATA = _place("data", "folder of the datasets")
 STORE = _place("store", "folder of the runs")
 STORES = replace(_place("store", "folder of the runs; several are read as one"), default=None, many=True)
 NO_REFERENCE = Option("no-reference", "leave out the shipped reference results")
-TASK = Option("task", "a task, see `bench list tasks`", "TASK", completes="task", setting=True)
-OPT = Option("opt", "an optimizer, see `bench list optimizers`", "OPTIMIZER", completes="opt", setting=True)
-DEVICE = Option("device", "cpu, cuda, mps or auto (default auto)", "D", completes="cpu cuda mps auto", default="auto")
+TASK = Option("task", "a task, see `bench list tasks`", "TASK", kind="task", setting=True)
+OPT = Option("opt", "an optimizer, see `bench list optimizers`", "OPTIMIZER", kind="opt", setting=True)
+DEVICE = Option("device", "cpu, cuda, mps or auto (default auto)", "D", default="auto")
 RUN_DEVICE = replace(DEVICE, default=None, setting=True)
 PRECISION = Option(
     "precision",
     "32-true, bf16-mixed, 16-mixed or 64-true (default: the task's)",
     "P",
-    completes="32-true bf16-mixed 16-mixed 64-true",
     setting=True,
 )
 DATA_SEED = Option("data_seed", "seed of the order of the samples (default: the run's seed)", "N", setting=True)
@@ -74,7 +72,6 @@ LOGGER = Option(
     "logger",
     "also log to tensorboard, csv, wandb, mlflow or trackio (extras)",
     "L",
-    completes="tensorboard csv wandb mlflow trackio",
     setting=True,
 )
 CONFIG = _path("config", "YAML file of settings; flags override it", "FILE")
@@ -100,7 +97,6 @@ RUN_WORKERS = Option(
     " or else one)",
     "N",
     workers,
-    completes="auto",
 )
 MEMORY = Option("memory", "memory for lanes: a share of the free memory, or a size (default 80%)", "SIZE", read_memory)
 WIDTH = Option(
@@ -121,7 +117,6 @@ WORKERS = Option(
     "N",
     workers,
     default="auto",
-    completes="auto",
     also=("jobs",),
 )
 SLURM = (
@@ -149,7 +144,6 @@ REFERENCE = Option(
     "reference",
     "optimizer to compare the others with (default: adamw, or gd for full batches)",
     "OPTIMIZER",
-    completes="opt",
 )
 TUNED = Option(
     "tuned",
@@ -236,7 +230,7 @@ _ALL = (
                    " (3,5,8; 10:15 is 10 to 14)", "SEEDS", read_seeds),
             DATA_SEED, CONFIG, TUNED, RUN_DEVICE, PRECISION,
             replace(ENGINE, help="for several seeds: " + ENGINE.help, default=None), *RUNNING[1:],
-            Option("resume", "continue an interrupted run (on CPUs bit for bit)", "RUN", completes="run"),
+            Option("resume", "continue an interrupted run (on CPUs bit for bit)", "RUN"),
             Option("rerun", "train again even if the result is stored"),
             LOGGER, *ELSEWHERE,
             Option("dry-run", "print the resolved configuration and exit"),
@@ -282,7 +276,7 @@ _ALL = (
             replace(TASK, help="one or more tasks, as `bench list tasks` prints them: mnist,lm", value="A,B"),
             _several_opts("one or more optimizers: my_file.py:MyOpt,ngd"),
             _names("against", "baselines to tune as well; the first is the reference (default: adamw, or gd for full"
-                   " batches)", completes="opt"),
+                   " batches)", kind="opt"),
             CONFIG,
             Option("trials", "trials of each optimizer (default: nine); if one grid grows, the others get as many",
                    "N", whole()),
@@ -298,74 +292,6 @@ _ALL = (
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
             Option("dry-run", "print the plan, the stored part of it, and its approximate duration"),
             WORKERS, ENGINE, MEMORY, WIDTH, STORAGE, DATA, STORE,
-        ),
-    ),
-    Command(
-        "ladder", "repeat a comparison at growing sizes: does the winner at small scale win at large scale?",
-        text="Compare optimizers at growing sizes: each rung tunes all of them again with equal budgets and runs the"
-        " winners on fresh seeds. Results: steps at equal loss against a reference, their trend with size,"
-        " predictions made before each rung and scored after it, the ranking at each rung, and how the best settings"
-        " change with size.",
-        more="Settings in dotted form as in `bench fit`; --opt.adamw.lr 1e-4:1e-1 is for adamw alone. The name of a"
-        " ladder depends on its settings but not on the number of its rungs: the same command continues after an"
-        " interruption, and with more --rungs it adds rungs. On another machine with the same --storage and"
-        " --store it shares the work. The record is STORE/ladders/NAME.json.",
-        groups=SETTINGS, elsewhere=_several("a ladder has") | {"logger": "trials have none"},
-        options=(
-            TASK, _several_opts("two or more optimizers, including the reference: adamw,muon,sngd"),
-            Option("rungs", "number of rungs (default 4)", "N", whole(1), default=4),
-            Option("ratio", "ratio of the sizes of successive rungs (default 3)", "X", finite, default=3.0),
-            Option("axis", "the quantity that grows (default size: parameters, by width and depth)",
-                   "AXIS", default="size", choices=("size", "width", "depth", "epochs", "data")),
-            Option("tokens", "training tokens per parameter (default 20 if samples are rows of tokens and --trainer.*"
-                   " sets no budget; otherwise the task's budget applies)", "X", finite),
-            Option("start", "parameters of the first rung (default: 1/27 of the task's model)", "X", finite),
-            REFERENCE,
-            Option("trials", "settings tried for each optimizer at the first rung (default: nine, or more if"
-                   " combinations of values need more)", "N", whole(1)),
-            Option("margin", "half the width, in decades, of later rungs' ranges around the previous rung's winner,"
-                   " which is tried first (default 1); a grid extends beyond an edge if the best point is there", "X",
-                   finite, default=1.0),
-            Option("sampler", "grid (default): half decades of the first range; qmc: quasi-random, never beyond a"
-                   " range", "S", choices=("grid", "qmc")),
-            Option("prune", "stop trials that are worse than the median of the others; results say so"),
-            Option("seeds", "tuning seeds of each trial: a number (default 2: seeds 1000 and 1001) or a list", "SEEDS",
-                   default="2"),
-            Option("report_seeds", "fresh seeds of each winner: a number (default 5: seeds 0 to 4) or a list; fewer"
-                   " than 5 give no intervals", "SEEDS", default="5"),
-            Option("budget", "a time, after which the workers stop and the result so far is shown (6h, 90min)", "COST",
-                   read_budget),
-            _path("from", "rewrite the page from this store or bundle without training", "STORE"),
-            Option("name", "with --from: only this ladder", "NAME"),
-            CONFIG, _out("folder of page, tables and pictures (default: laddered/NAME)"),
-            RUN_DEVICE, PRECISION, DATA_SEED, JSON,
-            Option("dry-run", "print the rungs, their runs and their approximate duration"),
-            WORKERS, ENGINE, MEMORY, WIDTH, *SLURM, replace(SHARED_BY, hidden=True),
-            Option("train-only", "for array tasks: write no page", hidden=True), STORAGE, DATA, STORE,
-        ),
-    ),
-    Command(
-        "race", "add seeds to undecided pairs until all are decided",
-        text="Compare optimizers on tasks with only as many runs as the verdicts need: all start with a few seeds, and"
-        " each undecided pair gets the fewest further seeds that can decide it, or none if a decision is unlikely.",
-        more="Each optimizer has one setting: --tuned, --opt.adam.lr 1e-3, or its defaults. Verdicts are those of"
-        " `bench leaderboard`, against a fixed reference, and are valid however often seeds are added. Stored runs"
-        " are reused, so the same command continues an interrupted race.",
-        positionals=(Option("task", TASK.help, "TASK", completes="task", most=0),),
-        groups=SETTINGS, elsewhere={
-            "seed": "a race has several; write --seeds COUNT or --seeds 10:15 for those of the start",
-        },
-        options=(
-            _several_opts("two or more optimizers: adamw,sngd"), REFERENCE,
-            Option("seeds", "initial seeds of each optimizer: a number (default 5: 0 to 4) or consecutive ones (10:15);"
-                            " the next integers follow. With --tuned, the default begins after those that chose the"
-                            " settings", "SEEDS", read_seeds),
-            Option("most", "maximum number of seeds of each optimizer (default 50)", "N", whole(), default=50),
-            Option("budget", "limit: a number of runs including the initial ones (200runs), or a time, after which"
-                             " no round begins (6h, 90min)", "COST", read_budget),
-            CONFIG, TUNED, *RUNNING[:-1], RUN_DEVICE, PRECISION, JSON,
-            Option("dry-run", "list the initial runs and exit"),
-            DATA, STORE,
         ),
     ),
     Command(
@@ -398,7 +324,7 @@ _ALL = (
             Option("prune", "stop trials that are worse than the median of the others (results say so)"),
             Option("retries", "maximum number of new attempts after a failure (default 2)", "N", whole(0)),
             Option("name", "name of the study (default: TASK-OPT-HASH)", "NAME"),
-            Option("resume", "continue this study with its own settings", "NAME", completes="study"),
+            Option("resume", "continue this study with its own settings", "NAME"),
             _out("folder of TASK/OPT.yaml and the plot (default: tuned; with --resume the folder used before)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
             Option("dry-run", "print the trials of the design and exit"),
@@ -411,7 +337,7 @@ _ALL = (
         text="Tune each optimizer on each task with the same number of trials, then run the winners on fresh seeds."
         " Stored runs are reused, so the same command continues after an interruption; on another machine with the"
         " same --storage it shares the work.",
-        positionals=(Option("file", "a YAML file, or the name of one in configs/suites", "FILE", completes="suite"),),
+        positionals=(Option("file", "a YAML file, or the name of one in configs/suites", "FILE"),),
         options=(
             Option("dry-run", "print the plan, the stored part of it, and its approximate duration", also=("plan",)),
             _names("task", "only these of its tasks"), _names("opt", "only these of its optimizers"),
@@ -423,22 +349,13 @@ _ALL = (
         ),
     ),
     Command(
-        "studies", "list studies, or show the result of one, also for fewer trials",
-        text="List the studies of a database, or show the result of one.",
-        positionals=(Option("name", "show this study", "NAME", completes="study", least=0),),
-        options=(
-            Option("trials", "the result after this number of stored trials", "N", whole(), also=("budget",)),
-            JSON, STORAGE, DATA, STORE,
-        ),
-    ),
-    Command(
         "worker", "join a plan or a study from any machine with access to its store or database",
         text="Train the runs of a plan, or the trials of a study, until none is left. Start one worker per device.",
         options=(
             Option("plan", "name of the plan, printed by --create or --slurm; its store is --store", "NAME"),
-            Option("study", "name of the study, see `bench studies`", "NAME", completes="study"),
+            Option("study", "name of the study, see `bench list studies`", "NAME"),
             *(Option(kind, "allow the import of this file or module that the plan or study names; may be repeated",
-                     "FILE.py:CLASS", many=True, completes=kind)
+                     "FILE.py:CLASS", many=True)
               for kind in ("task", "opt")),
             replace(STUDY_ENGINE, help=f"with --study: {STUDY_ENGINE.help}"),
             *(replace(each, help=f"with --study: {each.help}") for each in (SHARED_BY, WIDTH)), MEMORY,
@@ -457,10 +374,9 @@ _ALL = (
         " Exit code 1: a run could not be read.",
         elsewhere={"seed": _ASK_ONLY, "seeds": _ASK_ONLY},
         options=(
-            _names("board", "names of boards, or `all` (default: quality)",
-                   completes=" ".join((*BOARD_NAMES, "all"))),
+            _names("board", "names of boards, or `all` (default: quality)"),
             Option("explain", "explain this row instead: search space, trials, split, cost, reductions, commands",
-                   "ROW", completes="opt"),
+                   "ROW"),
             _names("columns", "only these columns, by their names in --format csv: final,effect,verdict"),
             _FORMAT, replace(JSON, help="short for --format json"), _FILE,
             _path("into", "write Markdown between the markers of this board in a file that has them", "FILE.md"),
@@ -496,7 +412,7 @@ _ALL = (
         more="Settings in dotted form, as in `bench fit`, change all arms: --trainer.max_epochs 5. Stored runs are"
              " reused, so the same command continues an interrupted experiment; in a second terminal it shares the"
              " work.",
-        positionals=(Option("name", "an experiment, see `bench reproduce --list`", "NAME", completes="experiment",
+        positionals=(Option("name", "an experiment, see `bench reproduce --list`", "NAME", kind="experiment",
                             least=0),),
         groups=SETTINGS, elsewhere={"seed": "an experiment has several; write --seeds COUNT"},
         options=(
@@ -541,59 +457,31 @@ _ALL = (
     ),
     Command(
         "merge", "copy the runs of stores into another one",
-        text="Copy the runs of stores and bundles, and their records of studies and checks, into another store.",
+        text="Copy the runs of stores, and their records of studies and checks, into another store.",
         more="Runs in the destination are kept, but a finished run replaces an unfinished one. The same command"
              " continues an interrupted merge. Databases of studies (studies.db) are not merged. Exit code 1:"
         " something could not be read.",
         positionals=(
-            _path("source", "a store or a bundle; it is only read", "SOURCE", most=0),
+            _path("source", "a store; it is only read", "SOURCE", most=0),
             _path("dest", "the destination, created if it does not exist", "DEST"),
         ),
         options=(JSON,),
     ),
     Command(
-        "bundle", "export runs and everything needed to repeat them",
-        text="Write finished runs with their studies, tuned settings and the source of plug-ins as a folder or as a"
-        " .zip file.",
-        more="A bundle contains only data. `bench verify` repeats its runs. Its folder `runs` is a store, which boards"
-        " read with --store and `bench merge` copies. Exit code 1: something could not be read and was left out.",
-        options=(
-            _out("a new folder, or a file that ends in .zip", "FILE"),
-            _names("task", "only these tasks"),
-            _names("opt", "only these optimizers; a plug-in as file.py:NAME, with its source"),
-            Option("points", "rows to keep of each curve (default: all); trials keep a tenth and no measurements",
-                   "N", whole(2)),
-            _names("source", "files of plug-ins to export with their runs: my_opt.py", completes=""),
-            _path("tuned", "folder of tuned settings (default: tuned, and those of `bench compare`)"),
-            JSON, STORES,
-        ),
-    ),
-    Command(
-        "verify", "retrain runs of a bundle or of the reference results, and compare",
-        text="Retrain a random sample of the runs of a bundle, a store or the reference results, and report whether"
-        " they are confirmed.",
+        "verify", "retrain runs of a store or of the reference results, and compare",
+        text="Retrain a random sample of the runs of a store or of the reference results, and report whether they are"
+        " confirmed.",
         more="On the same type of processor, with the same versions and engine, a run must agree bit for bit; otherwise"
         " up to rounding, or within the spread over seeds. Plug-ins that PATH names are imported only if --opt or"
-        " --task also names them, or with --allow-code. Exit code 1: a run was refuted or is damaged, or no run could"
-        " be repeated.",
-        positionals=(_path("path", "a bundle or a store (default: the reference results)", "PATH", least=0),),
+        " --task also names them. Exit code 1: a run was refuted or is damaged, or no run could be repeated.",
+        positionals=(_path("path", "a store (default: the reference results)", "PATH", least=0),),
         options=(
             Option("runs", "number of runs (default 3)", "N", whole(1), default=3),
             Option("seed", "seed of the random sample (default: different each time)", "N", whole(0)),
             _names("task", "only of these tasks; a plug-in as file.py:SPEC"),
             _names("opt", "only of these optimizers; a plug-in as file.py:NAME"),
-            Option("allow-code", "import the plug-ins in the bundle: they run with your permissions"),
             DATA, JSON,
         ),
-    ),
-    Command(
-        "diff", "show what differs between two runs",
-        text="Show what differs between two runs: settings, versions, machine, results, curve.",
-        more="Seconds are not compared.",
-        positionals=(
-            Option("run", "the id of a run, or the path of its folder", "RUN", completes="run", least=2, most=2),
-        ),
-        options=(STORES, JSON),
     ),
     Command(
         "new", "write a package with an optimizer or a task of your own",
@@ -612,11 +500,11 @@ _ALL = (
         " set-up.",
         form="NAME | module:Class | file.py:Class | --matrix A,B | --task TASK [--opt.NAME VALUE ...] [options]",
         positionals=(Option("name", "an optimizer of `bench list optimizers`, module:Class or file.py:Class", "NAME",
-                            completes="opt", least=0, also=("opt",)),),
+                            least=0, also=("opt",)),),
         groups=("opt", "task"),
         options=(
             Option("task", "check a task instead: a name of `bench list tasks`, module:SPEC or file.py:SPEC, with its"
-                   " options as --task.NAME VALUE", "TASK", completes="task"),
+                   " options as --task.NAME VALUE", "TASK"),
             _names("matrix", "check many optimizers, one row of a table each: a module (torch.optim) or file for all"
                    " of its classes, module:Class, or a name; write muon: for a module with an optimizer's name"),
             _out("file of the matrix: .html, .md, .csv, .json, .tex or .txt (default: Markdown on standard output);"
@@ -631,21 +519,21 @@ _ALL = (
         ),
     ),
     Command(
-        "list", "list tasks, optimizers, runs or plans",
-        text="List tasks, optimizers, stored runs (newest first), or unfinished plans.",
-        more="The filters apply only to runs; --store also applies to plans. Runs that differ only in their seeds"
-             " share a line, with the median of their results. The runs of a study share a line, and so do the"
+        "list", "list tasks, optimizers, runs, studies or plans",
+        text="List tasks, optimizers, stored runs (newest first), studies, or unfinished plans.",
+        more="The filters apply only to runs; --store also applies to studies and plans. Runs that differ only in their"
+             " seeds share a line, with the median of their results. The runs of a study share a line, and so do the"
              " sweeps of an optimizer on a problem, with the median at the best settings. A run without a date gets"
              " the date of its file. Exit code 1: something could not be read.",
-        positionals=(Option("what", "what to list", "WHAT", choices=("tasks", "optimizers", "runs", "plans")),),
+        positionals=(Option("what", "what to list", "WHAT",
+                            choices=("tasks", "optimizers", "runs", "studies", "plans")),),
         options=(
             JSON, STORES,
             _names("task", "only these tasks", default=list), _names("opt", "only these optimizers", default=list),
-            _names("status", "only these statuses: running, failed, ...", default=list,
-                   completes="running completed diverged timeout failed killed"),
+            _names("status", "only these statuses: running, failed, ...", default=list),
             Option("since", "only runs that began since this date (2026-11-22) or within this time (30m, 2h, 3d, 1w)",
                    "WHEN", default=""),
-            Option("study", "the trials of this study, one line per setting", "NAME", default="", completes="study"),
+            Option("study", "the trials of this study, one line per setting", "NAME", default=""),
             Option("all", "one line per run"),
             Option("sort", "order of the lines (default date)", "BY", default="date",
                    choices=("date", "time", "steps", "result", "task", "opt", "status", "run")),
@@ -659,8 +547,7 @@ _ALL = (
         " of a task select the model whose parameters are listed: bench show mnist --task.depth 1.",
         groups=("task",),
         positionals=(
-            Option("name", "a task, an optimizer, an experiment, the id of a run, or the path of its folder", "NAME",
-                   completes="task opt experiment run"),
+            Option("name", "a task, an optimizer, an experiment, the id of a run, or the path of its folder", "NAME"),
         ),
         options=(JSON, STORES, DATA),
     ),
@@ -672,16 +559,9 @@ _ALL = (
         positionals=(Option("what", "what to do", "WHAT", choices=("status", "prepare")),),
         groups=("task",),
         options=(
-            Option("task", "the task; without it, `status` shows all tasks that have files", "TASK", completes="task"),
+            Option("task", "the task; without it, `status` shows all tasks that have files", "TASK"),
             JSON, DATA,
         ),
-    ),
-    Command(
-        "completion", "print a shell completion script for commands, options and names",
-        text="Print a script for shell completion of commands, options, tasks, optimizers, experiments and run ids.",
-        more="bash: add `source <(bench completion bash)` to ~/.bashrc. zsh: add `source <(bench completion zsh)` to"
-        " ~/.zshrc, after compinit. fish: bench completion fish > ~/.config/fish/completions/bench.fish",
-        positionals=(Option("shell", "which shell", "SHELL", choices=("bash", "zsh", "fish")),),
     ),
     Command(
         "doctor", "check this machine, its data and its store", text="Check this machine, its data and its store.",

@@ -59,7 +59,7 @@ def command_help(command: Command, words: Sequence[str] = ()) -> str:
 
 
 def _form(each: Option) -> str:
-    word = " ".join([each.value] * max(1, each.least)) + " ..." * (each.most == 0)
+    word = each.value + " ..." * (each.most == 0)
     return word if each.least else f"[{word}]"
 
 

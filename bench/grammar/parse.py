@@ -24,14 +24,13 @@ class Option:
         read: converts its text to the value; a ValueError says what is wrong with it.
         default: the value if it is not given; a function is called.
         choices: all possible values.
-        completes: its values for shell completion, or their kinds: `task`, `opt`, `run`, `experiment`, `suite`,
-            `study` or `file` (also a folder).
+        kind: what it names: `task`, `opt` or `experiment`; a command that trains refuses unknown names early.
         short: its one-letter form.
         also: its older names.
         many: whether it may be given several times; its value is then a list.
         words: number of words of its value.
         setting: whether it is a setting of the command's runs.
-        hidden: whether help and completion omit it.
+        hidden: whether help omits it.
         least, most: of a positional argument, the fewest and the most words; most 0 is any number.
     """
 
@@ -41,7 +40,7 @@ class Option:
     read: Callable[[str], Any] = str
     default: Any = None
     choices: Sequence[str] = ()
-    completes: str = ""
+    kind: str = ""
     short: str = ""
     also: Sequence[str] = ()
     many: bool = False
@@ -160,10 +159,9 @@ def parse(command: Command, words: Sequence[str]) -> Args:
         if option is None:
             group, dot, _ = name.partition(".")
             alone = command.positionals if len(command.positionals) == 1 else ()  # of several, the order decides
-            positional = next((each for each in alone if name in (each.name, *each.also)), None)
-            if positional is not None and (equals or (rest and not rest[0].startswith("--"))):  # bench race --task lm
-                text = value if equals else rest.pop(0)
-                free += [text] if positional.most == 1 else parts(text)
+            known = any(name in (each.name, *each.also) for each in alone)
+            if known and (equals or (rest and not rest[0].startswith("--"))):  # bench suite --file theory
+                free.append(value if equals else rest.pop(0))
                 continue
             if not dot or group not in command.groups:
                 raise unknown_option(command, given, words, value or next(iter(rest), ""))
@@ -222,15 +220,13 @@ def check_names(command: Command, args: Args) -> None:
     known: dict[str, tuple[str, Collection[str]]] = {"task": ("task", TASKS), "opt": ("optimizer", OPTIMIZERS)}
     known["experiment"] = "experiment", experiments()
     for option in (*command.options, *command.positionals):
-        if option.completes not in known:
+        if option.kind not in known:
             continue
-        kind, there = known[option.completes]
+        kind, there = known[option.kind]
         value = args.of_runs.get(option.key) if option.setting else getattr(args, option.key)
         for name in parts(value) if isinstance(value, str) else value or ():
             if name in there:
                 continue
-            if kind == "task" and name in OPTIMIZERS and option in command.positionals:
-                raise UserError(f"{name} is an optimizer; write {command.typed} TASK --opt {name},...")
             raise unknown(kind, name, there)
 
 
@@ -250,8 +246,6 @@ def _place(command: Command, free: list[str], args: Args) -> None:
             raise UserError(
                 f"{command.typed} needs {each.value}{choices or f' ({each.help})'}; see `{command.typed} -h`"
             )
-        if each.completes == "task" and each.most != 1:  # bench race mnist,lm
-            taken = [part for text in taken for part in parts(text)]
         read = [each.parsed(text, "word") for text in taken]
         setattr(args, each.name, read if each.most != 1 else read[0] if read else None)
     if free:

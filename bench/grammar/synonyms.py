@@ -8,15 +8,16 @@ COMMANDS = {
     "run": "fit", "train": "fit", "training": "fit", "start": "fit", "launch": "fit", "trainer": "fit", "eval": "fit",
     "grid": "sweep", "multirun": "sweep", "sensitivity": "sweep", "seeds": "sweep", "scan": "sweep",
     "search": "tune", "optimize": "tune", "optimise": "tune", "hpo": "tune", "hparams": "tune", "optuna": "tune",
-    "benchmark": "suite", "study": "studies", "trials": "studies", "join": "worker", "agent": "worker",
+    "benchmark": "suite", "join": "worker", "agent": "worker",
     "rank": "leaderboard", "ranking": "leaderboard", "board": "leaderboard", "boards": "leaderboard",
     "results": "leaderboard", "table": "leaderboard", "html": "report", "page": "report",
     "draw": "plot", "figure": "plot", "chart": "plot", "charts": "plot", "curves": "plot", "paper": "reproduce",
     "replicate": "reproduce", "query": "sql", "db": "sql", "copy": "merge", "import": "merge", "sync": "merge",
-    "cmp": "diff", "init": "new", "create": "new", "template": "new", "test": "check",
-    "lint": "check", "conformance": "check", "ls": "list", "runs": "list", "tasks": "list", "optimizers": "list",
+    "init": "new", "create": "new", "template": "new", "test": "check",
+    "lint": "check", "conformance": "check", "ls": "list", "runs": "list", "studies": "list", "tasks": "list",
+    "optimizers": "list",
     "info": "show", "describe": "show", "cat": "show", "download": "data", "dataset": "data", "datasets": "data",
-    "fetch": "data", "env": "doctor", "status": "doctor", "version": "--version", "completions": "completion",
+    "fetch": "data", "env": "doctor", "status": "doctor", "version": "--version",
 }  # fmt: skip
 """Commands of other programs, and ours."""
 

@@ -302,14 +302,6 @@ def places(pairs: Mapping[tuple[int, int], Comparison], n: int) -> list[tuple[in
 # -- more seeds -------------------------------------------------------------------------------------------------------
 
 
-def next_look(n: int, wins: int, losses: int) -> int:
-    """The smallest number of seeds at which a pair could be decided if the leader won all beyond these n seeds."""
-    lead, later = max(wins, losses), n + 1
-    while lead + later - n < least_wins(later):
-        later += 1
-    return later
-
-
 def decided_at(n: int, wins: int, losses: int, most: int) -> NDArray[np.float64]:
     """Posterior probability that the wins are first decided at each number of seeds up to `most`.
 
@@ -349,17 +341,3 @@ def advice(n: int, wins: int, losses: int) -> tuple[int, int] | None:
         return None
     low, high = (int(np.searchsorted(reached, share)) for share in (0.1, 0.9))
     return low, high
-
-
-GIVE_UP = 0.2
-"""Probability of a decision below which a race adds no seeds to a pair. Ours: the cheapest for its power."""
-
-
-def next_seeds(n: int, wins: int, losses: int, most: int) -> int | None:
-    """Total seeds of an open pair in the next round of a race, the fewest that can decide it; None for no more.
-
-    A pair gets at most `most` seeds.
-    """
-    if n >= most or 2 * (wins + losses) < n or decided_at(n, wins, losses, most).sum() < GIVE_UP:
-        return None
-    return min(most, next_look(n, wins, losses))

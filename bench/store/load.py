@@ -1,4 +1,4 @@
-"""The only loader of untrusted data: records, blocks, studies, checks, ladders, plans, claims.
+"""The only loader of untrusted data: records, blocks, studies, checks, plans, claims.
 
 Size, depth, types and ranges are checked; nothing named in the data is imported or followed.
 """

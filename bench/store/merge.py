@@ -38,7 +38,7 @@ class Merged:
 
     Attributes:
         copied, there, skipped: how many runs were copied, existed already, or were skipped.
-        records: how many records of studies, of `bench check` and of ladders were copied, by folder.
+        records: how many records of studies and of `bench check` were copied, by folder.
         damaged: unreadable parts of the sources.
         notes: why runs were skipped.
         differing: runs that the destination keeps, although a source has another result.
@@ -210,7 +210,7 @@ class _Merging(ExitStack):
         return block if self._sound[block.folder] else None
 
     def _report(self, path: Path, record: Record | Damaged) -> None:
-        """Copy the record of a study, of `bench check` or of a ladder, if it outweighs the destination's."""
+        """Copy the record of a study or of `bench check`, if it outweighs the destination's."""
         if isinstance(record, Damaged):
             raise record
         for target in record.places(self.into):

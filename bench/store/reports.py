@@ -1,4 +1,4 @@
-"""Records other than runs: `studies/NAME.json`, `checks/NAME.json` (of `bench check`), `ladders/NAME.json`."""
+"""Records other than runs: `studies/NAME.json`, `checks/NAME.json` (of `bench check`)."""
 
 import hashlib
 import json
@@ -6,18 +6,17 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeVar
 
-from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, with_config
+from pydantic import ConfigDict, Field, StringConstraints, with_config
 from typing_extensions import TypedDict
 
 from bench.errors import RunFailed
-from bench.store.block import CHECKS, LADDERS, STUDIES
+from bench.store.block import CHECKS, STUDIES
 from bench.store.files import disk_errors, write_json
 from bench.store.load import Damaged, read
-from bench.store.record import Count, Json, Mode, Moment, Name, Number, RunId, Seconds
+from bench.store.record import Count, Json, Mode, Name, Number, RunId, Seconds
 from bench.text import is_number
 from optimizers.groups import REST
 from optimizers.plugins import bare, slug
@@ -237,105 +236,16 @@ def check_path(store: Path, opt: str, version: int | None, package: str | None, 
     return store / CHECKS / f"{slug(opt)}-{digest}.json"
 
 
-@with_config(_STRICT)
-class Predicted(TypedDict):
-    """The prediction for a rung, made before its runs.
-
-    `ratios` has the natural logarithm of each optimizer's step ratio, as mean, lower and upper end of the interval
-    (None if infinite); `order` has the optimizers by final loss, best first.
-    """
-
-    made: Moment
-    rungs: Count
-    ratios: dict[Name, Annotated[list[float | None], Field(min_length=3, max_length=3)]]
-    order: list[Name]
-
-
-@with_config(_STRICT | {"extra": "allow"})
-class Declared(TypedDict):
-    """The settings of a ladder (`bench.ladder.rungs.Ladder.declared`), with the checked ones."""
-
-    margin: Annotated[float, Field(ge=0, le=100)]
-    sampler: Literal["grid", "qmc"]
-    seeds: list[Count]
-    fresh: list[Count]
-    settings: Json
-    own: dict[Name, Json]
-
-
-@with_config(_STRICT)
-class LadderRung(TypedDict):
-    """A rung: its size, its prediction, its studies and fresh runs by optimizer, and when it was completed."""
-
-    at: Annotated[float, Field(gt=0)]
-    parameters: Count
-    steps: Count
-    settings: Json
-    predicted: Predicted | None
-    studies: dict[Name, RunId]
-    fresh: dict[Name, list[RunId]]
-    done: Moment | Literal[""]
-
-
-def _ascending(rungs: list[LadderRung]) -> list[LadderRung]:
-    """The rungs of a ladder, if each is larger than the one before."""
-    if any(before["at"] >= rung["at"] for before, rung in pairwise(rungs)):
-        raise ValueError("must be in ascending size")
-    return rungs
-
-
-@dataclass(frozen=True)
-class LadderRecord(Record):
-    """The record of `bench ladder` in a store.
-
-    Attributes:
-        name: of the ladder.
-        task, opts, reference: the task, the compared optimizers, and the one among them that is the reference.
-        axis: the growing quantity.
-        declared: all other settings that determine its numbers.
-        rule: how the sizes are chosen, in sentences.
-        begun: when it was declared.
-        rungs: in ascending size. A completed rung never changes.
-    """
-
-    folder, subject = LADDERS, ("name", "task", "opts", "reference", "axis", "declared")
-
-    name: RunId
-    task: Name
-    opts: Annotated[list[Name], Field(min_length=1)]
-    reference: Name
-    axis: Literal["size", "width", "depth", "epochs", "data"]
-    declared: Declared
-    rule: list[Text]
-    begun: Moment
-    rungs: Annotated[list[LadderRung], AfterValidator(_ascending)]
-
-    @property
-    def done(self) -> list[LadderRung]:
-        """The completed rungs."""
-        return [rung for rung in self.rungs if rung["done"]]
-
-    @property
-    def run_ids(self) -> set[str]:
-        """The fresh runs of the completed rungs."""
-        return {run_id for rung in self.done for own in rung["fresh"].values() for run_id in own}
-
-    @property
-    def weight(self) -> tuple[int, str]:
-        """More completed rungs outweigh fewer."""
-        return len(self.done), json.dumps(vars(self), sort_keys=True)
-
-
 Report = TypeVar("Report", bound=Record)
-KINDS: tuple[type[Record], ...] = (StudyRecord, CheckRecord, LadderRecord)
+KINDS: tuple[type[Record], ...] = (StudyRecord, CheckRecord)
 
 
 def read_report(path: Path, kind: type[Report]) -> Report:
-    """The record of a study, of `bench check`, or of a ladder.
+    """The record of a study or of `bench check`.
 
     Raises:
         FileNotFoundError: it does not exist.
-        Damaged: it cannot be read, is invalid, or belongs to another study, optimizer or ladder.
+        Damaged: it cannot be read, is invalid, or belongs to another study or optimizer.
     """
     if path.parent.is_symlink():
         raise Damaged(path.parent, "it is a symbolic link, and links are not followed")

@@ -11,7 +11,7 @@ from bench.grammar.values import is_no_folder
 from bench.store.block import Block
 from bench.store.load import Damaged
 from bench.store.record import RunResult
-from bench.store.reports import KINDS, CheckRecord, LadderRecord, Record, Report, StudyRecord, reports_in
+from bench.store.reports import KINDS, CheckRecord, Record, StudyRecord, reports_in
 from bench.store.store import Contents, Store, tables_of
 from bench.store.tables import Columns
 from bench.text import plain
@@ -113,17 +113,16 @@ class Stores:
     @cached_property
     def studies(self) -> list[StudyRecord]:
         """All studies with a record, sorted by name; of several records of a study, the one with the most trials."""
-        return self._weightiest(StudyRecord)
+        found: dict[str, StudyRecord] = {}
+        for record in self._reports:
+            if isinstance(record, StudyRecord):
+                found[record.what] = max(found.get(record.what, record), record, key=lambda each: each.weight)
+        return sorted(found.values(), key=lambda each: (each.name, each.what))
 
     @cached_property
     def checks(self) -> list[CheckRecord]:
         """All reports of `bench check`; stores may have several reports on one optimizer."""
         return [report for report in self._reports if isinstance(report, CheckRecord)]
-
-    @cached_property
-    def ladders(self) -> list[LadderRecord]:
-        """All ladders, sorted by name; of several records of a ladder, the one with the most rungs."""
-        return self._weightiest(LadderRecord)
 
     @cached_property
     def damaged(self) -> list[Damaged]:
@@ -134,13 +133,6 @@ class Stores:
     @cached_property
     def _reports(self) -> list[Record | Damaged]:
         return [each for kind in KINDS for store in self.stores for each in reports_in(store.folder, kind).values()]
-
-    def _weightiest(self, kind: type[Report]) -> list[Report]:
-        found: dict[str, Report] = {}
-        for record in self._reports:
-            if isinstance(record, kind):
-                found[record.what] = max(found.get(record.what, record), record, key=lambda each: each.weight)
-        return sorted(found.values(), key=lambda each: (each.name, each.what))
 
 
 HOW_TO_FILL = (

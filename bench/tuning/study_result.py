@@ -22,7 +22,7 @@ from bench.tuning.trials import Trial
 
 @dataclass(frozen=True)
 class StudyResult:
-    """Results of a study, or of a smaller budget replayed from it.
+    """Results of a study.
 
     Attributes:
         study: the study.
@@ -33,7 +33,7 @@ class StudyResult:
         fresh: the winner's completed runs on fresh seeds.
         fresh_failed: why runs on other fresh seeds failed, by seed.
         lr_at_boundary: whether a best value is at an edge of the tried ones (`edges_of`).
-        missing: number of points that the budget includes but the study has not tried.
+        missing: number of requested points that the study has not tried.
     """
 
     study: Study
@@ -121,15 +121,11 @@ class StudyResult:
         }
 
 
-def study_result(study: Study, budget: int | None = None) -> StudyResult:
-    """The results of a study.
-
-    Args:
-        study: the study, finished or not.
-        budget: if given, the results that the first `budget` trials of the design would have had, without refinement.
+def study_result(study: Study) -> StudyResult:
+    """The results of a study, finished or not.
 
     Raises:
-        UserError: no trials were requested, or the budget is not between 1 and the number of trials.
+        UserError: no trials were requested.
     """
     trials = study.trials()
     own = [trial for trial in trials if not trial.fresh]
@@ -140,17 +136,12 @@ def study_result(study: Study, budget: int | None = None) -> StudyResult:
         raise UserError(
             f"study {study.name} exists but has no requested trials; `bench tune --resume {study.name}` starts it"
         )
-    if budget is not None and not 1 <= budget <= request.trials:
-        raise UserError(
-            f"--trials {budget}: {study.name} has {request.trials} trials in its design; write 1 to {request.trials}"
-        )
-    total = request.total if budget is None else 0
-    wanted = spec.design.wanted(budget or request.trials, total, known)
+    wanted = spec.design.wanted(request.trials, request.total, known)
     last = {
         point_key(trial.point): trial for trial in own if trial.state != "failed" or point_key(trial.point) in scores
     }
     scored = [last[each.key] for each in wanted if each.key in scores]
-    refined = [] if budget is not None else [t for k, t in last.items() if t.kind == "refinement" and k in scores]
+    refined = [t for k, t in last.items() if t.kind == "refinement" and k in scores]
     best = study.best([*scored, *refined])
     winner = [trial for trial in trials if trial.fresh and best is not None and trial.point == best.point]
     fresh = sorted((trial for trial in winner if trial.state == "completed"), key=lambda trial: trial.seeds)

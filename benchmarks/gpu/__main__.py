@@ -2,7 +2,7 @@
 
     DIR/gpu.jsonl      a line for each finished part: results and machine
     DIR/gpu.md         the same as tables
-    DIR/runs-TASK.zip  a bundle of the runs of a task of the reference suite; `bench merge` copies it
+    DIR/runs-TASK.zip  a store with the runs of a task of the reference suite, thinned as in results/reference
     DIR/studies.db     their studies
 
 Each part is a separate process and writes its line when it is done. The same command continues with the missing parts,
@@ -22,6 +22,8 @@ import sys
 import threading
 import time
 import xml.etree.ElementTree as ET
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
@@ -47,12 +49,9 @@ seeds: 2
 """
 """Replaces a task of the reference suite; each task has a different number of steps, hence different studies."""
 GRACE = 45
-"""Seconds between a part's SIGTERM and SIGKILL: the suite writes a checkpoint, and its runs are bundled."""
+"""Seconds between a part's SIGTERM and SIGKILL: the suite writes a checkpoint, and its runs are copied."""
 EVERY = 60
-"""Seconds between two bundles of a task's runs, so that an interruption loses no more."""
-POINTS = 200
-"""Rows that each curve of a bundle keeps, as in results/reference."""
-
+"""Seconds between two copies of a task's runs, so that an interruption loses no more."""
 
 MOST_FILES, MOST_MB = 8, 16
 """A machine with a GPU is often borrowed and hands back only a few small files."""
@@ -352,16 +351,16 @@ def tests(tiny: bool) -> dict[str, Any]:
 
 
 def reference(task: str, device: str, words: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
-    """Train the reference suite on a task and bundle its runs every minute; returns success and the number of runs."""
-    bundle, studies = words.out / f"runs-{task}.zip", words.out / "studies.db"
+    """Train the reference suite on a task and copy its runs every minute; returns success and the number of runs."""
+    packed, studies = words.out / f"runs-{task}.zip", words.out / "studies.db"
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         chosen: list[object] = [CELLS[task], "--task", task]
         if words.tiny:
             (folder / "tiny.yaml").write_text(TINY_SUITE % (20 + [*CELLS].index(task)))
             chosen = [folder / "tiny.yaml"]
-        if bundle.is_file():
-            unpack(bundle, folder / "runs")
+        if packed.is_file():
+            unpack(packed, folder / "runs")
         if studies.is_file():
             copy(studies, folder / "studies.db")
         command = suite_command(
@@ -381,44 +380,42 @@ def reference(task: str, device: str, words: argparse.Namespace) -> tuple[bool, 
             while True:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(EVERY)
-                kept = keep(folder, bundle, studies)
+                kept = keep(folder, packed, studies)
                 if process.returncode is not None:
                     break
         finally:
             if process.returncode is None:  # the time is over, or the disk is full
                 process.terminate()
                 process.wait()
-                keep(folder, bundle, studies)
+                keep(folder, packed, studies)
     return process.returncode == 0, {"runs": kept}
 
 
-def unpack(bundle: Path, store: Path) -> None:
-    """Copy the runs of a bundle into a store.
+def unpack(packed: Path, store: Path) -> None:
+    """Copy the runs of a zipped store into another one.
 
     Raises:
-        UserError: the bundle is damaged; training would replace it by one without its damaged runs.
+        UserError: it is damaged; training would replace it by one without its damaged runs.
     """
-    from bench.store.bundle import opened, store_in
     from bench.store.merge import merge
 
-    try:
-        with opened(bundle) as folder:
-            damaged = [f"{bundle} is damaged: {what}" for what in merge([store_in(folder)], store, print).damaged]
-    except RunFailed:  # the disk is full
-        raise
-    except UserError as error:
-        damaged = [str(error)]
+    with TemporaryDirectory() as folder:
+        try:
+            shutil.unpack_archive(packed, folder)
+            damaged: list[object] = [*merge([Path(folder)], store, print).damaged]
+        except (shutil.ReadError, zipfile.BadZipFile, zlib.error) as error:
+            damaged = [error]
     if damaged:
-        raise UserError(f"{damaged[0]}; move the bundle elsewhere, then its runs are trained again")
+        raise UserError(f"{packed} is damaged: {damaged[0]}; move it elsewhere, then its runs are trained again")
 
 
-def keep(folder: Path, bundle: Path, studies: Path) -> int:
-    """Bundle the finished runs and copy the database; returns the number of runs.
+def keep(folder: Path, packed: Path, studies: Path) -> int:
+    """Zip a store with the finished runs and copy the database; returns the number of runs.
 
-    The database is copied first, so that the bundle has every run of the copied studies wherever a command is killed.
+    The database is copied first, so that the store has every run of the copied studies wherever a command is killed.
     """
-    from bench.store.bundle import bundle as write
     from bench.store.stores import Stores
+    from tools import thinning
 
     if not (folder / "runs").is_dir() or not (folder / "studies.db").is_file():
         return 0
@@ -426,10 +423,12 @@ def keep(folder: Path, bundle: Path, studies: Path) -> int:
     if not any(run.finished for run in stores.runs):
         return 0
     copy(folder / "studies.db", folder / "kept.db")
-    made = write(stores, stores.runs, folder / "kept.zip", points=POINTS, tuned=[folder / "tuned"])
-    publish(folder / "kept.zip", bundle)
+    with TemporaryDirectory(dir=folder) as thin:
+        kept = thinning.copy(stores, stores.runs, Path(thin))
+        shutil.make_archive(str(folder / "kept"), "zip", thin)
+    publish(folder / "kept.zip", packed)
     publish(folder / "kept.db", studies)
-    return made.runs
+    return len(kept)
 
 
 def copy(database: Path, to: Path) -> None:

@@ -56,8 +56,6 @@ class TaskSpec:
             the data folder and, by name, the options that determine the files. It imports no torch, so that commands
             can call it early. Empty for tasks without files.
         package: of a plug-in: its distribution and version, or a digest of its file; part of every run's identity.
-        sizes: the options that determine its size, for `bench ladder`: `width`, `depth`, `heads` and `mlp` (width
-            of an MLP) of the model, `data` (training samples), `tokens` (tokens of a sample).
         own_name: of a plug-in given as `file.py:SPEC`: the name in its spec, shown by boards.
     """
 
@@ -85,7 +83,6 @@ class TaskSpec:
     files: str = ""
     ranks_training: bool = False
     scale: Literal["linear", "log"] = "linear"
-    sizes: Mapping[str, str] = field(default_factory=dict)
     package: str | None = None
     own_name: str = ""
 

@@ -13,6 +13,8 @@ from bench.text import clean, listed
 from bench.train.stop import deadline
 
 if TYPE_CHECKING:
+    from sqlalchemy import URL
+
     from bench.execute.slots import Slot
     from bench.tuning.studies import Studies
     from bench.tuning.study import Study
@@ -32,25 +34,16 @@ SPENT = "this is the result so far, and the same command continues"
 STOPPED = "stopped; nothing is lost, and the same command continues"
 
 
-def show(
-    study: "Study",
-    budget: int | None,
-    *,
-    as_json: bool,
-    out: Path | None = None,
-    command: str = "",
-    store: Path | None = None,
-) -> int:
-    """Print the results of a study, and write them if `out` or `store` is given; the exit code."""
+def show(study: "Study", *, as_json: bool, out: Path, command: str, store: Path) -> int:
+    """Print and write the results of a study; the exit code."""
     from bench.tuning import summary, tuned
     from bench.tuning.study_result import missing_runs, study_result
 
-    found = study_result(study, budget)
-    if store is not None:
-        tuned.remember(found, store)
-        note(missing_runs(found, store))
+    found = study_result(study)
+    tuned.remember(found, store)
+    note(missing_runs(found, store))
     paths: list[Path] = []
-    if out is not None and found.best is not None:
+    if found.best is not None:
         note(tuned.replaced(out, found))
         paths = tuned.write(out, found, command)
     if as_json:
@@ -58,7 +51,7 @@ def show(
     else:
         print("\n".join(map(clean, summary.lines(found))))
         if paths:
-            print(f"written to {out}: {', '.join(str(path.relative_to(out or '.')) for path in paths)}")
+            print(f"written to {out}: {', '.join(str(path.relative_to(out)) for path in paths)}")
             print(f"use it: {_use(found, out)}")
     return int(warn_of(study) or found.best is None)
 
@@ -115,13 +108,17 @@ def open_studies(args: Args, *, make: bool = True, read_only: bool = False) -> "
     Raises:
         UserError: it cannot be opened.
     """
-    from sqlalchemy import URL
-
     from bench.tuning.studies import Studies
 
-    own = URL.create("sqlite", database=str(args.store / "studies.db"))  # in a URL string, a ? would end the path
     asked = None if args.storage else f"--store {args.store}"
-    return Studies(args.storage or own, make=make, read_only=read_only, asked=asked)
+    return Studies(args.storage or database_of(args.store), make=make, read_only=read_only, asked=asked)
+
+
+def database_of(store: Path) -> "URL":
+    """The URL of the database in a store."""
+    from sqlalchemy import URL
+
+    return URL.create("sqlite", database=str(store / "studies.db"))  # in a URL string, a ? would end the path
 
 
 def need_server(args: Args) -> None:
@@ -152,13 +149,13 @@ def without_storage(words: list[str]) -> list[str]:
     return kept
 
 
-def _use(found: "StudyResult", out: Path | None) -> str:
+def _use(found: "StudyResult", out: Path) -> str:
     """The command that trains with the winner's settings."""
     from bench.tuning.tuned import tuned_path
 
-    spec, folder = found.study.spec, Path(out or ".")
-    here = folder.absolute() == Path("tuned").absolute()
-    there = ["--tuned"] if here else ["--config", str(tuned_path(folder, spec))]
+    spec = found.study.spec
+    here = out.absolute() == Path("tuned").absolute()
+    there = ["--tuned"] if here else ["--config", str(tuned_path(out, spec))]
     own = {name: spec.settings[name] for name in spec.chosen if not name.startswith("opt.")}  # budget, device, ...
     given = {k: ",".join(map(str, v)) if isinstance(v, list) else v for k, v in own.items() if v is not None}
     seed = {"seed": max(spec.seeds) + 1} if 0 in spec.seeds else {}  # `--tuned` refuses seeds that chose the settings

@@ -64,10 +64,7 @@ def main(args: Args) -> int:
         study = open_studies(args).create(spec, args.name)
     stored = study.ask(request)
     if stored.trials > request.trials:
-        note(
-            f"the study has {stored.trials} trials; `bench studies {name} --trials {request.trials}` shows"
-            f" what {request.trials} would find"
-        )
+        note(f"the study already has {stored.trials} trials, and the result is that of all of them")
     usual = parse("tune", []).store
     store = [] if args.store == usual else ["--store", str(args.store)]
     if args.create or args.slurm:
@@ -79,7 +76,7 @@ def main(args: Args) -> int:
             print(f"study {study.name} is in {study.studies.shown}; to work on it: {worker}")
         print(
             f"when it is done: {shlex.join(['bench', 'tune', '--resume', study.name, *store])} writes the settings;"
-            f" {shlex.join(['bench', 'studies', study.name, *store])} shows its progress"
+            f" {shlex.join(['bench', 'list', 'studies', *store])} shows its progress"
         )
         return 0
     progress = TuningProgress(f"study {study.name}", spec.metric)
@@ -91,7 +88,7 @@ def main(args: Args) -> int:
         f"stopped; nothing is lost, and the same command (or {again}) continues",
     ):
         return 130
-    return show(study, None, as_json=args.json, out=out, command=command, store=args.store)
+    return show(study, as_json=args.json, out=out, command=command, store=args.store)
 
 
 def trials_of(args: Args, seeds: int, fresh: int, studies: int = 1) -> int | None:

@@ -25,7 +25,7 @@ def main(args: Args) -> int:
 
         plans = ", ".join(open_plans(args.store)) or "none"
         raise UserError(
-            f"--plan or --study is missing; plans in {args.store}: {plans}; `bench studies` lists the names of studies"
+            f"--plan or --study is missing; plans in {args.store}: {plans}; `bench list studies` lists studies"
         )
     from bench.execute.child import events, lines
     from bench.progress import doing, hearing
