@@ -15,10 +15,12 @@ from bench.grammar.parse import HELP, Args, check_names, unknown_command
 from bench.output import remark
 from optimizers.plugins import PluginError, foreign
 
-_CONTINUING = ("sweep", "reproduce", "tune", "suite", "compare", "race", "ladder", "worker")
+_CONTINUING = ("sweep", "reproduce", "tune", "suite", "compare", "race", "ladder")
 """The commands that go on where they stopped."""
-_TRAINING = ("quickstart", "fit", *_CONTINUING)
+_TRAINING = ("quickstart", "fit", *_CONTINUING, process.WORKER)
 """The commands that train."""
+_WORKERS = {"runs": "bench.execute.child", "studies": "bench.tuning.child"}
+"""The modules of worker processes."""
 
 
 def program() -> NoReturn:
@@ -96,10 +98,8 @@ def dispatch(words: list[str]) -> int:
 
         print("".join(f"{word}\n" for word in following(words[2:])), end="")
         return 0
-    if words[:2] == ["worker", "--cuts"]:  # internal, from `bench.execute`
-        from bench.execute import child
-
-        return child.main()
+    if words[:1] == [process.WORKER] and words[1:2] and words[1] in _WORKERS:
+        return import_module(_WORKERS[words[1]]).main(*words[2:])
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     name = next((word for word in words if word not in HELP), None)
@@ -141,7 +141,7 @@ _MAINS: dict[str, Command] = {
     "compare": _in("bench.commands.comparison"),
     "ladder": _in("bench.ladder.cli"),
     "race": _in("bench.commands.race"),
-    **{name: _in(f"bench.tuning.cli.{name}") for name in ("tune", "suite", "studies", "worker")},
+    **{name: _in(f"bench.tuning.cli.{name}") for name in ("tune", "suite", "studies")},
     **{name: _in("bench.boards.cli", f"run_{name}") for name in ("leaderboard", "report", "plot")},
     **{name: _in("bench.papers.cli", f"run_{name}") for name in ("reproduce", "claims")},
     **{name: _in("bench.browse.cli", f"run_{name}") for name in ("sql", "merge", "bundle", "diff")},

@@ -10,7 +10,7 @@ from bench.execute.pool import Pool
 from bench.grammar.values import read_budget
 from bench.train import stop
 from bench.tuning.workers import Workers
-from tests.daemons import until
+from tests.waiting import until
 from tests.test_cli import fails
 
 TUNE = ("tune", "--task", "synthetic", "--opt", "ngd", "--device", "cpu", "--trainer.max_steps", "5")

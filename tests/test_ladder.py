@@ -39,7 +39,7 @@ from bench.tuning.studies import Studies
 from bench.tuning.suite import Suite, carry_out
 from bench.tuning.worker import Worker
 from tests.conftest import Cli
-from tests.daemons import until
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = ROOT / "results" / "ladder"

@@ -31,12 +31,12 @@ def main(args: Args) -> int:
     if args.name is not None:
         raise UserError(f"--name {args.name}: it selects a ladder of --from STORE; remove it")
     with doing("importing optuna"):
-        from bench.execute.elsewhere import made_elsewhere
         from bench.ladder.rungs import begun, climb
         from bench.ladder.sizes import sizes_of
         from bench.store.stores import Stores
-        from bench.tuning.cli.shared import fewest_slots, in_time, open_studies, without_storage
-        from bench.tuning.cli.suite import submit_array, train
+        from bench.tuning.cli.shared import fewest_slots, in_time
+        from bench.tuning.cli.suite import train
+        from bench.tuning.studies import Studies
 
     places = {"data": args.data, "store": args.store}
     ladder = _asked(args)
@@ -47,45 +47,18 @@ def main(args: Args) -> int:
     cut = fewest_slots(args.workers, first.specs(places), places, args.engine)
     if args.dry_run:
         return _plan(args, ladder, sizes, places, cut[0].threads, len(cut))
-    if made_elsewhere(args):
-        cells = [(spec, first.tune.trials) for spec in first.specs(places)]
-        return submit_array(args, ladder.name, ["ladder", *_for_a_task(args.words)], cells, places)
     out = args.out or Path("laddered", ladder.name)
-    if not args.train_only:
-        check_output(out)
-    studies = open_studies(args)
+    check_output(out)
+    studies = Studies(args.store)
     note(f"ladder {ladder.name}: {len(sizes)} rungs of {', '.join(ladder.opts)}; its record is in {args.store}")
     if not in_time(
         args, lambda: climb(ladder, sizes, studies, places, lambda suite: train(args, [suite], studies, places, cut))
     ):
         return 130
-    if args.train_only:
-        return 0
     from bench.ladder.findings import findings
 
     found = findings(begun(ladder, sizes, args.store), Stores([args.store]))
-    return _show(found, out, shlex.join(["bench", "ladder", *without_storage(args.words)]), as_json=args.json)
-
-
-_OF_A_TASK = {
-    "slurm", "print", "sbatch", "workers", "engine", "memory", "width", "shared-by", "storage", "data", "store", "json",
-    "out", "budget",
-}  # fmt: skip
-"""Options that the tasks of an array do not share with the command."""
-
-
-def _for_a_task(words: Sequence[str]) -> list[str]:
-    """The words for a task of the array."""
-    own = {option.flag: option for option in COMMANDS["ladder"].options if option.name in _OF_A_TASK}
-    own["-o"] = own["--out"]
-    kept, rest = ["--train-only"], iter(words)
-    for word in rest:
-        option = own.get(word.partition("=")[0]) or own.get(word[:2])  # -oFILE
-        if option is None:
-            kept.append(word)
-        elif option.value and word in own:
-            next(rest, None)
-    return kept
+    return _show(found, out, shlex.join(["bench", "ladder", *args.words]), as_json=args.json)
 
 
 def _refuse_others(args: Args) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.errors import UserError
 from bench.grammar.parse import Args
 from bench.output import answer, note, remark
 from bench.process import as_options
@@ -14,7 +13,6 @@ from bench.train.stop import deadline
 
 if TYPE_CHECKING:
     from bench.execute.slots import Slot
-    from bench.tuning.studies import Studies
     from bench.tuning.study import Study
     from bench.tuning.study_result import StudyResult
     from bench.tuning.trials import StudySpec
@@ -105,51 +103,6 @@ def in_time(args: Args, work: Callable[[], object], spends: str = SPENT, stopped
         return True
     note(f"the budget of {args.budget.text} is spent; {spends}" if spent() else stopped)
     return spent()
-
-
-def open_studies(args: Args, *, make: bool = True, read_only: bool = False) -> "Studies":
-    """The database that `--storage` names, by default that of the store.
-
-    Without `make`, or with `read_only`, it must exist.
-
-    Raises:
-        UserError: it cannot be opened.
-    """
-    from sqlalchemy import URL
-
-    from bench.tuning.studies import Studies
-
-    own = URL.create("sqlite", database=str(args.store / "studies.db"))  # in a URL string, a ? would end the path
-    asked = None if args.storage else f"--store {args.store}"
-    return Studies(args.storage or own, make=make, read_only=read_only, asked=asked)
-
-
-def need_server(args: Args) -> None:
-    """Refuse a Slurm array without the URL of a database that its tasks can share.
-
-    Raises:
-        UserError: no URL is given.
-    """
-    if args.slurm and args.storage is None and not args.print:
-        raise UserError(
-            "--slurm: SQLite is not safe on the file systems that nodes share; give the address of a PostgreSQL"
-            " (--storage postgresql+psycopg://USER:PASSWORD@HOST/NAME, or $BENCH_STORAGE)"
-        )
-
-
-def as_typed(command: str, words: list[str]) -> list[str]:
-    """The words to repeat a command, without the database if its URL may contain a password."""
-    return ["bench", command, *(without_storage(words) if "@" in " ".join(words) else words)]
-
-
-def without_storage(words: list[str]) -> list[str]:
-    """The words without the database, whose URL may contain a password."""
-    kept, skip = [], False
-    for word in words:
-        if not skip and not word.startswith("--storage"):
-            kept.append(word)
-        skip = word == "--storage"
-    return kept
 
 
 def _use(found: "StudyResult", out: Path | None) -> str:

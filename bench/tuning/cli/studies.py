@@ -5,25 +5,25 @@ from typing import Any
 from bench.errors import RunFailed, UserError
 from bench.grammar.parse import Args
 from bench.output import answer, note, reply
-from bench.tuning.cli.shared import open_studies, show, warn_of
+from bench.tuning.cli.shared import show, warn_of
 
 
 def main(args: Args) -> int:
     """`bench studies` with these arguments: 0 done, 1 something could not be shown."""
     if args.trials is not None and args.name is None:
         raise UserError(f"--trials {args.trials}: name a study: bench studies NAME --trials {args.trials}")
-    from bench.execute.database import NoDatabase
     from bench.results.render import shown
     from bench.results.table import Table
     from bench.text import counted, options_text
+    from bench.tuning.studies import NoDatabase, Studies
     from bench.tuning.study_result import study_result
 
     try:
-        studies = open_studies(args, read_only=True)
+        studies = Studies(args.store, read_only=True)
     except NoDatabase as error:
         if args.name is not None:
             raise
-        reply(args, {}, [f"no studies in {error.shown}"])
+        reply(args, {}, [f"no studies in {error.path}"])
         return 0
     if args.name is not None:
         return show(studies.open(args.name), args.trials, as_json=args.json)
@@ -37,7 +37,7 @@ def main(args: Args) -> int:
                 continue
             found = study_result(study)
             damaged |= warn_of(study)
-        except RunFailed:  # the database has become unavailable
+        except RunFailed:  # the database cannot be read
             raise
         except UserError as error:
             rows[name] = {"error": str(error)}
@@ -54,7 +54,7 @@ def main(args: Args) -> int:
     if args.json:
         answer(rows)
     elif not rows:
-        print(f"no studies in {studies.shown}")
+        print(f"no studies in {studies.path}")
     lines = []
     for name, row in rows.items():
         if "error" in row:
