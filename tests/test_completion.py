@@ -77,7 +77,6 @@ def test_completions_of_the_next_word(words: str, there: list[str]) -> None:
 def test_an_option_is_offered_once(cli) -> None:
     assert "--seed" not in following(["fit", "--seed", "3", "--s"])
     assert "--store" in following(["leaderboard", "--store", "a", "--s"])
-    assert "--events" not in following(["worker", "--"])
 
 
 def test_runs_and_studies_of_a_store_are_offered_and_no_name_that_a_shell_would_obey(cli, store: Path) -> None:

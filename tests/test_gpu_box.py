@@ -425,7 +425,7 @@ def test_a_box_goes_on_where_it_was_cut_off(cli: Cli, tmp_path: Path) -> None:
     assert len(made) == lines(out)[1]["runs"] == 8
     assert cli("merge", out / "runs-mnist.zip", tmp_path / "store").code == 0
     assert len(list(Store(tmp_path / "store").runs())) == 8
-    assert cli("studies", "--storage", f"sqlite:///{out / 'studies.db'}").out.count("synthetic") == 2
+    assert cli("studies", "--store", out).out.count("synthetic") == 2
     again = box(out, "--parts", "doctor,mnist")
     assert "doctor: done earlier\nmnist: done earlier\n" in again.stdout
     (out / "gpu.jsonl").unlink()  # as if the command had been killed before it was written

@@ -76,7 +76,7 @@ def climbed(
     """The record of a ladder that this process trained."""
     ladder, places = ladder or ladder_of(), places_in(folder)
     places["store"].mkdir(parents=True, exist_ok=True)
-    studies = Studies(f"sqlite:///{places['store']}/studies.db")
+    studies = Studies(places["store"])
     sizes = sizes_of(ladder.rule, WORDS, "gd", rungs, places)
 
     def train(suite: Suite) -> Any:
@@ -205,7 +205,7 @@ def test_unequal_budgets_end_the_ladder(folder: Path, tmp_path: Path, monkeypatc
     counts = iter([3, 4, 3])
     monkeypatch.setattr(rungs, "study_result", lambda study: Found(study, next(counts)))
     ladder, places = ladder_of(), places_in(tmp_path)
-    studies = Studies(f"sqlite:///{tmp_path}/studies.db")
+    studies = Studies(tmp_path)
     opts: Any = [*ladder.opts]
     with pytest.raises(RunFailed, match="gd 3, adam 4 trials"):
         climb(ladder, sizes("width", 1), studies, places, lambda suite: opts)
@@ -631,20 +631,6 @@ def test_a_range_for_all_optimizers_is_searched_unless_one_has_its_own(words: li
     places = {"data": args.data, "store": args.store}
     specs = ladder.suite({}, {}, places).specs(places)
     assert [spec.design.ranges["opt.lr"].low for spec in specs] == [0.01, float(words[1].partition(":")[0])]
-
-
-def test_an_array_gives_the_same_command_without_what_each_task_has_of_its_own(capsys: pytest.CaptureFixture[str]):
-    words = ["--task", "synthetic", "--opt", "gd,ngd", "--axis", "width", "--rungs", "2", "--trainer.max_steps", "9"]
-    own = ["--slurm", "--print", "--workers=3", "--sbatch=--time=1", "-o", "x", "--store", "y", "--engine", "lanes"]
-    with pytest.raises(SystemExit) as ended:
-        main(["ladder", *words, *own])
-    assert ended.value.code == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "bench ladder" in line]
-    given = line.partition("bench ladder ")[2].split()
-    assert given[: 1 + len(words)] == ["--train-only", *words]
-    assert "--slurm" not in given
-    assert given.count("--workers") == given.count("--store") == given.count("--engine") == 1
-    assert given[given.index("--shared-by") + 1] == "3"
 
 
 @pytest.mark.whole
