@@ -116,7 +116,8 @@ def _unraisable(error: "sys.UnraisableHookArgs") -> None:
 
 def end_interrupted() -> NoReturn:
     """End this process at once, as one that Ctrl-C stopped."""
-    os.write(2, b"bench: interrupted\n")
+    with suppress(OSError):  # whoever read it may have ended
+        os.write(2, b"bench: interrupted\n")
     os._exit(130)
 
 

@@ -12,10 +12,9 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,16 +26,14 @@ from bench.store.files import disk_errors, existing, replacing
 from bench.store.load import Damaged
 from bench.store.record import FILE_NAME, RunResult
 from bench.store.reports import StudyRecord, write_record
-from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.store.tables import Columns
 from optimizers.plugins import bare, provenance, slug, sources
 
 STORE, TUNED, SOURCES = "runs", "tuned", "sources"
-_RESULTS = rf"{STORE}/{FILE_NAME}/{DONE}/(runs\.jsonl|curve\.parquet|measurements\.parquet)"
 _NAMES = re.compile(
     rf"{STORE}/(studies|checks|ladders)/{FILE_NAME}\.json"
-    rf"|{_RESULTS}"
+    rf"|{STORE}/{FILE_NAME}/{DONE}/(runs\.jsonl|curve\.parquet|measurements\.parquet)"
     rf"|{TUNED}/{FILE_NAME}/{FILE_NAME}\.yaml|{SOURCES}/({FILE_NAME}/){{0,20}}{FILE_NAME}\.py",
     re.ASCII,
 )
@@ -155,40 +152,6 @@ def opened(path: Path) -> Iterator[Path]:
         yield Path(temporary)
 
 
-def pack(store: Store, run_ids: Iterable[str]) -> bytes | None:
-    """The finished ones of these runs as a zip file with one block; None if there are none.
-
-    Raises:
-        Damaged: a table cannot be read.
-    """
-    found = store.find_all(run_ids)
-    runs = {run_id: block for run_id, block in found.items() if block.runs[run_id].finished}
-    if not runs:
-        return None
-    packed = BytesIO()
-    with TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        _add_block(folder / STORE, [(block.runs[run_id], block.tables(run_id)) for run_id, block in runs.items()])
-        _zip(folder, packed)
-    return packed.getvalue()
-
-
-@contextmanager
-def unpacked(packed: bytes, what: str) -> Iterator[Path]:
-    """The store in a zip file (`pack`), while the context lasts.
-
-    Raises:
-        Damaged: it is not such a file.
-    """
-    with TemporaryDirectory() as temporary:
-        try:
-            with zipfile.ZipFile(BytesIO(packed)) as file:
-                _unpack(file, Path(temporary), what, re.compile(_RESULTS, re.ASCII))
-        except (*_NO_ZIP, UserError) as error:
-            raise Damaged(Path(what), str(error)) from None
-        yield store_in(Path(temporary))
-
-
 def store_in(folder: Path) -> Path:
     """The store in a bundle's folder, or the folder itself if it is a store."""
     return folder / STORE if os.path.isdir(folder / STORE) else folder  # noqa: PTH112 - also where it cannot be read
@@ -278,7 +241,7 @@ def _add_block(store: Path, runs: Sequence[tuple[RunResult, dict[str, Columns]]]
     write_block(done, runs)
 
 
-def _zip(folder: Path, out: Path | BytesIO) -> None:
+def _zip(folder: Path, out: Path) -> None:
     """Pack a folder reproducibly: equal content gives equal bytes."""
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as packed:
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -303,10 +266,10 @@ def _read(packed: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
         raise zipfile.BadZipFile(str(error)) from None  # bz2 reports damage so
 
 
-def _unpack(packed: zipfile.ZipFile, to: Path, path: str, allowed: re.Pattern[str] = _NAMES) -> None:
+def _unpack(packed: zipfile.ZipFile, to: Path, path: str) -> None:
     entries = [each for each in packed.infolist() if not each.is_dir()]
     names = [each.filename for each in entries]
-    if wrong := next((name for name in names if not allowed.fullmatch(name) or ".." in name), None):
+    if wrong := next((name for name in names if not _NAMES.fullmatch(name) or ".." in name), None):
         raise UserError(f"{path} is not a bundle: it contains {wrong[:200]!r}")
     if len({*names}) < len(names):
         raise UserError(f"{path} is not a bundle: two of its files have the same name")

@@ -1,4 +1,4 @@
-"""Shared parts of the commands for studies: the database, and the output of a study."""
+"""Shared parts of the commands for studies: checks, budgets of time, and the output of a study."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
