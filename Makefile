@@ -20,7 +20,7 @@ docs:  ## build the site into docs/_build, strictly and without a network
 test:  ## run the quick tests: every module and command, one cell of each matrix
 	uv run pytest
 
-test-all:  ## run all tests: also whole matrices, services, kills
+test-all:  ## run all tests: also whole matrices, a browser, kills
 	uv run pytest -m 'not zoo and not minilm and not kill'
 
 test-kill:  ## run the long loops of kills

@@ -686,23 +686,6 @@ class Difference(Answer):
     """Whether nothing differs."""
 
 
-class Plan(Answer):
-    """A plan: requested runs, some of which may be missing."""
-
-    plan: str
-    """Its name, which `bench worker --plan` takes."""
-    stored: int
-    """Stored runs."""
-    runs: int
-    """Runs in all."""
-    store: str
-    """The folder of the store."""
-
-
-class Plans(RootModel[list[Plan]]):
-    """A list of plans."""
-
-
 # -- checks -----------------------------------------------------------------------------------------------------------
 
 
@@ -1146,7 +1129,6 @@ ANSWERS: dict[str, type[BaseModel]] = {
     "list tasks": Names,
     "list optimizers": Names,
     "list runs": ListedRuns,
-    "list plans": Plans,
     "show TASK": ShownTask,
     "show OPTIMIZER": ShownOptimizer,
     "show EXPERIMENT": ShownExperiment,

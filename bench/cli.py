@@ -15,10 +15,12 @@ from bench.grammar.parse import HELP, Args, check_names, unknown_command
 from bench.output import remark
 from optimizers.plugins import PluginError, foreign
 
-_CONTINUING = ("sweep", "reproduce", "tune", "suite", "compare", "worker")
+_CONTINUING = ("sweep", "reproduce", "tune", "suite", "compare")
 """The commands that go on where they stopped."""
-_TRAINING = ("quickstart", "fit", *_CONTINUING)
+_TRAINING = ("quickstart", "fit", *_CONTINUING, process.WORKER)
 """The commands that train."""
+_WORKERS = {"runs": "bench.execute.child", "studies": "bench.tuning.child"}
+"""The modules of worker processes."""
 
 
 def program() -> NoReturn:
@@ -91,10 +93,8 @@ def dispatch(words: list[str]) -> int:
     Raises:
         UserError: the request is invalid.
     """
-    if words[:2] == ["worker", "--cuts"]:  # internal, from `bench.execute`
-        from bench.execute import child
-
-        return child.main()
+    if words[:1] == [process.WORKER] and words[1:2] and words[1] in _WORKERS:
+        return import_module(_WORKERS[words[1]]).main(*words[2:])
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     name = next((word for word in words if word not in HELP), None)
@@ -134,7 +134,7 @@ _MAINS: dict[str, Command] = {
     "fit": _in("bench.commands.fit"),
     "sweep": _in("bench.sweeps.cli"),
     "compare": _in("bench.commands.comparison"),
-    **{name: _in(f"bench.tuning.cli.{name}") for name in ("tune", "suite", "worker")},
+    **{name: _in(f"bench.tuning.cli.{name}") for name in ("tune", "suite")},
     **{name: _in("bench.boards.cli", f"run_{name}") for name in ("leaderboard", "report", "plot")},
     **{name: _in("bench.papers.cli", f"run_{name}") for name in ("reproduce", "claims")},
     **{name: _in("bench.browse.cli", f"run_{name}") for name in ("sql", "merge")},

@@ -21,6 +21,8 @@ PACKAGES = ("bench", "tasks", "optimizers")
 """The suite's packages."""
 ROOT = Path(__file__).absolute().parents[1]
 """The folder with these packages."""
+WORKER = "_worker"
+"""The first word of a command that starts a worker process; not a command for users."""
 
 _SELDOM = 100_000
 """New objects between two collections during imports, which create half a million objects that stay. Ours."""
@@ -61,6 +63,11 @@ def python_command(*words: str) -> list[str]:
 def bench_command(*words: str) -> list[str]:
     """The command that starts `bench` as a separate process, in any folder."""
     return python_command("-m", "bench", *words)
+
+
+def worker_command(*words: str) -> list[str]:
+    """The command that starts a worker process: what it trains (`runs` or `studies`), and its arguments."""
+    return bench_command(WORKER, *words)
 
 
 def as_options(values: Mapping[str, object]) -> list[str]:
@@ -109,7 +116,8 @@ def _unraisable(error: "sys.UnraisableHookArgs") -> None:
 
 def end_interrupted() -> NoReturn:
     """End this process at once, as one that Ctrl-C stopped."""
-    os.write(2, b"bench: interrupted\n")
+    with suppress(OSError):  # whoever read it may have ended
+        os.write(2, b"bench: interrupted\n")
     os._exit(130)
 
 

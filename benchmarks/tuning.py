@@ -81,11 +81,11 @@ def study(folder: Path, data: Path, steps: int, workers: str) -> Clock:
     words = {"task": "mnist", "opt": "sgd", "opt.lr": ",".join(f"0.0{i + 1}" for i in range(TRIALS)), "device": "cpu"}
     words |= {"trainer.max_steps": steps, "trainer.val_every": steps, "task.n_train": 20_000}
     spec = make_spec(words, sampler=None, seeds=[1000], report_seeds=[], prune=False, places=places)
-    made = Studies(f"sqlite:///{folder}/studies.db").create(spec)
+    made = Studies(folder).create(spec)
     made.ask(Request(trials=TRIALS, report=False))
     config = on_device(spec.config({"opt.lr": 0.01}, 1000, places))
     cut: list[Slot] = slots(workers.partition(" of ")[2] or workers, config)[: int(workers[0])]
-    with Workers(made.studies, cut, places, Effort("lightning")) as pool:
+    with Workers(cut, places, Effort("lightning"), [spec]) as pool:
         clock = Clock()
         if not pool.work([made], clock):
             raise KeyboardInterrupt

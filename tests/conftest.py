@@ -27,7 +27,7 @@ from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tasks.vision.sources import MNIST
 
-pytest_plugins = ["tests.depth", "tests.services"]
+pytest_plugins = ["tests.depth", "tests.browser"]
 
 # A shell starts background jobs with Ctrl-C ignored, which all processes that the tests interrupt would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -42,7 +42,7 @@ gc.disable()  # until everything is imported: half a million objects that stay
 
 LONGEST = (
     "tuning", "kills", "lanes", "plugins", "studies", "check", "sweep", "equivalence", "matrix", "runner", "real_data",
-    "synthetic", "slurm",
+    "synthetic",
 )  # fmt: skip
 """Files that take a minute or more. They run first, so that no process is left alone with one of them at the end."""
 
@@ -67,7 +67,7 @@ def few_objects_to_collect() -> Iterator[None]:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Three processes for two processors, since tests wait: for servers, other processes, signals and limits."""
+    """Three processes for two processors, since tests wait: for other processes, signals and limits."""
     return 3 * len(os.sched_getaffinity(0)) // 2
 
 

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 
-SERVICES = {"postgres_server", "slurm_cluster", "chromium"}
-"""Fixtures with servers that take seconds to start."""
-
 APART = ("kill", "zoo", "minilm")
 """Marks of tests that run neither in the quick suite nor in the deep one."""
 
@@ -33,14 +30,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as deep the tests that need a server, and all cells of a matrix except those that are kept.
+    """Mark as deep the tests that need a browser, and all cells of a matrix except those that are kept.
 
     Of the deep cells of a large matrix, all but one in `SHARE`, chosen by their names, are marked `whole` as well: CI
     leaves them out.
     """
     matrices = defaultdict(list)
     for item in items:
-        if SERVICES & {*getattr(item, "fixturenames", ())} or "postgres" in cell(item):
+        if "chromium" in fixtures_of(item):
             deepen(item)
         if item.get_closest_marker("matrix"):
             matrices[item.nodeid.partition("[")[0]].append(item)

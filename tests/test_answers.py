@@ -42,7 +42,6 @@ CASES: dict[str, list[Any]] = {
     "list tasks": ["list", "tasks"],
     "list optimizers": ["list", "optimizers"],
     "list runs": ["list", "runs", "--store", "entered"],
-    "list plans": ["list", "plans", "--store", "entered"],
     "show TASK": ["show", "synthetic"],
     "show OPTIMIZER": ["show", "sngd"],
     "show EXPERIMENT": ["show", "deora2024/fig5"],
@@ -88,7 +87,7 @@ def test_every_command_with_json_has_a_schema_and_a_test() -> None:
     with_json = {name for name, command in COMMANDS.items() if "json" in {option.name for option in command.options}}
     assert {form.split(" ")[0] for form in ANSWERS} == with_json
     assert CASES.keys() | DEEP.keys() == ANSWERS.keys()
-    assert COMMANDS.keys() - with_json == {"worker", "completion"}
+    assert COMMANDS.keys() - with_json == {"completion"}
 
 
 def test_every_key_is_described() -> None:

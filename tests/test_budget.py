@@ -10,8 +10,8 @@ from bench.execute.pool import Pool
 from bench.grammar.values import read_budget
 from bench.train import stop
 from bench.tuning.workers import Workers
-from tests.daemons import until
 from tests.test_cli import fails
+from tests.waiting import until
 
 TUNE = ("tune", "--task", "synthetic", "--opt", "ngd", "--device", "cpu", "--trainer.max_steps", "5")
 
@@ -51,7 +51,6 @@ def test_a_number_of_runs_makes_as_many_trials_with_the_fresh_seeds(cli) -> None
     [
         ("--budget 20runs --trials 3", "--budget 20runs and --trials 3 both set the number of trials; remove one"),
         ("--budget 6runs", "--budget 6runs: one trial of 2 seeds and 7 fresh seeds are 9 runs"),
-        ("--budget 6h --slurm --print", "--budget 6h: with --slurm the time is sbatch's"),
     ],
 )
 def test_budgets_that_cannot_be(cli, words: str, message: str) -> None:
@@ -130,12 +129,7 @@ def test_a_suite_whose_time_is_spent_stops_as_at_ctrl_c(cli, tmp_path, monkeypat
             "--budget is for several runs; give --seeds too, or leave it out",
         ),
         (
-            "sweep --task synthetic --opt gd --slurm --budget 1h --print",
-            "--budget 1h: with --slurm the time is sbatch's",
-        ),
-        ("sweep --task synthetic --opt gd --create --budget 1h", "--budget 1h: --create trains nothing"),
-        (
-            "sweep --task synthetic --opt gd --device cpu --seeds 3 --create --budget 3runs",
+            "sweep --task synthetic --opt gd --device cpu --seeds 3 --budget 3runs",
             "--budget 3runs: 27 runs are to be trained; ask for fewer, or raise it",
         ),
         ("reproduce vasudeva2025/joint --budget 1.5runs", "write a time (--budget 6h, 90min, 2d) or a number of runs"),

@@ -317,14 +317,12 @@ def test_every_flag_in_the_help_parses(cli, tmp_path, monkeypatch, task, opt):
     samples = {flag: str(value).strip("()") for flag, value in defaults.items()} | SAMPLES | measures
     samples |= {"--config": str(tmp_path / "tuned" / task / f"{opt}.yaml")}
     samples |= {"--opt.rest": "adamw"}
-    switches = {"--tuned", "--rerun", "--dry-run", "--json", "--create", "--slurm", "--print"}
+    switches = {"--tuned", "--rerun", "--dry-run", "--json"}
     several = {"--engine": "auto", "--workers": "2", "--seeds": "2", "--memory": "1G", "--width": "2", "--budget": "6h"}
-    several |= {"--create": "", "--slurm": "", "--print": "", "--sbatch": "-p gpu", "--storage": "postgresql://a@b/c"}
     refused = set() if can_clip(opt) else {"--trainer.gradient_clip_val"}
     for flag in flags - {"--task", "--opt", "--resume"} - refused:
         words = [flag] if flag in switches else [flag, (samples | several)[flag]]
         words += ["--seeds", "3"] if flag in several else []
-        words += ["--slurm"] if flag == "--print" else []
         words += ["--trainer.average", OF_AN_AVERAGE[flag]] if flag in OF_AN_AVERAGE else []
         answer = cli("fit", "--task", task, "--opt", opt, *words, "--dry-run")
         assert answer.code == 0, (words, answer.err)
@@ -536,8 +534,8 @@ def test_the_curve_of_a_diverged_run_ends_where_it_diverged(cli, store, fake_mni
         ("fot", "unknown command 'fot'; did you mean 'fit'?"),
         ("xyzzy", "unknown command 'xyzzy'; known: quickstart, fit, "),
         ("--halp", "unknown option '--halp'; did you mean '--help'?"),
-        ("list", "bench list needs WHAT: tasks, optimizers, runs, studies, plans; see `bench list -h`"),
-        ("list suites", "unknown word 'suites'; known: tasks, optimizers, runs, studies, plans"),
+        ("list", "bench list needs WHAT: tasks, optimizers, runs, studies; see `bench list -h`"),
+        ("list suites", "unknown word 'suites'; known: tasks, optimizers, runs, studies"),
         ("list run", "unknown word 'run'; did you mean 'runs'?"),
         ("show sngdd", "did you mean 'sngd'?"),
         ("show fig2", "unknown task, optimizer, experiment or run 'fig2'; did you mean 'deora2024/fig2'?"),
@@ -813,7 +811,7 @@ EMPTY = ": it must name a folder or file; name one, or leave it out for ./"
 @pytest.mark.parametrize(
     "words",
     ["fit --task synthetic --opt ngd", "fit --resume x", "sweep", "tune", "compare", "suite theory", "list studies",
-     "worker --study x", "leaderboard", "report"]
+     "leaderboard", "report"]
     + ["plot curves -o x.png", "reproduce", "sql x", "check sgd", "list runs", "show x", "doctor"],
 )  # fmt: skip
 @pytest.mark.parametrize("value", ["", " "])
@@ -833,7 +831,6 @@ def test_an_empty_store_is_not_the_folder_that_one_is_in(cli, monkeypatch, tmp_p
         "tune",
         "compare",
         "suite theory",
-        "worker --study x",
         "reproduce",
         "doctor",
         "data status",

@@ -215,7 +215,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from bench.tuning.tune import make_request, make_spec
 
     folder = tmp_path_factory.mktemp("database")
-    studies = Studies(f"sqlite:///{folder / 'studies.db'}")
+    studies = Studies(folder)
     for name, opt in (("sound", "gd"), ("victim", "ngd")):
         spec = make_spec(
             {"task": "synthetic", "opt": opt, "trainer.max_steps": "3", "device": "cpu"},

@@ -276,25 +276,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
     return of
 
 
-@kills({"tune": 5, "tune of roles": 0, "sweep": 1, "reproduce": 1, "suite": 1}, each=30)
+@kills({"tune": 4, "tune of two": 1, "tune of roles": 0, "sweep": 1, "reproduce": 1, "suite": 1}, each=30)
 def test_kill_9_of_a_command_and_its_workers_changes_no_result(
     cli, tmp_path: Path, undisturbed, kind: str, n: int
 ) -> None:
     result, seconds = undisturbed(kind)
     sharing = Sharing(kind, tmp_path)
     kill_and_repeat(cli, sharing, random.Random(f"{kind} {n}").uniform(0.3, 1) * seconds, result)
-    assert not (sharing.store / "plans").exists()
-
-
-@kills({"tune of two": 0, "suite": 1}, each=5)
-def test_kill_9_with_postgresql_changes_no_result(
-    cli, tmp_path: Path, undisturbed, postgres_url: str, kind: str, n: int
-) -> None:
-    result, seconds = undisturbed(kind)
-    sharing = Sharing(kind, tmp_path)
-    sharing.words += ["--storage", postgres_url]
-    kill_and_repeat(cli, sharing, random.Random(f"{kind} with postgresql {n}").uniform(0.3, 1) * seconds, result)
-    assert not (sharing.store / "studies.db").exists()
+    assert not (sharing.store / "cuts").exists()
 
 
 def kill_and_repeat(cli, sharing: Sharing, seconds: float, result: dict[str, Any]) -> None:

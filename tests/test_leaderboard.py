@@ -532,7 +532,6 @@ SMALL = ("--task", "synthetic", "--opt", "sgd", "--opt.lr", "1e1:1e4", "--traine
 def test_a_study_and_seeds_by_hand_are_one_row(cli, store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
-    monkeypatch.delenv("BENCH_STORAGE", raising=False)
     study = ("tune", *SMALL, "--trials", 3, "--seeds", 2, "--report_seeds", 3, "--workers", 1, "--engine", "lanes")
     assert cli(*study).code == 0
     lr = json.loads(cli("list", "studies", "--json").out)[0]["best"].split()[-1]

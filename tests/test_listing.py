@@ -266,7 +266,7 @@ def test_a_filter_that_leaves_nothing(cli, several, store):
     assert json.loads(cli("list", "runs", "--status", "running", "--json").out) == []
 
 
-@pytest.mark.parametrize("words", [("list", "runs"), ("list", "plans"), ("show", "mnist-sgd-0123456789")])
+@pytest.mark.parametrize("words", [("list", "runs"), ("show", "mnist-sgd-0123456789")])
 def test_a_store_that_is_named_must_exist(cli, tmp_path, words):
     code, out, err = cli(*words, "--store", tmp_path / "typo")
     assert (code, out) == (2, "")

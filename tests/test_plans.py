@@ -1,15 +1,12 @@
-"""Plans: other processes join them through the store or as a Slurm array; also failed runs."""
+"""Plans: how runs are divided into blocks and shared by workers; also failed runs."""
 
 import json
-import os
-import shlex
-import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,21 +22,18 @@ from bench.config.run_config import RunConfig, resolve
 from bench.config.tuned import TunedBy
 from bench.errors import RunBroke, RunBusy, UserError
 from bench.execute.blocks import rectangles
-from bench.execute.choice import Choices
-from bench.execute.cuts import Cut, Group, balanced
+from bench.execute.choice import Choice, Choices
+from bench.execute.cuts import Cut, Group, balanced, cut
 from bench.execute.here import train_cuts
-from bench.execute.plan import Plan, load, open_plans
+from bench.execute.plan import Plan
 from bench.execute.pool import Pool
-from bench.process import bench_command
 from bench.progress import Advance, RunInPlan, SweepProgress
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.train.stop import StopRequest
 from optimizers import Parameter
 from optimizers.groups import divide
-from tests.daemons import until
-from tests.slow import GATE, HELD, SLOW
-from tests.test_kills import leftovers, outcome
+from tests.slow import SLOW
 
 SWEEP = ("sweep", "--task", "synthetic", "--opt", "ngd", "--opt.lr", "0.1:1:4", "--seeds", "2", "--device", "cpu")
 SMALL = (*SWEEP, "--trainer.max_steps", "30")
@@ -52,259 +46,105 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def plan_of(answer: Any) -> tuple[str, list[str]]:
-    """The name of a plan, and the command that joins it."""
-    assert answer.code == 0, answer.err
-    name = answer.out.split()[1]
-    return name, shlex.split(answer.out.partition("that sees it: bench ")[2])
+def plan_of(store: Path, *, opt: str = "ngd", **words: Any) -> Plan:
+    """A plan of two learning rates."""
+    base = {"task": "synthetic", "opt": opt, "device": "cpu", "store": store, "data": store.parent}
+    return Plan("p", [resolve(base | words | {"opt.lr": lr}) for lr in (0.1, 1.0)], "lanes")
 
 
-@pytest.mark.deep
-def test_a_plan_waits_in_the_store_until_somebody_works_on_it(cli, here: Path) -> None:
-    created = cli(*SMALL, "--create", "--workers", "2")
-    name, words = plan_of(created)
-    assert created.out.startswith(
-        f"plan {name} of 8 runs is in {here}/runs; to work on it, on any machine that sees it"
-    )
-    assert words[:3] == ["worker", "--plan", name]
-    assert words[words.index("--store") + 1] == f"{here}/runs"
-    assert open_plans(here / "runs") == [name]
-    assert [path.name for path in (here / "runs").iterdir()] == ["plans"]
-    worked = cli(*words)
-    assert (worked.code, worked.out) == (0, "")
-    assert open_plans(here / "runs") == []
-    assert Counter(run.status for run in Store(here / "runs").runs()) == {"completed": 8}
-    assert {run.plan for run in Store(here / "runs").runs()} == {"sweep"}
-    shown = cli(*SMALL)
-    assert (shown.code, shown.err) == (0, "all 8 runs are stored\n")
-    again = cli(*SMALL, "--create")
-    assert again.err == "bench: all 8 runs are stored; the command without --slurm or --create shows the result\n"
-    assert "it is finished or misspelt; existing plans: none" in cli(*words).err
+def in_worker(plan: Plan) -> Plan:
+    """A plan as a worker process gets it."""
+    return Plan.from_json(json.loads(json.dumps(plan.as_json(), allow_nan=False)))
 
 
-@pytest.mark.deep
-def test_leftovers_of_a_killed_writer_are_removed_with_its_plan(cli, here: Path) -> None:
-    plan_of(cli(*SMALL, "--create"))
-    (folder,) = (here / "runs" / "plans").iterdir()
-    (folder.parent / "begun").mkdir()
-    for left in (folder, folder.parent / "begun"):
-        (left / ".0123abcd").write_text('{"tit')
-    assert cli(*SMALL).code == 0
-    assert not folder.parent.exists()
+@pytest.mark.parametrize("tuned_by", [None, TunedBy("a study", "val"), TunedBy("ngd.yaml", None)])
+def test_a_worker_gets_the_plan_of_its_command(here: Path, tuned_by: TunedBy | None) -> None:
+    sources = {} if tuned_by is None else {("synthetic", "ngd"): tuned_by}
+    plan = replace(plan_of(here / "runs"), sources=sources)
+    got = in_worker(plan)
+    assert [*got.by_id] == [*plan.by_id]
+    assert got.configs == plan.configs
+    assert (got.title, got.engine, got.sources) == (plan.title, plan.engine, sources)
 
 
-def test_runs_of_a_plan_are_those_of_the_command(cli, here: Path) -> None:
-    words = ("--engine", "lanes", "--width", "4")
-    _, join = plan_of(cli(*SMALL, *words, "--create"))
-    assert cli(*join).code == 0
-    assert cli(*SMALL, *words, "--store", here / "own").code == 0
-    assert outcome(here / "runs") == outcome(here / "own")
+@pytest.mark.parametrize(("name", "value"), [("max_step", inf), ("gamma", 1e-300)])
+def test_extreme_values_reach_a_worker(here: Path, name: str, value: float) -> None:
+    plan = plan_of(here / "runs", opt="sngd" if name == "max_step" else "sps", **{f"opt.{name}": value})
+    assert in_worker(plan).configs == plan.configs
 
 
-@pytest.mark.deep
-def test_a_plan_says_how_its_runs_are_made(cli, here: Path) -> None:
-    name, join = plan_of(cli(*SMALL, "--engine", "lightning", "--create", "--workers", "3"))
-    plan = load(name, {"data": here, "store": here / "runs"})
-    assert (plan.engine, plan.width, plan.shares, plan.name) == ("lightning", None, 3, name)
-    assert cli(*join).code == 0
-    assert {run.engine for run in Store(here / "runs").runs()} == {"lightning"}
-
-
-def test_a_plan_says_where_tuned_settings_come_from(here: Path) -> None:
-    config = resolve({"task": "synthetic", "opt": "ngd", "device": "cpu", "store": here / "runs"})
-    for tuned_by in (None, TunedBy("a study", "val"), TunedBy("ngd.yaml", None)):
-        sources = {} if tuned_by is None else {("synthetic", "ngd"): tuned_by}
-        plan = Plan("fit", [config], sources=sources)
-        plan.keep()
-        loaded = load(plan.name, {"data": here, "store": here / "runs"})
-        assert (loaded.sources, loaded.tuned_by(config)) == (sources, tuned_by)
-        plan.forget()
-
-
-@pytest.mark.deep
-def test_an_experiment_is_a_plan_too(cli, here: Path) -> None:
-    words = ("reproduce", "vasudeva2025/fixed-decoder", "--quick", "--trainer.max_steps", "20", "--device", "cpu")
-    _, join = plan_of(cli(*words, "--create"))
-    assert cli(*join).code == 0
-    shown = cli(*words)
-    assert shown.code == 0, shown.err
-    assert "runs are stored" in shown.err
-    assert {run.plan for run in Store(here / "runs").runs()} == {"experiment vasudeva2025/fixed-decoder"}
-
-
-@pytest.mark.deep
-def test_several_seeds_are_a_plan_too(cli, here: Path) -> None:
-    words = ("fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", "20", "--device", "cpu")
-    _, join = plan_of(cli(*words, "--seeds", "3", "--create"))
-    assert cli(*join).code == 0
-    shown = cli(*words, "--seeds", "3")
-    assert (shown.code, shown.err) == (0, "all 3 runs are stored\n")
-    assert {run.plan for run in Store(here / "runs").runs()} == {"fit"}
-
-
-@pytest.mark.parametrize("more", [("--create",), ("--slurm",), ("--storage", "postgresql+psycopg://a:b@host/c")])
-def test_one_run_is_no_plan(cli, here: Path, more: tuple[str, ...]) -> None:
-    answer = cli("fit", "--task", "synthetic", "--opt", "ngd", "--device", "cpu", *more)
-    assert (answer.code, answer.err) == (
-        2,
-        f"bench: error: {more[0]} is for several runs; give --seeds too, or leave it out\n",
-    )
-
-
-def test_infinite_values_survive_in_a_plan(cli, here: Path) -> None:
-    _, join = plan_of(cli("sweep", "--task", "synthetic", "--opt", "sngd", "--opt.lr", "0.1,1", "--opt.max_step", "inf",
-                          "--seeds", "1", "--trainer.max_steps", "5", "--device", "cpu", "--create"))  # fmt: skip
-    assert cli(*join).code == 0
-    assert len(list(Store(here / "runs").runs())) == 2
-
-
-# -- from others ------------------------------------------------------------------------------------------------------
-
-
-def test_a_plan_imports_only_named_plug_ins(cli, here: Path) -> None:
+def test_a_worker_refuses_code_that_has_changed(here: Path) -> None:
     plugin = here / "mine.py"
     plugin.write_text("from torch.optim import SGD\nclass Mine(SGD):\n    pass\n")
-    words = ("sweep", "--task", "synthetic", "--opt", "mine.py:Mine", "--opt.lr", "0.1,1", "--seeds", "1",
-             "--trainer.max_steps", "5", "--device", "cpu", "--create")  # fmt: skip
-    name, join = plan_of(cli(*words))
-    assert join[3:5] == ["--opt", f"{here}/mine.py:Mine"]
-    unnamed = cli("worker", "--plan", name)
-    assert unnamed.code == 2
-    assert "and imports it only if you name it too" in unnamed.err
-    assert shlex.join(["--opt", "mine.py:Mine"]) in unnamed.err
-    plugin.write_text(plugin.read_text() + "# changed\n")
-    changed = cli(*join)
-    assert changed.code == 2
-    assert f"began with {here}/mine.py:Mine as file " in changed.err
-    assert not list((here / "runs").glob("synthetic-*"))
+    content = plan_of(here / "runs", opt="mine.py:Mine").as_json()
+    first, *_ = content["runs"]
+    content["runs"] = {f"{first}0": content["runs"][first]}
+    with pytest.raises(UserError, match=r"the code of synthetic or mine\.py:Mine has changed; repeat the command"):
+        Plan.from_json(content)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda plan: plan["common"].update({"trainer.max_steps": 40}), "was requested with another version"),
-        (lambda plan: plan["common"].update({"trainer.max_stepz": 40}), "did you mean"),
-        (lambda plan: plan["common"].pop("opt"), "'opt' is missing or invalid; repeat the original command"),
-        (lambda plan: plan["common"].update({"task": ["x"]}), "repeat the original command"),
-        (lambda plan: plan.update(width=0), "width: "),
-        (lambda plan: plan.update(shares=0), "shares: "),
-        (lambda plan: plan.update(engine="lightning"), "it contains the plan sweep-"),
-        (lambda plan: plan.update(title="\x1b]0;x"), "it contains the plan "),
-        (lambda plan: plan.update(runs={}), "it has no runs"),
-        (lambda plan: plan.update(more=1), "more: extra inputs are not permitted"),
-        (lambda plan: plan.update(engine="magic"), "engine: "),
-        (lambda plan: plan["code"].clear(), "repeat the original command"),
-        (lambda plan: plan["runs"].update({"../../x": {}}), ": it must match pattern"),
-    ],
-)
-def test_a_plan_that_somebody_changed_is_refused(cli, here: Path, change: Any, message: str) -> None:
-    name, join = plan_of(cli(*SMALL, "--create"))
-    path = here / "runs" / "plans" / name / "plan.json"
-    plan = json.loads(path.read_text())
-    change(plan)
-    path.write_text(json.dumps(plan))
-    answer = cli(*join)
-    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
-    assert message in answer.err
-    assert not list((here / "runs").glob("synthetic-*"))
+# -- the blocks, which stay the same ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "\0", '{"title": 1}'])
-def test_a_damaged_plan_is_one_line(cli, here: Path, text: str) -> None:
-    name, join = plan_of(cli(*SMALL, "--create"))
-    (here / "runs" / "plans" / name / "plan.json").write_text(text)
-    answer = cli(*join)
-    assert (answer.code, answer.err.count("\n")) == (2, 1)
-    assert "repeat the original command" in answer.err
+def progress() -> SweepProgress:
+    return SweepProgress("", "min", enabled=False)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((*SMALL[:-4], "--trainer.max_steps", "5", "--create"), "may differ from this machine's; write --device"),
-        ((*SMALL, "--create", "--slurm"), "remove one of them"),
-        ((*SMALL, "--print"), "--print prints the script of --slurm; write both"),
-        ((*SMALL, "--slurm", "--print", "--workers", "0"), "--workers 0: write how many"),
-        ((*SMALL, "--slurm", "--print", "--sbatch", "'"), "--sbatch ': no closing quotation"),
-        (("worker", "--plan", "../x"), "there is no plan "),
-        (("worker", "--plan", "x", "--study", "y"), "--study is for studies; remove it"),
-        (("worker", "--plan", "x", "--engine", "lanes"), "--engine is for studies; remove it"),
-        (("worker", "--plan", "x", "--width", "2"), "--width is for studies; remove it"),
-        (("worker", "--plan", "x", "--shared-by", "2"), "--shared-by is for studies; remove it"),
-        (("worker",), "--plan or --study is missing; plans in "),
-    ],
-)
-def test_words_that_make_no_plan(cli, here: Path, words: tuple[str, ...], message: str) -> None:
-    answer = cli(*words)
-    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
-    assert message in answer.err
+def test_a_repeated_command_has_the_same_blocks(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, width = plan_of(here / "runs"), iter((1, 2))
+    monkeypatch.setattr(Choices, "of", lambda *_: Choice(lanes=True, width=next(width), seconds=(0.0, 1.0)))
+    monkeypatch.setattr(Choices, "compile_pays", lambda *_: False)
+    blocks = [[len(grid) for grid in cut(plan, progress(), StopRequest())[0].blocks] for _ in range(2)]
+    assert blocks == [[1, 1], [1, 1]]
+    assert [path.name for path in (here / "runs" / "cuts").iterdir()] == [f"{plan.name}.json"]
+
+
+def test_blocks_of_a_stopped_command_are_not_recorded(here: Path) -> None:
+    stop = StopRequest()
+    stop.signal = signal.SIGINT
+    assert cut(plan_of(here / "runs"), progress(), stop)
     assert not (here / "runs").exists()
 
 
-@pytest.mark.matrix(keep=1)
-@pytest.mark.parametrize("which", ["plan", "folder"])
-def test_a_link_in_the_place_of_a_plan_is_not_followed(cli, here: Path, which: str) -> None:
-    name, _ = plan_of(cli(*SMALL, "--create"))
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", "\0", '{"cuts": 1}', '{"cuts": []}',
+     '{"cuts": [{"lanes": true, "compiled": false, "blocks": [["../../x"]]}]}'],
+)  # fmt: skip
+def test_damaged_blocks_are_cut_again(here: Path, text: str) -> None:
+    plan = replace(plan_of(here / "runs"), width=2)
+    plan.cuts.parent.mkdir(parents=True)
+    plan.cuts.write_text(text)
+    (found,) = cut(plan, progress(), StopRequest())
+    assert [config.run_id for config in found.runs] == [*plan.by_id]
+    assert json.loads(plan.cuts.read_text())["cuts"][0]["blocks"] == [[*plan.by_id]]
+
+
+@pytest.mark.deep
+def test_finished_cuts_and_leftovers_of_killed_writers_are_removed(cli, here: Path) -> None:
+    folder = here / "runs" / "cuts"
+    for words in (("--width", "2"), ("--width", "4")):
+        plan_words = (*SMALL, "--engine", "lanes", *words)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".0123abcd").write_text('{"cu')
+        assert cli(*plan_words).code == 0
+        assert not folder.exists()
+
+
+def test_a_link_in_the_place_of_the_cuts_is_not_followed(cli, here: Path) -> None:
     mine = here / "mine"
     mine.mkdir()
     (mine / "thesis.tex").write_text("years")
-    plans = here / "runs" / "plans"
-    shutil.rmtree(plans)
-    if which == "plan":
-        plans.mkdir()
-        (plans / name).symlink_to(mine)
-    else:
-        plans.symlink_to(mine)
-    refused = cli(*SMALL, "--create")
+    (here / "runs").mkdir()
+    (here / "runs" / "cuts").symlink_to(mine)
+    refused = cli(*SMALL, "--engine", "lightning")
     assert (refused.code, refused.out) == (2, "")
     assert "is a symbolic link, and links are not followed" in refused.err
-    assert cli(*SMALL, "--engine", "lightning").code == (0 if which == "plan" else 2)  # of another name
-    assert cli("sweep", *SMALL[1:-1], "5", "--opt.lr", "0.1", "--seeds", "1").code == 0  # one run has no plan
+    assert cli("sweep", *SMALL[1:-1], "5", "--opt.lr", "0.1", "--seeds", "1").code == 0  # one run has no cuts
     assert [path.name for path in mine.iterdir()] == ["thesis.tex"]
 
 
-@pytest.mark.deep
-def test_a_plan_switches_no_logger_on(cli, here: Path) -> None:
-    name, join = plan_of(cli(*SMALL, "--create"))
-    path = here / "runs" / "plans" / name / "plan.json"
-    plan = json.loads(path.read_text())
-    plan["common"]["logger"] = "csv"
-    path.write_text(json.dumps(plan))
-    assert cli(*join).code == 0
-    assert not list((here / "runs").rglob("csv"))
-
-
-@pytest.mark.deep
-def test_a_damaged_plan_is_written_again_by_its_command(cli, here: Path) -> None:
-    name, join = plan_of(cli(*SMALL, "--create"))
-    (here / "runs" / "plans" / name / "plan.json").write_text("{")
-    assert plan_of(cli(*SMALL, "--create")) == (name, join)
-    assert cli(*join).code == 0
-
-
-@pytest.mark.deep
-def test_plans_that_were_finished_under_another_name_go_too(cli, here: Path) -> None:
-    plan_of(cli(*SMALL, "--create", "--workers", "3"))
-    assert cli(*SMALL).code == 0
-    assert not (here / "runs" / "plans").exists()
-
-
-@pytest.mark.parametrize("words", [("--json",), ("--out", "x"), ("--logger", "csv")])
-def test_settings_that_a_plan_cannot_store_are_refused(cli, here: Path, words: tuple[str, ...]) -> None:
-    answer = cli(*SMALL, *words, "--create")
-    assert (answer.code, answer.out) == (2, "")
-    assert (
-        answer.err
-        == f"bench: error: {words[0]} is for runs made by this command; remove it with --create and --slurm\n"
-    )
-    assert not (here / "runs").exists()
-
-
-@pytest.mark.deep
-def test_a_plan_says_what_memory_it_was_given(cli, here: Path) -> None:
-    _, join = plan_of(cli(*SMALL, "--memory", "8G", "--create"))
-    assert join[3:5] == ["--memory", "8G"]
-    assert cli(*join).code == 0
+# -- single runs and workers ------------------------------------------------------------------------------------------
 
 
 def test_runs_that_are_made_alone_say_how_far_they_are(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,97 +190,7 @@ def test_a_command_goes_on_without_workers_that_refuse(cli, here: Path, monkeypa
     assert answer.code == 0, answer.err
     assert "continuing without further workers: this machine is no good" in answer.err
     assert len(list(Store(here / "runs").runs())) == 8
-    assert not (here / "runs" / "plans").exists()
-
-
-# -- several workers --------------------------------------------------------------------------------------------------
-
-
-def start(words: list[str], folder: Path) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "bench", *words]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.mark.deep
-def test_workers_that_join_share_the_runs_and_one_that_is_killed_loses_nothing(cli, here: Path) -> None:
-    words = (
-        *SWEEP,
-        "--trainer.max_steps",
-        "400",
-        "--engine",
-        "lanes",
-        "--width",
-        "2",
-        "--trainer.checkpoint_seconds",
-        "1e-3",
-    )
-    _, join = plan_of(cli(*words, "--create", "--workers", "2"))
-    workers = [start(join, here) for _ in range(2)]
-    while not list((here / "runs").glob("*/attempt-1/last.ckpt")) and workers[0].poll() is None:
-        time.sleep(0.01)
-    workers[0].send_signal(signal.SIGKILL)
-    for worker, code in zip(workers, (-signal.SIGKILL, 0), strict=True):
-        _, err = worker.communicate(timeout=300)
-        assert worker.returncode == code, err
-    assert cli(*words, "--store", here / "own").code == 0
-    assert outcome(here / "runs") == outcome(here / "own")
-    assert leftovers(here / "runs") == []
-
-
-def test_a_script_for_slurm_joins_the_plan(cli, here: Path) -> None:
-    answer = cli(*SMALL, "--slurm", "--print", "--workers", "3", "--sbatch=--partition=gpu")
-    assert answer.code == 0, answer.err
-    assert not (here / "runs").exists()
-    assert subprocess.run(["bash", "-n"], input=answer.out, text=True, check=False).returncode == 0
-    assert "#SBATCH --array=0-2\n" in answer.out
-    assert "#SBATCH --partition=gpu\n" in answer.out
-    assert "gres" not in answer.out
-    assert "BENCH_STORAGE" not in answer.out
-    (line,) = (line.removesuffix(" &") for line in answer.out.splitlines() if " -m bench " in line)
-    words = shlex.split(line)
-    name, _ = plan_of(cli(*SMALL, "--create", "--workers", "3"))
-    assert words[:7] == [*bench_command("worker"), "--plan", name]
-    assert words[words.index("--store") + 1] == str(here / "runs")
-    for_gpus = cli(*SMALL[:-3], "cuda", "--slurm", "--print")
-    assert for_gpus.code == 0, for_gpus.err
-    assert "#SBATCH --gres=gpu:1\n" in for_gpus.out
-
-
-def test_a_refused_submission_removes_only_a_plan_of_its_own(cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> str:
-        raise UserError("--slurm: sbatch refused it")
-
-    monkeypatch.setattr("bench.execute.elsewhere.need_slurm", lambda: None)
-    monkeypatch.setattr("bench.execute.elsewhere.submit", refuse)
-    assert cli(*SMALL, "--slurm", "--workers", "2").code == 2
-    assert open_plans(here / "runs") == []
-    name, _ = plan_of(cli(*SMALL, "--create", "--workers", "2"))
-    assert cli(*SMALL, "--slurm", "--workers", "2").code == 2
-    assert open_plans(here / "runs") == [name]
-
-
-@pytest.mark.slurm
-@pytest.mark.deep
-def test_a_sweep_as_an_array_survives_a_requeue(slurm, cli, here: Path) -> None:
-    gate = here / "gate"
-    gate.mkdir()
-    own = {"OMP_NUM_THREADS": "1", "BENCH_STORE": str(here / "runs"), GATE: str(gate)}
-    env = os.environ | slurm.env | own  # Slurm has the environment of its start
-    words = ["sweep", "--task", "synthetic", "--opt", HELD, "--opt.lr", "0.1:1:6", "--seeds", "1", "--device", "cpu",
-             "--trainer.max_steps", "300", "--trainer.val_every", "20", "--engine", "lightning"]  # fmt: skip
-    command = [sys.executable, "-m", "bench", *words, "--slurm", "--workers", "2"]
-    done = subprocess.run(command, env=env, cwd=here, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    job = done.stdout.split("Submitted batch job ")[1].partition(",")[0]
-    until(lambda: len(list(gate.glob("trains-*"))) == 2, "both tasks train", seconds=300)
-    (gate / "open").touch()
-    slurm.requeue(f"{job}_1")
-    until(lambda: not slurm("squeue", "-h"), "the array has ended", seconds=300)
-    assert "Restarts=1" in slurm("scontrol", "show", "job", f"{job}_1")
-    assert Counter(run.status for run in Store(here / "runs").runs()) == {"completed": 6}
-    assert open_plans(here / "runs") == []
-    assert cli(*words, "--store", here / "own").code == 0
-    assert outcome(here / "runs") == outcome(here / "own")
+    assert not (here / "runs" / "cuts").exists()
 
 
 # -- broken runs ------------------------------------------------------------------------------------------------------
@@ -547,31 +297,6 @@ def test_a_worker_takes_free_blocks_before_it_waits(here: Path, monkeypatch: pyt
     assert train_cuts(Plan("p", configs), cuts, SweepProgress("", "min", enabled=False), StopRequest())
     assert tried == ["gd", "ngd", "ps", "gd"]
     assert Counter(run.status for run in Store(here / "runs").runs()) == {"completed": 3}
-
-
-@pytest.mark.deep
-def test_plans_are_listed_with_their_stored_runs(cli, here: Path) -> None:
-    assert cli("list", "plans") == (0, "no plans in runs\n".replace("runs", f"{here}/runs"), "")
-    name, join = plan_of(cli(*SMALL, "--create"))
-    other, _ = plan_of(cli(*SMALL, "--opt.lr", "0.1,0.2", "--create"))
-    assert cli(*SMALL, "--opt.lr", "0.1").code == 0
-    answer = cli("list", "plans", "--json")
-    assert (answer.code, json.loads(answer.out)) == (
-        0,
-        [
-            {"plan": each, "stored": 2, "runs": runs, "store": f"{here}/runs"}
-            for each, runs in sorted([(name, 8), (other, 4)])
-        ],
-    )
-    (here / "runs" / "plans" / name / "plan.json").write_text("[" * 9000)
-    answer = cli("list", "plans")
-    assert answer.code == 1
-    assert [line.split()[:4] for line in answer.out.splitlines()[1:]] == [[other, "2", "of", "4"]]
-    assert answer.err.count("\n") == 1
-    assert name in answer.err
-    assert cli(*join).code == 2
-    refused = cli("list", "plans", "--task", "mnist")
-    assert (refused.code, refused.out) == (2, "")
 
 
 # -- how runs are distributed -----------------------------------------------------------------------------------------

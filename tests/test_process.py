@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.process import worker_command
+from tests.waiting import PATIENCE
+
 PREPARED = """
 import atexit, threading, time
 from pathlib import Path
@@ -180,6 +183,16 @@ def test_a_signal_in_a_callback_of_c_code_ends_the_program(name: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "bench: interrupted\n")
+
+
+def test_a_worker_ends_if_its_command_is_killed_during_imports() -> None:
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(worker_command("runs"), **pipes, start_new_session=True) as worker:
+        assert worker.stdout
+        assert json.loads(worker.stdout.readline()) == {"doing": "importing torch"}
+        for pipe in filter(None, (worker.stdin, worker.stdout, worker.stderr)):
+            pipe.close()
+        assert worker.wait(PATIENCE) == 130
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux schedules sessions as groups")

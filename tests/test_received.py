@@ -12,12 +12,10 @@ import pytest
 
 from bench.config.plugins import allowed, naming
 from bench.errors import UserError
-from bench.execute import Effort
 from bench.process import bench_command
 from bench.store.record import RunResult
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study
-from bench.tuning.tune import slurm_script, worker_words
 from optimizers.plugins import provenance
 from tests.conftest import Answer
 from tests.stored import put
@@ -37,7 +35,6 @@ class X(torch.optim.SGD):
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with a file and a module that leave a mark when they are imported."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("BENCH_STORAGE", raising=False)
     monkeypatch.setattr("sys.path", list(sys.path))
     (tmp_path / "evil.py").write_text(EVIL + CLASS)
     (tmp_path / "evil_pack").mkdir()
@@ -56,7 +53,7 @@ def database(here: Path) -> Path:
 
 
 def finished(here: Path, name: str = "mine", trials: int = 3) -> Study:
-    study = begin(f"sqlite:///{database(here)}", trials, name=name)
+    study = begin(here / "runs", trials, name=name)
     drain(study)
     return study
 
@@ -105,38 +102,33 @@ def own_names(kind: str, name: str) -> list[str]:
 def test_continuing_a_study_requires_naming_its_unchanged_code(
     cli, here: Path, imported: Callable[[], bool], name: str
 ) -> None:
-    begin(f"sqlite:///{database(here)}", 3, name="mine")
+    begin(here / "runs", 3, name="mine")
     change(here, *own_names("opt", name))
-    for words in (("worker", "--study", "mine"), ("tune", "--resume", "mine")):
-        answer = cli(*words)
-        assert answer.code == 2
-        said_once(answer, f"study mine names {name}, and imports it only if you name it too: ")
-        assert answer.err.endswith(f"bench {' '.join(words)} --opt {name}\n")
-        answer = cli(*words, "--opt", name)
-        assert answer.code == 2
-        here_ = provenance(name)
-        said_once(answer, f"with {name} as an unrecorded package, and here it is {here_}, so it is not")
+    answer = cli("tune", "--resume", "mine")
+    assert answer.code == 2
+    said_once(answer, f"study mine names {name}, and imports it only if you name it too: ")
+    assert answer.err.endswith(f"bench tune --resume mine --opt {name}\n")
+    answer = cli("tune", "--resume", "mine", "--opt", name)
+    assert answer.code == 2
+    said_once(answer, f"with {name} as an unrecorded package, and here it is {provenance(name)}, so it is not")
     assert not imported()
     answer = cli("tune", "--resume", "mine", "--opt", "other.py:X")
     assert answer.code == 2
     said_once(answer, "--resume takes the study's own settings; remove --opt")
 
 
-def test_workers_and_scripts_name_the_code_of_their_study(here: Path, imported: Callable[[], bool]) -> None:
+def test_a_study_is_continued_with_its_code_alone(here: Path) -> None:
     (here / "a folder").mkdir()
     (here / "a folder/fine.py").write_text(CLASS)
     made = spec(opt="a folder/fine.py:X")
     assert made.versions["opt_package"] == provenance("a folder/fine.py:X")
-    text = slurm_script("s", worker_words("s", made), [(made, 9)], "4", {"data": "d", "store": here}, Effort(), "")
-    assert f"{sys.executable} -P -m bench worker --study s " in text
-    assert f" --opt '{here}/a folder/fine.py:X' " in text
     assert naming(made.names, made.names, {"opt": "sgd"}, {"task": "t:T"}) == [
         "--opt",
         "a folder/fine.py:X",
         "--task",
         "t:T",
     ]
-    study = Studies(f"sqlite:///{here}/studies.db").create(made, "s")
+    study = Studies(here).create(made, "s")
     study.admit({"opt": [f"{here}/a folder/fine.py:X"]}, [])
     assert study.spec.opt == f"{here}/a folder/fine.py:X"
     study.refuse_other_versions()
@@ -290,15 +282,6 @@ def test_a_reader_leaves_the_database_and_its_folder_as_they_are(cli, here: Path
     assert state(folder) == before
 
 
-def test_a_reader_of_postgresql_cannot_write(postgres_url: str) -> None:
-    drain(begin(postgres_url, 3, name="mine"))
-    studies = Studies(postgres_url, read_only=True)
-    assert studies.names() == ["mine"]
-    assert len(studies.open("mine").trials()) == 5
-    with pytest.raises(Exception, match="read-only transaction"), studies._engine.begin() as connection:
-        connection.exec_driver_sql("DELETE FROM trials")
-
-
 # -- damaged rows -----------------------------------------------------------------------------------------------------
 
 OF_MINE = "study_id = (SELECT study_id FROM studies WHERE study_name = 'mine')"
@@ -445,10 +428,9 @@ def test_damaged_tuned_settings_are_named(cli, here: Path, text: str, words: str
 
 
 def test_a_study_of_somebody_writes_nowhere_else(cli, here: Path) -> None:
-    url = f"sqlite:///{here}/studies.db"
-    study = begin(url, 1)
+    study = begin(here, 1)
     study.ask(study.request.model_copy(update={"out": str(here.parent / "elsewhere")}))
-    answer = cli("tune", "--resume", study.name, "--storage", url)
+    answer = cli("tune", "--resume", study.name, "--store", here)
     assert answer.code == 2
     said_once(
         answer, f"the study writes its settings to {here.parent / 'elsewhere'}, outside this folder: confirm with"
@@ -460,7 +442,7 @@ def test_links_in_a_store_of_somebody_are_not_written_through(cli, here: Path, m
     store, outside = here / "runs", here / "outside"
     outside.mkdir()
     (outside / "victim").write_text("precious")
-    study = begin(f"sqlite:///{store}/studies.db", 1)
+    study = begin(store, 1)
     lock = store / "studies.db.lock"
     lock.unlink()
     lock.symlink_to(outside / "victim")
@@ -471,5 +453,5 @@ def test_links_in_a_store_of_somebody_are_not_written_through(cli, here: Path, m
     before = (outside / "db").read_bytes()
     answer = cli("tune", "--resume", study.name, "--store", store)
     assert answer.code == 2
-    said_once(answer, "is a symbolic link, which is followed only if you name it")
+    said_once(answer, "is a symbolic link, and links are not followed")
     assert ((outside / "victim").read_text(), (outside / "db").read_bytes()) == ("precious", before)

@@ -30,7 +30,7 @@ from bench.run_summary import fit_words
 from bench.store.block import DONE, RUNS
 from bench.store.record import RunResult
 from bench.store.stores import Stores
-from tests.services import Chromium, Page
+from tests.browser import Chromium, Page
 from tests.test_charts import HOSTILE, add_run, add_study, asked, everything
 
 

@@ -574,7 +574,6 @@ def test_all_small_versions_leave_nothing_and_name_broken_ones(
         (("--all",), "--all: add --quick; the full experiments take days"),
         (("--all", "--quick", "nobody/tiny"), "--all: not allowed with NAME; remove one of them"),
         (("--all", "--quick", "--search"), "--all: not allowed with --search; remove one of them"),
-        (("--all", "--quick", "--create"), "--all: not allowed with --create; remove one of them"),
     ],
 )
 def test_options_that_do_not_go_with_all(cli: Any, folder: Path, words: tuple[str, ...], message: str) -> None:

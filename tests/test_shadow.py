@@ -139,14 +139,6 @@ def test_workers_and_their_ranks_find_the_suite(here: Path, store: Path, opt: st
 
 
 @pytest.mark.deep
-def test_a_worker_that_joins_finds_the_suite(here: Path, store: Path) -> None:
-    words = ("--opt", "ngd", "--opt.lr", "0.1,1", "--seeds", 1, "--report_seeds", 1, "--name", "s")
-    started(SCRIPT, "tune", *SHORT, *words, "--create")
-    started(*bench_command("worker", "--study", "s"))
-    assert [run.status for run in Store(store).runs()] == ["completed"] * 3
-
-
-@pytest.mark.deep
 def test_a_papers_experiment_finds_the_suite(here: Path, store: Path) -> None:
     words = ("vasudeva2025/base-recipe", "--quick", "--trainer.max_steps", 20, "--device", "cpu")
     started(SCRIPT, "reproduce", *words)

@@ -24,6 +24,8 @@ from typing import Any
 
 import pytest
 
+from bench.config.run_config import resolve
+from bench.execute.plan import Plan
 from bench.execute.pool import Pool
 from bench.execute.slots import Slot
 from bench.progress import Advance, Progress, SweepProgress, clock, doing, fitting, hearing, say
@@ -263,14 +265,14 @@ def test_other_commands_do_so_too_and_show_what_their_workers_do(words: str, fir
 
 
 @pytest.mark.deep
-def test_a_worker_reports_its_activity_before_it_trains(cli, tmp_path: Path) -> None:
+def test_a_worker_reports_its_activity_before_it_trains(tmp_path: Path) -> None:
     heard: list[Mapping[str, Any]] = []
-    words = ("sweep", "--task", "synthetic", "--opt", "ngd", "--seeds", "1", "--device", "cpu", "--create")
-    name = cli(*words, "--store", tmp_path).out.split()[1]
-    with Pool(("worker", "--cuts"), {0: Slot()}, {}) as pool:
-        job = json.dumps([name, {"data": str(tmp_path), "store": str(tmp_path), "logger": None}, time.time(), False])
+    places = {"data": tmp_path, "store": tmp_path}
+    plan = Plan("p", [resolve({"task": "synthetic", "opt": "ngd", "device": "cpu", **places})])
+    with Pool(("runs",), {0: Slot()}) as pool:
+        job = json.dumps({"plan": plan.as_json(), "cuts": [], "since": time.time()})
         assert pool.work(job, lambda slot, event: heard.append(event), lambda *died: None, print, lambda: False)
-    assert heard == [{"doing": "importing torch"}, {"doing": ""}, {"done": job}]
+    assert heard == [{"doing": "importing torch"}, {"doing": ""}, {"done": True}]
 
 
 def test_nested_activities_are_reported_in_order() -> None:

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import re
 import signal
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,30 +13,25 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import optuna
 import pytest
 from sqlalchemy import event
 
 from bench.errors import RunFailed, UserError
-from bench.execute.database import NoDatabase, Stuck
 from bench.machine import this_process
 from bench.store.record import RunResult
 from bench.text import CONVERGED
 from bench.tuning import summary, tuned
 from bench.tuning.space import point_key
-from bench.tuning.studies import Studies
+from bench.tuning.studies import NoDatabase, Studies
 from bench.tuning.study import Study
 from bench.tuning.study_result import analyse, study_result
 from bench.tuning.trials import Request, StudySpec, Trial
 from bench.tuning.tune import make_request, make_spec, promise, reporting_seeds, tuning_seeds
 from optimizers.plugins import slug
 from tasks import TASKS
-from tests.daemons import free_ports, until
-
-if TYPE_CHECKING:
-    from tests.postgres import Server
 
 ELSEWHERE = {"host": "another machine", "space": 0, "pid": 1, "started": "0"}
 Score = Callable[[float], float | None]
@@ -106,9 +100,9 @@ def drain(study: Study, score: Score = valley) -> list[Trial]:
     return done
 
 
-def begin(url: str, trials: int = 9, *, name: str | None = None, heartbeat: int = 15, **words: Any) -> Study:
+def begin(here: Path, trials: int = 9, *, name: str | None = None, **words: Any) -> Study:
     request = {key: words.pop(key) for key in ("total", "refine", "retries", "report") if key in words}
-    study = Studies(url, heartbeat).create(spec(**words), name)
+    study = Studies(here).create(spec(**words), name)
     study.ask(Request(trials=trials, **request))
     return study
 
@@ -130,14 +124,9 @@ def states(study: Study) -> Counter[tuple[str, str]]:
 
 
 @pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/here/studies.db"
-
-
-@pytest.fixture(params=["sqlite_url", "postgres_url"])
-def url(request: pytest.FixtureRequest) -> str:
-    """A fresh database."""
-    return request.getfixturevalue(request.param)
+def here(tmp_path: Path) -> Path:
+    """A store that does not exist yet."""
+    return tmp_path / "here"
 
 
 # -- processes --------------------------------------------------------------------------------------------------------
@@ -173,22 +162,22 @@ def in_a_process(work: Callable[[], Any]) -> Any:
     return together(work)[0]
 
 
-def _create(url: str) -> tuple[str, int]:
-    study = begin(url)
+def _create(here: Path) -> tuple[str, int]:
+    study = begin(here)
     assert not study.finished()  # which adds the trials
     return study.name, study.studies.id_of(study.name)
 
 
-def _open(url: str, name: str, heartbeat: int = 15) -> Study:
-    return Studies(url, heartbeat).open(name)
+def _open(here: Path, name: str) -> Study:
+    return Studies(here).open(name)
 
 
-def _claim(url: str, name: str) -> Trial:
-    return claim_one(_open(url, name))
+def _claim(here: Path, name: str) -> Trial:
+    return claim_one(_open(here, name))
 
 
-def _claim_all(url: str, name: str) -> list[int]:
-    study = _open(url, name)
+def _claim_all(here: Path, name: str) -> list[int]:
+    study = _open(here, name)
 
     def claim() -> list[int]:
         numbers = []
@@ -200,27 +189,27 @@ def _claim_all(url: str, name: str) -> list[int]:
         return [number for part in threads.map(lambda _: claim(), range(2)) for number in part]
 
 
-def _look(url: str, name: str) -> int:
-    study = _open(url, name)
+def _look(here: Path, name: str) -> int:
+    study = _open(here, name)
     for _ in range(3):
         study.finished()
     return len(study.trials())
 
 
-def _drain(url: str, name: str) -> list[tuple[bool, int]]:
-    return [(trial.fresh, trial.number) for trial in drain(_open(url, name))]
+def _drain(here: Path, name: str) -> list[tuple[bool, int]]:
+    return [(trial.fresh, trial.number) for trial in drain(_open(here, name))]
 
 
-def _die_with_the_lock(url: str, name: str) -> None:
-    with _open(url, name).studies.lock():
+def _die_with_the_lock(here: Path, name: str) -> None:
+    with _open(here, name).studies.lock():
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.deep
-def test_processes_that_create_a_study_in_an_empty_database_at_once_make_one(url: str) -> None:
-    answers = together(*[partial(_create, url)] * 8)
+def test_processes_that_create_a_study_in_an_empty_database_at_once_make_one(here: Path) -> None:
+    answers = together(*[partial(_create, here)] * 8)
     assert len(set(answers)) == 1
-    studies = Studies(url)
+    studies = Studies(here)
     assert studies.names() == [spec().name]
     trials = studies.open(spec().name).trials()
     assert [(trial.kind, trial.state) for trial in trials] == [("design", "waiting")] * 9
@@ -228,27 +217,27 @@ def test_processes_that_create_a_study_in_an_empty_database_at_once_make_one(url
 
 
 @pytest.mark.deep
-def test_each_trial_is_claimed_by_one(url: str) -> None:
-    study = begin(url, 30)
-    claimed = together(*[partial(_claim_all, url, study.name)] * 4)
+def test_each_trial_is_claimed_by_one(here: Path) -> None:
+    study = begin(here, 30)
+    claimed = together(*[partial(_claim_all, here, study.name)] * 4)
     assert sorted(number for part in claimed for number in part) == list(range(30))
     assert len({trial.key for trial in study.trials()}) == 30
     assert states(study) == {("design", "running"): 30}
 
 
 @pytest.mark.deep
-def test_many_processes_finish_a_study_together_and_complete_each_trial_once(url: str) -> None:
-    study = begin(url, 12)
-    done = together(*[partial(_drain, url, study.name)] * 3)
+def test_many_processes_finish_a_study_together_and_complete_each_trial_once(here: Path) -> None:
+    study = begin(here, 12)
+    done = together(*[partial(_drain, here, study.name)] * 3)
     assert sorted(each for part in done for each in part) == [(False, n) for n in range(12)] + [(True, 0), (True, 1)]
     assert states(study) == {("design", "completed"): 12, ("fresh", "completed"): 2}
     assert study.finished()
 
 
 @pytest.mark.deep
-def test_the_lock_goes_with_its_process(url: str) -> None:
-    study = begin(url)
-    child = processes.Process(target=_die_with_the_lock, args=(url, study.name))
+def test_the_lock_goes_with_its_process(here: Path) -> None:
+    study = begin(here)
+    child = processes.Process(target=_die_with_the_lock, args=(here, study.name))
     child.start()
     child.join()
     assert child.exitcode == -signal.SIGKILL
@@ -256,37 +245,28 @@ def test_the_lock_goes_with_its_process(url: str) -> None:
 
 
 @pytest.mark.deep
-def test_a_worker_of_this_machine_that_has_ended_is_noticed_at_once(url: str) -> None:
-    study = begin(url, retries=1)
-    lost = in_a_process(partial(_claim, url, study.name))
+def test_a_worker_of_this_machine_that_has_ended_is_noticed_at_once(here: Path) -> None:
+    study = begin(here, retries=1)
+    lost = in_a_process(partial(_claim, here, study.name))
     assert attempts(study, at=lost) == [("running", None)]
     claimed = {claim_one(study).number for _ in range(9)}
     assert claimed == {*range(1, 10)}
     assert attempts(study, at=lost) == [("failed", "its worker died"), ("running", None)]
 
 
-@pytest.mark.deep
-def test_a_worker_of_another_machine_counts_as_dead_when_it_is_silent_and_not_before(url: str) -> None:
-    study = begin(url, 3, heartbeat=1)
-    heard, silent = claim_one(study, ELSEWHERE), claim_one(study, ELSEWHERE | {"pid": 2})
-    assert heard.number != silent.number
+def test_a_worker_on_another_machine_counts_as_dead(here: Path) -> None:
+    study = begin(here, 3)
+    lost = claim_one(study, ELSEWHERE)
     assert not study.finished()
-    assert attempts(study, at=silent) == [("running", None)]
-    with study.alive([heard]):
-        until(lambda: (study.finished(), len(attempts(study, at=silent)) == 2)[1], "the silent one's end")
-        assert attempts(study, at=silent) == [("failed", "its worker stopped responding"), ("waiting", None)]
-        assert attempts(study, at=heard) == [("running", None)]
-    assert study.complete(heard, made(heard, valley))
-    assert not study.complete(silent, made(silent, valley))
-    drain(study)
-    assert [state for state, _ in attempts(study, at=silent)][:2] == ["failed", "completed"]
+    assert attempts(study, at=lost) == [("failed", "its worker died"), ("waiting", None)]
+    assert not study.complete(lost, made(lost, valley))
 
 
 @pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("late", ["complete", "prune", "fail", "give_back"])
-def test_a_worker_that_was_taken_for_dead_comes_too_late(url: str, late: str) -> None:
-    study = begin(url, 1, report=False)
-    lost = in_a_process(partial(_claim, url, study.name))
+def test_a_worker_that_was_taken_for_dead_comes_too_late(here: Path, late: str) -> None:
+    study = begin(here, 1, report=False)
+    lost = in_a_process(partial(_claim, here, study.name))
     again = claim_one(study)
     assert again.point == lost.point
     words = {"complete": ([],), "prune": ([], "bad"), "fail": ("broke",), "give_back": ("stopped",)}
@@ -301,8 +281,8 @@ def test_a_worker_that_was_taken_for_dead_comes_too_late(url: str, late: str) ->
 # -- the states of a trial --------------------------------------------------------------------------------------------
 
 
-def test_a_study_from_its_first_trial_to_the_winner_on_fresh_seeds(url: str) -> None:
-    study = begin(url, 3)
+def test_a_study_from_its_first_trial_to_the_winner_on_fresh_seeds(here: Path) -> None:
+    study = begin(here, 3)
     assert not study.finished()
     first = claim_one(study)
     assert (first.number, first.state, first.kind, first.seeds) == (0, "running", "design", [1000, 1001])
@@ -335,8 +315,8 @@ def test_a_study_from_its_first_trial_to_the_winner_on_fresh_seeds(url: str) -> 
     ] * 2  # the last alone
 
 
-def test_a_setting_whose_cap_sets_the_steps_is_never_the_winner_and_counted(sqlite_url: str) -> None:
-    study = begin(sqlite_url, 5, report=False)
+def test_a_setting_whose_cap_sets_the_steps_is_never_the_winner_and_counted(here: Path) -> None:
+    study = begin(here, 5, report=False)
     while claimed := study.claim(me()):
         for trial in claimed:
             capped = 0.99 if trial.point["opt.lr"] == 0.1 else 0.5  # it would be the best
@@ -350,8 +330,8 @@ def test_a_setting_whose_cap_sets_the_steps_is_never_the_winner_and_counted(sqli
     assert analyse(found).curves[0].points[analyse(found).curves[0].best or 0].x in (0.03162, 0.3162)
 
 
-def test_if_every_cap_binds_there_is_no_winner_and_the_grid_does_not_go_down(sqlite_url: str) -> None:
-    study = begin(sqlite_url, 5)
+def test_if_every_cap_binds_there_is_no_winner_and_the_grid_does_not_go_down(here: Path) -> None:
+    study = begin(here, 5)
     while claimed := study.claim(me()):
         for trial in claimed:
             assert study.complete(trial, [replace(run, cap_share=1.0) for run in made(trial, valley)])
@@ -361,8 +341,8 @@ def test_if_every_cap_binds_there_is_no_winner_and_the_grid_does_not_go_down(sql
 
 
 @pytest.mark.deep
-def test_a_trial_that_comes_to_nothing_is_tried_again_and_then_failed(url: str) -> None:
-    study = begin(url, 3, retries=2)
+def test_a_trial_that_comes_to_nothing_is_tried_again_and_then_failed(here: Path) -> None:
+    study = begin(here, 3, retries=2)
     lost: list[Trial] = []
     while (claimed := study.claim(me())) is not None:
         for trial in claimed:
@@ -385,8 +365,8 @@ def test_a_trial_that_comes_to_nothing_is_tried_again_and_then_failed(url: str) 
     assert [state for state, _ in attempts(study, at=lost[0])][:4] == ["failed"] * 3 + ["completed"]
 
 
-def test_a_study_with_only_failed_trials_ends_without_a_winner(url: str) -> None:
-    study = begin(url, 1, retries=0)
+def test_a_study_with_only_failed_trials_ends_without_a_winner(here: Path) -> None:
+    study = begin(here, 1, retries=0)
     assert study.fail(claim_one(study), "no")
     assert study.claim(me()) is None
     found = study_result(study)
@@ -398,8 +378,8 @@ def test_a_study_with_only_failed_trials_ends_without_a_winner(url: str) -> None
         tuned.tuned_yaml(found)
 
 
-def test_a_trial_that_is_given_back_waits_as_if_nobody_had_taken_it(url: str) -> None:
-    study = begin(url, 2, retries=0)
+def test_a_trial_that_is_given_back_waits_as_if_nobody_had_taken_it(here: Path) -> None:
+    study = begin(here, 2, retries=0)
     for _ in range(3):
         trial = claim_one(study)
         assert trial.number == 0
@@ -409,8 +389,8 @@ def test_a_trial_that_is_given_back_waits_as_if_nobody_had_taken_it(url: str) ->
     assert states(study)["design", "completed"] == 2
 
 
-def test_completed_trials_have_no_reason_of_an_earlier_attempt(url: str) -> None:
-    study = begin(url, 1)
+def test_completed_trials_have_no_reason_of_an_earlier_attempt(here: Path) -> None:
+    study = begin(here, 1)
     assert study.give_back(claim_one(study), "stopped by SIGTERM")
     trial = claim_one(study)
     assert attempts(study, at=trial) == [("running", None)]
@@ -418,8 +398,8 @@ def test_completed_trials_have_no_reason_of_an_earlier_attempt(url: str) -> None
     assert attempts(study, at=trial)[0] == ("completed", None)
 
 
-def test_a_pruned_trial_is_labelled_and_never_best(url: str) -> None:
-    study = begin(url, 3, prune=True)
+def test_a_pruned_trial_is_labelled_and_never_best(here: Path) -> None:
+    study = begin(here, 3, prune=True)
     best = claim_one(study)
     assert best.point == {"opt.lr": 0.1}
     assert study.prune(best, made(best, valley), "worse than the median")
@@ -434,9 +414,9 @@ def test_a_pruned_trial_is_labelled_and_never_best(url: str) -> None:
 
 
 @pytest.mark.deep
-def test_a_trial_is_to_be_pruned_if_it_is_worse_than_the_median_of_four_others(url: str) -> None:
-    study = begin(url, 9, prune=True, report=False)
-    other = begin(url, 9, name="without", report=False)
+def test_a_trial_is_to_be_pruned_if_it_is_worse_than_the_median_of_four_others(here: Path) -> None:
+    study = begin(here, 9, prune=True, report=False)
+    other = begin(here, 9, name="without", report=False)
     for value in (1.0, 2.0, 3.0, 4.0):
         for each in (study, other):
             trial = claim_one(each)
@@ -450,8 +430,8 @@ def test_a_trial_is_to_be_pruned_if_it_is_worse_than_the_median_of_four_others(u
 
 
 @pytest.mark.parametrize(("task", "worst"), [("synthetic", math.inf), ("mnist", -math.inf)])
-def test_a_trial_whose_runs_diverge_is_worst(url: str, task: str, worst: float) -> None:
-    study = begin(url, 3, task=task)
+def test_a_trial_whose_runs_diverge_is_worst(here: Path, task: str, worst: float) -> None:
+    study = begin(here, 3, task=task)
 
     def score(lr: float) -> float | None:
         return None if lr > 0.2 else 0.5
@@ -468,8 +448,8 @@ def test_a_trial_whose_runs_diverge_is_worst(url: str, task: str, worst: float) 
     assert [trial.value for trial in shown.trials if trial.params["opt.lr"] > 0.2] == [worst]
 
 
-def test_a_worker_may_take_its_share_of_the_open_trials(url: str) -> None:
-    study = begin(url, 9)
+def test_a_worker_may_take_its_share_of_the_open_trials(here: Path) -> None:
+    study = begin(here, 9)
     first = study.claim(me(), 2)
     assert first is not None
     assert [trial.number for trial in first] == [0, 1, 2, 3, 4]
@@ -479,21 +459,10 @@ def test_a_worker_may_take_its_share_of_the_open_trials(url: str) -> None:
     assert study.claim(me(), 2) == []
 
 
-def test_a_worker_that_did_not_hear_of_its_claim_has_its_trials_all_the_same(url: str) -> None:
-    study, worker = begin(url, 9), me()
-    first = study.claim(worker, 4)
-    assert first is not None
-    assert study.claim(worker, 4) == study.claim(worker) == study.trials()[: len(first)]
-    assert states(study) == {("design", "running"): 3, ("design", "waiting"): 6}
-
-
-# -- what comes next --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.whole
 @pytest.mark.deep
-def test_next_trials_are_added_once_by_any_process(url: str) -> None:
-    study = begin(url, 4, refine=3)
+def test_next_trials_are_added_once_by_any_process(here: Path) -> None:
+    study = begin(here, 4, refine=3)
 
     def settle(score: Score, count: int) -> None:
         """Complete the existing trials."""
@@ -502,7 +471,7 @@ def test_next_trials_are_added_once_by_any_process(url: str) -> None:
             assert study.complete(trial, made(trial, score))
 
     def looked_at() -> Counter[tuple[str, str]]:
-        counts = together(*[partial(_look, url, study.name)] * 2)
+        counts = together(*[partial(_look, here, study.name)] * 2)
         assert len({len(study.trials()), *counts}) == 1
         return Counter({key: n for key, n in states(study).items() if key[1] != "completed"})
 
@@ -534,8 +503,8 @@ def test_next_trials_are_added_once_by_any_process(url: str) -> None:
 
 
 @pytest.mark.deep
-def test_a_study_can_be_asked_for_more_and_never_for_less(url: str) -> None:
-    study = begin(url, 5)
+def test_a_study_can_be_asked_for_more_and_never_for_less(here: Path) -> None:
+    study = begin(here, 5)
     drain(study)
     assert study.ask(Request(trials=3)).trials == 5
     assert study.finished()
@@ -543,7 +512,7 @@ def test_a_study_can_be_asked_for_more_and_never_for_less(url: str) -> None:
     done = drain(study)
     assert [trial.kind for trial in done].count("design") == 4
     assert len({trial.key for trial in study.trials(fresh=False)}) == 9
-    assert _open(url, study.name).request == Request(trials=9, retries=7)
+    assert _open(here, study.name).request == Request(trials=9, retries=7)
 
 
 @pytest.mark.parametrize(
@@ -553,16 +522,16 @@ def test_a_study_can_be_asked_for_more_and_never_for_less(url: str) -> None:
         (Request(trials=5000), "--trials 5000: a grid has at most 500 points here"),
     ],
 )
-def test_illegal_requests_are_refused(sqlite_url: str, request_: Request, words: str) -> None:
-    study = Studies(sqlite_url).create(spec())
+def test_illegal_requests_are_refused(here: Path, request_: Request, words: str) -> None:
+    study = Studies(here).create(spec())
     with pytest.raises(UserError, match=words):
         study.ask(request_)
     assert study.request == Request()
 
 
 @pytest.mark.deep
-def test_a_new_winner_has_fresh_seeds_of_its_own(sqlite_url: str) -> None:
-    study = begin(sqlite_url, 3)
+def test_a_new_winner_has_fresh_seeds_of_its_own(here: Path) -> None:
+    study = begin(here, 3)
     drain(study, lambda lr: abs(math.log10(lr) + 1) % 1.5)  # the best of 3 is 0.1; of 9, 0.1 and others
     first = study_result(study)
     study.ask(Request(trials=9))
@@ -576,8 +545,8 @@ def test_a_new_winner_has_fresh_seeds_of_its_own(sqlite_url: str) -> None:
     assert states(study)["fresh", "completed"] == 4
 
 
-def test_trials_that_somebody_added_with_another_tool_are_none_of_ours(url: str) -> None:
-    study = begin(url, 3)
+def test_trials_that_somebody_added_with_another_tool_are_none_of_ours(here: Path) -> None:
+    study = begin(here, 3)
     shown = optuna.load_study(study_name=study.name, storage=study.studies.rdb)
     shown.enqueue_trial({"opt.lr": 0.5})
     drain(study)
@@ -588,8 +557,74 @@ def test_trials_that_somebody_added_with_another_tool_are_none_of_ours(url: str)
 # -- budgets ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_study_that_has_just_begun_has_found_nothing(sqlite_url: str) -> None:
-    study = begin(sqlite_url, 3)
+def within(low: float, high: float) -> Score:
+    """A score with its optimum in the middle that diverges outside a range."""
+    return lambda lr: abs(math.log10(lr / math.sqrt(low * high))) if low <= lr <= high else None
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    ("score", "words"),
+    [
+        (valley, {}),
+        (lambda lr: abs(math.log10(lr) + 2.5), {}),
+        (within(3e-3, 0.2), {}),
+        (lambda lr: round(valley(lr)), {}),  # many ties
+        (lambda lr: math.sin(17 * math.log10(lr)), {"sampler": "qmc"}),
+        (valley, {"sampler": "qmc", "opt__momentum": "0.1:0.9"}),
+    ],
+)
+def test_a_replayed_smaller_budget_equals_a_real_study_of_it(here: Path, score: Score, words: dict[str, str]) -> None:
+    large = begin(here, 13, **words)
+    drain(large, score)
+    for budget in (3, 4, 8, 13):
+        small = begin(here, budget, name=f"of-{budget}", **words)
+        drain(small, score)
+        found, replayed = study_result(small), study_result(large, budget)
+        assert replayed.missing == 0
+        assert [trial.point for trial in replayed.scored] == [trial.point for trial in found.scored]
+        assert replayed.best is not None
+        assert found.best is not None
+        assert (replayed.best.point, replayed.score) == (found.best.point, found.score)
+        assert replayed.lr_at_boundary == found.lr_at_boundary
+        assert replayed.cost["trial_gradient_evaluations"] == found.cost["trial_gradient_evaluations"]
+        same = [summary.as_json(each)["tried"] for each in (replayed, found)]
+        assert [each["score"] for each in same[0]] == [each["score"] for each in same[1]]
+    assert study_result(large, 13).best == study_result(large).best
+
+
+@pytest.mark.deep
+def test_a_budget_that_would_have_gone_where_nothing_was_tried_says_so(here: Path) -> None:
+    small = begin(here, 2, name="downwards")
+    drain(small, slope)
+    assert study_result(small).missing == 0
+    assert len(study_result(small).scored) == 10  # its limit of growth
+    with pytest.raises(UserError, match="--trials 3: downwards has 2 trials in its design; write 1 to 2"):
+        study_result(small, 3)
+    large = begin(here, 3, name="upwards")
+    drain(large, lambda lr: abs(math.log10(lr) + 1) if lr > 0.05 else 0.25)
+    assert study_result(large, 2).missing == 1  # two trials alone would have grown from their edge by a decade
+
+
+@pytest.mark.deep
+def test_refinements_count_for_no_budget(here: Path) -> None:
+    study = begin(here, 5, refine=2)
+    drain(study, lambda lr: abs(math.log10(lr) + 1.1))
+    found, replayed = study_result(study), study_result(study, 5)
+    assert (len(found.scored), len(found.refined)) == (5, 2)
+    assert (len(replayed.scored), len(replayed.refined)) == (5, 0)
+    assert "2 refinements by TPE" in "\n".join(summary.lines(found))
+    assert tuned.tuned_yaml(found).count("(refinement)") == 2
+
+
+def test_nothing_is_a_budget_of_none(here: Path) -> None:
+    study = begin(here, 3)
+    with pytest.raises(UserError, match=r"--trials 0: .* has 3 trials in its design; write 1 to 3"):
+        study_result(study, 0)
+
+
+def test_a_study_that_has_just_begun_has_found_nothing(here: Path) -> None:
+    study = begin(here, 3)
     found = study_result(study)
     assert (found.best, found.score, found.missing, found.runs) == (None, None, 3, [])
     assert "best     none: no trial has a score" in summary.lines(found)
@@ -614,21 +649,21 @@ def test_a_study_that_has_just_begun_has_found_nothing(sqlite_url: str) -> None:
     ],
 )
 def test_a_study_of_something_else_under_the_same_name_is_refused_with_the_difference(
-    sqlite_url: str, words: dict[str, Any], difference: str
+    here: Path, words: dict[str, Any], difference: str
 ) -> None:
-    studies = Studies(sqlite_url)
+    studies = Studies(here)
     studies.create(spec(), "mine")
     with pytest.raises(UserError, match=difference) as refused:
         studies.create(spec(**words), "mine")
     message = str(refused.value)
-    assert message.startswith(f"--name mine: {sqlite_url} has a study of this name with other settings (")
+    assert message.startswith(f"--name mine: {here}/studies.db has a study of this name with other settings (")
     assert message.endswith("choose another --name, or the same settings")
     assert "\n" not in message
     assert studies.open("mine").spec == spec()
 
 
-def test_another_version_of_a_task_is_another_study(sqlite_url: str) -> None:
-    studies, old = Studies(sqlite_url), spec()
+def test_another_version_of_a_task_is_another_study(here: Path) -> None:
+    studies, old = Studies(here), spec()
     studies.create(old, "mine")
     new = old.model_copy(update={"versions": {**old.versions, "task": 99}})
     assert new.name != old.name
@@ -636,16 +671,16 @@ def test_another_version_of_a_task_is_another_study(sqlite_url: str) -> None:
         studies.create(new, "mine")
 
 
-def test_nobody_trains_for_a_study_of_another_version(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    study = begin(sqlite_url)
+def test_nobody_trains_for_a_study_of_another_version(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = begin(here)
     study.refuse_other_versions()
     monkeypatch.setitem(TASKS, "synthetic", replace(TASKS["synthetic"], version=99))
     with pytest.raises(UserError, match=r"began with versions .*'task': 2.*, and here are .*'task': 99"):
         study.refuse_other_versions()
 
 
-def test_studies_are_found_by_name(url: str) -> None:
-    studies = Studies(url)
+def test_studies_are_found_by_name(here: Path) -> None:
+    studies = Studies(here)
     assert studies.names() == []
     optuna.create_study(storage=studies.rdb, study_name="somebody-else")
     names = [studies.create(spec()).name, studies.create(spec(), "mine").name, studies.create(spec(opt="ngd")).name]
@@ -653,7 +688,7 @@ def test_studies_are_found_by_name(url: str) -> None:
     assert names[2].startswith("synthetic-ngd-")
     assert studies.names() == sorted(names)
     assert studies.create(spec()).name == names[0]
-    assert Studies(url).open("mine").spec == spec()
+    assert Studies(here).open("mine").spec == spec()
     for name in ("mime", "mine (fresh seeds)", "somebody-else"):
         with pytest.raises(UserError, match=r"unknown study '.+' in "):
             studies.open(name)
@@ -669,8 +704,8 @@ def test_studies_are_found_by_name(url: str) -> None:
         ("somebody-else", "has something else with this name; choose another"),
     ],
 )
-def test_the_name_of_a_foreign_study_is_not_taken(url: str, name: str, message: str) -> None:
-    studies = Studies(url)
+def test_the_name_of_a_foreign_study_is_not_taken(here: Path, name: str, message: str) -> None:
+    studies = Studies(here)
     studies.create(spec(), "mine")
     optuna.create_study(storage=studies.rdb, study_name="somebody-else")
     with pytest.raises(UserError, match=f"--name {re.escape(name)}: .*{message}"):
@@ -679,8 +714,8 @@ def test_the_name_of_a_foreign_study_is_not_taken(url: str, name: str, message: 
 
 
 @pytest.mark.deep
-def test_a_study_whose_maker_died_on_the_way_is_made_anew(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    studies = Studies(url)
+def test_a_study_whose_maker_died_on_the_way_is_made_anew(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    studies = Studies(here)
 
     def die(*_: object) -> None:
         raise KeyboardInterrupt
@@ -695,8 +730,8 @@ def test_a_study_whose_maker_died_on_the_way_is_made_anew(url: str, monkeypatch:
     assert len(drain(study)) == 5
 
 
-def test_optuna_sees_an_ordinary_study(url: str) -> None:
-    study = begin(url, 5)
+def test_optuna_sees_an_ordinary_study(here: Path) -> None:
+    study = begin(here, 5)
     drain(study)
     shown = optuna.load_study(study_name=study.name, storage=study.studies.rdb)
     assert shown.best_params == {"opt.lr": 0.1}
@@ -707,129 +742,33 @@ def test_optuna_sees_an_ordinary_study(url: str) -> None:
 # -- the database -----------------------------------------------------------------------------------------------------
 
 
-def refused(url: str, code: int = 2) -> str:
+def refused(here: Path, code: int = 2) -> str:
     with pytest.raises(UserError) as error:
-        Studies(url)
+        Studies(here)
     assert error.value.exit_code == code
     message = str(error.value)
     assert "\n" not in message
-    assert message.startswith("--storage")
+    assert message.startswith("--store")
     return message
-
-
-@pytest.mark.parametrize(
-    ("url", "words"),
-    [
-        ("studies.db", "this is not a database URL such as sqlite:///studies.db or postgresql+psycopg://"),
-        ("", "this is not a database URL"),
-        ("postgresql+psycopg://bench:geheim@host:port/x", "this is not a database URL"),
-        ("mysql://bench:geheim@host/x", "mysql://bench:***@host/x: studies are stored in SQLite or PostgreSQL"),
-        ("sqlite://", "name a file, such as sqlite:///studies.db"),
-        ("sqlite:///:memory:", "name a file, such as sqlite:///studies.db"),
-        ("postgresql+nonsense://bench:geheim@host/x", "unknown driver; write sqlite:///studies.db or"),
-        (
-            "postgresql+psycopg2://bench:geheim@host/x",
-            "the package psycopg2 is not installed; write postgresql+psycopg:",
-        ),
-    ],
-)
-def test_a_wrong_url_is_refused_in_one_line_without_its_password(url: str, words: str) -> None:
-    message = refused(url)
-    assert words in message
-    assert "geheim" not in message
-
-
-def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "psycopg", None)
-    message = refused("postgresql+psycopg://bench:geheim@127.0.0.1/x")
-    assert "the package psycopg is not installed: uv sync --extra postgresql" in message
-    assert "geheim" not in message
-
-
-def test_a_url_of_postgresql_without_a_driver_has_the_right_one(postgres_url: str) -> None:
-    study = begin(postgres_url.replace("+psycopg", ""), 3)
-    assert len(drain(study)) == 5
-
-
-def test_a_server_that_is_not_there_is_named_without_the_password() -> None:
-    (port,) = free_ports(1)
-    message = refused(f"postgresql+psycopg://bench:geheim@127.0.0.1:{port}/x", 1)
-    assert message.startswith(f"--storage postgresql+psycopg://bench:***@127.0.0.1:{port}/x: ")
-    assert message.endswith("; is the server running, and do we have write access?")
-    assert "refused" in message
-    assert "geheim" not in message
-
-
-def test_a_wrong_password_is_not_echoed(postgres_url: str, postgres_server: "Server") -> None:
-    message = refused(postgres_url.replace(postgres_server.password, "wrong-and-secret"), 1)
-    assert "password authentication failed" in message
-    assert "wrong-and-secret" not in message
-    assert postgres_server.password not in message
-
-
-def test_a_database_that_is_not_there_is_named(postgres_url: str) -> None:
-    assert 'database "nobody" does not exist' in refused(f"{postgres_url.rpartition('/')[0]}/nobody", 1)
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", Path("/proc/self")):  # even root cannot write there
-        message = refused(f"sqlite:///{place}/studies.db")
-        assert message.endswith(f"; do we have write access to {place}? If not, choose another --store or --storage")
+        message = refused(place)
+        assert message.endswith(f"; do we have write access to {place}? If not, choose another --store")
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "studies.db").write_text("It was a dark and stormy night. " * 100)
-    message = refused(f"sqlite:///{tmp_path}/studies.db")
+    message = refused(tmp_path)
     assert "file is not a database" in message
     assert message.endswith("move it away, and the same command creates another with the finished runs of the store")
     assert (tmp_path / "studies.db").read_text().startswith("It was")
 
 
-def test_a_result_is_not_lost_because_the_database_is_away_for_a_while(
-    postgres_url: str, postgres_server: "Server", monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study = begin(postgres_url, 1, report=False)
-    trial = claim_one(study)
-    pauses: list[float] = []
-
-    def wait(seconds: float) -> None:
-        pauses.append(seconds)
-        with postgres_server.connect() as connection:
-            connection.execute("ALTER DATABASE bench WITH ALLOW_CONNECTIONS true")
-
-    monkeypatch.setattr("bench.execute.database.time.sleep", wait)
-    with postgres_server.connect() as connection:
-        connection.execute("ALTER DATABASE bench WITH ALLOW_CONNECTIONS false")
-        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'bench'")
-    assert study.complete(trial, made(trial, valley))
-    assert pauses == [1]
-    assert study.finished()
-
-
-def test_a_database_that_stays_away_is_said_in_the_end(
-    postgres_url: str, postgres_server: "Server", monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study = begin(postgres_url, 1, report=False)
-    trial = claim_one(study)
-    pauses: list[float] = []
-    monkeypatch.setattr("bench.execute.database.time.sleep", pauses.append)
-    with postgres_server.connect() as connection:
-        connection.execute("ALTER DATABASE bench WITH ALLOW_CONNECTIONS false")
-        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'bench'")
-    with pytest.raises(RunFailed, match="is not currently accepting connections; is the server running"):
-        study.complete(trial, made(trial, valley))
-    assert pauses == [1, 2, 5, 10, 30, 60]
-
-
-@pytest.fixture
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.execute.database.time.sleep", lambda _: pytest.fail("waits for what nobody mends"))
-
-
-@pytest.mark.usefixtures("no_waiting")
-def test_a_full_disk_under_the_database_is_said_at_once_and_the_study_goes_on_with_room(sqlite_url: str) -> None:
-    study = begin(sqlite_url, 3)
+def test_a_full_disk_under_the_database_is_said_at_once_and_the_study_goes_on_with_room(here: Path) -> None:
+    study = begin(here, 3)
     trial = claim_one(study)
 
     def no_more_pages(connection: Any, *_: object) -> None:
@@ -839,10 +778,10 @@ def test_a_full_disk_under_the_database_is_said_at_once_and_the_study_goes_on_wi
     study.studies.rdb.engine.dispose()
     runs = made(trial, valley)
     runs[0].facts["much"] = "x" * 100_000
-    with pytest.raises(Stuck) as full:
+    with pytest.raises(RunFailed) as full:
         study.complete(trial, runs)
     assert str(full.value) == (
-        f"the disk is full: --storage {sqlite_url}: database or disk is full; free some space, then repeat the command"
+        f"the disk is full: --store {here}: database or disk is full; free some space, then repeat the command"
     )
     assert full.value.exit_code == 1
     event.remove(study.studies.rdb.engine, "connect", no_more_pages)
@@ -853,45 +792,40 @@ def test_a_full_disk_under_the_database_is_said_at_once_and_the_study_goes_on_wi
     assert study_result(study).missing == 0
 
 
-@pytest.mark.usefixtures("no_waiting")
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_database_that_is_deleted_while_it_is_in_use_is_missed(
-    sqlite_url: str, tmp_path: Path, *, replaced: bool
-) -> None:
-    study = begin(sqlite_url, 3)
+def test_a_database_that_is_deleted_while_it_is_in_use_is_missed(here: Path, *, replaced: bool) -> None:
+    study = begin(here, 3)
     trial = claim_one(study)
-    (tmp_path / "here" / "studies.db").unlink()
+    (here / "studies.db").unlink()
     if replaced:
-        begin(sqlite_url, 3)
+        begin(here, 3)
     for change in (lambda: study.complete(trial, made(trial, valley)), lambda: study.claim(me()), study.finished):
         with pytest.raises(
-            Stuck, match="the database was deleted or replaced while it was in use; finished runs are in the"
+            RunFailed, match=r"studies\.db was deleted or replaced while it was in use; finished runs are in the"
         ):
             change()
-    assert (tmp_path / "here" / "studies.db").exists() == replaced
+    assert (here / "studies.db").exists() == replaced
 
 
 def test_looking_for_a_database_makes_none(tmp_path: Path) -> None:
-    with pytest.raises(
-        NoDatabase, match=r"unknown study in sqlite:///.*/here/studies.db: there is no such file; `bench tune`"
-    ):
-        Studies(f"sqlite:///{tmp_path}/here/studies.db", make=False)
+    with pytest.raises(NoDatabase, match=r"unknown study in .*/here/studies.db: there is no such file; `bench tune`"):
+        Studies(tmp_path / "here", make=False)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_study_of_another_suite_is_named(sqlite_url: str) -> None:
-    study = begin(sqlite_url, 3)
+def test_a_study_of_another_suite_is_named(here: Path) -> None:
+    study = begin(here, 3)
     number = study.studies.id_of(study.name)
     study.studies.rdb.set_study_user_attr(number, "bench", study.spec.model_dump(mode="json") | {"new": 1})
     with pytest.raises(UserError, match=r"was made by another version of this suite \(.*\); use that version, or"):
         study.studies.open(study.name)
 
 
-def test_a_study_without_requested_trials_is_listed_and_says_how_to_start_it(sqlite_url: str, cli: Any) -> None:
-    study = Studies(sqlite_url).create(spec(), "mine")
+def test_a_study_without_requested_trials_is_listed_and_says_how_to_start_it(here: Path, cli: Any) -> None:
+    study = Studies(here).create(spec(), "mine")
     with pytest.raises(UserError, match="study mine exists but has no requested trials; `bench tune --resume mine`"):
         study_result(study)
-    listed = cli("list", "studies", "--store", Path(sqlite_url.removeprefix("sqlite:///")).parent)
+    listed = cli("list", "studies", "--store", here)
     assert (listed.code, listed.err) == (0, "")
     assert " ".join(listed.out.split()) == "mine no requested trials `bench tune --resume mine` starts it"
 
@@ -899,8 +833,8 @@ def test_a_study_without_requested_trials_is_listed_and_says_how_to_start_it(sql
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
-def test_pruned_trials_are_in_the_table_and_count_as_tried_at_the_edge(sqlite_url: str) -> None:
-    study = begin(sqlite_url, 5, prune=True, report=False)
+def test_pruned_trials_are_in_the_table_and_count_as_tried_at_the_edge(here: Path) -> None:
+    study = begin(here, 5, prune=True, report=False)
     while (claimed := study.claim(me())) is not None:
         for trial in claimed:
             runs = made(trial, slope)
@@ -925,8 +859,8 @@ def test_pruned_trials_are_in_the_table_and_count_as_tried_at_the_edge(sqlite_ur
 
 
 @pytest.mark.deep
-def test_a_grid_says_how_far_it_goes_and_a_winner_that_lies_beyond_the_range(sqlite_url: str) -> None:
-    study = begin(sqlite_url, 5, opt__lr="0.01:1", report=False)
+def test_a_grid_says_how_far_it_goes_and_a_winner_that_lies_beyond_the_range(here: Path) -> None:
+    study = begin(here, 5, opt__lr="0.01:1", report=False)
     assert promise(study.spec, 5) == (
         "5 trials of 2 seeds, opt.lr 0.01 to 1, half decades around the middle of 0.01:1;"
         " up to 8 more beyond an edge, while the best point is there"
@@ -939,8 +873,8 @@ def test_a_grid_says_how_far_it_goes_and_a_winner_that_lies_beyond_the_range(sql
 
 
 @pytest.mark.deep
-def test_settings_of_another_study_are_not_replaced_without_a_word(sqlite_url: str, tmp_path: Path) -> None:
-    one, other = (begin(sqlite_url, 3, name=name) for name in ("one", "other"))
+def test_settings_of_another_study_are_not_replaced_without_a_word(here: Path, tmp_path: Path) -> None:
+    one, other = (begin(here, 3, name=name) for name in ("one", "other"))
     for study in (one, other):
         drain(study)
     first, second = study_result(one), study_result(other)
@@ -1008,25 +942,25 @@ def test_seeds_are_how_many_or_which() -> None:
         reporting_seeds("x")
 
 
-def test_the_folder_of_the_settings_is_remembered_until_another_is_named(sqlite_url: str) -> None:
-    study = begin(sqlite_url)
+def test_the_folder_of_the_settings_is_remembered_until_another_is_named(here: Path) -> None:
+    study = begin(here)
     for out, now in ((None, None), ("/a", "/a"), (None, "/a"), ("/b", "/b")):
         study.ask(Request(trials=9, out=out))
         assert study.request.out == now
 
 
-def test_the_engine_is_remembered_until_another_is_named(sqlite_url: str) -> None:
-    study = begin(sqlite_url)
+def test_the_engine_is_remembered_until_another_is_named(here: Path) -> None:
+    study = begin(here)
     engines: list[Any] = [None, "lanes", None, "auto"]
     for engine, now in zip(engines, [None, "lanes", "lanes", "auto"], strict=True):
         study.ask(Request(trials=9, engine=engine))
         assert study.request.engine == now
 
 
-def test_fresh_seeds_are_those_of_the_winner_that_is_reported(sqlite_url: str) -> None:
+def test_fresh_seeds_are_those_of_the_winner_that_is_reported(here: Path) -> None:
     """A larger design has another centre, so points that an extension tried before are no longer part of it."""
     scores = {0.001: 1.6, 0.01: 1.9, 0.003162: 2.4, 0.03162: 3.1}
-    study = begin(sqlite_url, 3, opt__lr="1e-4:10")
+    study = begin(here, 3, opt__lr="1e-4:10")
     drain(study, lambda lr: scores.get(lr, 5.0))
     study.ask(Request(trials=5))
     drain(study, lambda lr: scores.get(lr, 5.0))
@@ -1043,8 +977,8 @@ def test_refinements_are_counted_from_the_design_of_the_study() -> None:
         make_request(design, None, tpe=True, usual=12)
 
 
-def test_a_failed_trial_is_shown_and_counts_for_the_edge(sqlite_url: str) -> None:
-    study = begin(sqlite_url, 3, opt__lr="0.1,1,10", retries=0, report=False)
+def test_a_failed_trial_is_shown_and_counts_for_the_edge(here: Path) -> None:
+    study = begin(here, 3, opt__lr="0.1,1,10", retries=0, report=False)
     while (claimed := study.claim(me())) is not None:
         for trial in claimed:
             if trial.point["opt.lr"] == 10:

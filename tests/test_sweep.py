@@ -648,7 +648,7 @@ def test_a_lane_that_does_not_fit_alone_is_one_line(sweep, store, breaks, error)
     assert line.startswith("run synthetic-ngd-")
     assert f" alone needs more memory than available: {type(error).__name__}: {str(error).splitlines()[0]}" in line
     assert list(Store(store).runs()) == []
-    assert [path.name for path in store.iterdir()] == ["plans"]  # the division into blocks
+    assert [path.name for path in store.iterdir()] == ["cuts"]  # the division into blocks
     breaks(SHORT[0], more_than=99)  # mended
     assert sweep(*FOUR, *LANES).code == 0
 

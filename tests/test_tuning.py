@@ -17,15 +17,14 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from sqlalchemy import create_engine, text
 
-from bench.cli import main
 from bench.config.run_config import on_device
-from bench.errors import UserError
-from bench.execute import Effort, choice
+from bench.errors import RunFailed, UserError
+from bench.execute import Effort, Engine, choice
 from bench.execute.choice import Choice, Choices
 from bench.execute.pool import Pool
 from bench.execute.slots import Slot, slots
+from bench.grammar.values import read_memory
 from bench.machine import lives, this_process
 from bench.store.store import Store
 from bench.store.stores import Stores
@@ -40,8 +39,8 @@ from bench.tuning.tune import make_spec
 from bench.tuning.worker import Worker
 from bench.tuning.workers import Workers
 from optimizers.plugins import slug
-from tests.daemons import until
 from tests.slow import SLOW
+from tests.waiting import until
 
 PATIENCE = 300.0  # seconds; starting takes ten, and the machines of a CI may be slow and shared
 SMALL = ("--task", "synthetic", "--opt", "sgd", "--opt.lr", "1e1:1e4", "--trainer.max_steps", 40, "--device", "cpu")
@@ -53,15 +52,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     # As many threads as in this process: another number rounds differently.
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
-    monkeypatch.delenv("BENCH_STORAGE", raising=False)
     # So that each worker has one thread, however many workers there are.
     monkeypatch.setattr("bench.execute.slots._cpus", lambda: CPUS[:1])
     return tmp_path
-
-
-@pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/studies.db"
 
 
 def strict_json(text: str) -> Any:
@@ -88,10 +81,22 @@ def small_spec(**words: Any) -> StudySpec:
     return make_spec(settings, sampler=sampler, seeds=seeds, report_seeds=reports, prune=prune, places={})
 
 
-def begin(url: str, trials: int, *, name: str | None = None, report: bool = True, **words: Any) -> Study:
-    study = Studies(url).create(small_spec(**words), name)
+def begin(store: Path, trials: int, *, name: str | None = None, report: bool = True, **words: Any) -> Study:
+    study = Studies(store).create(small_spec(**words), name)
     study.ask(Request(trials=trials, report=report))
     return study
+
+
+def work(study: Study, effort: Effort) -> bool:
+    """Work on a study as a worker in this process; show its progress on standard error."""
+    progress = TuningProgress("a study", study.spec.metric)
+
+    def tell(event: Mapping[str, Any]) -> None:
+        if "ended" in event:
+            progress.counted([study])
+        progress.event(0, event)
+
+    return Worker({"store": study.studies.store}, tell, effort).work([study])
 
 
 def values(study: Study) -> dict[tuple[str, tuple[int, ...]], list[float | None]]:
@@ -202,11 +207,10 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
 
 
 @pytest.mark.deep
-def test_settings_are_chosen_on_the_selection_split(cli, sqlite_url: str, store: Path) -> None:
+def test_settings_are_chosen_on_the_selection_split(store: Path) -> None:
     words = {"task": "mha_dm1", "task.n": "10", "opt": "gd", "opt.lr": "1,10,100,1000", "trainer.max_steps": "100"}
-    study = begin(sqlite_url, 4, report=False, **words)
-    answer = cli("worker", "--study", study.name, "--storage", sqlite_url, "--store", store, "--engine", "lanes")
-    assert answer.code == 0, answer.err
+    study = begin(store, 4, report=False, **words)
+    assert work(study, Effort("lanes"))
     trials = {run.config["opt_options"]["lr"]: run for run in Store(store).runs()}
     assert {(run.select_split, run.split) for run in trials.values()} == {("val", "test")}
     training = {lr: Store(store).tables(run.run_id)["curve"]["loss"][-1] for lr, run in trials.items()}
@@ -271,8 +275,7 @@ def test_runs_of_sweeps_and_races_name_the_studies_of_their_settings(cli, here: 
 
     of_runs = ("--opt", "gd,ngd,adam", "--trainer.max_steps", 2, "--device", "cpu", "--tuned")
     by_study = {opt: {f"{opt}-study"} for opt in ("gd", "ngd", "adam")}
-    created = cli("sweep", "--task", "mha_dm1", *of_runs, "--seeds", 2, "--create")
-    assert cli("worker", "--plan", created.out.split()[1], "--store", store).code == 0
+    assert cli("sweep", "--task", "mha_dm1", *of_runs, "--seeds", 2, "--workers", 2).code == 0
     assert studies() == by_study
     partly_other = ("--opt.adam.lr", "0.1,1", "--opt.ngd.lr", 1)
     assert cli("sweep", "--task", "mha_dm1", *of_runs, *partly_other).code == 0
@@ -311,9 +314,8 @@ def test_tuned_settings_of_a_task_with_a_required_option_are_named(cli, here: Pa
 def test_lanes_find_what_lightning_finds(cli, tmp_path: Path) -> None:
     found = {}
     for engine in ("lightning", "lanes"):
-        study = begin(f"sqlite:///{tmp_path}/{engine}.db", 5, seeds=[1000, 1001], reports=[0, 1])
-        place = ("--storage", f"sqlite:///{tmp_path}/{engine}.db", "--store", tmp_path / engine)
-        assert cli("worker", "--study", study.name, "--engine", engine, *place).code == 0
+        study = begin(tmp_path / engine, 5, seeds=[1000, 1001], reports=[0, 1])
+        assert work(study, Effort(engine))
         assert {run.engine for run in Store(tmp_path / engine).runs()} == {engine}
         found[engine] = summary.as_json(study_result(study))
     one, other = found.values()
@@ -344,11 +346,8 @@ LONG_WORDS += ["--seeds", "1000,", "--report_seeds", "0,"]
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
     """The results of the long study without kills."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    study = begin(f"sqlite:///{folder}/studies.db", 4, **LONG)
-    place = ("--storage", f"sqlite:///{folder}/studies.db", "--store", str(folder / "runs"))
-    with pytest.raises(SystemExit, match="0"):
-        main(["worker", "--study", study.name, "--opt", SLOW, "--engine", "lightning", *place])
+    study = begin(tmp_path_factory.mktemp("undisturbed"), 4, **LONG)
+    assert work(study, Effort("lightning"))
     found = values(study)
     assert len(found) == 5
     return found
@@ -357,9 +356,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
 class Tuning:
     """A real `bench tune` with its output in a file; it leads a process group, like a job of a shell."""
 
-    def __init__(self, folder: Path, url: str, workers: int) -> None:
+    def __init__(self, folder: Path, workers: int) -> None:
         self.said = folder / "said"
-        environment = os.environ | {"BENCH_STORAGE": url, "BENCH_STORE": str(folder / "runs")}
+        environment = os.environ | {"BENCH_STORE": str(folder / "runs")}
         command = ["taskset", "-c", ",".join(map(str, CPUS[:workers]))]  # one CPU, so one thread, for each worker
         command += [sys.executable, "-m", "bench.cli", "tune", *LONG_WORDS, "--engine", "lightning"]
         command += ["--workers", str(workers)]
@@ -397,24 +396,16 @@ def gone(pid: int) -> bool:
 
 @pytest.mark.whole
 @pytest.mark.parametrize(
-    ("database", "number"),
+    "number",
     [
-        pytest.param("sqlite_url", signal.SIGTERM, marks=pytest.mark.deep, id="sqlite"),
-        pytest.param("postgres_url", signal.SIGINT, marks=pytest.mark.deep, id="postgresql"),
-        *(pytest.param("sqlite_url", signal.SIGINT, marks=pytest.mark.kill, id=f"round {i}") for i in range(5)),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.deep),
+        *(pytest.param(signal.SIGINT, marks=pytest.mark.kill, id=f"round {i}") for i in range(5)),
     ],
 )
 def test_after_any_kill_nothing_is_lost_and_nothing_done_twice(
-    cli,
-    request: pytest.FixtureRequest,
-    database: str,
-    number: signal.Signals,
-    tmp_path: Path,
-    undisturbed: dict[Any, Any],
-    tunings: list[Tuning],
+    cli, number: signal.Signals, tmp_path: Path, undisturbed: dict[Any, Any], tunings: list[Tuning]
 ) -> None:
-    url: str = request.getfixturevalue(database)
-    study, store = begin(url, 4, **LONG), Store(tmp_path / "runs")
+    study, store = begin(tmp_path / "runs", 4, **LONG), Store(tmp_path / "runs")
 
     def at_work() -> list[int]:
         """Processes that are training a run."""
@@ -428,7 +419,7 @@ def test_after_any_kill_nothing_is_lost_and_nothing_done_twice(
         return [trial.reason for trial in study.trials() if trial.state in words and trial.reason is not None]
 
     # kill -9 of a worker: the supervisor passes its trial to another one.
-    tuning = Tuning(tmp_path, url, 2)
+    tuning = Tuning(tmp_path, 2)
     tunings.append(tuning)
     killed = until(at_work, "a worker at work", PATIENCE)[0]
     os.kill(killed, signal.SIGKILL)
@@ -457,7 +448,7 @@ def test_after_any_kill_nothing_is_lost_and_nothing_done_twice(
     assert [line.partition(" died ")[2] for line in said] == ["(SIGKILL); starting another"]
 
     # A signal to the supervisor, or to all processes of the terminal.
-    tuning = Tuning(tmp_path, url, 1)
+    tuning = Tuning(tmp_path, 1)
     tunings.append(tuning)
     until(at_work, "a worker at work", PATIENCE)
     workers = tuning.workers()
@@ -471,7 +462,7 @@ def test_after_any_kill_nothing_is_lost_and_nothing_done_twice(
     )
 
     # The same command finishes.
-    answer = cli("tune", *LONG_WORDS, "--storage", url, "--workers", 1, "--engine", "lightning", "--json")
+    answer = cli("tune", *LONG_WORDS, "--workers", 1, "--engine", "lightning", "--json")
     assert answer.code == 0, answer.err
     assert states(study) == {("design", "completed"): 4, ("design", "failed"): 1, ("fresh", "completed"): 1}
     assert values(study) == undisturbed
@@ -482,11 +473,11 @@ def test_after_any_kill_nothing_is_lost_and_nothing_done_twice(
 
 @pytest.mark.deep
 def test_a_worker_with_lanes_that_is_asked_to_stop_gives_all_its_trials_back(
-    cli, sqlite_url: str, store: Path, monkeypatch: pytest.MonkeyPatch
+    store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from bench.lanes.engine import Lanes
 
-    study = begin(sqlite_url, 5, trainer__max_steps="3000")
+    study = begin(store, 5, trainer__max_steps="3000")
     step, count = Lanes.step, 0
 
     def stop_on_the_way(self: Lanes) -> Any:
@@ -496,57 +487,54 @@ def test_a_worker_with_lanes_that_is_asked_to_stop_gives_all_its_trials_back(
             signal.raise_signal(signal.SIGTERM)
         return step(self)
 
-    words = ("worker", "--study", study.name, "--engine", "lanes", "--storage", sqlite_url)
     # The measurement depends on the load of the machine.
     monkeypatch.setattr(Choices, "_how_many", lambda *_: Choice(lanes=True, width=5))
     with monkeypatch.context() as patch:
         patch.setattr(Lanes, "step", stop_on_the_way)
-        assert cli(*words).code == 130
+        assert not work(study, Effort("lanes"))
     assert states(study) == {("design", "waiting"): 5}
     assert {trial.reason for trial in study.trials()} == {"the worker was stopped by SIGTERM"}
     assert [len(block.runs) for block in Store(store).unfinished()] == [5]
-    assert cli(*words).code == 0
+    assert work(study, Effort("lanes"))
     assert states(study) == {("design", "completed"): 5, ("fresh", "completed"): 1}
     assert Store(store).unfinished() == []
 
 
 @pytest.mark.deep
-def test_a_worker_keeps_to_the_width_that_it_is_told(cli, sqlite_url: str, store: Path) -> None:
-    study = begin(sqlite_url, 5, seeds=[1000], reports=[])
-    words = ("worker", "--study", study.name, "--engine", "lanes", "--width", 2, "--memory", "1G")
-    answer = cli(*words, "--storage", sqlite_url)
-    assert (answer.code, states(study)) == (0, {("design", "completed"): 5}), answer.err
+def test_a_worker_keeps_to_the_width_that_it_is_told(capsys: pytest.CaptureFixture[str], store: Path) -> None:
+    study = begin(store, 5, seeds=[1000], reports=[])
+    assert work(study, Effort("lanes", 2, read_memory("1G")))
+    assert states(study) == {("design", "completed"): 5}
     assert sorted(Counter(run.run_id for run in Store(store).runs()).values()) == [1] * 5
     assert {len(lines(path)) for path in store.glob("*/done/runs.jsonl")} <= {1, 2}
-    assert "lanes at once" not in answer.err
+    assert "lanes at once" not in capsys.readouterr().err
 
 
 @pytest.mark.deep
-def test_a_study_remembers_its_engine(cli, here: Path, sqlite_url: str, store: Path) -> None:
+def test_a_study_remembers_its_engine(cli, here: Path, store: Path) -> None:
     words = ("tune", *SMALL, "--sampler", "qmc", "--trials", 1, "--seeds", 1, "--report_seeds", 0)
-    words = (*words, "--workers", 1, "--storage", sqlite_url)
-    study = Studies(sqlite_url).create(small_spec(reports=[]), "before")  # by a version without this option
+    words = (*words, "--workers", 1)
+    study = Studies(store).create(small_spec(reports=[]), "before")  # by a version without this option
     assert study.request.engine is None
 
     def engines() -> Counter[str]:
         return Counter(run.engine for run in Store(store).runs())
 
     assert cli(*words, "--name", "s", "--engine", "lightning").code == 0
-    study = Studies(sqlite_url).open("s")
+    study = Studies(store).open("s")
     assert (study.request.engine, engines()) == ("lightning", {"lightning": 1})
-    answer = cli("tune", "--resume", "s", "--trials", 2, "--workers", 1, "--storage", sqlite_url)
+    answer = cli("tune", "--resume", "s", "--trials", 2, "--workers", 1)
     assert answer.code == 0, answer.err
     assert (study.request.engine, engines()) == ("lightning", {"lightning": 2})
-    answer = cli("tune", "--resume", "s", "--trials", 3, "--engine", "lanes", "--create", "--storage", sqlite_url)
+    answer = cli("tune", "--resume", "s", "--trials", 3, "--engine", "lanes", "--workers", 1)
     assert (answer.code, study.request.engine) == (0, "lanes"), answer.err
-    assert cli("worker", "--study", "s", "--storage", sqlite_url).code == 0
     assert engines() == {"lightning": 2, "lanes": 1}
-    assert cli(*words, "--name", "s", "--create").code == 0
+    assert cli(*words, "--name", "s").code == 0
     assert study.request.engine == "auto"  # the latest command says so
 
 
-def test_a_worker_without_a_trial_in_one_study_takes_those_of_another(sqlite_url: str, store: Path) -> None:
-    first, second = (begin(sqlite_url, 2, opt=opt, sampler="qmc") for opt in ("sgd", "adam"))
+def test_a_worker_without_a_trial_in_one_study_takes_those_of_another(store: Path) -> None:
+    first, second = (begin(store, 2, opt=opt, sampler="qmc") for opt in ("sgd", "adam"))
     (held,) = first.claim(this_process()) or ()  # another worker has it
     told: list[Mapping[str, Any]] = []
 
@@ -567,8 +555,8 @@ def test_a_worker_without_a_trial_in_one_study_takes_those_of_another(sqlite_url
     assert sum("idle" in event for event in told) == 1
 
 
-def test_an_extension_out_of_the_legal_range_fails_alone_when_a_worker_joins(sqlite_url: str, store: Path) -> None:
-    study = begin(sqlite_url, 2, opt="sgdm", opt__lr="0.1", opt__momentum="0.1:0.9", trainer__max_steps=5, report=False)
+def test_an_extension_out_of_the_legal_range_fails_alone_when_a_worker_joins(store: Path) -> None:
+    study = begin(store, 2, opt="sgdm", opt__lr="0.1", opt__momentum="0.1:0.9", trainer__max_steps=5, report=False)
 
     def tell(event: Mapping[str, Any]) -> None:
         if event.get("ended", {}).get("kind") == "extension":
@@ -581,52 +569,11 @@ def test_an_extension_out_of_the_legal_range_fails_alone_when_a_worker_joins(sql
     assert states(study).keys() == {("design", "completed"), ("extension", "completed"), ("extension", "failed")}
 
 
-def test_a_study_whose_runs_cannot_be_lanes_refuses_them(sqlite_url: str, store: Path) -> None:
-    study = begin(sqlite_url, 2, report=False, **{"opt": "ngd", "trainer.max_seconds": 100})
+def test_a_study_whose_runs_cannot_be_lanes_refuses_them(store: Path) -> None:
+    study = begin(store, 2, report=False, **{"opt": "ngd", "trainer.max_seconds": 100})
     with pytest.raises(UserError, match=r"--engine lanes: --trainer.max_seconds 100: .*; use --engine lightning"):
         Worker({"store": store}, lambda event: None, Effort("lanes")).work([study])
     assert not list(store.glob("synthetic-*"))
-
-
-# -- several workers on one database ----------------------------------------------------------------------------------
-
-
-def test_four_workers_on_postgresql_make_each_of_thirty_trials_once(postgres_url: str, tmp_path: Path) -> None:
-    study = begin(postgres_url, 30, sampler="qmc", report=False)
-    command = [sys.executable, "-m", "bench.cli", "worker", "--study", study.name, "--engine", "lightning"]
-    environment = os.environ | {"BENCH_STORAGE": postgres_url, "BENCH_STORE": str(tmp_path / "runs")}
-    engine = create_engine(postgres_url)
-    waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
-
-    def all_wait() -> bool:
-        with engine.connect() as connection:
-            return connection.scalar(waiting) == 4
-
-    workers: list[subprocess.Popen[str]] = []
-    try:
-        # The lock of studies, held by a connection without a timeout.
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as holder:
-            holder.execute(text("SELECT pg_advisory_lock(726173)"))
-            for _ in range(4):
-                workers.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment))
-            until(all_wait, "four workers that open the database", PATIENCE)
-            holder.execute(text("SELECT pg_advisory_unlock(726173)"))
-            holder.execute(text("SELECT pg_advisory_lock(726173)"))  # comes after them
-            until(all_wait, "four workers that want a trial", PATIENCE)
-            holder.execute(text("SELECT pg_advisory_unlock(726173)"))
-        said = [worker.communicate()[1] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-        engine.dispose()
-    assert [worker.returncode for worker in workers] == [0] * 4, said
-    assert states(study) == {("design", "completed"): 30}
-    trials = study.trials()
-    assert len({trial.key for trial in trials}) == 30
-    assert {trial.worker["pid"] for trial in trials} == {worker.pid for worker in workers}
-    assert Counter(run.status for run in Store(tmp_path / "runs").runs()) == {"completed": 30}
-    assert sum(text.count("] opt.lr ") for text in said) == 30
 
 
 # -- what goes wrong --------------------------------------------------------------------------------------------------
@@ -646,12 +593,11 @@ def break_at(lr: float, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.deep
 def test_a_run_that_breaks_is_tried_again_and_then_failed_while_the_study_goes_on(
-    cli, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+    cli, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = begin(sqlite_url, 5)
+    study = begin(store, 5)
     break_at(1000.0, monkeypatch)
-    answer = cli("worker", "--study", study.name, "--storage", sqlite_url, "--engine", "lightning")
-    assert answer.code == 0
+    assert work(study, Effort("lightning"))
     assert states(study) == {("design", "completed"): 4, ("design", "failed"): 3, ("fresh", "completed"): 1}
     reasons = [str(trial.reason) for trial in study.trials() if trial.state == "failed"]
     assert len({reason.partition(";")[0] for reason in reasons}) == 1
@@ -662,57 +608,53 @@ def test_a_run_that_breaks_is_tried_again_and_then_failed_while_the_study_goes_o
 
 
 @pytest.mark.deep
-def test_an_error_outside_of_a_run_counts_as_an_attempt_too(
-    cli, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study = begin(sqlite_url, 3, opt__lr="10,100,1000", report=False)
+def test_an_error_outside_of_a_run_counts_as_an_attempt_too(cli, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = begin(store, 3, opt__lr="10,100,1000", report=False)
     monkeypatch.setattr("bench.tuning.worker.run", lambda *_, **__: 1 / 0)
-    words = ("worker", "--study", study.name, "--storage", sqlite_url, "--engine", "lightning")
-    answer = cli(*words)
-    assert answer.code == 1
     error = "3 attempts in a row failed here, the last with: ZeroDivisionError: division by zero"
-    assert answer.err.splitlines()[-1] == f"bench: error: {error}"
-    assert states(study)["design", "failed"] == 3
-    assert [cli(*words).code for _ in range(3)] == [1, 1, 0]
+    for attempts in (3, 6, 9):
+        with pytest.raises(RunFailed, match=error):
+            work(study, Effort("lightning"))
+        assert states(study)["design", "failed"] == attempts
+    assert work(study, Effort("lightning"))
     assert states(study) == {("design", "failed"): 9}
     assert {trial.reason for trial in study.trials()} == {"ZeroDivisionError: division by zero"}
     assert study_result(study).best is None
 
 
 def test_a_cause_that_comes_again_and_again_ends_the_worker_and_is_told_once(
-    cli, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def step(self: torch.optim.SGD, closure: object = None) -> None:
         raise RuntimeError("always the same")
 
-    study = begin(sqlite_url, 2, opt__lr="10,100", report=False)
+    study = begin(store, 2, opt__lr="10,100", report=False)
     monkeypatch.setattr(torch.optim.SGD, "step", step)
-    answer = cli("worker", "--study", study.name, "--storage", sqlite_url, "--engine", "lightning")
-    assert answer.code == 1
+    last = "3 attempts in a row failed here, the last with: run synthetic-sgd-.*always the same"
+    with pytest.raises(RunFailed, match=last):
+        work(study, Effort("lightning"))
     assert states(study)["design", "failed"] == 3
-    lines = [line for line in answer.err.splitlines() if "always the same" in line]
-    first, *again, last = lines
+    first, *again = [line for line in capsys.readouterr().err.splitlines() if "always the same" in line]
     assert "failed run synthetic-sgd-" in first
     assert [line.partition(": ")[2] for line in again] == ["failed again: RuntimeError: always the same"] * 2
-    assert last.startswith("bench: error: 3 attempts in a row failed here, the last with: run synthetic-sgd-")
 
 
 @pytest.mark.deep
 def test_lanes_that_break_are_made_one_after_the_other(
-    cli, sqlite_url: str, store: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from bench.lanes.engine import Lanes
 
-    study = begin(sqlite_url, 5)
+    study = begin(store, 5)
 
     def broken(self: Lanes) -> None:
         raise RuntimeError("the card fell out")
 
     monkeypatch.setattr(Lanes, "step", broken)
-    answer = cli("worker", "--study", study.name, "--storage", sqlite_url, "--engine", "lanes")
-    assert answer.code == 0
-    assert "1 sgd lane failed: RuntimeError: the card fell out" in answer.err
-    assert "; continuing with one trial at a time\n" in answer.err
+    assert work(study, Effort("lanes"))
+    said = capsys.readouterr().err
+    assert "1 sgd lane failed: RuntimeError: the card fell out" in said
+    assert "; continuing with one trial at a time\n" in said
     assert states(study) == {("design", "completed"): 5, ("fresh", "completed"): 1}
     assert {run.engine for run in Store(store).runs()} == {"lightning"}
 
@@ -720,44 +662,37 @@ def test_lanes_that_break_are_made_one_after_the_other(
 @pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("engine", ["lightning", "lanes"])
 def test_a_full_disk_is_said_once_and_the_study_goes_on_with_room(
-    cli, sqlite_url: str, monkeypatch: pytest.MonkeyPatch, engine: str
+    store: Path, monkeypatch: pytest.MonkeyPatch, engine: Engine
 ) -> None:
-    study = begin(sqlite_url, 3)
-    words = ("worker", "--study", study.name, "--storage", sqlite_url, "--engine", engine)
+    study = begin(store, 3)
 
     def no_space(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
         patch.setattr("bench.store.files.json.dump", no_space)
-        answer = cli(*words)
-    assert answer.code == 1
-    assert last_line(answer).startswith("the disk is full: cannot write to the store ")
-    assert last_line(answer).endswith(": No space left on device; free some space, then repeat the command")
-    assert answer.err.count("No space left") == 1
+        with pytest.raises(RunFailed) as full:
+            work(study, Effort(engine))
+    assert str(full.value).startswith("the disk is full: cannot write to the store ")
+    assert str(full.value).endswith(": No space left on device; free some space, then repeat the command")
     assert states(study) == {("design", "waiting"): 3}
-    assert cli(*words).code == 0
+    assert work(study, Effort(engine))
     assert states(study) == {("design", "completed"): 3, ("fresh", "completed"): 1}
 
 
-def test_a_database_that_is_deleted_is_missed_by_a_worker(
-    cli, sqlite_url: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study = begin(sqlite_url, 3)
+def test_a_database_that_is_deleted_is_missed_by_a_worker(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = begin(store, 3)
     claim = Study.claim
 
     def delete(self: Study, *words: Any) -> Any:
-        (tmp_path / "studies.db").unlink()
+        (store / "studies.db").unlink()
         monkeypatch.setattr(Study, "claim", claim)
         return claim(self, *words)
 
     monkeypatch.setattr(Study, "claim", delete)
-    answer = cli("worker", "--study", study.name, "--storage", sqlite_url, "--engine", "lightning")
-    assert answer.code == 1
-    assert last_line(answer).startswith(
-        f"--storage {sqlite_url}: the database was deleted or replaced while it was in use"
-    )
-    assert not store.exists()
+    with pytest.raises(RunFailed, match=r"/studies\.db was deleted or replaced while it was in use"):
+        work(study, Effort("lightning"))
+    assert [path.name for path in store.iterdir()] == ["studies.db.lock"]
 
 
 def test_an_impossible_store_is_named(cli) -> None:
@@ -814,7 +749,7 @@ def test_settings_that_are_not_ours_and_runs_that_are_gone_are_noted(cli, here: 
     for folder in store.glob("*/"):
         if folder.name != "studies":
             shutil.rmtree(folder)
-    runs = len(Studies(f"sqlite:///{store}/studies.db").open("one").trials())
+    runs = len(Studies(store).open("one").trials())
     bare = cli("tune", "--resume", "one")
     assert bare.code == 0
     assert bare.err.startswith(
@@ -825,45 +760,38 @@ def test_settings_that_are_not_ours_and_runs_that_are_gone_are_noted(cli, here: 
     ]
 
 
-def test_one_study_that_cannot_be_shown_hides_no_other(cli, sqlite_url: str) -> None:
-    begin(sqlite_url, 3, name="good")
-    studies = Studies(sqlite_url)
+def test_one_study_that_cannot_be_shown_hides_no_other(cli, store: Path) -> None:
+    begin(store, 3, name="good")
+    studies = Studies(store)
     studies.create(small_spec(), "never-asked")
     studies.rdb.set_study_user_attr(studies.id_of(studies.create(small_spec(), "newer").name), "bench", {"new": 1})
-    store = Path(sqlite_url.removeprefix("sqlite:///")).parent
-    answer = cli("list", "studies", "--store", store)
+    answer = cli("list", "studies")
     lines = [" ".join(line.split()) for line in answer.out.splitlines()]
     assert (answer.code, lines[0]) == (1, "good 0 of 3 trials")
     assert lines[1:] == ["never-asked no requested trials `bench tune --resume never-asked` starts it"]
-    assert answer.err.startswith("bench: newer is unreadable: study newer in sqlite:///")
-    rows = strict_json(cli("list", "studies", "--store", store, "--json").out)
+    assert answer.err.startswith("bench: newer is unreadable: study newer in /")
+    rows = strict_json(cli("list", "studies", "--json").out)
     errors = {row["study"]: "error" in row for row in rows}
     assert errors == {"good": False, "never-asked": False, "newer": True}
-    begun = cli("tune", "--resume", "never-asked", "--storage", sqlite_url, "--dry-run")
+    begun = cli("tune", "--resume", "never-asked", "--dry-run")
     assert (begun.code, len(begun.out.splitlines())) == (0, 9)
 
 
 @pytest.mark.deep
-def test_missing_data_are_said_once_and_all_trials_wait(cli, here: Path, sqlite_url: str) -> None:
-    words = ("tune", "--task", "mnist", "--opt", "sgd", "--device", "cpu", "--trials", 3, "--workers", 1)
-    places = ("--data", here / "none", "--storage", sqlite_url)
-    assert cli(*words, "--create", *places).code == 0
-    (name,) = Studies(sqlite_url).names()
-    for again in ((*words, *places), ("worker", "--study", name, *places)):
-        answer = cli(*again)
-        assert answer.code == 2
-        assert "none" in last_line(answer)
-        assert set(states(Studies(sqlite_url).open(name))) <= {("design", "waiting")}
+def test_missing_data_are_said_once_and_all_trials_wait(cli, here: Path, store: Path) -> None:
+    study = begin(store, 3, task="mnist", opt__lr="1e-3:1e1", name="s")
+    answer = cli("tune", "--resume", "s", "--data", here / "none", "--workers", 1)
+    assert answer.code == 2
+    assert "none" in last_line(answer)
+    assert set(states(study)) <= {("design", "waiting")}
 
 
 @pytest.mark.deep
-def test_workers_that_die_at_once_are_not_started_for_ever(
-    cli, here: Path, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_that_die_at_once_are_not_started_for_ever(cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "broken").mkdir()
     (here / "broken" / "torch.py").write_text("import sys; print('no torch for you', file=sys.stderr); sys.exit(7)\n")
     monkeypatch.setenv("PYTHONPATH", str(here / "broken"))
-    answer = cli("tune", *SMALL, "--trials", 3, "--workers", 1, "--storage", sqlite_url)
+    answer = cli("tune", *SMALL, "--trials", 3, "--workers", 1)
     assert answer.code == 1
     assert last_line(answer) == "workers die at start (exit code 7): no torch for you"
     assert answer.err.count("died (exit code 7); starting another") == 1  # repeated lines are shown once
@@ -871,10 +799,9 @@ def test_workers_that_die_at_once_are_not_started_for_ever(
 
 @pytest.mark.whole
 @pytest.mark.deep
-def test_a_trial_on_two_devices_is_a_bench_fit_of_its_own(cli, sqlite_url: str, tmp_path: Path) -> None:
-    study = begin(sqlite_url, 1, report=False, trainer__devices="2")
-    answer = cli("worker", "--study", study.name, "--storage", sqlite_url)
-    assert answer.code == 0, answer.err
+def test_a_trial_on_two_devices_is_a_bench_fit_of_its_own(cli, store: Path, tmp_path: Path) -> None:
+    study = begin(store, 1, report=False, trainer__devices="2")
+    assert work(study, Effort())
     assert states(study) == {("design", "completed"): 1}
     fit = ("fit", "--task", "synthetic", "--opt", "sgd", "--trainer.max_steps", 40, "--device", "cpu", "--seed", 1000)
     for trial in study.trials():
@@ -888,13 +815,13 @@ def test_a_trial_on_two_devices_is_a_bench_fit_of_its_own(cli, sqlite_url: str, 
 
 
 @pytest.mark.deep
-def test_pruning_stops_bad_trials_and_finds_the_same(cli, sqlite_url: str, tmp_path: Path) -> None:
+def test_pruning_stops_bad_trials_and_finds_the_same(cli, tmp_path: Path) -> None:
     words = {"opt__lr": "1e0:1e5", "trainer__val_every": "5"}
     found = {}
     for prune in (False, True):
-        study = begin(sqlite_url, 9, prune=prune, **words)
-        place = ("--storage", sqlite_url, "--store", tmp_path / f"prune {prune}")  # a stored run is not stopped early
-        assert cli("worker", "--study", study.name, "--engine", "lightning", *place).code == 0
+        place = tmp_path / f"prune {prune}"  # a stored run is not stopped early
+        study = begin(place, 9, prune=prune, **words)
+        assert work(study, Effort("lightning"))
         found[prune] = summary.as_json(study_result(study))
         assert ("pruned (--prune)" in "\n".join(summary.lines(study_result(study)))) == prune
     assert found[False]["pruning"] is False
@@ -957,24 +884,25 @@ def test_workers_that_there_cannot_be(monkeypatch: pytest.MonkeyPatch, workers: 
     assert str(refused.value) == message
 
 
-def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_keeps_to_its_slot(here: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = here / "python"
     program.write_text(
         "#!/bin/sh\nread study\n"
         'cpus=$(sed -n "s/Cpus_allowed_list:.//p" /proc/self/status)\n'
         'echo "{\\"study\\": \\"$study\\", \\"threads\\": $OMP_NUM_THREADS, \\"gpus\\": \\"$CUDA_VISIBLE_DEVICES\\","'
-        ' "\\"cpus\\": \\"$cpus\\", \\"storage\\": \\"$BENCH_STORAGE\\", \\"words\\": \\"$*\\"}"\n'
-        'echo "{\\"done\\": \\"$study\\"}"\n'
+        ' "\\"cpus\\": \\"$cpus\\", \\"words\\": \\"$1 $2 $3 $4 $5\\"}"\n'
+        'printf "%s" "$6" >settings\n'
+        'echo "{\\"done\\": true}"\n'
         "read end\n"
     )
     program.chmod(0o755)
     monkeypatch.setattr("bench.process.sys.executable", str(program))
-    study = begin(sqlite_url, 1)
+    study = begin(store, 1)
     cpu = max(os.sched_getaffinity(0))
     heard: list[Mapping[str, Any]] = []
     monkeypatch.setattr(TuningProgress, "event", lambda self, slot, event: heard.append(event))
     slots = [Slot((cpu,), ("3",), 5)]
-    with Workers(study.studies, slots, {"store": store}, Effort("lanes"), ["--opt", "x.py:X"]) as workers:
+    with Workers(slots, {"store": store}, Effort("lanes", 2, read_memory("1G")), [study.spec]) as workers:
         assert workers.work([study], TuningProgress("a study", "loss", enabled=False))
     said, _ = heard
     assert said == {
@@ -982,8 +910,16 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
         "threads": 5,
         "gpus": "3",
         "cpus": str(cpu),
-        "storage": sqlite_url,
-        "words": f"-P -m bench worker --events --engine lanes --processes 1 --shared-by 1 --opt x.py:X --store {store}",
+        "words": "-P -m bench _worker studies",
+    }
+    assert json.loads((here / "settings").read_text()) == {
+        "places": {"store": str(store)},
+        "engine": "lanes",
+        "width": 2,
+        "memory": "1G",
+        "shared_by": 1,
+        "processes": 1,
+        "named": {"task": ["synthetic"], "opt": ["sgd"]},
     }
 
 
@@ -1016,8 +952,7 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
         ("--retries -1", "--retries -1: it must be at least 0"),
         ("--workers 0", "--workers 0: write how many (--workers 2), or auto"),
         ("--engine lanes --trainer.max_seconds 9", "--engine lanes: --trainer.max_seconds 9: lanes share the time"),
-        ("--storage nonsense", "--storage: this is not a database URL"),
-        ("--resume nobody", "unknown study in sqlite:///"),
+        ("--resume nobody", "/runs/studies.db: there is no such file; `bench tune` starts a study"),
         ("--seeds 1,1", "--seeds 1,1: 1 is given twice; give each once"),
         ("--report_seeds 3,3", "--report_seeds 3,3: 3 is given twice; give each once"),
         ("--seeds 999999999", "--seeds 999999999: 999,999,999 runs; a command makes from 1 to 100,000"),
@@ -1028,14 +963,10 @@ def test_a_worker_keeps_to_its_slot(here: Path, sqlite_url: str, store: Path, mo
         ("--opt.lr 1e-9:1e9:400 --opt.momentum 1e-9:1:400", "this search with 2 seeds: 320,000 runs; a command makes"),
         ("--name a/b", "--name a/b: a name may contain only letters, digits, dots, - and _"),
         ("--name=", "--name : a name may contain only letters, digits, dots, - and _"),
-        ("--print", "--print prints the script of --slurm; write both"),
-        ("--create --slurm", "--create lets workers join, and --slurm starts them: remove one of them"),
     ],
 )
 @pytest.mark.parametrize("dry", [False, True])
 def test_words_that_make_no_study(cli, here: Path, words: str, message: str, *, dry: bool) -> None:
-    if dry and words == "--storage nonsense":  # the database is not contacted
-        return
     usual = {"--task": "synthetic", "--opt": "sgd", "--device": "cpu"}
     given = [part for name, value in usual.items() if name not in words.split() for part in (name, value)]
     answer = cli("tune", *given, *words.split(), *["--dry-run"] * dry)
@@ -1049,11 +980,9 @@ def test_words_that_make_no_study(cli, here: Path, words: str, message: str, *, 
     [
         ("tune", "--task is missing; see `bench list tasks`"),
         ("tune --task synthetic", "--opt is missing; see `bench list optimizers`"),
-        ("tune --resume nobody", "unknown study in sqlite:///"),
+        ("tune --resume nobody", "unknown study in /"),
         ("suite nothing", "unknown suite 'nothing'"),
         ("suite theory --plan --jobs 0", "--jobs 0: write how many (--workers 2), or auto"),
-        ("worker", "--study"),
-        ("worker --study nobody", "unknown study in sqlite:///"),
     ],
 )
 def test_words_without_a_study(cli, here: Path, words: str, message: str) -> None:
@@ -1150,18 +1079,12 @@ def test_a_budget_of_runs_is_rounded_down_to_whole_combinations(cli, here: Path)
     assert (answer.code, len(answer.out.splitlines())) == (0, 9)
 
 
-def test_commands_that_continue_a_study_name_its_store(cli, here: Path) -> None:
-    answer = cli("tune", "--task", "synthetic", "--opt", "gd", "--store", "mine", "--create", "--name", "x")
-    assert "bench worker --study x --store mine\n" in answer.out
-    assert "bench tune --resume x --store mine writes" in answer.out
-
-
 def test_a_study_of_a_stopped_suite_runs_its_winner_when_it_is_resumed(cli, here: Path) -> None:
     spec = suite.Suite(
         title="one", tasks=["synthetic"], optimizers=["gd"], settings={"trainer.max_steps": 5}, seeds=1,
         tune={"trials": 3, "seeds": 1},
     ).specs({})[0]  # fmt: skip
-    Studies("sqlite:///runs/studies.db").create(spec).ask(Request(trials=3, report=False))
+    Studies(Path("runs")).create(spec).ask(Request(trials=3, report=False))
     answer = cli("tune", "--resume", spec.name, "--workers", 1, "--engine", "lightning", "--json")
     assert json.loads(answer.out)["fresh"]["seeds"] == [0]
 
@@ -1248,17 +1171,6 @@ def test_a_dry_run_writes_nothing_and_the_suite_follows_it(cli, here: Path, monk
     again = cli("suite", "my.yaml", "--jobs", 1, "--engine", "lanes", "--store", "new", "--json")
     assert strict_json(again.out)["studies"] == studies
     assert set((here / "new").glob("block-*")) == blocks
-
-
-def test_a_password_is_neither_shown_nor_written(cli, here: Path, postgres_url: str) -> None:
-    study = begin(postgres_url, 3)
-    assert cli("worker", "--study", study.name, "--storage", postgres_url, "--engine", "lanes").code == 0
-    answer = cli("tune", "--resume", study.name, f"--storage={postgres_url}")
-    assert answer.code == 0
-    password = postgres_url.split(":")[2].partition("@")[0]
-    files = [path.read_bytes() for path in (here / "tuned").rglob("*") if path.is_file()]
-    assert len(files) == 5
-    assert not any(password.encode() in content for content in (*files, answer.out.encode(), answer.err.encode()))
 
 
 def test_no_studies_are_no_error(cli, here: Path) -> None:

@@ -146,7 +146,6 @@ def test_bad_words_of_a_command(cli, store, name) -> None:
         ("fit --task synthetic --opt gd --opt ngd", "--opt is given twice, gd and ngd; bench fit takes one"),
         ("sweep --task lm --task mnist --opt gd", "--task is given twice, lm and mnist; bench sweep takes one"),
         ("suite theroy", "unknown suite 'theroy'; did you mean 'theory'?"),
-        ("worker --dry-run", "unknown option '--dry-run'; `bench worker -h` lists the options"),
         ("leaderboard --sort x", "unknown option '--sort'; `bench leaderboard -h` lists the options"),
         ("tune --max_hours 6", "did you mean '--trainer.max_seconds'?"),
         ("reproduce x --seed 3", "--seed 3: an experiment has several; write --seeds COUNT"),
@@ -181,7 +180,6 @@ def test_bad_words_of_a_command(cli, store, name) -> None:
         ("sweep --task synthetic --opt sgd --seeds 5:3", "--seeds 5:3: write how many (--seeds 32), or which"),
         ("sweep --task synthetic --opt sgd --width=-1", "--width -1: it must be at least 1"),
         ("tune --task synthetic --opt sgd --retries x", "--retries x: it must be a whole number"),
-        ("worker --shared-by 0", "--shared-by 0: it must be at least 1"),
         ("leaderboard --target inf", "--target inf: it is not a finite number"),
         ("check sgd --limit soon", "--limit soon: it is not a time; write seconds, as in --limit 30"),
         ("check sgd --only ,", "--only ,: it is empty; write A,B"),
@@ -335,8 +333,8 @@ RUN = "--task synthetic --opt sgd"
 @pytest.mark.parametrize(
     "words",
     [
-        "list runs", "list plans", "leaderboard", "report", "plot curves -o x.png", "sql select", "show a",
-        "list studies", "doctor", f"sweep {RUN} --opt.lr 1,2", f"tune {RUN}", "suite theory", "worker --plan x",
+        "list runs", "leaderboard", "report", "plot curves -o x.png", "sql select", "show a",
+        "list studies", "doctor", f"sweep {RUN} --opt.lr 1,2", f"tune {RUN}", "suite theory",
         f"compare {RUN}", f"fit {RUN}", "fit --resume x", "reproduce deora2024/fig2", "check sgd",
     ],
 )  # fmt: skip

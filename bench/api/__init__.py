@@ -271,7 +271,6 @@ def tune(
     workers: int | str = "auto",
     width: int | None = None,
     memory: str | None = None,
-    storage: str | None = None,
     data: "Place | None" = None,
     store: "Place | None" = None,
     progress: bool = True,
@@ -302,7 +301,6 @@ def tune(
         workers: worker processes, or `auto`: one for each GPU, or each processor.
         width: as for `fit`.
         memory: as for `fit`.
-        storage: the studies' database; $BENCH_STORAGE by default, else `studies.db` in the store.
         data: as for `fit`.
         store: as for `fit`.
         progress: as for `fit`.
@@ -320,18 +318,19 @@ def tune(
         words = words_of(task, [opt], where["store"], task_options, trainer, settings, hyperparameters, top)
         from bench.execute import Effort
         from bench.tuning import tuned
-        from bench.tuning.cli.shared import fewest_slots, open_studies
+        from bench.tuning.cli.shared import fewest_slots
         from bench.tuning.cli.tune import of_words
         from bench.tuning.progress import TuningProgress
+        from bench.tuning.studies import Studies
         from bench.tuning.study_result import study_result
         from bench.tuning.tune import work
 
         design = {"trials": trials, "seeds": seeds, "report_seeds": report_seeds, "sampler": sampler, "prune": prune}
-        how = {"engine": engine, "workers": workers, "width": width, "memory": memory, "storage": storage}
+        how = {"engine": engine, "workers": workers, "width": width, "memory": memory}
         args = arguments_of("tune", words, where, design | how | {"name": name, "retries": retries})
         asked = of_words(args, words, where)
         fewest_slots(args.workers, [asked.spec], where, asked.request.engine)
-        study = open_studies(args).create(asked.spec, args.name)
+        study = Studies(where["store"]).create(asked.spec, args.name)
         study.ask(asked.request)
         effort = Effort(asked.request.engine or "auto", args.width, args.memory)
         shown = TuningProgress(f"study {study.name}", asked.spec.metric, enabled=progress)
@@ -362,7 +361,6 @@ def compare(
     workers: int | str = "auto",
     width: int | None = None,
     memory: str | None = None,
-    storage: str | None = None,
     data: "Place | None" = None,
     store: "Place | None" = None,
     progress: bool = True,
@@ -394,7 +392,6 @@ def compare(
         workers: as for `tune`.
         width: as for `fit`.
         memory: as for `fit`.
-        storage: as for `tune`.
         data: as for `fit`.
         store: as for `fit`.
         progress: as for `fit`.
@@ -413,7 +410,7 @@ def compare(
         from bench.commands import comparison
 
         design = {"against": against, "trials": trials, "seeds": seeds, "report_seeds": report_seeds}
-        how = {"engine": engine, "workers": workers, "width": width, "memory": memory, "storage": storage}
+        how = {"engine": engine, "workers": workers, "width": width, "memory": memory}
         switches = {"anyway": anyway, "no_reference": not reference_results}
         args = arguments_of("compare", words, where, design | how | switches)
         asked = comparison.ask(args)

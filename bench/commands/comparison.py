@@ -49,7 +49,7 @@ def main(args: Args) -> int:
         RunFailed: a failed check changes results.
     """
     with doing("importing optuna"):
-        from bench.tuning.cli.shared import in_time, without_storage
+        from bench.tuning.cli.shared import in_time
 
     asked = [ask(own, of) for own, of in _by_task(args)]
     if args.dry_run:
@@ -62,7 +62,7 @@ def main(args: Args) -> int:
     check_output(out)
     if not in_time(args, lambda: all(carry_out(each, args) for each in asked)):
         return 130
-    command = shlex.join(["bench", "compare", *without_storage(args.words)])
+    command = shlex.join(["bench", "compare", *args.words])
     return _show([found for each in asked for found in found_by(each, args)], args, out, command)
 
 
@@ -168,12 +168,12 @@ def carry_out(asked: Contest, args: Args, *, progress: bool = True) -> bool:
         UserError: some runs cannot be trained; finished ones are stored.
         RunFailed: a failed check changes results.
     """
-    from bench.tuning.cli.shared import open_studies
     from bench.tuning.cli.suite import train
+    from bench.tuning.studies import Studies
 
     _check([spec for spec in asked.specs if spec.opt in asked.opts], args, progress=progress)
     note(asked.suite.title if progress else None)
-    return train(args, [asked.suite], open_studies(args), asked.places, asked.cut, progress=progress) is not None
+    return train(args, [asked.suite], Studies(args.store), asked.places, asked.cut, progress=progress) is not None
 
 
 def _sampler(name: str) -> "Sampler":
@@ -285,10 +285,10 @@ def _check(specs: "Sequence[StudySpec]", args: Args, *, progress: bool) -> None:
 def found_by(asked: Contest, args: Args) -> "list[StudyResult]":
     """Results of the studies so far; their records are stored."""
     from bench.tuning import tuned
-    from bench.tuning.cli.shared import open_studies
+    from bench.tuning.studies import Studies
     from bench.tuning.study_result import study_result
 
-    studies = open_studies(args)
+    studies = Studies(args.store)
     there = studies.names()
     opened = [studies.open(spec.name) for spec in asked.specs if spec.name in there]
     found = [study_result(study) for study in opened if study.request.trials]  # without: the budget ended before

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError, unknown_run
-from bench.grammar.commands import COMMANDS, ELSEWHERE, RUNNING
+from bench.grammar.commands import COMMANDS, RUNNING
 from bench.grammar.parse import Args, check_settings
 from bench.grammar.values import place
 from bench.machine import is_main_process
@@ -49,7 +49,7 @@ def main(args: Args) -> int:
         from bench.commands.seeds import fit_seeds
 
         return fit_seeds(config, args, sources)
-    if more := [option.name for option in (*RUNNING, *ELSEWHERE) if getattr(args, option.name)]:
+    if more := [option.name for option in RUNNING if getattr(args, option.name)]:
         raise UserError(f"--{more[0]} is for several runs; give --seeds too, or leave it out")
     if args.dry_run:
         return _dry_run(config, as_json=args.json)

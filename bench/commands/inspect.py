@@ -17,7 +17,7 @@ def run_list(args: Args) -> int:
     if args.what == "runs":
         return _list_runs(args)
     usual = parse("list", [args.what])
-    own = ("json", "store") if args.what in ("studies", "plans") else ("json",)
+    own = ("json", "store") if args.what == "studies" else ("json",)
     for option in COMMANDS["list"].options:
         if option.name not in own and getattr(args, option.key) != getattr(usual, option.key):
             raise UserError(f"{option.flag}: it selects runs (`bench list runs`); remove it to list {args.what}")
@@ -25,8 +25,6 @@ def run_list(args: Args) -> int:
         from bench.tuning.cli.studies import list_studies
 
         return list_studies(args)
-    if args.what == "plans":
-        return _list_plans(args)
     from bench.results.render import shown
     from bench.results.table import Table
     from optimizers import OPTIMIZERS
@@ -38,26 +36,6 @@ def run_list(args: Args) -> int:
         rows = {name: OPTIMIZERS.describe(name) or OPTIMIZERS[name].formula for name in OPTIMIZERS}
     reply(args, rows, shown(Table.facts(rows.items())))
     return 0
-
-
-def _list_plans(args: Args) -> int:
-    from bench.execute.plan import open_plans, progress_of
-    from bench.results.render import shown
-    from bench.results.table import Table
-
-    found, code = list[tuple[str, int, int, Path]](), 0
-    for store in existing_stores(args):
-        for name in open_plans(store):
-            try:
-                found.append((name, *progress_of(store, name), store))
-            except UserError as error:
-                remark("warning", error)
-                code = 1
-    rows = [[n, f"{stored} of {runs} runs stored", str(store)] for n, stored, runs, store in found]
-    none = [clean(f"no plans in {' and '.join(map(str, stores_of(args)))}")]
-    values = [{"plan": n, "stored": stored, "runs": runs, "store": store} for n, stored, runs, store in found]
-    reply(args, values, shown(Table.of(["plan", "progress", "store"], rows)) if rows else none)
-    return code
 
 
 def _list_runs(args: Args) -> int:

@@ -9,7 +9,6 @@ from bench.errors import UserError
 from bench.execute import Effort
 from bench.execute.blocks import check_all
 from bench.execute.command import dry_run, results_of
-from bench.execute.elsewhere import made_elsewhere, publish
 from bench.grammar.parse import Args
 from bench.output import reply
 from bench.progress import SweepProgress
@@ -28,16 +27,14 @@ ONE_RUN = ("resume", "rerun")
 """Options of `bench fit` for a single run."""
 
 
-def with_seeds(
-    config: RunConfig, seeds: Sequence[int], given: Mapping[str, Any], *, here: bool = True
-) -> list[RunConfig]:
-    """A run for each seed; the order of the samples follows it unless given. Without `here`, devices do not matter.
+def with_seeds(config: RunConfig, seeds: Sequence[int], given: Mapping[str, Any]) -> list[RunConfig]:
+    """A run for each seed; the order of the samples follows it unless given.
 
     Raises:
         UserError: a run cannot be trained.
     """
     follows = "data_seed" not in given
-    config = on_device(config) if here else config
+    config = on_device(config)
     configs = [config.model_copy(update={"seed": seed, **({"data_seed": seed} if follows else {})}) for seed in seeds]
     check_all(configs, early=True)
     return configs
@@ -52,15 +49,11 @@ def fit_seeds(config: RunConfig, args: Args, sources: Sources) -> int:
     """
     if more := [*(["seed"] if "seed" in args.of_runs else []), *(name for name in ONE_RUN if getattr(args, name))]:
         raise UserError(f"--{more[0]} is for one run; remove it or --seeds")
-    elsewhere = made_elsewhere(args)
-    configs = with_seeds(config, args.seeds, {**settings_in(args.config), **args.of_runs}, here=not elsewhere)
+    configs = with_seeds(config, args.seeds, {**settings_in(args.config), **args.of_runs})
     if args.dry_run:
         return dry_run(args, configs, [{"seed": each.seed} for each in configs])
-    if elsewhere:
-        return publish("fit", configs, args, config.device, sources)
     progress = SweepProgress(f"{config.task} {config.opt}", config.task_spec.mode)
-    effort = Effort.of(args)
-    results = results_of(configs, progress, effort, plan="fit", sources=sources, storage=args.storage)
+    results = results_of(configs, progress, Effort.of(args), plan="fit", sources=sources)
     if results is None:
         return 130
     measure, mean = mean_of(results)

@@ -45,9 +45,3 @@ class Effort:
         """
         if self.budget is not None and self.budget.runs is not None and runs > self.budget.runs:
             raise UserError(f"--budget {self.budget.text}: {runs} runs are to be trained; ask for fewer, or raise it")
-
-    def words(self) -> list[str]:
-        """The settings as arguments of a study's worker."""
-        width = [] if self.width is None else ["--width", str(self.width)]
-        memory = [] if self.memory is None else ["--memory", self.memory.text]
-        return ["--engine", self.engine, *width, *memory]

@@ -1,4 +1,4 @@
-"""The worker process of `execute`: reads plans from standard input and writes events to standard output, as JSON lines.
+"""The worker process of `execute`: reads jobs from standard input and writes events to standard output, as JSON lines.
 
 Importing this module does not import torch, so that a worker can report that import.
 """
@@ -52,17 +52,19 @@ class WorkerProgress(SweepProgress):
 
 
 def lines() -> Iterator[str]:
-    """Lines from standard input; its end, when the parent ends, asks this process to stop."""
-    found: Queue[str] = Queue()
+    """Lines from standard input; its end, when the parent ends, asks this process to stop.
+
+    They are read from the call on: a job may be longer than the pipe holds, and the parent must not wait for imports.
+    """
+    queue: Queue[str] = Queue()
 
     def read() -> None:
         for line in sys.stdin:
-            found.put(line.strip())
+            queue.put(line.strip())
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=read, daemon=True).start()
-    while True:
-        yield found.get()
+    return iter(queue.get, None)
 
 
 def events() -> Callable[[Mapping[str, Any]], None]:
@@ -78,26 +80,22 @@ def events() -> Callable[[Mapping[str, Any]], None]:
 
 
 def main() -> int:
-    """Work on plans until asked to stop; returns 130."""
-    tell = events()
+    """Train runs of plans until asked to stop; returns 130."""
+    tell, jobs = events(), lines()
     with hearing(lambda what: tell({"doing": what})):
         with doing("importing torch"):
-            from bench.execute.cuts import recorded_cuts
+            from bench.execute.cuts import cuts_of
             from bench.execute.here import train_cuts
-            from bench.execute.plan import load
+            from bench.execute.plan import Plan
         stop = StopRequest()
-        for line in lines():
-            name, places, since, shared = json.loads(line)
+        for line in jobs:
+            job = json.loads(line)
             made = True
             with suppress(RunBroke), stop.listening():  # the parent finds failures in the records
-                exchange = None
-                if shared:
-                    from bench.execute.exchange import Exchange
-
-                    exchange = Exchange(os.environ["BENCH_STORAGE"])
-                plan = load(name, places, exchange=exchange)
-                made = train_cuts(plan, recorded_cuts(plan), WorkerProgress(tell, plan.mode), stop, since=since)
+                plan = Plan.from_json(job["plan"])
+                cuts = cuts_of(job["cuts"], plan.by_id)
+                made = train_cuts(plan, cuts, WorkerProgress(tell, plan.mode), stop, since=job["since"])
             if not made or stop.signal is not None:
                 break
-            tell({"done": line})
+            tell({"done": True})
     return 130

@@ -44,7 +44,6 @@ def results_of(
     *,
     plan: str,
     sources: Sources | None = None,
-    storage: str | None = None,
 ) -> list[RunResult] | None:
     """The results of runs in order, after training missing ones; None if stopped.
 
@@ -56,7 +55,6 @@ def results_of(
         effort: how they are executed.
         plan: purpose of the runs (`RunResult.plan`).
         sources: the studies that found their hyperparameters (`RunResult.tuned_by`).
-        storage: URL of the PostgreSQL through which machines with other stores share the work, if any.
 
     Raises:
         UserError: data are missing, the store cannot be written, or a run cannot be trained.
@@ -71,17 +69,11 @@ def results_of(
             from bench.execute.execute import STOPPED, execute
             from bench.train.stop import deadline
 
-        exchange = None
-        if storage is not None:
-            from bench.execute.exchange import Exchange
-
-            with doing("opening the database"):
-                exchange = Exchange(storage, gather=True)
         with redirect_stdout(sys.stderr):
             # Pass all runs, also the stored ones: the plan, and thus its cuts, depends on all.
             done = False
             with deadline(budget and budget.seconds) as spent:
-                done = execute(configs, progress, effort, plan=plan, sources=sources, exchange=exchange)
+                done = execute(configs, progress, effort, plan=plan, sources=sources)
             if not done:
                 over = f"bench: the budget of {budget.text} is spent" if budget and spent() else None
                 stored = f"{len(configs) - len(missing(configs))} of {len(configs)} runs are stored"

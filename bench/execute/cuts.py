@@ -1,24 +1,25 @@
-"""The division of a plan's runs into blocks, decided once and recorded, so that all workers agree."""
+"""The division of a plan's runs into blocks, decided once and recorded, so that all processes agree.
+
+STORE/cuts/NAME.json    the blocks of a plan; the first writer decides; removed when all runs are stored
+"""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
-
-from pydantic import ConfigDict, with_config
-from typing_extensions import TypedDict
+from pathlib import Path
+from uuid import uuid4
 
 from bench.config.checks import check_engine
 from bench.config.run_config import RunConfig
 from bench.execute.blocks import block_key, check_all, rectangles
 from bench.execute.choice import Choices
-from bench.execute.plan import CUTS, Plan, write_once
+from bench.execute.plan import Decision, Decisions, Plan
 from bench.grammar.values import Memory
 from bench.lanes.runs import Grid
 from bench.progress import SweepProgress
-from bench.store.block import name_of
-from bench.store.files import making, remove
+from bench.store.files import link, making, refuse_links, remove, write_json
 from bench.store.load import Damaged, read
-from bench.store.record import RunId
 from bench.train.stop import StopRequest
 
 MAX_IMBALANCE = 1.2
@@ -45,20 +46,27 @@ class Cut:
         return [config for grid in self.blocks for row in grid for config in row]
 
 
-@with_config(ConfigDict(extra="forbid", strict=True))
-class Decision(TypedDict):
-    """A cut as stored while its runs train: ids instead of configurations."""
+def decisions(cuts: Sequence[Cut]) -> list[Decision]:
+    """Cuts with ids instead of configurations."""
+    return [
+        {
+            "lanes": each.lanes,
+            "compiled": each.compiled,
+            "blocks": [[config.run_id for row in grid for config in row] for grid in each.blocks],
+        }
+        for each in cuts
+    ]
 
-    lanes: bool
-    compiled: bool
-    blocks: list[list[RunId]]
 
-
-@with_config(ConfigDict(extra="forbid", strict=True))
-class Decisions(TypedDict):
-    """All cuts of a plan."""
-
-    cuts: list[Decision]
+def cuts_of(decided: Sequence[Decision], runs: Mapping[str, RunConfig]) -> list[Cut]:
+    """The decided cuts of these runs, without other ones."""
+    cuts = []
+    for each in decided:
+        left = [[runs[run_id] for run_id in block if run_id in runs] for block in each["blocks"]]
+        if any(left):
+            blocks = [grid for block in left if block for grid in rectangles(block, len(block))]
+            cuts.append(Cut(each["lanes"], each["compiled"], blocks))
+    return cuts
 
 
 def cut(
@@ -75,7 +83,7 @@ def cut(
         RunFailed: the disk is full.
     """
     check_all(plan.configs)
-    todo = plan.to_cut()
+    todo = plan.missing()
     if len(todo) < len(plan.by_id):
         progress.say(f"{len(plan.by_id) - len(todo)} of {len(plan.by_id)} runs are stored")
     alike: dict[tuple[object, ...], list[RunConfig]] = {}
@@ -85,7 +93,6 @@ def cut(
     if not todo:
         return []
     if recorded := _recorded(plan, todo):
-        plan.keep()
         return recorded
     choices = Choices(plan.engine, plan.width, memory, progress.say, processes, stop)
     groups = sorted(alike.values(), key=len, reverse=True)  # the largest is measured, the others reuse its result
@@ -102,13 +109,33 @@ def cut(
         cuts.append(Cut(choice.lanes, choice.lanes and choices.compile_pays(own, all_seconds), own))
     if len(plan.configs) == 1 or stop.signal is not None:
         return cuts
-    plan.keep()
-    decisions = [
-        vars(each) | {"blocks": [[c.run_id for row in grid for c in row] for grid in each.blocks]} for each in cuts
-    ]
+    refuse_links(plan.cuts.parent)
     with making(plan.store.folder):
-        write_once(plan.folder / CUTS, lambda: {"cuts": decisions})
-    return recorded_cuts(plan) or cuts  # other processes may have finished runs meanwhile
+        _write_once(plan.cuts, {"cuts": decisions(cuts)})
+    return _recorded(plan, plan.missing()) or cuts  # other processes may have finished runs meanwhile
+
+
+def _write_once(path: Path, content: Decisions) -> None:
+    """Write strict JSON into a file of the store, unless it exists: of several writers, the first one decides.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = path.with_name(f".{uuid4().hex}")
+    for last in [False] * 20 + [True]:
+        if path.exists():
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write_json(temporary, content)
+            with suppress(FileExistsError):
+                link(temporary, path)
+            return
+        except FileNotFoundError:  # another process has removed the folder, or this file
+            if last:
+                raise
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -164,39 +191,17 @@ def balanced(groups: Sequence[Group], shares: int) -> Sequence[Sequence[Grid]]:
             parts[longest] += 1
 
 
-def recorded_cuts(plan: Plan) -> list[Cut]:
-    """The recorded cuts of the missing runs, or of all if machines with other stores share them."""
-    return _recorded(plan, plan.to_cut())
-
-
-def parts(cuts: Sequence[Cut]) -> dict[str, Cut]:
-    """What one process takes at once, by the name of its block: a block of lanes, or a single run."""
-    found = {}
-    for each in cuts:
-        blocks = each.blocks if each.lanes else [[[config]] for config in each.runs]
-        for grid in blocks:
-            found[name_of([config.run_id for row in grid for config in row])] = Cut(each.lanes, each.compiled, [grid])
-    return found
-
-
 def _recorded(plan: Plan, todo: Mapping[str, RunConfig]) -> list[Cut]:
-    """The recorded cuts, without finished runs; none if they do not match the missing runs."""
-    path = plan.folder / CUTS
+    """The recorded cuts of these runs; none if they do not match them."""
     try:
-        found = read(path, Decisions)
+        cuts = cuts_of(read(plan.cuts, Decisions)["cuts"], todo)
     except FileNotFoundError:
         return []
     except Damaged:
-        remove(path)
+        remove(plan.cuts)
         return []
-    cuts = []
-    for each in found["cuts"]:
-        left = [[todo[run_id] for run_id in block if run_id in todo] for block in each["blocks"]]
-        if any(left):
-            blocks = [grid for block in left if block for grid in rectangles(block, len(block))]
-            cuts.append(Cut(each["lanes"], each["compiled"], blocks))
-    cut_ids = [config.run_id for own in cuts for config in own.runs]
-    if sorted(cut_ids) != sorted(todo) or any(len({*map(block_key, own.runs)}) > 1 for own in cuts):
-        remove(path)
+    cut_ids = [config.run_id for each in cuts for config in each.runs]
+    if sorted(cut_ids) != sorted(todo) or any(len({*map(block_key, each.runs)}) > 1 for each in cuts):
+        remove(plan.cuts)
         return []
     return cuts

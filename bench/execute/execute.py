@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.config.run_config import RunConfig, on_device
 from bench.config.tuned import Sources
 from bench.errors import UserError
 from bench.execute import Effort
-from bench.execute.cuts import cut
+from bench.execute.cuts import cut, decisions
 from bench.execute.here import train_cuts
 from bench.execute.plan import Plan, forget_finished
 from bench.execute.pool import Pool, WorkerProcess
@@ -21,9 +21,6 @@ from bench.grammar.values import Memory
 from bench.progress import Advance, SweepProgress
 from bench.train.stop import StopRequest
 from bench.train.threads import set_threads
-
-if TYPE_CHECKING:
-    from bench.execute.exchange import Exchange
 
 STOPPED = "bench: stopped; finished runs are stored, and the same command continues"
 
@@ -36,7 +33,6 @@ def execute(
     plan: str = "runs",
     sources: Sources | None = None,
     stop: StopRequest | None = None,
-    exchange: "Exchange | None" = None,
 ) -> bool:
     """Train missing runs, which have one store and one device; False if a signal asked to stop.
 
@@ -53,41 +49,27 @@ def execute(
     if workers.isdecimal() and int(workers) > len(configs):
         workers = str(len(configs))
     own_slots = slots(workers, first, len(configs))
-    wanted = Plan(plan, configs, effort.engine, effort.width, len(own_slots), sources or {})
-    if exchange is None:
-        return work(wanted, progress, own_slots, effort.memory, stop)
-    shared = exchange.shared(wanted)
-    made = shared is None or work(shared, progress, own_slots, effort.memory, stop)
-    if made:
-        forget_finished(wanted.store)
-    return made
+    return _work(
+        Plan(plan, configs, effort.engine, effort.width, len(own_slots), sources or {}),
+        progress,
+        own_slots,
+        effort.memory,
+        stop or StopRequest(),
+    )
 
 
-def work(
-    plan: Plan,
-    progress: SweepProgress,
-    own_slots: Sequence[Slot] = (Slot(),),
-    memory: Memory | None = None,
-    stop: StopRequest | None = None,
+def _work(
+    plan: Plan, progress: SweepProgress, own_slots: Sequence[Slot], memory: Memory | None, stop: StopRequest
 ) -> bool:
-    """Train the missing runs of a plan, with a process for each slot; False if a signal asked to stop.
-
-    Raises:
-        UserError: as in `execute`.
-        RunFailed: as in `execute`.
-    """
-    stop, (own, *others), first, since = stop or StopRequest(), own_slots, plan.configs[0], time.time()
-    places = {"data": str(first.data), "store": str(first.store), "logger": first.logger}
-    job = json.dumps([plan.name, places, since, plan.exchange is not None])
-    environment = {} if plan.exchange is None else plan.exchange.environment
-    pool = Pool(("worker", "--cuts"), dict(enumerate(others, 1)), environment)
+    """Train the missing runs of a plan, with a process for each slot; False if a signal asked to stop."""
+    (own, *others), since = own_slots, time.time()
+    pool = Pool(("runs",), dict(enumerate(others, 1)))
     with stop.listening(), pool, own.taken():
         if others and plan.missing():
             pool.start()  # they import torch while this process measures
             set_threads(own.threads)
         cuts = cut(plan, progress, stop, memory=memory, processes=sharing(own_slots))
-        if plan.exchange is not None:
-            cuts = plan.exchange.agreed(plan, cuts)
+        job = json.dumps({"plan": plan.as_json(), "cuts": decisions(cuts), "since": since}) if others else ""
         runs = sum(len(each.runs) for each in cuts)
         with progress.showing(runs, len(own_slots)), _helped(pool, job, progress, stop):
             made = train_cuts(plan, cuts, progress, stop, since=since)

@@ -5,12 +5,11 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING
 
 from bench.config.run_config import RunConfig
 from bench.errors import RunBroke, RunBusy, RunFailed, first_line
 from bench.execute.blocks import rectangles
-from bench.execute.cuts import Cut, parts
+from bench.execute.cuts import Cut
 from bench.execute.plan import Plan
 from bench.lanes.runs import train_block
 from bench.progress import RunInPlan, SweepProgress
@@ -19,9 +18,6 @@ from bench.store.record import RunResult
 from bench.train.memory import give_back, keep_freed_memory, ran_out
 from bench.train.runner import run
 from bench.train.stop import StopRequest
-
-if TYPE_CHECKING:
-    from bench.execute.exchange import Exchange
 
 MAX_BROKEN = 3
 """Number of failures after which to give up if no run has finished. Ours."""
@@ -48,10 +44,8 @@ def train_cuts(
     """
     keep_freed_memory()
     outcomes = Outcomes(plan, cuts, progress, time.time() if since is None else since)
-    if plan.exchange is not None:
-        done = _as_shared(plan.exchange, parts(cuts), outcomes, stop)
-    else:  # first the free runs of all cuts, then those that other processes train
-        done = all(_train(cut, outcomes, stop, wait=wait) for wait in (False, True) for cut in cuts)
+    # first the free runs of all cuts, then those that other processes train
+    done = all(_train(cut, outcomes, stop, wait=wait) for wait in (False, True) for cut in cuts)
     if done:
         outcomes.raise_failures()
     return done
@@ -103,52 +97,12 @@ class Outcomes:
         if more:
             self.progress.say(f"{error}; continuing with the others")
 
-    def failure(self, run_ids: Iterable[str]) -> str | None:
-        """Why some of these runs have failed; None if none has."""
-        return next((str(self._broken[run_id]) for run_id in run_ids if run_id in self._broken), None)
-
     def raise_failures(self) -> None:
         """Raise the kept errors as one."""
         if self._broken:
             first, *others = dict.fromkeys(self._broken.values())
             many = f"{len(self._broken)} runs failed: {', '.join(self._broken)}; the first: "
             raise RunBroke(many * bool(others) + str(first)) from first
-
-
-def _as_shared(exchange: "Exchange", blocks: Mapping[str, Cut], outcomes: Outcomes, stop: StopRequest) -> bool:
-    """Train the blocks that this process gets; False if a signal asked to stop.
-
-    Returns when all blocks have ended, on any machine, since the worker of another block may die.
-    """
-    plan, store, progress = outcomes.plan, outcomes.plan.store, outcomes.progress
-    run_ids = {name: [config.run_id for config in block.runs] for name, block in blocks.items()}
-    seen, waiting = set[str](), False
-    while (claims := exchange.claims(plan.name)) is not None:  # None: the command that asked has all results
-        new = {name: blocks[name] for name, claim in claims.items() if claim.ended and name in blocks.keys() - seen}
-        seen |= new.keys()
-        if exchange.gather and new:
-            for wrong in exchange.collect(plan, new):
-                progress.say(wrong)
-            outcomes.look(store.find_all(run_id for name in new for run_id in run_ids[name]))
-        for name, block in new.items():
-            lost = [config for config in block.runs if config.run_id not in outcomes.settled]
-            if (why := claims[name].failure) and lost:
-                outcomes.broke(RunBroke(why), lost, more=len(seen) < len(blocks))
-        left = [name for name in blocks if name not in claims or not claims[name].ended]
-        if not left:
-            return True
-        if stop.signal is not None:
-            return False
-        name = exchange.take(plan.name, left, claims)
-        if name is None:
-            waiting = _wait([run_id for each in left for run_id in run_ids[each]], waiting, progress)
-            continue
-        waiting = False
-        with exchange.held(plan.name, name):
-            if not _train(blocks[name], outcomes, stop, wait=True):
-                return False
-            exchange.end(plan, name, run_ids[name], outcomes.failure(run_ids[name]))
-    return True
 
 
 def _train(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bool:

@@ -1,66 +1,27 @@
-"""A plan: requested runs, stored while they train, so that other processes can join.
-
-    STORE/plans/NAME/plan.json    the runs and how to execute them; written first, never changed
-    STORE/plans/NAME/cuts.json    their division into blocks (`bench.execute.cuts`); the first writer decides
-
-The folder is removed when all runs are stored.
-"""
+"""A plan: requested runs, and how to execute them."""
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-from uuid import uuid4
+from typing import Any, Self
 
-from pydantic import ConfigDict, Field, with_config
+from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
-from bench.config.plugins import allowed
 from bench.config.run_config import RunConfig, on_device, resolve, settings_of
 from bench.config.settings import as_stored
 from bench.config.tuned import Sources, TunedBy
 from bench.errors import UserError
 from bench.execute import Engine
-from bench.store.block import PLANS
-from bench.store.files import link, making, refuse_links, write_json
+from bench.store.block import CUTS
 from bench.store.load import Damaged, read
-from bench.store.record import Json, Mode, Name, RunId, is_file_name
+from bench.store.record import Mode, RunId
 from bench.store.store import Store
-from bench.text import clean
 from optimizers.plugins import slug
-
-if TYPE_CHECKING:
-    from bench.execute.exchange import Exchange
-
-PLAN, CUTS = "plan.json", "cuts.json"
-Positive = Annotated[int, Field(ge=1, lt=2**31)]
-
-
-@with_config(ConfigDict(extra="forbid", strict=True))
-class Code(TypedDict):
-    """A task and an optimizer of a plan, with their versions and the study that found their settings."""
-
-    task: Name
-    opt: Name
-    versions: dict[str, int | str]
-    tuned_by: TunedBy | None
-
-
-@with_config(ConfigDict(extra="forbid", strict=True))
-class Stored(TypedDict):
-    """The content of `plan.json`: settings of runs in dotted form, with those that all share in `common`."""
-
-    title: Name
-    engine: Engine
-    width: Positive | None
-    shares: Positive
-    code: list[Code]
-    common: Json
-    runs: dict[RunId, Json]
 
 
 @dataclass(frozen=True)
@@ -74,7 +35,6 @@ class Plan:
         width: maximum lanes of a block; measured by default.
         shares: number of processes that will share them.
         sources: the studies that found their hyperparameters (`RunResult.tuned_by`).
-        exchange: the database through which machines with other stores share them, if any.
     """
 
     title: str
@@ -83,7 +43,6 @@ class Plan:
     width: int | None = None
     shares: int = 1
     sources: Sources = field(default_factory=dict)
-    exchange: "Exchange | None" = None
 
     def tuned_by(self, config: RunConfig) -> TunedBy | None:
         """The study that found a run's hyperparameters."""
@@ -106,9 +65,9 @@ class Plan:
         return f"{slug(self.title)}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
 
     @property
-    def folder(self) -> Path:
-        """Its folder while its runs train."""
-        return self.store.folder / PLANS / self.name
+    def cuts(self) -> Path:
+        """The file with its cuts while its runs train (`bench.execute.cuts`)."""
+        return self.store.folder / CUTS / f"{self.name}.json"
 
     @property
     def mode(self) -> Mode:
@@ -119,57 +78,32 @@ class Plan:
         """The missing runs, by id."""
         return missing(self.configs)
 
-    def to_cut(self) -> dict[str, RunConfig]:
-        """The runs to divide into blocks: the missing ones, or all if other stores may lack other ones."""
-        return self.missing() if self.exchange is None else self.by_id
-
-    def keep(self) -> None:
-        """Write it into the store, unless it exists.
-
-        Raises:
-            UserError: the store cannot be written, or has a link at this path.
-            RunFailed: the disk is full.
-        """
-        refuse_links(self.folder.parent, self.folder)
-        with making(self.store.folder):
-            with suppress(FileNotFoundError):
-                try:
-                    read(self.folder / PLAN, Stored)
-                except Damaged:
-                    (self.folder / PLAN).unlink()
-            write_once(self.folder / PLAN, self.as_stored)
-
-    def forget(self) -> None:
-        """Remove it from the store; its runs stay."""
-        with suppress(OSError):
-            _remove(self.folder, CUTS, PLAN)
-            self.folder.parent.rmdir()
-
-    def as_stored(self) -> Stored:
-        """The content of its `plan.json`."""
-        own = {run_id: settings_of(as_stored(config)) for run_id, config in self.by_id.items()}
-        first = next(iter(own.values()))
-        common = {
-            name: value
-            for name, value in first.items()
-            if all(name in each and repr(each[name]) == repr(value) for each in own.values())
-        }
-        code = {(config.task, config.opt): config.spec_versions for config in self.configs}
+    def as_json(self) -> dict[str, Any]:
+        """The plan for another process of this command (`from_json`)."""
+        first = self.configs[0]
         return {
             "title": self.title,
             "engine": self.engine,
-            "width": self.width,
-            "shares": self.shares,
-            "code": [
-                {"task": pair[0], "opt": pair[1], "versions": versions, "tuned_by": self.sources.get(pair)}
-                for pair, versions in code.items()
-            ],
-            "common": common,
-            "runs": {
-                run_id: {name: value for name, value in each.items() if name not in common}
-                for run_id, each in own.items()
-            },
+            "runs": {run_id: settings_of(as_stored(config)) for run_id, config in self.by_id.items()},
+            "places": {"data": str(first.data), "store": str(first.store), "logger": first.logger},
+            "sources": [[*names, *tuned_by] for names, tuned_by in self.sources.items()],
         }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        """The plan in a process of the command that wrote `as_json`.
+
+        Raises:
+            UserError: the code of a task or an optimizer has changed meanwhile.
+        """
+        configs = []
+        for run_id, settings in content["runs"].items():
+            config = on_device(resolve(settings | content["places"], recorded=True))
+            if config.run_id != run_id:
+                raise UserError(f"the code of {config.task} or {config.opt} has changed; repeat the command")
+            configs.append(config)
+        sources = {(task, opt): TunedBy(*tuned_by) for task, opt, *tuned_by in content["sources"]}
+        return cls(content["title"], configs, content["engine"], sources=sources)
 
 
 def missing(configs: Sequence[RunConfig]) -> dict[str, RunConfig]:
@@ -179,134 +113,36 @@ def missing(configs: Sequence[RunConfig]) -> dict[str, RunConfig]:
     return {run_id: config for run_id, config in by_id.items() if run_id not in there}
 
 
-def write_once(path: Path, make: Callable[[], Any]) -> None:
-    """Write strict JSON into a file of the store, unless it exists: of several writers, the first one decides.
+@with_config(ConfigDict(extra="forbid", strict=True))
+class Decision(TypedDict):
+    """A cut as stored while its runs train: ids instead of configurations."""
 
-    Raises:
-        OSError: it cannot be written.
-    """
-    own = path.with_name(f".{uuid4().hex}")
-    for last in [False] * 20 + [True]:
-        if path.exists():
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            write_json(own, make())
-            with suppress(FileExistsError):
-                link(own, path)
-            return
-        except FileNotFoundError:  # another process has removed the empty folder
-            if last:
-                raise
-        finally:
-            own.unlink(missing_ok=True)
+    lanes: bool
+    compiled: bool
+    blocks: list[list[RunId]]
+
+
+@with_config(ConfigDict(extra="forbid", strict=True))
+class Decisions(TypedDict):
+    """All cuts of a plan: the content of `STORE/cuts/NAME.json`."""
+
+    cuts: list[Decision]
 
 
 def forget_finished(store: Store) -> None:
-    """Remove the plans whose runs are all finished, and the folder of plans if it is empty."""
+    """Remove the cuts whose runs are all finished, and their folder if it is empty."""
+    folder = store.folder / CUTS
+    if folder.is_symlink():
+        return
     with suppress(OSError):
-        for folder in (store.folder / PLANS).iterdir():
+        for path in folder.iterdir():
             with suppress(OSError, Damaged):
-                _forget(store, folder)
-        (store.folder / PLANS).rmdir()
-
-
-def _forget(store: Store, folder: Path) -> None:
-    if folder.is_symlink() or folder.parent.is_symlink():
-        return
-    try:
-        ids = read(folder / PLAN, Stored)["runs"].keys()
-    except FileNotFoundError:  # it was partly removed, or is just being written
-        _remove(folder)
-        return
-    if store.finished_all(ids).keys() == ids:
-        _remove(folder, CUTS, PLAN)  # cuts first: a plan without cuts is valid, but not cuts without a plan
-
-
-def _remove(folder: Path, *names: str) -> None:
-    """Remove files of a plan and those that killed processes left; a process that is writing now tries again."""
-    for path in (*(folder / name for name in names), *folder.glob(".*")):
-        path.unlink(missing_ok=True)
-    folder.rmdir()
-
-
-def open_plans(store: Path) -> list[str]:
-    """Names of the plans in a store that may have missing runs."""
-    folder = store / PLANS
-    with suppress(OSError):
-        return sorted(path.name for path in folder.iterdir() if (path / PLAN).is_file())
-    return []
-
-
-def progress_of(store: Path, name: str) -> tuple[int, int]:
-    """The numbers of finished and of all runs of a plan, without importing plug-ins.
-
-    Raises:
-        UserError: there is no such plan, or it cannot be read.
-    """
-    run_ids = _stored(store, name)["runs"]
-    return len(Store(store).finished_all(run_ids)), len(run_ids)
-
-
-def _stored(store: Path, name: str) -> Stored:
-    """The content of a plan in a store."""
-    try:
-        if is_file_name(name):
-            return read(store / PLANS / name / PLAN, Stored)
-    except FileNotFoundError:
-        pass
-    except Damaged as error:
-        raise UserError(f"{error}; repeat the original command") from None
-    there = ", ".join(open_plans(store)) or "none"
-    raise UserError(f"there is no plan {name!r} in {store}: it is finished or misspelt; existing plans: {there}")
-
-
-def load(
-    name: str,
-    places: Mapping[str, Any],
-    named: Mapping[str, Sequence[str]] | None = None,
-    command: Sequence[str] = (),
-    exchange: "Exchange | None" = None,
-) -> Plan:
-    """Load a plan from a store.
-
-    Args:
-        name: its name.
-        places: paths of data and store.
-        named: files and modules that may be imported, by kind (`task`, `opt`); None if the same command wrote the
-            plan.
-        command: the user's command line, for messages.
-        exchange: the database through which it is shared, if any.
-
-    Raises:
-        UserError: it does not exist, it cannot be read, or code that it names may not be imported here.
-    """
-    store = Path(places["store"])
-    path, stored = store / PLANS / name / PLAN, _stored(store, name)
-    names, sources = {}, {}
-    for code in stored["code"]:
-        recorded = {"task": code["task"], "opt": code["opt"]}
-        as_here = recorded if named is None else allowed(recorded, code["versions"], named, f"plan {name}", command)
-        names[code["task"], code["opt"]] = as_here
-        if code["tuned_by"] is not None:
-            sources[as_here["task"], as_here["opt"]] = code["tuned_by"]
-    try:
-        settings = {run_id: stored["common"] | own for run_id, own in stored["runs"].items()}
-        configs = {
-            run_id: on_device(resolve({**each, **names[each["task"], each["opt"]], **places}, recorded=True))
-            for run_id, each in settings.items()
-        }
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{path}: {error} is missing or invalid; repeat the original command") from None
-    if other := [run_id for run_id, config in configs.items() if config.run_id != run_id]:
-        raise UserError(
-            f"plan {name}: run {other[0]} was requested with another version of its task or optimizer, or with other"
-            " files; repeat the original command"
-        )
-    if not configs:
-        raise UserError(f"{path}: it has no runs; repeat the original command")
-    runs, title = list(configs.values()), clean(stored["title"])
-    plan = Plan(title, runs, stored["engine"], stored["width"], stored["shares"], sources, exchange)
-    if plan.name != name:
-        raise UserError(f"{path}: it contains the plan {plan.name}; repeat the original command")
-    return plan
+                if path.name.startswith("."):  # a killed process left it; one that is writing now tries again
+                    path.unlink()
+                    continue
+                run_ids = {
+                    run_id for cut in read(path, Decisions)["cuts"] for block in cut["blocks"] for run_id in block
+                }
+                if store.finished_all(run_ids).keys() == run_ids:
+                    path.unlink()
+        folder.rmdir()

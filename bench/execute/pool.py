@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.errors import RunFailed, UserError
 from bench.execute.slots import Slot
-from bench.process import bench_command
+from bench.process import worker_command
 
 MAX_FAILED_STARTS = 3
 """Number of deaths in a row before any training after which the command gives up. Ours."""
@@ -26,8 +26,8 @@ TRAINING = frozenset(("progress", "trial"))
 """Keys of events that show that a worker trains."""
 
 Event = Mapping[str, Any]
-"""A message of a worker: `done` with the job that it has finished; `doing` with its activity other than training,
-empty when that is over; other keys are for the listener."""
+"""A message of a worker: `done` when it has finished its job; `doing` with its activity other than training, empty when
+that is over; other keys are for the listener."""
 
 
 @dataclass
@@ -62,14 +62,13 @@ class Pool(AbstractContextManager["Pool"]):
     JSON each. The end of its standard input, or SIGTERM, asks it to stop.
 
     Args:
-        words: arguments of `bench` that start a worker.
+        words: `runs` or `studies`, what the workers train, and further arguments (`bench.process.worker_command`).
         slots: resources of each worker, by number.
-        environment: further environment variables of the workers, hidden from other users, unlike arguments.
     """
 
-    def __init__(self, words: Sequence[str], slots: Mapping[int, Slot], environment: Mapping[str, str]) -> None:
+    def __init__(self, words: Sequence[str], slots: Mapping[int, Slot]) -> None:
         self.slots = slots
-        self._words, self._environment = words, environment
+        self._words = words
         self._running: dict[int, WorkerProcess] = {}
         self._busy: set[int] = set()
         self._events: Queue[tuple[WorkerProcess, Event]] = Queue()
@@ -107,14 +106,14 @@ class Pool(AbstractContextManager["Pool"]):
         for slot in self.slots:
             self._send(slot, job)
         while self._busy:
-            self._listen(job, hear)
+            self._listen(hear)
             if stop():
                 self._ask_to_stop()
                 return False
             for worker in [worker for worker in self._running.values() if worker.process.poll() is not None]:
                 del self._running[worker.slot]
                 worker._hear_out()
-                self._listen(job, hear)
+                self._listen(hear)
                 if worker.slot in self._busy:
                     self._refuse_or_report(worker, died, say)
                     self._send(worker.slot, job)
@@ -133,8 +132,8 @@ class Pool(AbstractContextManager["Pool"]):
     def _start(self, index: int) -> WorkerProcess:
         slot = self.slots[index]
         process = subprocess.Popen(
-            bench_command(*self._words),
-            env={**os.environ, **slot.environment, **self._environment},
+            worker_command(*self._words),
+            env={**os.environ, **slot.environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -167,14 +166,14 @@ class Pool(AbstractContextManager["Pool"]):
                 if line.strip():
                     worker._said.append(line.rstrip())
 
-    def _listen(self, job: str, hear: Callable[[int, Event], None]) -> None:
+    def _listen(self, hear: Callable[[int, Event], None]) -> None:
         """Dispatch the events since the last call."""
         with suppress(Empty):
             worker, event = self._events.get(timeout=0.2)
             while True:
                 if event.keys() & TRAINING:
                     worker._began, self._stillborn = True, 0
-                if event.get("done") == job:
+                if "done" in event:
                     self._busy.discard(worker.slot)
                 hear(worker.slot, event)
                 worker, event = self._events.get_nowait()

@@ -1,6 +1,5 @@
 """All commands with their options, as data."""
 
-import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -76,13 +75,6 @@ LOGGER = Option(
 )
 CONFIG = _path("config", "YAML file of settings; flags override it", "FILE")
 JSON = Option("json", "print only JSON")
-STORAGE = Option(
-    "storage",
-    "database of the studies: sqlite:///FILE or postgresql+psycopg://USER:PASSWORD@HOST/NAME"
-    " (default: $BENCH_STORAGE, else studies.db in the store)",
-    "URL",
-    default=lambda: os.environ.get("BENCH_STORAGE"),
-)
 ENGINE = Option(
     "engine",
     "lanes: vectorised runs; lightning: one by one; auto (default): the faster of the two in a short measurement",
@@ -118,27 +110,6 @@ WORKERS = Option(
     workers,
     default="auto",
     also=("jobs",),
-)
-SLURM = (
-    Option("slurm", "submit workers to Slurm as a job array, one task per GPU, and exit; at most 8 by default"),
-    Option("print", "with --slurm: print the script and exit; nothing is written"),
-    Option("sbatch", "further options for sbatch: --sbatch='--partition=gpu --time=4:00:00'", "OPTIONS", default=""),
-)
-CREATE = Option(
-    "create", "store the plan for `bench worker` on any machine, and exit; for at most 8 workers by default"
-)
-SHARING = replace(
-    STORAGE,
-    help="share the runs through PostgreSQL with machines that cannot access the store:"
-    " postgresql+psycopg://USER:PASSWORD@HOST/NAME; they join by `bench worker --plan NAME --storage URL`",
-    default=None,
-)
-ELSEWHERE = (*SLURM, CREATE, SHARING)
-SHARED_BY = Option(
-    "shared-by",
-    "number of workers that share the trials; limits the number of lanes per worker (default 1)",
-    "N",
-    whole(1),
 )
 REFERENCE = Option(
     "reference",
@@ -232,7 +203,7 @@ _ALL = (
             replace(ENGINE, help="for several seeds: " + ENGINE.help, default=None), *RUNNING[1:],
             Option("resume", "continue an interrupted run (on CPUs bit for bit)", "RUN"),
             Option("rerun", "train again even if the result is stored"),
-            LOGGER, *ELSEWHERE,
+            LOGGER,
             Option("dry-run", "print the resolved configuration and exit"),
             JSON,
             _place("data", "folder of the datasets, also for downloads", setting=True),
@@ -258,7 +229,7 @@ _ALL = (
             _out("folder of table and plot (default: swept/TASK/OPT-HASH, with a hash of the set of runs)"),
             RUN_DEVICE, replace(PRECISION, help="lanes need 32-true or 64-true (default: the task's)"),
             DATA_SEED, replace(LOGGER, hidden=True),
-            *ELSEWHERE, JSON, Option("dry-run", "list the runs and exit"), DATA, STORE,
+            JSON, Option("dry-run", "list the runs and exit"), DATA, STORE,
         ),
     ),
     Command(
@@ -291,11 +262,11 @@ _ALL = (
             _out("folder of tables, plots and settings (default: compared/TASK/OPT)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
             Option("dry-run", "print the plan, the stored part of it, and its approximate duration"),
-            WORKERS, ENGINE, MEMORY, WIDTH, STORAGE, DATA, STORE,
+            WORKERS, ENGINE, MEMORY, WIDTH, DATA, STORE,
         ),
     ),
     Command(
-        "tune", "find an optimizer's hyperparameters on a task, with many workers",
+        "tune", "find an optimizer's hyperparameters on a task",
         text="Find an optimizer's hyperparameters on a task: run trials on separate seeds, choose the winner on"
         " validation data, and run it on fresh seeds. Write TASK/OPT.yaml for `bench fit --tuned` and a sensitivity"
         " plot.",
@@ -328,40 +299,22 @@ _ALL = (
             _out("folder of TASK/OPT.yaml and the plot (default: tuned; with --resume the folder used before)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
             Option("dry-run", "print the trials of the design and exit"),
-            *SLURM, replace(CREATE, help="create the study for `bench worker --study NAME`, and exit"),
-            WORKERS, STUDY_ENGINE, MEMORY, WIDTH, STORAGE, DATA, STORE,
+            WORKERS, STUDY_ENGINE, MEMORY, WIDTH, DATA, STORE,
         ),
     ),
     Command(
         "suite", "tune optimizers on tasks with equal budgets, then run the winners",
         text="Tune each optimizer on each task with the same number of trials, then run the winners on fresh seeds."
-        " Stored runs are reused, so the same command continues after an interruption; on another machine with the"
-        " same --storage it shares the work.",
+        " Stored runs are reused, so the same command continues after an interruption; in a second terminal it shares"
+        " the work.",
         positionals=(Option("file", "a YAML file, or the name of one in configs/suites", "FILE"),),
         options=(
             Option("dry-run", "print the plan, the stored part of it, and its approximate duration", also=("plan",)),
             _names("task", "only these of its tasks"), _names("opt", "only these of its optimizers"),
-            WORKERS, ENGINE, MEMORY, WIDTH, *SLURM, replace(SHARED_BY, hidden=True),
+            WORKERS, ENGINE, MEMORY, WIDTH,
             replace(BUDGET, help="a time, after which the command stops (6h, 90min); the same command continues"),
-            Option("train-only", "for array tasks: write no settings", hidden=True),
             _out("folder of settings and plots (default: tuned)", default=Path("tuned")),
-            JSON, STORAGE, DATA, STORE,
-        ),
-    ),
-    Command(
-        "worker", "join a plan or a study from any machine with access to its store or database",
-        text="Train the runs of a plan, or the trials of a study, until none is left. Start one worker per device.",
-        options=(
-            Option("plan", "name of the plan, printed by --create or --slurm; its store is --store", "NAME"),
-            Option("study", "name of the study, see `bench list studies`", "NAME"),
-            *(Option(kind, "allow the import of this file or module that the plan or study names; may be repeated",
-                     "FILE.py:CLASS", many=True)
-              for kind in ("task", "opt")),
-            replace(STUDY_ENGINE, help=f"with --study: {STUDY_ENGINE.help}"),
-            *(replace(each, help=f"with --study: {each.help}") for each in (SHARED_BY, WIDTH)), MEMORY,
-            Option("processes", "number of workers that share the memory of a device", "N", whole(1), default=1,
-            hidden=True), Option("events", "for internal use: the parent process", hidden=True),
-            STORAGE, DATA, STORE,
+            JSON, DATA, STORE,
         ),
     ),
     Command(
@@ -425,7 +378,7 @@ _ALL = (
             Option("arm", "change a setting of one arm, by its label: --arm NGD opt.lr 0.05 --arm 'H = 1' opt.lr 2",
                    "ARM SETTING VALUE", words=3, many=True),
             _out("folder of the output (default: reproduced/NAME, NAME-quick, NAME-changed)"),
-            DEVICE, JSON, *RUNNING, *ELSEWHERE, Option("dry-run", "list the runs and exit"), DATA, STORE,
+            DEVICE, JSON, *RUNNING, Option("dry-run", "list the runs and exit"), DATA, STORE,
         ),
     ),
     Command(
@@ -459,7 +412,7 @@ _ALL = (
         "merge", "copy the runs of stores into another one",
         text="Copy the runs of stores, and their records of studies and checks, into another store.",
         more="Runs in the destination are kept, but a finished run replaces an unfinished one. The same command"
-             " continues an interrupted merge. Databases of studies (studies.db) are not merged. Exit code 1:"
+             " continues an interrupted merge. The database of studies (studies.db) is not merged. Exit code 1:"
         " something could not be read.",
         positionals=(
             _path("source", "a store; it is only read", "SOURCE", most=0),
@@ -519,14 +472,14 @@ _ALL = (
         ),
     ),
     Command(
-        "list", "list tasks, optimizers, runs, studies or plans",
-        text="List tasks, optimizers, stored runs (newest first), studies, or unfinished plans.",
-        more="The filters apply only to runs; --store also applies to studies and plans. Runs that differ only in their"
+        "list", "list tasks, optimizers, runs or studies",
+        text="List tasks, optimizers, stored runs (newest first), or studies.",
+        more="The filters apply only to runs; --store also applies to studies. Runs that differ only in their"
              " seeds share a line, with the median of their results. The runs of a study share a line, and so do the"
              " sweeps of an optimizer on a problem, with the median at the best settings. A run without a date gets"
              " the date of its file. Exit code 1: something could not be read.",
         positionals=(Option("what", "what to list", "WHAT",
-                            choices=("tasks", "optimizers", "runs", "studies", "plans")),),
+                            choices=("tasks", "optimizers", "runs", "studies")),),
         options=(
             JSON, STORES,
             _names("task", "only these tasks", default=list), _names("opt", "only these optimizers", default=list),

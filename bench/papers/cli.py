@@ -76,7 +76,7 @@ def _all(args: Args) -> int:
     from bench.grammar.values import experiments
     from bench.output import remark
 
-    for name in ("name", "list", "search", "arm", "create", "slurm", "dry-run", "json"):
+    for name in ("name", "list", "search", "arm", "dry-run", "json"):
         if getattr(args, name.replace("-", "_")):
             raise UserError(f"--all: not allowed with {'NAME' if name == 'name' else f'--{name}'}; remove one of them")
     if not args.quick:
@@ -114,7 +114,6 @@ def _one(args: Args) -> int:
     with doing("reading the experiment"):
         from bench.execute import Effort
         from bench.execute.command import dry_run
-        from bench.execute.elsewhere import made_elsewhere, publish
         from bench.papers.reproduce import ask, reproduce
         from bench.papers.reproduction import Version, as_json, claim_lines
 
@@ -129,10 +128,7 @@ def _one(args: Args) -> int:
         asked = ask(args.name, places, version)
         own = [*asked.jobs, *(job for _, _, jobs in asked.points for job in jobs)]
         return dry_run(args, [config for _, config in own], [{"arm": arm, "seed": config.seed} for arm, config in own])
-    if made_elsewhere(args):
-        asked = ask(args.name, places, version)
-        return publish(f"experiment {args.name}", asked.configs, args, args.device)
-    result = reproduce(args.name, folder, places, version, Effort.of(args), args.storage)
+    result = reproduce(args.name, folder, places, version, Effort.of(args))
     if result is None:
         return 130
     reply(args, {"out": folder, **as_json(result)}, claim_lines(result, folder))

@@ -162,7 +162,6 @@ def reproduce(
     places: Settings,
     version: Version,
     effort: Effort,
-    storage: str | None,
 ) -> Reproduction | None:
     """Run an experiment and write figure, data, claims and page; None if a signal stopped it.
 
@@ -172,7 +171,6 @@ def reproduce(
         places: data, store and device.
         version: small or whole, with or without search, and the changes.
         effort: how the runs are trained.
-        storage: as in `bench.execute.command.results_of`.
 
     Raises:
         UserError: an experiment or a setting is unknown, data are missing, or the folder cannot be written.
@@ -189,7 +187,7 @@ def reproduce(
             check_all(waiting)
     check_output(folder)
     progress = SweepProgress("runs", wanted[0].task_spec.mode)
-    if results_of(wanted, progress, effort, plan=f"experiment {name}", storage=storage) is None:
+    if results_of(wanted, progress, effort, plan=f"experiment {name}") is None:
         return None
     arms, without = collect(asked.jobs)
     if not arms:

@@ -24,11 +24,11 @@ from bench.store.load import Damaged, is_there, parse_record, read_bytes, read_f
 from bench.store.record import RunResult
 from bench.store.tables import MISSING, TABLES, Columns, has_ends, last_step, read_parquet, read_raw, rows_of
 
-STUDIES, CHECKS, PLANS = "studies", "checks", "plans"
+STUDIES, CHECKS, CUTS = "studies", "checks", "cuts"
 """The folders of a store with records other than runs (`bench.store.reports`, `bench.execute.plan`)."""
 SOURCES = "sources"
 """The folder with the source code of classes passed to the Python API. Readers never import it."""
-FOLDERS = (STUDIES, CHECKS, PLANS, SOURCES)
+FOLDERS = (STUDIES, CHECKS, CUTS, SOURCES)
 PREFIX = "block-"
 DONE, REPLACED = "done", "replaced"
 RUNS, CHECKPOINT, TRACEBACK = "runs.jsonl", "last.ckpt", "traceback.txt"

@@ -35,10 +35,6 @@ def main(args: Args) -> int:
     if args.dry_run:
         names, resolved = ("opt", *varied, "seed"), (settings_of(config.model_dump()) for config in configs)
         return dry_run(args, configs, ({name: own[name] for name in names if name in own} for own in resolved))
-    from bench.execute.elsewhere import made_elsewhere, publish
-
-    if made_elsewhere(args):
-        return publish("sweep", configs, args, args.of_runs.get("device"), sources)
     from bench.sweeps import sensitivity
 
     folder = args.out or Path("swept") / folder_of(configs)
@@ -46,7 +42,7 @@ def main(args: Args) -> int:
     sensitivity.refuse_other_sweep(folder, {config.run_id for config in configs})
     broke: RunBroke | None = None
     try:
-        results = results_of(configs, progress, Effort.of(args), plan="sweep", sources=sources, storage=args.storage)
+        results = results_of(configs, progress, Effort.of(args), plan="sweep", sources=sources)
     except RunBroke as error:  # the others are still shown
         there = map(Store(args.store).get, (config.run_id for config in configs))
         results, broke = [run for run in there if run is not None], error

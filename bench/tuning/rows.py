@@ -32,11 +32,6 @@ class Rows:
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine, self._seen = engine, False
-        self._raw = (
-            "substr(CAST(CAST({} AS TEXT) AS BLOB), 1, {})"
-            if engine.dialect.name == "sqlite"
-            else "substr(convert_to(CAST({} AS TEXT), 'UTF8'), 1, {})"
-        )
 
     def are_there(self) -> bool:
         """Whether Optuna's tables exist; views do not count, since they may compute for ever."""
@@ -79,7 +74,7 @@ class Rows:
         """These columns as bytes, regardless of their type in the database; empty for NULL."""
         if not self.are_there():
             return iter(())
-        raw = ", ".join(self._raw.format(column, MOST_BYTES + 1) for column in columns)
+        raw = ", ".join(f"substr(CAST(CAST({column} AS TEXT) AS BLOB), 1, {MOST_BYTES + 1})" for column in columns)
         with self._engine.connect() as connection:
             rows = connection.execute(sa.text(f"SELECT {raw} {rest}"), words).all()
         return (tuple(bytes(value or b"") for value in row) for row in rows)

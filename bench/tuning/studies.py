@@ -1,16 +1,21 @@
-"""The studies of a database: SQLite on one machine, PostgreSQL on several. Only this and `study.py` use optuna."""
+"""The studies of a store, in its file studies.db: SQLite. Only this and `study.py` use optuna."""
 
+import errno
+import fcntl
+import os
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import quote
 
 import optuna
+import sqlalchemy as sa
+import sqlalchemy.exc
 from optuna.storages import RDBStorage
 
-from bench.errors import RunFailed, UserError, first_line, unknown
-from bench.execute.database import Database
+from bench.errors import MAKE_ROOM, RunFailed, UserError, first_line, unknown
 from bench.store.load import Damaged, parse
 from bench.store.record import is_file_name
 from bench.tuning.rows import Rows
@@ -18,8 +23,25 @@ from bench.tuning.study import DIRECTIONS, FRESH, Study
 from bench.tuning.trials import Request, StudySpec, check_name
 
 T = TypeVar("T")
+DATABASE = "studies.db"
+_WAIT_SECONDS = 60
+"""Seconds to wait for another process that writes. Ours."""
+_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk is full")
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def disk_full(error: BaseException) -> bool:
+    """Whether an error reports a full disk, judged by its text: Arrow, SQLite and other processes give no errno."""
+    return any(words in str(error) for words in _FULL)
+
+
+class NoDatabase(UserError):
+    """The database does not exist."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"unknown study in {path}: there is no such file; `bench tune` starts a study")
+        self.path = path
 
 
 class DamagedStudy(UserError):
@@ -28,29 +50,87 @@ class DamagedStudy(UserError):
     exit_code = RunFailed.exit_code
 
 
-class Studies(Database):
-    """The studies of a database.
+class Studies:
+    """The studies of a store.
 
     All reads go through `rows` and are checked. Only writers have Optuna's storage, `rdb`, which creates the tables,
-    and the lock (for SQLite, a file beside the database).
+    and the lock, a file beside the database.
+
+    Args:
+        store: its folder.
+        make: create the database if it does not exist.
+        read_only: do not change the database or its folder; it must exist.
 
     Raises:
-        UserError: as `Database`, or its tables are of another version of Optuna.
-        RunFailed: the server does not respond.
+        NoDatabase: the database does not exist and must not be created.
+        UserError: it cannot be created, is not a regular file, or its tables are of another version of Optuna.
     """
 
-    def _prepare(self) -> None:
-        self.rows = Rows(self._engine)
-        if self.read_only:
-            self.rows.are_there()  # raises if it is not a database
-            return
-        with self.lock():  # else two processes could create the tables at once and fail
-            try:
-                self.rdb = RDBStorage(self.url.render_as_string(hide_password=False), engine_kwargs=self._options)
-            except RuntimeError as error:  # tables of another version of Optuna
-                raise UserError(f"{self.asked}: {first_line(error)}") from None
-            weakref.finalize(self, self.rdb.engine.dispose)
-        self._file = self._path and self._path.stat()
+    def __init__(self, store: Path, *, make: bool = True, read_only: bool = False) -> None:
+        self.store, self.path, self.read_only = store, store / DATABASE, read_only
+        self._file: os.stat_result | None = None
+        if not self.path.exists() and (read_only or not make):
+            raise NoDatabase(self.path)
+        if self.path.exists() and not self.path.is_file():
+            raise UserError(f"--store {store}: {self.path} is not a file")
+        if self.path.is_symlink():
+            raise UserError(
+                f"--store {store}: {self.path} is a symbolic link, and links are not followed; copy the file"
+            )
+        with self.errors(opening=True):
+            if not read_only:
+                store.mkdir(parents=True, exist_ok=True)
+            engine = sa.create_engine(self._url(), connect_args={"timeout": _WAIT_SECONDS})
+            weakref.finalize(self, engine.dispose)  # else connections would not be closed properly
+            self.rows = Rows(engine)
+            if read_only:
+                self.rows.are_there()  # raises if it is not a database
+                return
+            with self.lock():  # else two processes could create the tables at once and fail
+                try:
+                    url = self._url().render_as_string(hide_password=False)
+                    self.rdb = RDBStorage(url, engine_kwargs={"connect_args": {"timeout": _WAIT_SECONDS}})
+                except RuntimeError as error:  # tables of another version of Optuna
+                    raise UserError(f"--store {store}: {first_line(error)}") from None
+                weakref.finalize(self, self.rdb.engine.dispose)
+            self._file = self.path.stat()
+
+    def _url(self) -> sa.URL:
+        """The URL of the database; in a string, a ? would end the path."""
+        if not self.read_only:
+            return sa.URL.create("sqlite", database=str(self.path))
+        with self.path.open("rb") as file:
+            if b"\2" in file.read(20)[18:]:
+                raise RunFailed(
+                    f"--store {self.store}: {self.path} is in SQLite's mode WAL, and reading it needs write access;"
+                    f" when no process uses it, `sqlite3 {self.path} 'PRAGMA journal_mode=delete'` ends that"
+                )
+        place = {"mode": "ro", "uri": "true"}
+        return sa.URL.create("sqlite", database=f"file:{quote(str(self.path.absolute()))}", query=place)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the only process that changes studies; the lock ends with the process."""
+        self._refuse_if_gone()
+        # A store from someone else may contain a symbolic link with this name.
+        handle = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        with os.fdopen(handle, "r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """`errors` and `lock`."""
+        with self.errors(), self.lock():
+            yield
+
+    def _refuse_if_gone(self) -> None:
+        """Raise if the file was deleted or replaced: nobody could read further writes."""
+        if self._file is not None and not (self.path.exists() and os.path.samestat(self._file, self.path.stat())):
+            raise RunFailed(
+                f"--store {self.store}: {self.path} was deleted or replaced while it was in use;"
+                " finished runs are in the store, so the original command recreates the study and reuses them"
+            )
 
     def names(self) -> list[str]:
         """Names of all studies, including damaged ones."""
@@ -84,7 +164,7 @@ class Studies(Database):
         """
         study = self._find(name)
         if study is None:
-            raise unknown("study", name, self.names(), f" in {self.shown}")
+            raise unknown("study", name, self.names(), f" in {self.path}")
         return study
 
     def create(self, spec: StudySpec, name: str | None = None) -> "Study":
@@ -94,12 +174,12 @@ class Studies(Database):
             UserError: a study with this name has other settings; the message says what differs.
         """
         name = spec.name if name is None else check_name(name)
-        with self.errors(), self.lock():
+        with self.changing():
             study = self._find(name)
             if study is None:
                 there = self._all()
                 if name in there and name + FRESH not in there:
-                    raise UserError(f"--name {name}: {self.shown} has something else with this name; choose another")
+                    raise UserError(f"--name {name}: {self.path} has something else with this name; choose another")
                 for part in (name + FRESH, name):
                     optuna.create_study(
                         storage=self.rdb, study_name=part, direction=DIRECTIONS[spec.mode], load_if_exists=True
@@ -112,7 +192,7 @@ class Studies(Database):
         differences = spec.differences(study.spec)
         if differences:
             raise UserError(
-                f"--name {name}: {self.shown} has a study of this name with other settings ({'; '.join(differences)});"
+                f"--name {name}: {self.path} has a study of this name with other settings ({'; '.join(differences)});"
                 " choose another --name, or the same settings"
             )
         return study
@@ -138,7 +218,7 @@ class Studies(Database):
 
     def _damaged(self, name: str, why: str) -> DamagedStudy:
         return DamagedStudy(
-            f"study {name} in {self.shown} is damaged, or was made by another version of this suite ({why});"
+            f"study {name} in {self.path} is damaged, or was made by another version of this suite ({why});"
             " use that version, or start another study with --name"
         )
 
@@ -156,9 +236,34 @@ class Studies(Database):
 
     @contextmanager
     def errors(self, *, opening: bool = False) -> Iterator[None]:
-        """As `Database.errors`, and for Optuna's."""
-        with super().errors(opening=opening):
-            try:
-                yield
-            except optuna.exceptions.StorageInternalError as error:
-                raise self._refused(error.__cause__ or error, opening=opening) from None
+        """Convert errors of the database into one line.
+
+        Raises:
+            UserError: it cannot be opened.
+            RunFailed: it cannot be read or written.
+        """
+        try:
+            yield
+        except optuna.exceptions.StorageInternalError as error:
+            raise self._refused(error.__cause__ or error, opening=opening) from None
+        except (sqlalchemy.exc.SQLAlchemyError, OSError) as error:
+            raise self._refused(error, opening=opening) from None
+
+    def _refused(self, error: BaseException, *, opening: bool) -> UserError:
+        what = " ".join(str(getattr(error, "orig", None) or getattr(error, "strerror", None) or error).split())[:300]
+        text = f"--store {self.store}: {what}"
+        if disk_full(error):
+            return RunFailed(f"the disk is full: {text}{MAKE_ROOM}")
+        if self.read_only:
+            return RunFailed(
+                f"{text}: {self.path} is damaged or not a database, or a process died while writing to it;"
+                " `bench tune --resume NAME` repairs the latter"
+            )
+        self._refuse_if_gone()
+        kind = UserError if opening else RunFailed
+        if "not a database" in what or "malformed" in what:
+            return kind(
+                f"{text}: {self.path} is damaged or not a database; move it away, and the same command creates another"
+                " with the finished runs of the store"
+            )
+        return kind(f"{text}; do we have write access to {self.store}? If not, choose another --store")

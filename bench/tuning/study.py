@@ -1,4 +1,4 @@
-"""A study: trials that many processes take from a database. Only this module and `studies.py` use optuna.
+"""A study: trials that several processes take from a database. Only this module and `studies.py` use optuna.
 
 It is an Optuna study, so `optuna-dashboard` shows it, with one trial for each point of the search space. The runs of a
 trial are attributes of the trial, so that a study is complete without the store of runs. The winner's runs on fresh
@@ -10,8 +10,8 @@ under one database lock, which is released when its process ends. So any process
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bench.config.plugins import allowed
 from bench.errors import UserError
-from bench.execute.database import Heartbeats, beating
+from bench.machine import lives
 from bench.results.selection import (
     End,
     above_infimum,
@@ -63,7 +63,6 @@ class Study:
     def __init__(self, studies: "Studies", name: str, spec: StudySpec) -> None:
         self.studies, self.name, self.spec = studies, name, spec
         self.damaged = dict[tuple[bool, str], str]()
-        self._heartbeats = Heartbeats(studies.heartbeat)
         self._ids = {fresh: studies.id_of(name + FRESH * fresh) for fresh in (False, True)}
 
     @property
@@ -91,8 +90,7 @@ class Study:
 
     def ask(self, request: Request) -> Request:
         """Extend the request and return it: numbers never decrease, and other fields take the latest given value."""
-
-        def grow() -> Request:
+        with self.studies.changing():
             old = self.request
             grown = {name: max(getattr(old, name), getattr(request, name)) for name in ("trials", "total", "refine")}
             self.spec.design.wanted(grown["trials"], grown["total"])  # may raise
@@ -100,8 +98,6 @@ class Study:
             new = request.model_copy(update=grown | latest)
             self._rdb.set_study_user_attr(self._ids[False], "request", new.model_dump())
             return new
-
-        return self.studies.insist(grow)
 
     def trials(self, *, fresh: bool | None = None) -> list[Trial]:
         """All attempts at all trials in their order, those of fresh seeds last, without damaged ones.
@@ -160,10 +156,8 @@ class Study:
         Must be called under the lock.
         """
         for trial in self.trials():
-            if trial.state != "running":
-                continue
-            if why := self._heartbeats.why_dead((trial.fresh, trial.number), trial.worker, trial.beat):
-                self._end(trial, TrialState.FAIL, reason=why)
+            if trial.state == "running" and not lives(trial.worker):
+                self._end(trial, TrialState.FAIL, reason="its worker died")
         trials = self.trials(fresh=False)
         request = self.request
         scores = self.scores(trials)
@@ -191,7 +185,8 @@ class Study:
 
     def finished(self) -> bool:
         """Whether nothing is left to do."""
-        return self.studies.insist(lambda: all(trial.state not in ("waiting", "running") for trial in self.advance()))
+        with self.studies.changing():
+            return all(trial.state not in ("waiting", "running") for trial in self.advance())
 
     def refuse_other_versions(self) -> None:
         """Refuse to train for a study that began with another version of its task or optimizer.
@@ -266,12 +261,8 @@ class Study:
             worker: the process that takes it (`bench.machine.this_process`).
             shared_by: if given, take an equal share of the trials for this number of workers.
         """
-
-        def take() -> list[Trial] | None:
+        with self.studies.changing():
             trials = self.advance()
-            mine = [trial for trial in trials if trial.state == "running" and trial.worker == dict(worker)]
-            if mine:  # the database failed just after this worker had taken them
-                return mine
             waiting = [trial for trial in trials if trial.state == "waiting"]
             waiting = [trial for trial in waiting if trial.fresh == waiting[0].fresh]
             running = [trial for trial in trials if trial.state == "running"]
@@ -286,30 +277,32 @@ class Study:
                 trial.state, trial.worker, trial.reason = "running", dict(worker), None
             return waiting if waiting or running else None
 
-        return self.studies.insist(take)
-
     def complete(self, trial: Trial, runs: Sequence[RunResult]) -> bool:
-        """Record the result of a trial; False if its worker was presumed dead and another one got it."""
+        """Record the result of a trial; False if it is no longer its worker's."""
         value = self._number(seed_median([value_of(run, trial.fresh) for run in runs], self.spec.mode))
-        return self.studies.insist(lambda: self._end(trial, TrialState.COMPLETE, runs=runs, value=value))
+        with self.studies.changing():
+            return self._end(trial, TrialState.COMPLETE, runs=runs, value=value)
 
     def prune(self, trial: Trial, runs: Sequence[RunResult], reason: str) -> bool:
         """Record that a trial was stopped early."""
-        return self.studies.insist(lambda: self._end(trial, TrialState.PRUNED, runs=runs, reason=reason))
+        with self.studies.changing():
+            return self._end(trial, TrialState.PRUNED, runs=runs, reason=reason)
 
     def fail(self, trial: Trial, reason: str) -> bool:
         """Record a failed attempt; `advance` retries unless it was the last."""
-        return self.studies.insist(lambda: self._end(trial, TrialState.FAIL, reason=reason))
+        with self.studies.changing():
+            return self._end(trial, TrialState.FAIL, reason=reason)
 
     def give_back(self, trial: Trial, reason: str) -> bool:
         """Return a trial to the queue, since the worker was asked to stop; it does not count as an attempt."""
-        return self.studies.insist(lambda: self._end(trial, TrialState.WAITING, reason=reason))
+        with self.studies.changing():
+            return self._end(trial, TrialState.WAITING, reason=reason)
 
     def report(self, trial: Trial, step: int, value: float) -> bool:
         """Record an evaluation during a trial's first run; whether to stop the trial.
 
         A trial is stopped if its best value so far is worse than the median of at least four completed trials at that
-        step. If the database is unavailable, nothing is recorded: an evaluation is not worth losing a run.
+        step. If the database cannot be written, nothing is recorded: an evaluation is not worth losing a run.
         """
         with suppress(UserError), self.studies.errors():
             self._rdb.set_trial_intermediate_value(self._id(trial), step, value)
@@ -319,18 +312,6 @@ class Study:
             pruner = optuna.pruners.MedianPruner(n_startup_trials=4)
             return pruner.prune(study, self._rdb.get_trial(self._id(trial)))
         return False
-
-    @contextmanager
-    def alive(self, trials: Sequence[Trial]) -> Iterator[None]:
-        """Send heartbeats for these trials while the context lasts."""
-
-        def beat(count: int) -> None:
-            for trial in trials:
-                with suppress(Exception):  # one trial's failure must not silence the others
-                    self._rdb.set_trial_user_attr(self._id(trial), "beat", count)
-
-        with beating(self.studies.heartbeat, beat):
-            yield
 
     def _end(
         self,

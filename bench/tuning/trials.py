@@ -14,7 +14,6 @@ from typing_extensions import TypedDict
 from bench.config.run_config import RunConfig, TrainerOptions, on_device, resolve
 from bench.errors import UserError
 from bench.execute import Engine
-from bench.execute.database import StoredProcess
 from bench.results.selection import Mode
 from bench.store.load import Damaged, parse
 from bench.store.record import Count, Json, Name, Number, RunResult, contradiction, is_file_name
@@ -61,13 +60,21 @@ class _Ends(TypedDict):
     high: End
 
 
+@with_config(ConfigDict(extra="allow"))
+class _Process(TypedDict):
+    """`bench.machine.this_process`, with the fields that `bench.machine.lives` reads."""
+
+    pid: Annotated[int, Field(gt=0, lt=2**31)]
+    started: str | None
+
+
 if TYPE_CHECKING:
     Axes = list[dict[str, Any]]
     Process = dict[str, Any]
     Coordinates = dict[str, Any]
 else:
     Axes = Annotated[list[_Ends | _Values], Field(min_length=1, max_length=MOST_AXES)]
-    Process, Coordinates = StoredProcess, dict[Name, Value]
+    Process, Coordinates = _Process, dict[Name, Value]
 
 
 class StudySpec(BaseModel):
@@ -213,7 +220,6 @@ class StoredTrial:
         runs: their records, with only the last evaluation.
         reason: why it failed, was pruned or given back.
         worker: the process that has it, or had it last.
-        beat: number of the worker's last heartbeat, if any.
     """
 
     __pydantic_config__ = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
@@ -224,7 +230,6 @@ class StoredTrial:
     runs: list[RunResult] = field(default_factory=list)
     reason: str | None = None
     worker: Process = field(default_factory=dict)
-    beat: Count | None = None
 
 
 @dataclass(kw_only=True)

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.config.checks import check_places
-from bench.config.plugins import naming
 from bench.config.run_config import resolve, settings_of
 from bench.config.settings import chosen_of
 from bench.errors import UserError, check_known
 from bench.execute import Effort, Engine
 from bench.execute.slots import slots
-from bench.execute.slurm import array_size, script
 from bench.grammar.values import counts_seeds, read_seeds, refuse_too_many
 from bench.text import counted, plain
 from bench.tuning.design import Design, Sampler
@@ -22,7 +20,6 @@ from bench.tuning.study import Study
 from bench.tuning.trials import Request, StudySpec, versions_of
 from bench.tuning.workers import Workers
 from optimizers import OPTIMIZERS, LogUniform
-from optimizers.plugins import absolute
 from tasks import TASKS
 
 GRID_POINTS = 9
@@ -199,32 +196,5 @@ def work(study: Study, workers: str, places: Mapping[str, Any], effort: Effort, 
         return True
     check_places([study.spec.typical(places)])
     progress.say(f"study {study.name}: {promise(study.spec, study.request.trials)}")
-    with Workers(study.studies, cut, places, effort, naming(study.spec.names)) as pool:
+    with Workers(cut, places, effort, [study.spec]) as pool:
         return pool.work([study], progress)
-
-
-def slurm_script(
-    name: str,
-    words: Sequence[str],
-    cells: Sequence[tuple[StudySpec, int]],
-    workers: str,
-    places: Mapping[str, Path],
-    effort: Effort,
-    sbatch: str,
-) -> str:
-    """A script for `sbatch`: an array whose tasks all run one command and share its studies, which need not exist yet.
-
-    Raises:
-        UserError: a run needs several machines, an option is malformed, or sbatch cannot read a path.
-    """
-    count = array_size(workers, sum(trials for _, trials in cells))
-    nodes = max(spec.trainer.num_nodes for spec, _ in cells)
-    if nodes > 1:
-        raise UserError(f"--trainer.num_nodes {nodes}: an array task has one machine; remove it")
-    gpus = max(0 if spec.settings["device"] == "cpu" else spec.trainer.devices for spec, _ in cells)
-    return script(name, [*words, "--shared-by", str(count), *effort.words()], count, gpus, places, sbatch)
-
-
-def worker_words(name: str, spec: StudySpec) -> list[str]:
-    """The command of a study's worker, without options for execution and places."""
-    return ["worker", "--study", name, *naming({kind: absolute(each) for kind, each in spec.names.items()})]

@@ -1,7 +1,7 @@
 """A worker: takes trials of studies, trains them, and records results, until nothing is left to do.
 
-Many workers share studies, on one machine or several. A worker that is asked to stop (SIGTERM, Ctrl-C, the end of its
-parent process) gives its trial back; the other workers notice one that dies.
+Several workers share studies. A worker that is asked to stop (SIGTERM, Ctrl-C, the end of its parent process) gives its
+trial back; the other workers notice one that dies.
 """
 
 import json
@@ -21,7 +21,6 @@ from bench.errors import MAKE_ROOM, RunBusy, RunFailed, UserError, first_line
 from bench.execute import Effort
 from bench.execute.child import WorkerProgress
 from bench.execute.choice import Choices
-from bench.execute.database import Stuck, disk_full
 from bench.execute.execute import execute
 from bench.machine import this_process
 from bench.process import bench_command
@@ -32,6 +31,7 @@ from bench.train.runner import run
 from bench.train.stop import StopRequest
 from bench.tuning.progress import cause_of
 from bench.tuning.space import point_key
+from bench.tuning.studies import disk_full
 from bench.tuning.study import Study, value_of
 from bench.tuning.trials import Trial
 
@@ -144,8 +144,7 @@ class Worker:
         for trial in trials:
             self.tell({"trial": self.identity(trial)})
         try:
-            with self.study.alive(trials):
-                made = self._as_lanes(trials, lanes) if lanes else self._one_by_one(trials[0])
+            made = self._as_lanes(trials, lanes) if lanes else self._one_by_one(trials[0])
         except (KeyboardInterrupt, SystemExit):
             self.stop.signal = self.stop.signal or signal.SIGINT
             made = None
@@ -153,7 +152,7 @@ class Worker:
             made, full = str(error) if isinstance(error, UserError) else first_line(error), disk_full(error)
             if full or (isinstance(error, UserError) and not isinstance(error, RunFailed)):  # no fault of the trials
                 for trial in trials:
-                    with suppress(Stuck):  # the database may be on the same disk
+                    with suppress(RunFailed):  # the database is on the same disk
                         self.study.give_back(trial, f"the worker could not train it: {made}")
                 if full:
                     raise RunFailed(f"the disk is full: {made.removesuffix(MAKE_ROOM)}{MAKE_ROOM}") from None
@@ -185,7 +184,7 @@ class Worker:
             elif self.study.complete(trial, made[i]):
                 self._ended(trial, "completed", runs=[_shown(run, trial.fresh) for run in made[i]])
             else:
-                self._ended(trial, "lost", reason="its worker was presumed dead, and another worker trained it")
+                self._ended(trial, "lost", reason="another worker took it")
         alike = len(self._failures) > 1 and self._causes[-MOST_FAILURES:] == self._causes[-1:] * MOST_FAILURES
         if len(self._failures) >= MOST_FAILURES or alike:
             raise RunFailed(f"{MOST_FAILURES} attempts in a row failed here, the last with: {made}")
@@ -259,7 +258,7 @@ class Worker:
                 if not self.stop.pruned:
                     raise
                 self.stop.pruned = self.stop.signal = None  # too late: the run had ended
-            except RunBusy:  # the trial's previous worker may not have noticed yet that it lost the trial
+            except RunBusy:  # another command trains it, or the trial's previous worker, on another machine
                 time.sleep(IDLE_SECONDS)
         return None
 

@@ -1,5 +1,6 @@
 """Worker processes on this machine that work on studies."""
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
@@ -9,37 +10,35 @@ from bench.execute import Effort
 from bench.execute.pool import Event, Pool, WorkerProcess
 from bench.execute.slots import Slot, sharing
 from bench.machine import lives
-from bench.process import as_options
 from bench.train.stop import StopRequest
 from bench.tuning.progress import TuningProgress
-from bench.tuning.studies import Studies
 from bench.tuning.study import Study
+from bench.tuning.trials import StudySpec
 
 
 class Workers(AbstractContextManager["Workers"]):
-    """Worker processes on this machine, which work on studies.
+    """Worker processes on this machine, which work on studies of a store.
 
     Args:
-        studies: the database of the studies.
         slots: resources of each worker.
         places: paths of data and store.
         effort: how runs are executed.
-        named: arguments that name the code that workers may import (`plugins.naming`), for all studies to come.
-        shared_by: number of workers that share the trials, on all machines; by default those of this one.
+        specs: all studies to come, with the code that workers may import.
     """
 
     def __init__(
-        self,
-        studies: Studies,
-        slots: Sequence[Slot],
-        places: Mapping[str, Any],
-        effort: Effort,
-        named: Sequence[str] = (),
-        shared_by: int | None = None,
+        self, slots: Sequence[Slot], places: Mapping[str, Any], effort: Effort, specs: Sequence[StudySpec]
     ) -> None:
-        words = ["worker", "--events", *effort.words(), "--processes", str(sharing(slots))]
-        words += ["--shared-by", str(shared_by or len(slots)), *named, *as_options(places)]
-        self._pool = Pool(words, dict(enumerate(slots)), studies.environment)
+        settings = {
+            "places": {name: str(place) for name, place in places.items()},
+            "engine": effort.engine,
+            "width": effort.width,
+            "memory": effort.memory and effort.memory.text,
+            "shared_by": len(slots),
+            "processes": sharing(slots),
+            "named": {kind: sorted({spec.names[kind] for spec in specs}) for kind in ("task", "opt")},
+        }
+        self._pool = Pool(("studies", json.dumps(settings)), dict(enumerate(slots)))
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._pool.__exit__(kind, *error)
@@ -53,7 +52,7 @@ class Workers(AbstractContextManager["Workers"]):
         """
 
         def count() -> None:
-            with suppress(RunFailed):  # the database is unavailable; the display can wait
+            with suppress(RunFailed):  # the database cannot be read; the display can wait
                 progress.counted(studies)
 
         def hear(slot: int, event: Event) -> None:
@@ -64,8 +63,7 @@ class Workers(AbstractContextManager["Workers"]):
         def died(worker: WorkerProcess, how: str) -> None:
             for study in studies:
                 for trial in study.trials():
-                    # Another machine may have a process with the same id.
-                    ours = trial.worker.get("pid") == worker.process.pid and lives(trial.worker) is False
+                    ours = trial.worker.get("pid") == worker.process.pid and not lives(trial.worker)
                     if trial.state == "running" and ours:
                         study.fail(trial, f"its worker died ({how})")
 

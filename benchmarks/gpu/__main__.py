@@ -355,21 +355,20 @@ def reference(task: str, device: str, words: argparse.Namespace) -> tuple[bool, 
     packed, studies = words.out / f"runs-{task}.zip", words.out / "studies.db"
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
+        (store := folder / "runs").mkdir()
         chosen: list[object] = [CELLS[task], "--task", task]
         if words.tiny:
             (folder / "tiny.yaml").write_text(TINY_SUITE % (20 + [*CELLS].index(task)))
             chosen = [folder / "tiny.yaml"]
         if packed.is_file():
-            unpack(packed, folder / "runs")
+            unpack(packed, store)
         if studies.is_file():
-            copy(studies, folder / "studies.db")
+            copy(studies, store / "studies.db")
         command = suite_command(
             "suite",
             *chosen,
             "--store",
-            folder / "runs",
-            "--storage",
-            f"sqlite:///{folder / 'studies.db'}",
+            store,
             "-o",
             folder / "tuned",
             *(["--workers", 1] if device == "cpu" else []),
@@ -417,12 +416,13 @@ def keep(folder: Path, packed: Path, studies: Path) -> int:
     from bench.store.stores import Stores
     from tools import thinning
 
-    if not (folder / "runs").is_dir() or not (folder / "studies.db").is_file():
+    store = folder / "runs"
+    if not (store / "studies.db").is_file():
         return 0
-    stores = Stores([folder / "runs"])
+    stores = Stores([store])
     if not any(run.finished for run in stores.runs):
         return 0
-    copy(folder / "studies.db", folder / "kept.db")
+    copy(store / "studies.db", folder / "kept.db")
     with TemporaryDirectory(dir=folder) as thin:
         kept = thinning.copy(stores, stores.runs, Path(thin))
         shutil.make_archive(str(folder / "kept"), "zip", thin)

@@ -1,11 +1,10 @@
-"""Shared parts of the commands for studies: the database, and the output of a study."""
+"""Shared parts of the commands for studies: checks, budgets of time, and the output of a study."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.errors import UserError
 from bench.grammar.parse import Args
 from bench.output import answer, note, remark
 from bench.process import as_options
@@ -13,10 +12,7 @@ from bench.text import clean, listed
 from bench.train.stop import deadline
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL
-
     from bench.execute.slots import Slot
-    from bench.tuning.studies import Studies
     from bench.tuning.study import Study
     from bench.tuning.study_result import StudyResult
     from bench.tuning.trials import StudySpec
@@ -100,56 +96,7 @@ def in_time(args: Args, work: Callable[[], object], spends: str = SPENT, stopped
     return spent()
 
 
-def open_studies(args: Args, *, make: bool = True, read_only: bool = False) -> "Studies":
-    """The database that `--storage` names, by default that of the store.
-
-    Without `make`, or with `read_only`, it must exist.
-
-    Raises:
-        UserError: it cannot be opened.
-    """
-    from bench.tuning.studies import Studies
-
-    asked = None if args.storage else f"--store {args.store}"
-    return Studies(args.storage or database_of(args.store), make=make, read_only=read_only, asked=asked)
-
-
-def database_of(store: Path) -> "URL":
-    """The URL of the database in a store."""
-    from sqlalchemy import URL
-
-    return URL.create("sqlite", database=str(store / "studies.db"))  # in a URL string, a ? would end the path
-
-
-def need_server(args: Args) -> None:
-    """Refuse a Slurm array without the URL of a database that its tasks can share.
-
-    Raises:
-        UserError: no URL is given.
-    """
-    if args.slurm and args.storage is None and not args.print:
-        raise UserError(
-            "--slurm: SQLite is not safe on the file systems that nodes share; give the address of a PostgreSQL"
-            " (--storage postgresql+psycopg://USER:PASSWORD@HOST/NAME, or $BENCH_STORAGE)"
-        )
-
-
-def as_typed(command: str, words: list[str]) -> list[str]:
-    """The words to repeat a command, without the database if its URL may contain a password."""
-    return ["bench", command, *(without_storage(words) if "@" in " ".join(words) else words)]
-
-
-def without_storage(words: list[str]) -> list[str]:
-    """The words without the database, whose URL may contain a password."""
-    kept, skip = [], False
-    for word in words:
-        if not skip and not word.startswith("--storage"):
-            kept.append(word)
-        skip = word == "--storage"
-    return kept
-
-
-def _use(found: "StudyResult", out: Path) -> str:
+def _use(found: "StudyResult", out: Path | None) -> str:
     """The command that trains with the winner's settings."""
     from bench.tuning.tuned import tuned_path
 

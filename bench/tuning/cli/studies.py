@@ -6,23 +6,22 @@ from bench.errors import RunFailed, UserError
 from bench.grammar.parse import Args
 from bench.output import answer, existing_stores, note, stores_of
 from bench.text import clean
-from bench.tuning.cli.shared import database_of, warn_of
+from bench.tuning.cli.shared import warn_of
 
 
 def list_studies(args: Args) -> int:
     """`bench list studies`: 0 done, 1 something could not be read."""
-    from bench.execute.database import NoDatabase
     from bench.results.render import shown
     from bench.results.table import Table
     from bench.text import counted, options_text
-    from bench.tuning.studies import Studies
+    from bench.tuning.studies import NoDatabase, Studies
     from bench.tuning.study_result import study_result
 
     rows: list[dict[str, Any]] = []
     damaged = False
     for store in existing_stores(args):
         try:
-            studies = Studies(database_of(store), read_only=True, asked=f"--store {store}")
+            studies = Studies(store, read_only=True)
         except NoDatabase:
             continue
         for name in studies.names():

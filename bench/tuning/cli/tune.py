@@ -9,7 +9,7 @@ from bench.execute import Effort
 from bench.grammar.commands import parse
 from bench.grammar.parse import Args
 from bench.output import check_output, note, reply
-from bench.tuning.cli.shared import as_typed, fewest_slots, in_time, need_server, open_studies, show, without_storage
+from bench.tuning.cli.shared import fewest_slots, in_time, show
 from optimizers.plugins import bare
 
 if TYPE_CHECKING:
@@ -19,66 +19,36 @@ if TYPE_CHECKING:
 
 def main(args: Args) -> int:
     """`bench tune` with these arguments: 0 done, 1 no trial has a score, 130 stopped."""
-    command = shlex.join(["bench", "tune", *without_storage(args.words)])
+    command = shlex.join(["bench", "tune", *args.words])
     from bench.progress import doing
 
     with doing("importing optuna"):
         from bench.config.plugins import naming
-        from bench.execute.elsewhere import made_elsewhere
-        from bench.execute.slurm import submit
         from bench.sweeps.grid import settings_in
         from bench.text import options_text
         from bench.tuning.progress import TuningProgress
-        from bench.tuning.tune import promise, slurm_script, work, worker_words
+        from bench.tuning.studies import Studies
+        from bench.tuning.tune import promise, work
 
-    made_elsewhere(args)
     places = {"data": args.data, "store": args.store}
     settings = settings_in(args.config) | args.of_runs
     asked = _of_study(args, settings) if args.resume else of_words(args, settings, places)
     study, spec, name, request, out = asked
     effort = Effort(request.engine or "auto", args.width, args.memory)
-    need_server(args)
-    text = ""
-    if args.slurm:
-        words_of = worker_words(name, spec)
-        text = slurm_script(name, words_of, [(spec, request.trials)], args.workers, places, effort, args.sbatch)
-    elif not args.create:
-        fewest_slots(args.workers, [spec], places, request.engine)  # raises if it cannot be trained here
+    fewest_slots(args.workers, [spec], places, request.engine)  # raises if it cannot be trained here
     if args.dry_run:
         points = [w.point for w in spec.design.wanted(request.trials, request.total)]
         reply(args, points, map(options_text, points))
         note(f"study {name}: {promise(spec, request.trials)}")
         return 0
-    if args.print:
-        print(text, end="")
-        if study is None or request != study.request:
-            where = "" if args.storage else " and with --storage URL"
-            note(
-                f"study {name} must be in the database with these settings: the same command"
-                f" with --create instead of --slurm --print{where} puts it there"
-            )
-        return 0
-    if not args.create:
-        check_output(out)  # fail before hours of training
+    check_output(out)  # fail before hours of training
     if study is None:
-        study = open_studies(args).create(spec, args.name)
+        study = Studies(args.store).create(spec, args.name)
     stored = study.ask(request)
     if stored.trials > request.trials:
         note(f"the study already has {stored.trials} trials, and the result is that of all of them")
     usual = parse("tune", []).store
     store = [] if args.store == usual else ["--store", str(args.store)]
-    if args.create or args.slurm:
-        if args.slurm:
-            print(submit(study.name, text, args.store, study.studies.environment))
-        else:
-            how = effort.words()[2:]  # the study remembers its engine
-            worker = shlex.join(["bench", "worker", "--study", study.name, *how, *naming(spec.names), *store])
-            print(f"study {study.name} is in {study.studies.shown}; to work on it: {worker}")
-        print(
-            f"when it is done: {shlex.join(['bench', 'tune', '--resume', study.name, *store])} writes the settings;"
-            f" {shlex.join(['bench', 'list', 'studies', *store])} shows its progress"
-        )
-        return 0
     progress = TuningProgress(f"study {study.name}", spec.metric)
     again = shlex.join(["bench", "tune", "--resume", study.name, *naming(spec.names), *store])
     if not in_time(
@@ -131,7 +101,9 @@ class StudyRequest(NamedTuple):
 
 def _of_study(args: Args, settings: dict[str, Any]) -> StudyRequest:
     """The request to an existing study, with the options given now."""
-    study = open_studies(args, make=False, read_only=args.print).open(args.resume)
+    from bench.tuning.studies import Studies
+
+    study = Studies(args.store, make=False).open(args.resume)
     own = {"seeds", "report_seeds", "prune", "name", *([] if args.sampler == "tpe" else ["sampler"])}
     named = {kind: [settings[kind]] for kind in ("task", "opt") if kind in settings}
     other = [kind for kind, (name,) in named.items() if bare(name) != bare(study.spec.names[kind])]
@@ -139,7 +111,7 @@ def _of_study(args: Args, settings: dict[str, Any]) -> StudyRequest:
     given += [name for name in sorted(own) if getattr(args, name) not in (None, False)]
     if given:
         raise UserError(f"--resume takes the study's own settings; remove --{given[0]}")
-    study.admit(named, as_typed("tune", args.words))
+    study.admit(named, ["bench", "tune", *args.words])
     # A suite's study waits for the others before its fresh seeds run; resumed alone it waits for none.
     before = study.request.model_copy(update={"report": bool(study.spec.report_seeds)})
     request = _request(args, study.spec, before)

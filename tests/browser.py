@@ -1,4 +1,4 @@
-"""Fixtures with real servers; a test is skipped, with the reason, if the packages are missing."""
+"""Fixtures with a browser; a test is skipped, with the reason, if the packages are missing."""
 
 import base64
 import json
@@ -10,51 +10,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from tests import slurm as slurms
-from tests.daemons import PATIENCE
-
-if TYPE_CHECKING:
-    from tests.postgres import Server
-
-
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator["Server"]:
-    """A PostgreSQL server for the whole session."""
-    postgres = pytest.importorskip("tests.postgres", reason="no psycopg[binary]: uv sync", exc_type=ImportError)
-    programs = postgres.binaries()
-    if not programs:
-        pytest.skip("no PostgreSQL server in /usr/lib/postgresql: apt-get install postgresql")
-    with postgres.server(programs) as server:
-        yield server
-
-
-@pytest.fixture
-def postgres_url(postgres_server: "Server") -> str:
-    """The URL of a fresh empty database, for SQLAlchemy."""
-    return postgres_server.fresh()
-
-
-@pytest.fixture(scope="session")
-def slurm_cluster() -> Iterator[slurms.Slurm]:
-    """A Slurm for the whole session."""
-    if lacking := slurms.missing():
-        pytest.skip(f"no {', '.join(lacking)}: apt-get install slurm-wlm munge")
-    slurm = slurms.Slurm()
-    try:
-        yield slurm
-    finally:
-        slurm.close()
-
-
-@pytest.fixture
-def slurm(slurm_cluster: slurms.Slurm) -> Iterator[slurms.Slurm]:
-    """A Slurm without jobs; jobs of the test are cancelled after it."""
-    yield slurm_cluster
-    slurm_cluster.cancel_all()
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(scope="session")
