@@ -83,7 +83,7 @@ class MoMo(StepSizeOptimizer):
         if norm is None:
             return value
         loss_value = as_tensor(value, norm)
-        params = [p for _, own in groups for p in own]
+        params = [p for _, members in groups for p in members]
         grads = [p.grad for p in params if p.grad is not None]
         directions = self._averaged(params, grads)
         now = torch.stack([loss_value, global_dot(grads, params).to(norm)])
@@ -91,14 +91,14 @@ class MoMo(StepSizeOptimizer):
         model = now if before is None else self.beta * before.to(now) + (1 - self.beta) * now
         self.param_groups[0]["model"] = model
         product, length = global_dot(directions, params).to(norm), global_norm(directions)
-        for i, (group, own) in enumerate(groups):
+        for i, (group, members) in enumerate(groups):
             decayed = 1 + group["lr"] * group["weight_decay"]
             raw = _raw_step(model, self.f_star, product, length, decayed)
             if i == 0:
                 self.step_sizes = (raw, raw.clamp(max=group["lr"]))
-            self._descend(own, [self.state[p]["direction"] for p in own], raw.clamp(max=group["lr"]))
+            self._descend(members, [self.state[p]["direction"] for p in members], raw.clamp(max=group["lr"]))
             if group["weight_decay"] != 0:
-                torch._foreach_mul_(own, 1 / decayed)
+                torch._foreach_mul_(members, 1 / decayed)
         return value
 
     def _averaged(self, params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
@@ -133,12 +133,7 @@ def update(
 def _raw_step(model: Tensor, f_star: Any, product: Tensor, length: Tensor, decayed: Any) -> Tensor:
     """The step to the point where the model of the loss equals f_star, 0-dim; 0 if it is behind, or d = 0.
 
-    Args:
-        model: f_bar and gamma, shape (2,).
-        f_star: lower bound of the loss.
-        product: <d, w>, 0-dim.
-        length: ||d||, 0-dim.
-        decayed: 1 + lr * weight_decay.
+    The model is f_bar and gamma, shape (2,); the product <d, w>, the length ||d||; `decayed` is 1 + lr * weight_decay.
     """
     ahead = (decayed * (model[0] - model[1] - f_star) + product).clamp(min=0)
     return safe_divide(safe_divide(ahead, length), length)  # the square of a small norm would underflow

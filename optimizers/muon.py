@@ -60,17 +60,8 @@ class Muon(CheckedOptimizer):
         adjust: Literal["original", "rms"] = "original",
         bf16: bool = False,
     ) -> None:
-        defaults = dict(
-            lr=lr,
-            momentum=momentum,
-            nesterov=nesterov,
-            weight_decay=weight_decay,
-            ns_steps=ns_steps,
-            adjust=adjust,
-            bf16=bf16,
-            pieces=1,
-        )
-        super().__init__(params, defaults)
+        settings = dict(lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
+        super().__init__(params, settings | dict(ns_steps=ns_steps, adjust=adjust, bf16=bf16, pieces=1))
 
     def _check_group(self, group: dict[str, Any]) -> None:
         check_range("lr", group["lr"], 0)
@@ -152,15 +143,15 @@ def directions(tensors: Sequence[Tensor], hparams: Mapping[str, Any]) -> list[Te
     alike: dict[Any, list[int]] = {}
     for i, t in enumerate(cut):
         alike.setdefault((t.shape, t.dtype, t.device), []).append(i)
-    found: dict[int, Tensor] = {}
+    moves: dict[int, Tensor] = {}
     for indices in alike.values():  # all matrices of a shape at once: kernel launches are slow on a GPU
         stacked = torch.stack([cut[i] for i in indices])
         A, B = stacked.shape[-2:]
         scale = 0.2 * math.sqrt(max(A, B)) if hparams["adjust"] == "rms" else math.sqrt(max(1, A / B))
         exact = stacked.to(scalar_dtype(stacked.dtype))
         done = orthogonalised(exact, hparams["ns_steps"], bf16=hparams["bf16"]).to(stacked.dtype) * scale
-        found |= {i: done[k].reshape(full[i].shape) for k, i in enumerate(indices)}
-    return [_sharded_as(found[i], t) for i, t in enumerate(tensors)]
+        moves |= {i: done[k].reshape(full[i].shape) for k, i in enumerate(indices)}
+    return [_sharded_as(moves[i], t) for i, t in enumerate(tensors)]
 
 
 def orthogonalised(x: Tensor, steps: int, *, bf16: bool = False) -> Tensor:
