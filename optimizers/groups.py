@@ -83,13 +83,10 @@ def split_rest(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 def divide(
     spec: OptimizerSpec, rest: OptimizerSpec | None, values: Mapping[str, Any], parameters: Sequence[Parameter]
 ) -> list[Part]:
-    """The methods of a run with their parameters; the one with the largest group first.
+    """The methods of a run with their parameters, in order; the one with the largest group first.
 
-    Args:
-        spec: the compared method.
-        rest: the one for all parameters except matrices; None if the first updates all.
-        values: hyperparameters of both, dotted.
-        parameters: the trained parameters, in order.
+    `rest` updates all parameters except matrices; None if the first method updates all. The hyperparameters of both are
+    dotted.
 
     Raises:
         ValueError: there is no matrix for the first method, a value is for a role that no parameter of its method has,

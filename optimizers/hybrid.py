@@ -16,12 +16,7 @@ from optimizers.step_size import run_closure
 
 
 def make(parts: Sequence[Part], params: Sequence[nn.Parameter], parameters: Sequence[Parameter]) -> Optimizer:
-    """The optimizer of a run.
-
-    Args:
-        parts: from `divide`.
-        params: the trained parameters, in the order of `parameters`.
-        parameters: facts about them.
+    """The optimizer of a run: the parts of `divide` over the trained parameters; `parameters` are facts about them.
 
     Raises:
         ValueError: a hyperparameter given by role has one value for all parameters.
@@ -102,9 +97,6 @@ class Hybrid(Optimizer):
             closure: re-evaluates the model and returns the loss; called once, before any update.
             grad_norm: norm of the gradient in `.grad` over all parameters, 0-dim.
             loss_grad_norm: the same before clipping.
-
-        Raises:
-            RuntimeError: a part moves its weights before it calls the closure, which cannot evaluate again.
         """
         loss = run_closure(closure)
         for part, names in zip(self.parts, self._keywords, strict=True):

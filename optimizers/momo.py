@@ -1,6 +1,6 @@
 """MoMo: a Polyak step along averaged gradients, with a model of the loss from past batches."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from optimizers import pure
 from optimizers.norms import global_dot, global_norm
+from optimizers.pure import Hparams, State, Tensors
 from optimizers.step_size import StepSizeOptimizer, as_tensor, check_range, safe_divide
 
 
@@ -33,9 +34,6 @@ class MoMo(StepSizeOptimizer):
         f_star: lower bound of the loss, a finite number.
         weight_decay: strength of the quadratic penalty, in [0, inf).
         fused: None or True updates with one fused kernel where the tensors allow it, False with a plain loop.
-
-    Raises:
-        ValueError: a hyperparameter is out of its range.
     """
 
     def __init__(
@@ -66,17 +64,11 @@ class MoMo(StepSizeOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Tensor | float | None = None) -> Any:
-        """Take one step; `.grad` must hold the gradient of the whole batch and the loss must be of that batch.
+        """Take one step and return the loss; `.grad` must hold the gradient of the whole batch, and the loss be of it.
 
         Args:
             closure: re-evaluates the model and returns the loss, averaged like the gradient.
             loss: the loss, instead of a closure.
-
-        Returns:
-            The loss.
-
-        Raises:
-            ValueError: there is neither closure nor loss.
         """
         value = self._loss(closure, loss)
         groups, norm = self._collect(None)
@@ -111,9 +103,7 @@ class MoMo(StepSizeOptimizer):
         return [self.state[p]["direction"] for p in params]
 
 
-def update(
-    grads: list[Tensor], state: dict[str, Any], params: list[Tensor], loss: Tensor, hparams: Mapping[str, Any]
-) -> tuple[list[Tensor], dict[str, Any]]:
+def update(grads: Tensors, state: State, params: Tensors, loss: Tensor, hparams: Hparams) -> tuple[Tensors, State]:
     """One step of MoMo as a pure function (`OptimizerSpec.update`)."""
     lr, beta, decay = hparams["lr"], hparams["beta"], hparams["weight_decay"]
     directions, model = [g.clone() for g in grads], torch.stack([loss, pure.dot(grads, params)])

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from optimizers import pure
 from optimizers.norms import scalar_dtype, whole
+from optimizers.pure import Hparams, State, Tensors
 from optimizers.step_size import CheckedOptimizer, check_range, run_closure
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
@@ -85,10 +86,7 @@ class Muon(CheckedOptimizer):
         """Take one step; `.grad` must hold the gradient of the whole batch.
 
         Args:
-            closure: optional; re-evaluates the model and returns the loss.
-
-        Returns:
-            What the closure returned, else None.
+            closure: optional; re-evaluates the model and returns the loss, which `step` returns.
         """
         loss = run_closure(closure)
         for group in self.param_groups:
@@ -111,9 +109,7 @@ class Muon(CheckedOptimizer):
         return loss
 
 
-def update(
-    grads: list[Tensor], state: dict[str, Any], params: list[Tensor], loss: Tensor, hparams: Mapping[str, Any]
-) -> tuple[list[Tensor], dict[str, Any]]:
+def update(grads: Tensors, state: State, params: Tensors, loss: Tensor, hparams: Hparams) -> tuple[Tensors, State]:
     """One step of Muon as a pure function (`OptimizerSpec.update`)."""
     lr, momentum, decay = hparams["lr"], hparams["momentum"], hparams["weight_decay"]
     before = state["momentum_buffers"] if state else [torch.zeros_like(p) for p in params]
@@ -131,11 +127,9 @@ def _like(value: Any, tensor: Tensor) -> Any:
 
 
 def directions(tensors: Sequence[Tensor], hparams: Mapping[str, Any]) -> list[Tensor]:
-    """The update directions for lr = 1: orthogonalised matrices times their scale.
+    """The update directions for lr = 1: orthogonalised matrices, shape (..., A, B) each, times their scale.
 
-    Args:
-        tensors: shape (..., A, B) each; sharded ones (DTensor) are gathered for it, and sharded again.
-        hparams: of their group.
+    Sharded ones (DTensor) are gathered for it, and sharded again.
     """
     pieces = int(hparams.get("pieces", 1))
     full = [whole(t) for t in tensors]
@@ -155,13 +149,7 @@ def directions(tensors: Sequence[Tensor], hparams: Mapping[str, Any]) -> list[Te
 
 
 def orthogonalised(x: Tensor, steps: int, *, bf16: bool = False) -> Tensor:
-    """Matrices with the singular vectors of x and singular values of about 1, shape (..., A, B); 0 stays 0.
-
-    Args:
-        x: matrices, shape (..., A, B).
-        steps: iterations.
-        bf16: whether to iterate in bfloat16.
-    """
+    """Matrices (..., A, B) with the singular vectors of x and singular values of about 1; 0 stays 0."""
     a, b, c = COEFFICIENTS
     transposed = x.shape[-2] > x.shape[-1]
     x = x.mT if transposed else x

@@ -160,11 +160,7 @@ def load(target: str) -> Any:
 
 
 def load_module(place: str, name: str = "CLASS") -> Any:
-    """Import `module` or `file.py`; its output goes to standard error.
-
-    Args:
-        place: the module or file.
-        name: the requested object, for messages.
+    """Import `module` or `file.py` for an object of this name; its output goes to standard error.
 
     Raises:
         PluginError: it cannot be imported.

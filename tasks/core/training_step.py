@@ -228,7 +228,7 @@ class Loop:
         # Every rank has the same number of micro-batches: FSDP2 communicates in each.
         cuts = micro_batches_per_rank(size, self.world, self.plan.micro_batch_size)
         where = self.where
-        where.step, where.batch_size, where.width = step, size, self.order.width(step)
+        where.step, where.width = step, self.order.width(step)
         total: Tensor | None = None
         for cut in range(cuts):
             first, last = start + (stop - start) * cut // cuts, start + (stop - start) * (cut + 1) // cuts

@@ -227,14 +227,12 @@ class TokenClassifier(Task):
     def _goals(self) -> dict[str, Tensor | None]:
         """The directions that training is compared with, as unit vectors; None for those that do not exist."""
         return {
-            name: None if isinstance(found, str) else unit(found[0].flatten()).to(self.head.W.device, self.head.W.dtype)
-            for name, found in self.data.directions().items()
+            name: None if isinstance(optimum, str) else self._unit(optimum[0].flatten())
+            for name, optimum in self.data.directions().items()
         }
 
-
-def unit(x: Tensor) -> Tensor:
-    """The vector divided by its norm."""
-    return x / x.norm()
+    def _unit(self, x: Tensor) -> Tensor:
+        return (x / x.norm()).to(self.head.W.device, self.head.W.dtype)
 
 
 def towards(goal: Tensor | None, x_Kp: Tensor, name: str) -> dict[str, Tensor]:

@@ -192,7 +192,7 @@ def test_illegal_images_are_refused(train: Any, how: dict[str, Any], message: st
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
-        (lambda root: (root / "x.npy").read_bytes(), r"FileNotFoundError: .*x.npy.*test_own_tasks.py|pathlib"),
+        (lambda root: (root / "x.npy").read_bytes(), r"FileNotFoundError: .*x.npy.*test_user_data.py|pathlib"),
         (
             lambda root: {"train": (IMAGES, LABELS)},
             "its samples have the keys train; return a dict with the keys train and test",
