@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from optimizers import OPTIMIZERS
 
 Vector = NDArray[np.float64]
-Memory = dict[str, Any]
-"""The state of an optimizer; empty before the first step."""
 
 
 # ---- The problem: binary classification with a small network whose four parameters differ in shape ------------------
@@ -249,15 +247,6 @@ ILLEGAL: list[tuple[str, str, tuple[float, ...], str]] = [
     ("momo", "weight_decay", (*BELOW_0, inf), "[0, inf)"),
 ]
 
-LEGAL_EDGES: list[tuple[str, dict[str, Any]]] = [
-    ("ngd", {"lr": 0.0, "momentum": 0.0, "weight_decay": 0.0}),
-    ("ngd", {"momentum": 1.0}),
-    ("sngd", {"lr": 0.0, "max_step": inf, "momentum": 1.0}),
-    ("sngd", {"max_step": 1e-300}),
-    ("ps", {"lr": 0.0, "c": 1e-300, "f_star": -1e300}),
-    ("sps", {"lr": 0.0, "max_step": inf, "gamma": 0.0, "batches_per_epoch": 1, "f_star": -3.0}),
-    ("sps", {"gamma": 1.0001}),
-]
 
 MORE_ARGUMENTS: list[tuple[str, dict[str, Any]]] = [
     # Arguments that only affect torch's own classes; the pure updates are compared with those classes.

@@ -159,12 +159,3 @@ def test_adapted_optimizers_pass_the_checks() -> None:
     )
     assert report.failed == ["schedule"], report.text()
     assert report["copies"].note == "copy.deepcopy and pickle"
-
-
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "Adagrad", "SGD"])
-def test_torchs_types_are_those_of_numbers(name: str) -> None:
-    options = imported_options(getattr(torch.optim, name))
-    given = {"lr": "0.5"} | ({"betas": "0.5,0.9"} if "betas" in options else {})
-    values = parse_options("opt", options, given)
-    assert values["lr"] == 0.5
-    assert values.get("betas", (0.5, 0.9)) == (0.5, 0.9)

@@ -378,13 +378,6 @@ def test_every_parameter_of_a_vit_is_trained(options: dict[str, Any]) -> None:
     assert not ignored_by_loss(vit(**options), lambda task: task.loss(data.batch("train", slice(0, 16))).loss)
 
 
-def test_a_vits_fixed_heads_have_the_size_of_its_images() -> None:
-    assert vit(attention="fixed_head", num_heads=3).model.blocks[0].attn.head_dim == 5
-    assert vit(attention="fixed_head", num_heads=3, head_dim=7).model.blocks[0].attn.head_dim == 7
-    with pytest.raises(ValueError, match=r"^num_heads=3 does not divide embed_dim=16"):
-        vit(attention="dcmha", num_heads=3)
-
-
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @each_vit
 def test_lanes_of_a_vit_equal_single_runs(options: dict[str, Any]) -> None:
@@ -488,11 +481,6 @@ def test_a_berts_fixed_head_of_standard_size_is_standard() -> None:
 def test_illegal_settings_of_a_bert_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         bert(**options)
-
-
-def test_a_berts_fixed_heads_are_as_long_as_its_texts() -> None:
-    task = bert(attention="fixed_head", num_heads=3)
-    assert task.model.bert.encoder.layer[0].attention.self.heads.head_dim == 9
 
 
 @pytest.mark.parametrize("levels", [1, 2])

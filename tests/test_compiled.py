@@ -94,8 +94,6 @@ def test_compiled_runs_cut_and_clip_batches_like_eager_ones(task: str, opt: str,
     assert_equal_curves(tmp_path, opt=opt, task=task, **CUT)
 
 
-
-
 def test_random_numbers_are_the_same_bits_from_tensors() -> None:
     for step, rows in ((0, slice(0, 7)), (2**40, slice(3, 9))):
         where = BatchRandomness(5)
@@ -146,14 +144,6 @@ def test_a_stopped_compiled_run_resumes_in_either_mode(
         assert rows[0] == pytest.approx(rows[1], rel=1e-10, abs=1e-14)
 
 
-
-
-
-
-
-
-
-
 # -- refused ----------------------------------------------------------------------------------------------------------
 
 
@@ -189,5 +179,3 @@ def test_compilation_that_would_be_wrong_is_refused(words: dict[str, Any], why: 
 def test_a_compiled_run_is_no_lane() -> None:
     config = resolve({"task": "tiny_lm", "opt": "adamw", "trainer.compile": "step"})
     assert why_no_lanes(config) == "--trainer.compile step: it compiles the steps of one run"
-
-

@@ -205,23 +205,6 @@ def test_gradient_checkpointing_changes_no_bit_with_dropout(float64: None) -> No
     assert distance(one.weights, other.weights) == 0
 
 
-def test_gradient_checkpointing_keeps_less_for_the_gradient() -> None:
-    def kept(checkpointing: bool) -> int:
-        task, sizes = in_training(small(gradient_checkpointing=checkpointing)), []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
-            task.loss(batch())
-        return sum(sizes)
-
-    assert kept(True) < 0.5 * kept(False)
-
-
-def test_bfloat16_agrees_to_its_precision() -> None:
-    case = Case("adamw", 2, task="tiny_text")
-    exact, rounded = (by_suite(config_of(case, precision=p)).curve for p in ("32-true", "bf16-mixed"))
-    assert [row[0] for row in rounded] == pytest.approx([row[0] for row in exact], rel=0.03)
-    assert rounded[-1][0] < 0.98 * rounded[0][0]
-
-
 # -- heads and sizes ---------------------------------------------------------------------------------------------------
 
 
@@ -296,10 +279,6 @@ def test_an_older_run_is_repeated_without_derived_options() -> None:
 # -- weights -----------------------------------------------------------------------------------------------------------
 
 
-def test_weights_come_in_the_precision_of_the_run(folder: Folder, float64: None) -> None:
-    assert {p.dtype for p in from_folder(folder()).parameters()} == {torch.float64}
-
-
 def test_a_record_says_which_weights_were_loaded(folder: Folder) -> None:
     path = folder()
     digest = sha256((path / "model.safetensors").read_bytes()).hexdigest()
@@ -312,13 +291,6 @@ def test_a_record_says_which_weights_were_loaded(folder: Folder) -> None:
     assert (fresh.facts, scratch.facts) == ({"model": str(path)}, {"model": "a small BERT with random weights"})
     assert (pretrained.part, fresh.part, scratch.part) == (None, None, "a small BERT with random weights")
     assert any("not the whole task: a small BERT" in line for line in result_lines(scratch, path))
-
-
-def test_loading_prints_nothing(folder: Folder, capfd: pytest.CaptureFixture[str]) -> None:
-    path = folder()
-    capfd.readouterr()
-    from_folder(path)
-    assert capfd.readouterr() == ("", "")
 
 
 def test_options_out_of_range_are_named_with_their_range(folder: Folder) -> None:

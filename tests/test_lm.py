@@ -35,7 +35,6 @@ from tests.tiny_lm import TinyCorpus, plain_logits
 
 pytestmark = pytest.mark.numeric
 
-CPU = torch.device("cpu")
 TEXT = "The king shall live.\n\nWhat, \N{PILE OF POO}? naïve\r\nhe said; the king, the king!\n" * 40
 SMALL = {"task.layers": 1, "task.width": 8, "task.num_heads": 2, "task.mlp_width": 8, "task.length": 16}
 
@@ -497,23 +496,6 @@ def test_a_specimen_does_nothing_to_a_terminal(root: Path, store: Path) -> None:
     result.specimen = None
     assert "writes" not in "".join(result_lines(result, store))
     assert len(result_json(result, store)) == 10
-
-
-@pytest.mark.deep
-def test_a_specimen_is_written_by_the_best_weights(root: Path, store: Path) -> None:
-    lost = run(config(root, store, opt="sgd", **{"opt.lr": 1e30}), progress=False)
-    assert (lost.status, lost.specimen) == ("diverged", None)
-    # So long that losses are not monotone, differently on each machine: one of the seeds is not at its best at the end.
-    settings: dict[str, Any] = {"trainer.val_every": 5, "opt.lr": 0.3}
-    for settings["seed"] in range(9):
-        whole = run(config(root, store, **settings, **{"trainer.max_steps": 60}), progress=False)
-        if whole.best_step != 60:
-            break
-    assert whole.best_step is not None
-    assert whole.best_step < 60
-    until_best = run(config(root, store, **settings, **{"trainer.max_steps": whole.best_step}), progress=False)
-    assert until_best.best_step == whole.best_step
-    assert until_best.specimen == whole.specimen is not None
 
 
 @pytest.mark.parametrize("tokens", ["byte", "bpe"])

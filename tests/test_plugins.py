@@ -208,13 +208,6 @@ def test_a_plugin_that_asks_to_exit_is_a_failed_run(cli, here: Path, store: Path
     assert (result.status, result.reason) == ("failed", "SystemExit: 7")
 
 
-def test_a_step_that_exits_ends_no_command(cli, here: Path, store: Path) -> None:
-    opt = write(here, "leaves.py", before="raise SystemExit(7)")
-    answer = cli("sweep", *RUN, "--opt", opt, "--opt.lr", "0.1,0.2", "--seeds", 1, "--width", 2)
-    assert answer.code == 1
-    assert "2 leaves.py:Plain lanes failed: RuntimeError: the step raises SystemExit: 7" in answer.err
-
-
 def test_a_constructor_that_exits_is_reported_in_one_line(cli, here: Path, store: Path) -> None:
     opt = write(here, "leaves.py")
     (here / "leaves.py").write_text((here / "leaves.py").read_text().replace("super()", "exit(7); super()"))
@@ -442,28 +435,6 @@ def test_the_guides_commands_work_as_they_stand(installed: Path, tmp_path: Path)
     assert re.search(r"clipped_momentum.py:ClippedMomentum +tuned .* 8 +pass", board), board
     assert re.search(r"adam +tuned .* 8 +-", board)
     assert "guides-opt 0.1.0" in said["list optimizers"]
-
-
-@pytest.mark.whole
-@pytest.mark.deep
-@pytest.mark.parametrize("name", ["my_opt", "my_task"])
-def test_the_commands_of_a_new_readme_work(installed: Path, name: str) -> None:
-    folder = installed / name
-    [block] = re.findall(r"^```sh\n(.*?)^```", (folder / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    python, said = installed / "env/bin/python", dict[str, str]()
-    for command in block.splitlines():
-        program, *words = shlex.split(command, comments=True)
-        if program == "uv":  # what the package depends on is there, but not as an installer sees it
-            assert words == ["pip", "install", "-e", "."]
-            subprocess.run(["uv", *words, "-q", "--no-deps", "--python", python], cwd=folder, check=True)
-        elif program == "pytest":
-            subprocess.run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=folder, check=True)
-        else:
-            assert program == "bench"
-            said[" ".join(words)] = bench(installed, *words, cwd=folder)
-    assert len(said) >= 3
-    if name == "my_opt":
-        assert re.search(r"my_opt +tuned .* 5 ", said["leaderboard --task synthetic"])
 
 
 @pytest.mark.parametrize(

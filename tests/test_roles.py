@@ -195,11 +195,6 @@ def test_a_rest_outside_the_suite_is_never_imported(tmp_path: Path, rest: str) -
     assert not (tmp_path / "ran").exists()
 
 
-def test_naming_no_rest_without_one_changes_nothing() -> None:
-    assert config(opt__rest="none").run_id == config(opt__rest=None).run_id == config().run_id
-    assert config(opt="muon", opt__rest="none").run_id != config(opt="muon").run_id
-
-
 @pytest.mark.parametrize(
     ("task", "words", "said"),
     [
@@ -221,15 +216,6 @@ def test_a_value_for_an_absent_role_is_refused(task: str, words: dict[str, str],
         runner.build(config(task, **words))
     assert str(error.value).startswith(said)
     assert len(runner.build(config(task, opt="muon"))[1].parts) == (1 if task == "attention_matrix" else 2)
-
-
-def test_a_full_batch_method_for_the_rest_is_named(cli, tmp_path: Path) -> None:
-    words = ("--task", "synthetic_joint", "--opt", "muon", "--device", "cpu", "--store", tmp_path,
-             "--trainer.batch_size", "2", "--trainer.max_steps", "1")  # fmt: skip
-    for rest in ("gd", "ngd"):
-        answer = cli("fit", *words, "--opt.rest", rest)
-        assert answer.code == 2
-        assert f"--opt.rest {rest}: it is a full-batch method, and the batch has 2 samples" in answer.err
 
 
 def test_tuned_values_belong_to_their_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -540,17 +526,6 @@ def test_a_resumed_hybrid_goes_on_bit_for_bit(pair: tuple[Any, Any]) -> None:
     assert all(torch.equal(p, q) for p, q in zip(params, resumed, strict=True))
 
 
-def test_a_hybrids_state_is_that_of_its_parts() -> None:
-    params = problem()
-    one = hybrid(params, *PAIRS["muon+adamw"])
-    train(one, params, 1)
-    assert len(one.state) == 3
-    assert {tuple(one.state[p]) for p in params[:2]} == {("momentum_buffer",)}
-    one.state[params[2]] = {}
-    assert one.parts[1].state[params[2]] == {}
-    assert one.state_dict().keys() == {"state", "param_groups"}
-
-
 def test_a_schedule_leaves_methods_with_their_own_step_alone() -> None:
     every = [Parameter("a", (4, 3), "matrix"), Parameter("b", (6, 2), "matrix"), Parameter("c", (3,), "vector")]
     parts = divide(OPTIMIZERS["muon"], OPTIMIZERS["sps"], {"lr": 0.1, "rest": "sps", "rest.lr": 1.0}, every)
@@ -719,12 +694,3 @@ def test_advice_on_a_cap_names_the_methods_option(opt: str, rest: str, step_of: 
     run = run_of(opt, words={"opt.rest": rest}, cap_share=1.0, step_of=step_of)
     (said,) = (line for line in remarks_on(run) if "cap bound" in line)
     assert option in said
-
-
-def test_the_note_on_averages_says_which_method_has_its_own() -> None:
-    traits = ["averages"]
-    alone = run_of("sfadamw", words={"trainer.average": "ema"}, traits=traits)
-    beside = run_of("sgd", words={"opt.rest": "sfadamw", "trainer.average": "ema"}, traits=traits)
-    for run, who in ((alone, "this optimizer"), (beside, "one of the two methods")):
-        (said,) = (line for line in remarks_on(run) if "averages" in line)
-        assert said == f"{who} evaluates its own weight averages; --trainer.average ema does not change them"

@@ -63,6 +63,7 @@ def test_factors_are_those_of_the_formulas(n: int, warmup: float, floor: float, 
 def test_the_share_of_the_decay_belongs_to_wsd_alone() -> None:
     words = {**SMALL, "opt": "sgd", "trainer.warmup": "0.5"}
     assert resolve(words).run_id == resolve(words | {"trainer.decay": "0.3"}).run_id
+    assert resolve(words).run_id == resolve(words | {"trainer.floor": "0.3"}).run_id
     stable = resolve(words | {"trainer.schedule": "wsd"})
     assert stable.run_id != resolve(words | {"trainer.schedule": "wsd", "trainer.decay": "0.3"}).run_id
     with pytest.raises(UserError, match=r"--trainer\.decay 0\.6: with a warm-up over 0\.5 .* at most 0\.5"):
@@ -174,8 +175,3 @@ def test_a_board_says_who_was_left_out_of_the_schedule(store) -> None:
     keep(store, *seeds("adam", [0.5, 0.6], words=words), *seeds("sps", [0.4, 0.5], words=words, unscheduled=True))
     flagged = {entry.opt: "no schedule" in flags(entry) for entry in collect(Stores([store])).entries}
     assert flagged == {"adam": False, "sps": True}
-
-
-def test_a_floor_without_a_decay_makes_no_other_run() -> None:
-    plain, floored = (resolve({**SMALL, "opt": "adam", **words}) for words in ({}, {"trainer.floor": "0.1"}))
-    assert (floored.run_id, floored.trainer.floor) == (plain.run_id, 0.0)

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from bench.progress import Advance, Progress, SweepProgress, clock, doing, fitting, hearing, say
+from bench.progress import Advance, Progress, clock, doing, fitting, hearing, say
 from bench.store.store import Store
 from bench.tuning.progress import TuningProgress
 from tasks.core.files import DataError, md5
@@ -239,18 +239,6 @@ def test_a_live_view_of_tuning_shows_what_workers_do() -> None:
         ]
 
 
-def test_a_live_view_of_a_plan_shows_what_its_processes_do() -> None:
-    progress = SweepProgress("sweep", "min", enabled=False)
-    with progress.showing(20, 3):
-        progress.add(0, Advance(100, 10, 0.25, ["a"]))
-        progress.doing(1, "importing torch")
-        assert progress.lines(80)[1:] == ["  1  10 in training, 25%", "  2  importing torch", "  3  waits"]
-        progress.add(0, Advance(ended=["b"]))
-        assert progress.lines(80)[1:] == ["  1  waits", "  2  importing torch", "  3  waits"]
-    with progress.showing(20):
-        assert len(progress.lines(80)) == 1
-
-
 # -- bars -------------------------------------------------------------------------------------------------------------
 
 
@@ -270,31 +258,6 @@ def test_the_bar_of_a_run_shows_step_and_time_left(columns: int, step: int, tota
         assert ("epoch 1.2/5  step 640/2,750" in line) == (columns >= 80)
     if columns == 120:
         assert "loss 2.31" in line
-
-
-@pytest.mark.parametrize("columns", [60, 120])
-def test_the_bar_of_a_study_shows_trials_and_time_left(columns: int) -> None:
-    progress = TuningProgress("study civil_comments-adamw-0123abcd", "loss", enabled=False)
-    with progress.showing(1):
-        progress.wanted, progress.done, progress.failed = 1234, 3, 2
-        progress._there = 2
-        line = progress.line(columns)
-    assert len(line) <= columns
-    assert re.search(r"3/1234 trials  ETA \d+:\d\d(:\d\d)?(  \d:\d\d so far)?  2 attempts failed", line)
-
-
-@pytest.mark.parametrize("columns", [60, 120])
-def test_the_bar_of_a_sweep_shows_runs_and_workers(columns: int) -> None:
-    progress = SweepProgress("sweep civil_comments", "max", enabled=False)
-    with progress.showing(1234):
-        progress.doing(0, "importing torch")
-        line = progress.line(columns)
-        assert len(line) <= columns
-        assert "0/1234 runs  ETA -:--  importing torch" in line
-        progress.advance(100, 8, [], 0.5)
-        line = progress.line(columns)
-        assert "importing" not in line
-        assert re.search(r"0/1234 runs  ETA \d+:\d\d  8 in training", line)
 
 
 def test_the_least_important_goes_first() -> None:

@@ -169,15 +169,6 @@ def test_other_tokens_have_equal_scores() -> None:
     assert float(others.std()) == pytest.approx(0.2, rel=0.02)
 
 
-def test_the_mixture_has_one_token_around_y_mu() -> None:
-    data = MixtureTokenData(seed=3, n=400, sigma=0.2, mu_norm=3.0)
-    tokens, _, optimal = data.splits["train"]
-    mean = (data.splits["train"].signs[:, None] * tokens[torch.arange(400), optimal]).mean(dim=0)
-    assert float(data.mu.norm()) == pytest.approx(3)
-    assert float((mean - data.mu).norm()) < 0.3  # 8 x 0.2 / 20 = 0.08 expected
-    assert float(tokens[torch.arange(6) != optimal[:, None]].std()) == pytest.approx(0.2, rel=0.02)
-
-
 @pytest.mark.parametrize("data_cls", [FixedDecoderData, MixtureTokenData])
 def test_a_problem_instance_belongs_to_its_seed(data_cls: Any) -> None:
     one, same, other = (data_cls(seed=seed).splits["train"].tokens for seed in (4, 4, 5))
@@ -276,25 +267,6 @@ def test_before_the_first_step_nothing_is_aligned() -> None:
         assert float(measured["on_optimal"]) == pytest.approx(1 / 6)
         assert float(measured["entropy"]) == pytest.approx(np.log(6))
         assert all(bool(torch.isfinite(value)) for value in measured.values())
-
-
-def infeasible() -> FixedDecoderData:
-    """Two sequences of the same tokens, whose optimal token depends on the label alone."""
-    data = FixedDecoderData(seed=0, n=2, T=2, d=3)
-    tokens, _, _ = data.splits["train"]
-    x = torch.stack([tokens[0], tokens[0]])
-    data.splits["train"] = data.splits["train"]._replace(tokens=x, optimal=torch.tensor([0, 1]))
-    return data
-
-
-def test_an_infeasible_instance_says_so_and_has_no_alignment() -> None:
-    data = infeasible()
-    assert data.att_svm == "infeasible: no direction meets all constraints"
-    assert data.facts()["att_svm"] == {"solved": False, "reason": data.att_svm}
-    with torch.no_grad():
-        measured = AttentionClassifier(data).double().measure()
-    assert not {"alignment", "distance"} & measured.keys()
-    assert "norm_W" in measured
 
 
 # -- trajectories ---------------------------------------------------------------------------------------------------

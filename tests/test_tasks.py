@@ -138,18 +138,6 @@ def test_bad_sizes_name_the_value_and_the_legal_range() -> None:
 # -- dropout --------------------------------------------------------------------------------------------------------
 
 
-def test_dropout_masks_differ_by_step_layer_and_sample() -> None:
-    x = torch.ones(8, 50)
-
-    def mask(step: int, stream: int) -> Tensor:
-        return BatchDropout(0.5, randomness(step, slice(0, 8)), stream)(x)
-
-    assert torch.equal(mask(1, 1), mask(1, 1))
-    assert not torch.equal(mask(1, 1), mask(2, 1))
-    assert not torch.equal(mask(1, 1), mask(1, 2))
-    assert len({tuple(row.tolist()) for row in mask(1, 1)}) == 8
-
-
 def test_every_dropout_of_a_model_is_replaced() -> None:
     task = ViTClassifier(TinyImages(), dropout=0.5)
     use_batch_dropout(task, task.randomness)

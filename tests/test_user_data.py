@@ -1,7 +1,6 @@
 """User tasks: from a file with a function that returns images or rows to a name on the boards."""
 
 import gzip
-import json
 import re
 import shlex
 import struct
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 from bench.config.run_config import resolve
-from bench.grammar.complete import following
 from bench.store.store import Store
 from tasks import DataError, image_task, text_task
 from tasks.core.split import split_hash, validation_rows
@@ -96,23 +94,6 @@ def test_a_changed_file_is_another_task(cli, here: Path, store: Path) -> None:
     assert board.code == 2
     assert "fashion_mnist, depth 1" in board.err
     assert "has runs of several versions of task_package: file " in board.err
-
-
-def test_another_spec_of_the_same_file_is_another_problem(cli, here: Path, store: Path) -> None:
-    assert cli(*FIT).code == 0
-    (here / "fashion.py").write_text(FASHION.replace('"fashion_mnist"', '"clothes"'))
-    assert cli(*FIT).code == 0
-    board = cli("leaderboard", "--task", "clothes", "--task", "fashion_mnist", "--format", "json")
-    assert board.code == 0, board.err
-    titles = [table["title"].partition(",")[0] for table in json.loads(board.out)[0]["tables"]]
-    assert {"clothes", "fashion_mnist"} <= set(titles)
-
-
-def test_a_file_is_no_name_in_lists_and_completion(cli, here: Path) -> None:
-    assert "fashion" not in cli("list", "tasks").out
-    assert "adam" in following(["fit", "--task", "fashion.py:SPEC", "--opt", "ada"])
-    state = cli("data", "status", "--task", "fashion.py:SPEC")
-    assert "its own code makes its data, and the suite knows no files of it" in state.err
 
 
 @pytest.mark.parametrize(
