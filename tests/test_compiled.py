@@ -73,9 +73,6 @@ def assert_equal_curves(folder: Path, **words: Any) -> None:
     assert other.final == pytest.approx(eager.final, rel=1e-10)
 
 
-# -- equal to rounding ------------------------------------------------------------------------------------------------
-
-
 @needs_compiler
 @pytest.mark.deep
 @pytest.mark.parametrize(
@@ -122,9 +119,6 @@ def test_one_program_serves_all_steps_and_micro_batches() -> None:
     assert programs == 1
 
 
-# -- interrupted runs -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize("then", ["off", "step"])
@@ -142,9 +136,6 @@ def test_a_stopped_compiled_run_resumes_in_either_mode(
     assert len(curves[0]) == 20
     for rows in zip(*curves, strict=True):
         assert rows[0] == pytest.approx(rows[1], rel=1e-10, abs=1e-14)
-
-
-# -- refused ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_machine_that_cannot_compile_is_reported(cli: Cli, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,9 +67,6 @@ def assert_optimal(C: np.ndarray, w: np.ndarray, weights: np.ndarray) -> None:
     np.testing.assert_allclose(w, weights @ C, rtol=0, atol=1e-10 * np.linalg.norm(w))
 
 
-# -- against another solver -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.matrix(keep=2)
 @pytest.mark.parametrize("kind", ["normal", "sphere", "signs", "positive", "uneven"])
 def test_the_attention_svm_equals_the_primal_solution(kind: str) -> None:
@@ -128,9 +125,6 @@ def test_degenerate_problems_are_solved_or_refused_as_in_the_primal(C: np.ndarra
         assert_optimal(C, ours.weights @ C, ours.weights)
 
 
-# -- notes of the result --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("n", "T", "d"), [(20, 6, 64), (100, 10, 64)])
 def test_an_instance_of_the_suite_is_solved_exactly_and_reproducibly(n: int, T: int, d: int) -> None:
     tokens, optimal = draw("sphere", n, T, d, 3)
@@ -180,9 +174,6 @@ def test_thin_margins_are_solved_right_or_refused(monkeypatch: pytest.MonkeyPatc
         solve(between(2e-3))
 
 
-# -- degenerate and impossible --------------------------------------------------------------------------------------
-
-
 def test_repeated_constraints_change_nothing() -> None:
     tokens, optimal = draw("sphere", 10, 4, 6, 1)
     once = attention_svm(tokens, optimal)
@@ -193,15 +184,6 @@ def test_repeated_constraints_change_nothing() -> None:
     np.testing.assert_allclose(thrice.solution.weights.reshape(3, -1).sum(0), once.solution.weights, atol=1e-8)
     C = np.tile(constraints(tokens, optimal), (3, 1))
     assert_optimal(C, thrice.W.flatten().numpy(), thrice.solution.weights)
-
-
-def test_constraints_that_are_active_with_weight_zero_do_no_harm() -> None:
-    circle = torch.linspace(-math.pi / 2, math.pi / 2, 9, dtype=torch.float64)[1:-1]
-    cone = torch.stack([torch.ones(7, dtype=torch.float64), circle.tan()], dim=1)
-    answer = separator(torch.cat([cone, 2 * cone[3:4]]), torch.ones(8))
-    assert answer is not None
-    torch.testing.assert_close(answer[0], torch.tensor([1.0, 0.0], dtype=torch.float64), rtol=0, atol=1e-12)
-    assert answer[1].duality_gap == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.deep
@@ -215,9 +197,6 @@ def test_the_solution_scales_with_the_tokens(exponent: float, seed: int) -> None
     assert scaled is not None
     torch.testing.assert_close(scaled.W * s**2, plain.W, rtol=0, atol=1e-9 * plain.solution.norm)
     assert scaled.solution.norm == pytest.approx(plain.solution.norm / s**2, rel=1e-9)
-
-
-# -- answers for a run's record ---------------------------------------------------------------------------------------
 
 
 def test_a_problem_without_an_answer_gives_the_reason() -> None:

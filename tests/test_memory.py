@@ -14,9 +14,6 @@ MB = 2**20
 NO_LIMIT = 2**63 - 4096  # as cgroups v1 writes it
 
 
-# -- --memory -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "size"),
     [("8G", 8 * 2**30), ("8GiB", 8 * 2**30), (" 8 g ", 8 * 2**30), (".5K", 512), ("1.5G", 3 * 2**29), ("4096", 4096)],
@@ -37,9 +34,6 @@ def test_memory_may_be_a_share_of_the_free_memory(monkeypatch, text, share):
 def test_anything_else_is_refused(text):
     with pytest.raises(ValueError, match=r"^write a fraction of the free memory, such as 80%, or a size, such as 8G$"):
         read_memory(text)
-
-
-# -- what is free ---------------------------------------------------------------------------------------------------
 
 
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -76,9 +70,6 @@ def test_a_control_group_bounds_the_free_memory(tmp_path, monkeypatch, says, lim
     else:
         assert free_memory("cpu") == free
         assert bytes_of(Memory(), "cpu") >= 1  # it is an estimate: one lane may still fit
-
-
-# -- what is taken --------------------------------------------------------------------------------------------------
 
 
 def work(megabytes: int) -> None:
@@ -123,9 +114,6 @@ def test_a_system_without_numbers_still_gives_one(monkeypatch):
     assert peak.bytes >= 0
     assert free_memory("cpu") > 10 * MB
     keep_freed_memory()
-
-
-# -- running out ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,6 @@ def plain_output(tokens: Tensor, W: Tensor, U: Tensor) -> Tensor:
     return torch.stack(outputs)
 
 
-# -- model ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("H", [1, 3])
 @pytest.mark.parametrize("at_once", [1, 10**6])
 def test_loss_and_gradients_are_those_of_a_loop_over_heads(
@@ -77,9 +74,6 @@ def test_saturated_attention_keeps_an_exact_gradient(lead: float) -> None:
     expected = weights * (weights * (values[:, None] - values)).sum(1)
     torch.testing.assert_close(heads.W.grad, expected.expand(1, 3, 3), rtol=1e-12, atol=0)
     torch.testing.assert_close(heads.U.grad, weights.expand(1, 3, 3), rtol=1e-12, atol=0)
-
-
-# -- B's exact oracle -----------------------------------------------------------------------------------------------
 
 
 def gradient_descent(data: SequenceData, H: int, eta_U: float, eta_W: float, steps: int) -> MultiHeadClassifier:
@@ -125,9 +119,6 @@ def test_many_heads_from_zero_are_one_slower_head(H: int) -> None:
             torch.testing.assert_close(many.heads.W[h], expected_W, rtol=0, atol=1e-12)
             torch.testing.assert_close(many.heads.U[h] * sqrt(H), expected_V, rtol=0, atol=1e-12)
     torch.testing.assert_close(many.loss(batch).loss, one.loss(batch).loss, rtol=0, atol=1e-12)
-
-
-# -- data -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_mixture_has_the_papers_sizes_and_its_constants() -> None:
@@ -223,9 +214,6 @@ def test_bad_values_name_the_value_and_the_legal_range() -> None:
             cls(**options)
     with pytest.raises(ValueError, match="H=0 is out of range"):
         MultiHeadClassifier(mixture(), H=0)
-
-
-# -- measurements ---------------------------------------------------------------------------------------------------
 
 
 def recomputed(task: MultiHeadClassifier) -> dict[str, float]:

@@ -68,9 +68,6 @@ def follow(store: Path) -> Callable[[str], tuple[Any, list[dict[str, Tensor]], d
     return make
 
 
-# -- heads ------------------------------------------------------------------------------------------------------------
-
-
 @each_task
 def test_attention_is_what_its_definitions_say(name: str, follow) -> None:
     task, points, observed = follow(name)
@@ -145,9 +142,6 @@ def test_the_maps_of_heads_are_those_that_attention_uses(name: str, follow) -> N
         after = logits(scaled)
         torch.testing.assert_close(after[:, 0], before[:, 0])
         torch.testing.assert_close(after[:, 1], 3 * before[:, 1])
-
-
-# -- the model --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.whole  # has no effect on the quick cell
@@ -227,9 +221,6 @@ def test_updates_are_compared_with_each_other_and_with_the_weights(follow) -> No
             math.hypot(*(float((points[-1][n] - since * points[-2][n]).norm()) for n in names)) for since in (1, 0)
         )
         assert float(observed[f"update_ratio_{role}"]) == pytest.approx(moved / size, rel=1e-10)
-
-
-# -- runs -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

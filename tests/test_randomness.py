@@ -29,9 +29,6 @@ def splitmix(seed: int, n: int) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
-# -- the hash ---------------------------------------------------------------------------------------------------------
-
-
 def test_words_are_the_published_generators_numbers() -> None:
     published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]  # of seed 0
     assert splitmix(0, 3).tolist() == published
@@ -77,9 +74,6 @@ def test_numbers_have_the_shape_that_is_asked_for(shape: tuple[int, ...], dtype:
     assert BatchDropout(0.3, where, 1)(like).dtype == dtype
 
 
-# -- dropout ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rate", [0.0, 1e-6, 0.3, 0.5, 0.999999])
 def test_a_rate_is_exact_over_all_pieces_of_a_word(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(torch.int64).view(1, -1)
@@ -95,9 +89,6 @@ def test_kept_elements_are_scaled_so_that_the_mean_stays() -> None:
     out = BatchDropout(0.3, at(slice(0, 512)), 1)(x)
     assert sorted(out.unique().tolist()) == [0.0, pytest.approx(3 / (1 - exact_rate(0.3)), rel=1e-12)]
     assert float(out.mean()) == pytest.approx(3, rel=5 * (0.3 / 0.7 / x.numel()) ** 0.5)
-
-
-# -- chance -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from bench.progress import Advance, Progress, clock, doing, fitting, hearing, say
+from bench.progress import Advance, Progress, clock, doing, say
 from bench.store.store import Store
 from bench.tuning.progress import TuningProgress
 from tasks.core.files import DataError, md5
@@ -94,9 +94,6 @@ def test_testing_a_store_for_writing_leaves_no_trace(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-# -- files from the network -------------------------------------------------------------------------------------------
-
-
 class Silent(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *args: object) -> None:
         """Log nothing."""
@@ -141,9 +138,6 @@ def test_missing_files_are_fetched_and_others_are_left_alone(served: tuple[str, 
     with pytest.raises(DataError, match="downloading failed"):
         ImageSource("mine", digests, f"{url}other/").require(tmp_path / "new" / "data")
     assert not (tmp_path / "new").exists()
-
-
-# -- the line of a terminal -------------------------------------------------------------------------------------------
 
 
 class Terminal(io.StringIO):
@@ -212,16 +206,6 @@ def test_a_run_reports_its_activity_from_the_start(tmp_path: Path) -> None:
     assert lines[-1].startswith("synthetic sgd: completed")
 
 
-# -- workers ----------------------------------------------------------------------------------------------------------
-
-
-def test_nested_activities_are_reported_in_order() -> None:
-    heard: list[str] = []
-    with hearing(heard.append), doing("one"), doing("two"):
-        pass
-    assert heard == ["one", "two", "one", ""]
-
-
 def test_a_live_view_of_tuning_shows_what_workers_do() -> None:
     progress = TuningProgress("study", "loss", enabled=False)
     trial = {"number": 1, "fresh": False, "point": {"opt.lr": 0.1}, "kind": "design", "seeds": [1000]}
@@ -237,9 +221,6 @@ def test_a_live_view_of_tuning_shows_what_workers_do() -> None:
             "  1  2/20 runs, 10 in training  25%  best loss 0.5",
             "  2  opt.lr 0.1, seed 1000  step 5/10  loss 0.3",
         ]
-
-
-# -- bars -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
@@ -258,17 +239,6 @@ def test_the_bar_of_a_run_shows_step_and_time_left(columns: int, step: int, tota
         assert ("epoch 1.2/5  step 640/2,750" in line) == (columns >= 80)
     if columns == 120:
         assert "loss 2.31" in line
-
-
-def test_the_least_important_goes_first() -> None:
-    parts = [(2, "aa"), (0, "bbbb"), (1, ""), (3, "cc"), (1, "dd")]
-    assert [fitting(parts, columns) for columns in (16, 15, 12, 8, 7)] == [
-        "aa  bbbb  cc  dd",
-        "aa  bbbb  dd",
-        "aa  bbbb  dd",
-        "bbbb  dd",
-        "bbbb",
-    ]
 
 
 def test_times_to_go() -> None:

@@ -157,18 +157,6 @@ def test_the_infimum_has_all_attention_on_optimal_tokens() -> None:
         assert data.f_star == data.loss_offset["train"]
 
 
-def test_other_tokens_have_equal_scores() -> None:
-    data = FixedDecoderData(seed=3, n=60, gap=0.7, sigma=0.2)
-    tokens, _, optimal = data.splits["train"]
-    scores = data.splits["train"].signs[:, None] * (tokens @ data.decoder)
-    expected = torch.zeros(60, 6, dtype=F64)
-    expected[torch.arange(60), optimal] = 0.7
-    torch.testing.assert_close(scores, expected, rtol=0, atol=1e-14)
-    assert set(optimal.tolist()) == set(range(6))
-    others = tokens[torch.arange(6) != optimal[:, None]]
-    assert float(others.std()) == pytest.approx(0.2, rel=0.02)
-
-
 @pytest.mark.parametrize("data_cls", [FixedDecoderData, MixtureTokenData])
 def test_a_problem_instance_belongs_to_its_seed(data_cls: Any) -> None:
     one, same, other = (data_cls(seed=seed).splits["train"].tokens for seed in (4, 4, 5))

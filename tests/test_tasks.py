@@ -24,9 +24,6 @@ pytestmark = pytest.mark.numeric
 CPU = torch.device("cpu")
 
 
-# -- order, split, seeds --------------------------------------------------------------------------------------------
-
-
 @given(n=st.integers(1, 50), batch=st.integers(1, 50), seed=st.integers(0, 3), epoch=st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
 def test_an_epoch_repeats_no_sample(n: int, batch: int, seed: int, epoch: int) -> None:
@@ -71,9 +68,6 @@ def test_losses_with_a_known_infimum_are_on_a_logarithmic_scale(name: str) -> No
         data = spec.data_cls(seed=0)
         assert data.loss_offset.keys() == data.sizes.keys()
         assert data.loss_offset["train"] == data.f_star
-
-
-# -- images ---------------------------------------------------------------------------------------------------------
 
 
 def randomness(step: int, rows: slice) -> BatchRandomness:
@@ -135,9 +129,6 @@ def test_bad_sizes_name_the_value_and_the_legal_range() -> None:
         TinyImages(crop=9)
 
 
-# -- dropout --------------------------------------------------------------------------------------------------------
-
-
 def test_every_dropout_of_a_model_is_replaced() -> None:
     task = ViTClassifier(TinyImages(), dropout=0.5)
     use_batch_dropout(task, task.randomness)
@@ -162,9 +153,6 @@ def test_dropout_of_channels_drops_them_whole_whatever_the_micro_batches(d: int)
     assert torch.equal(whole, whole[:, :, *[slice(1)] * d].expand_as(whole))
     assert set(whole.unique().tolist()) == {0, 2}
     assert 0.35 < whole.eq(0).float().mean() < 0.65
-
-
-# -- files ----------------------------------------------------------------------------------------------------------
 
 
 def test_mnist_pixels_and_labels_are_those_that_torchvision_reads(real_data: Path, tmp_path: Path) -> None:

@@ -103,18 +103,12 @@ def same(a: Any, b: Any) -> bool:
     return all(torch.equal(x, y) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True))
 
 
-# ---- The data of these tests -----------------------------------------------------------------------------------------
-
-
 @every_name
 def test_every_hyperparameter_has_cases_and_values(name: str) -> None:
     target = OPTIMIZERS[name].target
     tried = set().union(*(arguments for other, arguments in ALL if OPTIMIZERS[other].target == target))
     assert tried == signature(name).keys() - KERNELS
     assert VALUES[name].keys() == {key for key, p in signature(name).items() if "float" in str(p.annotation)}
-
-
-# ---- One run ---------------------------------------------------------------------------------------------------------
 
 
 def assert_as_the_class(name: str, arguments: Arguments, hparams: Arguments, steps: int, factor: float = 1.0) -> None:
@@ -216,9 +210,6 @@ def test_the_first_moves_in_float32_are_those_in_float64(name: str, arguments: A
     torch.testing.assert_close(moves[0], moves[1], rtol=rtol, atol=rtol / 100)
 
 
-# ---- Many runs -------------------------------------------------------------------------------------------------------
-
-
 def sweep(name: str, swept: list[str], seed: int = 0) -> list[Arguments]:
     """For each run a value of every swept hyperparameter; the first two runs have the first and last value of each."""
     random = torch.Generator().manual_seed(seed)
@@ -291,9 +282,6 @@ def test_stacked_runs_are_one_graph_for_a_compiler(name: str) -> None:
     for _ in range(2):
         close(compiled(grads, state, params, loss), update(grads, state, params, loss))
         params, state = update(grads, state, params, loss)
-
-
-# ---- Registry and documents ------------------------------------------------------------------------------------------
 
 
 def test_the_example_of_a_pure_update_is_torchs_sgd() -> None:

@@ -44,9 +44,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-# -- the guide --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.deep
 def test_the_guides_commands_work_as_they_stand(cli, here: Path, store: Path) -> None:
     assert len(FASHION.splitlines()) < 30
@@ -122,8 +119,6 @@ def test_faults_of_a_task_are_reported_in_one_line(
     assert not list(Store(store).runs())
 
 
-# -- images -----------------------------------------------------------------------------------------------------------
-
 IMAGES, LABELS = np.zeros((30, 8, 8), np.uint8), np.arange(30) % 3
 
 
@@ -194,8 +189,6 @@ def test_idx_files_are_read_packed_or_not(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"missing data: none expected in .*--data DIR"):
         read_idx(tmp_path / "none")
 
-
-# -- texts ------------------------------------------------------------------------------------------------------------
 
 ROWS = """
 from tasks import text_task
