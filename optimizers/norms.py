@@ -13,12 +13,12 @@ def scalar_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def to_local(tensor: Tensor) -> Tensor:
-    """The part of a sharded tensor (DTensor) that this rank holds; an ordinary tensor as it is."""
+    """The part of a sharded tensor (DTensor) that this rank holds; an ordinary tensor unchanged."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[operator]
 
 
 def whole(value: Any) -> Any:
-    """A sharded tensor (DTensor) gathered, on all ranks at once; anything else as it is."""
+    """A sharded tensor (DTensor) gathered, on all ranks at once; anything else unchanged."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 

@@ -28,7 +28,7 @@ foreign: set[str] = set()
 
 
 BROKEN = Exception, SystemExit
-"""What the code of a plug-in may raise; an exit would end the process without a word."""
+"""What the code of a plug-in may raise; an exit would end the process silently."""
 
 
 class PluginError(Exception):
@@ -100,7 +100,7 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
         """The spec of this name.
 
         Raises:
-            KeyError: there is none.
+            KeyError: the name is unknown.
             PluginError: there is a plug-in of this name, and it cannot be used.
         """
         points = self.announced.get(name, ())
@@ -130,7 +130,7 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
         del self.own[name]
 
     def describe(self, name: str) -> str | None:
-        """The origin of a plug-in of this name in words; None if it is the suite's own or not announced."""
+        """A description of a plug-in's origin; None for the suite's own and unannounced names."""
         if name in self.own or name not in self.announced:
             return None
         return ", ".join(f"{_package(point)} ({point.value})" for point in self.announced[name])

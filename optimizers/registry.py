@@ -65,7 +65,7 @@ TASK_VALUE = "task"
 
 
 STEP_KEYWORDS = {
-    "grad_norm": "norm of the gradient as it is in `.grad`",
+    "grad_norm": "norm of the gradient in `.grad`",
     "loss_grad_norm": "norm of the loss's gradient, before clipping",
 }
 """Further inputs of an optimizer's `step` or pure update, if it has a keyword of that name: 0-dim tensors."""
@@ -194,7 +194,7 @@ def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
     from optimizers.adapters import adapted, traits_of
 
     if not (isinstance(value, type) and issubclass(value, Optimizer)):
-        what = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+        what = f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
         raise PluginError(
             f"{origin.target} is {what}; an optimizer is a class that derives from torch.optim.Optimizer, or an"
             " optimizers.OptimizerSpec that names one"

@@ -95,7 +95,7 @@ _LM_SIZES = {"width": "width", "depth": "layers", "heads": "num_heads", "mlp": "
 
 def _plugin(name: str, value: Any, origin: Origin) -> TaskSpec:
     if not isinstance(value, TaskSpec):
-        raise PluginError(f"{origin.target} is a {type(value).__name__}; a task is a tasks.TaskSpec")
+        raise PluginError(f"{origin.target} is of type {type(value).__name__}; a task is a tasks.TaskSpec")
     return replace(value, name=name, package=origin.package, own_name=value.name if ":" in name else "")
 
 

@@ -97,7 +97,7 @@ def test_a_changed_file_is_another_task(cli, here: Path, store: Path) -> None:
     ("text", "message"),
     [
         (None, "there is no file fashion.py"),
-        ("SPEC = 3", "fashion.py:SPEC is a int; a task is a tasks.TaskSpec"),
+        ("SPEC = 3", "fashion.py:SPEC is of type int; a task is a tasks.TaskSpec"),
         (
             FASHION.replace("classes=10", "classes=5"),
             "which is not in [0, 4]; correct it, or set the number of classes",
@@ -151,7 +151,7 @@ def test_arrays_become_images_with_the_published_split() -> None:
         ((IMAGES, LABELS[:29]), {}, "train has 30 images and 29 labels"),
         ((IMAGES, LABELS), {"n_val": 30}, r"n_val=30 of 30 training images .* must be in \[1, 29\]"),
         ((IMAGES[:, :7], LABELS), {}, r"test images are \[1, 8, 8\] and train images \[1, 7, 8\]"),
-        (IMAGES, {}, "train is a ndarray; make it a pair of images and labels"),
+        (IMAGES, {}, "train is of type ndarray; give a pair of images and labels"),
     ],
 )
 def test_illegal_images_are_refused(train: Any, how: dict[str, Any], message: str) -> None:

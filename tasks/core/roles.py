@@ -44,9 +44,9 @@ def described(model: nn.Module, roles: Mapping[str, Role], pieces: Mapping[str, 
         cut = next((n for pattern, n in pieces.items() if fnmatchcase(name, pattern)), 1)
         if cut > 1 and (p.ndim < 2 or p.shape[-2] % cut):
             raise ValueError(f"{type(model).__name__}: {name} of shape {tuple(p.shape)} cannot be cut into {cut}")
-        role = next((role for pattern, role in roles.items() if fnmatchcase(name, pattern)), None)
-        role = role or _default(modules[name.rpartition(".")[0]], p.ndim)
-        parameters.append(Parameter(name, tuple(p.shape), role, cut))
+        declared: Role | None = next((role for pattern, role in roles.items() if fnmatchcase(name, pattern)), None)
+        default = _default(modules[name.rpartition(".")[0]], p.ndim)
+        parameters.append(Parameter(name, tuple(p.shape), declared or default, cut))
     return parameters
 
 

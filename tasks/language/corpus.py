@@ -62,7 +62,7 @@ class CorpusData(TaskData):
     """A corpus as windows of its tokens.
 
     Where a corpus has no file for validation, the last tenth of its characters is kept for it. Results are reported on
-    the test file, and on the validation split where there is none.
+    the test file, or on the validation split if there is no test file.
 
     Args:
         root: the data folder.

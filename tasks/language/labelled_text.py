@@ -136,7 +136,7 @@ class TextData(TaskData):
         """The data set of this name, by default the first that is in this data folder, or else the first.
 
         Raises:
-            ValueError: there is none of this name.
+            ValueError: no data set has this name.
         """
         return find(cls.SOURCES, root, dataset)
 
@@ -270,7 +270,7 @@ class Encoded(NamedTuple):
     """The rows of a file as they are cached.
 
     Attributes:
-        ids: tokens of all rows, one by one, uint16 (int32 where ids are greater).
+        ids: tokens of all rows, concatenated, uint16 (int32 where ids are greater).
         ends: where each row ends in them, int64 of shape (n,).
         second: how many of a row's tokens, at its end, belong to the second text, uint16 of shape (n,).
         labels: of shape (n,).

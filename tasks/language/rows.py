@@ -56,7 +56,7 @@ class RowTexts(TextData):
         rows = splits_of(self.name, self.samples, root)
         for split, given in rows.items():
             if not isinstance(given, list | tuple):
-                raise DataError(f"{self.name}: {split} is a {type(given).__name__}; give a list of rows")
+                raise DataError(f"{self.name}: {split} is of type {type(given).__name__}; give a list of rows")
         columns = self._columns_of(rows)
         self._texts = columns[:-1]
         with TemporaryDirectory() as folder:  # the cache is keyed by the files' content

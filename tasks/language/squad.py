@@ -27,7 +27,7 @@ class Windows(NamedTuple):
     """Questions of a file, each with its paragraph cut into windows, as they are cached.
 
     Attributes:
-        ids: tokens of all windows, one by one.
+        ids: tokens of all windows, concatenated.
         ends: where each window ends in them, int64 of shape (n,).
         second: number of tokens at the end of a window with type 1, uint16 of shape (n,).
         spans: the answer's first and last token, both 0 if the window does not hold all of it; the paragraph's first

@@ -18,7 +18,7 @@ class TextSource:
 
     Attributes:
         folder: below the data folder.
-        files: by split, the name of its Parquet file and the rows of the official one, None if there is none;
+        files: by split, the name of its Parquet file and the rows of the official one, None if unknown;
             "train" is always present; a file NAME_part replaces a missing one.
         texts: columns with the texts, one or two.
         label: column with the label.
@@ -57,7 +57,7 @@ class TextSource:
         return {split: or_part(root / self.folder / name) for split, (name, _) in self.files.items()}
 
     def require(self, root: Path) -> None:
-        """Make sure that the files are there, from the Hub if they are not.
+        """Make sure that the files exist; fetch missing ones from the Hub.
 
         Raises:
             DataError: one is missing and cannot be fetched.

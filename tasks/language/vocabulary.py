@@ -29,7 +29,7 @@ class Vocabulary(ABC):
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> NDArray[np.uint16]:
-        """The tokens of the texts, one by one."""
+        """The tokens of the texts, concatenated."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:

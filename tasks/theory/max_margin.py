@@ -74,7 +74,7 @@ def solve(gram: ArrayLike) -> MaxMargin | None:
     rounding. The same Gram matrix gives the same answer.
 
     Returns:
-        The solution, or None if there is none: a constraint is 0, or Clarabel found a certificate, checked here:
+        The solution, or None if none exists: a constraint is 0, or Clarabel found a certificate, checked here:
         weights z >= 0 of sum 1 with ||sum_k z_k c_k / ||c_k|| || at most `NO_MARGIN`. No w has a larger margin.
 
     Raises:
@@ -227,7 +227,7 @@ Solved = TypeVar("Solved", bound=Optimum)
 
 
 def or_reason(constraints: int, solve: Callable[[], Solved | None]) -> Solved | str:
-    """The solution of a max-margin problem with this many constraints, or the reason in words if there is none."""
+    """The solution of a max-margin problem with this many constraints, or the reason why there is no solution."""
     if constraints > MOST_CONSTRAINTS:
         return f"not solved: {constraints} constraints, more than the limit of {MOST_CONSTRAINTS}"
     try:

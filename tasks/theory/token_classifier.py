@@ -63,14 +63,14 @@ class TokenData(TaskData):
     def att_svm(self) -> AttentionSVM | str:
         """W_mm = argmin ||W||_F subject to (x_{i,opt_i} - x_{i,t})^T W x_{i,1} >= 1 on the training samples.
 
-        See Tarzanagh et al., Transformers as Support Vector Machines. If there is none, the reason in words.
+        See Tarzanagh et al., Transformers as Support Vector Machines. A string with the reason if it was not solved.
         """
         train = self.splits["train"]
         constraints = train.tokens[..., 0].numel() - len(train.labels)
         return or_reason(constraints, lambda: attention_svm(train.tokens, train.optimal))
 
     def directions(self) -> dict[str, Optimum | str]:
-        """The max-margin directions that training is compared with, by name; if there is none, the reason in words."""
+        """The max-margin directions that training is compared with, by name, or the reason why one is missing."""
         return {"att_svm": self.att_svm}
 
     def facts(self) -> dict[str, Any]:

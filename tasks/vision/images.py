@@ -157,7 +157,7 @@ class ArrayImages(ImageData):
     def _checked(self, split: str, pair: Any) -> tuple[Tensor, Tensor]:
         """Images of shape (N, C, H, W) and labels."""
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise DataError(f"{self.name}: {split} is a {type(pair).__name__}; make it a pair of images and labels")
+            raise DataError(f"{self.name}: {split} is of type {type(pair).__name__}; give a pair of images and labels")
         x, y = (read_idx(part) if isinstance(part, Path | str) else np.array(part) for part in pair)
         if x.dtype != np.uint8 or x.ndim not in (3, 4) or 0 in x.shape or (x.ndim == 4 and x.shape[3] > 4):
             raise DataError(
