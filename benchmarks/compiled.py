@@ -54,7 +54,7 @@ def step_of(config: RunConfig, *, compiled: bool = False) -> Callable[[], object
     optimizer = plan.make_optimizer(task.parameters())
     loss = compiled_loss(task.loss, where, device) if compiled else task.loss
     rows = torch.arange(min(plan.batch_size, plan.micro_batch_size), device=device)
-    where.rows, where.batch_size = slice(0, len(rows)), len(rows)
+    where.rows = slice(0, len(rows))
 
     def step() -> None:
         where.step += 1

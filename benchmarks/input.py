@@ -34,7 +34,7 @@ def our_epoch(n: int) -> Timed:
     data = MemoryImages(Path(), flip=True, crop=4)
     data.to(torch.device("cpu"), torch.float32)
     where = BatchRandomness()
-    where.rows, where.batch_size = slice(0, BATCH), BATCH
+    where.rows = slice(0, BATCH)
 
     def epoch() -> None:
         order = torch.randperm(data.sizes["train"])

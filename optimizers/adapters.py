@@ -1,7 +1,4 @@
-"""Adapters that make other optimizers follow the suite's protocol.
-
-The protocol is `step(closure)` with loss and gradients already computed.
-"""
+"""Adapters for optimizers whose `step` takes no closure, and the traits of classes that declare none."""
 
 import inspect
 import warnings
@@ -34,10 +31,10 @@ def adapted(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     if any(p.name == "closure" or p.kind == p.VAR_POSITIONAL for p in parameters):
         return cls
     if any(p.name == "loss" for p in parameters):
-        return _subclass(cls, lambda own, loss, keywords: step(own, loss=loss, **keywords))
+        return _subclass(cls, lambda self, loss, keywords: step(self, loss=loss, **keywords))
     if positional:  # in torch's protocol the first one is the closure, whatever its name
         return cls
-    return _subclass(cls, lambda own, loss, keywords: step(own, **keywords))
+    return _subclass(cls, lambda self, loss, keywords: step(self, **keywords))
 
 
 def _subclass(
@@ -45,8 +42,8 @@ def _subclass(
 ) -> type[torch.optim.Optimizer]:
     def adapted_step(self: Any, closure: Callable[[], torch.Tensor] | None = None, **keywords: Any) -> Any:
         loss = run_closure(closure)
-        found = step(self, loss, keywords)
-        return loss if found is None else found
+        result = step(self, loss, keywords)
+        return loss if result is None else result
 
     adapted_step.__signature__ = inspect.signature(cls.step).replace(
         parameters=[
@@ -57,21 +54,21 @@ def _subclass(
     )
 
     def reduce(self: Any, protocol: Any) -> Any:
-        made, arguments, *rest = cls.__reduce_ex__(self, max(2, protocol))
-        if getattr(made, "__name__", "") != "__newobj__":  # as pickle itself asks
-            return made, arguments, *rest  # the class has its own reduction
+        constructor, arguments, *rest = cls.__reduce_ex__(self, max(2, protocol))
+        if getattr(constructor, "__name__", "") != "__newobj__":  # the test of pickle itself
+            return constructor, arguments, *rest  # the class has its own reduction
         # Under the subclass's name pickle would find the class itself.
         return _blank, (cls, *arguments[1:]), *rest
 
-    own = {"step": adapted_step, "__reduce_ex__": reduce, "__module__": cls.__module__, "__doc__": cls.__doc__}
+    members = {"step": adapted_step, "__reduce_ex__": reduce, "__module__": cls.__module__, "__doc__": cls.__doc__}
     kind: Any = type(cls)  # may be ABCMeta
-    return kind(cls.__name__, (cls,), own)
+    return kind(cls.__name__, (cls,), members)
 
 
 def _blank(cls: type[torch.optim.Optimizer], *arguments: Any) -> Any:
-    """An instance without state, as pickle starts with."""
-    made: Any = adapted(cls)
-    return made.__new__(made, *arguments)
+    """An instance without state, which pickle fills."""
+    subclass: Any = adapted(cls)
+    return subclass.__new__(subclass, *arguments)
 
 
 def traits_of(cls: type[torch.optim.Optimizer]) -> Traits:
@@ -99,7 +96,7 @@ def traits_of(cls: type[torch.optim.Optimizer]) -> Traits:
 
 
 def _calls(cls: Any, create_graph: bool) -> int:
-    """How often a step calls its closure, for a matrix parameter, which all methods accept."""
+    """How often a step calls its closure; for a matrix, which all methods accept."""
     p = torch.nn.Parameter(torch.tensor([[1.0, -2.0], [0.5, 3.0], [-1.5, 0.3]]))
     lr = inspect.signature(cls).parameters.get("lr")
     optimizer = cls([p], **({"lr": 0.01} if lr is not None and lr.default is lr.empty else {}))

@@ -76,36 +76,33 @@ class Part:
 def split_rest(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Hyperparameters of the first method, and of the one for the rest."""
     prefix = f"{REST}."
-    own = {name: value for name, value in values.items() if name != REST and not name.startswith(prefix)}
-    return own, {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+    first = {name: value for name, value in values.items() if name != REST and not name.startswith(prefix)}
+    return first, {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
 def divide(
     spec: OptimizerSpec, rest: OptimizerSpec | None, values: Mapping[str, Any], parameters: Sequence[Parameter]
 ) -> list[Part]:
-    """The methods of a run with their parameters; the one with the largest group first.
+    """The methods of a run with their parameters, in order; the one with the largest group first.
 
-    Args:
-        spec: the compared method.
-        rest: the one for all parameters except matrices; None if the first updates all.
-        values: hyperparameters of both, dotted.
-        parameters: the trained parameters, in order.
+    `rest` updates all parameters except matrices; None if the first method updates all. The hyperparameters of both are
+    dotted.
 
     Raises:
         ValueError: there is no matrix for the first method, a value is for a role that no parameter of its method has,
             or `OptimizerSpec.groups` raises or returns something else than mappings.
     """
     every = range(len(parameters))
-    own, others = split_rest(values)
+    of_first, of_rest = split_rest(values)
     if rest is None:
-        return [_part(spec, own, every, parameters)]
+        return [_part(spec, of_first, every, parameters)]
     matrices = [i for i in every if parameters[i].role == "matrix"]
     if not matrices:
         raise ValueError(f"{REST}={rest.name}: there is no parameter of the role matrix for {spec.name}")
     left = [i for i in every if parameters[i].role != "matrix"]
-    parts = [_part(spec, own, matrices, parameters)]
+    parts = [_part(spec, of_first, matrices, parameters)]
     if left:
-        parts.append(_part(rest, others, left, parameters, f"{REST}."))
+        parts.append(_part(rest, of_rest, left, parameters, f"{REST}."))
     return sorted(parts, key=lambda part: -_size(part.groups[0].indices, parameters))
 
 
@@ -116,60 +113,56 @@ def _part(
     parameters: Sequence[Parameter],
     prefix: str = "",
 ) -> Part:
-    own = {name: value for name, value in values.items() if "." not in name}
+    common = {name: value for name, value in values.items() if "." not in name}
     by_role: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
         role, dot, option = name.partition(".")
         if dot:
             by_role.setdefault(role, {})[option] = value
     indices = list(indices)
-    there = dict.fromkeys(parameters[i].role for i in indices)
-    for role, given in by_role.items():
-        if role not in there:
-            option, value = next(iter(given.items()))
+    roles = dict.fromkeys(parameters[i].role for i in indices)
+    for role, options in by_role.items():
+        if role not in roles:
+            option, value = next(iter(options.items()))
             raise ValueError(
                 f"{prefix}{role}.{option}={value}: this model has no parameter of the role {role} for {spec.name}, only"
-                f" of {', '.join(there)}; remove it"
+                f" of {', '.join(roles)}; remove it"
             )
-    declared = _declared(spec, [parameters[i] for i in indices], own)
-    found: dict[Any, tuple[list[int], dict[str, Any]]] = {}
-    for i, mine in zip(indices, declared, strict=True):
+    declared = _declared(spec, [parameters[i] for i in indices], common)
+    members: dict[Any, tuple[list[int], dict[str, Any]]] = {}
+    for i, own_values in zip(indices, declared, strict=True):
         parameter = parameters[i]
-        given = dict(mine) | by_role.get(parameter.role, {})
+        group_values = dict(own_values) | by_role.get(parameter.role, {})
         pieces = parameter.pieces if spec.traits.by_piece else 1
         # By role and not by values, so that runs with different values have the same groups.
-        key = repr(sorted(mine.items())), parameter.role if parameter.role in by_role else None, pieces
-        found.setdefault(key, ([], given | ({"pieces": pieces} if pieces > 1 else {})))[0].append(i)
+        key = repr(sorted(own_values.items())), parameter.role if parameter.role in by_role else None, pieces
+        members.setdefault(key, ([], group_values | ({"pieces": pieces} if pieces > 1 else {})))[0].append(i)
     groups = [
-        ParameterGroup(tuple(own), given, tuple(dict.fromkeys(parameters[i].role for i in own)))
-        for own, given in found.values()
+        ParameterGroup(tuple(places), group_values, tuple(dict.fromkeys(parameters[i].role for i in places)))
+        for places, group_values in members.values()
     ]
     groups.sort(key=lambda group: -_size(group.indices, parameters))
-    return Part(spec, own, groups)
+    return Part(spec, common, groups)
 
 
 def _declared(
     spec: OptimizerSpec, parameters: Sequence[Parameter], values: Mapping[str, Any]
 ) -> Sequence[Mapping[str, Any]]:
-    """The hyperparameters of each parameter by `OptimizerSpec.groups`.
-
-    Raises:
-        ValueError: it raises, or returns something else than mappings.
-    """
+    """The hyperparameters of each parameter by `OptimizerSpec.groups`."""
     if not spec.groups:
         return [{}] * len(parameters)
     function = load(spec.groups)
     try:
-        found = list(function(parameters, values))
+        declared = list(function(parameters, values))
     except Exception as error:  # of a plug-in
         raise ValueError(f"{spec.groups} raises {type(error).__name__}: {error}") from error
-    if len(found) != len(parameters) or not all(isinstance(each, Mapping) for each in found):
-        kinds = ", ".join(dict.fromkeys(type(each).__name__ for each in found)) or "nothing"
+    if len(declared) != len(parameters) or not all(isinstance(item, Mapping) for item in declared):
+        kinds = ", ".join(dict.fromkeys(type(item).__name__ for item in declared)) or "nothing"
         raise ValueError(
-            f"{spec.groups} returns {len(found)} values ({kinds}) for {len(parameters)} parameters; it must return one"
-            " mapping for each"
+            f"{spec.groups} returns {len(declared)} values ({kinds}) for {len(parameters)} parameters; it must return"
+            " one mapping for each"
         )
-    return found
+    return declared
 
 
 def _size(indices: Iterable[int], parameters: Sequence[Parameter]) -> int:

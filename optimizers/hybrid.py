@@ -16,26 +16,21 @@ from optimizers.step_size import run_closure
 
 
 def make(parts: Sequence[Part], params: Sequence[nn.Parameter], parameters: Sequence[Parameter]) -> Optimizer:
-    """The optimizer of a run.
-
-    Args:
-        parts: from `divide`.
-        params: the trained parameters, in the order of `parameters`.
-        parameters: facts about them.
+    """The optimizer of a run: the parts of `divide` over the trained parameters; `parameters` are facts about them.
 
     Raises:
         ValueError: a hyperparameter given by role has one value for all parameters.
     """
-    made = [_made(part, params, parameters) for part in parts]
-    if len(made) == 1:
-        return made[0]
-    for part, optimizer in zip(parts, made, strict=True):
+    optimizers = [_built(part, params, parameters) for part in parts]
+    if len(optimizers) == 1:
+        return optimizers[0]
+    for part, optimizer in zip(parts, optimizers, strict=True):
         for group in optimizer.param_groups:
             group["unscheduled"] = part.spec.traits.unscheduled
-    return Hybrid(made)
+    return Hybrid(optimizers)
 
 
-def _made(part: Part, params: Sequence[nn.Parameter], parameters: Sequence[Parameter]) -> Optimizer:
+def _built(part: Part, params: Sequence[nn.Parameter], parameters: Sequence[Parameter]) -> Optimizer:
     cls, (first, *more) = part.spec.cls, part.groups
     plain = not (more or first.values)
     if takes_names(cls):
@@ -74,7 +69,7 @@ class Hybrid(Optimizer):
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         self.parts = list(parts)
-        self._told = [
+        self._keywords = [
             sorted(STEP_KEYWORDS.keys() & inspect.signature(type(part).step).parameters.keys()) for part in parts
         ]
         super().__init__([dict(group) for part in parts for group in part.param_groups], {})
@@ -102,20 +97,15 @@ class Hybrid(Optimizer):
             closure: re-evaluates the model and returns the loss; called once, before any update.
             grad_norm: norm of the gradient in `.grad` over all parameters, 0-dim.
             loss_grad_norm: the same before clipping.
-
-        Raises:
-            RuntimeError: a part moves its weights before it calls the closure, which cannot evaluate again.
         """
         loss = run_closure(closure)
-        for part, names in zip(self.parts, self._told, strict=True):
-            told: dict[str, Tensor] = {}
+        for part, names in zip(self.parts, self._keywords, strict=True):
+            norms: dict[str, Tensor] = {}
             if names:
-                norm = global_norm(
-                    [p.grad for group in part.param_groups for p in group["params"] if p.grad is not None]
-                )
-                told = own_norms(norm, grad_norm, loss_grad_norm)
-            given: Any = None if closure is None else _known(loss, part)
-            part.step(given, **{name: told[name] for name in names})
+                grads = [p.grad for group in part.param_groups for p in group["params"] if p.grad is not None]
+                norms = own_norms(global_norm(grads), grad_norm, loss_grad_norm)
+            part_closure: Any = None if closure is None else _known(loss, part)
+            part.step(part_closure, **{name: norms[name] for name in names})
         return loss
 
     def eval(self) -> None:
@@ -140,12 +130,12 @@ class Hybrid(Optimizer):
         groups: list[dict[str, Any]] = []
         others: list[dict[str, Any]] = []
         for part in self.parts:
-            own, start = part.state_dict(), sum(len(group["params"]) for group in groups)
-            state |= {key + start: value for key, value in own["state"].items() if isinstance(key, int)}
-            groups += [{**g, "params": [i + start for i in g["params"]]} for g in own["param_groups"]]
-            more = {name: value for name, value in own.items() if name != "param_groups"}
-            others.append(more | {"state": {key: v for key, v in own["state"].items() if not isinstance(key, int)}})
-        has_more = any(own["state"] or len(own) > 1 for own in others)
+            saved, start = part.state_dict(), sum(len(group["params"]) for group in groups)
+            state |= {key + start: value for key, value in saved["state"].items() if isinstance(key, int)}
+            groups += [{**g, "params": [i + start for i in g["params"]]} for g in saved["param_groups"]]
+            more = {name: value for name, value in saved.items() if name != "param_groups"}
+            others.append(more | {"state": {key: v for key, v in saved["state"].items() if not isinstance(key, int)}})
+        has_more = any(more["state"] or len(more) > 1 for more in others)
         return {"state": state, "param_groups": groups} | ({"parts": others} if has_more else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -153,10 +143,10 @@ class Hybrid(Optimizer):
         groups, start = list(state_dict["param_groups"]), 0
         others = state_dict.get("parts") or [{"state": {}} for _ in self.parts]
         for part, more in zip(self.parts, others, strict=True):
-            own, groups = groups[: len(part.param_groups)], groups[len(part.param_groups) :]
-            count = sum(len(group["params"]) for group in own)
+            saved, groups = groups[: len(part.param_groups)], groups[len(part.param_groups) :]
+            count = sum(len(group["params"]) for group in saved)
             state = {i - start: state_dict["state"][i] for i in range(start, start + count) if i in state_dict["state"]}
-            numbered = [{**g, "params": [i - start for i in g["params"]]} for g in own]
+            numbered = [{**g, "params": [i - start for i in g["params"]]} for g in saved]
             part.load_state_dict(more | {"state": state | more["state"], "param_groups": numbered})
             start += count
         self._join()
@@ -210,12 +200,9 @@ class _States(MutableMapping[Any, Any]):
 
 
 def own_norms(norm: Tensor, grad_norm: Tensor | None, loss_grad_norm: Tensor | None) -> dict[str, Tensor]:
-    """The norms by `STEP_KEYWORDS` of some parameters' gradients; clipping scaled all gradients by the same factor.
+    """The norms by `STEP_KEYWORDS` of some parameters' gradients, given their norm and the norms of all gradients.
 
-    Args:
-        norm: of these gradients after clipping, 0-dim.
-        grad_norm: of all gradients, 0-dim.
-        loss_grad_norm: of all before clipping, 0-dim.
+    Clipping scales all gradients by the same factor.
     """
     before = norm
     if grad_norm is not None and loss_grad_norm is not None:

@@ -1,6 +1,6 @@
 """MoMo: a Polyak step along averaged gradients, with a model of the loss from past batches."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from optimizers import pure
 from optimizers.norms import global_dot, global_norm
+from optimizers.pure import Hparams, State, Tensors
 from optimizers.step_size import StepSizeOptimizer, as_tensor, check_range, safe_divide
 
 
@@ -33,9 +34,6 @@ class MoMo(StepSizeOptimizer):
         f_star: lower bound of the loss, a finite number.
         weight_decay: strength of the quadratic penalty, in [0, inf).
         fused: None or True updates with one fused kernel where the tensors allow it, False with a plain loop.
-
-    Raises:
-        ValueError: a hyperparameter is out of its range.
     """
 
     def __init__(
@@ -66,24 +64,18 @@ class MoMo(StepSizeOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Tensor | float | None = None) -> Any:
-        """Take one step; `.grad` must hold the gradient of the whole batch and the loss must be of that batch.
+        """Take one step and return the loss; `.grad` must hold the gradient of the whole batch, and the loss be of it.
 
         Args:
             closure: re-evaluates the model and returns the loss, averaged like the gradient.
             loss: the loss, instead of a closure.
-
-        Returns:
-            The loss.
-
-        Raises:
-            ValueError: there is neither closure nor loss.
         """
         value = self._loss(closure, loss)
         groups, norm = self._collect(None)
         if norm is None:
             return value
         loss_value = as_tensor(value, norm)
-        params = [p for _, own in groups for p in own]
+        params = [p for _, members in groups for p in members]
         grads = [p.grad for p in params if p.grad is not None]
         directions = self._averaged(params, grads)
         now = torch.stack([loss_value, global_dot(grads, params).to(norm)])
@@ -91,14 +83,14 @@ class MoMo(StepSizeOptimizer):
         model = now if before is None else self.beta * before.to(now) + (1 - self.beta) * now
         self.param_groups[0]["model"] = model
         product, length = global_dot(directions, params).to(norm), global_norm(directions)
-        for i, (group, own) in enumerate(groups):
+        for i, (group, members) in enumerate(groups):
             decayed = 1 + group["lr"] * group["weight_decay"]
             raw = _raw_step(model, self.f_star, product, length, decayed)
             if i == 0:
                 self.step_sizes = (raw, raw.clamp(max=group["lr"]))
-            self._descend(own, [self.state[p]["direction"] for p in own], raw.clamp(max=group["lr"]))
+            self._descend(members, [self.state[p]["direction"] for p in members], raw.clamp(max=group["lr"]))
             if group["weight_decay"] != 0:
-                torch._foreach_mul_(own, 1 / decayed)
+                torch._foreach_mul_(members, 1 / decayed)
         return value
 
     def _averaged(self, params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
@@ -111,9 +103,7 @@ class MoMo(StepSizeOptimizer):
         return [self.state[p]["direction"] for p in params]
 
 
-def update(
-    grads: list[Tensor], state: dict[str, Any], params: list[Tensor], loss: Tensor, hparams: Mapping[str, Any]
-) -> tuple[list[Tensor], dict[str, Any]]:
+def update(grads: Tensors, state: State, params: Tensors, loss: Tensor, hparams: Hparams) -> tuple[Tensors, State]:
     """One step of MoMo as a pure function (`OptimizerSpec.update`)."""
     lr, beta, decay = hparams["lr"], hparams["beta"], hparams["weight_decay"]
     directions, model = [g.clone() for g in grads], torch.stack([loss, pure.dot(grads, params)])
@@ -133,12 +123,7 @@ def update(
 def _raw_step(model: Tensor, f_star: Any, product: Tensor, length: Tensor, decayed: Any) -> Tensor:
     """The step to the point where the model of the loss equals f_star, 0-dim; 0 if it is behind, or d = 0.
 
-    Args:
-        model: f_bar and gamma, shape (2,).
-        f_star: lower bound of the loss.
-        product: <d, w>, 0-dim.
-        length: ||d||, 0-dim.
-        decayed: 1 + lr * weight_decay.
+    The model is f_bar and gamma, shape (2,); the product <d, w>, the length ||d||; `decayed` is 1 + lr * weight_decay.
     """
     ahead = (decayed * (model[0] - model[1] - f_star) + product).clamp(min=0)
     return safe_divide(safe_divide(ahead, length), length)  # the square of a small norm would underflow

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from optimizers import pure
 from optimizers.norms import scalar_dtype, whole
+from optimizers.pure import Hparams, State, Tensors
 from optimizers.step_size import CheckedOptimizer, check_range, run_closure
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
@@ -60,17 +61,8 @@ class Muon(CheckedOptimizer):
         adjust: Literal["original", "rms"] = "original",
         bf16: bool = False,
     ) -> None:
-        defaults = dict(
-            lr=lr,
-            momentum=momentum,
-            nesterov=nesterov,
-            weight_decay=weight_decay,
-            ns_steps=ns_steps,
-            adjust=adjust,
-            bf16=bf16,
-            pieces=1,
-        )
-        super().__init__(params, defaults)
+        settings = dict(lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
+        super().__init__(params, settings | dict(ns_steps=ns_steps, adjust=adjust, bf16=bf16, pieces=1))
 
     def _check_group(self, group: dict[str, Any]) -> None:
         check_range("lr", group["lr"], 0)
@@ -94,10 +86,7 @@ class Muon(CheckedOptimizer):
         """Take one step; `.grad` must hold the gradient of the whole batch.
 
         Args:
-            closure: optional; re-evaluates the model and returns the loss.
-
-        Returns:
-            What the closure returned, else None.
+            closure: optional; re-evaluates the model and returns the loss, which `step` returns.
         """
         loss = run_closure(closure)
         for group in self.param_groups:
@@ -120,9 +109,7 @@ class Muon(CheckedOptimizer):
         return loss
 
 
-def update(
-    grads: list[Tensor], state: dict[str, Any], params: list[Tensor], loss: Tensor, hparams: Mapping[str, Any]
-) -> tuple[list[Tensor], dict[str, Any]]:
+def update(grads: Tensors, state: State, params: Tensors, loss: Tensor, hparams: Hparams) -> tuple[Tensors, State]:
     """One step of Muon as a pure function (`OptimizerSpec.update`)."""
     lr, momentum, decay = hparams["lr"], hparams["momentum"], hparams["weight_decay"]
     before = state["momentum_buffers"] if state else [torch.zeros_like(p) for p in params]
@@ -140,11 +127,9 @@ def _like(value: Any, tensor: Tensor) -> Any:
 
 
 def directions(tensors: Sequence[Tensor], hparams: Mapping[str, Any]) -> list[Tensor]:
-    """The update directions for lr = 1: orthogonalised matrices times their scale.
+    """The update directions for lr = 1: orthogonalised matrices, shape (..., A, B) each, times their scale.
 
-    Args:
-        tensors: shape (..., A, B) each; sharded ones (DTensor) are gathered for it, and sharded again.
-        hparams: of their group.
+    Sharded ones (DTensor) are gathered for it, and sharded again.
     """
     pieces = int(hparams.get("pieces", 1))
     full = [whole(t) for t in tensors]
@@ -152,25 +137,19 @@ def directions(tensors: Sequence[Tensor], hparams: Mapping[str, Any]) -> list[Te
     alike: dict[Any, list[int]] = {}
     for i, t in enumerate(cut):
         alike.setdefault((t.shape, t.dtype, t.device), []).append(i)
-    found: dict[int, Tensor] = {}
+    moves: dict[int, Tensor] = {}
     for indices in alike.values():  # all matrices of a shape at once: kernel launches are slow on a GPU
         stacked = torch.stack([cut[i] for i in indices])
         A, B = stacked.shape[-2:]
         scale = 0.2 * math.sqrt(max(A, B)) if hparams["adjust"] == "rms" else math.sqrt(max(1, A / B))
         exact = stacked.to(scalar_dtype(stacked.dtype))
         done = orthogonalised(exact, hparams["ns_steps"], bf16=hparams["bf16"]).to(stacked.dtype) * scale
-        found |= {i: done[k].reshape(full[i].shape) for k, i in enumerate(indices)}
-    return [_sharded_as(found[i], t) for i, t in enumerate(tensors)]
+        moves |= {i: done[k].reshape(full[i].shape) for k, i in enumerate(indices)}
+    return [_sharded_as(moves[i], t) for i, t in enumerate(tensors)]
 
 
 def orthogonalised(x: Tensor, steps: int, *, bf16: bool = False) -> Tensor:
-    """Matrices with the singular vectors of x and singular values of about 1, shape (..., A, B); 0 stays 0.
-
-    Args:
-        x: matrices, shape (..., A, B).
-        steps: iterations.
-        bf16: whether to iterate in bfloat16.
-    """
+    """Matrices (..., A, B) with the singular vectors of x and singular values of about 1; 0 stays 0."""
     a, b, c = COEFFICIENTS
     transposed = x.shape[-2] > x.shape[-1]
     x = x.mT if transposed else x

@@ -1,6 +1,6 @@
 """Normalised gradient descent: the step's length is set by `lr`, not by the gradient's size."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from optimizers import pure
 from optimizers.norms import global_norm
+from optimizers.pure import Hparams, Norm, State, Tensors
 from optimizers.step_size import CheckedOptimizer, StepSizeOptimizer, check_range, run_closure, safe_divide
 
 
@@ -31,9 +32,6 @@ class SNGD(StepSizeOptimizer):
         momentum: heavy-ball factor, in [0, 1].
         weight_decay: decoupled weight decay per unit of lr, in [0, inf).
         fused: None or True updates with one fused kernel where the tensors allow it, False with a plain loop.
-
-    Raises:
-        ValueError: a hyperparameter is out of its range.
     """
 
     def __init__(
@@ -59,12 +57,9 @@ class SNGD(StepSizeOptimizer):
         """Take one step; `.grad` must hold the gradient of the whole batch.
 
         Args:
-            closure: optional; re-evaluates the model and returns the loss.
+            closure: optional; re-evaluates the model and returns the loss, which `step` returns.
             loss_grad_norm: norm of the loss's gradient, 0-dim, where `.grad` no longer holds that gradient because it
                 was clipped; computed from `.grad` if not given.
-
-        Returns:
-            What the closure returned, else None.
         """
         loss = run_closure(closure)
         groups, norm = self._collect(loss_grad_norm)
@@ -102,9 +97,6 @@ class NGD(SNGD):
         momentum: heavy-ball factor on the normalised gradient, in [0, 1].
         weight_decay: decoupled weight decay per unit of lr, in [0, inf).
         fused: None or True updates with one fused kernel where the tensors allow it, False with a plain loop.
-
-    Raises:
-        ValueError: a hyperparameter is out of its range.
     """
 
     def __init__(
@@ -120,14 +112,8 @@ class NGD(SNGD):
 
 
 def update(
-    grads: list[Tensor],
-    state: dict[str, Any],
-    params: list[Tensor],
-    loss: Tensor,
-    hparams: Mapping[str, Any],
-    *,
-    loss_grad_norm: Tensor | None = None,
-) -> tuple[list[Tensor], dict[str, Any]]:
+    grads: Tensors, state: State, params: Tensors, loss: Tensor, hparams: Hparams, *, loss_grad_norm: Norm = None
+) -> tuple[Tensors, State]:
     """One step of SNGD, or of NGD, which has no `max_step`, as a pure function (`OptimizerSpec.update`)."""
     lr, momentum, decay = hparams["lr"], hparams["momentum"], hparams["weight_decay"]
     cap = hparams.get("max_step", float("inf"))
@@ -157,9 +143,6 @@ class SeparateNGD(CheckedOptimizer):
         params: parameters or parameter groups; `lr` and `power` may differ by group.
         lr: length of the first step of each parameter, in [0, inf).
         power: exponent of the decay, in [0, inf); 0 for a constant step.
-
-    Raises:
-        ValueError: a hyperparameter is out of its range.
     """
 
     def __init__(self, params: Iterable[Any], lr: float = 0.01, power: float = 0.0) -> None:
@@ -182,9 +165,7 @@ class SeparateNGD(CheckedOptimizer):
         return loss
 
 
-def separate(
-    grads: list[Tensor], state: dict[str, Any], params: list[Tensor], loss: Tensor, hparams: Mapping[str, Any]
-) -> tuple[list[Tensor], dict[str, Any]]:
+def separate(grads: Tensors, state: State, params: Tensors, loss: Tensor, hparams: Hparams) -> tuple[Tensors, State]:
     """One step of `SeparateNGD` as a pure function (`OptimizerSpec.update`)."""
     steps = state.get("steps", torch.zeros_like(loss)) + 1
     length = hparams["lr"] * steps ** -hparams["power"]

@@ -13,12 +13,12 @@ def scalar_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def to_local(tensor: Tensor) -> Tensor:
-    """The part of a sharded tensor (DTensor) that this rank holds; an ordinary tensor as it is."""
+    """The part of a sharded tensor (DTensor) that this rank holds; an ordinary tensor unchanged."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[operator]
 
 
 def whole(value: Any) -> Any:
-    """A sharded tensor (DTensor) gathered, on all ranks at once; anything else as it is."""
+    """A sharded tensor (DTensor) gathered, on all ranks at once; anything else unchanged."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
@@ -45,16 +45,11 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def global_dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
-    """Sum of the products of all elements of all tensors, pair by pair.
+    """Sum of the products of all elements of all dense real tensors, pair by pair, over all shards; 0 for empty lists.
 
-    Args:
-        first: dense real tensors; sharded ones (DTensor) count with all their shards.
-        second: others of the same shapes, sharded in the same way.
-
-    Returns:
-        A 0-dim tensor on the device of the first tensor, float32 or, for float64 input, float64. Nothing is copied to
-        the host. It is 0 for empty lists. On a CPU a float32 sum over a tensor of 1e7 elements is off by about 1e-4;
-        sums by rows, as in `global_norm`, would change the last digits of stored runs.
+    It is 0-dim on the device of the first tensor, float32 or, for float64 input, float64; nothing is copied to the
+    host. On a CPU a float32 sum over a tensor of 1e7 elements is off by about 1e-4; sums by rows, as in `global_norm`,
+    would change the last digits of stored runs.
     """
     if not first:
         return torch.zeros(())

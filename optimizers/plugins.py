@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
@@ -28,7 +28,7 @@ foreign: set[str] = set()
 
 
 BROKEN = Exception, SystemExit
-"""What the code of a plug-in may raise; an exit would end the process without a word."""
+"""What the code of a plug-in may raise; an exit would end the process silently."""
 
 
 class PluginError(Exception):
@@ -36,7 +36,7 @@ class PluginError(Exception):
 
 
 class Named(Protocol):
-    """An entry of a registry: something with a name."""
+    """An entry of a registry."""
 
     @property
     def name(self) -> str:
@@ -62,7 +62,7 @@ class Origin:
 
 
 class Registry(MutableMapping[str, Spec], Generic[Spec]):
-    """A registry of names, of the suite and of plug-ins.
+    """The optimizers or tasks of the suite and of plug-ins, by name.
 
     Iterating gives the names, without importing anything. A plug-in is imported when it is looked up. Entries set at
     run time (`OPTIMIZERS["mine"] = spec`) count as the suite's own in this process.
@@ -70,22 +70,22 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
     Args:
         kind: what it holds, for messages: `optimizer`.
         group: of entry points.
-        own: the suite's own.
+        specs: the suite's own.
         make: builds a spec from name, imported object and origin.
     """
 
-    def __init__(self, kind: str, group: str, own: Iterable[Spec], make: Callable[[str, Any, Origin], Spec]) -> None:
+    def __init__(self, kind: str, group: str, specs: Iterable[Spec], make: Callable[[str, Any, Origin], Spec]) -> None:
         self.kind, self.group, self.make = kind, group, make
-        self.own = {spec.name: spec for spec in own}
+        self.own = {spec.name: spec for spec in specs}
         self._loaded: dict[tuple[str, str], Spec] = {}
 
     @cached_property
     def announced(self) -> dict[str, list[EntryPoint]]:
-        """Entry points by name; a name has several if packages do not agree."""
-        found: dict[str, list[EntryPoint]] = {}
+        """Entry points by name; several if packages share a name."""
+        points: dict[str, list[EntryPoint]] = {}
         for point in sorted(entry_points(group=self.group), key=lambda point: (point.name, _package(point))):
-            found.setdefault(point.name, []).append(point)
-        return found
+            points.setdefault(point.name, []).append(point)
+        return points
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys([*self.own, *self.announced]))
@@ -100,7 +100,7 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
         """The spec of this name.
 
         Raises:
-            KeyError: there is none.
+            KeyError: the name is unknown.
             PluginError: there is a plug-in of this name, and it cannot be used.
         """
         points = self.announced.get(name, ())
@@ -130,7 +130,7 @@ class Registry(MutableMapping[str, Spec], Generic[Spec]):
         del self.own[name]
 
     def describe(self, name: str) -> str | None:
-        """The origin of a plug-in of this name in words; None if it is the suite's own or not announced."""
+        """A description of a plug-in's origin; None for the suite's own and unannounced names."""
         if name in self.own or name not in self.announced:
             return None
         return ", ".join(f"{_package(point)} ({point.value})" for point in self.announced[name])
@@ -160,11 +160,7 @@ def load(target: str) -> Any:
 
 
 def load_module(place: str, name: str = "CLASS") -> Any:
-    """Import `module` or `file.py`; its output goes to standard error.
-
-    Args:
-        place: the module or file.
-        name: the requested object, for messages.
+    """Import `module` or `file.py` for an object of this name; its output goes to standard error.
 
     Raises:
         PluginError: it cannot be imported.
@@ -196,7 +192,7 @@ def _see_here() -> None:
 def _hidden(module: str, name: str) -> str:
     """Advice if this folder has the module's file and another package has its name; else nothing."""
     top, path = module.partition(".")[0], Path(*module.split("."))
-    file = next((str(each) for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
+    file = next((str(file) for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
     taken = getattr(sys.modules.get(top), "__file__", None)
     if file is None or taken is None or Path(taken).is_relative_to(Path.cwd()):
         return ""
@@ -242,7 +238,7 @@ _imported: dict[Path, str] = {}
 
 def _forget(helpers: Sequence[Path]) -> None:
     """Forget helpers that changed since a plug-in imported them, so that they are imported again."""
-    now = {path: _digest(path) for path in helpers if path.exists()}
+    now = {path: _digest(path) for path in helpers}
     # Other code may have imported a helper that no plug-in has; it is as it was if it is older than this process.
     then = {path: _imported.get(path, "" if path.stat().st_mtime > _BEGUN else digest) for path, digest in now.items()}
     if then != now:
@@ -250,9 +246,6 @@ def _forget(helpers: Sequence[Path]) -> None:
             file = getattr(module, "__file__", None)
             if file and Path(file).resolve() in now and name != "__main__" and not name.startswith(_PREFIX):
                 del sys.modules[name]
-        for path in now:  # compiled files are found by second and size
-            with suppress(OSError):
-                Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
         importlib.invalidate_caches()
     _imported.update(now)
 
@@ -262,17 +255,16 @@ def sources(path: Path) -> list[Path]:
 
     Imports are read, not run. Python's and the suite's own packages, torch and hidden folders do not count.
     """
-    own, helpers, left = path.resolve(), set[Path](), [path]
-    folder = own.parent
+    folder, helpers, left = path.resolve().parent, set[Path](), [path]
     while left:
         try:
             tops = _imports(left.pop().read_bytes())
         except OSError:
             continue
-        beside = [each for top in tops for each in (folder / f"{top}.py", folder / top) if each.exists()]
-        there = {file for each in beside for file in (each.rglob("*.py") if each.is_dir() else [each])}
-        there = {file for file in there if "/." not in f"/{file.relative_to(folder).as_posix()}"}
-        new = there - helpers - {own}
+        beside = [place for top in tops for place in (folder / f"{top}.py", folder / top) if place.exists()]
+        files = {file for place in beside for file in (place.rglob("*.py") if place.is_dir() else [place])}
+        files = {file for file in files if "/." not in f"/{file.relative_to(folder).as_posix()}"}
+        new = files - helpers - {path.resolve()}
         helpers |= new
         left += new
     return [path, *sorted(helpers)]
@@ -330,26 +322,26 @@ def _digest(*paths: Path) -> str:
 
 def _editable(name: str) -> bool:
     """Whether a package is installed as a link to its source, which may change under the same version."""
-    found = next((each for each in distributions(name=name)), None)
-    return found is not None and '"editable": true' in (found.read_text("direct_url.json") or "")
+    installed = next(iter(distributions(name=name)), None)
+    return installed is not None and '"editable": true' in (installed.read_text("direct_url.json") or "")
 
 
 @lru_cache(maxsize=256)
 def bare(name: str) -> str:
     """A name without the folder of a file: `dir/my_file.py:MyOpt` is `my_file.py:MyOpt` from any folder."""
-    place, colon, own = name.rpartition(":")
-    return f"{Path(place).name}:{own}" if colon and place.endswith(".py") else name
+    place, _, target = name.rpartition(":")
+    return f"{Path(place).name}:{target}" if place.endswith(".py") else name
 
 
 def absolute(name: str) -> str:
     """A name with the absolute path of a file, valid in any folder."""
-    place, _, own = name.rpartition(":")
-    return f"{Path(place).absolute()}:{own}" if place.endswith(".py") else name
+    place, _, target = name.rpartition(":")
+    return f"{Path(place).absolute()}:{target}" if place.endswith(".py") else name
 
 
 @lru_cache(maxsize=256)
 def slug(name: str) -> str:
     """A name as used in names of files and runs: `dir/my_file.py:MyOpt` becomes `my_file.MyOpt`."""
-    place, _, own = name.rpartition(":")
+    place, _, target = name.rpartition(":")
     stem = Path(place).name.removesuffix(".py")
-    return re.sub(r"[^\w.+-]|^\.", "_", f"{stem}.{own}" if stem else own, flags=re.ASCII)[:80]
+    return re.sub(r"[^\w.+-]|^\.", "_", f"{stem}.{target}" if stem else target, flags=re.ASCII)[:80]

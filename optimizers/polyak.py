@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from optimizers import pure
+from optimizers.pure import Hparams, Norm, State, Tensors
 from optimizers.step_size import StepSizeOptimizer, as_tensor, check_range, safe_divide
 
 
@@ -31,7 +32,7 @@ class _Polyak(StepSizeOptimizer, ABC):
         loss: Tensor | float | None = None,
         loss_grad_norm: Tensor | None = None,
     ) -> Any:
-        """Take one step; `.grad` must hold the gradient of the whole batch and the loss must be of that batch.
+        """Take one step and return the loss; `.grad` must hold the gradient of the whole batch, and the loss be of it.
 
         Args:
             closure: re-evaluates the model and returns the loss, averaged like the gradient (not divided by the
@@ -40,12 +41,6 @@ class _Polyak(StepSizeOptimizer, ABC):
             loss_grad_norm: norm of the loss's gradient, where `.grad` no longer holds that gradient because it was
                 clipped: the step size then uses the unclipped gradient, and the update follows the clipped one.
                 Computed from `.grad` if not given.
-
-        Returns:
-            The loss.
-
-        Raises:
-            ValueError: there is neither closure nor loss.
         """
         value = self._loss(closure, loss)
         groups, norm = self._collect(loss_grad_norm)
@@ -81,9 +76,6 @@ class SPS(_Polyak):
         gamma: growth of the step per epoch with smoothing, in (1, inf), or 0 for no smoothing.
         batches_per_epoch: number of steps in one pass over the data, at least 1; used with gamma.
         fused: None or True updates with one fused kernel where the tensors allow it, False with a plain loop.
-
-    Raises:
-        ValueError: a hyperparameter is out of its range.
     """
 
     def __init__(
@@ -136,9 +128,6 @@ class PS(SPS):
         c: scale of the denominator, in (0, inf).
         f_star: lower bound of the loss, a finite number.
         fused: None or True updates with one fused kernel where the tensors allow it, False with a plain loop.
-
-    Raises:
-        ValueError: a hyperparameter is out of its range.
     """
 
     def __init__(
@@ -154,14 +143,8 @@ class PS(SPS):
 
 
 def update(
-    grads: list[Tensor],
-    state: dict[str, Any],
-    params: list[Tensor],
-    loss: Tensor,
-    hparams: Mapping[str, Any],
-    *,
-    loss_grad_norm: Tensor | None = None,
-) -> tuple[list[Tensor], dict[str, Any]]:
+    grads: Tensors, state: State, params: Tensors, loss: Tensor, hparams: Hparams, *, loss_grad_norm: Norm = None
+) -> tuple[Tensors, State]:
     """One step of SPS, or of PS, which has no cap, as a pure function (`OptimizerSpec.update`)."""
     norm = pure.norm(grads) if loss_grad_norm is None else loss_grad_norm
     given = {"max_step": float("inf"), "gamma": 0.0, **hparams}
@@ -213,9 +196,6 @@ class LengthSPS(_Polyak):
         c: scale of the denominator, in (0, inf).
         max_length: cap on the length of the step, in (0, inf]; inf for none.
         f_star: lower bound of the batch's loss, a finite number.
-
-    Raises:
-        ValueError: a hyperparameter is out of its range.
     """
 
     def __init__(
@@ -233,14 +213,8 @@ class LengthSPS(_Polyak):
 
 
 def length_capped(
-    grads: list[Tensor],
-    state: dict[str, Any],
-    params: list[Tensor],
-    loss: Tensor,
-    hparams: Mapping[str, Any],
-    *,
-    loss_grad_norm: Tensor | None = None,
-) -> tuple[list[Tensor], dict[str, Any]]:
+    grads: Tensors, state: State, params: Tensors, loss: Tensor, hparams: Hparams, *, loss_grad_norm: Norm = None
+) -> tuple[Tensors, State]:
     """One step of `LengthSPS` as a pure function (`OptimizerSpec.update`)."""
     sizes = _sizes_by_length(loss, pure.norm(grads) if loss_grad_norm is None else loss_grad_norm, hparams)
     return pure.descend(params, grads, sizes[1]), {"step_sizes": sizes}

@@ -9,11 +9,16 @@ An example, the pure form of `w <- w - lr * (g + weight_decay * w)`:
         return descend(params, grads, hparams["lr"]), state
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+Tensors = list[Tensor]
+State = dict[str, Any]
+Hparams = Mapping[str, Any]
+Norm = Tensor | None
 
 
 def known_zero(value: Any) -> bool:

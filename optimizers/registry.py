@@ -65,7 +65,7 @@ TASK_VALUE = "task"
 
 
 STEP_KEYWORDS = {
-    "grad_norm": "norm of the gradient as it is in `.grad`",
+    "grad_norm": "norm of the gradient in `.grad`",
     "loss_grad_norm": "norm of the loss's gradient, before clipping",
 }
 """Further inputs of an optimizer's `step` or pure update, if it has a keyword of that name: 0-dim tensors."""
@@ -184,18 +184,17 @@ _FROM_TASK = {"f_star": TASK_VALUE}
 
 def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
     """The spec of a plug-in, or a generic one for an optimizer class."""
-    # Every run's record has the version of torch, and it is not part of the identity of runs with the suite's own
-    # methods either.
+    # Every record has the version of torch, which is not part of the identity of the suite's own methods either.
     package = None if origin.package.startswith("torch ") else origin.package
     if isinstance(value, OptimizerSpec):
-        own = origin.target.startswith("optimizers.")  # of the suite: it has a version, as the built-in ones
-        return replace(value, name=name, package=None if own else package)
+        of_suite = origin.target.startswith("optimizers.")  # it has a version, as the built-in ones
+        return replace(value, name=name, package=None if of_suite else package)
     from torch.optim import Optimizer  # a spec may need no torch
 
     from optimizers.adapters import adapted, traits_of
 
     if not (isinstance(value, type) and issubclass(value, Optimizer)):
-        what = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+        what = f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
         raise PluginError(
             f"{origin.target} is {what}; an optimizer is a class that derives from torch.optim.Optimizer, or an"
             " optimizers.OptimizerSpec that names one"
@@ -217,10 +216,7 @@ def _plugin(name: str, value: Any, origin: Origin) -> OptimizerSpec:
 
 
 _ANY_LR = LogUniform(1e-5, 1e0)
-"""Range of the learning rate of an optimizer that declares none. Ours.
-
-A grid extends beyond it if the best point is at an edge.
-"""
+"""Range of the learning rate of an optimizer that declares none; a grid extends beyond it where necessary. Ours."""
 
 OPTIMIZERS = Registry(
     "optimizer",

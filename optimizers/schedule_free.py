@@ -1,12 +1,13 @@
 """Schedule-free AdamW: an average of the iterates in place of a schedule."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from optimizers import pure
+from optimizers.pure import Hparams, State, Tensors
 from optimizers.step_size import CheckedOptimizer, check_range, run_closure
 from optimizers.torch_updates import average_square, correction
 
@@ -32,9 +33,6 @@ class ScheduleFreeAdamW(CheckedOptimizer):
         eps: added to the denominator, in [0, inf).
         weight_decay: decoupled weight decay per unit of lr, in [0, inf).
         warmup_steps: steps over which lr rises linearly, at least 0.
-
-    Raises:
-        ValueError: a hyperparameter is out of its range.
     """
 
     def __init__(
@@ -73,10 +71,7 @@ class ScheduleFreeAdamW(CheckedOptimizer):
         """Take one step; `.grad` must hold the gradient of the whole batch.
 
         Args:
-            closure: optional; re-evaluates the model and returns the loss.
-
-        Returns:
-            What the closure returned, else None.
+            closure: optional; re-evaluates the model and returns the loss, which `step` returns.
 
         Raises:
             RuntimeError: it is in eval mode.
@@ -137,9 +132,7 @@ class ScheduleFreeAdamW(CheckedOptimizer):
             self._place(group, [p for p in group["params"] if self.state.get(p)])
 
 
-def update(
-    grads: list[Tensor], state: dict[str, Any], params: list[Tensor], loss: Tensor, hparams: Mapping[str, Any]
-) -> tuple[list[Tensor], dict[str, Any]]:
+def update(grads: Tensors, state: State, params: Tensors, loss: Tensor, hparams: Hparams) -> tuple[Tensors, State]:
     """One step as a pure function (`OptimizerSpec.update`); `evaluated` is x."""
     lr, (beta1, beta2), decay = hparams["lr"], hparams["betas"], hparams["weight_decay"]
     if not state:

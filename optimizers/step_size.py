@@ -90,11 +90,7 @@ class StepSizeOptimizer(CheckedOptimizer):
         self.__dict__.setdefault("step_sizes", None)
 
     def _loss(self, closure: Callable[[], Any] | None, loss: Any) -> Any:
-        """The loss, of the closure if there is one.
-
-        Raises:
-            ValueError: there is neither closure nor loss.
-        """
+        """The loss, of the closure if there is one; without either a ValueError."""
         value = run_closure(closure) if closure is not None else loss
         if value is None:
             raise ValueError(

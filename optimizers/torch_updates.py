@@ -5,18 +5,14 @@ differentiable) have no effect here.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from optimizers.pure import descend, known_zero, plus
+from optimizers.pure import Hparams, State, Tensors, descend, known_zero, plus
 
 
-def sgd(
-    grads: list[Tensor], state: dict[str, Any], params: list[Tensor], loss: Tensor, hparams: Mapping[str, Any]
-) -> tuple[list[Tensor], dict[str, Any]]:
+def sgd(grads: Tensors, state: State, params: Tensors, loss: Tensor, hparams: Hparams) -> tuple[Tensors, State]:
     """One step of torch.optim.SGD; `momentum_buffers` are kept unless momentum is known to be 0."""
     momentum, dampening, decay = hparams["momentum"], hparams["dampening"], hparams["weight_decay"]
     directions = [-g for g in grads] if hparams["maximize"] else grads
@@ -39,9 +35,7 @@ def sgd(
     return descend(params, ahead, hparams["lr"]), {"momentum_buffers": buffers}
 
 
-def adam(
-    grads: list[Tensor], state: dict[str, Any], params: list[Tensor], loss: Tensor, hparams: Mapping[str, Any]
-) -> tuple[list[Tensor], dict[str, Any]]:
+def adam(grads: Tensors, state: State, params: Tensors, loss: Tensor, hparams: Hparams) -> tuple[Tensors, State]:
     """One step of torch.optim.Adam; the state has its `step` (number of steps, 0-dim) and averages."""
     lr, (beta1, beta2), decay = hparams["lr"], hparams["betas"], hparams["weight_decay"]
     if not state:
@@ -69,9 +63,7 @@ def adam(
     return descend(params, moves, lr * root / correction(beta1, step)), new
 
 
-def adamw(
-    grads: list[Tensor], state: dict[str, Any], params: list[Tensor], loss: Tensor, hparams: Mapping[str, Any]
-) -> tuple[list[Tensor], dict[str, Any]]:
+def adamw(grads: Tensors, state: State, params: Tensors, loss: Tensor, hparams: Hparams) -> tuple[Tensors, State]:
     """One step of torch.optim.AdamW: Adam's, with decoupled weight decay."""
     return adam(grads, state, params, loss, {**hparams, "decoupled_weight_decay": True})
 

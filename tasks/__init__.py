@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tasks.core.seeding import derive_seed
     from tasks.core.task import Task
     from tasks.core.training_step import Outcome
-    from tasks.own import image_task, text_task
+    from tasks.user_data import image_task, text_task
 
 __all__ = [
     "TASKS",
@@ -35,8 +35,8 @@ _LATER = {
     "Task": "core.task",
     "TaskData": "core.data",
     "derive_seed": "core.seeding",
-    "image_task": "own",
-    "text_task": "own",
+    "image_task": "user_data",
+    "text_task": "user_data",
 }
 """Names imported on first use, so that listing them does not import torch."""
 

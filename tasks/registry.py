@@ -80,41 +80,19 @@ text_spec = partial(
 """A model of the BERT family, fine-tuned on texts; options override defaults."""
 
 
-_LM_6L = {
-    "layers": 6,
-    "mlp": "gelu",
-    "mlp_width": 1024,
-    "dropout": 0.1,
-    "tokens": "bpe",
-    "vocab": 32_000,
-    "length": 256,
-}
+_LM_6L = dict(layers=6, mlp="gelu", mlp_width=1024, dropout=0.1, tokens="bpe", vocab=32_000, length=256, num_heads=8)
+_LM_405M = dict(layers=24, width=1024, num_heads=16, mlp="swiglu", mlp_width=2816, vocab=50_304, length=2048)
 _LM_PRESETS = {
     "tiny": {},
-    "6l-256": {**_LM_6L, "width": 256, "num_heads": 8},
-    "6l-512": {**_LM_6L, "width": 512, "num_heads": 8},
-    "405m": {
-        "layers": 24,
-        "width": 1024,
-        "num_heads": 16,
-        "mlp": "swiglu",
-        "mlp_width": 2816,
-        "tokens": "bpe",
-        "vocab": 50_304,
-        "length": 2048,
-    },
+    "6l-256": {**_LM_6L, "width": 256},
+    "6l-512": {**_LM_6L, "width": 512},
+    "405m": {**_LM_405M, "tokens": "bpe"},
 }
-
-
-MOST_NAME = 500
-"""Letters of a task's name at most, since records have it. Ours."""
 
 
 def _plugin(name: str, value: Any, origin: Origin) -> TaskSpec:
     if not isinstance(value, TaskSpec):
-        raise PluginError(f"{origin.target} is a {type(value).__name__}; a task is a tasks.TaskSpec")
-    if not 1 <= len(value.name) <= MOST_NAME:
-        raise PluginError(f"{origin.target} has a name of {len(value.name)} letters; give it one of 1 to {MOST_NAME}")
+        raise PluginError(f"{origin.target} is of type {type(value).__name__}; a task is a tasks.TaskSpec")
     return replace(value, name=name, package=origin.package, own_name=value.name if ":" in name else "")
 
 

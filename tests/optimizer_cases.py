@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from optimizers import OPTIMIZERS
 
 Vector = NDArray[np.float64]
-Memory = dict[str, Any]
-"""The state of an optimizer; empty before the first step."""
 
 
 # ---- The problem: binary classification with a small network whose four parameters differ in shape ------------------
@@ -81,81 +79,33 @@ def torch_loss(params: list[nn.Parameter]) -> Tensor:
     return nn.functional.softplus(-labels * (s * (torch.tanh(inputs @ a + b) @ v))).mean()
 
 
-# ---- Formulas: new weights from weights w, gradient g, loss and step number k = 0, 1, ... ----------------------------
+# ---- Formulas: new weights from weights w, gradient g (vectors), loss, step k = 0, 1, ..., and memory (a dict) -------
 
 
-def sgd(
-    w: Vector,
-    g: Vector,
-    loss: float,
-    k: int,
-    memory: Memory,
-    *,
-    lr: float,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    nesterov: bool = False,
-) -> Vector:
+def sgd(w, g, loss, k, memory, *, lr, momentum=0.0, weight_decay=0.0, nesterov=False):
     d = g + weight_decay * w
     memory["b"] = momentum * memory["b"] + d if k else d
     return w - lr * (d + momentum * memory["b"] if nesterov else memory["b"])
 
 
-def sngd(
-    w: Vector,
-    g: Vector,
-    loss: float,
-    k: int,
-    memory: Memory,
-    *,
-    lr: float,
-    max_step: float = inf,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-) -> Vector:
+def sngd(w, g, loss, k, memory, *, lr, max_step=inf, momentum=0.0, weight_decay=0.0):
     norm = np.sqrt(np.sum(g * g))
     step_per_lr = min(1 / norm, max_step / lr)
     memory["b"] = momentum * memory.get("b", 0.0) + step_per_lr * g
     return (1 - lr * weight_decay) * w - lr * memory["b"]
 
 
-def sps(
-    w: Vector,
-    g: Vector,
-    loss: float,
-    k: int,
-    memory: Memory,
-    *,
-    lr: float = 1.0,
-    c: float = 0.5,
-    max_step: float = inf,
-    f_star: float = 0.0,
-    gamma: float = 0.0,
-    batches_per_epoch: int = 1,
-) -> Vector:
+def sps(w, g, loss, k, memory, *, lr=1.0, c=0.5, max_step=inf, f_star=0.0, gamma=0.0, batches_per_epoch=1):
     cap = gamma ** (1 / batches_per_epoch) * memory["step"] if gamma and k else max_step
     memory["step"] = min(max(loss - f_star, 0.0) / (c * np.sum(g * g)), cap)
     return w - lr * memory["step"] * g
 
 
-def ps(
-    w: Vector, g: Vector, loss: float, k: int, memory: Memory, *, lr: float = 1.0, c: float = 1.0, f_star: float = 0.0
-) -> Vector:
+def ps(w, g, loss, k, memory, *, lr=1.0, c=1.0, f_star=0.0):
     return w - lr * max(loss - f_star, 0.0) / (c * np.sum(g * g)) * g
 
 
-def momo(
-    w: Vector,
-    g: Vector,
-    loss: float,
-    k: int,
-    memory: Memory,
-    *,
-    lr: float,
-    beta: float = 0.9,
-    f_star: float = 0.0,
-    weight_decay: float = 0.0,
-) -> Vector:
+def momo(w, g, loss, k, memory, *, lr, beta=0.9, f_star=0.0, weight_decay=0.0):
     new = {"f": loss, "d": g, "gamma": np.sum(g * w)}
     for name, value in new.items():
         memory[name] = beta * memory[name] + (1 - beta) * value if k else value
@@ -164,18 +114,7 @@ def momo(
     return (w - min(lr, max(ahead, 0.0) / np.sum(d * d)) * d) / grown
 
 
-def adam(
-    w: Vector,
-    g: Vector,
-    loss: float,
-    k: int,
-    memory: Memory,
-    *,
-    lr: float,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-) -> Vector:
+def adam(w, g, loss, k, memory, *, lr, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.0):
     d = g + weight_decay * w
     memory["m"] = betas[0] * memory.get("m", 0.0) + (1 - betas[0]) * d
     memory["v"] = betas[1] * memory.get("v", 0.0) + (1 - betas[1]) * d * d
@@ -183,25 +122,11 @@ def adam(
     return w - lr * m_hat / (np.sqrt(v_hat) + eps)
 
 
-def adamw(
-    w: Vector, g: Vector, loss: float, k: int, memory: Memory, *, lr: float, weight_decay: float = 0.01, **more: Any
-) -> Vector:
+def adamw(w, g, loss, k, memory, *, lr, weight_decay=0.01, **more):
     return adam(w, g, loss, k, memory, lr=lr, **more) - lr * weight_decay * w
 
 
-def sfadamw(
-    w: Vector,
-    g: Vector,
-    loss: float,
-    k: int,
-    memory: Memory,
-    *,
-    lr: float,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    warmup_steps: int = 0,
-) -> Vector:
+def sfadamw(w, g, loss, k, memory, *, lr, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.0, warmup_steps=0):
     rate = lr * min(1.0, (k + 1) / max(1, warmup_steps))
     memory["rates"] = [*memory.get("rates", []), rate]
     memory["v"] = betas[1] * memory.get("v", 0.0) + (1 - betas[1]) * g * g
@@ -213,20 +138,7 @@ def sfadamw(
     return (1 - betas[0]) * memory["z"] + betas[0] * memory["x"]
 
 
-def muon(
-    w: Vector,
-    g: Vector,
-    loss: float,
-    k: int,
-    memory: Memory,
-    *,
-    lr: float,
-    momentum: float = 0.95,
-    nesterov: bool = True,
-    weight_decay: float = 0.0,
-    ns_steps: int = 5,
-    adjust: str = "original",
-) -> Vector:
+def muon(w, g, loss, k, memory, *, lr, momentum=0.95, nesterov=True, weight_decay=0.0, ns_steps=5, adjust="original"):
     memory["b"] = momentum * memory.get("b", 0.0) + (1 - momentum) * g
     ahead = (1 - momentum) * g + momentum * memory["b"] if nesterov else memory["b"]
     moves = []
@@ -239,6 +151,16 @@ def muon(
         scale = np.sqrt(max(1, rows / columns)) if adjust == "original" else 0.2 * np.sqrt(max(shape))
         moves.append(scale * (u * singular) @ vt)
     return (1 - lr * weight_decay) * w - lr * flat(moves)
+
+
+def separate_ngd(w, g, loss, k, memory, *, lr, power=0.0):
+    parts = np.split(g, [12, 15, 18])
+    return w - lr * (k + 1) ** -power * np.concatenate([part / np.linalg.norm(part) for part in parts])
+
+
+def length_sps(w, g, loss, k, memory, *, lr, c=0.5, max_length=inf, f_star=0.0):
+    norm = np.linalg.norm(g)
+    return w - lr * min(max(loss - f_star, 0.0) / (c * norm**2), max_length / norm) * g
 
 
 # ---- Cases -----------------------------------------------------------------------------------------------------------
@@ -298,19 +220,21 @@ CASES = [
     Case("muon", muon, {"lr": 0.02, "momentum": 0.9, "ns_steps": 3, "adjust": "rms"}),
 ]
 
+SEPARATE, LENGTH = "optimizers.readings:SEPARATE_NGD", "optimizers.readings:LENGTH_SPS"
+CASES += [
+    Case(SEPARATE, separate_ngd, {"lr": 0.05}),
+    Case(SEPARATE, separate_ngd, {"lr": 0.1, "power": 2 / 3}),
+    Case(LENGTH, length_sps, {"lr": 0.5, "c": 2.0, "max_length": 0.3, "f_star": 0.1}, cap_binds=True),
+    Case(LENGTH, length_sps, {"lr": 0.2, "c": 2.0}),
+]
+
 BELOW_0 = (-1e-9, -1.0, -inf, nan)
 ILLEGAL: list[tuple[str, str, tuple[float, ...], str]] = [
     # optimizer, hyperparameter, illegal values, legal range as the error states it
-    ("ngd", "lr", (*BELOW_0, inf), "[0, inf)"),
-    ("ngd", "momentum", (*BELOW_0, 1.001, inf), "[0, 1]"),
-    ("ngd", "weight_decay", (*BELOW_0, inf), "[0, inf)"),
     ("sngd", "lr", (*BELOW_0, inf), "[0, inf)"),
     ("sngd", "max_step", (*BELOW_0, 0.0), "(0, inf]"),
     ("sngd", "momentum", (*BELOW_0, 1.001, inf), "[0, 1]"),
     ("sngd", "weight_decay", (*BELOW_0, inf), "[0, inf)"),
-    ("ps", "lr", (*BELOW_0, inf), "[0, inf)"),
-    ("ps", "c", (*BELOW_0, 0.0, inf), "(0, inf)"),
-    ("ps", "f_star", (nan, inf, -inf), "(-inf, inf)"),
     ("sps", "lr", (*BELOW_0, inf), "[0, inf)"),
     ("sps", "c", (*BELOW_0, 0.0, inf), "(0, inf)"),
     ("sps", "max_step", (*BELOW_0, 0.0), "(0, inf]"),
@@ -323,15 +247,6 @@ ILLEGAL: list[tuple[str, str, tuple[float, ...], str]] = [
     ("momo", "weight_decay", (*BELOW_0, inf), "[0, inf)"),
 ]
 
-LEGAL_EDGES: list[tuple[str, dict[str, Any]]] = [
-    ("ngd", {"lr": 0.0, "momentum": 0.0, "weight_decay": 0.0}),
-    ("ngd", {"momentum": 1.0}),
-    ("sngd", {"lr": 0.0, "max_step": inf, "momentum": 1.0}),
-    ("sngd", {"max_step": 1e-300}),
-    ("ps", {"lr": 0.0, "c": 1e-300, "f_star": -1e300}),
-    ("sps", {"lr": 0.0, "max_step": inf, "gamma": 0.0, "batches_per_epoch": 1, "f_star": -3.0}),
-    ("sps", {"gamma": 1.0001}),
-]
 
 MORE_ARGUMENTS: list[tuple[str, dict[str, Any]]] = [
     # Arguments that only affect torch's own classes; the pure updates are compared with those classes.
@@ -344,24 +259,11 @@ MORE_ARGUMENTS: list[tuple[str, dict[str, Any]]] = [
     ("adamw", {"lr": 0.02, "amsgrad": True, "maximize": True, "betas": (0.9, 0.0), "eps": 1e-3}),
 ]
 
-_SGD_VALUES: dict[str, tuple[Any, ...]] = {
-    "lr": (0.05, 0.4),
-    "momentum": (0.0, 0.3, 0.9),
-    "dampening": (0.0, 0.4),
-    "weight_decay": (0.0, 0.2),
-}
-_ADAM_VALUES: dict[str, tuple[Any, ...]] = {
-    "lr": (0.003, 0.05),
-    "betas": ((0.9, 0.999), (0.0, 0.95), (0.6, 0.0)),
-    "eps": (1e-8, 1e-2),
-    "weight_decay": (0.0, 0.2),
-}
-_NGD_VALUES: dict[str, tuple[Any, ...]] = {
-    "lr": (0.02, 0.2),
-    "momentum": (0.0, 0.3, 1.0),
-    "weight_decay": (0.0, 0.2),
-}
-_PS_VALUES: dict[str, tuple[Any, ...]] = {"lr": (0.05, 0.4), "c": (0.5, 3.0), "f_star": (-0.2, 0.0, 0.2)}
+_DECAY = {"weight_decay": (0.0, 0.2)}
+_SGD_VALUES = {"lr": (0.05, 0.4), "momentum": (0.0, 0.3, 0.9), "dampening": (0.0, 0.4), **_DECAY}
+_ADAM_VALUES = {"lr": (0.003, 0.05), "betas": ((0.9, 0.999), (0.0, 0.95), (0.6, 0.0)), "eps": (1e-8, 1e-2), **_DECAY}
+_NGD_VALUES = {"lr": (0.02, 0.2), "momentum": (0.0, 0.3, 1.0), **_DECAY}
+_PS_VALUES = {"lr": (0.05, 0.4), "c": (0.5, 3.0), "f_star": (-0.2, 0.0, 0.2)}
 VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
     # optimizer -> its float hyperparameters -> legal values, including 0 if it is legal and turns something off
     "gd": _SGD_VALUES,
@@ -374,11 +276,8 @@ VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
     "adamw": _ADAM_VALUES,
     "sfadamw": _ADAM_VALUES,
     "sgdm": {**_SGD_VALUES, "momentum": (0.3, 0.9), "dampening": (0.0,)},  # Nesterov allows no other
-    "momo": {
-        "lr": (0.3, 2.0),
-        "beta": (0.0, 0.5, 0.9),
-        "f_star": (-0.2, 0.0, 0.2),
-        "weight_decay": (0.0, 0.2),
-    },
-    "muon": {"lr": (0.005, 0.05), "momentum": (0.0, 0.5, 0.95), "weight_decay": (0.0, 0.2)},
+    "momo": {"lr": (0.3, 2.0), "beta": (0.0, 0.5, 0.9), "f_star": (-0.2, 0.0, 0.2), **_DECAY},
+    "muon": {"lr": (0.005, 0.05), "momentum": (0.0, 0.5, 0.95), **_DECAY},
+    SEPARATE: {"lr": (0.02, 0.2), "power": (0.0, 0.5, 1.0)},
+    LENGTH: {**_PS_VALUES, "max_length": (inf, 0.1, 0.5)},
 }

@@ -288,7 +288,7 @@ SAMPLES = {
     "--trainer.devices": "1", "--trainer.num_nodes": "1", "--trainer.strategy": "auto",
     "--trainer.schedule": "cosine", "--trainer.warmup": "0.1", "--trainer.floor": "0.1", "--trainer.decay": "0.1",
     "--trainer.average": "ema", "--trainer.average_decay": "0.9", "--trainer.average_window": "2",
-    "--trainer.average_every": "1", "--trainer.compile": "auto",
+    "--trainer.average_every": "1", "--trainer.compile": "step",
 }  # fmt: skip
 
 

@@ -5,7 +5,6 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +18,10 @@ from bench.store.record import RunResult
 from bench.train import runner
 from optimizers import OPTIMIZERS
 from tasks.core import compiled as module
-from tasks.core.compiled import WORTH_SECONDS, CompileTrial
 from tasks.core.randomness import BatchRandomness
 from tests import tiny, tiny_lm, tiny_text
 from tests.conftest import Cli
-from tests.equivalence import BY_ROLE, HYPERPARAMETERS, can_clip
+from tests.equivalence import BY_ROLE, HYPERPARAMETERS
 from tests.stored import read_curve
 
 needs_compiler = pytest.mark.skipif(
@@ -51,11 +49,11 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fit(store: Path, compile: str, opt: str = "adamw", task: str = "tiny", **words: Any) -> RunResult:
     sizes: dict[str, Any] = {"tiny": tiny.SIZES, "tiny_lm": tiny_lm.SIZES, "tiny_text": tiny_text.SIZES}[task]
-    own = HYPERPARAMETERS[opt] | (BY_ROLE.get(opt, {}) if task != "tiny" else {})
+    hyperparameters = HYPERPARAMETERS[opt] | (BY_ROLE.get(opt, {}) if task != "tiny" else {})
     settings = {
         "task": task, "opt": opt, "device": "cpu", "precision": "64-true", "store": store, **sizes,
         "task.dropout": 0.3, "trainer.max_steps": 20, "trainer.compile": compile,
-        **{f"opt.{name}": value for name, value in own.items()}, **words,
+        **{f"opt.{name}": value for name, value in hyperparameters.items()}, **words,
     }  # fmt: skip
     if OPTIMIZERS[opt].traits.unscheduled:
         settings.pop("trainer.schedule", None)
@@ -75,15 +73,12 @@ def assert_equal_curves(folder: Path, **words: Any) -> None:
     assert other.final == pytest.approx(eager.final, rel=1e-10)
 
 
-# -- equal to rounding ------------------------------------------------------------------------------------------------
-
-
 @needs_compiler
 @pytest.mark.deep
 @pytest.mark.parametrize(
     "opt", ["sps", *(pytest.param(opt, marks=pytest.mark.whole) for opt in OPTIMIZERS.own if opt != "sps")]
 )
-def test_every_optimizer_trains_as_if_nothing_were_compiled(opt: str, tmp_path: Path) -> None:
+def test_a_compiled_run_equals_the_eager_one(opt: str, tmp_path: Path) -> None:
     assert_equal_curves(tmp_path, opt=opt)
 
 
@@ -92,15 +87,8 @@ def test_every_optimizer_trains_as_if_nothing_were_compiled(opt: str, tmp_path: 
 @pytest.mark.deep
 @pytest.mark.parametrize("opt", ["sps", "muon"])
 @pytest.mark.parametrize("task", ["tiny_lm", "tiny_text"])
-def test_so_do_micro_batches_clipping_and_texts_of_any_length(task: str, opt: str, tmp_path: Path) -> None:
+def test_compiled_runs_cut_and_clip_batches_like_eager_ones(task: str, opt: str, tmp_path: Path) -> None:
     assert_equal_curves(tmp_path, opt=opt, task=task, **CUT)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("opt", ["sps", "muon"])
-def test_so_does_a_traced_program(opt: str, tmp_path: Path, traced: None) -> None:
-    assert can_clip(opt)
-    assert_equal_curves(tmp_path, opt=opt, **CUT)
 
 
 def test_random_numbers_are_the_same_bits_from_tensors() -> None:
@@ -112,7 +100,7 @@ def test_random_numbers_are_the_same_bits_from_tensors() -> None:
             assert torch.equal(where.words(4, 11), expected)
 
 
-def test_one_program_holds_for_all_steps_and_micro_batches() -> None:
+def test_one_program_serves_all_steps_and_micro_batches() -> None:
     where, programs = BatchRandomness(5), 0
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -126,18 +114,15 @@ def test_one_program_holds_for_all_steps_and_micro_batches() -> None:
         for first in (0, 4):
             where.step, where.rows = step, slice(first, first + 4)
             with where.at(*where.position(x.device)):
-                found = drop(x)
-            assert torch.equal(found, x * where.keep(1, x, 0.5))
+                dropped = drop(x)
+            assert torch.equal(dropped, x * where.keep(1, x, 0.5))
     assert programs == 1
-
-
-# -- interrupted runs -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize("then", ["off", "step"])
-def test_a_compiled_run_goes_on_where_it_was_stopped(
+def test_a_stopped_compiled_run_resumes_in_either_mode(
     then: str, cli: Cli, store: Path, tmp_path: Path, traced: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = [word for name, value in tiny.SIZES.items() for word in (f"--{name}", value)]
@@ -153,69 +138,7 @@ def test_a_compiled_run_goes_on_where_it_was_stopped(
         assert rows[0] == pytest.approx(rows[1], rel=1e-10, abs=1e-14)
 
 
-# -- auto -------------------------------------------------------------------------------------------------------------
-
-
-class FakeLoop:
-    """The part of `Loop` that `CompileTrial` uses, with a given duration of an evaluation."""
-
-    def __init__(self, steps: int, eager: float, compiled: float, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.taken = 0.0, {"eager": eager, "compiled": compiled}
-        self.ways: list[str] = []
-        self.broken = False
-        self.device, self.where = torch.device("cpu"), BatchRandomness()
-        self.plan = SimpleNamespace(total_steps=steps)
-        self.record = SimpleNamespace(compiled=False, said=[])
-        monkeypatch.setattr(module, "through_compiler", lambda loss: lambda batch: "compiled")
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
-        self.trial: CompileTrial | None = None
-
-    def loss(self, batch: Any) -> str:
-        return "eager"
-
-    def evaluate(self, step: int) -> Any:
-        self.ways.append(str(self.loss(None)))
-        if self.broken and self.ways[-1] == "compiled":
-            raise RuntimeError("no g++\nand more")
-        self.now += self.taken[self.ways[-1]]
-        return torch.zeros(()), {}, []
-
-    def run(self, mode: Any, steps: int) -> None:
-        self.trial = CompileTrial(self, mode)  # type: ignore[arg-type]
-        for step in range(steps):
-            (self.trial or self).evaluate(step)
-
-
-@pytest.mark.parametrize(("taken", "used"), [(0.5, True), (1.5, False)])
-def test_auto_goes_on_in_the_faster_way(taken: float, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = FakeLoop(1000, 1.0, taken, monkeypatch)
-    loop.run("auto", 20)
-    tried = ["eager"] * 3 + ["compiled"] * 2 + ["eager", "compiled"] * 5
-    assert loop.ways == tried + ["compiled" if used else "eager"] * 5
-    assert loop.record.compiled == used
-    (line,) = loop.record.said
-    assert f"take {taken:.2f} times as long compiled; {'used' if used else 'not used'}" in line
-
-
-def test_auto_compiles_nothing_in_a_short_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = FakeLoop(int(WORTH_SECONDS), 1.0, 0.5, monkeypatch)
-    loop.run("auto", 20)
-    assert set(loop.ways) == {"eager"}
-    assert loop.record.said == []
-
-
-def test_auto_goes_on_where_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = FakeLoop(1000, 1.0, 0.5, monkeypatch)
-    loop.broken = True
-    loop.run("auto", 10)
-    assert loop.ways == ["eager"] * 3 + ["compiled"] + ["eager"] * 7
-    assert loop.record.said == ["torch.compile does not work here (no g++); continuing without it"]
-
-
-# -- refused ----------------------------------------------------------------------------------------------------------
-
-
-def test_step_is_refused_where_nothing_can_be_compiled(cli: Cli, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_cannot_compile_is_reported(cli: Cli, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def through(function: Callable[..., Any]) -> Callable[..., Any]:
         def broken(batch: Any) -> Any:
             raise RuntimeError("no g++\nand more")
@@ -238,18 +161,12 @@ def test_step_is_refused_where_nothing_can_be_compiled(cli: Cli, store: Path, mo
         ({"opt": "adamw", "trainer.devices": 2}, "it was tried on one device only"),
     ],
 )
-def test_compilation_is_refused_or_left_out_where_it_would_be_wrong(words: dict[str, Any], why: str) -> None:
+def test_compilation_that_would_be_wrong_is_refused(words: dict[str, Any], why: str) -> None:
     config = resolve({"task": "tiny", "trainer.compile": "step", "device": "cpu", **words})
     with pytest.raises(UserError, match=f"--trainer.compile step: .*{why}.*; leave it out"):
         runner.check(config)
-    assert runner.build(resolve({"task": "tiny", "trainer.compile": "auto", **words}))[1].compile == "off"
 
 
-def test_lanes_leave_it_to_single_runs() -> None:
+def test_a_compiled_run_is_no_lane() -> None:
     config = resolve({"task": "tiny_lm", "opt": "adamw", "trainer.compile": "step"})
     assert why_no_lanes(config) == "--trainer.compile step: it compiles the steps of one run"
-    assert why_no_lanes(resolve({"task": "tiny_lm", "opt": "adamw", "trainer.compile": "auto"})) is None
-
-
-def test_nothing_is_compiled_unless_it_is_asked_for() -> None:
-    assert resolve({"task": "tiny", "opt": "adamw"}).trainer.compile == "off"

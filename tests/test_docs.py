@@ -32,7 +32,7 @@ OTHERS = ("pip install", "uv pip install", "export ", "python -m venv", "source 
 RUN_ELSEWHERE = {
     "docs/start.md": ".ci/run",
     "docs/guides/optimizer.md": "tests/test_plugins.py",
-    "docs/guides/task.md": "tests/test_own_tasks.py",
+    "docs/guides/task.md": "tests/test_user_data.py",
 }
 """Pages with blocks that are executed, and the file that executes them."""
 

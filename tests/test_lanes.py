@@ -371,7 +371,7 @@ class PlainLoop:
     def evaluate(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, with gradients in `.grad`, and the norms by the keywords of steps."""
         where, rows = self.task.randomness, self.order.rows(step)
-        where.step, where.rows, where.batch_size = step, slice(0, len(rows)), len(rows)
+        where.step, where.rows = step, slice(0, len(rows))
         self.optimizer.zero_grad()
         loss = self.task.loss(self.task.data.batch("train", rows, where)).loss
         loss.backward()

@@ -33,15 +33,8 @@ from tests.tiny_text import GROUPS, VOCABULARY, TinyText
 
 pytestmark = pytest.mark.numeric
 
-SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 12,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 16,
-    "max_position_embeddings": 20,
-    "num_labels": 3,
-}
+SHAPE = dict(vocab_size=VOCABULARY, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=16)
+SHAPE |= dict(max_position_embeddings=20, num_labels=3)
 FAMILY = {
     "bert": (BertConfig(**SHAPE), BertForSequenceClassification),
     "roberta": (RobertaConfig(**SHAPE, type_vocab_size=1, pad_token_id=2), RobertaForSequenceClassification),
@@ -88,9 +81,9 @@ def batch(n: int = 6) -> TextBatch:
     return TinyText().batch("train", slice(0, n))
 
 
-def in_training(task: TextClassifier, rows: slice = slice(0, 6), size: int = 6) -> TextClassifier:
+def in_training(task: TextClassifier) -> TextClassifier:
     use_batch_dropout(task, task.randomness)
-    task.randomness.seed, task.randomness.step, task.randomness.rows, task.randomness.batch_size = 1, 2, rows, size
+    task.randomness.seed, task.randomness.step, task.randomness.rows = 1, 2, slice(0, 6)
     return task
 
 
@@ -116,10 +109,9 @@ def test_logits_are_those_of_transformers_own_model(kind: str, folder: Folder, f
 
 
 @each_kind
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_padding_changes_no_logit(kind: str, dtype: torch.dtype, folder: Folder) -> None:
-    most = 64 * torch.finfo(dtype).eps  # some tens of rounding errors of numbers of order 1
-    task, given = from_folder(folder(kind, whole=True), dropout=0.0).to(dtype), batch()
+def test_padding_changes_no_logit(kind: str, folder: Folder) -> None:
+    most = 64 * torch.finfo(torch.float32).eps  # some tens of rounding errors of numbers of order 1
+    task, given = from_folder(folder(kind, whole=True), dropout=0.0), batch()
     wide = [nn.functional.pad(part, (0, 8)) for part in given[:3]]
     wide[0] = wide[0].where(wide[1], torch.randint(0, VOCABULARY, wide[0].shape))
     for model in (task.train(), task.eval()):
@@ -130,7 +122,7 @@ def test_padding_changes_no_logit(kind: str, dtype: torch.dtype, folder: Folder)
 
 
 @each_kind
-def test_every_parameter_is_trained_and_belongs_to_the_one_child(kind: str, folder: Folder) -> None:
+def test_every_parameter_is_trained_and_in_the_model(kind: str, folder: Folder) -> None:
     task = from_folder(folder(kind))
     ignored = ignored_by_loss(task, lambda task: task.loss(batch()).loss)
     # It shifts all logits of a query alike, which does not change the softmax: its gradient is rounding error.
@@ -138,17 +130,6 @@ def test_every_parameter_is_trained_and_belongs_to_the_one_child(kind: str, fold
     assert [name for name, _ in task.named_children()] == ["model"]
     assert all(module.training for module in task.modules())
     assert task.state_dict().keys() == dict(task.named_parameters()).keys()
-
-
-def test_many_points_at_once_are_each_as_alone(float64: None) -> None:
-    task, given = in_training(small(dropout=0.2)), batch()
-    weights = {name: torch.stack([p.detach(), 1.2 * p.detach()]) for name, p in task.named_parameters()}
-    at_once = task.loss_at(weights, given)
-    for k in range(2):
-        task.load_state_dict({name: w[k] for name, w in weights.items()})
-        alone = task.loss(given)
-        torch.testing.assert_close(at_once.loss[k], alone.loss)
-        torch.testing.assert_close(at_once.predictions[k], alone.predictions)
 
 
 # -- dropout and precision ---------------------------------------------------------------------------------------------
@@ -182,7 +163,7 @@ def test_training_draws_nothing_from_the_global_stream() -> None:
 
 
 @each_kind
-def test_the_rates_are_the_models_own_unless_one_is_given(kind: str, folder: Folder) -> None:
+def test_dropout_rates_are_the_models_by_default(kind: str, folder: Folder) -> None:
     path = folder(kind, hidden_dropout_prob=0.25, attention_probs_dropout_prob=0.5)
 
     def rates(task: TextClassifier) -> list[float]:
@@ -194,7 +175,7 @@ def test_the_rates_are_the_models_own_unless_one_is_given(kind: str, folder: Fol
     assert set(rates(small())) == {0.1}
 
 
-def test_a_run_that_goes_on_from_a_checkpoint_draws_the_same_masks(tmp_path: Path) -> None:
+def test_a_resumed_run_draws_the_same_masks(tmp_path: Path) -> None:
     config = config_of(Case("adamw", 2, task="tiny_text"), dropout=0.3)
 
     def fit(stop: int = 20, **more: Any) -> TextClassifier:
@@ -224,90 +205,53 @@ def test_gradient_checkpointing_changes_no_bit_with_dropout(float64: None) -> No
     assert distance(one.weights, other.weights) == 0
 
 
-def test_gradient_checkpointing_keeps_less_for_the_gradient() -> None:
-    def kept(checkpointing: bool) -> int:
-        task, sizes = in_training(small(gradient_checkpointing=checkpointing)), []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
-            task.loss(batch())
-        return sum(sizes)
-
-    assert kept(True) < 0.5 * kept(False)
-
-
-def test_bfloat16_agrees_to_its_precision() -> None:
-    case = Case("adamw", 2, task="tiny_text")
-    exact, rounded = (by_suite(config_of(case, precision=p)).curve for p in ("32-true", "bf16-mixed"))
-    assert [row[0] for row in rounded] == pytest.approx([row[0] for row in exact], rel=0.03)
-    assert rounded[-1][0] < 0.98 * rounded[0][0]
-
-
 # -- heads and sizes ---------------------------------------------------------------------------------------------------
 
 
-def test_regrouping_into_as_many_heads_is_the_original_bit_for_bit(folder: Folder) -> None:
-    path = folder(whole=True)
-    own, same = from_folder(path, dropout=0.0), from_folder(path, dropout=0.0, num_heads=3, heads="regroup")
-    assert torch.equal(own.loss(batch()).predictions, same.loss(batch()).predictions)
-    assert all(map(torch.equal, own.state_dict().values(), same.state_dict().values()))
-
-
-@pytest.mark.parametrize("heads", [1, 2, 4, 6, 12])
+@pytest.mark.parametrize("heads", [2, 3, 12])
 def test_regrouping_cuts_the_same_projections_into_other_heads(heads: int, folder: Folder, float64: None) -> None:
     path = folder(whole=True)
-    own, cut = from_folder(path, dropout=0.0), from_folder(path, dropout=0.0, num_heads=heads)
-    assert all(map(torch.equal, own.state_dict().values(), cut.state_dict().values()))
+    original, cut = from_folder(path, dropout=0.0), from_folder(path, dropout=0.0, num_heads=heads)
+    assert all(map(torch.equal, original.state_dict().values(), cut.state_dict().values()))
     layer = cut.model.bert.encoder.layer[0].attention.self
     x = torch.randn(2, 5, 12)
     parts = []
     for q, k, v in zip(*(f(x).split(12 // heads, -1) for f in (layer.query, layer.key, layer.value)), strict=True):
         parts.append((q @ k.mT / (12 / heads) ** 0.5).softmax(-1) @ v)
-    got = layer(x, attention_mask=torch.ones(2, 1, 1, 5, dtype=torch.bool))[0]
-    torch.testing.assert_close(got, torch.cat(parts, -1))
-    assert not torch.allclose(own.loss(batch()).predictions, cut.loss(batch()).predictions)
+    output = layer(x, attention_mask=torch.ones(2, 1, 1, 5, dtype=torch.bool))[0]
+    torch.testing.assert_close(output, torch.cat(parts, -1))
+    same = torch.equal(original.loss(batch()).predictions, cut.loss(batch()).predictions)
+    assert same == (heads == 3)  # the model's number
 
 
 def test_fresh_heads_are_the_same_architecture_from_the_seed(folder: Folder) -> None:
     path = folder(whole=True)
-    own, fresh, again, other = (
-        from_folder(path),
-        from_folder(path, num_heads=4, heads="fresh"),
-        from_folder(path, num_heads=4, heads="fresh"),
-        from_folder(path, seed=1, num_heads=3, heads="fresh"),
-    )
-    sizes = [{name: p.shape for name, p in task.named_parameters()} for task in (own, fresh, other)]
-    assert sizes[0] == sizes[1] == sizes[2]
+    loaded = from_folder(path)
+    (path / "model.safetensors").unlink()
+    fresh, again, other = (from_folder(path, seed, num_heads=4, heads="fresh") for seed in (0, 0, 1))
+    sizes = [{name: p.shape for name, p in task.named_parameters()} for task in (loaded, fresh)]
+    assert sizes[0] == sizes[1]
     name = "bert.encoder.layer.0.attention.self.query.weight"
-    weights = [task.model.get_parameter(name).detach() for task in (own, fresh, again, other)]
+    weights = [task.model.get_parameter(name).detach() for task in (loaded, fresh, again, other)]
     assert torch.equal(weights[1], weights[2])
     assert not torch.equal(weights[1], weights[3])
     assert float(weights[0].std()) > 0.2 > 0.03 > float(weights[1].std())
     assert fresh.model.bert.encoder.layer[0].attention.self.num_attention_heads == 4
-    (path / "model.safetensors").unlink()
-    assert torch.equal(weights[1], from_folder(path, num_heads=4, heads="fresh").model.get_parameter(name))
-
-
-@pytest.mark.parametrize("heads", [1, 2, 4])
-def test_the_number_of_parameters_is_as_computed(heads: int) -> None:
-    L, d, V = 3, 8, VOCABULARY
-    task = small(layers=L, width=d, num_heads=heads)
-    norm, block = 2 * d, 4 * (d * d + d) + (d * 4 * d + 4 * d) + (4 * d * d + d)
-    expected = (V + 512 + 2) * d + norm + L * (block + 2 * norm) + (d * d + d) + (d * 3 + 3)
-    assert sum(p.numel() for p in task.parameters()) == expected
 
 
 def test_heads_from_scratch_are_64_wide_by_default() -> None:
-    found = {width: small(width=width, num_heads=None).model.config.num_attention_heads for width in (8, 128, 192)}
-    assert found == {8: 1, 128: 2, 192: 3}
+    heads = {width: small(width=width, num_heads=None).model.config.num_attention_heads for width in (8, 128, 192)}
+    assert heads == {8: 1, 128: 2, 192: 3}
 
 
-def test_weights_from_scratch_have_the_standard_deviation_that_is_asked_for() -> None:
+def test_init_std_is_the_standard_deviation_of_drawn_weights() -> None:
     for given, std in ((None, 0.02), (0.08, 0.08)):
         task = small(width=64, layers=1, init_std=given)
         drawn = [p for name, p in task.named_parameters() if p.ndim == 2 and "embeddings" not in name]
         assert float(torch.cat([p.detach().flatten() for p in drawn]).std()) == pytest.approx(std, rel=0.02)
 
 
-def test_a_narrower_model_from_scratch_has_larger_weights_which_count_in_its_identity() -> None:
+def test_a_derived_init_std_is_part_of_the_identity() -> None:
     """BERT-base has 0.02 at a width of 768; the pretrained model's own value stays as it is."""
     words = {"task": "sst2", "opt": "sgd"}
     for options, std in (
@@ -315,9 +259,7 @@ def test_a_narrower_model_from_scratch_has_larger_weights_which_count_in_its_ide
         ({"task.width": 12}, None),
         ({"task.scratch": "true"}, 0.04899),
         ({"task.scratch": "true", "task.width": 768}, 0.02),
-        ({"task.scratch": "true", "task.init_std": 0.1}, 0.1),
         ({"task.scratch": "true", "task.init_std": "none"}, None),
-        ({"task.scratch": "true", "task.width": 0}, 0.5543),  # the model refuses the width
     ):
         config = resolve(words | options)
         assert config.task_options.get("init_std") == std
@@ -326,7 +268,7 @@ def test_a_narrower_model_from_scratch_has_larger_weights_which_count_in_its_ide
         assert (again.run_id, again.task_options) == (config.run_id, config.task_options)
 
 
-def test_a_run_from_before_an_option_was_derived_is_repeated_without_it() -> None:
+def test_an_older_run_is_repeated_without_derived_options() -> None:
     config = resolve({"task": "sst2", "opt": "sgd", "task.scratch": "true", "task.init_std": "none"})
     stored = as_stored(config)
     del stored["task_options"]["init_std"]
@@ -337,27 +279,7 @@ def test_a_run_from_before_an_option_was_derived_is_repeated_without_it() -> Non
 # -- weights -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_pretrained_encoder_gets_a_classifier_from_the_seed(folder: Folder) -> None:
-    path = folder()
-    one, same, other = from_folder(path, 0), from_folder(path, 0), from_folder(path, 1)
-    name = "bert.embeddings.word_embeddings.weight"
-    assert torch.equal(one.model.get_parameter(name), other.model.get_parameter(name))
-    assert torch.equal(one.model.classifier.weight, same.model.classifier.weight)
-    assert not torch.equal(one.model.classifier.weight, other.model.classifier.weight)
-
-
-def test_a_checkpoints_own_pooler_and_classifier_are_used(folder: Folder) -> None:
-    path = folder(whole=True)
-    saved = BertForSequenceClassification.from_pretrained(path).state_dict()
-    task = from_folder(path)
-    assert all(torch.equal(saved[name], value) for name, value in task.model.state_dict().items())
-
-
-def test_weights_come_in_the_precision_of_the_run(folder: Folder, float64: None) -> None:
-    assert {p.dtype for p in from_folder(folder()).parameters()} == {torch.float64}
-
-
-def test_the_record_says_which_weights_or_that_there_were_none(folder: Folder) -> None:
+def test_a_record_says_which_weights_were_loaded(folder: Folder) -> None:
     path = folder()
     digest = sha256((path / "model.safetensors").read_bytes()).hexdigest()
     config = config_of(Case("sgd", task="tiny_text"))
@@ -371,22 +293,11 @@ def test_the_record_says_which_weights_or_that_there_were_none(folder: Folder) -
     assert any("not the whole task: a small BERT" in line for line in result_lines(scratch, path))
 
 
-def test_loading_prints_nothing(folder: Folder, capfd: pytest.CaptureFixture[str]) -> None:
-    path = folder()
-    capfd.readouterr()
-    from_folder(path)
-    assert capfd.readouterr() == ("", "")
-
-
 def test_options_out_of_range_are_named_with_their_range(folder: Folder) -> None:
     path = str(folder())
     for options, message in (
         ({"layers": 0}, r"^layers=0 .* at least 1"),
-        ({"width": 0}, r"^width=0 .* at least 1"),
-        ({"num_heads": 0}, r"^num_heads=0 .* at least 1"),
-        ({"num_heads": 3}, "^num_heads=3 does not divide width=8"),
         ({"dropout": 1.0}, r"^dropout=1.0 .*\[0, 1\)"),
-        ({"init_std": -1.0}, "^init_std=-1.0 .* at least 0 and finite"),
         ({"init_std": float("inf")}, "^init_std=inf .* at least 0 and finite"),
         ({"heads": "other"}, "^heads=other .* regroup or fresh"),
         ({"heads": "regroup", "scratch": True}, "^heads=regroup keeps loaded weights, and scratch=true loads none"),
@@ -396,7 +307,7 @@ def test_options_out_of_range_are_named_with_their_range(folder: Folder) -> None
             small(**options)
 
 
-def test_data_that_do_not_fit_to_the_model_are_refused_with_both_numbers(folder: Folder) -> None:
+def test_data_that_do_not_fit_the_model_are_refused(folder: Folder) -> None:
     for changed, message in (
         ({"vocab_size": 5}, r"^model=.* has embeddings of 5 tokens and the data have 24; prepare the data with"),
         ({"num_labels": 2}, r"^model=.* has a classifier for 2 labels and the data have 3; name the model"),
@@ -410,7 +321,7 @@ def test_data_that_do_not_fit_to_the_model_are_refused_with_both_numbers(folder:
 
 
 @each_kind
-def test_texts_longer_than_the_model_knows_positions_are_refused(kind: str, folder: Folder) -> None:
+def test_texts_longer_than_the_models_positions_are_refused(kind: str, folder: Folder) -> None:
     positions = {"bert": 20, "roberta": 17}[kind]
 
     class Long(TinyText):
@@ -423,7 +334,7 @@ def test_texts_longer_than_the_model_knows_positions_are_refused(kind: str, fold
         TextClassifier(Long(), model=path)
 
 
-def test_folders_without_the_needed_files_are_refused_in_one_line(folder: Folder, tmp_path: Path) -> None:
+def test_incomplete_model_folders_are_refused_in_one_line(folder: Folder, tmp_path: Path) -> None:
     def refused(path: Path) -> str:
         with pytest.raises(DataError) as error:
             from_folder(path)
@@ -457,7 +368,7 @@ def test_weights_of_half_an_encoder_are_refused(folder: Folder) -> None:
         from_folder(path)
 
 
-def test_without_a_network_one_line_names_the_expected_files(
+def test_a_missing_model_is_one_line_without_a_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def unreachable(*_: Any, **__: Any) -> None:
@@ -474,16 +385,14 @@ def test_without_a_network_one_line_names_the_expected_files(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_model_in_a_python_package_is_found_without_importing_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_in_a_package_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "weights_of_mine"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(tmp_path)
     assert named_folder("python:weights_of_mine/model") == package / "model"
     assert named_folder("plain/folder") == Path("plain/folder")
-    for name in ("python:nobody_has_this/model", "python:../up", "python:", "python:os.path/x"):
+    for name in ("python:nobody_has_this/model", "python:../up", "python:"):
         with pytest.raises(DataError, match=f"missing model '{name}': there is no Python package"):
             named_folder(name)
 
@@ -496,8 +405,8 @@ def by_sklearn(predicted: np.ndarray, labels: np.ndarray, groups: np.ndarray) ->
     return min(accuracy_score(labels[cell], predicted[cell]) for cell in cells if cell.any())
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_worst_group_is_the_least_accuracy_of_identity_and_label(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_worst_group_is_that_of_sklearn(seed: int) -> None:
     draw = np.random.default_rng(seed)
     n, classes, identities = 200, 2 + seed % 2, 1 + seed
     logits, labels = draw.normal(size=(n, classes)), draw.integers(0, classes, n)
@@ -508,24 +417,6 @@ def test_worst_group_is_the_least_accuracy_of_identity_and_label(seed: int) -> N
     for part in range(0, n, 70):
         metric.update(torch.from_numpy(logits)[part : part + 70], columns[part : part + 70])
     assert float(metric.compute()) == pytest.approx(by_sklearn(logits.argmax(1), labels, groups), abs=1e-7)
-
-
-def test_worst_group_on_an_example_worked_out() -> None:
-    metric = WorstGroupAccuracy(2, 2)
-    labels = torch.tensor([[0, 1, 0], [0, 1, 1], [1, 0, 1], [1, 0, 0], [0, 1, 0]])
-    predicted = nn.functional.one_hot(torch.tensor([0, 1, 1, 0, 0]), 2)
-    metric.update(predicted, labels)
-    # (first, 0): 2 of 3 correct; (second, 0): 0 of 1; (second, 1): 1 of 1; the fourth mentions none.
-    assert float(metric.compute()) == 0
-    metric.reset()
-    metric.update(predicted[[0, 4, 2, 3]], labels[[0, 4, 2, 3]])
-    assert float(metric.compute()) == 1
-
-
-def test_without_any_identity_there_is_no_worst_group() -> None:
-    metric = WorstGroupAccuracy(2, 3)
-    metric.update(torch.eye(2)[[0, 1, 1, 1]], torch.tensor([[0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]]))
-    assert metric.compute().isnan()
 
 
 def test_groups_reach_the_metrics_of_a_run() -> None:
@@ -574,7 +465,7 @@ def minilm() -> str:
 
 
 @pytest.mark.minilm
-def test_minilm_is_transformers_own_and_padding_changes_no_logit(minilm: str) -> None:
+def test_minilm_is_transformers_model_and_ignores_padding(minilm: str) -> None:
     from transformers import AutoModel
 
     class Data(TinyText):
@@ -592,29 +483,20 @@ def test_minilm_is_transformers_own_and_padding_changes_no_logit(minilm: str) ->
 def on_2000_rows(task: str, minilm: str) -> dict[str, Any]:
     """One epoch of MiniLM with AdamW."""
     data = folder_with(f"{task}/train.parquet")
-    return {
-        "task": task,
-        "task.model": minilm,
-        "task.n_train": 2000,
-        "task.max_length": 64,
-        "opt": "adamw",
-        "opt.lr": 5e-5,
-        "trainer.batch_size": 16,
-        "trainer.max_epochs": 1,
-        "device": "cpu",
-        "data": data,
-    }
+    words = {"task": task, "task.model": minilm, "task.n_train": 2000, "task.max_length": 64, "data": data}
+    words |= {"trainer.batch_size": 16, "trainer.max_epochs": 1}
+    return words | {"opt": "adamw", "opt.lr": 5e-5, "device": "cpu"}
 
 
 @pytest.mark.minilm
-def test_minilm_tells_good_films_from_bad_ones_after_2000_phrases(minilm: str, store: Path) -> None:
+def test_minilm_learns_sst2_from_2000_phrases(minilm: str, store: Path) -> None:
     result = runner.run(resolve(on_2000_rows("sst2", minilm) | {"store": store}), progress=False)
     # On held-out phrases. On the full sentences of GLUE's validation set it was 0.74 to 0.82 for five seeds.
     assert result.validations[-1]["accuracy"] > 0.8
 
 
 @pytest.mark.minilm
-def test_minilm_learns_more_of_mnli_than_the_shares_of_the_labels(minilm: str) -> None:
+def test_minilm_learns_mnli_from_2000_pairs(minilm: str) -> None:
     config = resolve(on_2000_rows("mnli", minilm))
     task, _ = runner.build(config)
     runner.make_trainer(config, []).fit(task, runner.StepRanges(task, 1000, 4))  # a run would evaluate 25,000 pairs

@@ -16,32 +16,25 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from bench.commands.data import states
 from bench.commands.doctor import data_diagnoses
 from bench.config.run_config import RunConfig, resolve
-from bench.progress import Progress
 from bench.run_summary import result_json, result_lines
 from bench.store.store import Store
 from bench.train.runner import build, run
-from bench.train.stop import StopRequest
-from tasks import TASKS, BatchRandomness, DataError
+from tasks import TASKS, DataError
 from tasks.core.cache import cached_tokens
-from tasks.core.dropout import use_batch_dropout
 from tasks.language import corpus
-from tasks.language.corpus import CORPORA, IGNORED, CorpusData
+from tasks.language.corpus import IGNORED, CorpusData
 from tasks.language.lm import LanguageModel
 from tasks.language.vocabulary import BytePairs, Bytes, Characters, Vocabulary, read_vocabulary, train_byte_pairs
 from tests import tiny
 from tests.conftest import Cli
-from tests.equivalence import Case, by_suite, config_of, distance
 from tests.tiny_lm import TinyCorpus, plain_logits
 
 pytestmark = pytest.mark.numeric
 
-CPU = torch.device("cpu")
 TEXT = "The king shall live.\n\nWhat, \N{PILE OF POO}? naïve\r\nhe said; the king, the king!\n" * 40
 SMALL = {"task.layers": 1, "task.width": 8, "task.num_heads": 2, "task.mlp_width": 8, "task.length": 16}
 
@@ -132,11 +125,11 @@ def test_the_streams_are_the_text(text: str, kind: Any, tmp_path_factory: pytest
         except DataError as error:  # a repetitive text: of one character, or one byte-pair token
             assume("are needed" not in str(error) and "one distinct character" not in str(error))
             raise
-    found = {split: data.vocabulary.decode(ids) for split, ids in streams(data).items()}
+    texts = {split: data.vocabulary.decode(ids) for split, ids in streams(data).items()}
     cut = len(text) * 9 // 10
-    assert found == {"train": text[:cut], "val": text[cut:]}
+    assert texts == {"train": text[:cut], "val": text[cut:]}
     facts = data.facts()
-    assert facts["bytes"] == {split: len(part.encode()) for split, part in found.items()}
+    assert facts["bytes"] == {split: len(part.encode()) for split, part in texts.items()}
     assert facts["tokens"] == {split: len(ids) for split, ids in streams(data).items()}
     for split, ids in streams(data).items():
         sizes = data.batch(split, slice(None)).sizes.sum(0).tolist()
@@ -145,10 +138,9 @@ def test_the_streams_are_the_text(text: str, kind: Any, tmp_path_factory: pytest
 
 def test_rows_of_files_follow_one_another(root: Path) -> None:
     data = CorpusData(root, corpus="wikitext103", tokens="byte", length=8)
-    expected = {"train": lines(60, "apple"), "val": lines(30, "pear"), "test": lines(31, "plum")}
-    assert {split: bytes(ids).decode() for split, ids in streams(data).items()} == {
-        k: "".join(v) for k, v in expected.items()
-    }
+    rows = {"train": lines(60, "apple"), "val": lines(30, "pear"), "test": lines(31, "plum")}
+    expected = {split: "".join(texts) for split, texts in rows.items()}
+    assert {split: bytes(ids).decode() for split, ids in streams(data).items()} == expected
     assert (data.select, data.report) == ("val", "test")
     assert data.part == (
         "60 of 1,801,350 rows of train.parquet; 30 of 3,760 rows of validation.parquet;"
@@ -158,8 +150,8 @@ def test_rows_of_files_follow_one_another(root: Path) -> None:
     write_rows(root / "lm1b" / "test.parquet", ["three"] * 5)
     data = CorpusData(root, corpus="lm1b", length=3)
     text = "one two\n" * 20
-    found = {split: data.vocabulary.decode(ids) for split, ids in streams(data).items()}
-    assert found == {"train": text[:144], "val": text[144:], "test": "three\n" * 5}
+    texts = {split: data.vocabulary.decode(ids) for split, ids in streams(data).items()}
+    assert texts == {"train": text[:144], "val": text[144:], "test": "three\n" * 5}
     assert (data.report, data.sizes) == ("test", {"train": 48, "val": 5, "test": 10})
 
 
@@ -186,29 +178,6 @@ def test_tokens_beyond_two_to_the_fifteen_are_themselves() -> None:
     assert data.batch("train", slice(None)).sizes.tolist() == [[3, 12], [3, 12]]
 
 
-@pytest.mark.deep
-def test_the_stream_is_the_same_for_every_optimizer(root: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Tensor] = []
-    batch = CorpusData.batch
-
-    def noted(self: CorpusData, split: str, rows: Any, randomness: BatchRandomness | None = None) -> Any:
-        found = batch(self, split, rows, randomness)
-        seen.extend([found.ids] * (split == "train"))
-        return found
-
-    monkeypatch.setattr(CorpusData, "batch", noted)
-    order = []
-    for opt in ("sgd", "sngd", "sps", "adamw"):
-        seen.clear()
-        run(config(root, store, opt=opt, **{"trainer.max_steps": 45, "data_seed": 3}), progress=False)
-        order.append(torch.stack(seen))
-    assert len(order[0]) == 45
-    assert all(torch.equal(order[0], other) for other in order[1:])
-    seen.clear()
-    run(config(root, store, **{"trainer.max_steps": 45, "data_seed": 4}), progress=False)
-    assert not torch.equal(order[0], torch.stack(seen))
-
-
 # -- vocabularies -----------------------------------------------------------------------------------------------------
 
 
@@ -216,13 +185,13 @@ def test_byte_pairs_are_the_same_in_every_process() -> None:
     code = (
         "import sys; from tasks.language.vocabulary import *; print(train_byte_pairs([sys.stdin.read()], 300).to_str())"
     )
-    told = [
+    outputs = [
         subprocess.run(
             [sys.executable, "-c", code], input=TEXT, capture_output=True, text=True, cwd=tiny.ROOT, check=True
         )
         for _ in range(2)
     ]
-    assert {each.stdout.strip() for each in told} == {train_byte_pairs([TEXT], 300).to_str().strip()}
+    assert {output.stdout.strip() for output in outputs} == {train_byte_pairs([TEXT], 300).to_str().strip()}
 
 
 @pytest.mark.parametrize("make", [Bytes, lambda: Characters(sorted(set(TEXT))), lambda: train_byte_pairs([TEXT], 300)])
@@ -257,15 +226,15 @@ def test_byte_pairs_shorten_and_never_fail() -> None:
 @pytest.fixture
 def packings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of the streams that were built, in order."""
-    made, stream = [], corpus._stream
+    lengths, stream = [], corpus._stream
 
     def noted(*args: Any) -> Any:
-        found = stream(*args)
-        made.append(len(found[0]))
-        return found
+        packed = stream(*args)
+        lengths.append(len(packed[0]))
+        return packed
 
     monkeypatch.setattr(corpus, "_stream", noted)
-    return made
+    return lengths
 
 
 def test_a_corpus_is_packed_once(root: Path, own_cache: Path, packings: list[int]) -> None:
@@ -305,41 +274,33 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no table": (lambda root: (root / "wikitext103" / "test.parquet").unlink(),
                  ("missing data: test.parquet expected in .*wikitext103, with the column text;"
                   r" fetching from the Hub failed \(the package datasets is not installed: .*\)")),
+    "one character": (lambda root: write_text(root / "tiny_shakespeare" / "input.txt", "a" * 500),
+                      "has only one distinct character, so there is nothing to learn"),
     "not UTF-8": (lambda root: (root / "tiny_shakespeare" / "input.txt").write_bytes(b"abc\xff" * 50),
                   "input.txt is not UTF-8 text"),
-    "empty text": (lambda root: write_text(root / "tiny_shakespeare" / "input.txt", ""),
-                   r"the train split of .*input.txt has 0 tokens; with length=8 at least 9 are needed"),
     "short text": (lambda root: write_text(root / "tiny_shakespeare" / "input.txt", "a" * 80),
                    r"the val split of .*input.txt has 8 tokens; with length=8 at least 9"),
     "cut table": (lambda root: (root / "wikitext103" / "train_part.parquet").write_bytes(b"PAR1"),
                   r"damaged data file .*train_part.parquet \(.*\); delete it"),
     "no column": (lambda root: write_rows(root / "wikitext103" / "test.parquet", ["a"], "texts"),
                   r"test.parquet has no column 'text', only texts"),
-    "no row": (lambda root: write_rows(root / "wikitext103" / "test.parquet", pa.array([], pa.string())),
-               r"the test split of .*test.parquet has 0 tokens"),
     "null": (lambda root: write_rows(root / "wikitext103" / "test.parquet", ["a", None]),
              r"test.parquet: row 1 has None instead of text; remove such rows"),
-    "numbers": (lambda root: write_rows(root / "wikitext103" / "test.parquet", [1, 2]), r"row 0 has 1 instead of text"),
     "odd bytes": (lambda root: write_rows(root / "wikitext103" / "test.parquet", pa.array([b"\xff"]).view(pa.string())),
                   r"test.parquet: column 'text' has a text that is not UTF-8"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("tokens", ["byte", "character"])
-def test_a_corpus_that_cannot_be_used_is_named_in_one_line(
-    fault: str, tokens: Any, root: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_faulty_corpus_is_reported_in_one_line(
+    fault: str, root: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     harm, message = FAULTS[fault]
     harm(root)
-    name = (
-        "wikitext103"
-        if "wikitext" in message or "test" in message or "row 0" in message or "train_part" in message
-        else "tiny_shakespeare"
-    )
+    of_text = fault in ("no text", "one character", "not UTF-8", "short text")
     with pytest.raises(DataError, match=message) as caught:
-        CorpusData(root, corpus=name, tokens=tokens, length=8)
+        CorpusData(root, corpus="tiny_shakespeare" if of_text else "wikitext103", length=8)
     assert "\n" not in str(caught.value)
 
 
@@ -347,7 +308,6 @@ def test_a_corpus_that_cannot_be_used_is_named_in_one_line(
     ("options", "message"),
     [
         ({"vocab": 255}, r"vocab=255 is out of range: it must be in \[256, 65536\]"),
-        ({"length": 0}, r"length=0 is out of range"),
         ({"corpus": "shakespear"}, "corpus=shakespear is not known: it must be one of tiny_shakespeare, .*, or a file"),
         ({"corpus": "nowhere/own.txt"}, "corpus=nowhere/own.txt does not exist"),
         ({"corpus": "."}, "corpus=. is a folder; name the file in it"),
@@ -358,17 +318,11 @@ def test_options_of_the_data_out_of_range_are_named(options: dict[str, Any], mes
         CorpusData(root, **options)
 
 
-def test_a_text_of_one_character_is_refused(root: Path, own_cache: Path) -> None:
-    write_text(root / "tiny_shakespeare" / "input.txt", "a" * 500)
-    with pytest.raises(DataError, match="has only one distinct character, so there is nothing to learn"):
-        CorpusData(root, length=8)
-
-
 def test_a_missing_corpus_comes_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    requests = []
 
     def load_dataset(*names: Any, **words: Any) -> Any:
-        asked.append((*names, words))
+        requests.append((*names, words))
         return SimpleNamespace(to_parquet=lambda path: write_rows(Path(path), ["a b"] * 40))
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
@@ -376,24 +330,23 @@ def test_a_missing_corpus_comes_from_the_hub(tmp_path: Path, monkeypatch: pytest
     assert CorpusData(tmp_path, corpus="lm1b", length=4).sizes["test"] == 40
     revision = {"revision": "refs/convert/parquet"}
     name = "billion-word-benchmark/lm1b", "plain_text"
-    assert asked == [(*name, {"split": "train"} | revision), (*name, {"split": "test"} | revision)]
+    assert requests == [(*name, {"split": "train"} | revision), (*name, {"split": "test"} | revision)]
     CorpusData(tmp_path, corpus="pile", length=4)
-    assert asked[2:] == [("NeelNanda/pile-10k", None, {"split": "train"})]
+    assert requests[2:] == [("NeelNanda/pile-10k", None, {"split": "train"})]
 
 
 # -- the model --------------------------------------------------------------------------------------------------------
 
 
-def made(vocab_size: int = 12, length: int = 6, seed: int = 0, **options: Any) -> LanguageModel:
+def lm(vocab_size: int = 12, length: int = 6, seed: int = 0, **options: Any) -> LanguageModel:
     torch.manual_seed(seed)
     data: Any = SimpleNamespace(vocab_size=vocab_size, length=length)
     return LanguageModel(data, **options)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize(("vocab", "width"), [(65, 128), (65, 512), (2000, 256), (256, 16)])
-def test_the_loss_at_the_start_is_the_logarithm_of_the_vocabulary(vocab: int, width: int, tied: bool) -> None:
-    model = made(vocab, 32, layers=4, width=width, num_heads=4, tied=tied)
+@pytest.mark.parametrize(("vocab", "width", "tied"), [(65, 512, False), (2000, 256, True), (256, 16, True)])
+def test_the_loss_starts_at_the_logarithm_of_the_vocabulary(vocab: int, width: int, tied: bool) -> None:
+    model = lm(vocab, 32, layers=4, width=width, num_heads=4, tied=tied)
     ids = torch.randint(vocab, (8, 33), generator=torch.Generator().manual_seed(1))
     loss = cross_entropy(model.model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
     assert float(loss.detach()) == pytest.approx(log(vocab), rel=0.02)
@@ -401,7 +354,7 @@ def test_the_loss_at_the_start_is_the_logarithm_of_the_vocabulary(vocab: int, wi
 
 @pytest.mark.parametrize("options", [{}, {"tied": True}, {"mlp": "gelu"}, {"window": 2}])
 def test_the_decoder_is_the_one_written_out(options: dict[str, Any]) -> None:
-    model = made(layers=3, width=12, num_heads=3, mlp_width=20, **options).double().model
+    model = lm(layers=3, width=12, num_heads=3, mlp_width=20, **options).double().model
     torch.nn.init.normal_(model.embedding.weight)
     ids = torch.randint(12, (4, 9), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(model(ids), plain_logits(model, ids, 3, options.get("window")), rtol=1e-10, atol=1e-10)
@@ -417,9 +370,9 @@ KINDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
-@pytest.mark.parametrize("changed", [1, 4, 7])
-def test_later_tokens_change_no_earlier_output(options: dict[str, Any], changed: int) -> None:
-    model = made(width=8, num_heads=2, layers=2, **options).double().model
+def test_later_tokens_change_no_earlier_output(options: dict[str, Any]) -> None:
+    changed = 4
+    model = lm(width=8, num_heads=2, layers=2, **options).double().model
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
     ids = torch.randint(12, (3, 8), generator=torch.Generator().manual_seed(0))
@@ -430,39 +383,8 @@ def test_later_tokens_change_no_earlier_output(options: dict[str, Any], changed:
     assert (after[:, changed:] - before[:, changed:]).abs().amin((0, 2)).gt(0).all()
 
 
-@pytest.mark.matrix(keep=2)
-@pytest.mark.parametrize("options", KINDS, ids=str)
-def test_one_batch_is_overfitted(options: dict[str, Any]) -> None:
-    model = made(width=16, num_heads=2, layers=2, mlp_width=32, **options)
-    data = TinyCorpus()
-    data.to(CPU, torch.float32)
-    batch = data.batch("train", slice(0, 8))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.03)
-    for _ in range(60):
-        optimizer.zero_grad()
-        loss = model.loss(batch).loss
-        loss.backward()
-        optimizer.step()
-    first, rest = log(12) / 6, 0.05  # the first token of a row cannot be predicted
-    assert float(loss.detach()) < first + rest
-
-
 def numbers(model: torch.nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
-
-
-def test_parameters_are_as_many_as_computed() -> None:
-    V, L, D, H, M = 50, 3, 16, 4, 24
-    sizes = {"layers": L, "width": D, "num_heads": H, "mlp_width": M}
-    block = 4 * D * D + 2 * D
-    assert numbers(made(V, mlp="swiglu", **sizes)) == L * (block + 3 * D * M) + D + 2 * V * D
-    assert numbers(made(V, mlp="swiglu", tied=True, **sizes)) == L * (block + 3 * D * M) + D + V * D
-    assert numbers(made(V, mlp="gelu", **sizes)) == L * (block + 2 * D * M) + D + 2 * V * D
-    fixed = made(V, mlp="gelu", attention="fixed_head", head_dim=6, **sizes)
-    assert numbers(fixed) == L * (4 * D * H * 6 + 2 * D + 2 * D * M) + D + 2 * V * D
-    composed = made(V, mlp="gelu", attention="dcmha", **sizes)
-    extra = 4 * D * 4 * H + 8 * 2 * 4 * H * H + 4 * D * H
-    assert numbers(composed) == L * (block + 2 * D * M + extra) + D + 2 * V * D
 
 
 @pytest.mark.parametrize(
@@ -479,7 +401,7 @@ def test_presets_have_these_parameters(preset: str, attention: str, count: int) 
     values = resolve({"task": "lm", "opt": "adamw", "task.preset": preset, "task.attention": attention}).task_options
     of_data = {name: values.pop(name) for name in ("corpus", "tokens", "vocab", "length", "n_val")}
     with torch.device("meta"):
-        model = made(65 if preset == "tiny" else of_data["vocab"], of_data["length"], **values)
+        model = lm(65 if preset == "tiny" else of_data["vocab"], of_data["length"], **values)
     assert numbers(model) == count
 
 
@@ -488,16 +410,14 @@ def test_presets_have_these_parameters(preset: str, attention: str, count: int) 
     [
         ({"layers": 0}, "layers=0 is out of range"),
         ({"window": 0}, "window=0 is out of range"),
-        ({"mlp_width": 0}, "mlp_width=0"),
         ({"dropout": 1.0}, r"dropout=1.0 is out of range: it must be in \[0, 1\)"),
         ({"mlp": "relu"}, "mlp=relu is not known: it must be gelu or swiglu"),
-        ({"num_heads": 3}, "num_heads=3 does not divide width=128"),
         ({"attention": "fixed_head", "head_dim": 5}, r"head_dim=5 .* is odd"),
     ],
 )
 def test_options_of_the_model_out_of_range_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        made(**options)
+        lm(**options)
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------
@@ -509,14 +429,14 @@ def config(root: Path, store: Path, opt: str = "adamw", **words: Any) -> RunConf
 
 
 @pytest.mark.parametrize("micro", [1000, 7])
-def test_perplexity_is_that_of_a_reference_computation(
+def test_perplexity_equals_a_reference_computation(
     root: Path, store: Path, micro: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reference goes token by token, each from the window that predicts it, in float64."""
     monkeypatch.setitem(TASKS, "lm", replace(TASKS["lm"], micro_batch_size=micro))
-    told = config(root, store, **{"precision": "64-true", "opt.lr": 0.01, "trainer.val_every": 30})
-    result = run(told, progress=False)
-    task = trained(told)
+    settings = config(root, store, **{"precision": "64-true", "opt.lr": 0.01, "trainer.val_every": 30})
+    result = run(settings, progress=False)
+    task = trained(settings)
     stream = torch.tensor(streams(task.corpus)["val"])
     nats = bytes_ = 0.0
     model = task.model.double().eval()
@@ -530,18 +450,18 @@ def test_perplexity_is_that_of_a_reference_computation(
             bytes_ += len(task.corpus.vocabulary.decode([target]).encode())
             done += 1
     assert done == len(stream) - 1
-    found = result.metrics["final"]
-    assert found["loss"] == pytest.approx(nats / done, rel=1e-9)
-    assert found["perplexity"] == pytest.approx(exp(nats / done), rel=1e-9)
-    assert found["bits_per_byte"] == pytest.approx(nats / log(2) / bytes_, rel=1e-9)
+    metrics = result.metrics["final"]
+    assert metrics["loss"] == pytest.approx(nats / done, rel=1e-9)
+    assert metrics["perplexity"] == pytest.approx(exp(nats / done), rel=1e-9)
+    assert metrics["bits_per_byte"] == pytest.approx(nats / log(2) / bytes_, rel=1e-9)
 
 
-def trained(told: RunConfig) -> LanguageModel:
+def trained(settings: RunConfig) -> LanguageModel:
     """The model after the training of `bench fit`."""
     from bench.train import runner
 
-    task, _ = build(told)
-    runner.make_trainer(told, []).fit(task, runner.StepRanges(task, 1000, 4))
+    task, _ = build(settings)
+    runner.make_trainer(settings, []).fit(task, runner.StepRanges(task, 1000, 4))
     assert isinstance(task, LanguageModel)
     return task
 
@@ -565,79 +485,28 @@ def test_a_run_ends_with_a_specimen(root: Path, store: Path, cli: Cli) -> None:
     assert cli("fit", *words, "--device", "cpu", "--rerun").code == 0
     assert Store(store).get(result.run_id).specimen == first
     assert cli("fit", *words, "--device", "cpu", "--seed", 1).code == 0
-    assert len({each.specimen for each in Store(store).runs()}) == 2
+    assert len({stored.specimen for stored in Store(store).runs()}) == 2
 
 
 def test_a_specimen_does_nothing_to_a_terminal(root: Path, store: Path) -> None:
     result = run(config(root, store), progress=False)
     result.specimen = "a\x1b[31mb\N{RIGHT-TO-LEFT OVERRIDE}c\r\nd"
-    told = result_lines(result, store)
-    assert told[1:4] == ["the trained model writes:", "  | a [31mb c ", "  | d"]
+    lines_ = result_lines(result, store)
+    assert lines_[1:4] == ["the trained model writes:", "  | a [31mb c ", "  | d"]
     result.specimen = None
     assert "writes" not in "".join(result_lines(result, store))
     assert len(result_json(result, store)) == 10
 
 
-@pytest.mark.deep
-def test_the_specimen_is_of_the_best_weights_and_there_is_none_without(root: Path, store: Path) -> None:
-    lost = run(config(root, store, opt="sgd", **{"opt.lr": 1e30}), progress=False)
-    assert (lost.status, lost.specimen) == ("diverged", None)
-    # So long that losses are not monotone, differently on each machine: one of the seeds is not at its best at the end.
-    settings: dict[str, Any] = {"trainer.val_every": 5, "opt.lr": 0.3}
-    for settings["seed"] in range(9):
-        whole = run(config(root, store, **settings, **{"trainer.max_steps": 60}), progress=False)
-        if whole.best_step != 60:
-            break
-    assert whole.best_step is not None
-    assert whole.best_step < 60
-    until_best = run(config(root, store, **settings, **{"trainer.max_steps": whole.best_step}), progress=False)
-    assert until_best.best_step == whole.best_step
-    assert until_best.specimen == whole.specimen is not None
-
-
 @pytest.mark.parametrize("tokens", ["byte", "bpe"])
 def test_other_tokens_train_and_write_too(root: Path, store: Path, tokens: str) -> None:
-    result = run(
-        config(root, store, **{"task.tokens": tokens, "task.vocab": 300, "task.corpus": "wikitext103"}), progress=False
-    )
+    words = {"task.tokens": tokens, "task.vocab": 300, "task.corpus": "wikitext103"}
+    result = run(config(root, store, **words), progress=False)
     assert (result.status, result.split) == ("completed", "test")
     assert result.specimen
     assert result.facts["vocabulary"] == {"byte": 256}.get(tokens, result.facts["vocabulary"])
     loss, per_byte = result.metrics["final"]["loss"], result.metrics["final"]["bits_per_byte"]
     assert per_byte == pytest.approx(loss / log(2)) if tokens == "byte" else per_byte < loss / log(2)
-
-
-@pytest.mark.deep
-def test_a_resumed_run_equals_an_uninterrupted_one(root: Path, store: Path, tmp_path: Path) -> None:
-    words = {"task.dropout": 0.2, "trainer.val_every": 10}
-    whole = run(config(root, tmp_path / "whole", **words), progress=False)
-    stop = StopRequest()
-
-    class Stopping(Progress):
-        def update(self, step: int, *rest: Any) -> None:
-            if step >= 12:
-                stop.prune("enough")
-
-    told = config(root, store, **words)
-    killed = run(told, progress=lambda total, label: Stopping(total, label, enabled=False), stop=stop)
-    assert killed.status == "killed"
-    resumed = run(told, progress=False)
-    assert (resumed.final, resumed.metrics, resumed.specimen) == (whole.final, whole.metrics, whole.specimen)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("options", KINDS[1:], ids=str)
-def test_micro_batches_change_nothing_for_any_attention(options: dict[str, Any]) -> None:
-    words = {f"task.{name}": value for name, value in options.items()} | {"dropout": 0.2}
-    whole = by_suite(config_of(Case("sngd", task="tiny_lm"), **words))
-    parts = by_suite(config_of(Case("sngd", 3, task="tiny_lm"), **words))
-    assert distance(whole.weights, parts.weights) < 1e-9
-
-
-def test_all_that_is_random_belongs_to_the_batch() -> None:
-    model = made(dropout=0.3)
-    use_batch_dropout(model, model.randomness)
-    assert not any(isinstance(module, torch.nn.Dropout) for module in model.modules())
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
@@ -653,50 +522,26 @@ def test_a_preset_is_a_name_for_values() -> None:
     assert resolve(words | {"task.preset": "tiny"}) == resolve(words)
 
 
-def test_a_preset_that_is_none_is_one_line(cli: Cli) -> None:
-    answer = cli("fit", "--task", "lm", "--opt", "adamw", "--task.preset", "7l", "--dry-run")
-    assert (answer.code, answer.out) == (2, "")
-    assert answer.err.strip().endswith("it takes tiny or 6l-256 or 6l-512 or 405m")
-    assert "--task.preset" in cli("show", "lm").out
-
-
 def test_bench_data_lists_the_files_and_prepares_them(cli: Cli, root: Path, own_cache: Path) -> None:
     words = ("--task", "lm", "--data", root)
     before = cli("data", "status", *words, "--task.corpus", "wikitext103")
     assert before.code == 0
     assert "train_part.parquet  60 rows  part of 1,801,350 rows" in before.out
     assert before.out.count("tokenised: not yet") == 3
-    assert (
-        cli("data", "prepare", *words, "--task.corpus", "wikitext103", "--task.tokens", "byte", "--task.length", 8).code
-        == 0
-    )
+    prepared = ("--task.corpus", "wikitext103", "--task.tokens", "byte", "--task.length", 8)
+    assert cli("data", "prepare", *words, *prepared).code == 0
     after = cli("data", "status", *words, "--task.corpus", "wikitext103")
     assert after.out.count("tokenised: 256 tokens (0.0 MiB)") == 3
-    text = cli("data", "status", *words)
-    assert f"input.txt  {len(TEXT.encode()):,} bytes  part of 1,115,394 bytes" in text.out
-    assert "train_part.parquet  60 rows  part of 1,801,350 rows" in text.out
+    assert f"input.txt  {len(TEXT.encode()):,} bytes  part of 1,115,394 bytes" in cli("data", "status", *words).out
     pile = cli("data", "status", *words, "--task.corpus", "pile")
     assert pile.code == 1
     fetch = f"bench data prepare --task lm --task.corpus pile --data {root}"
     assert pile.out.endswith(f"  copy missing files there, or fetch them: {fetch}\n")
-    (root / "tiny_shakespeare" / "input.txt").unlink()
-    nowhere = cli("data", "status", *words, "--task.corpus", "tiny_shakespeare")
-    assert nowhere.out.endswith("missing\n  copy missing files there\n")  # the Hub does not have it
     (root / "wikitext103" / "train_part.parquet").write_bytes(b"PAR1")
     damaged = cli("data", "status", *words, "--task.corpus", "wikitext103")
     assert "\n  delete damaged files first\n  copy missing files there, or fetch them: bench data" in damaged.out
-    for name in ("length", "root"):
-        refused = cli("data", "status", *words, f"--task.{name}", 8)
-        assert (refused.code, refused.out) == (2, "")
-        assert f"--task.{name}: `bench data status` takes only task options that name" in refused.err
-    unknown = cli("data", "status", *words, "--task.corpus", "nowhere")
-    assert "--task.corpus=nowhere is not known" in unknown.err
+    refused = cli("data", "status", *words, "--task.length", 8)
+    assert (refused.code, refused.out) == (2, "")
+    assert "--task.length: `bench data status` takes only task options that name" in refused.err
     levels = [(finding.level, finding.subject) for finding in data_diagnoses(TASKS["lm"], root)]
     assert levels == [("note", "lm")]
-    [finding] = data_diagnoses(TASKS["lm"], root / "nowhere")
-    assert finding.text.endswith("lacks input.txt; copy them there, or name their folder with --data DIR")
-    assert [state.state for state in states(TASKS["lm"], root, {"corpus": "pile"})] == ["missing"]
-
-
-def test_every_corpus_has_a_training_file() -> None:
-    assert all("train" in source.files for source in CORPORA.values())

@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,111 +14,62 @@ MB = 2**20
 NO_LIMIT = 2**63 - 4096  # as cgroups v1 writes it
 
 
-# -- --memory -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "size"),
-    [
-        ("8G", 8 * 2**30), ("8g", 8 * 2**30), ("8GB", 8 * 2**30), ("8GiB", 8 * 2**30), ("8 G", 8 * 2**30),
-        (" 8G ", 8 * 2**30), ("500M", 500 * MB), ("0.5k", 512), (".5K", 512), ("2T", 2**41), ("1.5G", 3 * 2**29),
-        ("4096", 4096), ("4096B", 4096), ("1", 1),
-    ],
-)  # fmt: skip
+    [("8G", 8 * 2**30), ("8GiB", 8 * 2**30), (" 8 g ", 8 * 2**30), (".5K", 512), ("1.5G", 3 * 2**29), ("4096", 4096)],
+)
 def test_memory_may_be_a_size(text, size):
     assert bytes_of(read_memory(text), "cpu") == size
 
 
-@pytest.mark.parametrize(("text", "share"), [("80%", 0.8), ("100%", 1), ("0.5%", 0.005), ("50 %", 0.5)])
+@pytest.mark.parametrize(("text", "share"), [("80%", 0.8), ("100%", 1), ("0.5 %", 0.005)])
 def test_memory_may_be_a_share_of_the_free_memory(monkeypatch, text, share):
     monkeypatch.setattr(bench.train.memory, "free_memory", {"cuda": 1000 * MB}.get)
     assert bytes_of(read_memory(text), "cuda") == int(share * 1000 * MB)
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "lots", "G", "%", "0", "0G", "0%", "-5%", "-8G", "+8G", "101%", "1e9", "inf", "nan", "nan%", "8X", "8KM",
-     "80%%"]
-    + ["8G%", "8%G", "8,5G", "1.2.3", "0.0001", "8Gi B", "8 9"],
-)  # fmt: skip
+    "text", ["", "lots", "%", "0G", "0%", "-8G", "101%", "1e9", "inf", "nan%", "8X", "8G%", "8,5G"]
+)
 def test_anything_else_is_refused(text):
     with pytest.raises(ValueError, match=r"^write a fraction of the free memory, such as 80%, or a size, such as 8G$"):
         read_memory(text)
 
 
-# -- what is free ---------------------------------------------------------------------------------------------------
-
-
-def test_some_memory_of_this_machine_is_free():
-    pages = Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0] if sys.platform == "linux" else 2**40
-    assert 10 * MB < free_memory("cpu") <= int(pages) * 1024
-
-
-@pytest.fixture
-def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Fake control groups as files: their limits by path, and the file that names this process's group."""
-
-    def make(says: str, limits: dict[str, tuple[object, int, int]], names: tuple[str, str, str]) -> None:
-        for path, values in limits.items():
-            folder = tmp_path / "cgroup" / path
-            folder.mkdir(parents=True, exist_ok=True)
-            limit, used, cached = values
-            (folder / names[0]).write_text(f"{limit}\n")
-            (folder / names[1]).write_text(f"{used}\n")
-            (folder / "memory.stat").write_text(f"anon 7\n{names[2]} {cached}\nslab 9\n")
-        (tmp_path / "self").write_text(says)
-        monkeypatch.setattr(bench.train.memory, "_GROUPS", tmp_path / "cgroup")
-        monkeypatch.setattr(bench.train.memory, "_GROUP_OF_PROCESS", tmp_path / "self")
-
-    return make
-
-
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 V2 = ("memory.max", "memory.current", "inactive_file")
+NESTED = {"slurm": (50 * MB, 10, 0), "slurm/job": (4 * MB, 2 * MB, 0), "slurm/job/step": ("max", 5, 0)}
+VERSION_1 = {"memory/docker/x": (3 * MB, 2 * MB, MB), "memory/docker": (NO_LIMIT, MB, 0), "memory": (NO_LIMIT, MB, 0)}
 
 
-def test_a_container_has_its_limit_minus_the_used_memory(groups):
-    groups("0::/\n", {"": (3 * MB, MB, 0)}, V2)
-    assert free_memory("cpu") == 2 * MB
-
-
-def test_files_in_the_cache_are_no_use(groups):
-    groups("0::/\n", {"": (3 * MB, 3 * MB - 5, 2 * MB)}, V2)
-    assert free_memory("cpu") == 2 * MB + 5
-
-
-@pytest.mark.parametrize("job", [(MB, 0, 0), (4 * MB, 3 * MB, 0)])
-def test_the_tightest_group_counts(groups, job):
-    limits = {"slurm": (50 * MB, 10, 0), "slurm/job": job, "slurm/job/step": ("max", 5, 0)}
-    groups("0::/slurm/job/step\n", limits, V2)
-    assert free_memory("cpu") == MB
-
-
-def test_groups_of_version_1(groups):
-    limits = {"memory/docker/x": (3 * MB, 2 * MB, MB), "memory/docker": (NO_LIMIT, MB, 0), "memory": (NO_LIMIT, MB, 0)}
-    groups("9:name=systemd:/\n4:cpu,memory:/docker/x\n1:cpu:/\n0::/\n", limits, V1)
-    assert free_memory("cpu") == 2 * MB
-
-
-def test_a_group_that_has_used_up_all_leaves_nothing(groups):
-    groups("0::/\n", {"": (MB, 2 * MB, 0)}, V2)
-    assert free_memory("cpu") == 0
-    assert bytes_of(Memory(), "cpu") == 1  # it is an estimate: one lane may still fit
-
-
-@pytest.mark.parametrize("says", ["0::/elsewhere/in/the/host\n", "3:cpu:/\n", ""])
-def test_groups_without_a_limit_or_out_of_sight_change_nothing(groups, says):
+@pytest.mark.parametrize(
+    ("says", "limits", "names", "free"),
+    [
+        ("0::/\n", {"": (3 * MB, MB, 0)}, V2, 2 * MB),
+        ("0::/\n", {"": (3 * MB, 3 * MB - 5, 2 * MB)}, V2, 2 * MB + 5),
+        ("0::/slurm/job/step\n", NESTED, V2, 2 * MB),
+        ("9:name=systemd:/\n4:cpu,memory:/docker/x\n1:cpu:/\n0::/\n", VERSION_1, V1, 2 * MB),
+        ("0::/\n", {"": (MB, 2 * MB, 0)}, V2, 0),
+        ("0::/elsewhere/in/the/host\n", {"": ("max", 5, 0), "cpu": (MB, 0, 0)}, V2, None),
+    ],
+    ids=["a container", "files in the cache", "the tightest group", "version 1", "used up", "out of sight"],
+)
+def test_a_control_group_bounds_the_free_memory(tmp_path, monkeypatch, says, limits, names, free):
     least = free_memory("cpu") // 2
-    groups(says, {"": ("max", 5, 0), "cpu": (MB, 0, 0)}, V2)
-    assert free_memory("cpu") > least
-
-
-def test_without_control_groups_the_system_tells(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench.train.memory, "_GROUP_OF_PROCESS", tmp_path / "none")
-    assert free_memory("cpu") > 10 * MB
-
-
-# -- what is taken --------------------------------------------------------------------------------------------------
+    for path, (limit, used, cached) in limits.items():
+        folder = tmp_path / "cgroup" / path
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / names[0]).write_text(f"{limit}\n")
+        (folder / names[1]).write_text(f"{used}\n")
+        (folder / "memory.stat").write_text(f"anon 7\n{names[2]} {cached}\nslab 9\n")
+    (tmp_path / "self").write_text(says)
+    monkeypatch.setattr(bench.train.memory, "_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(bench.train.memory, "_GROUP_OF_PROCESS", tmp_path / "self")
+    if free is None:
+        assert free_memory("cpu") > least
+    else:
+        assert free_memory("cpu") == free
+        assert bytes_of(Memory(), "cpu") >= 1  # it is an estimate: one lane may still fit
 
 
 def work(megabytes: int) -> None:
@@ -129,24 +79,15 @@ def work(megabytes: int) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can begin a peak anew in one process")
-@pytest.mark.parametrize("megabytes", [64, 128])  # above the size that malloc may keep in its heap
-def test_the_peak_is_the_largest_memory_in_use(megabytes):
-    for _ in range(2):  # the second time nothing is initialised lazily, and the first time is discarded
-        with watch_peak("cpu") as peak:
-            work(megabytes)
-            work(1)
-    assert peak.bytes == pytest.approx(2 * megabytes * MB, rel=0.15)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can begin a peak anew in one process")
-def test_memory_that_the_process_has_kept_counts_when_it_is_used_again():
+def test_the_peak_counts_memory_that_the_process_kept():
     keep_freed_memory()
     peaks = []
-    for _ in range(3):
+    for _ in range(4):
         with watch_peak("cpu") as peak:
             work(64)
+            work(1)
         peaks.append(peak.bytes)
-    assert peaks == pytest.approx([128 * MB] * 3, rel=0.15)
+    assert peaks[1:] == pytest.approx([128 * MB] * 3, rel=0.15)  # at first something is initialised lazily
 
 
 def test_a_gpu_counts_what_torch_has_allocated(monkeypatch):
@@ -161,12 +102,7 @@ def test_a_gpu_counts_what_torch_has_allocated(monkeypatch):
     assert (peak.bytes, forgotten) == (7, [True])
 
 
-def test_work_that_fails_is_not_hidden():
-    with pytest.raises(MemoryError), watch_peak("cpu"):
-        raise MemoryError
-
-
-def test_a_system_that_tells_nothing_still_gives_a_number(monkeypatch):
+def test_a_system_without_numbers_still_gives_one(monkeypatch):
     def nothing(*args: object) -> str:
         raise OSError
 
@@ -180,20 +116,13 @@ def test_a_system_that_tells_nothing_still_gives_a_number(monkeypatch):
     keep_freed_memory()
 
 
-# -- running out ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "error",
     [
         MemoryError(),
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-        RuntimeError(
-            "[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory: you tried to allocate"
-        ),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate"),
         RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."),
-        RuntimeError("CUDA error: out of memory\nCompile with"),
-        RuntimeError("MPS backend out of memory (MPS allocated: 1 GB"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("unable to mmap 8 bytes from file: Cannot allocate memory (12)"),
     ],
@@ -203,23 +132,13 @@ def test_memory_is_short(error):
     assert ran_out(error)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
+def test_other_errors_are_no_shortage_of_memory():
+    others = (
         RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
-        ValueError(),
         OSError(28, "No space left"),
         KeyError("memory"),
-    ],
-)
-def test_other_errors_are_others(error):
-    assert not ran_out(error)
-
-
-def test_an_allocation_that_fails_is_reported_as_short_memory():
+    )
+    assert not any(map(ran_out, others))
     with pytest.raises(RuntimeError) as error:
         torch.empty(2**50, dtype=torch.uint8)
     assert ran_out(error.value)
-    with pytest.raises(MemoryError) as other:
-        np.empty(2**50, dtype=np.uint8)
-    assert ran_out(other.value)

@@ -21,24 +21,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import optimizers
 from optimizers import NGD, OPTIMIZERS, PS, SNGD, SPS, global_norm
 from optimizers.step_size import StepSizeOptimizer
-from tests.optimizer_cases import (
-    CASES,
-    ILLEGAL,
-    LEGAL_EDGES,
-    Case,
-    begin,
-    flat,
-    loss_and_gradient,
-    start,
-    torch_loss,
-)
+from tests.optimizer_cases import CASES, ILLEGAL, Case, begin, flat, loss_and_gradient, start, torch_loss
 
 pytestmark = pytest.mark.numeric
 
@@ -96,16 +86,11 @@ def same(a: list[Any], b: list[Any]) -> bool:
 
 
 def test_every_registered_optimizer_has_a_case() -> None:
-    assert {case.name for case in CASES} == set(OPTIMIZERS)
+    assert {case.name for case in CASES} >= set(OPTIMIZERS)
 
 
 def hyperparameters(cls: Any) -> set[str]:
     return set(inspect.signature(cls).parameters) - {"params", "fused"}
-
-
-@every_own
-def test_every_hyperparameter_has_a_case(cls: Any) -> None:
-    assert set().union(*(case.arguments for case in CASES if OPTIMIZERS[case.name].cls is cls)) == hyperparameters(cls)
 
 
 @every_case
@@ -123,25 +108,6 @@ def test_steps_equal_the_formula_in_float64(case: Case) -> None:
         )
 
 
-@pytest.mark.parametrize("case", [case for case in OWN_CASES if case.cap_binds], ids=str)
-def test_the_cases_of_a_cap_meet_both_of_its_sides(case: Case) -> None:
-    params, bound = start(), []
-    opt = build(case, params)
-    for _ in range(STEPS):
-        train(opt, params, 1)
-        raw, applied = opt.step_sizes
-        bound.append(bool(applied < 0.999 * raw))
-    assert set(bound) == {True, False}
-
-
-@every_case
-def test_float32_follows_float64(case: Case) -> None:
-    params, exact = start(torch.float32, case.name), start(name=case.name)
-    train(build(case, params), params, 5)
-    train(build(case, exact), exact, 5)
-    torch.testing.assert_close([p.double() for p in params], exact, rtol=1e-3, atol=1e-4)
-
-
 # ---- Properties of normalised steps ----------------------------------------------------------------------------------
 
 vectors = st.lists(st.floats(-100, 100), min_size=1, max_size=5).filter(lambda v: max(map(abs, v)) > 1e-3)
@@ -154,10 +120,6 @@ def moved(cls: Any, gradients: list[list[float]], **arguments: Any) -> Tensor:
     params = [point(*[0.0] * len(g), grad=tuple(g)) for g in gradients]
     cls(params, **arguments).step()
     return torch.cat(values(params))
-
-
-def norm_of(gradients: list[list[float]]) -> float:
-    return float(np.linalg.norm(np.concatenate(gradients)))
 
 
 @properties
@@ -176,34 +138,13 @@ def test_scaling_the_loss_does_not_change_a_normalised_step(
     torch.testing.assert_close(moved(SNGD, scaled, lr=lr), moved(SNGD, gradients, lr=lr), rtol=1e-12, atol=1e-14 * lr)
 
 
-@properties
-@given(gradients=st.lists(vectors, min_size=1, max_size=4), max_step=rates, above=st.floats(1.001, 1e3))
-def test_a_binding_cap_makes_the_length_cap_times_norm(
-    gradients: list[list[float]], max_step: float, above: float
-) -> None:
-    length = max_step * norm_of(gradients)
-    for lr, expected in ((above * length, length), (length / above, length / above)):
-        assert float(moved(SNGD, gradients, lr=lr, max_step=max_step).norm()) == pytest.approx(expected, rel=1e-12)
-
-
-def test_momentum_averages_scaled_directions_so_an_old_large_gradient_does_not_dominate() -> None:
-    p = point(0.0, 0.0, grad=(1e9, 0.0))
-    opt = SNGD([p], lr=0.1, momentum=0.5)
-    opt.step()
-    p.grad = torch.tensor([0.0, 1e-9], dtype=torch.float64)
-    opt.step()
-    torch.testing.assert_close(p.detach(), torch.tensor([-0.15, -0.1], dtype=torch.float64))
-
-
-@pytest.mark.parametrize(("cls", "told"), [(NGD, {}), (SNGD, {}), (PS, {"loss": 2.0}), (SPS, {"loss": 2.0})])
-def test_a_step_is_computed_from_the_norm_before_clipping_and_follows_the_clipped_gradient(
-    cls: Any, told: dict[str, float]
-) -> None:
+@pytest.mark.parametrize(("cls", "loss"), [(NGD, {}), (SNGD, {}), (PS, {"loss": 2.0}), (SPS, {"loss": 2.0})])
+def test_the_norm_before_clipping_sets_the_step(cls: Any, loss: dict[str, float]) -> None:
     """So raw step size times gradient norm means the same for all: the step length without cap and clipping."""
     whole, clipped = point(1.0, 2.0, grad=(3.0, 4.0)), point(1.0, 2.0, grad=(0.3, 0.4))
     a, b = cls([whole], lr=0.1), cls([clipped], lr=0.1)
-    a.step(**told)
-    b.step(**told, loss_grad_norm=torch.tensor(5.0, dtype=torch.float64))
+    a.step(**loss)
+    b.step(**loss, loss_grad_norm=torch.tensor(5.0, dtype=torch.float64))
     torch.testing.assert_close(a.step_sizes, b.step_sizes, rtol=1e-14, atol=0)
     start = torch.tensor([1.0, 2.0], dtype=torch.float64)
     torch.testing.assert_close(clipped.detach() - start, (whole.detach() - start) / 10, rtol=1e-12, atol=0)
@@ -236,22 +177,6 @@ def test_a_polyak_step_is_never_negative(
         assert opt.step_sizes[1] >= 0
 
 
-@pytest.mark.parametrize("cls", [PS, SPS])
-def test_a_clipped_gradient_is_moved_along_with_the_step_of_the_unclipped_one(cls: Any) -> None:
-    clipped = point(0.0, 0.0, grad=(0.3, 0.4))
-    cls([clipped], c=0.5).step(loss=2.0, loss_grad_norm=torch.tensor(5.0, dtype=torch.float64))
-    step = 2.0 / (0.5 * 5.0**2)
-    torch.testing.assert_close(clipped.detach(), -step * clipped.grad, rtol=1e-14, atol=0)
-
-
-@pytest.mark.parametrize("cls", [PS, SPS])
-def test_an_unclipped_norm_changes_nothing_where_nothing_was_clipped(cls: Any) -> None:
-    own, given_ = point(0.0, 0.0, grad=(3.0, 4.0)), point(0.0, 0.0, grad=(3.0, 4.0))
-    cls([own]).step(loss=2.0)
-    cls([given_]).step(loss=2.0, loss_grad_norm=torch.tensor(5.0, dtype=torch.float64))
-    torch.testing.assert_close(given_, own, rtol=1e-14, atol=0)
-
-
 def test_a_norm_in_half_precision_does_not_overflow_the_step() -> None:
     p = point(0.0, grad=(2.0**-9,), dtype=torch.float32)
     SPS([p], c=0.5).step(loss=1.0, loss_grad_norm=torch.tensor(2.0**-9, dtype=torch.float16))
@@ -262,14 +187,14 @@ DOUBLE = torch.tensor(0.1, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("loss", [0.1, DOUBLE, DOUBLE.clone().requires_grad_()])
-def test_the_loss_may_be_a_number_or_a_tensor_and_is_not_rounded(loss: Any) -> None:
+def test_a_loss_may_be_a_number_or_a_tensor(loss: Any) -> None:
     p = point(0.0, grad=(1.0,))
     assert SPS([p], c=0.5).step(loss=loss) is loss
     assert p.item() == -0.2
 
 
 @pytest.mark.parametrize("cls", [PS, SPS])
-def test_a_missing_loss_is_an_error_that_says_what_to_do(cls: Any) -> None:
+def test_a_missing_loss_is_an_error(cls: Any) -> None:
     with pytest.raises(ValueError, match=rf"{cls.__name__} needs the loss: call step\(closure\).*or step\(loss="):
         cls([point(1.0, grad=(1.0,))]).step()
 
@@ -294,20 +219,14 @@ def test_smoothing_survives_a_step_of_length_zero(loss: float, gradient: float, 
 
 
 @every_case
-def test_two_groups_equal_one(case: Case) -> None:
+@pytest.mark.parametrize("later", [False, True])
+def test_two_groups_equal_one(case: Case, later: bool) -> None:
     one, two = start(name=case.name), start(name=case.name)
     train(build(case, one), one, 10)
-    train(build(case, [{"params": two[:1]}, {"params": two[1:]}]), two, 10)
-    assert same(one, two)
-
-
-@every_case
-def test_a_group_added_later_counts_too(case: Case) -> None:
-    one, two = start(name=case.name), start(name=case.name)
-    train(build(case, one), one, 5)
-    opt = build(case, two[:1])
-    opt.add_param_group({"params": two[1:]})
-    train(opt, two, 5)
+    opt = build(case, two[:1] if later else [{"params": two[:1]}, {"params": two[1:]}])
+    if later:
+        opt.add_param_group({"params": two[1:]})
+    train(opt, two, 10)
     assert same(one, two)
 
 
@@ -318,7 +237,7 @@ LINEAR = [
 
 
 @pytest.mark.parametrize("case", LINEAR, ids=str)
-def test_a_groups_lr_scales_its_own_first_move_and_no_other(case: Case) -> None:
+def test_a_groups_lr_scales_only_its_first_move(case: Case) -> None:
     plain, scaled = start(name=case.name), start(name=case.name)
     train(build(case, plain), plain, 1)
     train(build(case, [{"params": scaled[:1], "lr": 3 * case.arguments["lr"]}, {"params": scaled[1:]}]), scaled, 1)
@@ -328,17 +247,8 @@ def test_a_groups_lr_scales_its_own_first_move_and_no_other(case: Case) -> None:
         torch.testing.assert_close(q - w, factor * (p - w), rtol=1e-10, atol=1e-14)
 
 
-@pytest.mark.parametrize("cls", [cls for cls in OWN.values() if "max_step" in cls(start()).defaults])
-def test_caps_may_differ_by_group_where_the_method_has_one(cls: Any) -> None:
-    a, b = point(0.0, grad=(3.0,)), point(0.0, grad=(4.0,))
-    opt = cls([{"params": [a], "max_step": 0.01}, {"params": [b]}], lr=1.0)
-    opt.step(lambda: 5.0)
-    assert a.item() == pytest.approx(-0.03)
-    assert b.item() < -0.4
-
-
 @every_case
-def test_every_group_has_an_lr_and_torch_schedules_drive_it(case: Case) -> None:
+def test_torch_schedules_drive_the_lr_of_every_group(case: Case) -> None:
     weights, memory, params = flat(begin(case.name)), {}, start(name=case.name)
     opt = build(case, [{"params": params[:1]}, {"params": params[1:]}])
     lr = case.arguments["lr"]
@@ -350,39 +260,6 @@ def test_every_group_has_an_lr_and_torch_schedules_drive_it(case: Case) -> None:
         train(opt, params, 1)
         schedule.step()
     np.testing.assert_allclose(flat([p.detach() for p in params]), weights, rtol=1e-11, atol=1e-13)
-
-
-@every_case
-def test_other_torch_schedules_accept_it(case: Case) -> None:
-    params = start(name=case.name)
-    opt = build(case, params)
-    cosine, plateau = CosineAnnealingLR(opt, T_max=2), ReduceLROnPlateau(opt, patience=0)
-    train(opt, params, 1)
-    cosine.step()
-    plateau.step(1.0)
-    assert opt.param_groups[0]["lr"] == pytest.approx(case.arguments["lr"] / 2)
-
-
-@every_case
-def test_a_learning_rate_of_zero_freezes(case: Case) -> None:
-    params = start(name=case.name)
-    train(build(case, params, lr=0.0), params, 5)
-    assert same(params, start(name=case.name))
-
-
-@every_own_case
-def test_a_pause_at_a_learning_rate_of_zero_freezes_and_then_goes_on(case: Case) -> None:
-    params = start(name=case.name)
-    opt = build(case, params)
-    train(opt, params, 3)
-    before = values(params)
-    opt.param_groups[0]["lr"] = 0.0
-    train(opt, params, 3)
-    assert same(params, before)
-    opt.param_groups[0]["lr"] = case.arguments["lr"]
-    train(opt, params, 3)
-    assert not same(params, before)
-    assert all(p.isfinite().all() for p in params)
 
 
 @every_case
@@ -406,18 +283,6 @@ def test_a_step_without_any_gradient_does_nothing(case: Case) -> None:
 # ---- Zero and tiny gradients -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", [case for case in OWN_CASES if not case.arguments.get("weight_decay")], ids=str)
-@pytest.mark.parametrize("fused", [None, False])
-def test_a_zero_gradient_moves_nothing(case: Case, fused: bool | None) -> None:
-    params = start()
-    opt = build(case, params, fused=fused)
-    for p in params:
-        p.grad = torch.zeros_like(p)
-    for _ in range(3):
-        opt.step(lambda: 0.5)
-    assert same(params, start())
-
-
 TINY = [
     (torch.float32, (1e-30, 1e-40, 1e-45)),
     (torch.float64, (1e-170, 1e-310, 5e-324)),
@@ -439,7 +304,7 @@ def test_tiny_gradients_give_no_nan(case: Case, fused: bool | None, gradient: tu
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(dtype, size) for dtype, sizes in TINY[:2] for size in sizes])
-def test_a_tiny_gradient_never_makes_a_normalised_step_longer_than_lr(dtype: torch.dtype, size: float) -> None:
+def test_tiny_gradients_make_no_step_longer_than_lr(dtype: torch.dtype, size: float) -> None:
     p = point(0.0, grad=(size,), dtype=dtype)
     SNGD([p], lr=0.01).step()
     assert -0.01 * 1.00001 <= p.item() <= 0
@@ -447,7 +312,7 @@ def test_a_tiny_gradient_never_makes_a_normalised_step_longer_than_lr(dtype: tor
 
 @every_own
 @pytest.mark.parametrize("fused", [None, False])
-def test_a_step_beyond_half_precision_does_not_spoil_zero_elements(cls: Any, fused: bool | None) -> None:
+def test_steps_beyond_half_precision_spare_zero_elements(cls: Any, fused: bool | None) -> None:
     p = point(1.0, 1.0, grad=(6e-8, 0.0), dtype=torch.float16)
     lr = 0.1 if "max_step" in cls([p]).defaults else 1e7  # which is the cap itself
     cls([p], lr=lr, fused=fused).step(lambda: 1e-8)
@@ -456,7 +321,7 @@ def test_a_step_beyond_half_precision_does_not_spoil_zero_elements(cls: Any, fus
 
 
 @every_own
-def test_a_gradient_that_is_not_a_number_shows_in_the_weights(cls: Any) -> None:
+def test_a_nan_in_the_gradient_shows_in_the_weights(cls: Any) -> None:
     p = point(1.0, 1.0, grad=(float("nan"), 1.0))
     cls([p]).step(lambda: 1.0)
     assert p.isnan().any()
@@ -487,11 +352,10 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(case: Case, dtyp
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))], ids=["deepcopy", "pickle"]
 )
-@pytest.mark.parametrize("steps", [0, 3])
-def test_a_copy_goes_on_like_the_original(case: Case, copied: Callable[[Any], Any], steps: int) -> None:
+def test_a_copy_goes_on_like_the_original(case: Case, copied: Callable[[Any], Any]) -> None:
     params = start(name=case.name)
     opt = build(case, params)
-    train(opt, params, steps)
+    train(opt, params, 3)
     twin = copied(opt)
     twin_params = twin.param_groups[0]["params"]
     train(opt, params, 5)
@@ -500,16 +364,11 @@ def test_a_copy_goes_on_like_the_original(case: Case, copied: Callable[[Any], An
     assert same(params, twin_params)
 
 
-@every_own
-def test_a_copy_keeps_the_choice_of_the_update_path(cls: Any) -> None:
-    assert copy.deepcopy(cls(start(), fused=False)).fused is False
-
-
 # ---- Closures --------------------------------------------------------------------------------------------------------
 
 
 @every_case
-def test_the_closure_runs_with_gradients_enabled_and_its_value_is_returned(case: Case) -> None:
+def test_a_closure_runs_with_gradients_and_its_loss_is_returned(case: Case) -> None:
     params, enabled, losses = start(name=case.name), [], []
     opt = build(case, params)
 
@@ -525,10 +384,6 @@ def test_the_closure_runs_with_gradients_enabled_and_its_value_is_returned(case:
     assert returned is losses[-1]
     assert set(enabled) == {True}
     assert not same(params, start(name=case.name))
-
-
-def test_without_a_closure_nothing_is_returned() -> None:
-    assert SNGD([point(1.0, grad=(1.0,))]).step() is None
 
 
 # ---- Update paths and odd tensors ------------------------------------------------------------------------------------
@@ -584,12 +439,6 @@ def test_the_watch_sees_a_host_synchronisation(read: Callable[[Tensor], Any]) ->
         read(torch.ones(()))
 
 
-def test_the_watch_sees_a_temporary() -> None:
-    with Watch() as watch:
-        torch.zeros(1000).mul_(2).add(1)
-    assert watch.largest_new == 1000
-
-
 @every_own_case
 def test_a_step_reads_nothing_on_the_host(case: Case) -> None:
     params = start()
@@ -601,7 +450,7 @@ def test_a_step_reads_nothing_on_the_host(case: Case) -> None:
 
 
 @every_own_case
-def test_a_step_on_a_gpu_moves_nothing_between_host_and_device(case: Case) -> None:
+def test_a_step_on_a_gpu_moves_nothing_to_the_host(case: Case) -> None:
     # Fake tensors have a device but no values; the fused kernel has no fake implementation and is left out.
     with FakeTensorMode():
         params = list(large("cuda"))
@@ -611,25 +460,12 @@ def test_a_step_on_a_gpu_moves_nothing_between_host_and_device(case: Case) -> No
                 opt.step(lambda loss=loss: loss)
 
 
-def keeps_buffers(case: Case) -> bool:
-    return bool(case.arguments.get("momentum")) or "beta" in hyperparameters(OPTIMIZERS[case.name].cls)
-
-
-@pytest.mark.parametrize("case", [case for case in OWN_CASES if not keeps_buffers(case)], ids=str)
+@every_own_case
 @pytest.mark.parametrize("fused", [None, False])
-def test_a_step_makes_no_temporaries_of_the_parameters_size(case: Case, fused: bool | None) -> None:
+def test_a_step_makes_no_large_temporaries(case: Case, fused: bool | None) -> None:
     params = list(large("cpu"))
     opt = build(case, params, fused=fused)
-    with Watch() as watch:
-        opt.step(lambda: 0.5)
-    assert watch.largest_new < 3000  # 1 % of the largest parameter
-
-
-@pytest.mark.parametrize("case", [case for case in OWN_CASES if keeps_buffers(case)], ids=str)
-def test_momentum_makes_no_temporaries_beside_its_buffers(case: Case) -> None:
-    params = list(large("cpu"))
-    opt = build(case, params)
-    opt.step(lambda: 0.5)
+    opt.step(lambda: 0.5)  # makes the buffers
     with Watch() as watch:
         opt.step(lambda: 0.5)
     assert watch.largest_new < 3000  # 1 % of the largest parameter
@@ -642,7 +478,7 @@ def odd_tensors() -> list[Tensor]:
 
 @every_own_case
 @pytest.mark.parametrize("fused", [None, False])
-def test_strides_scalars_and_empty_tensors_do_not_matter(case: Case, fused: bool | None) -> None:
+def test_strides_scalars_and_empty_tensors_are_updated(case: Case, fused: bool | None) -> None:
     torch.manual_seed(0)
     odd = [nn.Parameter(t) for t in odd_tensors()]
     plain = [nn.Parameter(t.detach().clone(memory_format=torch.contiguous_format)) for t in odd]
@@ -656,7 +492,7 @@ def test_strides_scalars_and_empty_tensors_do_not_matter(case: Case, fused: bool
 
 
 @every_own_case
-def test_a_contiguous_gradient_of_a_transposed_parameter_is_not_taken_as_flat_memory(case: Case) -> None:
+def test_a_contiguous_gradient_of_a_transposed_parameter(case: Case) -> None:
     odd, plain = nn.Parameter(torch.ones(3, 2).t()), nn.Parameter(torch.ones(2, 3))
     odd.grad, plain.grad = torch.arange(6.0).view(2, 3), torch.arange(6.0).view(2, 3)
     build(case, [odd]).step(lambda: 0.5)
@@ -692,41 +528,18 @@ illegal = pytest.mark.parametrize(
 )
 
 
-@every_own
-def test_every_hyperparameter_has_illegal_values(cls: Any) -> None:
-    assert {argument for name, argument, _, _ in ILLEGAL if OWN[name] is cls} == hyperparameters(cls)
-
-
 @illegal
-def test_an_illegal_hyperparameter_is_named_with_its_legal_range(
-    name: str, argument: str, value: float, legal: str
-) -> None:
-    with pytest.raises(ValueError, match="out of range") as error:
-        OWN[name](start(), **{argument: value})
-    assert argument in str(error.value)
-    assert f"={value} " in str(error.value)
-    assert str(error.value).endswith(legal)
-
-
-@illegal
-def test_a_group_with_an_illegal_hyperparameter_is_not_added(
+def test_an_illegal_hyperparameter_is_refused_with_its_range(
     name: str, argument: str, value: float, legal: str
 ) -> None:
     first, second = start()[:2]
-    legal = legal if argument in OWN[name]([first]).defaults else f"has one {argument} for all parameters"
-    with pytest.raises(ValueError, match=re.escape(legal)):
-        OWN[name]([{"params": [first]}, {"params": [second], argument: value}])
+    with pytest.raises(ValueError, match=rf"{argument}.*={value} is out of range.*{re.escape(legal)}$"):
+        OWN[name]([first], **{argument: value})
     opt = OWN[name]([first])
+    legal = legal if argument in opt.defaults else f"has one {argument} for all parameters"
     with pytest.raises(ValueError, match=re.escape(legal)):
         opt.add_param_group({"params": [second], argument: value})
     assert len(opt.param_groups) == 1
-
-
-@pytest.mark.parametrize(("name", "arguments"), LEGAL_EDGES)
-def test_the_edges_of_the_legal_ranges_are_legal(name: str, arguments: dict[str, Any]) -> None:
-    params = start()
-    train(OWN[name](params, **arguments), params, 2)
-    assert all(p.isfinite().all() for p in params)
 
 
 # ---- The global norm -------------------------------------------------------------------------------------------------
@@ -756,14 +569,14 @@ def test_the_norm_of_nothing_is_zero(parts: list[Tensor]) -> None:
     assert global_norm(parts) == 0
 
 
-def test_the_norm_of_a_very_large_tensor_does_not_lose_float32_precision() -> None:
+def test_the_norm_of_a_very_large_tensor_is_precise() -> None:
     part = torch.full((20_000_003,), 0.1)
     expected = float(part[0]) * len(part) ** 0.5
     assert float(global_norm([part])) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_the_global_norm_of_sharded_tensors_is_that_of_whole_ones(dtype: torch.dtype) -> None:
+def test_sharded_and_whole_tensors_have_the_same_norm(dtype: torch.dtype) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,))
@@ -773,13 +586,6 @@ def test_the_global_norm_of_sharded_tensors_is_that_of_whole_ones(dtype: torch.d
         assert float(norm) == pytest.approx(float(global_norm(parts)), rel=1e-6)
     finally:
         dist.destroy_process_group()
-
-
-def test_the_global_norm_leaves_its_input_alone() -> None:
-    parts = [torch.randn(4 * BLOCK), torch.randn(3, 3)]
-    before = values(parts)
-    global_norm(parts)
-    assert same(parts, before)
 
 
 # ---- The registry ----------------------------------------------------------------------------------------------------
@@ -802,22 +608,10 @@ def test_the_optimizers_work_without_the_suites_libraries() -> None:
             )
 
 
-def test_a_class_of_the_registry_is_used_like_any_torch_optimizer() -> None:
-    params = start()
-    train(OPTIMIZERS["sngd"].cls(params, lr=0.01, max_step=0.1), params, 2)
-    train(OPTIMIZERS["sps"].cls(params, c=0.5, max_step=0.1, f_star=0.0), params, 2)
-    assert not same(params, start())
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_registrys_defaults_and_search_ranges_name_real_hyperparameters(name: str) -> None:
+def test_defaults_and_search_ranges_name_real_hyperparameters(name: str) -> None:
     spec = OPTIMIZERS[name]
     assert spec.name == name
     of_rest = {f"rest.{option}" for option in hyperparameters(OPTIMIZERS[spec.rest].cls)} if spec.rest else set()
     assert {*spec.defaults, *spec.search} <= hyperparameters(spec.cls) | of_rest
     assert all(len(axis) > 1 if isinstance(axis, tuple) else 0 < axis.low < axis.high for axis in spec.search.values())
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_that_needs_the_loss_says_so(name: str) -> None:
-    assert OPTIMIZERS[name].traits.needs_loss == ("loss" in inspect.signature(OPTIMIZERS[name].cls.step).parameters)

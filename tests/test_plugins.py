@@ -7,7 +7,6 @@ import shlex
 import site
 import subprocess
 import sys
-import tomllib
 import warnings
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -16,11 +15,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.config.run_config import id_of, resolve
+from bench.config.run_config import resolve
 from bench.store.store import Store
 from bench.train.runner import run
 from optimizers import OPTIMIZERS
-from optimizers.plugins import PluginError, Registry, slug
+from optimizers.plugins import PluginError, Registry
 from tasks import TASKS
 from tests.programs import Program
 
@@ -72,29 +71,27 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("closure=None", "closure and closure()"),
         ("", "pass"),
-        ("loss", "assert loss.ndim == 0"),
         ("*, loss=None", "assert loss.ndim == 0"),
-        ("loss_fn=None", "loss_fn()"),
         ("closure, extra=None", "loss = closure(); closure(); assert loss.ndim == 0"),
     ],
-    ids=["closure", "nothing", "loss", "loss as keyword", "another name", "closure twice"],
+    ids=["closure", "nothing", "loss", "closure twice"],
 )
 @pytest.mark.parametrize("engine", ["lightning", "lanes"])
 @pytest.mark.numeric
-def test_a_file_trains_as_it_is_whatever_its_step_takes(
+def test_a_file_trains_whatever_its_step_takes(
     cli, here: Path, store: Path, signature: str, before: str, engine: str
 ) -> None:
     opt = write(here, "plain.py", signature, before)
     words = ("sweep", "--opt", f"{opt},sgd", "--opt.lr", 0.5, "--seeds", 2, *RUN, "--engine", engine)
     answer = cli(*words, "--out", here / "swept")
     assert answer.code == 0, answer.err
-    found = {(result.config["opt"], result.config["seed"]): result for result in Store(store).runs()}
-    assert len(found) == 4
+    results = {(result.config["opt"], result.config["seed"]): result for result in Store(store).runs()}
+    assert len(results) == 4
     for seed in (0, 1):
-        mine, reference = found[opt, seed], found["sgd", seed]
-        assert mine.engine == engine
-        assert mine.final == pytest.approx(reference.final, rel=1e-9)
-        assert mine.versions["opt_package"].startswith("file ")
+        result_of_file, reference = results[opt, seed], results["sgd", seed]
+        assert result_of_file.engine == engine
+        assert result_of_file.final == pytest.approx(reference.final, rel=1e-9)
+        assert result_of_file.versions["opt_package"].startswith("file ")
         assert "opt_package" not in reference.versions
 
 
@@ -113,30 +110,6 @@ def test_options_come_from_the_signature(cli, here: Path) -> None:
     assert "--opt.nesterov 'perhaps'" in kind.err
 
 
-@pytest.mark.deep
-def test_a_changed_file_is_another_optimizer(here: Path, store: Path) -> None:
-    first = resolve({"task": "synthetic", "opt": write(here, "mine.py")}).run_id
-    assert first.startswith("synthetic-mine.Plain-")
-    assert resolve({"task": "synthetic", "opt": "mine.py:Plain"}).run_id == first
-    write(here, "mine.py", before="closure and closure()  # the same")
-    fresh = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            (
-                "from bench.config.run_config import resolve;"
-                " print(resolve({'task': 'synthetic', 'opt': 'mine.py:Plain'}).run_id)"
-            ),
-        ],
-        capture_output=True,
-        text=True,
-        cwd=here,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        check=True,
-    )
-    assert fresh.stdout.strip() != first
-
-
 HELPED = """
 import torch
 from os import path
@@ -152,16 +125,22 @@ class Helped(torch.optim.SGD):
 """
 
 
-def test_what_a_file_imports_from_its_folder_is_part_of_the_optimizer(here: Path, store: Path) -> None:
+def test_imports_from_its_folder_belong_to_an_optimizer(here: Path, store: Path) -> None:
     (here / "deep/helpers").mkdir(parents=True)
     (here / "deep/mine.py").write_text(HELPED)
     (here / "deep/helpers/sizes.py").write_text("from constants import SIZE\n")
     (here / "deep/constants.py").write_text("SIZE = 0.5\n")
-    asked = {"task": "synthetic", "opt": "deep/mine.py:Helped", "store": store, "device": "cpu", "trainer.max_steps": 9}
+    settings = {
+        "task": "synthetic",
+        "opt": "deep/mine.py:Helped",
+        "store": store,
+        "device": "cpu",
+        "trainer.max_steps": 9,
+    }
 
     def trained(**words: object) -> tuple[str, str, float | None]:
-        found = run(resolve(asked | words), progress=False)
-        return found.run_id, str(found.versions.get("opt_package")), found.final
+        result = run(resolve(settings | words), progress=False)
+        return result.run_id, str(result.versions.get("opt_package")), result.final
 
     first = trained()
     (here / "deep/other.py").write_text("")  # nobody imports it
@@ -176,7 +155,7 @@ def test_what_a_file_imports_from_its_folder_is_part_of_the_optimizer(here: Path
     assert trained() == first
 
 
-def test_settings_that_were_tuned_with_another_text_are_noted(cli, here: Path) -> None:
+def test_settings_tuned_with_other_code_are_noted(cli, here: Path) -> None:
     opt = write(here, "mine.py")
     package = resolve({"task": "synthetic", "opt": opt}).spec_versions["opt_package"]
     tuned = here / "tuned/synthetic/mine.Plain.yaml"
@@ -195,22 +174,11 @@ def test_settings_that_were_tuned_with_another_text_are_noted(cli, here: Path) -
     [
         ("import torch\n\nclass Bad(:\n", "bad.py:Bad", "bad.py, line 3: invalid syntax"),
         ("import torch\n1 / 0\n", "bad.py:Bad", "importing bad.py raises ZeroDivisionError: division by zero"),
-        (
-            "import no_such_module_at_all\n",
-            "bad.py:Bad",
-            "raises ModuleNotFoundError: No module named 'no_such_module_at_all'",
-        ),
         ("raise SystemExit(3)\n", "bad.py:Bad", "importing bad.py raises SystemExit: 3"),
         ("class Bod: pass\n", "bad.py:Bad", "bad.py has no 'Bad'; did you mean 'Bod'?"),
-        (
-            "class Bad: pass\n",
-            "bad.py:Bad",
-            "bad.py:Bad is the class Bad; an optimizer is a class that derives from torch.optim.Optimizer",
-        ),
-        ("Bad = 3\n", "bad.py:Bad", "bad.py:Bad is a int; an optimizer is"),
+        ("class Bad: pass\n", "bad.py:Bad", "bad.py:Bad is the class Bad; an optimizer is a class that derives from"),
         ("", "missing.py:Bad", "there is no file missing.py"),
         ("", "no_such_package.sub:Bad", "there is no module 'no_such_package.sub' here"),
-        ("", "bad.py:", "bad.py:: write module:Class or file.py:Class"),
         ("", ":Bad", ":Bad: write module:Class or file.py:Class"),
     ],
 )
@@ -238,21 +206,6 @@ def test_a_plugin_that_asks_to_exit_is_a_failed_run(cli, here: Path, store: Path
     assert "failed: SystemExit: 7; the traceback is in" in answer.err
     (result,) = Store(store).runs()
     assert (result.status, result.reason) == ("failed", "SystemExit: 7")
-
-
-def test_a_step_that_exits_ends_no_command(cli, here: Path, store: Path) -> None:
-    opt = write(here, "leaves.py", before="raise SystemExit(7)")
-    answer = cli("sweep", *RUN, "--opt", opt, "--opt.lr", "0.1,0.2", "--seeds", 1, "--width", 2)
-    assert answer.code == 1
-    assert "2 leaves.py:Plain lanes failed: RuntimeError: the step raises SystemExit: 7" in answer.err
-
-
-def test_a_step_that_exits_while_lanes_are_measured_ends_no_command(cli, here: Path, store: Path) -> None:
-    opt = write(here, "leaves.py", before="raise SystemExit(0)")
-    answer = cli("sweep", *RUN, "--opt", opt, "--opt.lr", "0.1,0.2", "--seeds", 1)
-    assert answer.code == 1
-    assert {result.status for result in Store(store).runs()} == {"failed"}
-    assert "SystemExit: 0" in answer.err
 
 
 def test_a_constructor_that_exits_is_reported_in_one_line(cli, here: Path, store: Path) -> None:
@@ -302,27 +255,6 @@ def test_a_module_of_this_folder_and_of_torch(cli, here: Path, store: Path) -> N
     assert packages["own_pack.own_module:Plain"].startswith("files ")
 
 
-def test_a_run_whose_package_is_gone_names_it(cli, store: Path) -> None:
-    done = json.loads(cli("fit", *RUN, "--opt", "sgd", "--json").out)
-    path = store / done["run_id"] / "done/runs.jsonl"
-    record = json.loads(path.read_text())
-    record["config"]["opt"] = record["identity"]["opt"] = "far"
-    record["versions"]["opt_package"] = "far-away 1.2"
-    record["run_id"] = id_of("synthetic", "far", record["identity"])
-    path.write_text(json.dumps(record))
-    (store / done["run_id"]).rename(store / record["run_id"])
-    answer = cli("fit", "--resume", record["run_id"])
-    assert answer.code == 2
-    assert answer.err.endswith("was trained with far of far-away 1.2; install that version\n")
-
-
-def test_names_of_files_and_runs() -> None:
-    assert slug("sgd") == "sgd"
-    assert slug("dir/my_file.py:MyOpt") == "my_file.MyOpt"
-    assert slug("pack.module:MyOpt") == "pack.module.MyOpt"
-    assert slug("../x y.py:A") == "x_y.A"
-
-
 def test_second_order_methods_get_gradients_with_a_graph(here: Path, store: Path) -> None:
     (here / "second.py").write_text(
         PLAIN.replace("SIGNATURE", "closure=None").replace(
@@ -336,14 +268,8 @@ def test_second_order_methods_get_gradients_with_a_graph(here: Path, store: Path
         "SPEC = OptimizerSpec(name='x', target='second.py:Plain', formula='', source='',"
         " traits=Traits(create_graph=True))\n"
     )
-    config = {
-        "task": "synthetic",
-        "opt": "second.py:SPEC",
-        "opt.lr": 0.5,
-        "trainer.max_steps": 30,
-        "store": store,
-        "device": "cpu",
-    }
+    config = {"task": "synthetic", "opt": "second.py:SPEC", "opt.lr": 0.5, "store": store, "device": "cpu"}
+    config |= {"trainer.max_steps": 30}
     mine = run(resolve(config), progress=False)
     assert mine.status == "completed", mine.reason
     assert mine.final == run(resolve({**config, "opt": "sgd"}), progress=False).final
@@ -359,19 +285,8 @@ def test_a_pure_update_of_a_plugin_is_used_in_lanes(cli, here: Path, store: Path
             "from optimizers import OptimizerSpec\n"
             "SPEC = OptimizerSpec(name='x', target='pure.py:Plain', formula='', source='', update='pure.py:update')\n"
         )
-    words = (
-        "sweep",
-        "--opt",
-        "pure.py:SPEC,sgd",
-        "--opt.lr",
-        "0.1,0.5",
-        *RUN,
-        "--engine",
-        "lanes",
-        "--out",
-        here / "o",
-    )
-    answer = cli(*words)
+    words = ("--opt", "pure.py:SPEC,sgd", "--opt.lr", "0.1,0.5", "--engine", "lanes", "--out", here / "o")
+    answer = cli("sweep", *RUN, *words)
     assert answer.code == 0, answer.err
     finals: dict[str, list[float | None]] = {}
     for result in Store(store).runs():
@@ -387,11 +302,11 @@ def announce(monkeypatch: pytest.MonkeyPatch):
     """Replace the installed entry points by these (name, value, package)."""
 
     def announced(*points: tuple[str, str, str]) -> Registry:
-        made = [EntryPoint(name, value, "test.group") for name, value, _ in points]
-        for point, (_, _, package) in zip(made, points, strict=True):
+        entries = [EntryPoint(name, value, "test.group") for name, value, _ in points]
+        for point, (_, _, package) in zip(entries, points, strict=True):
             vars(point)["dist"] = SimpleNamespace(name=package, version="1.2")
         monkeypatch.setattr(
-            "optimizers.plugins.entry_points", lambda group: EntryPoints(p for p in made if p.group == group)
+            "optimizers.plugins.entry_points", lambda group: EntryPoints(p for p in entries if p.group == group)
         )
         return Registry("optimizer", "test.group", [OPTIMIZERS["sgd"]], OPTIMIZERS.make)
 
@@ -437,10 +352,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     packages = [folder / "my_opt", folder / "my_task"]
     python = folder / "env/bin/python"
     subprocess.run(["uv", "pip", "install", "-q", "--python", python, "--no-deps", *packages], check=True)
-    own = subprocess.run(
+    printed = subprocess.run(
         [python, "-c", "import site; print(site.getsitepackages()[0])"], capture_output=True, text=True, check=True
     )
-    (Path(own.stdout.strip()) / "suite.pth").write_text("\n".join([*site.getsitepackages(), str(ROOT), ""]))
+    (Path(printed.stdout.strip()) / "suite.pth").write_text("\n".join([*site.getsitepackages(), str(ROOT), ""]))
     return folder
 
 
@@ -522,60 +437,11 @@ def test_the_guides_commands_work_as_they_stand(installed: Path, tmp_path: Path)
     assert "guides-opt 0.1.0" in said["list optimizers"]
 
 
-@pytest.mark.deep
-def test_the_tests_of_a_new_optimizer_pass(installed: Path) -> None:
-    python = installed / "env/bin/python"
-    answer = subprocess.run(
-        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", installed / "my_opt"],
-        capture_output=True,
-        text=True,
-        cwd=installed / "my_opt",
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert answer.returncode == 0, answer.stdout
-
-
-@pytest.mark.parametrize("kind", ["optimizer", "task"])
-def test_a_new_package_names_nothing_that_an_index_does_not_have(cli, here: Path, kind: str) -> None:
-    assert cli("new", kind, "my_own").code == 0
-    project = tomllib.loads((here / "my_own/pyproject.toml").read_text("utf-8"))
-    assert project["project"]["dependencies"] == ["torch"]
-    assert project["build-system"]["requires"] == ["hatchling"]
-    for path in (here / "my_own").rglob("*.*"):
-        assert "attention-optimizer-bench" not in path.read_text("utf-8")
-
-
-@pytest.mark.whole
-@pytest.mark.deep
-@pytest.mark.parametrize("name", ["my_opt", "my_task"])
-def test_the_commands_of_a_new_packages_readme_work_as_they_stand(installed: Path, name: str) -> None:
-    folder = installed / name
-    [block] = re.findall(r"^```sh\n(.*?)^```", (folder / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    python, said = installed / "env/bin/python", dict[str, str]()
-    for command in block.splitlines():
-        program, *words = shlex.split(command, comments=True)
-        if program == "uv":  # what the package depends on is there, but not as an installer sees it
-            assert words == ["pip", "install", "-e", "."]
-            subprocess.run(["uv", *words, "-q", "--no-deps", "--python", python], cwd=folder, check=True)
-        elif program == "pytest":
-            subprocess.run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=folder, check=True)
-        else:
-            assert program == "bench"
-            said[" ".join(words)] = bench(installed, *words, cwd=folder)
-    assert len(said) >= 3
-    if name == "my_opt":
-        assert re.search(r"my_opt +tuned .* 5 ", said["leaderboard --task synthetic"])
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("optimizer", "adam"), "the optimizer name 'adam' is taken by the suite; choose another"),
-        (("task", "mnist"), "the task name 'mnist' is taken by the suite; choose another"),
-        (("optimizer", "My-Opt"), "'My-Opt' cannot be the name of a Python package"),
         (("optimizer", "class"), "'class' cannot be the name of a Python package"),
-        (("optimizer", "none"), "'none' cannot be the name of a Python package"),
         (("optimizer", "torch"), "a Python module 'torch' exists, and the package would shadow it"),
         (("optimizer", "x", "--out", "full"), "full exists; choose another folder with --out, or remove it"),
         (("optimizer", "x", "--out", "full/file/x"), "cannot write full/file/x: Not a directory"),
@@ -588,13 +454,3 @@ def test_a_new_package_never_overwrites_anything(cli, here: Path, words: tuple[s
     assert answer.code == 2
     assert message in answer.err
     assert [path.name for path in here.rglob("*")] == ["full", "file"]
-
-
-def test_a_class_without_a_docstring_is_not_described_by_its_base(cli, here: Path) -> None:
-    write(here, "mute.py")
-    text = (here / "mute.py").read_text()
-    first, _, rest = text.partition('    """')
-    (here / "mute.py").write_text(first + rest.partition('"""\n')[2])
-    answer = cli("show", "mute.py:Plain")
-    assert answer.code == 0, answer.err
-    assert "Base class" not in answer.out

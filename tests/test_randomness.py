@@ -15,9 +15,9 @@ MANY = 1 << 25
 BIAS = 1e-3
 
 
-def at(rows: slice, size: int | None = None, *, seed: int = 3, step: int = 0) -> BatchRandomness:
+def at(rows: slice, *, seed: int = 3, step: int = 0) -> BatchRandomness:
     where = BatchRandomness(seed)
-    where.step, where.rows, where.batch_size = step, rows, size or rows.stop
+    where.step, where.rows = step, rows
     return where
 
 
@@ -27,9 +27,6 @@ def splitmix(seed: int, n: int) -> np.ndarray:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
-
-
-# -- the hash ---------------------------------------------------------------------------------------------------------
 
 
 def test_words_are_the_published_generators_numbers() -> None:
@@ -42,7 +39,7 @@ def test_words_are_the_published_generators_numbers() -> None:
 
 def test_keys_differ_by_each_part_and_their_order() -> None:
     parts = [(a, b, c) for a in range(20) for b in range(20) for c in range(20)]
-    assert len({_key(*each) for each in parts}) == len(parts)
+    assert len({_key(*words) for words in parts}) == len(parts)
     assert _key(0) == 0xE220A8397B1DCDAF
     assert 0 <= _key((1 << 63) - 1, (1 << 63) - 1, 5) < 1 << 64
 
@@ -59,17 +56,17 @@ def test_numbers_are_the_same_however_the_batch_is_cut(
     size: int, cut: int, step: int, elements: int, kind: str
 ) -> None:
     def drawn(first: int, last: int) -> Tensor:
-        where, like = at(slice(first, last), size, step=step), torch.empty(last - first, elements)
+        where, like = at(slice(first, last), step=step), torch.empty(last - first, elements)
         return where.uniform(1, like) if kind == "uniform" else where.keep(1, like, 0.3)
 
     parts = [drawn(first, min(first + cut, size)) for first in range(0, size, cut)]
     assert torch.equal(torch.cat(parts), drawn(0, size))
 
 
-@pytest.mark.parametrize("shape", [(5,), (5, 1), (5, 3), (5, 2, 7), (5, 0), (0, 3)])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(5,), (5, 2, 7), (5, 0), (0, 3)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_numbers_have_the_shape_that_is_asked_for(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    where, like = at(slice(2, 2 + shape[0]), 9), torch.empty(shape, dtype=dtype)
+    where, like = at(slice(2, 2 + shape[0])), torch.empty(shape, dtype=dtype)
     assert not where.drawn
     assert where.keep(1, like, 0.3).shape == where.uniform(1, like).shape == like.shape
     assert where.drawn
@@ -77,10 +74,7 @@ def test_numbers_have_the_shape_that_is_asked_for(shape: tuple[int, ...], dtype:
     assert BatchDropout(0.3, where, 1)(like).dtype == dtype
 
 
-# -- dropout ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rate", [0.0, 1e-6, 1e-5, 0.1, 0.3, 0.5, 0.999, 0.999999])
+@pytest.mark.parametrize("rate", [0.0, 1e-6, 0.3, 0.5, 0.999999])
 def test_a_rate_is_exact_over_all_pieces_of_a_word(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(torch.int64).view(1, -1)
     monkeypatch.setattr(BatchRandomness, "words", lambda *_: every)
@@ -95,9 +89,6 @@ def test_kept_elements_are_scaled_so_that_the_mean_stays() -> None:
     out = BatchDropout(0.3, at(slice(0, 512)), 1)(x)
     assert sorted(out.unique().tolist()) == [0.0, pytest.approx(3 / (1 - exact_rate(0.3)), rel=1e-12)]
     assert float(out.mean()) == pytest.approx(3, rel=5 * (0.3 / 0.7 / x.numel()) ** 0.5)
-
-
-# -- chance -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +114,8 @@ def test_as_many_are_dropped_as_the_rate_says(rate: float) -> None:
 @pytest.mark.parametrize(("n", "bound"), [(MANY >> 6, 8 * BIAS), pytest.param(MANY, BIAS, marks=pytest.mark.deep)])
 def test_neighbours_are_independent(kept: Tensor, n: int, bound: float) -> None:
     kept = kept[:n]
-    found = {lag: correlation(kept[:-lag], kept[lag:]) for lag in (*range(1, 65), 1 << 13)}  # also of the next sample
-    assert max(map(abs, found.values())) < bound, found
+    by_lag = {lag: correlation(kept[:-lag], kept[lag:]) for lag in (*range(1, 65), 1 << 13)}  # also of the next sample
+    assert max(map(abs, by_lag.values())) < bound, by_lag
 
 
 @pytest.mark.matrix(keep=1)
@@ -133,8 +124,8 @@ def test_layers_steps_and_seeds_are_independent(kept: Tensor, other: dict[str, i
     stream = other.pop("stream", 1)
     where = at(slice(0, MANY >> 13), **other)
     theirs = where.keep(stream, torch.empty(MANY >> 13, 1 << 13), 0.5).flatten()
-    found = {lag: correlation(kept[lag:], theirs[: MANY - lag]) for lag in (0, 1, 2, 4, 64)}
-    assert max(map(abs, found.values())) < BIAS, found
+    by_lag = {lag: correlation(kept[lag:], theirs[: MANY - lag]) for lag in (0, 1, 2, 4, 64)}
+    assert max(map(abs, by_lag.values())) < BIAS, by_lag
 
 
 def test_pieces_and_numbers_are_uniform() -> None:

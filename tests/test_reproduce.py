@@ -420,7 +420,7 @@ def test_fewer_seeds_are_a_small_run_and_more_are_none(cli: Any, folder: Path) -
 @pytest.mark.parametrize(
     ("changes", "altered"),
     [
-        ({"trainer.compile": "auto"}, False),
+        ({"trainer.compile": "step"}, False),
         ({"trainer.max_seconds": 1000}, False),
         ({"task.n": 6}, False),
         ({"task.n": 5}, True),

@@ -55,38 +55,27 @@ def test_factors_are_those_of_the_formulas(n: int, warmup: float, floor: float, 
     }
     for kind, decay in decays.items():
         expected = np.where(t < w, rising, decay)
-        found = [Schedule(kind, n, warmup, floor, share).factor(step) for step in range(n)]
+        factors = [Schedule(kind, n, warmup, floor, share).factor(step) for step in range(n)]
         # A cosine near -1 has a rounding error of 1e-16, however small the resulting factor.
-        np.testing.assert_allclose(found, expected, rtol=1e-14, atol=1e-15)
+        np.testing.assert_allclose(factors, expected, rtol=1e-14, atol=1e-15)
 
 
 def test_the_share_of_the_decay_belongs_to_wsd_alone() -> None:
     words = {**SMALL, "opt": "sgd", "trainer.warmup": "0.5"}
     assert resolve(words).run_id == resolve(words | {"trainer.decay": "0.3"}).run_id
+    assert resolve(words).run_id == resolve(words | {"trainer.floor": "0.3"}).run_id
     stable = resolve(words | {"trainer.schedule": "wsd"})
     assert stable.run_id != resolve(words | {"trainer.schedule": "wsd", "trainer.decay": "0.3"}).run_id
     with pytest.raises(UserError, match=r"--trainer\.decay 0\.6: with a warm-up over 0\.5 .* at most 0\.5"):
         resolve(words | {"trainer.schedule": "wsd", "trainer.decay": "0.6"})
 
 
-def test_the_cosine_is_that_of_torch() -> None:
-    p = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    theirs, ours = torch.optim.SGD([p], lr=0.3), torch.optim.SGD([p], lr=0.3)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(theirs, T_max=50, eta_min=0.03)
-    schedule = Schedule("cosine", 50, floor=0.1)
-    for step in range(50):
-        schedule.apply(ours, step)
-        assert ours.param_groups[0]["lr"] == pytest.approx(theirs.param_groups[0]["lr"], rel=1e-12)
-        theirs.step()
-        scheduler.step()
-
-
-def test_each_group_has_its_own_learning_rate_and_a_state_goes_on() -> None:
-    def made() -> torch.optim.Optimizer:
+def test_every_group_keeps_its_initial_learning_rate() -> None:
+    def optimizer() -> torch.optim.Optimizer:
         groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (1.0, 0.5)]
         return torch.optim.SGD(groups)
 
-    schedule, first, second = Schedule("inverse_sqrt", 100, 0.1), made(), made()
+    schedule, first, second = Schedule("inverse_sqrt", 100, 0.1), optimizer(), optimizer()
     schedule.apply(first, 30)
     second.load_state_dict(first.state_dict())  # as in a resumed run: its lr is not the initial one
     schedule.apply(second, 39)
@@ -108,24 +97,23 @@ def test_a_run_follows_its_schedule(opt: str, store) -> None:
 
 
 @pytest.mark.parametrize("opt", ["ps", "sps"])
-def test_a_method_that_finds_its_own_step_is_left_alone_and_that_is_said(opt: str, store) -> None:
+def test_a_method_with_its_own_step_is_not_scheduled(opt: str, store) -> None:
     plain, steps = train(store, opt, batch_size="full")
     result, same = train(store, opt, batch_size="full", schedule="cosine")
     assert (result.final, steps.tolist()) == (plain.final, same.tolist())
     assert (plain.unscheduled, result.unscheduled) == (False, True)
-    said = "no schedule: this optimizer"
-    assert (said in "\n".join(result_lines(plain, store)), said in "\n".join(result_lines(result, store))) == (
-        False,
-        True,
-    )
+    notes = ["no schedule: this optimizer" in "\n".join(result_lines(run_, store)) for run_ in (plain, result)]
+    assert notes == [False, True]
 
 
-def test_optimizers_that_follow_a_schedule() -> None:
-    own = {name for name in OPTIMIZERS if OPTIMIZERS[name].traits.unscheduled}
-    assert own == {"ps", "sps", "sfadamw"}
-    assert not OPTIMIZERS["torch.optim:Adagrad"].traits.unscheduled
-    assert OPTIMIZERS["tests.test_schedule:Free"].traits.unscheduled
-    assert OPTIMIZERS["tests.test_schedule:Without"].traits.unscheduled
+@pytest.mark.parametrize(
+    ("opt", "unscheduled", "averages"),
+    [("torch.optim:Adagrad", False, False), ("tests.test_schedule:Free", True, True),
+     ("tests.test_schedule:Without", True, False)],
+)  # fmt: skip
+def test_traits_of_plug_ins_follow_from_their_class(opt: str, unscheduled: bool, averages: bool) -> None:
+    traits = OPTIMIZERS[opt].traits
+    assert (traits.unscheduled, traits.averages) == (unscheduled, averages)
 
 
 class Free(torch.optim.SGD):
@@ -151,9 +139,8 @@ class Without(torch.optim.Optimizer):
 
 def test_a_default_schedule_is_no_part_of_a_runs_identity() -> None:
     plain = resolve({**SMALL, "opt": "adam"})
-    assert (
-        resolve({**SMALL, "opt": "adam", "trainer.schedule": "constant", "trainer.warmup": "0"}).run_id == plain.run_id
-    )
+    constant = {"trainer.schedule": "constant", "trainer.warmup": "0"}
+    assert resolve({**SMALL, "opt": "adam", **constant}).run_id == plain.run_id
     others = [{"trainer.schedule": "cosine"}, {"trainer.warmup": "0.1"}, {"task.sigma": "0.37"}]
     assert len({plain.run_id, *(resolve({**SMALL, "opt": "adam", **other}).run_id for other in others)}) == 4
 
@@ -171,19 +158,15 @@ def test_a_bad_schedule_is_refused(words: dict[str, str], said: str) -> None:
         resolve({**SMALL, "opt": "adam", **words})
 
 
-def test_runs_from_before_an_option_was_there_are_of_the_same_problem(store) -> None:
-    """Old records lack newer options, which have their defaults in new records."""
-    older, newer, scheduled = (
-        seeds("adam", [0.5, 0.6]),
-        seeds("sgd", [0.4, 0.5]),
-        seeds("sngd", [0.3, 0.4], words={"trainer.schedule": "cosine"}),
-    )
+def test_older_records_without_an_option_have_its_default(store) -> None:
+    older, newer = seeds("adam", [0.5, 0.6]), seeds("sgd", [0.4, 0.5])
+    scheduled = seeds("sngd", [0.3, 0.4], words={"trainer.schedule": "cosine"})
     for run_ in older:
         for name in ("schedule", "warmup", "floor"):
             del run_.config["trainer"][name]
         del run_.config["task_options"]["crop"]
     keep(store, *older, *newer, *scheduled)
-    problems = {problem.name: [e.opt for e in own] for problem, own in collect(Stores([store])).problems.items()}
+    problems = {p.name: [e.opt for e in entries] for p, entries in collect(Stores([store])).problems.items()}
     assert problems == {"mnist, max_steps 100": ["adam", "sgd"], "mnist, max_steps 100, schedule cosine": ["sngd"]}
 
 
@@ -192,8 +175,3 @@ def test_a_board_says_who_was_left_out_of_the_schedule(store) -> None:
     keep(store, *seeds("adam", [0.5, 0.6], words=words), *seeds("sps", [0.4, 0.5], words=words, unscheduled=True))
     flagged = {entry.opt: "no schedule" in flags(entry) for entry in collect(Stores([store])).entries}
     assert flagged == {"adam": False, "sps": True}
-
-
-def test_a_floor_without_a_decay_makes_no_other_run() -> None:
-    plain, floored = (resolve({**SMALL, "opt": "adam", **words}) for words in ({}, {"trainer.floor": "0.1"}))
-    assert (floored.run_id, floored.trainer.floor) == (plain.run_id, 0.0)

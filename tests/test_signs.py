@@ -14,8 +14,7 @@ import sys
 import tarfile
 import termios
 import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,17 +23,11 @@ from typing import Any
 
 import pytest
 
-from bench.config.run_config import resolve
-from bench.execute.plan import Plan
-from bench.execute.pool import Pool
-from bench.execute.slots import Slot
-from bench.progress import Advance, Progress, SweepProgress, clock, doing, fitting, hearing, say
+from bench.progress import Advance, Progress, clock, doing, say
 from bench.store.store import Store
 from bench.tuning.progress import TuningProgress
-from tasks import TASKS
 from tasks.core.files import DataError, md5
 from tasks.vision.sources import ImageSource
-from tests.slow import SLOW
 
 WITHOUT_TORCH = """
 import os
@@ -67,34 +60,27 @@ def without_torch(*words: object, cwd: Path) -> "subprocess.CompletedProcess[str
 
 FIT = "fit --task synthetic --opt sgd"
 SWEEP = "sweep --task synthetic --opt sgd --opt.lr 1,2 --seeds 1"
-TUNE = "tune --task synthetic --opt sgd --trials 2"
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (f"{FIT} --opt.lr -1", "--opt.lr=-1.0 is out of range: it must be in [0, inf)"),
-        (f"{FIT} --opt.momentum 2", "--opt.momentum=2.0 is out of range: it must be in [0, 1]"),
         ("fit --task synthetic --opt ngd --trainer.batch_size 5", "ngd is a full-batch method"),
         (f"{FIT} --store file/below", "cannot write to the store file/below: Not a directory; choose another"),
-        ("fit --task mnist --opt sgd --data .", "missing data: train-images-idx3-ubyte.gz, "),
         ("fit --task cifar10 --opt sgd --data nowhere", "missing data: data_batch_1, "),
-        ("fit --task sst2 --opt sgd --data .", "missing data: train.parquet, validation.parquet expected in sst2"),
         ("fit --task civil_comments --opt sgd --data .", "missing data: train.parquet, test.parquet expected in"),
         ("fit --task lm --opt sgd --data .", "missing data: input.txt expected in tiny_shakespeare"),
         ("fit --task lm --opt sgd --task.corpus none", "--task.corpus=none is not known"),
-        (f"{SWEEP} --opt.momentum -1", "--opt.momentum=-1.0 is out of range"),
         (f"{SWEEP} --store file", "'file': it is a file, not a folder; name"),
         ("sweep --task mnist --opt sgd --opt.lr 1,2 --data .", "missing data: train-images-idx3-ubyte.gz, "),
-        (f"{TUNE} --opt.momentum -1", "--opt.momentum=-1.0 is out of range"),
-        ("tune --task mnist --opt sgd --trials 2 --data .", "missing data: train-images-idx3-ubyte.gz, "),
+        ("tune --task synthetic --opt sgd --trials 2 --opt.momentum -1", "--opt.momentum=-1.0 is out of range"),
         ("suite vision --data .", "missing data: train-images-idx3-ubyte.gz, "),
-        ("reproduce deora2024/fig2 --quick --store file", "'file': it is a file, not a folder; name"),
         ("reproduce vasudeva2025/mnist --quick --data .", "missing data: train-images-idx3-ubyte.gz, "),
     ],
 )
 @pytest.mark.matrix(keep=3)
-def test_faults_of_flags_data_and_store_are_reported_without_torch(words: str, said: str, tmp_path: Path) -> None:
+def test_early_faults_are_reported_without_torch(words: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = without_torch(*words.split(), cwd=tmp_path)
     assert done.returncode == 2, done.stderr
@@ -103,25 +89,12 @@ def test_faults_of_flags_data_and_store_are_reported_without_torch(words: str, s
     assert said in line
 
 
-def test_looking_whether_a_store_can_be_written_leaves_no_trace(tmp_path: Path) -> None:
+def test_testing_a_store_for_writing_leaves_no_trace(tmp_path: Path) -> None:
     Store(tmp_path / "a" / "b").refuse_unwritable()
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / "link").symlink_to("nowhere")
-    with pytest.raises(Exception, match=r"cannot write to the store .*link/runs: .*; choose another with --store DIR"):
-        Store(tmp_path / "link" / "runs").refuse_unwritable()
-
-
-def test_tasks_with_files_say_so_without_torch() -> None:
-    named = {name for name in TASKS.own if TASKS.own[name].files}
-    assert named == {"mnist", "cifar10", "mnli", "sst2", "squad", "civil_comments", "lm"}
-
-
-# -- files from the network -------------------------------------------------------------------------------------------
 
 
 class Silent(http.server.SimpleHTTPRequestHandler):
-    """Serves files and logs nothing."""
-
     def log_message(self, *args: object) -> None:
         """Log nothing."""
 
@@ -141,33 +114,30 @@ def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 def test_missing_files_are_fetched_and_others_are_left_alone(served: tuple[str, Path], tmp_path: Path) -> None:
     url, folder = served
     digests = {}
-    (folder / "own").mkdir()
+    (folder / "mine").mkdir()
     for name in ("a", "b"):
-        (folder / "own" / name).write_text(name)
+        (folder / "mine" / name).write_text(name)
         digests[name] = hashlib.md5(name.encode()).hexdigest()
-    with tarfile.open(folder / "own.tar.gz", "w:gz") as archive:
-        archive.add(folder / "own", "own")
-    for place in (f"{url}own/", f"{url}own.tar.gz"):
+    with tarfile.open(folder / "mine.tar.gz", "w:gz") as archive:
+        archive.add(folder / "mine", "mine")
+    for place in (f"{url}mine/", f"{url}mine.tar.gz"):
         root = tmp_path / ("files" if place.endswith("/") else "archive")
-        source = ImageSource("own", digests, place)
+        source = ImageSource("mine", digests, place)
         source.require_whole(root)
-        assert {path.name: md5(path) for path in (root / "own").iterdir()} == digests
-        (root / "own" / "a").write_text("mine")
-        (root / "own" / "b").unlink()
+        assert {path.name: md5(path) for path in (root / "mine").iterdir()} == digests
+        (root / "mine" / "a").write_text("mine")
+        (root / "mine" / "b").unlink()
         source.require(root)
-        assert (root / "own" / "a").read_text() == "mine"
+        assert (root / "mine" / "a").read_text() == "mine"
         with pytest.raises(DataError, match=r"damaged data file .*a: 4 bytes"):
             source.require_whole(root)
-    (folder / "own" / "b").unlink()
-    (root / "own" / "b").unlink()
+    (folder / "mine" / "b").unlink()
+    (root / "mine" / "b").unlink()
     with pytest.raises(DataError, match=r"missing data: b expected in .*, and downloading failed \(.*404.*\); copy"):
-        ImageSource("own", digests, f"{url}own/").require(root)
+        ImageSource("mine", digests, f"{url}mine/").require(root)
     with pytest.raises(DataError, match="downloading failed"):
-        ImageSource("own", digests, f"{url}other/").require(tmp_path / "new" / "data")
+        ImageSource("mine", digests, f"{url}other/").require(tmp_path / "new" / "data")
     assert not (tmp_path / "new").exists()
-
-
-# -- the line of a terminal -------------------------------------------------------------------------------------------
 
 
 class Terminal(io.StringIO):
@@ -175,7 +145,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_innermost_that_is_done_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_the_innermost_activity(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = Terminal()
     monkeypatch.setattr(sys, "stderr", shown)
     with doing("one"), suppress(KeyError), doing("two"):
@@ -206,17 +176,12 @@ def at_terminal(*words: object, cwd: Path, columns: int = 80) -> tuple[int, str]
         command, cwd=cwd, stdin=theirs, stdout=theirs, stderr=theirs, env=environment | {"TERM": "xterm"}
     ) as program:
         os.close(theirs)
-        found = b""
-        while True:
-            try:
-                piece = os.read(ours, 65536)
-            except OSError:  # no process has the terminal open any more
-                break
-            found += piece
-            if not piece:
-                break
+        output = b""
+        with suppress(OSError):  # no process has the terminal open any more
+            while piece := os.read(ours, 65536):
+                output += piece
     os.close(ours)
-    return program.returncode, found.decode()
+    return program.returncode, output.decode()
 
 
 def lines_of(text: str) -> list[str]:
@@ -241,47 +206,6 @@ def test_a_run_reports_its_activity_from_the_start(tmp_path: Path) -> None:
     assert lines[-1].startswith("synthetic sgd: completed")
 
 
-@pytest.mark.whole
-@pytest.mark.deep
-@pytest.mark.parametrize(
-    ("words", "first"),
-    [
-        (f"{SWEEP.replace('sgd', SLOW)} --trainer.max_steps 300 --workers 2", "reading the grid ..."),
-        (f"{TUNE} --trainer.max_steps 20 --report_seeds 0 --workers 2", "importing optuna ..."),
-        ("suite theory --dry-run", "importing optuna ..."),
-        ("reproduce bhojanapalli2020/theorem1 --quick --workers 2", "reading the experiment ..."),
-    ],
-)
-def test_other_commands_do_so_too_and_show_what_their_workers_do(words: str, first: str, tmp_path: Path) -> None:
-    code, text = at_terminal(*words.split(), cwd=tmp_path, columns=100)
-    lines = lines_of(text)
-    assert code == 0, text
-    assert lines[0] == first
-    if "--workers" in words:
-        assert any(re.match(r"\s*2  \S", line) for line in lines), text  # what the second worker does
-
-
-# -- workers ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.deep
-def test_a_worker_reports_its_activity_before_it_trains(tmp_path: Path) -> None:
-    heard: list[Mapping[str, Any]] = []
-    places = {"data": tmp_path, "store": tmp_path}
-    plan = Plan("p", [resolve({"task": "synthetic", "opt": "ngd", "device": "cpu", **places})])
-    with Pool(("runs",), {0: Slot()}) as pool:
-        job = json.dumps({"plan": plan.as_json(), "cuts": [], "since": time.time()})
-        assert pool.work(job, lambda slot, event: heard.append(event), lambda *died: None, print, lambda: False)
-    assert heard == [{"doing": "importing torch"}, {"doing": ""}, {"done": True}]
-
-
-def test_nested_activities_are_reported_in_order() -> None:
-    heard: list[str] = []
-    with hearing(heard.append), doing("one"), doing("two"):
-        pass
-    assert heard == ["one", "two", "one", ""]
-
-
 def test_a_live_view_of_tuning_shows_what_workers_do() -> None:
     progress = TuningProgress("study", "loss", enabled=False)
     trial = {"number": 1, "fresh": False, "point": {"opt.lr": 0.1}, "kind": "design", "seeds": [1000]}
@@ -299,36 +223,9 @@ def test_a_live_view_of_tuning_shows_what_workers_do() -> None:
         ]
 
 
-def test_scores_below_the_floor_are_not_shown_as_if_they_differed(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = TuningProgress("study", "loss")
-    trial = {"number": 1, "fresh": False, "point": {"opt.lr": 0.1}, "kind": "design", "seeds": [1000]}
-    for values, said in (([1e-22, 0.5], "loss <=1e-16, 0.5 ("), ([1e-22] * 4, "loss <=1e-16 (4 seeds) (")):
-        runs = [{"value": value, "wall_s": 1.0} for value in values]
-        progress.event(0, {"ended": trial, "state": "completed", "runs": runs})
-        progress.event(0, {"ended": trial, "state": "completed", "runs": runs})
-        assert capsys.readouterr().err.count(said) == 1
-
-
-def test_a_live_view_of_a_plan_shows_what_its_processes_do() -> None:
-    progress = SweepProgress("sweep", "min", enabled=False)
-    with progress.showing(20, 3):
-        progress.add(0, Advance(100, 10, 0.25, ["a"]))
-        progress.doing(1, "importing torch")
-        assert progress.lines(80)[1:] == ["  1  10 in training, 25%", "  2  importing torch", "  3  waits"]
-        progress.add(0, Advance(ended=["b"]))
-        assert progress.lines(80)[1:] == ["  1  waits", "  2  importing torch", "  3  waits"]
-    with progress.showing(20):
-        assert len(progress.lines(80)) == 1
-
-
-# -- bars -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("columns", [60, 80, 120])
-@pytest.mark.parametrize(
-    ("step", "total", "seconds"), [(640, 2750, 46), (0, 1, None), (999_999, 1_000_000, 360_000), (5, 400, 3599.6)]
-)
-def test_the_bar_of_a_run_holds_step_and_time_to_go(columns: int, step: int, total: int, seconds: float | None) -> None:
+@pytest.mark.parametrize(("step", "total", "seconds"), [(640, 2750, 46), (0, 1, None), (999_999, 1_000_000, 360_000)])
+def test_the_bar_of_a_run_shows_step_and_time_left(columns: int, step: int, total: int, seconds: float | None) -> None:
     bar = Progress(total, "civil_comments adamw", epoch=550)
     bar.values(2.31, 0.031, 0.12)
     bar.validated(step, "val", {"accuracy": 0.2})
@@ -344,57 +241,9 @@ def test_the_bar_of_a_run_holds_step_and_time_to_go(columns: int, step: int, tot
         assert "loss 2.31" in line
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
-def test_the_bar_of_a_study_holds_trials_and_time_to_go(columns: int) -> None:
-    progress = TuningProgress("study civil_comments-adamw-0123abcd", "loss", enabled=False)
-    with progress.showing(1):
-        progress.wanted, progress.done, progress.failed = 1234, 3, 2
-        progress._there = 2
-        line = progress.line(columns)
-    assert len(line) <= columns
-    assert re.search(r"3/1234 trials  ETA \d+:\d\d(:\d\d)?(  \d:\d\d so far)?  2 attempts failed", line)
-
-
-def test_full_batch_training_has_no_epochs() -> None:
-    line = Progress(10, "synthetic gd").line(1, SimpleNamespace(speed=2e5, time_remaining=0), 120)
-    assert "epoch" not in line
-    assert "200,000 it/s" in line
-
-
-@pytest.mark.parametrize("columns", [60, 80, 120])
-def test_the_bar_of_a_sweep_holds_runs_time_to_go_and_what_workers_do(columns: int) -> None:
-    progress = SweepProgress("sweep civil_comments", "max", enabled=False)
-    with progress.showing(1234):
-        progress.doing(0, "importing torch")
-        line = progress.line(columns)
-        assert len(line) <= columns
-        assert "0/1234 runs  ETA -:--  importing torch" in line
-        progress.advance(100, 8, [], 0.5)
-        line = progress.line(columns)
-        assert "importing" not in line
-        assert re.search(r"0/1234 runs  ETA \d+:\d\d  8 in training", line)
-
-
-def test_the_least_important_goes_first() -> None:
-    parts = [(2, "aa"), (0, "bbbb"), (1, ""), (3, "cc"), (1, "dd")]
-    assert [fitting(parts, columns) for columns in (16, 15, 12, 8, 7)] == [
-        "aa  bbbb  cc  dd",
-        "aa  bbbb  dd",
-        "aa  bbbb  dd",
-        "bbbb  dd",
-        "bbbb",
-    ]
-
-
 def test_times_to_go() -> None:
-    assert [clock(x) for x in (None, 0, 59.6, 3599.4, 3600, 360_000)] == [
-        "-:--",
-        "0:00",
-        "1:00",
-        "59:59",
-        "1:00:00",
-        "100:00:00",
-    ]
+    times = {None: "-:--", 0: "0:00", 59.6: "1:00", 3599.4: "59:59", 3600: "1:00:00", 360_000: "100:00:00"}
+    assert {seconds: clock(seconds) for seconds in times} == times
 
 
 def test_json_stays_alone_on_standard_output(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import gradcheck
 from torch.func import vmap
 
 from bench.config.run_config import resolve
@@ -41,7 +40,7 @@ def randomised(task: TokenClassifier, scale: float = 1.0) -> TokenClassifier:
 
 
 @pytest.mark.parametrize("recipe", ["equal_scores", "sphere"])
-def test_loss_and_gradient_with_a_fixed_decoder_are_those_of_the_definition(recipe: Any) -> None:
+def test_loss_with_a_fixed_decoder_equals_its_definition(recipe: Any) -> None:
     data = FixedDecoderData(seed=2, n=7, T=5, d=6, recipe=recipe)
     task = randomised(AttentionClassifier(data))
     naive = task.head.W.detach().clone().requires_grad_()
@@ -56,7 +55,7 @@ def test_loss_and_gradient_with_a_fixed_decoder_are_those_of_the_definition(reci
     torch.testing.assert_close(task.head.W.grad, naive.grad, rtol=1e-12, atol=1e-15)
 
 
-def test_loss_and_gradients_of_joint_training_are_those_of_the_definition() -> None:
+def test_loss_of_joint_training_equals_its_definition() -> None:
     data = MixtureTokenData(seed=2, n=7, T=5, d=6)
     task = randomised(JointClassifier(data))
     W, u = (p.detach().clone().requires_grad_() for p in (task.head.W, task.decoder.u))
@@ -71,7 +70,7 @@ def test_loss_and_gradients_of_joint_training_are_those_of_the_definition() -> N
     torch.testing.assert_close(task.decoder.u.grad, u.grad, rtol=1e-12, atol=1e-15)
 
 
-def test_the_joint_loss_keeps_its_digits_far_below_rounding_of_1() -> None:
+def test_a_tiny_joint_loss_keeps_its_digits() -> None:
     data = MixtureTokenData(seed=0)
     task = JointClassifier(data).double()
     u, _ = data.separator
@@ -82,7 +81,7 @@ def test_the_joint_loss_keeps_its_digits_far_below_rounding_of_1() -> None:
     torch.testing.assert_close(loss, torch.exp(-margins).mean(), rtol=1e-12, atol=0)
 
 
-def test_saturated_attention_keeps_loss_and_gradient_to_full_relative_precision() -> None:
+def test_saturated_attention_keeps_an_exact_gradient() -> None:
     # One sequence whose optimal token leads by 100 logits: naive float64 gives 0 for both.
     gaps = torch.tensor([[0.0, 0.5, 0.25]], dtype=F64)
     logits = torch.tensor([[100.0, 0.0, -3.0]], dtype=F64, requires_grad=True)
@@ -94,17 +93,8 @@ def test_saturated_attention_keeps_loss_and_gradient_to_full_relative_precision(
     torch.testing.assert_close(logits.grad, torch.tensor([[-expected, p[0] * 0.5, p[1] * 0.25]]), rtol=1e-12, atol=0)
 
 
-def test_saturation_on_another_token_keeps_the_gradient_too() -> None:
-    gaps = torch.tensor([[0.0, 0.7, 0.3]], dtype=F64)
-    logits = torch.tensor([[-60.0, 50.0, 0.0]], dtype=F64, requires_grad=True)
-    attended_mean(logits, gaps).sum().backward()
-    p = torch.exp(torch.tensor([-110.0, -50.0], dtype=F64))
-    expected = torch.tensor([[-0.7 * p[0], 0.7 * p[0] + 0.4 * p[1], -0.4 * p[1]]], dtype=F64)
-    torch.testing.assert_close(logits.grad, expected, rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize("lead", [8, 14, 16, 17, 18, 25])
-def test_values_far_from_0_do_not_hide_the_gradient_between_them(lead: int) -> None:
+@pytest.mark.parametrize("lead", [8, 17, 25])
+def test_values_far_from_zero_keep_their_gradient(lead: int) -> None:
     # Their difference is far below the rounding error of the mean if the largest weight is 1 up to rounding.
     generator = torch.Generator().manual_seed(lead)
     values = 1 + 1e-3 * torch.rand(50, 6, generator=generator)
@@ -120,14 +110,8 @@ def test_values_far_from_0_do_not_hide_the_gradient_between_them(lead: int) -> N
     assert ((logits.grad - expected).abs() <= 2.0**-24 * (16 + 2 * lead) * terms).all()
 
 
-def test_attended_mean_passes_gradcheck() -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits, values = (torch.randn(3, 4, dtype=F64, generator=generator, requires_grad=True) for _ in range(2))
-    assert gradcheck(attended_mean, (logits, values))
-
-
 @pytest.mark.parametrize("in_dims", [(0, 0), (1, 2), (0, None), (None, 0)])
-def test_stacked_logits_of_many_problems_and_their_gradient_are_those_of_the_definition(in_dims: Any) -> None:
+def test_stacked_logits_equal_their_definition(in_dims: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     both = [torch.randn(shape, dtype=F64, generator=generator) for shape in ((3, 5, 4, 6), (3, 2, 6, 6))]
     tokens, W = (x[0] if dim is None else x.movedim(0, dim) for x, dim in zip(both, in_dims, strict=True))
@@ -161,7 +145,7 @@ def test_accuracy_is_the_share_of_positive_margins(cls: Any, data_cls: Any) -> N
 # -- data -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_infimum_is_the_loss_with_all_attention_on_the_optimal_tokens() -> None:
+def test_the_infimum_has_all_attention_on_optimal_tokens() -> None:
     for recipe in ("equal_scores", "sphere"):
         data = FixedDecoderData(seed=0, recipe=recipe)
         for split in ("train", "test"):
@@ -171,32 +155,6 @@ def test_the_infimum_is_the_loss_with_all_attention_on_the_optimal_tokens() -> N
             infimum = float(torch.log1p(torch.exp(-scores.max(dim=1).values)).mean())
             assert data.loss_offset[split] == pytest.approx(infimum, abs=1e-15)
         assert data.f_star == data.loss_offset["train"]
-
-
-def test_all_other_tokens_have_equal_scores_and_the_optimal_one_is_anywhere() -> None:
-    data = FixedDecoderData(seed=3, n=60, gap=0.7, sigma=0.2)
-    tokens, _, optimal = data.splits["train"]
-    scores = data.splits["train"].signs[:, None] * (tokens @ data.decoder)
-    expected = torch.zeros(60, 6, dtype=F64)
-    expected[torch.arange(60), optimal] = 0.7
-    torch.testing.assert_close(scores, expected, rtol=0, atol=1e-14)
-    assert set(optimal.tolist()) == set(range(6))
-    others = tokens[torch.arange(6) != optimal[:, None]]
-    assert float(others.std()) == pytest.approx(0.2, rel=0.02)
-
-
-def test_tokens_of_the_base_recipe_are_on_the_unit_sphere() -> None:
-    tokens = FixedDecoderData(seed=4, recipe="sphere").splits["train"].tokens
-    torch.testing.assert_close(tokens.norm(dim=-1), torch.ones(20, 6, dtype=F64))
-
-
-def test_the_mixture_has_one_token_around_y_mu() -> None:
-    data = MixtureTokenData(seed=3, n=400, sigma=0.2, mu_norm=3.0)
-    tokens, _, optimal = data.splits["train"]
-    mean = (data.splits["train"].signs[:, None] * tokens[torch.arange(400), optimal]).mean(dim=0)
-    assert float(data.mu.norm()) == pytest.approx(3)
-    assert float((mean - data.mu).norm()) < 0.3  # 8 x 0.2 / 20 = 0.08 expected
-    assert float(tokens[torch.arange(6) != optimal[:, None]].std()) == pytest.approx(0.2, rel=0.02)
 
 
 @pytest.mark.parametrize("data_cls", [FixedDecoderData, MixtureTokenData])
@@ -209,10 +167,7 @@ def test_a_problem_instance_belongs_to_its_seed(data_cls: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n": 0}, r"n=0 .* in \[1, inf\)"),
         ({"T": 1}, r"T=1 .* in \[2, inf\)"),
-        ({"n_test": 0}, "n_test=0"),
-        ({"d": 1}, "d=1"),
         ({"sigma": -1.0}, r"sigma=-1.0 .* in \[0, inf\)"),
     ],
 )
@@ -220,12 +175,6 @@ def test_a_problem_instance_belongs_to_its_seed(data_cls: Any) -> None:
 def test_bad_sizes_name_the_value_and_the_range(data_cls: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         data_cls(**options)
-
-
-def test_a_negative_init_std_is_refused() -> None:
-    for cls, data_cls in BOTH:
-        with pytest.raises(ValueError, match=r"init_std=-1.0 is out of range"):
-            cls(data_cls(), init_std=-1.0)
 
 
 # -- measurements ---------------------------------------------------------------------------------------------------
@@ -284,7 +233,7 @@ def test_measurements_are_those_of_a_computation_by_hand(cls: Any, data_cls: Any
         assert measured[name].shape == (), name
 
 
-def test_the_complement_of_the_optimal_weight_is_never_rounded_to_0() -> None:
+def test_the_weight_off_the_optimum_is_never_rounded() -> None:
     data = FixedDecoderData(seed=0)
     task = AttentionClassifier(data).double()
     task.head.W.data = 600 * data.att_svm.W
@@ -306,31 +255,6 @@ def test_before_the_first_step_nothing_is_aligned() -> None:
         assert float(measured["on_optimal"]) == pytest.approx(1 / 6)
         assert float(measured["entropy"]) == pytest.approx(np.log(6))
         assert all(bool(torch.isfinite(value)) for value in measured.values())
-
-
-def test_weights_that_are_not_numbers_have_no_alignment() -> None:
-    task = AttentionClassifier(FixedDecoderData(seed=1)).double()
-    task.head.W.data[0, 0] = torch.nan
-    assert all(bool(torch.isnan(task.measure()[name])) for name in ("norm_W", "alignment", "distance"))
-
-
-def infeasible() -> FixedDecoderData:
-    """Two sequences of the same tokens, whose optimal token depends on the label alone."""
-    data = FixedDecoderData(seed=0, n=2, T=2, d=3)
-    tokens, _, _ = data.splits["train"]
-    x = torch.stack([tokens[0], tokens[0]])
-    data.splits["train"] = data.splits["train"]._replace(tokens=x, optimal=torch.tensor([0, 1]))
-    return data
-
-
-def test_an_infeasible_instance_says_so_and_has_no_alignment() -> None:
-    data = infeasible()
-    assert data.att_svm == "infeasible: no direction meets all constraints"
-    assert data.facts()["att_svm"] == {"solved": False, "reason": data.att_svm}
-    with torch.no_grad():
-        measured = AttentionClassifier(data).double().measure()
-    assert not {"alignment", "distance"} & measured.keys()
-    assert "norm_W" in measured
 
 
 # -- trajectories ---------------------------------------------------------------------------------------------------
@@ -379,7 +303,7 @@ def test_two_implementations_of_ngd_agree_after_1000_steps(recipe: Any) -> None:
     assert np.abs(task.head.W.detach().numpy() - expected).max() < 1e-8
 
 
-def test_two_implementations_of_ps_agree_until_the_loss_is_within_1e_60_of_its_infimum() -> None:
+def test_two_implementations_of_ps_agree_to_the_infimum() -> None:
     data = FixedDecoderData(seed=0)
     task = AttentionClassifier(data).double()
     train(task, PS(task.parameters(), c=1.0), 150)
@@ -408,27 +332,27 @@ def measured(
 
 
 @pytest.mark.deep
-def test_under_ngd_the_norm_grows_linearly_and_the_direction_converges() -> None:
+def test_under_ngd_the_direction_converges() -> None:
     at = measured(NGD, [1000, 3000], lr=0.02)
     assert at[1000]["norm_W"] == pytest.approx(19.9, rel=0.02)
     assert at[3000]["norm_W"] == pytest.approx(59.9, rel=0.02)
     assert (1 - at[1000]["alignment"]) / (1 - at[3000]["alignment"]) >= 4
 
 
-def test_under_ps_the_direction_is_reached_within_100_steps() -> None:
+def test_under_ps_the_direction_converges_at_once() -> None:
     assert 1 - measured(PS, [100], c=1.0)[100]["alignment"] < 1e-3
 
 
 @pytest.mark.whole
 @pytest.mark.deep
-def test_under_gd_the_direction_is_still_away_after_10000_steps() -> None:
+def test_under_gd_the_direction_converges_slowly() -> None:
     assert 1 - measured(torch.optim.SGD, [10_000], lr=0.5)[10_000]["alignment"] > 4e-3
 
 
 # -- uninterrupted runs ---------------------------------------------------------------------------------------------
 
 
-def test_a_ps_run_ends_converged_when_the_gradient_underflows_without_any_nan(store: Any) -> None:
+def test_a_ps_run_converges_when_its_gradient_underflows(store: Any) -> None:
     settings = {"task": "synthetic", "opt": "ps", "opt.c": 1, "trainer.max_steps": 1000, "store": store}
     result = run(resolve(settings), progress=False)
     assert (result.status, result.reason) == ("completed", "converged: the norm of the gradient is 0 in this precision")
@@ -441,23 +365,12 @@ def test_a_ps_run_ends_converged_when_the_gradient_underflows_without_any_nan(st
 
 
 @pytest.mark.parametrize("task", ["synthetic", "synthetic_joint"])
-def test_measurements_are_kept_every_so_many_steps_with_the_first_and_the_last(task: str, store: Any) -> None:
+def test_measurements_include_the_first_and_last_step(task: str, store: Any) -> None:
     settings = {"task": task, "opt": "ngd", "trainer.max_steps": 25, "trainer.measure_every": 7, "store": store}
     result = run(resolve(settings), progress=False)
     measurements = read_tables(store / result.run_id)["measurements"]
     assert measurements["step"].tolist() == [0, 7, 14, 21, 25]
     assert measurements["norm_W"][0] == 0 < measurements["norm_W"][-1]
-
-
-def test_half_of_the_sequences_are_a_batch_too(store: Any) -> None:
-    settings = {
-        "task": "synthetic_joint",
-        "opt": "sngd",
-        "trainer.batch_size": 10,
-        "trainer.max_steps": 40,
-        "store": store,
-    }
-    assert run(resolve(settings), progress=False).status == "completed"
 
 
 @pytest.mark.parametrize("task", [name for name, spec in TASKS.items() if spec.measure_every])
@@ -472,14 +385,6 @@ def test_a_run_on_an_infeasible_instance_says_so(cli: Any) -> None:
     answer = cli("fit", *words.split(), "--opt", "ngd")
     assert answer.code == 0
     assert "note: no comparison with att_svm, which is infeasible: no direction meets all constraints" in answer.out
-
-
-def test_a_problem_too_large_for_the_solver_is_trained_all_the_same(cli: Any) -> None:
-    answer = cli(
-        "fit", "--task", "synthetic", "--opt", "ngd", "--task.n", 1000, "--task.d", 4, "--trainer.max_steps", 3
-    )
-    assert answer.code == 0
-    assert "att_svm, which is not solved: 5000 constraints, more than the limit of 3000" in answer.out
 
 
 @pytest.mark.whole

@@ -163,7 +163,7 @@ def dropout(subject: TaskSubject) -> Measured:
             module.register_forward_pre_hook(lambda *_, name=name: calls.update([name]))
     rows = slice(0, subject.batch)
     task.data.to(task.device, task.dtype)
-    task.randomness.rows, task.randomness.batch_size = rows, rows.stop
+    task.randomness.rows = rows
     with DoublePrecision().forward_context():
         task.loss(task.data.batch("train", rows, task.randomness))
     if not calls:

@@ -95,22 +95,18 @@ def check_early(config: RunConfig) -> None:
             f"--precision 16-mixed: {config.opt} evaluates the loss several times a step,"
             " which a gradient scaler does not support; use bf16-mixed"
         )
-    if trainer.compile == "step" and (why := why_not_compiled(config)):
-        raise UserError(f"--trainer.compile step: {why}; leave it out")
+    if trainer.compile == "step":
+        if traits.create_graph:
+            why = f"{config.opt} differentiates the gradients, which a compiled program cannot"
+            raise UserError(f"--trainer.compile step: {why}; leave it out")
+        if trainer.ranks > 1 or trainer.strategy != "auto":
+            raise UserError(
+                "--trainer.compile step: it was tried on one device only, and without --trainer.strategy; leave it out"
+            )
     if traits.create_graph and trainer.gradient_clip_val is not None:
         raise UserError(
             f"--trainer.gradient_clip_val: {config.opt} differentiates the gradients, and clipping would change them"
         )
-
-
-def why_not_compiled(config: RunConfig) -> str | None:
-    """Why loss and gradient of a run cannot be compiled, or None."""
-    trainer = config.trainer
-    if config.traits.create_graph:
-        return f"{config.opt} differentiates the gradients, which a compiled program cannot"
-    if trainer.ranks > 1 or trainer.strategy != "auto":
-        return "it was tried on one device only, and without --trainer.strategy"
-    return None
 
 
 def why_no_lanes(config: RunConfig) -> str | None:

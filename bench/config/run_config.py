@@ -136,10 +136,10 @@ class TrainerOptions(NoBooleans):
         description="points per decade of steps for measurements of attention, curvature and noise of ViTs, BERTs and"
         " lm, in [1, 20]; off by default (`bench show TASK` defines them)",
     )
-    compile: Literal["off", "auto", "step"] = Field(
+    compile: Literal["off", "step"] = Field(
         "off",
-        description="loss and gradient through torch.compile: off, step, or auto (if a measurement in the run's"
-        " first steps shows that it pays); changes seconds and rounding, so it is not part of the run's id",
+        description="loss and gradient through torch.compile: off or step; changes seconds and rounding, so it is not"
+        " part of the run's id",
     )
     checkpoint_seconds: float = Field(60, gt=0, allow_inf_nan=False, description="seconds between checkpoints")
     devices: int = Field(1, ge=1, description="number of devices (processes) that share each batch")

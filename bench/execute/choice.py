@@ -298,7 +298,7 @@ def single_step(config: RunConfig, task: Task | None = None) -> Callable[[], obj
     task.data.to(device, dtype)
     optimizer: Any = plan.make_optimizer(task.parameters())
     rows = torch.arange(min(plan.batch_size, plan.micro_batch_size), device=device)
-    task.randomness.rows, task.randomness.batch_size = slice(0, len(rows)), len(rows)
+    task.randomness.rows = slice(0, len(rows))
 
     def step() -> None:
         optimizer.zero_grad()

@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import Logger
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bench.progress import Progress, say
+from bench.progress import Progress
 from bench.store.attempt import Attempt
 from bench.store.files import disk_errors
 from bench.store.record import RunResult
@@ -138,9 +138,7 @@ class Recorder(Watcher):
         """Add the last steps to the curve, and decide how to continue."""
         rows = to_host(pl_module.record.curve, pl_module.data.loss_offset.get("train", 0.0))
         pl_module.record.curve.clear()
-        self.result.engine = "compiled" if pl_module.record.compiled else "lightning"
-        while pl_module.record.said:
-            say(f"bench: {pl_module.record.said.pop(0)}")
+        self.result.engine = "compiled" if pl_module.plan.compiled else "lightning"
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         (seen,) = look(rows[:, None], full_batch=self.watch.full_batch, scaled=scaler is not None)
         rows = rows[: seen.steps]

@@ -24,8 +24,8 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch.distributed import DistNetworkError, DistStoreError
 
 from bench import __version__, process
-from bench.config.checks import check, task_errors, why_not_compiled
-from bench.config.run_config import RunConfig, on_device, say_once
+from bench.config.checks import check, task_errors
+from bench.config.run_config import RunConfig, on_device
 from bench.config.settings import described
 from bench.config.tuned import TunedBy
 from bench.errors import RunBroke, RunBusy, RunFailed, UserError, first_line, was_interrupted
@@ -95,8 +95,6 @@ def run(
     check(config)
     task, training = build(config)
     result = new_result(config, task, training, plan, tuned_by)
-    if config.trainer.compile == "auto" and (why := why_not_compiled(config)):
-        say_once(f"--trainer.compile auto: {why}; continuing without it")
     loggers = _loggers(config) if main else []  # before the run begins: this may fail, and writes nothing yet
     # All ranks find the same checkpoint: an attempt takes over the previous one's, which stays until the run has ended.
     checkpoint = store.checkpoint(config.run_id) if resume and not rerun else None

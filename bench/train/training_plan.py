@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import nn
 from torch.optim import Optimizer
 
-from bench.config.checks import option_error, why_not_compiled
+from bench.config.checks import option_error
 from bench.config.options import all_optimizer_options
 from bench.config.run_config import MOST_STEPS, RunConfig
 from bench.errors import UserError, first_line
@@ -81,7 +81,7 @@ def make_plan(config: RunConfig, task: Task) -> TrainingPlan:
         measure_every=trainer.measure_every,
         observed=() if trainer.observe is None else observed_steps(steps, trainer.observe),
         create_graph=config.traits.create_graph,
-        compile="off" if why_not_compiled(config) else trainer.compile,
+        compiled=trainer.compile == "step",
     )
 
 

@@ -50,9 +50,6 @@ class MultiHeadAttention(nn.Module):
         proj_dropout: rate in [0, 1) on the output.
         query_chunk: number of queries whose heads `dcmha` composes at a time; it changes memory and time, not results.
         composition: the parts of the composition of `dcmha`, as for `HeadComposition`.
-
-    Raises:
-        ValueError: a number is out of range, there are no such parts, or heads and width do not fit.
     """
 
     def __init__(
@@ -91,24 +88,14 @@ class MultiHeadAttention(nn.Module):
         self.composition = HeadComposition(width, num_heads, composition) if kind == "dcmha" else None
 
     def maps(self, qkv: Tensor, proj: Tensor) -> Maps:
-        """The linear maps of the heads.
-
-        Args:
-            qkv: weights of `qkv`, shape (3 H K, D).
-            proj: weights of `proj`, shape (D, H K).
-        """
+        """The heads' maps, given the weights of `qkv`, shape (3 H K, D), and of `proj`, shape (D, H K)."""
         q, k, v = qkv.view(3, self.num_heads, self.head_dim, -1)
         return Maps(q, k, v, proj.view(len(proj), self.num_heads, self.head_dim).transpose(0, 1))
 
     def forward(self, x_BTD: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Let every token attend.
+        """Let every token of the normalised input attend; the result has its shape.
 
-        Args:
-            x_BTD: the layer's input, normalised.
-            mask: bool, broadcastable to (B, 1, T, S), True where a query may see a key; None for everywhere.
-
-        Returns:
-            Shape (B, T, D).
+        The mask is bool, broadcastable to (B, 1, T, S), True where a query may see a key; None for everywhere.
         """
         B, T, _ = x_BTD.shape
         qkv = self.qkv(x_BTD).reshape(B, T, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
@@ -138,18 +125,10 @@ def check_counts(**values: int | None) -> None:
 def head_size(
     kind: str, width: int, num_heads: int, head_dim: int | None, *, length: int | None = None, shown: str = ""
 ) -> int:
-    """The size of a head.
+    """The size of a head, by default width / num_heads.
 
-    The default is width / num_heads; for `fixed_head` it is the sequence length, at which a head can represent every
-    attention pattern (Theorem 1 of paper C).
-
-    Args:
-        kind: of attention.
-        width: of a token.
-        num_heads: at least 1.
-        head_dim: the requested size; None for the default.
-        length: largest number of tokens; None if unknown, and then `fixed_head` has no default.
-        shown: the width with its name, for error messages.
+    For `fixed_head` the default is the sequences' largest length, if known: then a head can represent every attention
+    pattern (Theorem 1 of paper C). `shown` is the width with its name, for error messages.
 
     Raises:
         ValueError: a number is out of range, or heads and width do not fit.
@@ -181,20 +160,11 @@ def plain_attention(
     scale: float | None = None,
     dropout: nn.Module | None = None,
 ) -> Tensor:
-    """softmax(q k^T scale) v of each head.
+    """softmax(q k^T scale) v of each head, shape (B, H, T, K); the scale is 1 / sqrt(K) by default.
 
-    Args:
-        q_BHTK: queries.
-        k_BHSK: keys.
-        v_BHSK: values.
-        mask: bool, broadcastable to (B, 1, T, S), True where a query may see a key; not with `causal`.
-        causal: tokens do not attend to later tokens.
-        scale: factor of the logits; 1 / sqrt(K) by default.
-        dropout: dropout of the attention weights, with its rate as `p`. It is a module of the model, since torch's
-            fused attention draws from the global generator.
-
-    Returns:
-        Shape (B, H, T, K).
+    The mask is bool, broadcastable to (B, 1, T, S), True where a query may see a key; not with `causal`. The dropout of
+    the attention weights is a module of the model with its rate as `p`: torch's fused attention draws from the global
+    generator.
     """
     drop = dropout if dropout is not None and dropout.p and dropout.training else None
     if drop is None and _watched is None:
@@ -281,17 +251,10 @@ def query_blocks(length: int, size: int, causal: bool, window: int | None) -> li
 
 
 def rotated(x_BHTK: Tensor) -> Tensor:
-    """Rotate queries or keys by their position, so that their product depends only on the distance.
+    """Queries or keys rotated by their position, so that their product depends only on the distance; K must be even.
 
-    This is RoPE (Su et al., Neurocomputing 2024).
-
-    Features i and i + K/2 form a pair, rotated by t / 10000^(2i/K) for token t.
-
-    Args:
-        x_BHTK: K must be even.
-
-    Returns:
-        The same shape and dtype.
+    This is RoPE (Su et al., Neurocomputing 2024): features i and i + K/2 form a pair, rotated by t / 10000^(2i/K) for
+    token t.
     """
     T, K = x_BHTK.shape[-2:]
     exact = torch.promote_types(x_BHTK.dtype, torch.float32)

@@ -98,25 +98,18 @@ class Average:
 
     def state_dict(self) -> dict[str, Any]:
         """The state for a checkpoint: unsharded tensors, on all ranks."""
-        return {"count": self._count, "kept": [[whole(w) for w in each] for each in self._kept]}
+        return {"count": self._count, "kept": [[whole(w) for w in weights] for weights in self._kept]}
 
     def load_state_dict(self, state: Mapping[str, Any], like: Sequence[Tensor]) -> None:
-        """Restore a state, on the device of these weights and sharded as they are.
-
-        Raises:
-            ValueError: the state belongs to other weights.
-        """
-        for each in state["kept"]:
-            if [w.shape for w in each] != [w.shape for w in like]:
-                raise ValueError("the average in the checkpoint belongs to other weights")
+        """Restore a state, on the device of these weights and sharded as they are."""
         self._count = state["count"]
         self._kept = [
-            [cut_like(kept.to(w.device), w) for kept, w in zip(each, like, strict=True)] for each in state["kept"]
+            [cut_like(kept.to(w.device), w) for kept, w in zip(weights, like, strict=True)] for weights in state["kept"]
         ]
 
     def to(self, device: torch.device) -> None:
         """Move the average to a device."""
-        self._kept = [[w.to(device) for w in each] for each in self._kept]
+        self._kept = [[w.to(device) for w in weights] for weights in self._kept]
 
 
 def _put(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:

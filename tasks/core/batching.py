@@ -14,9 +14,8 @@ Rule = Callable[..., Tensor]
 def with_batching_rule(rule: Rule) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Decorate a function of positional arguments with a rule for `vmap`, where torch has none or a slow one.
 
-    Args:
-        rule: takes the number of lanes, the lanes' dimension in each argument (None if it has none), and the arguments;
-            returns the result of all lanes, stacked along dimension 0. Nested lanes reach it level by level.
+    The rule takes the number of lanes, the lanes' dimension in each argument (None if it has none), and the arguments;
+    it returns the result of all lanes, stacked along dimension 0. Nested lanes reach it level by level.
     """
 
     def decorate(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

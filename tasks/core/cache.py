@@ -29,20 +29,14 @@ def cache_folder() -> Path:
 
 
 def cached_tokens(digest: str) -> list[dict[str, Any]]:
-    """The cached entries of a file.
-
-    There is one for each tokenizer and length: its record, with `vocabulary`, and its size as `bytes`.
-
-    Args:
-        digest: SHA-256 of the file.
-    """
-    found = []
+    """The cached records of the file with this SHA-256, one for each tokenizer and length; `bytes` is their size."""
+    entries = []
     for record in (cache_folder() / "tokens").glob(f"{digest[:16]}-*/record.json"):
         with suppress(OSError, ValueError, KeyError):
             known = json.loads(record.read_text("utf-8"))
             size = sum(file.stat().st_size for file in record.parent.iterdir())
-            found.append({**known, "vocabulary": known["vocabulary"], "bytes": size})
-    return sorted(found, key=lambda each: (each["vocabulary"], each.get("max_length", 0)))
+            entries.append({**known, "vocabulary": known["vocabulary"], "bytes": size})
+    return sorted(entries, key=lambda entry: (entry["vocabulary"], entry.get("max_length", 0)))
 
 
 def cached_arrays(
@@ -54,50 +48,41 @@ def cached_arrays(
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """The preprocessed text of a file, from the cache or newly computed. Several processes may request it at once.
 
-    Args:
-        path: the file.
-        digest: its SHA-256.
-        meaning: plain values that the arrays depend on besides the file.
-        names: of the arrays.
-        make: computes the arrays and a record of plain values, among them `vocabulary`, the number of tokens.
-
-    Returns:
-        The arrays, memory-mapped, private to the process; and the record.
+    `make` computes arrays of these names, and a record of plain values with the number of tokens as `vocabulary`. They
+    depend on the file, given by its SHA-256, and on the plain values of `meaning`. The arrays are memory-mapped,
+    private to the process.
 
     Raises:
         DataError: the cache cannot be written.
     """
     folder = cache_folder() / "tokens" / f"{digest[:16]}-{digest_of(FORMAT, digest, meaning)[:16]}"
     with _alone(folder):
-        found = _load(folder, names)
-        if found is None:
+        cached = _load(folder, names)
+        if cached is None:
             refuse_if_reading()
             _save(folder, path, *make())
-            found = _load(folder, names)
-            assert found is not None
-        return found
+            cached = _load(folder, names)
+            assert cached is not None
+        return cached
 
 
 def cached(meaning: Any, read: Callable[[str], _T], make: Callable[[], str]) -> _T:
-    """`read` applied to a cached text; `make` creates the text if the cache has none that `read` accepts.
+    """`read` applied to a cached text; `make` creates the text if the cache has none, or one for which `read` raises.
 
-    Args:
-        meaning: plain values on which the text depends.
-        read: may raise anything.
-        make: creates the text.
+    The text depends on the plain values of `meaning`.
 
     Raises:
         DataError: the cache cannot be written.
     """
     file = cache_folder() / "tokenizers" / f"{digest_of(FORMAT, meaning)[:32]}.json"
     with _alone(file):
-        with suppress(Exception):  # it is not there, or damaged
+        with suppress(Exception):  # it is missing or damaged
             return read(file.read_text("utf-8"))
         refuse_if_reading()
         temporary = file.with_suffix(".tmp")
-        temporary.write_text(made := make(), "utf-8")
+        temporary.write_text(text := make(), "utf-8")
         temporary.replace(file)
-    return read(made)
+    return read(text)
 
 
 def _load(folder: Path, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
@@ -135,13 +120,7 @@ def _sha256(array: Any) -> str:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Lock this path of the cache for one process; the lock ends with the process.
-
-    Readers need no lock, since entries are written atomically.
-
-    Raises:
-        DataError: the cache cannot be written.
-    """
+    """Lock this path of the cache for one process; readers need no lock, since entries are written atomically."""
     if is_reading():
         yield
         return

@@ -52,9 +52,6 @@ class HeadComposition(nn.Module):
         num_heads: M.
         parts: `all`; or, without the parameters of the others, those before (`pre`) or after (`post`) the softmax, by
             `query` or by `key`, or in all four places only w1^T w2 (`mix`) or only the diagonal (`gate`).
-
-    Raises:
-        ValueError: there are no such parts.
     """
 
     def __init__(self, width: int, num_heads: int, parts: Parts = "all") -> None:
@@ -111,8 +108,8 @@ class HeadComposition(nn.Module):
         """The parts of the four places, given those that there are: 0 for the others."""
         if len(self.places) == len(_PLACES):
             return x_C
-        own = dict(zip(self.places, x_C, strict=True))
-        return torch.stack([own[i] if i in own else torch.zeros_like(x_C[0]) for i in range(len(_PLACES))])
+        parts = dict(zip(self.places, x_C, strict=True))
+        return torch.stack([parts[i] if i in parts else torch.zeros_like(x_C[0]) for i in range(len(_PLACES))])
 
 
 def composed(A_BTMS: Tensor, q_BTMN: Tensor, k_BIMS: Tensor) -> Tensor:
@@ -138,16 +135,9 @@ class Block(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The inputs of attention with composed heads.
+    """The inputs of attention with composed heads: q / sqrt(K), k and v by head, and the fields of `Composers`.
 
     Attributes:
-        q: queries / sqrt(K), shape (B, M, T, K).
-        k: keys, shape (B, M, S, K).
-        v: values, shape (B, M, S, K).
-        pre_q: see `Composers`.
-        pre_k: see `Composers`.
-        post_q: see `Composers`.
-        post_k: see `Composers`.
         mask: bool, shape (B or 1, T, 1, S), True where a query sees a key; or None.
         keep: factors of the attention weights, shape (B, T, M, S), for dropout; or None.
     """
@@ -189,22 +179,13 @@ def composed_attention(
     blocks: list[Block],
     keep_BMTS: Tensor | None = None,
 ) -> Tensor:
-    """Attention with composed heads.
+    """Attention with composed heads, shape (B, M, T, K).
 
     In this order: q / sqrt(K), logits, composition, mask, softmax in at least float32, composition, mask again,
-    dropout, times v.
+    dropout, times v. The blocks are all queries, in order.
 
-    Args:
-        q_BMTK: queries.
-        k_BMSK: keys.
-        v_BMSK: values.
-        composers: the compositions.
-        mask: bool, broadcastable to (B, 1, T, S), True where a query may see a key; None for everywhere.
-        blocks: all queries, in order.
-        keep_BMTS: factors of the attention weights, for dropout.
-
-    Returns:
-        Shape (B, M, T, K).
+    The mask is bool, broadcastable to (B, 1, T, S), True where a query may see a key; None for everywhere. `keep_BMTS`
+    are factors of the attention weights, for dropout.
     """
     if mask is not None:
         shape = torch.broadcast_shapes(mask.shape, (1, 1, q_BMTK.shape[2], k_BMSK.shape[2]))
@@ -279,8 +260,8 @@ class _Composed(torch.autograd.Function):
         (grad,), inputs = grad_outputs, Inputs(*ctx.saved_tensors)
         if torch.is_grad_enabled():  # the gradient will be differentiated
             wanted = [x for x, needed in zip(inputs[:7], ctx.needs_input_grad, strict=False) if needed]
-            found = iter(torch.autograd.grad(_plain(inputs, ctx.blocks), wanted, grad, create_graph=True))
-            return *(next(found) if needed else None for needed in ctx.needs_input_grad[:7]), None, None, None
+            grads = iter(torch.autograd.grad(_plain(inputs, ctx.blocks), wanted, grad, create_graph=True))
+            return *(next(grads) if needed else None for needed in ctx.needs_input_grad[:7]), None, None, None
         totals = Inputs(*(torch.zeros_like(x, memory_format=torch.contiguous_format) for x in inputs[:7]))
         pairs = _Pairs(inputs.q)
         for rows, block in _pieces(inputs.q, ctx.blocks):
@@ -318,7 +299,7 @@ def _times(pairs: Tensor, x: Tensor) -> Tensor:
 
 
 class _Weights(NamedTuple):
-    """Attention weights and the steps to them, for the gradient: shape (B, T, M, S), but `taken` (B, T, 1, S)."""
+    """Attention weights and the steps to them, for the gradient: shape (B, T, M, S), `taken` (B, T, 1, S)."""
 
     logits: Tensor
     logits_taken: list[Tensor]
@@ -328,12 +309,9 @@ class _Weights(NamedTuple):
 
 
 class _Pairs:
-    """The arithmetic on pairs of queries and keys, with its memory.
+    """The arithmetic on pairs of queries and keys, in the dtype and on the device of `like`.
 
-    Buffers are allocated once: new memory costs more than the arithmetic.
-
-    Args:
-        like: tensor with the dtype and device of the pairs.
+    Its buffers are allocated once: new memory costs more than the arithmetic.
     """
 
     def __init__(self, like: Tensor) -> None:
@@ -409,10 +387,7 @@ class _Pairs:
         total_k: Tensor,
         name: str,
     ) -> Tensor:
-        """The gradient with respect to A, from that with respect to the composed A.
-
-        Gradients of the composition are added to the totals.
-        """
+        """The gradient of A, from that of the composed A; gradients of the composition are added to the totals."""
         w1, w2, gate = _parts(k)
         g, a = G.flatten(0, 1), A.flatten(0, 1)
         total_q.add_(torch.bmm(a, g.mT).view(q.shape))

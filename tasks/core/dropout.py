@@ -15,13 +15,9 @@ _WHOLE = nn.Dropout1d, nn.Dropout2d, nn.Dropout3d
 class BatchDropout(nn.Module):
     """Dropout of rate p, in [0, 1), on inputs of shape (rows of the micro-batch, ...).
 
-    The rate is rounded to a multiple of 2^-16, so that one word of 64 random bits decides on four elements.
-
-    Args:
-        p: the rate.
-        randomness: of the batch.
-        stream: the number of this dropout in the model.
-        whole: drop whole channels: inputs have the shape (rows, channels, ...).
+    The rate is rounded to a multiple of 2^-16, so that one word of 64 random bits decides on four elements. The stream
+    is the number of this dropout in the model; with `whole`, channels of inputs (rows, channels, ...) are dropped
+    whole.
     """
 
     def __init__(self, p: float, randomness: BatchRandomness, stream: int, *, whole: bool = False) -> None:

@@ -8,12 +8,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def not_installed(package: str, extra: str) -> str:
-    """The message, with the extra that installs the package.
-
-    Args:
-        package: its name on the package index.
-        extra: of the suite, as `pyproject.toml` lists it.
-    """
+    """The message about a package, with the extra of the suite that installs it."""
     clone = (ROOT / "pyproject.toml").is_file()
     how = f"uv sync --extra {extra}" if clone else f"pip install '{SUITE}[{extra}]'"
     return f"the package {package} is not installed: {how}"

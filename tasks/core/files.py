@@ -52,12 +52,7 @@ def md5(path: Path) -> str:
 
 
 def require_present(folder: Path, names: Iterable[str], download: Callable[[], object]) -> None:
-    """Make sure that a folder holds files of these names.
-
-    Args:
-        folder: the files' folder.
-        names: of the files.
-        download: fetches them into the folder; called when one is missing.
+    """Make sure that a folder holds files of these names, by `download` if one is missing.
 
     Raises:
         DataError: a file is missing and cannot be downloaded.
@@ -76,51 +71,43 @@ def require_present(folder: Path, names: Iterable[str], download: Callable[[], o
 
 
 def require_files(folder: Path, expected: Mapping[str, str]) -> None:
-    """Make sure that the files of a folder are unharmed.
-
-    Args:
-        folder: where they are.
-        expected: MD5 by file name.
+    """Make sure that the files of a folder have their MD5, given by name.
 
     Raises:
         DataError: a file is damaged.
     """
     for name, expected_md5 in expected.items():
         path = folder / name
-        found = md5(path)
-        if found != expected_md5:
+        actual = md5(path)
+        if actual != expected_md5:
             raise DataError(
-                f"damaged data file {path}: {path.stat().st_size:,} bytes with MD5 {found}, expected {expected_md5};"
+                f"damaged data file {path}: {path.stat().st_size:,} bytes with MD5 {actual}, expected {expected_md5};"
                 " delete it and copy or download it again"
             )
 
 
-def asked(name: str, samples: Callable[[Path], Any], root: Path) -> Mapping[str, Any]:
-    """The result of a user's function of the data folder: something for each of "train" and "test".
-
-    Args:
-        name: of the task, for messages.
-        samples: the function.
-        root: the data folder.
+def splits_of(task: str, samples: Callable[[Path], Any], root: Path) -> Mapping[str, Any]:
+    """The samples of "train" and of "test" that a user's function of the data folder returns.
 
     Raises:
         DataError: the function raises, or returns something else.
     """
     try:
-        found = samples(root)
+        splits = samples(root)
     except DataError:
         raise
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise DataError(
-            f"{name}: its samples cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            f"{task}: its samples cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
             f" ({frame.filename}, line {frame.lineno}); the data folder is {root} (--data DIR or BENCH_DATA)"
         ) from error
-    if not isinstance(found, Mapping) or sorted(found) != ["test", "train"]:
-        there = ", ".join(map(str, found)) or "nothing" if isinstance(found, Mapping) else ""
-        shown = f"have the keys {there}" if there else f"are of type {type(found).__name__}"
-        raise DataError(f"{name}: its samples {shown}; return a dict with the keys train and test")
-    return found
+    if not isinstance(splits, Mapping) or sorted(splits) != ["test", "train"]:
+        shown = f"are of type {type(splits).__name__}"
+        if isinstance(splits, Mapping):
+            shown = f"have the keys {', '.join(map(str, splits)) or 'nothing'}"
+        raise DataError(f"{task}: its samples {shown}; return a dict with the keys train and test")
+    return splits
 
 
 @contextmanager
@@ -130,23 +117,20 @@ def filled(folder: Path) -> Iterator[None]:
     Raises:
         OSError: it cannot be created.
     """
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     finally:
         with suppress(OSError):
-            for path in made:
+            for path in new:
                 path.rmdir()
 
 
 def fetch(url: str, folder: Path, names: Iterable[str]) -> None:
-    """Download those files of these names that a folder lacks.
+    """Download those files of these names that a folder lacks; the folder is created if needed.
 
-    Args:
-        url: of a tar archive that holds a folder of this name, or of the files' folder, if it ends with a slash.
-        folder: the files' folder; created if needed.
-        names: of the files.
+    The URL is of a tar archive that holds a folder of this name, or of the files' folder, if it ends with a slash.
 
     Raises:
         OSError: the network or the disk fails.
@@ -158,11 +142,10 @@ def fetch(url: str, folder: Path, names: Iterable[str]) -> None:
                 shutil.copyfileobj(answer, file)
             return Path(temporary) / name
 
-        found = Path(temporary)
         if not url.endswith("/"):
             with tarfile.open(get(url, "archive")) as archive:
                 archive.extractall(temporary, filter="data")
-            found = found / folder.name
         for name in names:
             if not (folder / name).is_file():
-                (get(url + name, name) if url.endswith("/") else found / name).replace(folder / name)
+                file = get(url + name, name) if url.endswith("/") else Path(temporary) / folder.name / name
+                file.replace(folder / name)

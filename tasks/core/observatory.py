@@ -34,12 +34,9 @@ MOST_KEPT = 256 << 20
 
 
 class Observer:
-    """Measures attention during one run.
+    """Measures attention during one run of a task with its data on the device, after these steps (`observed_steps`).
 
-    Args:
-        task: its model, with its data on the device.
-        steps: after which to measure, ascending (`observed_steps`). The Hessian is measured at every second one,
-            counted from the last, since it takes most of the time.
+    The Hessian is measured at every second of them, counted from the last, since it takes most of the time.
     """
 
     def __init__(self, task: Any, steps: Sequence[int]) -> None:
@@ -62,14 +59,10 @@ class Observer:
         self.recent, self.kept = dict(state["recent"]), dict(state["kept"])
 
     def note(self, done: int, weights: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor] | None:
-        """Store the weights after a number of steps if needed, and measure if due.
+        """Store the weights after a number of steps if needed, and measure if due; called once for each, in order.
 
-        Args:
-            done: optimizer steps; each is noted once, in order.
-            weights: returns the trained weights by name, without gradients, unsharded; they are copied.
-
-        Returns:
-            Values by name, 0-dim float64; the names are always the same. None if nothing is measured.
+        `weights` returns the trained weights by name, without gradients, unsharded; they are copied. The result has
+        values by name, 0-dim float64, always under the same names; it is None if nothing is measured.
         """
         if done not in self.wanted:
             return None
@@ -81,55 +74,55 @@ class Observer:
         mode = self.task.training
         self.task.eval()
         try:
-            found = self._measured(done, now if finite else {name: torch.zeros_like(w) for name, w in now.items()})
+            values = self._measured(done, now if finite else {name: torch.zeros_like(w) for name, w in now.items()})
         finally:
             self.task.train(mode)
-        return found if finite else {name: torch.full_like(value, nan) for name, value in found.items()}
+        return values if finite else {name: torch.full_like(value, nan) for name, value in values.items()}
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _measured(self, done: int, now: dict[str, Tensor]) -> dict[str, Tensor]:
         batch = self.task.data.batch("train", slice(0, self.rows))
-        found: dict[str, Tensor] = {}
+        values: dict[str, Tensor] = {}
         with torch.no_grad(), watched_attention() as layers:
             functional_call(self.task, now, (batch,))
-            own = self.task.maps(now)
-            for i, (watched, maps) in enumerate(zip(layers, own, strict=True)):
-                for name, values in {**attention_of(watched), **norms_of(maps)}.items():
-                    found |= {f"{name}_l{i}_h{h}": value for h, value in enumerate(values)}
-            found |= self._directions(done, own)
-            found |= self._updates(done)
-        found |= self._gradients(now) | self._curvature(done, now)
-        return {name: value.double() for name, value in found.items()}
+            maps_of_layers = self.task.maps(now)
+            for i, (watched, maps) in enumerate(zip(layers, maps_of_layers, strict=True)):
+                for name, by_head in {**attention_of(watched), **norms_of(maps)}.items():
+                    values |= {f"{name}_l{i}_h{h}": value for h, value in enumerate(by_head)}
+            values |= self._directions(done, maps_of_layers)
+            values |= self._updates(done)
+        values |= self._gradients(now) | self._curvature(done, now)
+        return {name: value.double() for name, value in values.items()}
 
     def _directions(self, done: int, layers: Sequence[Maps]) -> dict[str, Tensor]:
         """Cosines of W_QK with its value at each measured step; NaN for later steps."""
         size = sum(m.q.numel() + m.k.numel() for m in layers) * layers[0].q.element_size() * len(self.steps)
         every = -(-size // MOST_KEPT)
         self.kept[done] = [(m.q.clone(), m.k.clone()) for m in layers[::every]]
-        found = {}
+        values = {}
         for step in self.steps:
             then = self.kept.get(step)
             for i, (q, k) in enumerate(self.kept[done]):
                 cosines = q.new_full((len(q),), nan) if then is None else cosine_of_products((q, k), then[i])
-                found |= {f"direction_at_{step}_l{i * every}_h{h}": value for h, value in enumerate(cosines)}
-        return found
+                values |= {f"direction_at_{step}_l{i * every}_h{h}": value for h, value in enumerate(cosines)}
+        return values
 
     def _updates(self, done: int) -> dict[str, Tensor]:
         """Cosine of the last two updates, and the last one relative to the weights; NaN before there are any."""
         now, roles = self.recent[done], {parameter.role for parameter in self.parameters}
-        found = dict.fromkeys(("update_cosine", *(f"update_ratio_{role}" for role in sorted(roles))), _absent(now))
+        values = dict.fromkeys(("update_cosine", *(f"update_ratio_{role}" for role in sorted(roles))), _absent(now))
         last, before = self._update(done), self._update(done - 1)
         if last is None:
-            return found
+            return values
         for role in roles:
-            own = [i for i, parameter in enumerate(self.parameters) if parameter.role == role]
-            weights = _flat([now[self.names[i]] for i in own])
-            found[f"update_ratio_{role}"] = _norm(_flat([last[i] for i in own])) / _norm(weights)
+            places = [i for i, parameter in enumerate(self.parameters) if parameter.role == role]
+            weights = _flat([now[self.names[i]] for i in places])
+            values[f"update_ratio_{role}"] = _norm(_flat([last[i] for i in places])) / _norm(weights)
         if before is not None:
             u, v = _flat(last), _flat(before)
-            found["update_cosine"] = _inner(u[None], v)[0] / (_norm(u) * _norm(v))
-        return found
+            values["update_cosine"] = _inner(u[None], v)[0] / (_norm(u) * _norm(v))
+        return values
 
     def _update(self, done: int) -> list[Tensor] | None:
         """The last update of each trained parameter; None if unknown."""
@@ -159,9 +152,9 @@ class Observer:
         return list(leaves.values()), grads
 
     def _curvature(self, done: int, now: dict[str, Tensor]) -> dict[str, Tensor]:
-        found = {name: _absent(now) for name in ("sharpness", "curvature", "edge")}
+        values = {name: _absent(now) for name in ("sharpness", "curvature", "edge")}
         if done not in self.curved:
-            return found
+            return values
         batch = self.task.data.batch("train", slice(0, self.curved_rows))
         leaves, grads = self._gradient(now, batch, create_graph=True)
 
@@ -171,13 +164,13 @@ class Observer:
             shaped = [piece.view_as(leaf) for piece, leaf in zip(pieces, leaves, strict=True)]
             return _flat(torch.autograd.grad(grads, leaves, shaped, retain_graph=True))
 
-        found["sharpness"] = greatest_eigenvalue(times, _flat(grads).detach(), LANCZOS)
+        values["sharpness"] = greatest_eigenvalue(times, _flat(grads).detach(), LANCZOS)
         before = self.recent.get(done - 1)
         if before is not None:
             u = torch.cat([(now[name] - before[name]).flatten() for name in self.names])
             (bend,), (slope,), (square,) = (_inner(u[None], v) for v in (times(u), _flat(grads).detach(), u))
-            found |= {"curvature": bend / square, "edge": bend / (bend - slope)}
-        return found
+            values |= {"curvature": bend / square, "edge": bend / (bend - slope)}
+        return values
 
 
 # -- heads ------------------------------------------------------------------------------------------------------------
@@ -187,23 +180,23 @@ def attention_of(watched: Watched) -> dict[str, Tensor]:
     """Measurements of a layer's attention, by name: shape (H,) each; padding is excluded."""
     logits_BHTS, seen_BTS = watched
     a_BHTS = logits_BHTS.softmax(-1)
-    there_BT = seen_BTS.diagonal(dim1=-2, dim2=-1)  # a token sees itself, and padding is not seen
-    a_BHTS = torch.where((there_BT[..., None] & seen_BTS)[:, None], a_BHTS, 0)
-    queries = there_BT.sum()
+    token_BT = seen_BTS.diagonal(dim1=-2, dim2=-1)  # a token sees itself, and padding is not seen
+    a_BHTS = torch.where((token_BT[..., None] & seen_BTS)[:, None], a_BHTS, 0)
+    queries = token_BT.sum()
 
     def mean(values_BHT: Tensor) -> Tensor:
-        return torch.where(there_BT[:, None], values_BHT, 0).sum((0, 2)) / queries
+        return torch.where(token_BT[:, None], values_BHT, 0).sum((0, 2)) / queries
 
     top_BHT = a_BHTS.amax(-1)
     keys_BT = seen_BTS.sum(-1).clamp(min=1)
     logits_BHTS = torch.where(seen_BTS[:, None], logits_BHTS, 0)
     centred = torch.where(seen_BTS[:, None], logits_BHTS - (logits_BHTS.sum(-1) / keys_BT[:, None])[..., None], 0)
     spread_BHT = centred.square().sum(-1) / keys_BT[:, None]
-    on_token_BHS = a_BHTS.sum(2) / there_BT.sum(-1)[:, None, None].clamp(min=1)
+    on_token_BHS = a_BHTS.sum(2) / token_BT.sum(-1)[:, None, None].clamp(min=1)
     grams_BHTT, bad_BH = _finite(a_BHTS[:RANKED] @ a_BHTS[:RANKED].mT)
     squares_BHT = torch.linalg.eigvalsh(grams_BHTT).flip(-1).clamp(min=0)
-    made_BHT = squares_BHT.cumsum(-1) / squares_BHT.sum(-1, keepdim=True)
-    rank_BH = (made_BHT < ENERGY).sum(-1) + 1 + bad_BH
+    energy_BHT = squares_BHT.cumsum(-1) / squares_BHT.sum(-1, keepdim=True)
+    rank_BH = (energy_BHT < ENERGY).sum(-1) + 1 + bad_BH
     return {
         "entropy": mean(-torch.special.xlogy(a_BHTS, a_BHTS).sum(-1)),
         "greatest": mean(top_BHT),
@@ -239,12 +232,9 @@ def cosine_of_products(now: tuple[Tensor, Tensor], then: tuple[Tensor, Tensor]) 
 
 
 def greatest_eigenvalue(times: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> Tensor:
-    """The largest eigenvalue of a symmetric matrix, from below, by Lanczos' method: shape ().
+    """The largest eigenvalue of a symmetric matrix, from below, by this many steps of Lanczos' method: shape ().
 
-    Args:
-        times: the matrix times a vector.
-        start: the first vector, shape (n,); all ones where it is zero.
-        steps: products, at least 1.
+    `times` multiplies the matrix with a vector; the first vector has shape (n,), and is all ones where `start` is zero.
     """
     steps = min(steps, len(start))
     basis, T = start.new_zeros(steps, len(start)), start.new_zeros(steps, steps)  # T's upper triangle is filled

@@ -22,12 +22,8 @@ class BatchOrder:
     Rows with lengths are batched with rows of similar length: the permutation is cut into pools of 64
     batches, each pool is sorted by length and cut into batches, and the epoch's batches are shuffled.
 
-    Args:
-        n: number of training samples, at least 1.
-        batch_size: samples of one optimizer step, in [1, n].
-        seed: data seed; with the epoch it determines the permutation.
-        device: where the row numbers live.
-        lengths: of the samples, int64 of shape (n,) on the CPU, or None.
+    Batch sizes are in [1, n]; the data seed and the epoch determine the permutation; lengths are int64 of shape (n,) on
+    the CPU; row numbers live on the device.
     """
 
     def __init__(self, n: int, batch_size: int, seed: int, device: torch.device, lengths: Tensor | None = None) -> None:

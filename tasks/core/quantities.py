@@ -10,8 +10,7 @@ HEADS = {
     "greatest": "max_s a_s, in [0, 1]; mean over queries",
     "top_token": "fraction of a row's attention on its most attended token, in [0, 1]; mean over rows",
     "rank": "number of singular values of a row's attention matrix, largest first, with 99 % of the sum of squares;"
-    " mean"
-    " over 4 rows",
+    " mean over 4 rows",
     "logit_scale": "standard deviation of a query's logits",
     "saturated": "fraction of queries with max_s a_s > 0.99",
     "norm_Q": "||W_Q||",

@@ -66,7 +66,6 @@ class BatchRandomness:
         seed: of the run's randomness except initialisation and order.
         step: the optimizer step, from 0.
         rows: the micro-batch's rows within the batch.
-        batch_size: rows of the whole batch, over micro-batches and ranks.
         width: tokens that all rows of the batch are padded to; None if rows have no lengths.
         drawn: whether any random numbers have been drawn.
     """
@@ -75,7 +74,6 @@ class BatchRandomness:
         self.seed = seed
         self.step = 0
         self.rows = slice(0, 0)
-        self.batch_size = 0
         self.width: int | None = None
         self.drawn = False
         self._held: tuple[int, Tensor, Tensor] | None = None

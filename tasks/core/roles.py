@@ -17,20 +17,16 @@ def described(model: nn.Module, roles: Mapping[str, Role], pieces: Mapping[str, 
     """Facts about each trained parameter, in the order of `model.parameters()`.
 
     By default a parameter with fewer than two dimensions is a `vector`, a weight of an embedding or a convolution an
-    `embedding`, and all others a `matrix`; modules do not identify a `head`.
-
-    Args:
-        model: the model.
-        roles: declared roles, by patterns of parameter names (`*` matches anything); the first match counts.
-        pieces: number of matrices of one shape stacked by rows, by patterns.
+    `embedding`, and all others a `matrix`; modules do not identify a `head`. Declared roles, and numbers of matrices of
+    one shape stacked by rows, are by patterns of parameter names (`*` matches anything); the first match counts.
 
     Raises:
         ValueError: the rows do not divide into the pieces, a role is unknown, or a name without `*` matches no
             parameter.
     """
     every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    for what, said_of in {"roles": roles, "pieces": pieces}.items():
-        if missing := sorted(name for name in said_of if "*" not in name and name not in every):
+    for what, patterns in {"roles": roles, "pieces": pieces}.items():
+        if missing := sorted(name for name in patterns if "*" not in name and name not in every):
             raise ValueError(f"{what} of {type(model).__name__}: it has no parameter {missing[0]}")
     for pattern, role in roles.items():
         if role not in ROLES:
@@ -40,16 +36,18 @@ def described(model: nn.Module, roles: Mapping[str, Role], pieces: Mapping[str, 
             raise ValueError(
                 f"pieces of {type(model).__name__}: {pattern} has {count!r}; it must be a count of at least 1"
             )
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     modules = dict(model.named_modules())
-    found: list[Parameter] = []
-    for name, p in named:
+    parameters: list[Parameter] = []
+    for name, p in model.named_parameters():
+        if not p.requires_grad:
+            continue
         cut = next((n for pattern, n in pieces.items() if fnmatchcase(name, pattern)), 1)
         if cut > 1 and (p.ndim < 2 or p.shape[-2] % cut):
             raise ValueError(f"{type(model).__name__}: {name} of shape {tuple(p.shape)} cannot be cut into {cut}")
-        said: Role | None = next((role for pattern, role in roles.items() if fnmatchcase(name, pattern)), None)
-        found.append(Parameter(name, tuple(p.shape), said or _default(modules[name.rpartition(".")[0]], p.ndim), cut))
-    return found
+        declared: Role | None = next((role for pattern, role in roles.items() if fnmatchcase(name, pattern)), None)
+        default = _default(modules[name.rpartition(".")[0]], p.ndim)
+        parameters.append(Parameter(name, tuple(p.shape), declared or default, cut))
+    return parameters
 
 
 def _default(module: nn.Module, dimensions: int) -> Role:

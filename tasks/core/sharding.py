@@ -14,14 +14,11 @@ from optimizers.norms import whole
 
 
 class ShardedStrategy(ModelParallelStrategy):
-    """Lightning's FSDP2 strategy, except for its checkpoints.
+    """Lightning's FSDP2 strategy, for this many ranks, except for its checkpoints.
 
     Lightning restores optimizers by torch's distributed checkpoints, which initialise an optimizer's state by a step
     without a loss, and fail for methods without state. Here each tensor is gathered when saved and sharded again when
     loaded.
-
-    Args:
-        ranks: number of processes that share parameters and batch.
     """
 
     def __init__(self, ranks: int) -> None:

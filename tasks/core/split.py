@@ -10,18 +10,10 @@ from torch import Tensor
 
 @lru_cache
 def validation_rows(n: int, n_val: int, salt: str) -> tuple[Tensor, Tensor]:
-    """Carve a validation set from n training samples.
+    """Validation rows of n training samples, ascending, and training rows in hashed order; a prefix is a fair sample.
 
-    Rows are put in the order of SHA-256 of "salt:row"; the first n_val are the validation set. No random generator is
-    involved, so the split cannot change with a library's version.
-
-    Args:
-        n: number of training samples.
-        n_val: size of the validation set, in [1, n).
-        salt: the dataset's name.
-
-    Returns:
-        Validation rows, ascending, and training rows in the hashed order (so that a prefix is a fair sample).
+    Rows are put in the order of SHA-256 of "salt:row", with the dataset's name as salt; the first n_val, in [1, n), are
+    the validation set. No random generator is involved, so the split cannot change with a library's version.
     """
     order = sorted(range(n), key=lambda row: sha256(f"{salt}:{row}".encode()).digest())
     return torch.from_numpy(np.sort(np.array(order[:n_val]))), torch.tensor(order[n_val:])

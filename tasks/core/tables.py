@@ -28,12 +28,7 @@ def or_part(path: Path) -> Path:
 
 
 def require_tables(paths: Mapping[str, Path], columns: Sequence[str], hub: Hub | None) -> None:
-    """Make sure that files are there, from the Hub if they are not.
-
-    Args:
-        paths: the files by split.
-        columns: which they must have, for the message.
-        hub: where they can be fetched; None if nowhere.
+    """Make sure that the files of each split exist, from the Hub if they do not; messages name their columns.
 
     Raises:
         DataError: a file is missing and cannot be fetched.

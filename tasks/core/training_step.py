@@ -16,7 +16,7 @@ from optimizers.closures import once_known
 from optimizers.groups import Part
 from optimizers.norms import global_norm, whole
 from tasks.core.averaging import Average, Averaging
-from tasks.core.compiled import Compile, CompileTrial
+from tasks.core.compiled import compiled_loss
 from tasks.core.order import micro_batches_per_rank
 from tasks.core.schedule import Schedule
 
@@ -52,7 +52,7 @@ class TrainingPlan:
         step_keywords: which of `STEP_KEYWORDS` the optimizer's `step` takes.
         measure_every: optimizer steps between measurements, or None for none.
         observed: optimizer steps after which attention is observed (`tasks.core.observatory`), ascending.
-        compile: whether loss and gradient go through `torch.compile` (`tasks.core.compiled`).
+        compiled: whether loss and gradient go through `torch.compile` (`tasks.core.compiled`).
     """
 
     make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -70,7 +70,7 @@ class TrainingPlan:
     create_graph: bool = False
     measure_every: int | None = None
     observed: Sequence[int] = ()
-    compile: Compile = "off"
+    compiled: bool = False
 
     @property
     def step_of(self) -> str:
@@ -100,10 +100,7 @@ class CurveRow(NamedTuple):
 
 @dataclass
 class Record:
-    """What callbacks read from the training step.
-
-    It has the steps and measurements since the last read, the last micro-batch, whether the loss is compiled, and
-    messages about that.
+    """What callbacks read from the training step: steps and measurements since the last read, the last micro-batch.
 
     A measurement has the optimizer steps done at each of K points, and the values by name there, shape (K,).
     """
@@ -111,8 +108,6 @@ class Record:
     curve: list[CurveRow] = field(default_factory=list)
     measurements: list[tuple[list[int], dict[str, Tensor]]] = field(default_factory=list)
     outcome: Outcome | None = None
-    compiled: bool = False
-    said: list[str] = field(default_factory=list)
 
 
 @contextmanager
@@ -155,7 +150,8 @@ class Loop:
         self.noted: list[tuple[int, dict[str, Tensor]]] = []
         self.device = task.device
         self.loss: Callable[[Any], Outcome] = task.loss
-        self.trial = CompileTrial(self, self.plan.compile) if self.plan.compile != "off" else None
+        if self.plan.compiled:
+            self.loss = compiled_loss(task.loss, self.where, self.device)
         # Averages over ranks only in a batch's last micro-batch, if the strategy can.
         self.without_sync = getattr(self.strategy, "block_backward_sync", nullcontext)
         if self.plan.create_graph:  # torch warns of a reference cycle; gradients set to None break it
@@ -169,7 +165,7 @@ class Loop:
         """One optimizer step."""
         if self.plan.schedule is not None:
             self.plan.schedule.apply(self.optimizer, step)
-        loss, norms, params = (self.trial or self).evaluate(step)
+        loss, norms, params = self.evaluate(step)
         closure = once_known(loss, params, lambda: self.evaluate(step)[0])
         keywords = {name: norms[name] for name in self.plan.step_keywords}
         self.taken = True
@@ -188,9 +184,9 @@ class Loop:
     def note_weights(self, done: int) -> None:
         """Store the weights after `done` steps for `measure`, if due; and observe them."""
         if self.observer is not None:
-            found = self.observer.note(done, lambda: {name: whole(p) for name, p in self.named_parameters})
-            if found is not None:
-                self.record.measurements.append(([done], {name: value[None] for name, value in found.items()}))
+            values = self.observer.note(done, lambda: {name: whole(p) for name, p in self.named_parameters})
+            if values is not None:
+                self.record.measurements.append(([done], {name: value[None] for name, value in values.items()}))
         every = self.plan.measure_every
         if every and (done % every == 0 or done == self.plan.total_steps):
             # Not the model: walking through its modules takes longer.
@@ -232,7 +228,7 @@ class Loop:
         # Every rank has the same number of micro-batches: FSDP2 communicates in each.
         cuts = micro_batches_per_rank(size, self.world, self.plan.micro_batch_size)
         where = self.where
-        where.step, where.batch_size, where.width = step, size, self.order.width(step)
+        where.step, where.width = step, self.order.width(step)
         total: Tensor | None = None
         for cut in range(cuts):
             first, last = start + (stop - start) * cut // cuts, start + (stop - start) * (cut + 1) // cuts

@@ -147,14 +147,14 @@ class Encoder(Task):
 
     def maps(self, weights: Mapping[str, Tensor]) -> list[Maps]:
         """`Task.maps`, or the maps of transformers' own attention."""
-        if found := super().maps(weights):
-            return found
+        if layers := super().maps(weights):
+            return layers
         heads: int = self.model.config.num_attention_heads
         for name in (name.removesuffix(".query.weight") for name in weights if name.endswith(".query.weight")):
             q, k, v = (weights[f"{name}.{of}.weight"].unflatten(0, (heads, -1)) for of in ("query", "key", "value"))
             o = weights[f"{name.removesuffix('self')}output.dense.weight"]
-            found.append(Maps(q, k, v, o.unflatten(1, (heads, -1)).transpose(0, 1)))
-        return found
+            layers.append(Maps(q, k, v, o.unflatten(1, (heads, -1)).transpose(0, 1)))
+        return layers
 
     def facts(self) -> dict[str, Any]:
         """The model's name, and the SHA-256 of its weights where they are pretrained."""
@@ -178,10 +178,8 @@ class TextClassifier(Encoder):
     """An encoder of the BERT family with a classifier on the first token; the loss is the mean cross-entropy.
 
     The model is transformers' own for sequence classification: BERT's pooler, dropout and a linear layer; for RoBERTa
-    dropout, a linear layer with tanh, dropout and a linear layer.
-
-    Token numbers of shape (rows, width), with their mask, give logits of shape (rows, num_classes). Where texts carry
-    groups, the labels of an outcome have one column more for each: shape (rows, 1 + G), the label first.
+    dropout, a linear layer with tanh, dropout and a linear layer. Logits have the shape (rows, num_classes). Where
+    texts carry groups, the labels of an outcome have one column more for each: shape (rows, 1 + G), the label first.
     """
 
     AUTO = AutoModelForSequenceClassification
@@ -226,35 +224,13 @@ _ATTENTION = "module_dropout"
 
 
 def _attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor,
-    *,
-    scaling: float,
-    dropout: float,
-    **_: Any,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scaling: float, dropout: float, **_: Any
 ) -> tuple[Tensor, None]:
-    """Attention with transformers' signature and the module's own dropout layer.
+    """Attention with transformers' signature and the module's dropout: theirs draws from the global generator.
 
-    transformers' dropout draws from the global generator.
-
-    Args:
-        module: the attention layer.
-        query: shape (rows, heads, width, head size).
-        key: the same.
-        value: the same.
-        attention_mask: bool, shape (rows, 1, 1, width), True at tokens.
-        scaling: factor of the logits.
-        dropout: rate; 0 in eval mode.
-
-    Returns:
-        Shape (rows, width, heads, head size).
+    The mask is bool, shape (rows, 1, 1, width), True at tokens; the result has shape (rows, width, heads, head size).
     """
-    mixed = plain_attention(
-        query, key, value, attention_mask, scale=scaling, dropout=module.dropout if dropout else None
-    )
+    mixed = plain_attention(query, key, value, mask, scale=scaling, dropout=module.dropout if dropout else None)
     return mixed.transpose(1, 2), None
 
 
@@ -289,13 +265,9 @@ def _replace_attention(model: Any, num_heads: int, head_dim: int, kind: Literal[
 
 
 def model_folder(model: str, *, weights: bool = True) -> Path:
-    """The folder with a model's config.json and model.safetensors.
+    """The folder with a model's config.json and, if needed, model.safetensors.
 
-    That is `model` itself, or a folder in the Hub's cache, which is filled if necessary.
-
-    Args:
-        model: a folder, `python:PACKAGE/FOLDER`, or a name on the Hugging Face Hub.
-        weights: whether model.safetensors is needed.
+    A model is a folder, `python:PACKAGE/FOLDER`, or a name on the Hugging Face Hub, which fills a folder of its cache.
 
     Raises:
         DataError: a file is missing, or the weights are a pickle.
@@ -307,7 +279,7 @@ def model_folder(model: str, *, weights: bool = True) -> Path:
     needed = [_CONFIG, _WEIGHTS] if weights else [_CONFIG]
     folder = named_folder(model)
     if folder.is_dir():
-        found = {path.name for path in folder.iterdir()}
+        names = {path.name for path in folder.iterdir()}
     else:
         try:
             return _from_hub(model, needed, local_files_only=True)
@@ -316,8 +288,8 @@ def model_folder(model: str, *, weights: bool = True) -> Path:
         try:
             refuse_if_reading()
             # Checked first: without a network a download fails only after half a minute.
-            found = {file.rfilename for file in HfApi().model_info(model, timeout=10).siblings or ()}
-            if found.issuperset(needed):
+            names = {file.rfilename for file in HfApi().model_info(model, timeout=10).siblings or ()}
+            if names.issuperset(needed):
                 disable_progress_bars()
                 return _from_hub(model, needed)
         except Exception as error:
@@ -326,13 +298,13 @@ def model_folder(model: str, *, weights: bool = True) -> Path:
                 f" {HF_HUB_CACHE}, and downloading failed ({one_line(error)}); name a folder that has that with"
                 " --task.model DIR, set HF_HOME to a cache that has it, or train a small model with --task.scratch true"
             ) from error
-    if weights and _WEIGHTS not in found and any(name.startswith("pytorch_model") for name in found):
+    if weights and _WEIGHTS not in names and any(name.startswith("pytorch_model") for name in names):
         raise DataError(
             f"model {model!r} has its weights as a pickle (pytorch_model.bin), which can run any code and is not read;"
             f" convert it to {_WEIGHTS} in a trusted environment (transformers' save_pretrained does that), or name"
             f" another"
         )
-    if missing := [name for name in needed if name not in found]:
+    if missing := [name for name in needed if name not in names]:
         raise DataError(
             f"model {model!r} has no {' and no '.join(missing)}; name a folder or a model of the Hub with"
             f" {' and '.join(needed)}"
@@ -405,14 +377,10 @@ class _Accuracy(MulticlassAccuracy):
 
 
 class WorstGroupAccuracy(Metric):
-    """Smallest accuracy over the groups (identity x label) that have samples.
+    """Smallest accuracy over the groups (one of G identities x label) that have samples.
 
     As WILDS defines it for Civil Comments (Koh et al., ICML 2021): groups overlap, since a text may mention several
     identities; texts that mention none are not counted. It is NaN if no group has samples.
-
-    Args:
-        num_classes: labels are in [0, num_classes).
-        identities: number G of them.
     """
 
     samples: Tensor

@@ -62,7 +62,7 @@ class CorpusData(TaskData):
     """A corpus as windows of its tokens.
 
     Where a corpus has no file for validation, the last tenth of its characters is kept for it. Results are reported on
-    the test file, and on the validation split where there is none.
+    the test file, or on the validation split if there is no test file.
 
     Args:
         root: the data folder.
@@ -79,10 +79,6 @@ class CorpusData(TaskData):
         vocab_size: number of distinct tokens.
         length: T.
         first: the training text's first token.
-
-    Raises:
-        ValueError: an option is out of range.
-        DataError: a file is missing or damaged, or the text is too short.
     """
 
     seeded = False
@@ -110,10 +106,10 @@ class CorpusData(TaskData):
         arrays: dict[str, NDArray[np.uint16]] = {}
         self._packed: dict[str, Any] = {}
         for path in paths.values():
-            own = {split: text for split, text in texts.items() if text.path == path}
-            found, about = _packed(path, self._digests[path.name], own, self.vocabulary)
-            arrays |= found
-            self._packed |= about
+            texts_of_file = {split: text for split, text in texts.items() if text.path == path}
+            streams, records = _packed(path, self._digests[path.name], texts_of_file, self.vocabulary)
+            arrays |= streams
+            self._packed |= records
         for split, ids in arrays.items():
             if len(ids) < length + 1:
                 raise DataError(
@@ -123,16 +119,16 @@ class CorpusData(TaskData):
                 )
         if len(self.vocabulary) < 2:
             raise DataError(
-                f"the text of {paths['train']} has only one distinct character, so there is nothing to learn; use"
-                f" another"
+                f"the text of {paths['train']} has only one distinct character, so there is nothing to learn;"
+                " use another"
             )
-        said = list(_parts(source, paths))
+        notes = list(_parts(source, paths))
         if n_val is not None and n_val < (rows := -(-(len(arrays["val"]) - 1) // length)):
             arrays["val"] = arrays["val"][: n_val * length + 1]
             size = int(self.vocabulary.sizes[arrays["val"].astype(np.int64)].sum())
             self._packed = {**self._packed, "val": {**self._packed["val"], "bytes": size}}
-            said.append(f"{n_val:,} of {rows:,} rows of the validation split")
-        self.part = "; ".join(said) or None
+            notes.append(f"{n_val:,} of {rows:,} rows of the validation split")
+        self.part = "; ".join(notes) or None
         self._place(arrays, length)
 
     def _place(self, streams: Mapping[str, NDArray[np.uint16]], length: int) -> None:
@@ -241,8 +237,8 @@ def _chunks(path: Path, separator: str) -> Iterator[str]:
         return
     import pyarrow.parquet as pq
 
-    if "text" not in (there := columns_of(path)):
-        raise DataError(f"{path} has no column 'text', only {', '.join(there)}")
+    if "text" not in (columns := columns_of(path)):
+        raise DataError(f"{path} has no column 'text', only {', '.join(columns)}")
     gathered: list[str] = []
     size = row = 0
     with readable(path):
@@ -267,10 +263,9 @@ def _chunks(path: Path, separator: str) -> Iterator[str]:
 def _parts(source: Corpus, paths: Mapping[str, Path]) -> Iterator[str]:
     """Descriptions of files that are smaller than the official ones."""
     for split, path in paths.items():
-        official, table = source.files[split][1], path.suffix == ".parquet"
-        found = amount(path)
-        if official not in (None, found):
-            yield f"{found:,} of {official:,} {'rows' if table else 'bytes'} of {source.files[split][0]}"
+        (name, official), size = source.files[split], amount(path)
+        if official not in (None, size):
+            yield f"{size:,} of {official:,} {'rows' if path.suffix == '.parquet' else 'bytes'} of {name}"
 
 
 # -- tokens -----------------------------------------------------------------------------------------------------------
@@ -281,14 +276,13 @@ def _vocabulary(texts: Mapping[str, _Text], kind: str, size: int, key: Any) -> V
     if kind == "byte":
         return Bytes()
 
-    def made() -> str:
+    def make() -> str:
         if kind == "bpe":
             return train_byte_pairs(islice(texts["train"].chunks(), _TRAINING_CHUNKS), size).to_str()
-        return Characters(
-            sorted({c for text in texts.values() for chunk in text.chunks() for c in set(chunk)})
-        ).to_str()
+        characters = {c for text in texts.values() for chunk in text.chunks() for c in set(chunk)}
+        return Characters(sorted(characters)).to_str()
 
-    return cached((kind, key, size if kind == "bpe" else None), read_vocabulary, made)
+    return cached((kind, key, size if kind == "bpe" else None), read_vocabulary, make)
 
 
 def _packed(
@@ -298,19 +292,19 @@ def _packed(
     parts = {split: [text.separator, text.start, text.stop] for split, text in texts.items()}
 
     def make() -> tuple[dict[str, NDArray[np.uint16]], dict[str, Any]]:
-        made = {split: _stream(text.chunks(), vocabulary) for split, text in texts.items()}
-        splits = {split: about for split, (_, about) in made.items()}
-        return {split: ids for split, (ids, _) in made.items()}, {"vocabulary": len(vocabulary), "splits": splits}
+        streams = {split: _stream(text.chunks(), vocabulary) for split, text in texts.items()}
+        splits = {split: about for split, (_, about) in streams.items()}
+        return {split: ids for split, (ids, _) in streams.items()}, {"vocabulary": len(vocabulary), "splits": splits}
 
     arrays, record = cached_arrays(path, digest, (parts, vocabulary.to_str()), list(texts), make)
     return arrays, record["splits"]
 
 
 def _stream(chunks: Iterable[str], vocabulary: Vocabulary) -> tuple[NDArray[np.uint16], dict[str, Any]]:
-    digest, size, found, chunks = hashlib.sha256(), 0, [np.zeros(0, np.uint16)], iter(chunks)
+    digest, size, parts, chunks = hashlib.sha256(), 0, [np.zeros(0, np.uint16)], iter(chunks)
     while some := list(islice(chunks, _CHUNKS)):
         raw = "".join(some).encode()
         digest.update(raw)
         size += len(raw)
-        found.append(vocabulary.encode(some))
-    return np.concatenate(found), {"bytes": size, "sha256": digest.hexdigest()}
+        parts.append(vocabulary.encode(some))
+    return np.concatenate(parts), {"bytes": size, "sha256": digest.hexdigest()}

@@ -81,10 +81,6 @@ class TextData(TaskData):
         group_names: identities of `TextBatch.groups`; () if the data, or an evaluated split, have none.
         tokenizer: a `tokenizers.Tokenizer`.
         lengths: tokens of each row of "train", int64 on the CPU.
-
-    Raises:
-        ValueError: an option is out of range.
-        DataError: a file is missing or damaged, or its rows are not what they should be; no tokenizer was found.
     """
 
     SOURCES: ClassVar[tuple[TextSource, ...]]
@@ -123,8 +119,8 @@ class TextData(TaskData):
         self._truncate(max_length)
         if not self.tokenizer.encode("").ids:
             raise DataError(
-                f"the tokenizer of {model} does not mark the beginning of a text, which a classifier needs; use"
-                f" another model"
+                f"the tokenizer of {model} does not mark the beginning of a text, which a classifier needs;"
+                " use another model"
             )
         self.vocab_size = 1 + max(self.tokenizer.get_vocab().values())
         self.num_classes = source.num_classes
@@ -140,7 +136,7 @@ class TextData(TaskData):
         """The data set of this name, by default the first that is in this data folder, or else the first.
 
         Raises:
-            ValueError: there is none of this name.
+            ValueError: no data set has this name.
         """
         return find(cls.SOURCES, root, dataset)
 
@@ -196,8 +192,8 @@ class TextData(TaskData):
         for split, (name, official) in source.files.items():
             if not amounts[split]:
                 raise DataError(f"{name} of {source.folder} has no rows to evaluate; copy it again")
-            if official not in (None, found := amounts[split]):
-                notes.append(f"{found:,} of {official:,} rows of {name}")
+            if official not in (None, amounts[split]):
+                notes.append(f"{amounts[split]:,} of {official:,} rows of {name}")
         if n_train is not None:
             if not 1 <= n_train <= len(rest):
                 raise ValueError(f"n_train={n_train} is out of range: it must be in [1, {len(rest)}]")
@@ -274,7 +270,7 @@ class Encoded(NamedTuple):
     """The rows of a file as they are cached.
 
     Attributes:
-        ids: tokens of all rows, one by one, uint16 (int32 where ids are greater).
+        ids: tokens of all rows, concatenated, uint16 (int32 where ids are greater).
         ends: where each row ends in them, int64 of shape (n,).
         second: how many of a row's tokens, at its end, belong to the second text, uint16 of shape (n,).
         labels: of shape (n,).
@@ -306,15 +302,9 @@ def tokenised(
     tokenizer: Tokenizer,
     encode: Callable[[], Mapping[str, NDArray[Any]]],
 ) -> Mapping[str, NDArray[Any]]:
-    """The arrays computed from a file's texts, through the cache. Several processes may request them at once.
+    """The arrays that `encode` computes from a file's texts, through the cache (`cached_arrays`).
 
-    Args:
-        names: of the arrays.
-        path: the file.
-        digest: its SHA-256.
-        meaning: plain values that the arrays depend on besides file and tokenizer.
-        tokenizer: with its truncation.
-        encode: computes them.
+    `meaning` has the plain values that they depend on besides file and tokenizer, whose truncation counts.
     """
 
     def make() -> tuple[Mapping[str, NDArray[Any]], dict[str, Any]]:
@@ -342,7 +332,7 @@ def _encode(source: TextSource, path: Path, groups: Sequence[str], tokenizer: To
         rows: Any = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
         encodings = tokenizer.encode_batch_fast(rows)
         lengths += map(len, encodings)
-        second += (sum(each.type_ids) for each in encodings) if len(columns) > 1 else [0] * len(encodings)
-        ids.append(np.fromiter(chain.from_iterable(each.ids for each in encodings), kind))
+        second += (sum(text.type_ids) for text in encodings) if len(columns) > 1 else [0] * len(encodings)
+        ids.append(np.fromiter(chain.from_iterable(text.ids for text in encodings), kind))
     flat = np.concatenate(ids) if ids else np.zeros(0, kind)
     return Encoded(flat, np.cumsum(lengths, dtype=np.int64), np.array(second, np.uint16), labels, mentions)

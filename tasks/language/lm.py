@@ -26,14 +26,9 @@ _TEMPERATURE = 0.8
 
 
 class MLP(nn.Module):
-    """Two linear maps with a nonlinearity between them.
+    """Two linear maps with a hidden width and a nonlinearity between them.
 
-    It is GELU, or SiLU of one half times the other (SwiGLU; Shazeer 2020).
-
-    Args:
-        width: D, the size of a token.
-        hidden: width between the maps.
-        kind: `gelu` or `swiglu`.
+    It is GELU (`gelu`), or SiLU of one half times the other (`swiglu`; Shazeer 2020).
     """
 
     def __init__(self, width: int, hidden: int, kind: str) -> None:
@@ -52,14 +47,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block: x + attention(norm(x)), then x + MLP(norm(x)).
-
-    Args:
-        attention: the block's attention.
-        mlp: the block's MLP.
-        width: D, the size of a token.
-        dropout: rate in [0, 1) after each of them.
-    """
+    """A pre-norm transformer block: x + attention(norm(x)), then x + MLP(norm(x)), with dropout after each."""
 
     def __init__(self, attention: MultiHeadAttention, mlp: MLP, width: int, dropout: float) -> None:
         super().__init__()
@@ -74,18 +62,11 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens to logits of the next token: embedding, blocks, norm, linear head.
+    """Tokens to logits of the next token: embedding, blocks, norm, linear head; `tied`: it has the embedding's weights.
 
     Linear maps start with standard deviation 0.2 / sqrt(D), about that of paper D (0.006) at its width, 1024.
     Embeddings start with 1 / D and are multiplied by sqrt(D) (Vaswani et al. 2017, section 3.4). So logits start small,
     tied or not, and the loss starts near log V.
-
-    Args:
-        vocab_size: V.
-        width: D, the size of a token.
-        blocks: in their order.
-        tied: whether head and embedding share their weights.
-        dropout: rate in [0, 1) on the embedding.
     """
 
     def __init__(self, vocab_size: int, width: int, blocks: list[Block], tied: bool, dropout: float) -> None:
@@ -217,11 +198,7 @@ class LanguageModel(Task):
 
 
 class _PerPrediction(Metric):
-    """Sums of nats, predictions and bytes. Updated with the nats of rows, shape (rows,), and `TokenBatch.sizes`.
-
-    Args:
-        dtype: of the sum of nats.
-    """
+    """Sums of nats, in this dtype, predictions and bytes, from the nats of rows and `TokenBatch.sizes`."""
 
     nats: Tensor
     sizes: Tensor

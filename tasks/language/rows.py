@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tasks.core.files import DataError, asked
+from tasks.core.files import DataError, splits_of
 from tasks.language.labelled_text import TextData
 from tasks.language.text_source import TextSource
 
@@ -31,10 +31,6 @@ class RowTexts(TextData):
         name: determines the validation rows, and appears in messages.
         classes: labels are in [0, classes).
         n_val: training rows kept for validation; a tenth of the rows where that is less.
-
-    Raises:
-        ValueError: an option is out of range.
-        DataError: rows cannot be read, or are not what they should be; no tokenizer was found.
     """
 
     report = "test"
@@ -57,16 +53,15 @@ class RowTexts(TextData):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        given = asked(self.name, self.samples, root)
-        for split in ("train", "test"):
-            if not isinstance(given[split], list | tuple):
-                raise DataError(f"{self.name}: {split} is a {type(given[split]).__name__}; give a list of rows")
-        rows = {split: list(given[split]) for split in ("train", "test")}
+        rows = splits_of(self.name, self.samples, root)
+        for split, given in rows.items():
+            if not isinstance(given, list | tuple):
+                raise DataError(f"{self.name}: {split} is of type {type(given).__name__}; give a list of rows")
         columns = self._columns_of(rows)
         self._texts = columns[:-1]
         with TemporaryDirectory() as folder:  # the cache is keyed by the files' content
-            for split, own in rows.items():
-                values = dict(zip(columns, zip(*own, strict=True), strict=True))
+            for split, given in rows.items():
+                values = dict(zip(columns, zip(*given, strict=True), strict=True))
                 pq.write_table(pa.table(values), self._file(split, Path(folder)))
             super().__init__(
                 Path(folder), seed, model=model, scratch=scratch, vocab=vocab, max_length=max_length, n_train=n_train
@@ -101,8 +96,8 @@ class RowTexts(TextData):
             )
         first = rows["train"][0]
         width = len(first) if isinstance(first, tuple | list) and len(first) in (2, 3) else 2
-        for split, own in rows.items():
-            for i, row in enumerate(own):
+        for split, given in rows.items():
+            for i, row in enumerate(given):
                 fits = isinstance(row, tuple | list) and len(row) == width
                 if not fits or not all(isinstance(text, str) for text in row[:-1]):
                     raise DataError(

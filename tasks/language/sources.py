@@ -90,7 +90,7 @@ def find(sources: Sequence[TextSource], root: Path, dataset: str | None = None) 
     """The data set of this name, by default the first that is in this data folder, or else the first.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: no data set has this name.
     """
     known = {source.folder: source for source in sources}
     if dataset is None:
@@ -127,7 +127,7 @@ class Corpus:
         return {split: or_part(root / self.folder / name) for split, (name, _) in self.files.items()}
 
     def require(self, root: Path) -> None:
-        """Make sure that the files are there, from the Hub if they are not.
+        """Make sure that the files exist; fetch missing ones from the Hub.
 
         Raises:
             DataError: one is missing and cannot be fetched.

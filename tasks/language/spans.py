@@ -28,10 +28,8 @@ class SpanExtractor(Encoder):
     """An encoder of the BERT family with two logits for each token; the loss is the mean of two cross-entropies.
 
     They are of the answer's first and last token, over the tokens of a window; both are the window's first token if the
-    window does not have the answer. The model is transformers' own for question answering: a linear layer
-    on the last hidden states.
-
-    Token numbers of shape (rows, width), with their mask, give logits of shape (rows, width, 2).
+    window does not have the answer. The model is transformers' own for question answering: a linear layer on the last
+    hidden states. Logits have the shape (rows, width, 2).
     """
 
     AUTO = AutoModelForQuestionAnswering
@@ -40,8 +38,8 @@ class SpanExtractor(Encoder):
 
     def loss(self, batch: "TextBatch") -> Outcome:
         """Mean cross-entropy of first and last token; the labels are the batch's, of shape (rows, 5)."""
-        found = self.encode(batch)
-        logits = torch.stack([found.start_logits, found.end_logits], dim=-1)
+        encoded = self.encode(batch)
+        logits = torch.stack([encoded.start_logits, encoded.end_logits], dim=-1)
         of_tokens = logits.masked_fill(~batch.mask[..., None], -torch.inf)
         return Outcome(cross_entropy(of_tokens, batch.labels[:, :2]), logits, batch.labels)
 
@@ -54,16 +52,10 @@ class SpanExtractor(Encoder):
 
 
 class SpanScore(Metric):
-    """A score of SQuAD v1.1 (Rajpurkar et al. 2016), in [0, 100].
+    """A score of SQuAD v1.1 (Rajpurkar et al. 2016), `f1` of words or `exact_match`, in [0, 100].
 
-    It is the mean over questions of the best over a question's answers.
-
-    The predicted answer is the span with the largest sum of first and last logit, over all spans of at most 30 tokens
-    in all windows of the paragraph.
-
-    Args:
-        data: where the windows come from.
-        score: `f1` of words, or `exact_match`.
+    It is the mean over questions of the best over a question's answers. The predicted answer is the span with the
+    largest sum of first and last logit, over all spans of at most 30 tokens in all windows of the paragraph.
     """
 
     places: list[Tensor]
@@ -91,8 +83,8 @@ class SpanScore(Metric):
         """The mean, shape ()."""
         window, begin, end = dim_zero_cat(self.places).cpu().numpy().T
         answered = self.data.answered(window, dim_zero_cat(self.scores).cpu().numpy(), begin, end)
-        found = [over_answers(self.score, *each) for each in answered]
-        return torch.tensor(100 * sum(found) / len(found))
+        scores = [over_answers(self.score, text, answers) for text, answers in answered]
+        return torch.tensor(100 * sum(scores) / len(scores))
 
 
 def normalised(text: str) -> str:

@@ -27,7 +27,7 @@ class Windows(NamedTuple):
     """Questions of a file, each with its paragraph cut into windows, as they are cached.
 
     Attributes:
-        ids: tokens of all windows, one by one.
+        ids: tokens of all windows, concatenated.
         ends: where each window ends in them, int64 of shape (n,).
         second: number of tokens at the end of a window with type 1, uint16 of shape (n,).
         spans: the answer's first and last token, both 0 if the window does not hold all of it; the paragraph's first
@@ -67,10 +67,6 @@ class SquadData(TextData):
             truncated to half of the window without the overlap.
         stride: tokens of the paragraph that a window shares with the one before it, at least 0.
         n_train: use only this many of the training questions; all by default.
-
-    Raises:
-        ValueError: an option is out of range.
-        DataError: a file is missing or damaged, or its rows are not what they should be; no tokenizer was found.
     """
 
     report = "validation"
@@ -118,7 +114,7 @@ class SquadData(TextData):
             tokenizer,
             lambda: _windows(source, path, tokenizer)._asdict(),
         )
-        file, before = Windows(**arrays), sum(len(each.ends) for each in self._files)
+        file, before = Windows(**arrays), sum(len(file.ends) for file in self._files)
         self._files.append(file)
         numbers = before + np.arange(len(file.ends))
         return Encoded(file.ids, file.ends, file.second, numbers, np.zeros(len(numbers), np.uint8))
@@ -132,7 +128,7 @@ class SquadData(TextData):
     def _places(self, rows: Tensor) -> Tensor:
         question = self._files[0].question  # ascending
         first, stop = (np.searchsorted(question, rows.numpy(), side) for side in ("left", "right"))
-        return torch.from_numpy(np.concatenate([np.arange(*each) for each in zip(first, stop, strict=True)]))
+        return torch.from_numpy(np.concatenate([np.arange(a, b) for a, b in zip(first, stop, strict=True)]))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
         """Move tokens and labels to the device."""
@@ -153,8 +149,7 @@ class SquadData(TextData):
             windows_N: windows by number.
             scores_N: score of a window's best span; a question's best window counts, the first one in case of a tie.
             first_N: the span's first token.
-            last_N: its last token; the answer is the paragraph's text between them, and empty if the score is not
-                finite.
+            last_N: its last token; the answer is the text between them, and empty if the score is not finite.
         """
         question_N = self._question[windows_N]
         order_N = np.lexsort((windows_N, -scores_N, question_N))
@@ -171,7 +166,7 @@ class SquadData(TextData):
 def _joined(numbers: list[NDArray[Any]], sizes: list[int]) -> NDArray[np.int64]:
     """Indices within each file as indices within all files in order."""
     before = np.cumsum([0, *sizes[:-1]])
-    return np.concatenate([first + each for first, each in zip(before, numbers, strict=True)])
+    return np.concatenate([first + places for first, places in zip(before, numbers, strict=True)])
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -197,10 +192,10 @@ def _windows(source: TextSource, path: Path, tokenizer: Tokenizer) -> Windows:
         # Tokens with any part of the answer; they may have more, since tokens cannot be cut.
         first = int(np.searchsorted(offsets[-1][:, 1], begin, "right"))
         last = int(np.searchsorted(offsets[-1][:, 0], end)) - 1
-        asked = whole.encode(question, add_special_tokens=False)
-        while len(asked.ids) > longest:  # the tokenizer would return the excess as further windows
-            question = question[: min(asked.offsets[longest][0], len(question) - 1)]
-            asked = whole.encode(question, add_special_tokens=False)
+        tokens_of_question = whole.encode(question, add_special_tokens=False)
+        while len(tokens_of_question.ids) > longest:  # the tokenizer would return the excess as further windows
+            question = question[: min(tokens_of_question.offsets[longest][0], len(question) - 1)]
+            tokens_of_question = whole.encode(question, add_special_tokens=False)
         encoding = tokenizer.encode(question, context)
         before = 0  # tokens of the paragraph before the window
         for part in (encoding, *encoding.overflowing):
@@ -233,15 +228,15 @@ def _windows(source: TextSource, path: Path, tokenizer: Tokenizer) -> Windows:
 def _answers(path: Path, table: Any, contexts: list[str]) -> list[tuple[int, int]]:
     """Begin and end of each row's first answer in its paragraph, in characters; all answers must be texts."""
     spans = []
-    for row, (found, context) in enumerate(zip(values_of(path, table, "answers"), contexts, strict=True)):
-        match found:
+    for row, (answers, context) in enumerate(zip(values_of(path, table, "answers"), contexts, strict=True)):
+        match answers:
             case {"text": [str() as text, *more], "answer_start": [int() as begin, *_]} if all(
                 isinstance(m, str) for m in more
             ):
                 end = begin + len(text)
             case _:
                 raise DataError(
-                    f"{path}: row {row} has the answers {str(found)[:100]};"
+                    f"{path}: row {row} has the answers {str(answers)[:100]};"
                     " they must be a struct of two lists, text and answer_start, with at least one answer"
                 )
         if begin < 0 or not text.strip() or context[begin:end] != text:

@@ -18,7 +18,7 @@ class TextSource:
 
     Attributes:
         folder: below the data folder.
-        files: by split, the name of its Parquet file and the rows of the official one, None if there is none;
+        files: by split, the name of its Parquet file and the rows of the official one, None if unknown;
             "train" is always present; a file NAME_part replaces a missing one.
         texts: columns with the texts, one or two.
         label: column with the label.
@@ -57,7 +57,7 @@ class TextSource:
         return {split: or_part(root / self.folder / name) for split, (name, _) in self.files.items()}
 
     def require(self, root: Path) -> None:
-        """Make sure that the files are there, from the Hub if they are not.
+        """Make sure that the files exist; fetch missing ones from the Hub.
 
         Raises:
             DataError: one is missing and cannot be fetched.
@@ -71,20 +71,20 @@ class TextSource:
 
 def groups_of(source: TextSource, paths: Iterable[Path]) -> tuple[str, ...]:
     """The source's group columns that all files have."""
-    there = [set(columns_of(path)) for path in paths] if source.groups else []
-    return tuple(name for name in source.groups if all(name in names for names in there))
+    columns = [set(columns_of(path)) for path in paths] if source.groups else []
+    return tuple(name for name in source.groups if all(name in names for names in columns))
 
 
 def read_table(source: TextSource, path: Path, names: Iterable[str]) -> Any:
     """Columns of a file, as a pyarrow table."""
     import pyarrow.parquet as pq
 
-    there, names = columns_of(path), list(names)
+    columns, names = columns_of(path), list(names)
     for name in names:
-        if name not in there:
+        if name not in columns:
             hint = f", as {source.hub.name} on the Hugging Face Hub does" if source.hub else ""
             raise DataError(
-                f"{path} has no column {name!r}, only {', '.join(there)}; it must have {', '.join(names)}{hint}"
+                f"{path} has no column {name!r}, only {', '.join(columns)}; it must have {', '.join(names)}{hint}"
             )
     with readable(path):
         return pq.read_table(path, columns=names)

@@ -22,13 +22,10 @@ _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def load_tokenizer(model: str) -> Tokenizer:
-    """The tokenizer of a pretrained model.
+    """The tokenizer of a pretrained model: a local folder, `python:PACKAGE/FOLDER`, or a name on the Hugging Face Hub.
 
     Its `tokenizer.json` is read directly, else its `vocab.txt` as BERT's word pieces; other kinds are left to
     `transformers`. Constructors that silently create an empty vocabulary from a missing file are not used.
-
-    Args:
-        model: a local folder, `python:PACKAGE/FOLDER`, or a name on the Hugging Face Hub.
 
     Raises:
         DataError: there is no such tokenizer here or on the Hub, or it is damaged or has no vocabulary.
@@ -58,10 +55,7 @@ def load_tokenizer(model: str) -> Tokenizer:
 def named_folder(model: str) -> Path:
     """The folder that a model's name means, which need not exist: `python:PACKAGE/FOLDER` is in that package.
 
-    The package is not imported. So weights in a package have the same name on every machine.
-
-    Raises:
-        DataError: the package is not installed.
+    The package is not imported; so weights in a package have the same name on every machine. It must be installed.
     """
     package, _, inside = model.removeprefix("python:").partition("/")
     if not model.startswith("python:"):
@@ -126,19 +120,15 @@ def pad_id_of(tokenizer: Tokenizer) -> int:
     """The id of the padding token."""
     if tokenizer.padding is not None:
         return tokenizer.padding["pad_id"]
-    found = [tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>")]
-    return next((each for each in found if each is not None), 0)  # padding is masked, so any token will do
+    ids = [tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>")]
+    return next((i for i in ids if i is not None), 0)  # padding is masked, so any token will do
 
 
 def train_word_pieces(texts: Sequence[str], size: int) -> Tokenizer:
-    """BERT's tokenizer, in lower case, with a vocabulary of these texts: a function of them and of the size alone.
+    """BERT's tokenizer, in lower case, with at most `size` >= 100 tokens of these texts: a function of both alone.
 
     `tokenizers` numbers characters within words in the order of a hash table, which differs between processes. So they
     are passed in order, as if they were special tokens; only the most frequent characters are kept.
-
-    Args:
-        texts: to train on.
-        size: tokens at most, at least 100.
     """
     tokenizer = word_pieces({token: i for i, token in enumerate(_SPECIAL)})
     counts = Counter[str]()

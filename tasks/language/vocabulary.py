@@ -19,8 +19,7 @@ MOST = 2**16
 class Vocabulary(ABC):
     """Tokens 0, 1, ... and how they encode a text; the text that it was built from has no unknown token.
 
-    Attributes:
-        sizes: bytes of each token in UTF-8, int64 of shape (V,).
+    `sizes` are the bytes of each token in UTF-8, int64 of shape (V,).
     """
 
     sizes: NDArray[np.int64]
@@ -30,7 +29,7 @@ class Vocabulary(ABC):
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> NDArray[np.uint16]:
-        """The tokens of the texts, one by one."""
+        """The tokens of the texts, concatenated."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
@@ -60,14 +59,7 @@ class Bytes(Vocabulary):
 
 
 class Characters(Vocabulary):
-    """The characters of a text, in the order of their code points.
-
-    Args:
-        characters: sorted, without repetition.
-
-    Raises:
-        DataError: there are more than 65,536.
-    """
+    """The sorted characters of a text, in the order of their code points; more than 65,536 are a DataError."""
 
     def __init__(self, characters: Sequence[str]) -> None:
         if len(characters) > MOST:
@@ -97,11 +89,7 @@ def _code_points(text: str) -> NDArray[np.uint32]:
 
 
 class BytePairs(Vocabulary):
-    """Byte-pair encoding of bytes, as in GPT-2: it encodes any text without loss.
-
-    Args:
-        tokenizer: made by `train_byte_pairs`.
-    """
+    """Byte-pair encoding of bytes, as in GPT-2, by `train_byte_pairs`: it encodes any text without loss."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -110,8 +98,8 @@ class BytePairs(Vocabulary):
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.uint16]:
         """The tokens of the texts; none crosses the end of a text."""
-        found = [np.array(each.ids, np.uint16) for each in self._tokenizer.encode_batch_fast(list(texts))]
-        return np.concatenate([np.zeros(0, np.uint16), *found])
+        encodings = self._tokenizer.encode_batch_fast(list(texts))
+        return np.concatenate([np.zeros(0, np.uint16), *(np.array(text.ids, np.uint16) for text in encodings)])
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens."""
@@ -123,14 +111,10 @@ class BytePairs(Vocabulary):
 
 
 def train_byte_pairs(texts: Iterable[str], size: int) -> BytePairs:
-    """A vocabulary of these texts: a function of them and of the size alone.
+    """A vocabulary of these texts, of at most `size` tokens, in [256, 65536]: a function of both alone.
 
     `tokenizers` breaks ties between equally frequent pairs by their numbers, which follow from the alphabet. The
     alphabet is passed in order, since `tokenizers` would collect it from a hash table.
-
-    Args:
-        texts: to train on.
-        size: tokens at most, in [256, 65536]; fewer if the texts have too few pairs.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -142,11 +126,7 @@ def train_byte_pairs(texts: Iterable[str], size: int) -> BytePairs:
 
 
 def read_vocabulary(text: str) -> Vocabulary:
-    """The vocabulary that `Vocabulary.to_str` wrote.
-
-    Raises:
-        ValueError: it is invalid.
-    """
+    """The vocabulary that `Vocabulary.to_str` wrote; an invalid text is a ValueError."""
     if text == Bytes().to_str():
         return Bytes()
     content = json.loads(text)

@@ -147,9 +147,9 @@ class AttentionMatrix(Task):
         keys_PKn, queries_PKn = weights["key.weight"] @ tokens_dn, weights["query.weight"] @ tokens_dn
         points = len(keys_PKn)
         trained = (keys_PKn.mT @ queries_PKn / math.sqrt(self.head_dim)).log_softmax(1)
-        made = self._construction().log_softmax(0).expand(points, *log_target_nn.shape)
+        constructed = self._construction().log_softmax(0).expand(points, *log_target_nn.shape)
         values = {}
-        for name, log_weights in (("", trained), ("construction_", made)):
+        for name, log_weights in (("", trained), ("construction_", constructed)):
             values[f"{name}error"] = (log_weights.exp() - log_target_nn.exp()).abs().amax((1, 2))
             values[f"{name}divergence"] = _divergence(log_weights, log_target_nn)
         return values

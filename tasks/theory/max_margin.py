@@ -36,8 +36,7 @@ class MaxMargin:
     """The solution w = sum_k weights_k c_k of min ||w||^2 subject to <c_k, w> >= 1, with its certificate.
 
     Args:
-        weights: dual solution, float64, shape (m,), at least 0. Not unique where active constraints are dependent;
-            w is.
+        weights: dual solution, float64, shape (m,), at least 0; w is unique, they need not be.
         norm: ||w||; the margin of w/||w|| is 1/norm.
         violation: max_k (1 - <c_k, w>), or 0 where all constraints hold.
         duality_gap: (primal - dual) / primal, with the primal at w scaled until it is feasible; 0 up to rounding.
@@ -68,31 +67,22 @@ class AttentionSVM(NamedTuple):
 
 
 def solve(gram: ArrayLike) -> MaxMargin | None:
-    """Solve min ||w||^2 subject to <c_k, w> >= 1 for k = 1..m, given only the products <c_k, c_l>.
+    """Solve min ||w||^2 subject to <c_k, w> >= 1 for k = 1..m, given only the products <c_k, c_l>, the Gram matrix K.
 
     The dual, min 1/2 a^T K a - 1^T a over a >= 0 with K scaled to unit diagonal, goes to the interior-point solver
     Clarabel (Goulart and Chen 2024); then K_AA a_A = 1 is solved on the active set A, which makes the answer exact to
     rounding. The same Gram matrix gives the same answer.
 
-    Args:
-        gram: K, symmetric and positive semidefinite, shape (m, m), m at least 1; it may be singular.
-
     Returns:
-        The solution, or None if there is none: a constraint is 0, or Clarabel found a certificate, checked here:
+        The solution, or None if none exists: a constraint is 0, or Clarabel found a certificate, checked here:
         weights z >= 0 of sum 1 with ||sum_k z_k c_k / ||c_k|| || at most `NO_MARGIN`. No w has a larger margin.
 
     Raises:
-        ValueError: K is not a Gram matrix.
         ArithmeticError: neither a certificate nor an answer within `ACCURACY` was found. This happens for
             margins below about 1e-4 of the constraints' norms, which drown in the rounding of K, and for larger ones
             if these norms spread over several powers of ten.
-        ImportError: clarabel is not installed.
     """
     K = np.asarray(gram, dtype=np.float64)
-    if K.ndim != 2 or K.shape[0] != K.shape[1] or not len(K):
-        raise ValueError(f"the Gram matrix has shape {K.shape}: it must be square and not empty")
-    if not np.isfinite(K).all() or np.abs(K - K.T).max() > 1e-12 * np.abs(K).max() or K.diagonal().min() < 0:
-        raise ValueError("the Gram matrix must be finite and symmetric, with a nonnegative diagonal")
     lengths = np.sqrt(K.diagonal())
     shortest = float(lengths.min())
     if shortest == 0:
@@ -137,9 +127,9 @@ def _interior_point(G: NDArray, b: NDArray | None = None) -> tuple[NDArray, NDAr
     if b is None:
         rows = sparse.vstack([np.ones((1, m)), rows], format="csc")
         right, cones = np.append(1.0, right), [clarabel.ZeroConeT(1), *cones]
-    found = clarabel.DefaultSolver(upper, np.zeros(m) if b is None else -b, rows, right, cones, settings).solve()
-    weights, slack = (np.nan_to_num(v[-m:], posinf=0, neginf=0) for v in (found.x, found.z))
-    return np.maximum(weights, 0), weights > slack, found.status
+    answer = clarabel.DefaultSolver(upper, np.zeros(m) if b is None else -b, rows, right, cones, settings).solve()
+    weights, slack = (np.nan_to_num(v[-m:], posinf=0, neginf=0) for v in (answer.x, answer.z))
+    return np.maximum(weights, 0), weights > slack, answer.status
 
 
 def _least_margin(G: NDArray, ray: NDArray, active: NDArray) -> float:
@@ -187,8 +177,8 @@ def _polish(G: NDArray, b: NDArray, start: NDArray, active: NDArray) -> NDArray:
 
 def _least_norm(G: NDArray, rows: NDArray, right: NDArray) -> NDArray:
     """The least-squares solution of least norm of G x = right on these rows and columns."""
-    found = linalg.lstsq(G[np.ix_(rows, rows)], right[rows], cond=_RANK, lapack_driver="gelsy")
-    return np.asarray(found[0])  # type: ignore[index]
+    answer: Any = linalg.lstsq(G[np.ix_(rows, rows)], right[rows], cond=_RANK, lapack_driver="gelsy")
+    return np.asarray(answer[0])
 
 
 def _quality(G: NDArray, b: NDArray, a: NDArray) -> tuple[float, float, float]:
@@ -203,27 +193,13 @@ def _quality(G: NDArray, b: NDArray, a: NDArray) -> tuple[float, float, float]:
 
 
 def attention_svm(tokens: Tensor, optimal: Tensor) -> AttentionSVM | None:
-    """Solve min ||W||_F subject to (x_{i,opt_i} - x_{i,t})^T W x_{i,1} >= 1 for every i and t != opt_i.
+    """Solve min ||W||_F subject to (x_{i,opt_i} - x_{i,t})^T W x_{i,1} >= 1 for every i and t != opt_i, as `solve`.
 
     The problem of Tarzanagh et al. (Transformers as Support Vector Machines) and Vasudeva et al. (TMLR 2025), for a
     query that is the first token. A constraint is the outer product of a token difference with the query, so the Gram
-    matrix is the elementwise product of theirs.
-
-    Args:
-        tokens: x, shape (n, T, d), with n at least 1 and T at least 2.
-        optimal: index in 0..T-1 of each sequence's optimal token, int64, shape (n,).
-
-    Returns:
-        The solution, or None if no W meets the constraints. Raises as `solve`.
-
-    Raises:
-        ValueError: shapes or indices do not fit.
+    matrix is the elementwise product of theirs. Tokens x have the shape (n, T, d); `optimal` has the places opt_i.
     """
-    if tokens.ndim != 3 or tokens.shape[0] < 1 or tokens.shape[1] < 2:
-        raise ValueError(f"tokens have shape {tuple(tokens.shape)}: it must be (n, T, d) with n >= 1 and T >= 2")
     n, T = tokens.shape[:2]
-    if optimal.shape != (n,) or not bool(((optimal >= 0) & (optimal < T)).all()):
-        raise ValueError(f"the optimal tokens must be {n} indices in 0..{T - 1}")
     x_nTd = tokens.detach().to("cpu", torch.float64)
     optimal = optimal.to("cpu")
     rows = torch.arange(n)
@@ -238,22 +214,10 @@ def attention_svm(tokens: Tensor, optimal: Tensor) -> AttentionSVM | None:
 
 
 def separator(tokens: Tensor, labels: Tensor) -> Optimum | None:
-    """Solve min ||v||^2 subject to y_i <x_i, v> >= 1: the separator through the origin of largest margin.
+    """Solve min ||v||^2 subject to y_i <x_i, v> >= 1, as `solve`: the separator through the origin of largest margin.
 
-    Args:
-        tokens: x, one per sequence, shape (n, d), n at least 1.
-        labels: y, +1 or -1, shape (n,).
-
-    Returns:
-        v, float64, shape (d,), and the solution; or None if no v separates the tokens. Raises as `solve`.
-
-    Raises:
-        ValueError: shapes or labels do not fit.
+    Tokens x have the shape (n, d), labels y, +1 or -1, the shape (n,); v is float64 of shape (d,).
     """
-    if tokens.ndim != 2 or tokens.shape[0] < 1:
-        raise ValueError(f"tokens have shape {tuple(tokens.shape)}: it must be (n, d) with n >= 1")
-    if labels.shape != tokens.shape[:1] or not bool((labels.abs() == 1).all()):
-        raise ValueError(f"the labels must be {len(tokens)} numbers, each +1 or -1")
     c_nd = labels.detach().to("cpu", torch.float64)[:, None] * tokens.detach().to("cpu", torch.float64)
     solution = solve((c_nd @ c_nd.T).numpy())
     return None if solution is None else (c_nd.T @ torch.from_numpy(solution.weights), solution)
@@ -263,7 +227,7 @@ Solved = TypeVar("Solved", bound=Optimum)
 
 
 def or_reason(constraints: int, solve: Callable[[], Solved | None]) -> Solved | str:
-    """The solution of a max-margin problem with this many constraints, or the reason in words if there is none."""
+    """The solution of a max-margin problem with this many constraints, or the reason why there is no solution."""
     if constraints > MOST_CONSTRAINTS:
         return f"not solved: {constraints} constraints, more than the limit of {MOST_CONSTRAINTS}"
     try:
@@ -276,11 +240,11 @@ def or_reason(constraints: int, solve: Callable[[], Solved | None]) -> Solved | 
         return f"not solved: {error}"
 
 
-def fact(found: Optimum | str) -> dict[str, Any]:
+def fact(optimum: Optimum | str) -> dict[str, Any]:
     """The result of `or_reason` for a run's record."""
-    if isinstance(found, str):
-        return {"solved": False, "reason": found}
-    solution = found[1]
+    if isinstance(optimum, str):
+        return {"solved": False, "reason": optimum}
+    solution = optimum[1]
     return {
         "solved": True,
         "norm": float(solution.norm),

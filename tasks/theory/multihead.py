@@ -39,15 +39,10 @@ class SequenceData(TaskData):
     """Sequences of tokens with binary labels, in the splits "train", "val" and "test".
 
     The paper studies generalisation, so the test loss is ranked, and settings are chosen on a separate split with as
-    many sequences as the test split (ours). Each split has its own stream of random numbers.
-
-    Args:
-        splits: samples by split.
-        relevant_NT: 1 at training tokens that carry the label and 0 at others, if known.
-        planted: the head that defines the labels, W* of shape (d, d) and U* of shape (T, d), if any.
-
-    Attributes:
-        coarse_NTd: the test tokens, in float32 if they are float64, for measurements during training.
+    many sequences as the test split (ours). Each split has its own stream of random numbers. `relevant_NT` is 1 at
+    training tokens that carry the label and 0 at others, if known; `planted` is the head that defines the labels, W* of
+    shape (d, d) and U* of shape (T, d), if any; `coarse_NTd` are the test tokens, in float32 if they are float64, for
+    measurements.
     """
 
     f_star = 0.0

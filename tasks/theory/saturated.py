@@ -10,14 +10,6 @@ def attended_mean(logits: Tensor, values: Tensor, dim: int = -1) -> Tensor:
     The textbook gradient with respect to the logits, p_t (v_t - mean), cancels once one weight is within rounding of 1.
     The sum is therefore taken over differences from a constant, which changes neither sum nor gradient: the mean
     itself, correctly rounded. At saturation this is the value under the largest weight, without a search for it.
-
-    Args:
-        logits: shape (..., T) if `dim` is the last.
-        values: the same.
-        dim: dimension of the sum.
-
-    Returns:
-        The shape of the logits without that dimension.
     """
     weights = logits.softmax(dim)
     fixed, known = weights.detach(), values.detach()

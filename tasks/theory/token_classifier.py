@@ -63,14 +63,14 @@ class TokenData(TaskData):
     def att_svm(self) -> AttentionSVM | str:
         """W_mm = argmin ||W||_F subject to (x_{i,opt_i} - x_{i,t})^T W x_{i,1} >= 1 on the training samples.
 
-        See Tarzanagh et al., Transformers as Support Vector Machines. If there is none, the reason in words.
+        See Tarzanagh et al., Transformers as Support Vector Machines. A string with the reason if it was not solved.
         """
         train = self.splits["train"]
         constraints = train.tokens[..., 0].numel() - len(train.labels)
         return or_reason(constraints, lambda: attention_svm(train.tokens, train.optimal))
 
     def directions(self) -> dict[str, Optimum | str]:
-        """The max-margin directions that training is compared with, by name; if there is none, the reason in words."""
+        """The max-margin directions that training is compared with, by name, or the reason why one is missing."""
         return {"att_svm": self.att_svm}
 
     def facts(self) -> dict[str, Any]:
@@ -227,14 +227,12 @@ class TokenClassifier(Task):
     def _goals(self) -> dict[str, Tensor | None]:
         """The directions that training is compared with, as unit vectors; None for those that do not exist."""
         return {
-            name: None if isinstance(found, str) else unit(found[0].flatten()).to(self.head.W.device, self.head.W.dtype)
-            for name, found in self.data.directions().items()
+            name: None if isinstance(optimum, str) else self._unit(optimum[0].flatten())
+            for name, optimum in self.data.directions().items()
         }
 
-
-def unit(x: Tensor) -> Tensor:
-    """The vector divided by its norm."""
-    return x / x.norm()
+    def _unit(self, x: Tensor) -> Tensor:
+        return (x / x.norm()).to(self.head.W.device, self.head.W.dtype)
 
 
 def towards(goal: Tensor | None, x_Kp: Tensor, name: str) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tasks.core.data import TaskData
-from tasks.core.files import DataError, asked
+from tasks.core.files import DataError, splits_of
 from tasks.core.randomness import BatchRandomness
 from tasks.core.split import split_hash, validation_rows
 
@@ -24,17 +24,10 @@ _AUGMENT_STREAM = 0  # dropout layers use the streams from 1 on
 
 
 class ImageData(TaskData):
-    """Images with labels in three splits; validation is carved from the training set.
+    """Images with labels in three splits; validation is carved from the training set by `validation_rows`.
 
-    Args:
-        train: images, uint8 of shape (N, C, H, W), and labels, int64 of shape (N,), of the official training set.
-        test: the same of the official test set.
-        num_classes: labels are in [0, num_classes).
-        n_val: training images kept for validation, chosen by `tasks.core.split.validation_rows`.
-        n_train: use only the first n_train of the remaining images; None for all.
-        flip: mirror half of the training images left to right.
-        crop: shift training images by up to this many pixels each way, with black padding; 0 for none.
-        salt: name that decides the validation rows.
+    Images are uint8 of shape (N, C, H, W), labels int64 of shape (N,). `n_train`, `flip` and `crop` are options of
+    `ArrayImages`; shifted images have black padding; the salt decides the validation rows.
     """
 
     seeded = False
@@ -119,10 +112,6 @@ class ArrayImages(ImageData):
         name: determines the validation rows, and appears in messages.
         classes: labels are in [0, classes).
         n_val: training images kept for validation; None for a tenth of them, but at most 5,000.
-
-    Raises:
-        ValueError: an option is out of range.
-        DataError: images or labels cannot be read, or are not what they should be.
     """
 
     name: ClassVar[str]
@@ -132,8 +121,8 @@ class ArrayImages(ImageData):
     def __init__(
         self, root: Path, seed: int = 0, *, n_train: int | None = None, flip: bool = False, crop: int = 0
     ) -> None:
-        given = asked(self.name, self.samples, root)
-        train, test = (self._checked(split, given[split]) for split in ("train", "test"))
+        splits = splits_of(self.name, self.samples, root)
+        train, test = (self._checked(split, splits[split]) for split in ("train", "test"))
         if train[0].shape[1:] != test[0].shape[1:]:
             (_, *a), (_, *b) = train[0].shape, test[0].shape
             raise DataError(f"{self.name}: test images are {b} and train images {a} (C, H, W); give them the same size")
@@ -168,7 +157,7 @@ class ArrayImages(ImageData):
     def _checked(self, split: str, pair: Any) -> tuple[Tensor, Tensor]:
         """Images of shape (N, C, H, W) and labels."""
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise DataError(f"{self.name}: {split} is a {type(pair).__name__}; make it a pair of images and labels")
+            raise DataError(f"{self.name}: {split} is of type {type(pair).__name__}; give a pair of images and labels")
         x, y = (read_idx(part) if isinstance(part, Path | str) else np.array(part) for part in pair)
         if x.dtype != np.uint8 or x.ndim not in (3, 4) or 0 in x.shape or (x.ndim == 4 and x.shape[3] > 4):
             raise DataError(
@@ -194,23 +183,19 @@ class ArrayImages(ImageData):
 def read_idx(path: Path | str) -> NDArray[np.uint8]:
     """An array in the IDX format: two zero bytes, type (8: uint8), number of dimensions, their sizes, the values.
 
-    Args:
-        path: the file; it may also exist with .gz, or without it.
-
-    Raises:
-        DataError: it is missing, damaged, or of another type than uint8.
+    The file may also exist with .gz, or without it. One that is missing, damaged, or of another type is a DataError.
     """
     path = Path(path)
     other = path.with_suffix("") if path.suffix == ".gz" else path.with_name(f"{path.name}.gz")
-    found = next((each for each in (path, other) if each.is_file()), None)
-    if found is None:
+    file = next((file for file in (path, other) if file.is_file()), None)
+    if file is None:
         raise DataError(
             f"missing data: {path.name} expected in {path.parent}; copy it there, or name the folder of the data with"
             " --data DIR or BENCH_DATA"
         )
     try:
-        raw = found.read_bytes()
-        raw = gzip.decompress(raw) if found.suffix == ".gz" else raw
+        raw = file.read_bytes()
+        raw = gzip.decompress(raw) if file.suffix == ".gz" else raw
         zero, kind, dimensions = int.from_bytes(raw[:2]), raw[2], raw[3]
         if zero or kind != 8:
             raise ValueError(f"it begins with {raw[:4].hex()}, and IDX files of uint8 with 0000 08")
@@ -219,4 +204,4 @@ def read_idx(path: Path | str) -> NDArray[np.uint8]:
             raise ValueError(f"its sizes are {shape.tolist()}")
         return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()
     except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
-        raise DataError(f"damaged data file {found} ({error}); delete it and copy it again") from None
+        raise DataError(f"damaged data file {file} ({error}); delete it and copy it again") from None

@@ -24,19 +24,11 @@ class ImageSource:
     url: str
 
     def require(self, root: Path) -> None:
-        """Make sure that the files exist; download them if not.
-
-        Raises:
-            DataError: one is missing and cannot be downloaded.
-        """
+        """Make sure that the files exist; download them if not, or raise a DataError."""
         require_present(root / self.folder, self.md5, lambda: fetch(self.url, root / self.folder, self.md5))
 
     def require_whole(self, root: Path) -> None:
-        """Make sure that the files exist and are undamaged.
-
-        Raises:
-            DataError: one is missing and cannot be downloaded, or is damaged.
-        """
+        """Make sure that the files exist and are undamaged, or raise a DataError."""
         self.require(root)
         require_files(root / self.folder, self.md5)
 

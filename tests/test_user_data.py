@@ -1,7 +1,6 @@
 """User tasks: from a file with a function that returns images or rows to a name on the boards."""
 
 import gzip
-import json
 import re
 import shlex
 import struct
@@ -45,9 +44,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-# -- the guide --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.deep
 def test_the_guides_commands_work_as_they_stand(cli, here: Path, store: Path) -> None:
     assert len(FASHION.splitlines()) < 30
@@ -63,9 +59,7 @@ def test_the_guides_commands_work_as_they_stand(cli, here: Path, store: Path) ->
     assert "fashion_mnist, max_steps 20" in said[3]
 
 
-def test_a_record_says_all_that_a_board_needs_without_the_file(
-    cli, here: Path, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_board_needs_only_the_record(cli, here: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = cli(*FIT)
     assert answer.code == 0, answer.err
     (run,) = Store(store).runs()
@@ -99,28 +93,11 @@ def test_a_changed_file_is_another_task(cli, here: Path, store: Path) -> None:
     assert "has runs of several versions of task_package: file " in board.err
 
 
-def test_another_spec_of_the_same_file_is_another_problem(cli, here: Path, store: Path) -> None:
-    assert cli(*FIT).code == 0
-    (here / "fashion.py").write_text(FASHION.replace('"fashion_mnist"', '"clothes"'))
-    assert cli(*FIT).code == 0
-    board = cli("leaderboard", "--task", "clothes", "--task", "fashion_mnist", "--format", "json")
-    assert board.code == 0, board.err
-    titles = [table["title"].partition(",")[0] for table in json.loads(board.out)[0]["tables"]]
-    assert {"clothes", "fashion_mnist"} <= set(titles)
-
-
-def test_a_file_is_no_name_in_lists(cli, here: Path) -> None:
-    assert "fashion" not in cli("list", "tasks").out
-    state = cli("data", "status", "--task", "fashion.py:SPEC")
-    assert "its own code makes its data, and the suite knows no files of it" in state.err
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (None, "there is no file fashion.py"),
-        ("", "fashion.py has no 'SPEC'"),
-        ("SPEC = 3", "fashion.py:SPEC is a int; a task is a tasks.TaskSpec"),
+        ("SPEC = 3", "fashion.py:SPEC is of type int; a task is a tasks.TaskSpec"),
         (
             FASHION.replace("classes=10", "classes=5"),
             "which is not in [0, 4]; correct it, or set the number of classes",
@@ -142,12 +119,10 @@ def test_faults_of_a_task_are_reported_in_one_line(
     assert not list(Store(store).runs())
 
 
-# -- images -----------------------------------------------------------------------------------------------------------
-
 IMAGES, LABELS = np.zeros((30, 8, 8), np.uint8), np.arange(30) % 3
 
 
-def made(train: Any, test: Any = (IMAGES, LABELS), **how: Any) -> Any:
+def image_data(train: Any, test: Any = (IMAGES, LABELS), **how: Any) -> Any:
     spec = image_task("mine", lambda root: {"train": train, "test": test}, classes=3, **how)
     return spec.data_cls(Path("data"))
 
@@ -155,7 +130,7 @@ def made(train: Any, test: Any = (IMAGES, LABELS), **how: Any) -> Any:
 def test_arrays_become_images_with_the_published_split() -> None:
     draw = np.random.default_rng(0)
     images, labels = draw.integers(0, 256, (50, 6, 8, 3), dtype=np.uint8), draw.integers(0, 3, 50)
-    data = made((images, labels), (images[:4], labels[:4].tolist()))
+    data = image_data((images, labels), (images[:4], labels[:4].tolist()))
     held_out, rest = validation_rows(50, 5, "mine")
     assert data.sizes == {"train": 45, "val": 5, "test": 4}
     assert data.image_shape == (3, 6, 8)
@@ -163,37 +138,34 @@ def test_arrays_become_images_with_the_published_split() -> None:
         x, y = data.batch(split, slice(None))
         assert np.array_equal(((x + 1) * 127.5).round().numpy(), images[rows].transpose(0, 3, 1, 2))
         assert y.tolist() == labels[rows].tolist()
-    assert made((images, labels), (images, labels), n_val=7).sizes["val"] == 7
+    assert image_data((images, labels), (images, labels), n_val=7).sizes["val"] == 7
 
 
 @pytest.mark.parametrize(
     ("train", "how", "message"),
     [
         ((IMAGES.astype(np.float32), LABELS), {}, r"train images are float32 of shape \(30, 8, 8\); make them uint8"),
-        ((IMAGES[0], LABELS), {}, r"train images are uint8 of shape \(8, 8\); make them"),
         ((np.zeros((30, 3, 8, 8), np.uint8), LABELS), {}, r"of shape \(30, 3, 8, 8\); .* with 1 to 4 channels"),
         ((IMAGES, LABELS / 2), {}, r"train labels are float64 of shape \(30,\); make them integers"),
-        ((IMAGES, LABELS[:, None]), {}, r"train labels are int64 of shape \(30, 1\)"),
         ((IMAGES, LABELS + 1), {}, r"train row 2 has the label 3, which is not in \[0, 2\]"),
         ((IMAGES, LABELS[:29]), {}, "train has 30 images and 29 labels"),
-        ((IMAGES[:9], LABELS[:9]), {}, "n_val=0 of 9 training images .* must be 10 images or more"),
         ((IMAGES, LABELS), {"n_val": 30}, r"n_val=30 of 30 training images .* must be in \[1, 29\]"),
         ((IMAGES[:, :7], LABELS), {}, r"test images are \[1, 8, 8\] and train images \[1, 7, 8\]"),
-        (IMAGES, {}, "train is a ndarray; make it a pair of images and labels"),
+        (IMAGES, {}, "train is of type ndarray; give a pair of images and labels"),
     ],
 )
 def test_illegal_images_are_refused(train: Any, how: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=f"mine: .*{message}"):
-        made(train, **how)
+        image_data(train, **how)
 
 
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
-        (lambda root: (root / "x.npy").read_bytes(), r"FileNotFoundError: .*x.npy.*test_own_tasks.py|pathlib"),
+        (lambda root: (root / "x.npy").read_bytes(), r"FileNotFoundError: .*x.npy.*test_user_data.py|pathlib"),
         (
             lambda root: {"train": (IMAGES, LABELS)},
-            "its samples have the keys train; return a dict with the keys train and test",
+            "its samples have the keys train; return a dict with the keys train",
         ),
         (lambda root: None, "its samples are of type NoneType; return a dict"),
     ],
@@ -217,8 +189,6 @@ def test_idx_files_are_read_packed_or_not(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"missing data: none expected in .*--data DIR"):
         read_idx(tmp_path / "none")
 
-
-# -- texts ------------------------------------------------------------------------------------------------------------
 
 ROWS = """
 from tasks import text_task
@@ -269,7 +239,6 @@ def test_pairs_of_texts_have_types(tmp_path: Path) -> None:
     [
         ([("a", 0)] * 9, "there are 9 training and 1 test rows; at least 10 and 1 are needed"),
         ([("a", 0)] * 10 + [("a", 2)], r"train row 10 has the label 2; it must be an integer in \[0, 1\]"),
-        ([("a", 0)] * 10 + [("a", "b")], "train row 10 has the label 'b'"),
         ([("a", 0)] * 10 + [(3, 0)], r"train row 10 is \(3, 0\); make all rows \(text, label\)"),
         ([("a", "b", 0)] * 10, r"test row 0 is \('a', 0\); make all rows"),
         ([3] * 10, "train row 0 is 3; make all rows"),
@@ -285,14 +254,7 @@ def test_illegal_rows_are_refused(train: Any, message: str) -> None:
     [
         ('{"init_std": lambda options: "x"}', "--task.init_std 'x': it takes a number"),
         ('{"init_std": lambda options: options["nope"]}', "derived['init_std'] raises KeyError: 'nope'"),
-        (
-            '{"init_stdd": lambda options: 1.0}',
-            "derived['init_stdd'] needs an option of this name",
-        ),
-        (
-            '{"max_length": lambda options: 9}',
-            "derived['max_length'] needs an option of this name whose default",
-        ),
+        ('{"max_length": lambda options: 9}', "derived['max_length'] needs an option of this name whose default"),
     ],
 )
 def test_faulty_derived_options_are_one_line(cli, here: Path, store: Path, derived: str, message: str) -> None:

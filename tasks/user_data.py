@@ -1,4 +1,4 @@
-"""The user's own tasks, from images or texts with labels: the family's model, budget, batch and metric."""
+"""Tasks on a user's data: images or texts with labels, with the family's model, budget, batch and metric."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ def image_task(
     Raises:
         TypeError: `spec` names no attribute of a `TaskSpec`.
     """
-    data = type("Images", (ArrayImages,), _own(name, samples, classes, n_val))
+    data = type("Images", (ArrayImages,), _attributes(name, samples, classes, n_val))
     return image_spec(**{"name": name, "title": f"ViT-small on {name}", "data": data, **spec})
 
 
@@ -61,12 +61,12 @@ def text_task(
     Raises:
         TypeError: `spec` names no attribute of a `TaskSpec`.
     """
-    data = type("Texts", (RowTexts,), _own(name, rows, classes, n_val))
+    data = type("Texts", (RowTexts,), _attributes(name, rows, classes, n_val))
     presets = {"scratch": {"scratch": True}, "pretrained": {"scratch": False}}
-    own = {"name": name, "title": f"BERT on {name}", "module": "tasks.language.bert:RowClassifier", "data": data}
-    own |= {"derived": {}} if "module" in spec else {}  # another module may lack the options
-    return text_spec(**{**own, "presets": presets, **spec})
+    values = {"name": name, "title": f"BERT on {name}", "module": "tasks.language.bert:RowClassifier", "data": data}
+    values |= {"derived": {}} if "module" in spec else {}  # another module may lack the options
+    return text_spec(**{**values, "presets": presets, **spec})
 
 
-def _own(name: str, samples: Callable[[Path], Any], classes: int, n_val: int | None) -> dict[str, Any]:
+def _attributes(name: str, samples: Callable[[Path], Any], classes: int, n_val: int | None) -> dict[str, Any]:
     return {"name": name, "samples": staticmethod(samples), "classes": classes, "n_val": n_val}
