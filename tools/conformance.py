@@ -90,7 +90,7 @@ Included are all public optimizer classes of torch.optim, of {", ".join(list(PAC
 in the versions given in the table, and this suite's own. \
 Not included: packages that are not on the package index (the original
 SPS and ALI-G are installed from their repositories), and behaviour beyond the defaults. \
-Rows name those that need further arguments, such as wrappers of other optimizers.
+Those that need further arguments, such as wrappers of other optimizers, are listed as not built.
 \
 All but `resume`, `resume_bf16`, `bf16`, `grad_scaler`, `memory` and `time`
 step in float64: optimizers that take only float32, such as some of heavyball, fail them with that error.

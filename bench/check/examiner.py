@@ -10,7 +10,7 @@ import pickle
 import sys
 import time
 import warnings
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +20,6 @@ from typing import Any
 from bench import process
 from bench.check.catalogue import CATALOGUES, Check, Kind
 from bench.check.findings import Concluded
-from bench.check.reasons import explained
 from bench.check.report import Verdict, Word, told
 from bench.errors import UserError, described, unknown
 from optimizers import OPTIMIZERS, OptimizerSpec
@@ -96,7 +95,6 @@ class Examiner:
     def _run(self, examination: Examination) -> None:
         from bench.check.subject import Subject
 
-        spec: OptimizerSpec | None = None
         first, *_ = examination.checks
         try:
             self._warm_up()
@@ -112,19 +110,18 @@ class Examiner:
                 reference = load(examination.reference) if examination.reference else None
                 subject = Subject(spec, examination.options, reference, limit=self.limit)
         except (UserError, PluginError) as error:
-            self.tell("refused", why=explained(spec, str(error)))
+            self.tell("refused", why=str(error))
             return
         except BaseException as error:
-            self._verdict(Verdict(first, "error", note=explained(spec, described(error))))
+            self._verdict(Verdict(first, "error", note=described(error)))
             return
         self.tell("about", about=_about(subject))
         for name in examination.checks:
             self.tell("check", check=name)
             verdict = judged(CATALOGUES[examination.kind][name], subject)
-            if name == "builds" and not verdict.ok:
-                self._verdict(replace(verdict, note=explained(spec, verdict.note)))
-                return
             self._verdict(verdict)
+            if name == "builds" and not verdict.ok:
+                return
 
     def _warm_up(self) -> None:
         """The first optimizer of a process imports torch's compiler, which takes as long as torch itself."""

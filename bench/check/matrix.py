@@ -11,10 +11,9 @@ from typing import Any
 
 from bench.check.catalogue import CHECKS
 from bench.check.child import START, Child, Ended
-from bench.check.examiner import Examination, versions
-from bench.check.journal import Journal
+from bench.check.examiner import Examination
 from bench.check.report import Report, Verdict, write_verdict
-from bench.check.supervisor import LIMIT, Known, Show, checks_of, examination_of, reports
+from bench.check.supervisor import LIMIT, Show, checks_of, examination_of, reports
 from bench.errors import UserError
 from bench.grammar.near import nearest
 from bench.grammar.parse import Args
@@ -110,7 +109,6 @@ def rows(
     only: Sequence[str] | None = None,
     limit: float = LIMIT,
     show: Show | None = None,
-    known: Known | None = None,
 ) -> Iterator[Row]:
     """Check optimizers, each group in a separate process; those that cannot be loaded or built get such verdicts.
 
@@ -119,14 +117,13 @@ def rows(
         only: names of checks; all but `reference` if None.
         limit: seconds that one check may take.
         show: called with each verdict as it comes.
-        known: earlier results, which are not repeated.
 
     Raises:
         UserError: there is no such check.
     """
     for packages in groups:
         examinations = [examination_of(name, only=MATRIX_CHECKS if only is None else only) for name in packages]
-        with closing(reports(examinations, limit=limit, show=show, refuse=False, known=known)) as found:
+        with closing(reports(examinations, limit=limit, show=show, refuse=False)) as found:
             yield from (Row(packages[report.name], report) for report in found)
 
 
@@ -188,7 +185,7 @@ def _not_built(found: Sequence[Row]) -> list[Table]:
         for row in found
         if not row.report.built and row.report.failed
     ]
-    columns = [_OPTIMIZER, _PACKAGE, Column("why", "why", "the reason and the exception")]
+    columns = [_OPTIMIZER, _PACKAGE, Column("why", "why", "the exception")]
     return [Table.of(columns, rows, "Not built with default arguments")] if rows else []
 
 
@@ -270,24 +267,21 @@ def as_text(found: Sequence[Row], kind: str, notes: Sequence[str] = ()) -> str:
 def command(args: Args, limit: float) -> None:
     """Compute the matrix and write it; after an interruption, the part so far is written too.
 
-    Each verdict is stored immediately, and the same command continues after an interrupt or a kill. The report on an
-    optimizer is added to the store once all of its checks are done.
+    The report on an optimizer is added to the store once all of its checks are done.
 
     Args:
         args: of `bench check`.
         limit: seconds that one check may take.
 
     Raises:
-        UserError: a word names no optimizer, a file cannot be written, or another process makes this matrix.
+        UserError: a word names no optimizer, or a file cannot be written.
         KeyboardInterrupt: it was interrupted.
     """
-    checks = [check for check in checks_of("optimizer", args.only) if check in MATRIX_CHECKS]
+    checks_of("optimizer", args.only)  # refuses an unknown check before anything is imported
     kinds = [kind_of(path) for path in args.out]
     groups = members(args.matrix)
-    journal = Journal(args.store, [groups, checks, limit, list(versions().values())])
     found: list[Row] = []
-    done = False
-    progress = _Progress(sum(map(len, groups)), journal)
+    progress = _Progress(sum(map(len, groups)))
 
     def write_all(notes: Sequence[str] = ()) -> None:
         progress.line.clear()
@@ -296,33 +290,26 @@ def command(args: Args, limit: float) -> None:
             write(path, as_text(found, kind, notes))
 
     try:
-        for row in rows(groups, only=args.only, limit=limit, show=progress.show, known=journal.known):
+        for row in rows(groups, only=args.only, limit=limit, show=progress.show):
             found.append(row)
             if args.only is None:
                 write_verdict(args.store, row.report)
             progress.row(row)
         write_all()
-        done = True
     except KeyboardInterrupt:
         if found:
             write_all([f"interrupted: {len(found)} of {progress.total} optimizers were checked"])
         raise
-    finally:
-        journal.close(done=done)
 
 
 class _Progress:
-    """A line on a terminal, a line for each optimizer elsewhere; it also writes verdicts to the journal."""
+    """A line on a terminal, a line for each optimizer elsewhere."""
 
-    def __init__(self, total: int, journal: Journal) -> None:
-        self.done, self.total, self.line, self.journal = 0, total, StatusLine(), journal
-        if journal.known:
-            done = sum(len(report.verdicts) for report in journal.known.values())
-            say(f"continuing after {done} verdicts in {journal.path}")
+    def __init__(self, total: int) -> None:
+        self.done, self.total, self.line = 0, total, StatusLine()
 
     def show(self, report: Report, verdict: Verdict) -> None:
-        """Store a verdict and show it."""
-        self.journal.write(report, verdict)
+        """Show a verdict."""
         self.line.show(f"{self.done + 1}/{self.total} {report.name}: {verdict.check}")
 
     def row(self, row: Row) -> None:
