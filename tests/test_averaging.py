@@ -554,9 +554,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.deep
 @each_of_ranks
-@pytest.mark.parametrize(
-    ("strategy", "most"), [("ddp", 1e-9), pytest.param("fsdp", 1e-6, marks=pytest.mark.whole)], ids=["ddp", "fsdp"]
-)
+@pytest.mark.parametrize(("strategy", "most"), [("ddp", 1e-9), ("fsdp", 1e-6)], ids=["ddp", "fsdp"])
 def test_two_processes_evaluate_what_one_does(strategy: str, most: float, opt: str, kind: str, ranks: Path) -> None:
     alone = by_ranks(opt, kind)
     for rank in (0, 1):
@@ -566,7 +564,6 @@ def test_two_processes_evaluate_what_one_does(strategy: str, most: float, opt: s
         torch.testing.assert_close(found["evaluated"], alone["evaluated"], rtol=0, atol=most)
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize(("strategy", "kind", "most"), [("ddp", "lawa", 1e-9), ("fsdp", "ema", 1e-6)])
 def test_two_processes_stop_and_go_on_with_their_average(strategy: str, kind: str, most: float, store: Path) -> None:

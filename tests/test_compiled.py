@@ -80,15 +80,12 @@ def assert_equal_curves(folder: Path, **words: Any) -> None:
 
 @needs_compiler
 @pytest.mark.deep
-@pytest.mark.parametrize(
-    "opt", ["sps", *(pytest.param(opt, marks=pytest.mark.whole) for opt in OPTIMIZERS.own if opt != "sps")]
-)
+@pytest.mark.parametrize("opt", OPTIMIZERS.own)
 def test_every_optimizer_trains_as_if_nothing_were_compiled(opt: str, tmp_path: Path) -> None:
     assert_equal_curves(tmp_path, opt=opt)
 
 
 @needs_compiler
-@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize("opt", ["sps", "muon"])
 @pytest.mark.parametrize("task", ["tiny_lm", "tiny_text"])
@@ -134,7 +131,6 @@ def test_one_program_holds_for_all_steps_and_micro_batches() -> None:
 # -- interrupted runs -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize("then", ["off", "step"])
 def test_a_compiled_run_goes_on_where_it_was_stopped(

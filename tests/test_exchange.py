@@ -131,7 +131,6 @@ def test_machines_share_the_runs_and_one_that_is_killed_loses_nothing(cli, postg
     assert 1 <= len(outcome(here / "theirs")) < 6
 
 
-@pytest.mark.whole
 def test_a_stopped_worker_gives_its_run_back(cli, postgres_url, here) -> None:
     name = name_in(cli(*SLOWLY, "--store", "mine", "--storage", postgres_url, "--create"))
     other = worker(name, postgres_url, "--store", "theirs", "--opt", SLOW)

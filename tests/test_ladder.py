@@ -647,7 +647,6 @@ def test_an_array_gives_the_same_command_without_what_each_task_has_of_its_own(c
     assert given[given.index("--shared-by") + 1] == "3"
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_a_killed_ladder_continues_and_a_dry_run_states_its_cost(tmp_path: Path):
     environment = {**os.environ, "BENCH_STORE": str(tmp_path / "store"), "OMP_NUM_THREADS": "1"}

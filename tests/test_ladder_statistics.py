@@ -414,7 +414,6 @@ def test_intervals_cover_on_a_simulated_ladder(first: float):
     assert within(found["called"], 0.0, 0.05, 100)
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize(("first", "slope"), [(-0.35, 0.0), (-0.35, 0.2), (0.25, -0.1)])
 def test_intervals_cover_with_the_noise_of_stored_runs(noisy: tuple[Array, Array, Array], first: float, slope: float):

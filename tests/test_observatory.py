@@ -180,7 +180,6 @@ def test_the_maps_of_heads_are_those_that_attention_uses(name: str, follow) -> N
 # -- the model --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.whole  # has no effect on the quick cell
 @pytest.mark.matrix(keep=1)
 @each_task
 def test_curvature_is_that_of_the_whole_hessian(name: str, follow) -> None:
@@ -300,7 +299,6 @@ def test_observation_does_not_change_a_run_and_all_names_are_defined(name: str, 
     assert np.isnan(table["sharpness"][-2::-2]).all()
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize("name", ["tiny_lm", "tiny"])
 def test_lanes_are_observed_as_fit_is(name: str, store: Path, tmp_path: Path) -> None:

@@ -419,7 +419,6 @@ def test_a_refused_submission_removes_only_a_plan_of_its_own(cli, here: Path, mo
     assert open_plans(here / "runs") == [name]
 
 
-@pytest.mark.slurm
 @pytest.mark.deep
 def test_a_sweep_as_an_array_survives_a_requeue(slurm, cli, here: Path) -> None:
     gate = here / "gate"

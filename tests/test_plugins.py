@@ -479,7 +479,6 @@ def test_a_new_package_is_written_whole(cli, here: Path, kind: str, name: str) -
             compile(path.read_text("utf-8"), path, "exec")
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_a_new_package_goes_from_its_template_to_the_board(installed: Path) -> None:
     assert "my-opt 0.1.0 (my_opt:SPEC)" in bench(installed, "list", "optimizers")
@@ -546,7 +545,6 @@ def test_a_new_package_names_nothing_that_an_index_does_not_have(cli, here: Path
         assert "attention-optimizer-bench" not in path.read_text("utf-8")
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize("name", ["my_opt", "my_task"])
 def test_the_commands_of_a_new_packages_readme_work_as_they_stand(installed: Path, name: str) -> None:

@@ -90,7 +90,6 @@ def test_postgresql_asks_for_the_password(postgres_url: str, postgres_server: "S
         create_engine(url, poolclass=NullPool).connect()
 
 
-@pytest.mark.slurm
 def test_tasks_of_an_array_run_at_once_with_a_gpu_each(slurm: Slurm, tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     script.write_text(
@@ -120,7 +119,6 @@ def requeued(shell: str, slurm: Slurm, folder: Path) -> list[str]:
     return lines(log)
 
 
-@pytest.mark.slurm
 @pytest.mark.parametrize("shell", ["exec {}", "trap : TERM\n{}", "trap : TERM\n{} & wait; wait"])
 def test_requeueing_a_task_sends_sigterm_to_all_its_processes_and_starts_it_again(
     shell: str, slurm: Slurm, tmp_path: Path
@@ -128,12 +126,10 @@ def test_requeueing_a_task_sends_sigterm_to_all_its_processes_and_starts_it_agai
     assert requeued(shell, slurm, tmp_path) == ["start 0", "SIGTERM", "end", "start 1"]
 
 
-@pytest.mark.slurm
 def test_a_batch_shell_that_dies_of_sigterm_takes_its_processes_along(slurm: Slurm, tmp_path: Path) -> None:
     assert "end" not in requeued("{}\necho", slurm, tmp_path)
 
 
-@pytest.mark.slurm
 def test_the_signal_before_the_time_limit_goes_to_the_batch_shell_only(slurm: Slurm, tmp_path: Path) -> None:
     words = ["sbatch", "--parsable", "--time=1", "--signal=B:TERM@30", "--output=/dev/null"]
     jobs = {}
@@ -147,7 +143,6 @@ def test_the_signal_before_the_time_limit_goes_to_the_batch_shell_only(slurm: Sl
     assert lines(tmp_path / "trap.") == ["start 0"]
 
 
-@pytest.mark.slurm
 def test_nothing_is_left_of_a_closed_slurm(slurm: Slurm, tmp_path: Path) -> None:
     other = Slurm()
     script = tmp_path / "job.sh"

@@ -239,7 +239,6 @@ def test_a_run_reports_its_activity_from_the_start(tmp_path: Path) -> None:
     assert lines[-1].startswith("synthetic sgd: completed")
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize(
     ("words", "first"),

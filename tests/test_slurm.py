@@ -155,7 +155,6 @@ def test_a_path_that_no_script_can_hold_is_refused(cli, name: str) -> None:
     assert answer.err.startswith("bench: error: --store '/")
 
 
-@pytest.mark.slurm
 def test_slurm_reads_paths_with_spaces_from_the_script(slurm, tmp_path: Path) -> None:
     folder = tmp_path / HARD
     folder.mkdir()
@@ -181,7 +180,6 @@ def test_no_password_of_the_database_is_printed_with_a_script(
     assert Studies(postgres_url).open("s").request.trials == 5
 
 
-@pytest.mark.slurm
 def test_array_survives_a_requeue_and_each_task_has_its_gpu(slurm, postgres_url: str, tmp_path: Path) -> None:
     env = os.environ | slurm.env | {"BENCH_STORAGE": postgres_url, "OMP_NUM_THREADS": "1"}
     said = bench("tune", *WORDS, "--workers", "2", "--name", "s", "--store", "runs", "--slurm", env=env, cwd=tmp_path)
@@ -217,8 +215,6 @@ def _requeue_a_task(slurm: Slurm, said: str, gate: Path) -> None:
     assert "Restarts=1" in slurm("scontrol", "show", "job", f"{job}_1")
 
 
-@pytest.mark.whole
-@pytest.mark.slurm
 @pytest.mark.deep
 def test_a_suite_as_an_array_survives_a_requeue(slurm, postgres_url: str, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
@@ -240,8 +236,6 @@ def test_a_suite_as_an_array_survives_a_requeue(slurm, postgres_url: str, tmp_pa
     assert sorted(path.name for path in (tmp_path / "tuned").rglob("*.yaml")) == ["gd.yaml", "slow.Held.yaml"]
 
 
-@pytest.mark.whole
-@pytest.mark.slurm
 @pytest.mark.deep
 def test_a_ladder_as_an_array_survives_a_requeue(slurm, postgres_url: str, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
@@ -263,8 +257,6 @@ def test_a_ladder_as_an_array_survives_a_requeue(slurm, postgres_url: str, tmp_p
     assert sorted(run.run_id for run in Stores([tmp_path / "runs"]).runs) == before
 
 
-@pytest.mark.whole
-@pytest.mark.slurm
 @pytest.mark.deep
 def test_a_task_that_reaches_its_time_limit_is_requeued_and_continues(slurm, tmp_path: Path) -> None:
     steps, env = 9000, os.environ | slurm.env | {"OMP_NUM_THREADS": "1"}

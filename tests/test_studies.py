@@ -490,7 +490,6 @@ def test_a_worker_that_did_not_hear_of_its_claim_has_its_trials_all_the_same(url
 # -- what comes next --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_next_trials_are_added_once_by_any_process(url: str) -> None:
     study = begin(url, 4, refine=3)

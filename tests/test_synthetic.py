@@ -419,7 +419,6 @@ def test_under_ps_the_direction_is_reached_within_100_steps() -> None:
     assert 1 - measured(PS, [100], c=1.0)[100]["alignment"] < 1e-3
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_under_gd_the_direction_is_still_away_after_10000_steps() -> None:
     assert 1 - measured(torch.optim.SGD, [10_000], lr=0.5)[10_000]["alignment"] > 4e-3
@@ -482,7 +481,6 @@ def test_a_problem_too_large_for_the_solver_is_trained_all_the_same(cli: Any) ->
     assert "att_svm, which is not solved: 5000 constraints, more than the limit of 3000" in answer.out
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_ranks_measure_what_one_process_measures(strategy: str, store: Any) -> None:

@@ -402,13 +402,12 @@ def gone(pid: int) -> bool:
     return True
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize(
     ("database", "number"),
     [
         pytest.param("sqlite_url", signal.SIGTERM, marks=pytest.mark.deep, id="sqlite"),
         pytest.param("postgres_url", signal.SIGINT, marks=pytest.mark.deep, id="postgresql"),
-        *(pytest.param("sqlite_url", signal.SIGINT, marks=pytest.mark.kill, id=f"round {i}") for i in range(5)),
+        *(pytest.param("sqlite_url", signal.SIGINT, marks=pytest.mark.deep, id=f"round {i}") for i in range(5)),
     ],
 )
 def test_after_any_kill_nothing_is_lost_and_nothing_done_twice(
@@ -783,7 +782,6 @@ def test_missing_data_leave_no_study(cli, tmp_path: Path) -> None:
     assert not (tmp_path / "runs" / "studies.db").exists()
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_settings_that_are_not_ours_and_runs_that_are_gone_are_noted(cli, here: Path, store: Path) -> None:
     words = (
@@ -875,7 +873,6 @@ def test_workers_that_die_at_once_are_not_started_for_ever(
     assert answer.err.count("died (exit code 7); starting another") == 1  # repeated lines are shown once
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_a_trial_on_two_devices_is_a_bench_fit_of_its_own(cli, sqlite_url: str, tmp_path: Path) -> None:
     study = begin(sqlite_url, 1, report=False, trainer__devices="2")
