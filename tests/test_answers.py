@@ -122,7 +122,6 @@ def test_the_answer_is_what_the_schema_says(
         assert {QualityRow.model_validate(row).opt for row in board.tables[0].rows} == {"sngd", "adamw"}
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_the_answers_of_a_session_are_what_the_schemas_say(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -98,7 +98,6 @@ def test_from_a_file_to_a_verdict_and_again_without_training(cli, store: Path, u
     assert {run.run_id: run.begun for run in Store(store).runs()} == kept
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_studies_of_others_are_shown_and_take_no_part_of_a_row(cli, unchecked: None) -> None:
     """Another study of the reference has more trials, and an optimizer outside the comparison is tuned."""
@@ -114,7 +113,6 @@ def test_studies_of_others_are_shown_and_take_no_part_of_a_row(cli, unchecked: N
     assert {row["opt"] for row in only} == {"gd", "my.py:Signs"}
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_checks_are_on_the_board_and_grids_are_topped_up(cli) -> None:
     answer = cli(
@@ -138,7 +136,6 @@ def test_checks_are_on_the_board_and_grids_are_topped_up(cli) -> None:
     assert all(int(line.split("--report_seeds ")[1].split()[0]) >= 7 for line in found["said"] if "adds" in line)
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_an_optimizer_that_fails_a_check_is_stopped_unless_somebody_goes_on_anyway(cli, store: Path) -> None:
     words = [w.replace("Signs", "Forgets") for w in COMPARE]
@@ -275,7 +272,6 @@ def test_ties_at_the_floor_are_not_said_to_need_seeds(store: Path) -> None:
     assert "values equal up to rounding (5e-07 of their size) tie" in board("quality", store).notes[0]
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_a_baseline_of_the_reference_results_is_not_tuned_again(
     cli, unchecked: None, store: Path, monkeypatch: pytest.MonkeyPatch

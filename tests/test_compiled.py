@@ -75,15 +75,12 @@ def assert_equal_curves(folder: Path, **words: Any) -> None:
 
 @needs_compiler
 @pytest.mark.deep
-@pytest.mark.parametrize(
-    "opt", ["sps", *(pytest.param(opt, marks=pytest.mark.whole) for opt in OPTIMIZERS.own if opt != "sps")]
-)
+@pytest.mark.parametrize("opt", OPTIMIZERS.own)
 def test_a_compiled_run_equals_the_eager_one(opt: str, tmp_path: Path) -> None:
     assert_equal_curves(tmp_path, opt=opt)
 
 
 @needs_compiler
-@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize("opt", ["sps", "muon"])
 @pytest.mark.parametrize("task", ["tiny_lm", "tiny_text"])
@@ -119,7 +116,6 @@ def test_one_program_serves_all_steps_and_micro_batches() -> None:
     assert programs == 1
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize("then", ["off", "step"])
 def test_a_stopped_compiled_run_resumes_in_either_mode(

@@ -92,6 +92,7 @@ def fsdp(by_rank: Callable[[str], list[dict[str, dict]]]) -> list[dict[str, dict
     return by_rank("fsdp")
 
 
+@pytest.mark.ci
 @pytest.mark.deep
 def test_the_ranks_end_well(ranks) -> None:
     assert ranks[1].returncode == 0, ranks[1].stderr[-3000:]
@@ -116,7 +117,7 @@ def test_the_matrix_moves_the_weights_and_clipping_matters(task: str) -> None:
         assert (min if task == "tiny" else max)(norms) > CLIP, opt  # on text NGD gets close to a stationary point
 
 
-@pytest.mark.matrix(keep=0)
+@pytest.mark.matrix(keep=0, ci=12)
 @each_case
 def test_two_ddp_processes_equal_the_plain_loop(case: Case, ddp: list[dict[str, dict]]) -> None:
     mine, expected = ddp[0][case.name], plain(case)
@@ -124,7 +125,7 @@ def test_two_ddp_processes_equal_the_plain_loop(case: Case, ddp: list[dict[str, 
     assert [row[:2] for row in mine["curve"]] == [pytest.approx(row, abs=1e-9) for row in expected.curve]
 
 
-@pytest.mark.matrix(keep=0)
+@pytest.mark.matrix(keep=0, ci=12)
 @each_case
 def test_ddp_ranks_stay_identical_bit_for_bit(case: Case, ddp: list[dict[str, dict]]) -> None:
     first, second = (rank[case.name] for rank in ddp)
@@ -132,13 +133,14 @@ def test_ddp_ranks_stay_identical_bit_for_bit(case: Case, ddp: list[dict[str, di
     assert first["curve"] == second["curve"]
 
 
-@pytest.mark.matrix(keep=0)
+@pytest.mark.matrix(keep=0, ci=12)
 @pytest.mark.parametrize("case", worker_cases("fsdp"), ids=lambda case: case.name)
 def test_two_fsdp2_processes_equal_the_plain_loop(case: Case, fsdp: list[dict[str, dict]]) -> None:
     for rank in fsdp:
         assert distance(rank[case.name]["weights"], plain(case).weights) < 1e-6
 
 
+@pytest.mark.ci
 @pytest.mark.deep
 def test_ranks_with_gradient_checkpointing_equal_the_plain_loop(
     ddp: list[dict[str, dict]], fsdp: list[dict[str, dict]]

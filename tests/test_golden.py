@@ -40,6 +40,7 @@ def test_results_equal_the_golden_file(part: str) -> None:
 
 
 @pytest.mark.numeric
+@pytest.mark.matrix(keep=1, ci=3)
 @pytest.mark.parametrize("engine", make.ENGINES)
 @pytest.mark.parametrize("task", make.TASKS)
 def test_training_equals_the_golden_file(task: str, engine: str) -> None:

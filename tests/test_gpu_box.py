@@ -366,7 +366,7 @@ def running(folder: Path) -> list[int]:
     ("number", "code"),
     [
         (signal.SIGINT, 130),
-        pytest.param(signal.SIGTERM, 130, marks=pytest.mark.whole),
+        (signal.SIGTERM, 130),
         (signal.SIGKILL, -signal.SIGKILL),
     ],
 )
@@ -398,7 +398,6 @@ def test_a_stopped_command_leaves_no_process_behind(number: signal.Signals, code
         pass
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_a_damaged_zip_file_is_one_line_and_other_parts_go_on(tmp_path: Path) -> None:
     (tmp_path / "runs-mnist.zip").write_text("not a zip file")
@@ -411,7 +410,6 @@ def test_a_damaged_zip_file_is_one_line_and_other_parts_go_on(tmp_path: Path) ->
     assert (tmp_path / "runs-mnist.zip").read_text() == "not a zip file"
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_a_box_goes_on_where_it_was_cut_off(cli: Cli, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -433,7 +431,6 @@ def test_a_box_goes_on_where_it_was_cut_off(cli: Cli, tmp_path: Path) -> None:
     assert {run.run_id: run.final for run in Store(tmp_path / "again").runs()} == made
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_a_part_that_runs_out_of_time_keeps_its_results(tmp_path: Path) -> None:
     with subprocess.Popen(
@@ -485,7 +482,6 @@ def test_every_speed_part_is_a_part() -> None:
     assert set(SPEED) < set(PARTS)
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_bert_is_measured_in_tokens_against_plain_lightning(tmp_path: Path) -> None:
     done = box(tmp_path, "--parts", "bert", "--minutes", 20)

@@ -11,9 +11,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,9 @@ COMMANDS = {
 }
 
 
-def kills(of: Mapping[str, int], *, each: int) -> pytest.MarkDecorator:
-    """Each kind of command with its first seeds in the deep tests, and all of them in `make test-kill`."""
-    cells = [
-        (kind, n, pytest.mark.deep if n < deep else pytest.mark.kill) for kind, deep in of.items() for n in range(each)
-    ]
-    return pytest.mark.parametrize(("kind", "n"), [pytest.param(kind, n, marks=mark) for kind, n, mark in cells])
+def kills(*kinds: str, times: int) -> pytest.MarkDecorator:
+    """Kill each kind of command at this many moments."""
+    return pytest.mark.parametrize(("kind", "n"), list(product(kinds, range(times))))
 
 
 FULL = "No space left on device; free some space, then repeat the command"
@@ -149,7 +147,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[dic
     return of
 
 
-@kills(dict.fromkeys(COMMANDS, 5), each=30)
+@pytest.mark.deep
+@kills(*COMMANDS, times=10)
 def test_kill_9_at_any_moment_changes_no_result(cli, start, store: Path, whole, kind: str, n: int) -> None:
     draw = random.Random(f"{kind} {n}")
     result, moments = whole(kind)
@@ -276,7 +275,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
     return of
 
 
-@kills({"tune": 4, "tune of two": 1, "tune of roles": 0, "sweep": 1, "reproduce": 1, "suite": 1}, each=30)
+@pytest.mark.deep
+@kills("tune", "tune of roles", "sweep", "reproduce", "suite", times=10)
 def test_kill_9_of_a_command_and_its_workers_changes_no_result(
     cli, tmp_path: Path, undisturbed, kind: str, n: int
 ) -> None:
@@ -307,7 +307,6 @@ def training_worker(sharing: Sharing, command: int) -> int | None:
     return None
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_a_worker_that_is_killed_is_replaced_and_its_block_goes_on(tmp_path: Path, undisturbed) -> None:
     result, _ = undisturbed("long sweep")

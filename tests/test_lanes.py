@@ -746,7 +746,6 @@ def test_a_converged_lane_keeps_its_final_weights_while_the_block_goes_on(store:
         assert gap(lane, alone) < 1e-9
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_polyak_converges_to_a_gradient_of_zero_while_slower_lanes_go_on(store: Path) -> None:
     grid = block(store, "synthetic", "ps", lrs(1.0, 0.01), seeds=(1, 3), trainer__max_steps=800, **SMALL)
@@ -772,7 +771,6 @@ def test_an_absurd_step_that_saturates_is_told_as_in_fit(task: str, val_every: i
         assert (lane["saturated_at"], lane["scale"]) == (alone["saturated_at"], alone["scale"])
 
 
-@pytest.mark.whole
 @pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("task", ["synthetic", "synthetic_joint", "mha_dm1"])
 @each_optimizer
@@ -925,7 +923,6 @@ def test_a_block_that_was_stopped_goes_on_as_if_it_had_not_been(spec: OptimizerS
     assert_goes_on(grid, whole, 24 - 15)
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_a_stopped_block_that_is_observed_goes_on(store: Path) -> None:
     words = {"trainer__max_steps": 24, "trainer__observe": 12}  # also after 10 steps, 8 of which come before

@@ -527,7 +527,6 @@ def test_misspelt_words_are_one_line(cli, filled, words, says):
 SMALL = ("--task", "synthetic", "--opt", "sgd", "--opt.lr", "1e1:1e4", "--trainer.max_steps", 40, "--device", "cpu")
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_a_study_and_seeds_by_hand_are_one_row(cli, store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -78,7 +78,6 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert {"train/loss", "train/accuracy", "batch/loss"} <= set(events.Tags()["scalars"])
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_trackio(tmp_path: Path) -> None:
     words = ["fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", str(STEPS), "--store", "runs"]

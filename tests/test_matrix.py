@@ -98,7 +98,6 @@ def test_a_module_with_the_name_of_an_optimizer_is_named_with_a_colon(
     assert [list(group) for group in members(["muon", "muon:"])] == [["muon"], ["muon:Own"]]
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_a_module_stands_for_its_public_optimizers_once(found: list[Row], zoo: Path) -> None:
     own = [
@@ -278,7 +277,6 @@ def test_a_module_that_cannot_be_imported_is_one_line(code: str, message: str, t
         dispatch(["check", "--matrix", f"{tmp_path}/mine.py"])
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_the_command_writes_every_file_that_it_is_given(
     tmp_path: Path, zoo: Path, capsys: pytest.CaptureFixture[str]
@@ -294,7 +292,6 @@ def test_the_command_writes_every_file_that_it_is_given(
     assert json.loads(capsys.readouterr().out)[0]["title"] == "Conformance of 2 optimizers"
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_an_interrupt_keeps_the_finished_rows(tmp_path: Path, zoo: Path) -> None:
     words = [

@@ -144,7 +144,6 @@ def test_the_maps_of_heads_are_those_that_attention_uses(name: str, follow) -> N
         torch.testing.assert_close(after[:, 1], 3 * before[:, 1])
 
 
-@pytest.mark.whole  # has no effect on the quick cell
 @pytest.mark.matrix(keep=1)
 @each_task
 def test_curvature_is_that_of_the_whole_hessian(name: str, follow) -> None:
@@ -254,7 +253,6 @@ def test_observation_does_not_change_a_run(name: str, store: Path, tmp_path: Pat
     assert np.isnan(table["sharpness"][-2::-2]).all()
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize("name", ["tiny_lm", "tiny"])
 def test_lanes_are_observed_as_fit_is(name: str, store: Path, tmp_path: Path) -> None:

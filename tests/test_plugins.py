@@ -394,7 +394,6 @@ def test_a_new_package_is_written_whole(cli, here: Path, kind: str, name: str) -
             compile(path.read_text("utf-8"), path, "exec")
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_a_new_package_goes_from_its_template_to_the_board(installed: Path) -> None:
     assert "my-opt 0.1.0 (my_opt:SPEC)" in bench(installed, "list", "optimizers")

@@ -20,7 +20,6 @@ from tests.tiny import ROOT
 pytestmark = pytest.mark.numeric
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize(
     ("opt", "options"),
@@ -39,9 +38,7 @@ def test_the_loss_falls_at_the_start_of_real_mnist(
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(
-    ("task", "lr", "least"), [pytest.param("mnist", 3e-3, 0.35, marks=pytest.mark.whole), ("cifar10", 2e-3, 0.2)]
-)
+@pytest.mark.parametrize(("task", "lr", "least"), [("mnist", 3e-3, 0.35), ("cifar10", 2e-3, 0.2)])
 def test_adam_learns_a_slice_of_the_real_images(
     task: str, lr: float, least: float, real_data: Path, store: Path
 ) -> None:
@@ -52,7 +49,6 @@ def test_adam_learns_a_slice_of_the_real_images(
     assert result.final > least
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_the_tiny_language_model_learns_real_text(store: Path) -> None:
     folder = Path(os.environ.get("BENCH_DATA", "data"))

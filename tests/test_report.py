@@ -378,6 +378,7 @@ def settle(tab: Page) -> None:
     tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_page_works_without_a_network_and_without_a_complaint(chromium: Chromium, shown, dark):
     with chromium.page(shown, dark=dark) as tab:
@@ -387,6 +388,7 @@ def test_the_page_works_without_a_network_and_without_a_complaint(chromium: Chro
         assert tab.evaluate("document.title")
 
 
+@pytest.mark.deep
 def test_a_script_that_gets_into_the_page_does_not_run(chromium: Chromium, shown):
     harm = "<script>window.harmed = true</script><img src=x onerror='window.harmed = true'>"
     text = shown.read_text("utf-8").replace("<main", f"{harm}<img src='https://example.org/a.png'><main")
@@ -396,6 +398,7 @@ def test_a_script_that_gets_into_the_page_does_not_run(chromium: Chromium, shown
         assert any("Content Security Policy" in complaint for complaint in tab.complaints)
 
 
+@pytest.mark.deep
 def test_a_click_in_the_legend_hides_a_series_and_shows_it_again(chromium: Chromium, shown):
     line = "getComputedStyle(document.querySelector('#curves-0 [data-series=\"1\"].series')).display"
     other = "getComputedStyle(document.querySelector('#curves-1 [data-series=\"1\"].series')).display"
@@ -410,6 +413,7 @@ def test_a_click_in_the_legend_hides_a_series_and_shows_it_again(chromium: Chrom
         assert tab.complaints == []
 
 
+@pytest.mark.deep
 def test_a_pointer_near_a_line_is_told_its_name_and_the_nearest_values(chromium: Chromium, store, tmp_path):
     for seed in range(3):
         add_run(store, seed=seed, loss=[4000.0, 2000.0, 1000.0])
@@ -435,6 +439,7 @@ def test_a_pointer_near_a_line_is_told_its_name_and_the_nearest_values(chromium:
         assert tab.complaints == []
 
 
+@pytest.mark.deep
 def test_a_pointer_at_an_effect_is_told_it_without_the_place_of_its_row(chromium: Chromium, store, tmp_path):
     for seed in range(7):
         add_run(store, opt="adamw", seed=seed, final=0.5)
@@ -457,6 +462,7 @@ def test_a_pointer_at_an_effect_is_told_it_without_the_place_of_its_row(chromium
         assert tab.complaints == []
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("key", [("Enter", "\r"), (" ", " ")])
 def test_tables_sort_by_keyboard(chromium: Chromium, store, tmp_path, key):
     for opt, lr in (("sgd", 0.1), ("adam", 0.1), ("adamw", 0.1), ("sngd", 0.1)):
@@ -486,6 +492,7 @@ def test_tables_sort_by_keyboard(chromium: Chromium, store, tmp_path, key):
         assert tab.evaluate('document.querySelectorAll("th[aria-sort=ascending]").length') == 1
 
 
+@pytest.mark.deep
 def test_the_heads_are_reached_by_the_tab_key(chromium: Chromium, shown):
     with chromium.page(shown) as tab:
         tab.press("Tab")
@@ -509,6 +516,7 @@ def colours(tab: Page, path: Path) -> tuple[float, list[Any]]:
     return bright, tab.evaluate(script)
 
 
+@pytest.mark.deep
 def test_light_and_dark_differ_and_the_button_changes_them_until_the_page_is_left(chromium: Chromium, shown, tmp_path):
     seen = {}
     for dark in (False, True):
@@ -527,6 +535,7 @@ def test_light_and_dark_differ_and_the_button_changes_them_until_the_page_is_lef
     assert seen[False][1] != seen[True][1]
 
 
+@pytest.mark.deep
 def test_a_rows_name_leads_to_its_command(chromium: Chromium, shown):
     with chromium.page(shown) as tab:
         tab.evaluate('document.querySelector("tbody a").click()')
@@ -535,6 +544,7 @@ def test_a_rows_name_leads_to_its_command(chromium: Chromium, shown):
         assert "bench fit --task" in tab.evaluate("document.querySelector('details:target pre').textContent")
 
 
+@pytest.mark.deep
 def test_a_phone_scrolls_tables_in_their_boxes(chromium: Chromium, shown):
     with chromium.page(shown, width=390) as tab:
         settle(tab)

@@ -81,9 +81,7 @@ def test_every_experiment_names_runs_arms_and_tests_that_exist(name: str) -> Non
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(
-    "name", ["vasudeva2025/fixed-decoder", pytest.param("vasudeva2025/joint", marks=pytest.mark.whole)]
-)
+@pytest.mark.parametrize("name", ["vasudeva2025/fixed-decoder", "vasudeva2025/joint"])
 def test_lanes_of_an_experiment_equal_runs_one_after_the_other(cli: Any, tmp_path: Path, name: str) -> None:
     found: dict[str, dict[str, Any]] = {}
     for engine in ("lanes", "lightning"):
@@ -851,7 +849,6 @@ def test_a_full_disk_at_the_end_is_one_line_and_costs_no_run(
 
 
 @pytest.mark.deep
-@pytest.mark.whole
 @pytest.mark.parametrize(
     "name",
     ["bhojanapalli2020/theorem1", "deora2024/fig5", "vasudeva2025/fixed-decoder", "vasudeva2025/joint"],

@@ -475,7 +475,7 @@ def test_kill_9(cli, programs, whole):
     check_kill_9(cli, program, store, whole)
 
 
-@pytest.mark.kill
+@pytest.mark.deep
 @pytest.mark.parametrize("step", range(100, 1501, 100))
 def test_kill_9_at_many_steps(cli, store, whole, step):
     program = Program(*LONG, "--trainer.checkpoint_seconds", "1e-3", "--store", store)

@@ -601,8 +601,8 @@ def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     ("strategy", "opt", "again", "steps", "tolerance"),
     [
         ("ddp", [SLOW], ["--opt", SLOW], 200, 1e-9),
-        pytest.param("ddp", ["sps", "--opt.gamma", "2"], [], 2000, 1e-9, marks=pytest.mark.whole),
-        pytest.param("fsdp", ["adam"], [], 800, 1e-6, marks=pytest.mark.whole),
+        pytest.param("ddp", ["sps", "--opt.gamma", "2"], [], 2000, 1e-9, marks=pytest.mark.ci),
+        pytest.param("fsdp", ["adam"], [], 800, 1e-6, marks=pytest.mark.ci),
     ],
     ids=["ddp, file", "ddp, sps", "fsdp, adam"],
 )

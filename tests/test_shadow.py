@@ -110,7 +110,6 @@ def test_a_run_and_processes_that_its_code_starts_find_the_suite(here: Path, sto
     assert [run.status for run in Store(store).runs()] == ["completed"]
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize("start", ["bench", "python"])
 def test_ranks_find_the_suite(here: Path, store: Path, start: str) -> None:
@@ -128,7 +127,6 @@ def test_a_sweep_finds_the_suite(here: Path, store: Path) -> None:
     assert {run.status for run in Store(store).runs()} == {"completed"}
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize(("opt", "devices"), [("ngd", 1), ("optimizers/mine.py:Mine", 2)])
 def test_workers_and_their_ranks_find_the_suite(here: Path, store: Path, opt: str, devices: int) -> None:
@@ -161,7 +159,6 @@ def test_the_conformance_kit_finds_the_suite_where_a_test_has_the_folder_on_its_
     started(sys.executable, "-c", code)
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_the_program_works_with_the_folder_in_pythonpath(here: Path, store: Path) -> None:
     (here / "bench.py").unlink()

@@ -622,7 +622,6 @@ def replay(design: Design, trials: int, total: int, scores: Scores) -> Replay:
     return Replay(design.best([each.point for each in scored], scores), scored, missing)
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 @often
 @given(designs(), st.data(), st.sampled_from(["min", "max"]), st.sampled_from([ALL, CONVERGED]))

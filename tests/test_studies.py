@@ -459,7 +459,6 @@ def test_a_worker_may_take_its_share_of_the_open_trials(here: Path) -> None:
     assert study.claim(me(), 2) == []
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_next_trials_are_added_once_by_any_process(here: Path) -> None:
     study = begin(here, 4, refine=3)

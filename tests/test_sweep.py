@@ -1099,7 +1099,7 @@ def test_kill_9_in_mid_block(sweep, store, whole, trained, tmp_path):
     assert same(outcome(store), whole)
 
 
-@pytest.mark.kill
+@pytest.mark.deep
 @pytest.mark.parametrize("steps", range(8, 16 * STEPS + 1, 8))
 def test_kill_9_at_many_steps(sweep, store, whole, tmp_path, steps):
     words = ("sweep", *SMALL, *SIXTEEN, *LANES, *OFTEN, "--store", store)

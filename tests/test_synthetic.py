@@ -343,7 +343,6 @@ def test_under_ps_the_direction_converges_at_once() -> None:
     assert 1 - measured(PS, [100], c=1.0)[100]["alignment"] < 1e-3
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_under_gd_the_direction_converges_slowly() -> None:
     assert 1 - measured(torch.optim.SGD, [10_000], lr=0.5)[10_000]["alignment"] > 4e-3
@@ -387,7 +386,6 @@ def test_a_run_on_an_infeasible_instance_says_so(cli: Any) -> None:
     assert "note: no comparison with att_svm, which is infeasible: no direction meets all constraints" in answer.out
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_ranks_measure_what_one_process_measures(strategy: str, store: Any) -> None:

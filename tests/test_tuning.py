@@ -394,12 +394,11 @@ def gone(pid: int) -> bool:
     return True
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize(
     "number",
     [
         pytest.param(signal.SIGTERM, marks=pytest.mark.deep),
-        *(pytest.param(signal.SIGINT, marks=pytest.mark.kill, id=f"round {i}") for i in range(5)),
+        *(pytest.param(signal.SIGINT, marks=pytest.mark.deep, id=f"round {i}") for i in range(5)),
     ],
 )
 def test_after_any_kill_nothing_is_lost_and_nothing_done_twice(
@@ -710,7 +709,6 @@ def test_missing_data_leave_no_study(cli, tmp_path: Path) -> None:
     assert not (tmp_path / "runs" / "studies.db").exists()
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_settings_that_are_not_ours_and_runs_that_are_gone_are_noted(cli, here: Path, store: Path) -> None:
     words = (
@@ -797,7 +795,6 @@ def test_workers_that_die_at_once_are_not_started_for_ever(cli, here: Path, monk
     assert answer.err.count("died (exit code 7); starting another") == 1  # repeated lines are shown once
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 def test_a_trial_on_two_devices_is_a_bench_fit_of_its_own(cli, store: Path, tmp_path: Path) -> None:
     study = begin(store, 1, report=False, trainer__devices="2")

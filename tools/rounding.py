@@ -1,4 +1,4 @@
-"""Run the numeric tests with the rounding of other processors: make test-rounding.
+"""Run the numeric tests with the rounding of other processors; part of make test-deep.
 
     python -m tools.rounding [--variant NAME ...] [words for pytest]
 
