@@ -5,7 +5,7 @@ import shutil
 import tarfile
 import traceback
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -127,7 +127,7 @@ def filled(folder: Path) -> Iterator[None]:
                 path.rmdir()
 
 
-def fetch(url: str, folder: Path, names: Iterable[str]) -> None:
+def fetch(url: str, folder: Path, names: Collection[str]) -> None:
     """Download those files of these names that a folder lacks; the folder is created if needed.
 
     The URL is of a tar archive that holds a folder of this name, or of the files' folder, if it ends with a slash.
@@ -143,9 +143,15 @@ def fetch(url: str, folder: Path, names: Iterable[str]) -> None:
             return Path(temporary) / name
 
         if not url.endswith("/"):
+            (Path(temporary) / folder.name).mkdir()
+            members = {f"{folder.name}/{name}" for name in names}
             with tarfile.open(get(url, "archive")) as archive:
-                archive.extractall(temporary, filter="data")
+                for member in archive:
+                    # Not `extractall(filter="data")`, which came with Python 3.11.4: Debian 12 has 3.11.2.
+                    if member.name in members and (source := archive.extractfile(member)):
+                        with (Path(temporary) / member.name).open("wb") as file:
+                            shutil.copyfileobj(source, file)
         for name in names:
             if not (folder / name).is_file():
-                file = get(url + name, name) if url.endswith("/") else Path(temporary) / folder.name / name
-                file.replace(folder / name)
+                path = get(url + name, name) if url.endswith("/") else Path(temporary) / folder.name / name
+                path.replace(folder / name)
