@@ -27,7 +27,16 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted(path for path in (ROOT / "docs").glob("*/*.md") if path.parent.name in ("guides", "concepts", "reference")),
 ]
-OTHERS = ("pip install", "uv pip install", "export ", "python -m venv", "source ", "unzip ")
+OTHERS = (
+    "pip install",
+    "uv pip install",
+    "export ",
+    "python -m venv",
+    "python3 -m venv",
+    ".uv/bin/",
+    "source ",
+    "unzip ",
+)
 """Beginnings of other commands in the documents."""
 RUN_ELSEWHERE = {
     "docs/start.md": ".ci/run",
@@ -63,8 +72,8 @@ FITS = sorted({line for line in BENCH if line.startswith("bench fit ") and "--ta
 
 def test_the_first_thing_in_the_readme_is_one_line_of_set_up() -> None:
     run, tests = block(README, "sh first").splitlines()
-    assert run == "pip install uv && uv run bench quickstart"
-    assert tests == "pip install uv && uv run pytest"
+    assert run == "python3 -m venv .uv && .uv/bin/pip install -q uv && .uv/bin/uv run bench quickstart"
+    assert tests == ".uv/bin/uv run pytest"
 
 
 def test_the_readme_is_short() -> None:
