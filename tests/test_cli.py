@@ -16,6 +16,7 @@ import yaml
 from bench.commands.describe import _keys
 from bench.config.options import optimizer_options, task_options
 from bench.config.run_config import resolve
+from bench.grammar.commands import COMMANDS
 from bench.papers.experiments import experiments, load
 from bench.store.store import Store
 from optimizers import OPTIMIZERS
@@ -276,7 +277,10 @@ def test_lists_have_a_line_for_each_name(cli):
 
 
 def test_without_words_help_is_shown(cli):
-    assert cli().out == cli("--help").out
+    out = cli("--help").out
+    assert cli().out == out
+    shown = re.findall(r"^  (\w+) ", out, re.MULTILINE)
+    assert sorted(shown) == sorted(COMMANDS)
     assert cli("--version").out.strip().count(".") == 2
 
 
