@@ -225,7 +225,7 @@ def test_the_same_results_give_the_same_bytes(cli: Cli, swept: Path, tmp_path: P
 
 def test_only_requested_runs_are_bundled(cli: Cli, swept: Path, tmp_path: Path) -> None:
     assert "6 runs" in cli("bundle", "--store", swept, "--opt", "gd", "-o", tmp_path / "b.zip").out
-    assert "did you mean 'gd'" in cli("bundle", "--store", swept, "--opt", "dg", "-o", tmp_path / "c.zip").err
+    assert "did you mean 'gd'" in cli("bundle", "--store", swept, "--opt", "gdd", "-o", tmp_path / "c.zip").err
     (tmp_path / "there").mkdir()
     assert "exists; name another" in cli("bundle", "--store", swept, "-o", tmp_path / "there").err
     assert "write mine.zip" in cli("bundle", "--store", swept, "-o", tmp_path / "mine.tar").err
