@@ -22,7 +22,7 @@ _BESIDE = 80
 
 
 HEADINGS = {
-    "train": ("quickstart", "fit", "sweep", "worker"),
+    "train": ("quickstart", "fit", "sweep"),
     "tune": ("tune", "suite"),
     "compare": ("compare", "leaderboard", "report", "plot", "check", "reproduce", "claims"),
     "look": ("list", "show", "sql", "data", "doctor"),
