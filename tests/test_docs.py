@@ -10,13 +10,11 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from bench.config.options import read_options
 from bench.config.run_config import resolve
 from bench.grammar.commands import COMMANDS, parse
 from optimizers import OPTIMIZERS
@@ -236,20 +234,6 @@ def test_the_guides_optimizers_are_made_as_shown() -> None:
         return loss
 
     exec(block((ROOT / "docs/guides/compare.md").read_text("utf-8"), "python"), {"model": model, "closure": closure})
-
-
-def test_the_example_optimizer_runs_and_explains_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sign_gd.py").write_text(block(CONTRIBUTING, "python"), "utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert read_options("sign_gd:SignGD", ("params",))["lr"].help == "step of every coordinate, in [0, inf)."
-    module: ModuleType = __import__("sign_gd")
-    monkeypatch.setitem(sys.modules, "sign_gd", module)
-    weight = torch.nn.Parameter(torch.tensor([3.0, -3.0]))
-    weight.grad = weight.detach().clone()
-    module.SignGD([weight], lr=1.0).step()
-    assert weight.tolist() == [2.0, -2.0]
-    with pytest.raises(ValueError, match="lr=-1 is out of range"):
-        module.SignGD([weight], lr=-1)
 
 
 def test_lines_of_documents_are_short() -> None:
