@@ -6,8 +6,7 @@ import traceback
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from bench.grammar.near import distance, nearest
-from bench.grammar.synonyms import meant
+from bench.grammar.near import meant, nearest
 
 ANYTHING = "task, optimizer, experiment or run"
 """What `bench show` describes, as the kind of an unknown name."""
@@ -90,9 +89,8 @@ def check_known(kind: str, names: Iterable[str], known: Collection[str]) -> None
 
 def unknown_run(run_id: str, known: Iterable[str], where: str) -> UserError:
     """The error for a run that a store does not have; ids end in a digest, so only a mistyped one is near."""
-    near = min(known, key=lambda each: distance(run_id, each), default="")
-    found = near and distance(run_id, near) <= len(run_id) / 12
-    hint = f"did you mean {near!r}?" if found else "`bench list runs --store DIR` lists the runs of a store"
+    near = nearest(run_id, known, least=0.9)
+    hint = f"did you mean {near!r}?" if near else "`bench list runs --store DIR` lists the runs of a store"
     return UserError(f"unknown run {run_id!r} in {where}; {hint}")
 
 

@@ -24,7 +24,7 @@ ENDINGS = {".md": "md", ".html": "html", ".csv": "csv", ".json": "json", ".tex":
 
 
 def answer(value: Any) -> None:
-    """Print the output of `--json`: strict JSON on one line (`bench.answers` has the schema of each command)."""
+    """Print the output of `--json`: strict JSON on one line (`docs/reference/json.md` shows that of each command)."""
     print(strict_json(value))
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
-from pydantic import BaseModel, RootModel
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -17,7 +16,6 @@ ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 
 from bench import __version__  # noqa: E402
-from bench.answers import ANSWERS, QualityRow, fields, parts_of, type_text  # noqa: E402
 from bench.config.options import task_options, trainer_options  # noqa: E402
 from bench.config.run_config import resolve  # noqa: E402
 from bench.grammar.commands import COMMANDS  # noqa: E402
@@ -224,30 +222,10 @@ class Optimizers(Sections):
             )
 
 
-class Answers(Sections):
-    """The output of every command with `--json`."""
-
-    def texts(self) -> Iterator[tuple[str, str]]:  # noqa: D102
-        for form, kind in ANSWERS.items():
-            yield f"bench {form} --json", self.text(kind)
-        inner = (part for kind in ANSWERS.values() for part in parts_of(kind))
-        for kind in dict.fromkeys([*inner, QualityRow]):
-            if kind not in ANSWERS.values() and not issubclass(kind, RootModel):
-                yield f"{kind.__name__}", self.text(kind)
-
-    def text(self, kind: type[BaseModel]) -> str:
-        """A model's description and its keys."""
-        meaning = (kind.__doc__ or "").strip()
-        if issubclass(kind, RootModel):
-            return f"{meaning}\n\n  {type_text(kind)}"
-        lines = (line for name, own, help_ in fields(kind) for line in row(name, help_.rstrip("."), own))
-        return "\n".join([meaning, "", *lines])
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     """Entry point for Sphinx."""
     app.connect("source-read", as_on_the_site)
     app.connect("doctree-read", for_narrow_screens)
-    for each in (Answers, Commands, Overview, Trainer, Tasks, Optimizers):
+    for each in (Commands, Overview, Trainer, Tasks, Optimizers):
         app.add_directive(f"bench-{each.__name__.lower()}", each)
     return {"parallel_read_safe": True}

@@ -770,7 +770,7 @@ def test_numbers_may_be_words(test):
     ("test", "change", "message"),
     [
         ("reachs", {}, "unknown claim test 'reachs'; did you mean 'reaches'?"),
-        ("reaches", {"arms": ["a", "A1"]}, "unknown arm 'A1'; known: a, b"),
+        ("reaches", {"arms": ["a", "A1"]}, "unknown arm 'A1'; did you mean 'a'?"),
         ("sooner", {"slow": "c"}, "unknown arm 'c'; known: a, b"),
         ("slope", {"arms": ["c"]}, "unknown arm 'c'; known: a, b"),
         ("reaches", {"measure": "los"}, "unknown column 'los'; did you mean 'loss'?"),

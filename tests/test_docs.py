@@ -1,13 +1,16 @@
 """The documents are correct: their commands parse or run, their code runs, their links have targets."""
 
 import ast
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from bench.config.run_config import resolve
 from bench.grammar.commands import COMMANDS, parse
 from optimizers import OPTIMIZERS
 from tasks import TASKS
+from tests.conftest import Cli
 from tests.tiny import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
@@ -31,9 +35,9 @@ OTHERS = (
     "export ",
     "python -m venv",
     "python3 -m venv",
+    ".uv/bin/",
     "source ",
     "unzip ",
-    "sbatch ",
 )
 """Beginnings of other commands in the documents."""
 RUN_ELSEWHERE = {
@@ -69,10 +73,9 @@ FITS = sorted({line for line in BENCH if line.startswith("bench fit ") and "--ta
 
 
 def test_the_first_thing_in_the_readme_is_one_line_of_set_up() -> None:
-    install = "python3 -m venv .venv && . .venv/bin/activate && pip install uv && "
-    commands = [f"{install}uv run bench quickstart", f"{install}uv run pytest"]
-    assert block(README, "sh first").splitlines() == commands
-    assert "```sh\n" + "\n".join(commands) + "\n```" in (ROOT / "docs/start.md").read_text("utf-8")
+    run, tests = block(README, "sh first").splitlines()
+    assert run == "python3 -m venv .uv && .uv/bin/pip install -q uv && .uv/bin/uv run bench quickstart"
+    assert tests == ".uv/bin/uv run pytest"
 
 
 def test_readme_limits_and_contributing_are_short() -> None:
@@ -175,6 +178,53 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONWARNINGS": ""}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "bench-quickstart" in (tmp_path / "site/reference/commands.html").read_text("utf-8")
+
+
+ANSWER = re.compile(r"^```sh\nbench (.*?)\n```\n\n```json\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
+
+
+def shortened(value: Any, depth: int = 0) -> Any:
+    """An answer with three dots for further elements of lists, keys of nested objects and characters of texts."""
+    if isinstance(value, dict):
+        keys = [*value][: 6 if depth else None]
+        more = {"...": "..."} if len(keys) < len(value) else {}
+        return {key: shortened(value[key], depth + 1) for key in keys} | more
+    if isinstance(value, list):
+        return [shortened(each, depth) for each in value[:1]] + ["..."] * (len(value) > 1)
+    return f"{value[:60]}..." if isinstance(value, str) and len(value) > 60 else value
+
+
+def shape(value: Any) -> Any:
+    """The keys and nesting of an answer."""
+    if isinstance(value, dict):
+        return {key: shape(each) for key, each in value.items()}
+    return [shape(each) for each in value[:1]] if isinstance(value, list) else None
+
+
+@pytest.mark.deep
+def test_the_docs_show_the_answers_of_all_commands(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_mnist: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/reference/json.md").read_text("utf-8")
+    shown: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
+
+    def answered(block: re.Match[str]) -> str:
+        command, text = block.groups()
+        shown[command] = json.loads(text.replace("\n", " "))
+        answer = cli(*shlex.split(command))
+        assert answer.code == 0, answer.err
+        text = answer.out.replace(f"{tmp_path}/", "").replace(f"{ROOT}/", "")
+        answers[command] = shortened(json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON")))
+        text = textwrap.fill(json.dumps(answers[command]), 118, break_long_words=False, break_on_hyphens=False)
+        return f"```sh\nbench {command}\n```\n\n```json\n{text}\n```"
+
+    (tmp_path / "json.md").write_text(ANSWER.sub(answered, page), "utf-8")
+    with_json = {name for name, command in COMMANDS.items() if "json" in {option.name for option in command.options}}
+    assert {command.split()[0] for command in answers} == with_json
+    for command, answer in answers.items():
+        assert shape(shown[command]) == shape(answer), f"{command}: copy {tmp_path}/json.md to docs/reference"
 
 
 def test_the_guides_optimizers_are_made_as_shown() -> None:

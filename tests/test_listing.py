@@ -485,7 +485,6 @@ def test_metrics_of_other_splits_have_rows_of_their_own(cli, store):
     [
         ("mnist-sgd-0", "unknown run 'mnist-sgd-0' in {store}; did you mean 'mnist-sgd-"),
         ("sngdd", "unknown task, optimizer, experiment or run 'sngdd'; did you mean 'sngd'?"),
-        ("fig5", "unknown task, optimizer, experiment or run 'fig5'; did you mean 'deora2024/fig5'?"),
     ],
 )
 def test_a_name_that_nothing_has(cli, store, name, error):

@@ -93,7 +93,7 @@ def test_lines_for_other_documents(cli: Any, pages: Path, tmp_path: Path) -> Non
     ("words", "message"),
     [
         (("nowhere",), "nowhere has no claims (PAPER/EXPERIMENT/claims.json); name an output folder of"),
-        (("pages", "--paper", "a2021"), "unknown paper 'a2021'; did you mean 'a2020'?"),
+        (("pages", "--paper", "a2021"), "unknown paper 'a2021'; did you mean 'b2021'?"),
         (("pages", "--json", "--format", "md"), "--json: not allowed with --format md; remove one of them"),
         (("pages", "--into", "x.md", "-o", "y"), "--into x.md: not allowed with --out; remove one of them"),
         (("pages", "--into", "x.md", "--json"), "--into x.md: it writes Markdown; remove --json"),

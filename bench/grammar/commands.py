@@ -523,7 +523,7 @@ _ALL = (
 )  # fmt: skip
 
 COMMANDS = {command.name: command for command in _ALL}
-"""Every command by name, in the order of `bench --help`."""
+"""Every command by name."""
 
 
 def parse(name: str, words: list[str]) -> Args:

@@ -21,6 +21,16 @@ _BESIDE = 80
 """With fewer columns, a meaning stands below its name. Ours."""
 
 
+HEADINGS = {
+    "train": ("quickstart", "fit", "sweep"),
+    "tune": ("tune", "suite"),
+    "compare": ("compare", "leaderboard", "report", "plot", "check", "reproduce", "claims"),
+    "look": ("list", "show", "sql", "data", "doctor"),
+    "share": ("new", "merge", "verify"),
+}
+"""The commands of `bench --help` by heading."""
+
+
 def program_help() -> str:
     """The help of `bench`."""
     return "\n".join(
@@ -29,9 +39,7 @@ def program_help() -> str:
             "",
             "Compare optimizers on attention models.",
             "",
-            "commands:",
-            *(line for command in COMMANDS.values() for line in row(command.name, command.summary)),
-            "",
+            *(line for heading, names in HEADINGS.items() for line in _commands(heading, names)),
             "options:",
             *row("-h, --help", "of the program, or of a command, anywhere after its name"),
             *row("--version", "print the version"),
@@ -39,6 +47,10 @@ def program_help() -> str:
             "Start with: bench quickstart",
         ]
     )
+
+
+def _commands(heading: str, names: Sequence[str]) -> list[str]:
+    return [f"{heading}:", *(line for name in names for line in row(name, COMMANDS[name].summary)), ""]
 
 
 def command_help(command: Command, words: Sequence[str] = ()) -> str:

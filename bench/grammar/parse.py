@@ -6,8 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bench.errors import UserError, unknown
-from bench.grammar.near import nearest
-from bench.grammar.synonyms import meant
+from bench.grammar.near import COMMANDS, meant, nearest
 from bench.grammar.values import experiments, parts
 
 HELP = ("-h", "--help")
@@ -154,7 +153,7 @@ def parse(command: Command, words: Sequence[str]) -> Args:
         given, equals, value = word.partition("=")
         name = given[2:].replace("-", "_") if given.startswith("--") else ""
         option = flags.get(name) or shorts.get(given[1:])
-        if option is None and word[0] == "-" and word[1] in shorts and not nearest(given, flags):
+        if option is None and word[1] in shorts and not nearest(given, flags):
             option, equals, value = shorts[word[1]], "=", word[2:]  # -oFILE
         if option is None:
             group, dot, _ = name.partition(".")
@@ -231,7 +230,7 @@ def check_names(command: Command, args: Args) -> None:
 
 
 def _is_option(word: str) -> bool:
-    return len(word) > 1 and word[0] in "-\u2013\u2014\u2212"
+    return len(word) > 1 and word[0] == "-"
 
 
 def _place(command: Command, free: list[str], args: Args) -> None:
@@ -373,8 +372,6 @@ def unknown_option(command: Command, given: str, words: Sequence[str], value: st
 
 def unknown_command(name: str, known: Sequence[str]) -> UserError:
     """The error for a command that does not exist, with the closest one."""
-    from bench.grammar.synonyms import COMMANDS
-
     if name.startswith("-"):
         near = meant(name, ["--help", "--version"])
         return UserError(f"unknown option {name!r}; " + (f"did you mean {near!r}?" if near else "see `bench -h`"))

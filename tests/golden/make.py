@@ -83,10 +83,9 @@ def training(tasks: Iterable[str] = tuple(TASKS), engines: Iterable[str] = ENGIN
     for task in tasks:
         for engine in engines:
             with TemporaryDirectory() as folder:
-                store = f"--store {shlex.quote(folder)}/runs"
-                opts = STOCHASTIC if "batch_size" in TASKS[task] else OPTIMIZERS
-                words = f"--task {task} --opt {','.join(opts)} {TASKS[task]} --seeds 1 --engine {engine}"
-                run(f"sweep {words} --device cpu {store} -o {shlex.quote(folder)}/table --json")
+                store = f"--store {shlex.quote(folder)}"
+                for opt in STOCHASTIC if "batch_size" in TASKS[task] else OPTIMIZERS:
+                    run(f"fit --task {task} --opt {opt} {TASKS[task]} --seeds 1 --engine {engine} --device cpu {store}")
                 for row in json.loads(run(f'sql "{query}" --no-reference {store} --json')):
                     yield {"task": task, "engine": engine, **row}
 
