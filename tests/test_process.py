@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.process import worker_command
-from tests.waiting import PATIENCE
-
 PREPARED = """
 import atexit, threading, time
 from pathlib import Path
@@ -149,9 +146,9 @@ def test_ctrl_c_while_the_program_imports_is_one_line(start: list[object], modul
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "bench: interrupted\n")
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_during_imports_ends_the_program_even_if_a_library_catches_it(name: str, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
+def interrupted_import(name: str, folder: Path) -> dict[str, str]:
+    """The environment in which a signal comes during the import of a module, and a library catches what that raises."""
+    (folder / "sitecustomize.py").write_text(
         "import signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "class Interrupts:\n"
@@ -163,12 +160,29 @@ def test_a_signal_during_imports_ends_the_program_even_if_a_library_catches_it(n
         "                raise ImportError('as a library may say')\n"
         "sys.meta_path.insert(0, Interrupts)\n"
     )
-    words = [str(SCRIPT), "fit", "--task", "synthetic", "--opt", "sgd", "--store", str(tmp_path / "runs")]
-    env = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    return os.environ | {"PYTHONPATH": str(folder), "BENCH_STORE": str(folder / "runs")}
+
+
+FIT = [str(SCRIPT), "fit", "--task", "synthetic", "--opt", "sgd"]
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_during_imports_ends_the_program_even_if_a_library_catches_it(name: str, tmp_path: Path) -> None:
+    env = interrupted_import(name, tmp_path)
+    done = subprocess.run(FIT, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr.splitlines()[-1] == "bench: interrupted"
     assert "Traceback" not in done.stderr
+
+
+def test_a_signal_during_imports_ends_a_program_that_nobody_reads(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(FIT, cwd=tmp_path, env=interrupted_import("SIGTERM", tmp_path), stderr=writer)
+    finally:
+        os.close(writer)
+    assert done.returncode == 130
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
@@ -183,16 +197,6 @@ def test_a_signal_in_a_callback_of_c_code_ends_the_program(name: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "bench: interrupted\n")
-
-
-def test_a_worker_ends_if_its_command_is_killed_during_imports() -> None:
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(worker_command("runs"), **pipes, start_new_session=True) as worker:
-        assert worker.stdout
-        assert json.loads(worker.stdout.readline()) == {"doing": "importing torch"}
-        for pipe in filter(None, (worker.stdin, worker.stdout, worker.stderr)):
-            pipe.close()
-        assert worker.wait(PATIENCE) == 130
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux schedules sessions as groups")
