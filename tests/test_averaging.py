@@ -396,11 +396,9 @@ def test_a_stopped_block_resumes_its_averages(kind: str, store: Path) -> None:
 # -- two processes ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 @pytest.mark.deep
-@pytest.mark.parametrize(
-    ("strategy", "kind", "most"),
-    [("ddp", "lawa", 1e-9), pytest.param("fsdp", "ema", 1e-6, marks=pytest.mark.whole)],
-)
+@pytest.mark.parametrize(("strategy", "kind", "most"), [("ddp", "lawa", 1e-9), ("fsdp", "ema", 1e-6)])
 def test_two_ranks_resume_their_average(strategy: str, kind: str, most: float, store: Path) -> None:
     settings = {**SMALL, "opt": "adam", "trainer.batch_size": "4", "trainer.max_steps": "600", **WORDS[kind]}
     settings |= {"trainer.val_every": "20"}
