@@ -45,12 +45,9 @@ class Parameter:
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters with the same hyperparameters.
+    """Parameters, by their indices among all, with these roles and the same hyperparameters.
 
-    Attributes:
-        indices: of the parameters among all parameters.
-        values: hyperparameters that differ from the method's.
-        roles: roles of these parameters.
+    `values` are the hyperparameters that differ from the method's.
     """
 
     indices: tuple[int, ...]
@@ -60,13 +57,7 @@ class ParameterGroup:
 
 @dataclass(frozen=True)
 class Part:
-    """A method with its parameters.
-
-    Attributes:
-        spec: the method.
-        hyperparameters: arguments of its constructor.
-        groups: its parameters, the largest group first.
-    """
+    """A method with the arguments of its constructor and the groups of its parameters, the largest first."""
 
     spec: OptimizerSpec
     hyperparameters: Mapping[str, Any]

@@ -60,9 +60,6 @@ def average_of(kind: str, points: Points) -> Points:
     return shares @ points / shares.sum()
 
 
-# -- the average itself -----------------------------------------------------------------------------------------------
-
-
 def walk(steps: int, dtype: torch.dtype) -> list[list[Tensor]]:
     """Weights after each step: a matrix, a scalar and two lanes of a vector."""
     draw = torch.Generator().manual_seed(0)
@@ -97,9 +94,6 @@ def test_a_snapshot_due_at_a_skipped_step_follows_it() -> None:
         average.take(step, points[step - 1])
     snapshots = np.stack([joined(points[step - 1]) for step in (5, 9)])
     np.testing.assert_allclose(joined(average.of(points[-1])), snapshots.mean(axis=0), rtol=1e-12)
-
-
-# -- a run ------------------------------------------------------------------------------------------------------------
 
 
 class Evaluating(pl.Callback):
@@ -204,8 +198,6 @@ def test_steps_that_a_scaler_skips_are_not_averaged() -> None:
     assert np.abs(average_of("ema", run.points) - expected).max() > 1e-5
 
 
-# -- as it is stored --------------------------------------------------------------------------------------------------
-
 SMALL = {"task": "synthetic", "task.n": "8", "task.T": "4", "task.d": "6", "device": "cpu"}
 SMALL |= {"trainer.max_steps": "60", "trainer.batch_size": "3"}
 
@@ -254,9 +246,6 @@ def test_boards_compare_runs_of_the_same_average(store: Path) -> None:
     assert {entry.opt for entry in collected.entries if "own average" in flags(entry)} == {"sfadamw"}
 
 
-# -- options ----------------------------------------------------------------------------------------------------------
-
-
 def test_only_an_average_in_use_is_part_of_the_identity() -> None:
     identities = [
         resolve({**SMALL, "opt": "adam", **words}).identity["trainer"]
@@ -300,9 +289,6 @@ def test_snapshots_are_an_epoch_apart_in_long_runs(steps: int, per_epoch: int, e
     assert training_plan.average_of(config, steps, per_epoch) == Averaging("lawa", window=5, every=every)
 
 
-# -- resumed ----------------------------------------------------------------------------------------------------------
-
-
 class Stopping(Progress):
     """Asks a run to stop at its 30th step."""
 
@@ -334,9 +320,6 @@ def wait_for(store: Path, pattern: str, process: "subprocess.Popen[Any]") -> Non
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-# -- lanes ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -393,9 +376,7 @@ def test_a_stopped_block_resumes_its_averages(kind: str, store: Path) -> None:
     assert gap(lanes_of(grid), whole) == 0
 
 
-# -- two processes ----------------------------------------------------------------------------------------------------
-
-
+@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize(("strategy", "kind", "most"), [("ddp", "lawa", 1e-9), ("fsdp", "ema", 1e-6)])
 def test_two_ranks_resume_their_average(strategy: str, kind: str, most: float, store: Path) -> None:

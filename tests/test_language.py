@@ -28,7 +28,7 @@ from tasks.language.bert import TextClassifier, WorstGroupAccuracy, _attention
 from tasks.language.labelled_text import TextBatch
 from tasks.language.tokenizer import named_folder
 from tests.conftest import folder_with
-from tests.equivalence import Case, by_suite, config_of, distance, ignored_by_loss
+from tests.equivalence import Case, config_of, ignored_by_loss
 from tests.tiny_text import GROUPS, VOCABULARY, TinyText
 
 pytestmark = pytest.mark.numeric
@@ -173,36 +173,6 @@ def test_dropout_rates_are_the_models_by_default(kind: str, folder: Folder) -> N
     assert set(rates(from_folder(path, dropout=0.0))) == {0.0}
     assert set(rates(from_folder(path, dropout=0.3))) == {0.3}
     assert set(rates(small())) == {0.1}
-
-
-def test_a_resumed_run_draws_the_same_masks(tmp_path: Path) -> None:
-    config = config_of(Case("adamw", 2, task="tiny_text"), dropout=0.3)
-
-    def fit(stop: int = 20, **more: Any) -> TextClassifier:
-        task, plan = runner.build(config)
-        plan.total_steps = stop
-        if more:  # the checkpoint replaces the weights
-            nn.init.zeros_(task.model.classifier.weight)
-        trainer = runner.make_trainer(config, [])
-        trainer.fit(task, runner.StepRanges(task, 1000, 7), **more)
-        trainer.save_checkpoint(tmp_path / f"{stop}.ckpt")
-        return task
-
-    whole = dict(fit().named_parameters())
-    fit(9)
-    resumed = fit(ckpt_path=tmp_path / "9.ckpt", weights_only=True)
-    assert distance(whole, dict(resumed.named_parameters())) == 0
-
-
-@pytest.mark.deep
-def test_gradient_checkpointing_changes_no_bit_with_dropout(float64: None) -> None:
-    plain, kept = (in_training(small(dropout=0.3, gradient_checkpointing=kept)) for kept in (False, True))
-    assert all(map(torch.equal, gradients(plain, batch()), gradients(kept, batch())))
-    one, other = (
-        by_suite(config_of(Case("sngd", 3, task="tiny_text"), dropout=0.3, **{"task.gradient_checkpointing": kept}))
-        for kept in (False, True)
-    )
-    assert distance(one.weights, other.weights) == 0
 
 
 # -- heads and sizes ---------------------------------------------------------------------------------------------------

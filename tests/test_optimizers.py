@@ -1,10 +1,8 @@
-"""The optimizers: their formulas, groups, state, unusual tensors, and cost."""
+"""The optimizers: formulas, properties, extreme numbers, and cost; test_check has their groups, copies and closures."""
 
 import ast
-import copy
 import inspect
 import io
-import pickle
 import re
 import subprocess
 import sys
@@ -21,7 +19,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -218,18 +215,6 @@ def test_smoothing_survives_a_step_of_length_zero(loss: float, gradient: float, 
 # ---- Groups, schedules, frozen parameters ----------------------------------------------------------------------------
 
 
-@every_case
-@pytest.mark.parametrize("later", [False, True])
-def test_two_groups_equal_one(case: Case, later: bool) -> None:
-    one, two = start(name=case.name), start(name=case.name)
-    train(build(case, one), one, 10)
-    opt = build(case, two[:1] if later else [{"params": two[:1]}, {"params": two[1:]}])
-    if later:
-        opt.add_param_group({"params": two[1:]})
-    train(opt, two, 10)
-    assert same(one, two)
-
-
 # MoMo's weight decay is a proximal step, which is not linear in lr.
 LINEAR = [
     c for c in CASES if not c.cap_binds and not (OPTIMIZERS[c.name].traits.coupled and "weight_decay" in c.arguments)
@@ -245,39 +230,6 @@ def test_a_groups_lr_scales_only_its_first_move(case: Case) -> None:
     for i, (p, q, w) in enumerate(zip(plain, scaled, before, strict=True)):
         factor = 1 if i else 3
         torch.testing.assert_close(q - w, factor * (p - w), rtol=1e-10, atol=1e-14)
-
-
-@every_case
-def test_torch_schedules_drive_the_lr_of_every_group(case: Case) -> None:
-    weights, memory, params = flat(begin(case.name)), {}, start(name=case.name)
-    opt = build(case, [{"params": params[:1]}, {"params": params[1:]}])
-    lr = case.arguments["lr"]
-    assert [group["lr"] for group in opt.param_groups] == [lr, lr]
-    schedule = LambdaLR(opt, lambda k: 1 / (k + 1))
-    for k in range(5):
-        loss, gradient = loss_and_gradient(weights)
-        weights = case.formula(weights, gradient, loss, k, memory, **{**case.arguments, "lr": lr / (k + 1)})
-        train(opt, params, 1)
-        schedule.step()
-    np.testing.assert_allclose(flat([p.detach() for p in params]), weights, rtol=1e-11, atol=1e-13)
-
-
-@every_case
-def test_frozen_and_gradientless_parameters_are_skipped(case: Case) -> None:
-    params, alone = start(name=case.name), start(name=case.name)
-    frozen, unused = nn.Parameter(torch.ones(3, 1), requires_grad=False), nn.Parameter(torch.ones(2, 1))
-    opt = build(case, [{"params": [frozen]}, {"params": [unused, *params]}])
-    train(opt, params, 5)
-    train(build(case, alone), alone, 5)
-    assert same([frozen, unused], [torch.ones(3, 1), torch.ones(2, 1)])
-    assert same(params, alone)
-
-
-@every_case
-def test_a_step_without_any_gradient_does_nothing(case: Case) -> None:
-    params = start(name=case.name)
-    assert build(case, params).step(lambda: 0.5) == 0.5
-    assert same(params, start(name=case.name))
 
 
 # ---- Zero and tiny gradients -----------------------------------------------------------------------------------------
@@ -345,45 +297,6 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(case: Case, dtyp
     again.load_state_dict(torch.load(file, weights_only=True))
     train(again, resumed, 5)
     assert same(params, resumed)
-
-
-@pytest.mark.matrix(keep=40)
-@every_case
-@pytest.mark.parametrize(
-    "copied", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))], ids=["deepcopy", "pickle"]
-)
-def test_a_copy_goes_on_like_the_original(case: Case, copied: Callable[[Any], Any]) -> None:
-    params = start(name=case.name)
-    opt = build(case, params)
-    train(opt, params, 3)
-    twin = copied(opt)
-    twin_params = twin.param_groups[0]["params"]
-    train(opt, params, 5)
-    assert not same(params, twin_params)
-    train(twin, twin_params, 5)
-    assert same(params, twin_params)
-
-
-# ---- Closures --------------------------------------------------------------------------------------------------------
-
-
-@every_case
-def test_a_closure_runs_with_gradients_and_its_loss_is_returned(case: Case) -> None:
-    params, enabled, losses = start(name=case.name), [], []
-    opt = build(case, params)
-
-    def closure() -> Tensor:
-        enabled.append(torch.is_grad_enabled())
-        losses.append(torch_loss(params))
-        losses[-1].backward()
-        return losses[-1]
-
-    with torch.no_grad():
-        returned = opt.step(closure)
-        assert not torch.is_grad_enabled()
-    assert returned is losses[-1]
-    assert set(enabled) == {True}
-    assert not same(params, start(name=case.name))
 
 
 # ---- Update paths and odd tensors ------------------------------------------------------------------------------------
@@ -469,26 +382,6 @@ def test_a_step_makes_no_large_temporaries(case: Case, fused: bool | None) -> No
     with Watch() as watch:
         opt.step(lambda: 0.5)
     assert watch.largest_new < 3000  # 1 % of the largest parameter
-
-
-def odd_tensors() -> list[Tensor]:
-    channels_last = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
-    return [torch.randn(5, 3).t(), torch.randn(()), torch.randn(0, 3), torch.randn(8)[::2], channels_last]
-
-
-@every_own_case
-@pytest.mark.parametrize("fused", [None, False])
-def test_strides_scalars_and_empty_tensors_are_updated(case: Case, fused: bool | None) -> None:
-    torch.manual_seed(0)
-    odd = [nn.Parameter(t) for t in odd_tensors()]
-    plain = [nn.Parameter(t.detach().clone(memory_format=torch.contiguous_format)) for t in odd]
-    a, b = build(case, odd, fused=fused), build(case, plain, fused=fused)
-    for _ in range(3):
-        for p, q, g in zip(odd, plain, odd_tensors(), strict=True):
-            p.grad, q.grad = g, g.clone(memory_format=torch.contiguous_format)
-        a.step(lambda: 0.5)
-        b.step(lambda: 0.5)
-    torch.testing.assert_close(odd, plain, rtol=1e-5, atol=1e-6, check_stride=False)
 
 
 @every_own_case

@@ -62,9 +62,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-# -- files and modules ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize(
     ("signature", "before"),
@@ -294,9 +291,6 @@ def test_a_pure_update_of_a_plugin_is_used_in_lanes(cli, here: Path, store: Path
     assert sorted(map(float, finals["pure.py:SPEC"])) == pytest.approx(sorted(map(float, finals["sgd"])), rel=1e-12)
 
 
-# -- entry points -----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def announce(monkeypatch: pytest.MonkeyPatch):
     """Replace the installed entry points by these (name, value, package)."""
@@ -336,9 +330,6 @@ def test_a_name_that_is_taken_says_by_whom(announce) -> None:
         registry["lion"]
     with pytest.raises(PluginError, match=r"'sgd' is taken by the suite and by copy 1.2"):
         registry["sgd"]
-
-
-# -- a package, from `bench new` to the board -------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

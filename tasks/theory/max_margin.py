@@ -55,11 +55,9 @@ Optimum = tuple[Tensor, MaxMargin]
 
 
 class AttentionSVM(NamedTuple):
-    """The matrix W, float64, shape (d, d), of largest margin, and its dual solution.
+    """W of largest margin, float64, shape (d, d), as in `attention_svm`, and its dual solution.
 
-    Attributes:
-        W: argmin ||W||_F subject to (x_{i,opt_i} - x_{i,t})^T W x_{i,1} >= 1.
-        solution: the weight of sequence i's k-th token other than the optimal one is `weights[i * (T - 1) + k]`.
+    The weight of sequence i's k-th token other than the optimal one is `weights[i * (T - 1) + k]`.
     """
 
     W: Tensor
