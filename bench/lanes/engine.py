@@ -319,7 +319,7 @@ class Lanes:
         task, order = self.tasks[g], self.orders[g]
         rows = order.rows(step)
         where = task.randomness
-        where.step, where.batch_size, where.rows, where.width = step, len(rows), slice(first, last), order.width(step)
+        where.step, where.rows, where.width = step, slice(first, last), order.width(step)
         return task.data.batch("train", rows if last - first == len(rows) else rows[first:last], where)
 
     def _batches(self, step: int, first: int, last: int) -> Any:

@@ -96,7 +96,7 @@ def in_time(args: Args, work: Callable[[], object], spends: str = SPENT, stopped
     return spent()
 
 
-def _use(found: "StudyResult", out: Path | None) -> str:
+def _use(found: "StudyResult", out: Path) -> str:
     """The command that trains with the winner's settings."""
     from bench.tuning.tuned import tuned_path
 
