@@ -376,7 +376,6 @@ def test_a_stopped_block_resumes_its_averages(kind: str, store: Path) -> None:
     assert gap(lanes_of(grid), whole) == 0
 
 
-@pytest.mark.whole
 @pytest.mark.deep
 @pytest.mark.parametrize(("strategy", "kind", "most"), [("ddp", "lawa", 1e-9), ("fsdp", "ema", 1e-6)])
 def test_two_ranks_resume_their_average(strategy: str, kind: str, most: float, store: Path) -> None:

@@ -539,7 +539,7 @@ def test_the_curve_of_a_diverged_run_ends_where_it_diverged(cli, store, fake_mni
         ("xyzzy", "unknown command 'xyzzy'; known: quickstart, fit, "),
         ("--halp", "unknown option '--halp'; did you mean '--help'?"),
         ("list", "bench list needs WHAT: tasks, optimizers, runs, studies; see `bench list -h`"),
-        ("list suites", "unknown word 'suites'; known: tasks, optimizers, runs, studies"),
+        ("list plans", "unknown word 'plans'; known: tasks, optimizers, runs, studies"),
         ("list run", "unknown word 'run'; did you mean 'runs'?"),
         ("show sngdd", "did you mean 'sngd'?"),
         ("show fixed-decodr", "did you mean 'vasudeva2025/fixed-decoder'?"),

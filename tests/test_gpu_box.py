@@ -263,7 +263,7 @@ def trained(tmp_path: Path) -> Path:
     """A folder of a part that has trained: a store with a finished run, and studies."""
     folder = tmp_path / "part"
     add_run(folder / "runs", "synthetic-ngd-0123456789ab")
-    with sqlite3.connect(folder / "studies.db") as database:
+    with sqlite3.connect(folder / "runs" / "studies.db") as database:
         database.execute("create table trials (value text)")
         database.executemany("insert into trials values (?)", [("x" * 500,)] * 100)
     return folder
@@ -336,7 +336,7 @@ def test_a_damaged_zip_file_is_refused_and_stays(damage: Callable[[Path], None],
 
 @pytest.mark.parametrize("start", [0, 5000])
 def test_a_damaged_database_is_refused_and_stays(start: int, trained: Path, tmp_path: Path) -> None:
-    database = trained / "studies.db"
+    database = trained / "runs" / "studies.db"
     whole = bytearray(database.read_bytes())
     whole[start : start + 4000] = random.Random(0).randbytes(4000)
     database.write_bytes(whole)
