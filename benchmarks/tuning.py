@@ -80,7 +80,7 @@ def study(folder: Path, data: Path, steps: int, workers: str) -> Clock:
     places = {"data": data, "store": folder}
     words = {"task": "mnist", "opt": "sgd", "opt.lr": ",".join(f"0.0{i + 1}" for i in range(TRIALS)), "device": "cpu"}
     words |= {"trainer.max_steps": steps, "trainer.val_every": steps, "task.n_train": 20_000}
-    spec = make_spec(words, sampler=None, seeds=[1000], report_seeds=[], prune=False, places=places)
+    spec = make_spec(words, sampler=None, seeds=[1000], report_seeds=[], places=places)
     made = Studies(folder).create(spec)
     made.ask(Request(trials=TRIALS, report=False))
     config = on_device(spec.config({"opt.lr": 0.01}, 1000, places))

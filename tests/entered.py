@@ -124,7 +124,6 @@ def study(
         "axes": ["opt.lr"],
         "mode": "max",
         "sampler": "grid",
-        "prune": False,
         "trials": trials,
         "winner": winner and winner.run_id,
         "lr_at_boundary": False,

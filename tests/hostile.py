@@ -115,7 +115,6 @@ def study(store: Path, name: str, runs: list[RunResult]) -> Path:
         "axes": ["opt.lr"],
         "mode": "min",
         "sampler": "grid",
-        "prune": False,
         "trials": trials,
         "winner": runs[0].run_id,
         "lr_at_boundary": False,

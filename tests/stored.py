@@ -142,7 +142,6 @@ def add_study(store: Path, name: str, trials: int = 2, **changes: Any) -> Path:
         "axes": ["opt.lr"],
         "mode": "min",
         "sampler": "grid",
-        "prune": False,
         "trials": own,
         "winner": "b",
         "lr_at_boundary": False,

@@ -601,7 +601,7 @@ def test_a_board_is_that_of_the_command(swept: bench.Sweep, cli, tmp_path: Path)
     [
         *((bench.fit, name) for name in ("rerun", "tuned", "progress")),
         *((bench.sweep, name) for name in ("tuned", "progress")),
-        *((bench.tune, name) for name in ("prune", "progress")),
+        (bench.tune, "progress"),
         *((bench.compare, name) for name in ("anyway", "reference_results", "progress")),
     ],
 )

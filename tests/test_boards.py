@@ -431,11 +431,10 @@ def test_a_choice_that_may_diverge_is_not_bounded(store):
     assert widened(store) == ("unbounded: a possible choice has a run without a value", [])
 
 
-def test_trials_that_were_pruned_or_failed_win_no_draw(store):
+def test_trials_that_failed_win_no_draw(store):
     record = tried(store, CHOICE, CHOICE, FRESH, won=0.1)
-    pruned = [record.trials[0], record.trials[1] | {"state": "pruned", "runs": record.trials[1]["runs"][:1]}]
     failed = record.trials[0] | {"state": "failed", "runs": [], "point": {"opt.lr": 10.0}, "score": None}
-    study_path(store, "study").write_text(json.dumps(vars(record) | {"trials": [*pruned, failed]}))
+    study_path(store, "study").write_text(json.dumps(vars(record) | {"trials": [*record.trials[:1], failed]}))
     row = rows("quality", store)["adam"]
     assert row["final_tuned"] == row["final"]
 
@@ -479,7 +478,7 @@ def test_a_repeated_study_whose_winner_diverged_leaves_no_mean(store):
 
 @pytest.mark.parametrize(
     "change",
-    [{"first": 1000}, {"select_split": "val"}, {"prune": True}, {"missing": 1}, {"axes": ["opt.lr", "opt.eps"]}],
+    [{"first": 1000}, {"select_split": "val"}, {"missing": 1}, {"axes": ["opt.lr", "opt.eps"]}],
 )
 def test_studies_with_other_budgets_or_the_same_seeds_are_no_repetitions(store, change):
     for i, won in enumerate((0.1, 1.0, 10.0)):
@@ -694,12 +693,6 @@ def test_limitations_of_a_row_are_flagged(store, change, flag):
     keep(store, *seeds("adam", A, words={"opt.lr": 0.2}, **change))
     (row,) = rows("quality", store).values()
     assert row["flags"] == [flag]
-
-
-def test_flags_of_the_study_are_those_of_the_row(store):
-    tuned(store, "adam", A, prune=True, missing=2)
-    (row,) = rows("quality", store).values()
-    assert row["flags"] == ["tuning not finished", "pruned"]
 
 
 def test_entries_with_a_rest_have_short_names_and_its_version(store):

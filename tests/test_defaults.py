@@ -25,7 +25,7 @@ def study(scores: Mapping[float, float | None], mode: str = "max", **more: objec
         {"point": {"opt.lr": lr}, "kind": "design", "state": "complete", "score": score, "runs": []}
         for lr, score in scores.items()
     ]
-    record = dict(name="s", task="t", opt="o", seeds=[0], axes=["opt.lr"], mode=mode, sampler="qmc", prune=False)
+    record = dict(name="s", task="t", opt="o", seeds=[0], axes=["opt.lr"], mode=mode, sampler="qmc")
     return StudyRecord(**{**record, "trials": trials, "winner": None, "lr_at_boundary": False, **more})
 
 

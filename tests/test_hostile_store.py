@@ -222,7 +222,6 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
             sampler=None,
             seeds=[1000],
             report_seeds=[0],
-            prune=False,
             places={"data": folder, "store": folder},
         )
         study = studies.create(spec, name)

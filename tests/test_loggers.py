@@ -2,10 +2,6 @@
 
 import csv
 import json
-import os
-import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,32 +74,6 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert {"train/loss", "train/accuracy", "batch/loss"} <= set(events.Tags()["scalars"])
 
 
-@pytest.mark.deep
-def test_trackio(tmp_path: Path) -> None:
-    words = ["fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", str(STEPS), "--store", "runs"]
-    environment = os.environ | {"TRACKIO_DIR": str(tmp_path / "trackio")}  # which trackio reads when it is imported
-    for more in ([], ["--rerun"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "bench", *words, "--logger", "trackio", *more],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert "rackio" not in done.stdout  # standard output has only the result
-    database = sqlite3.connect(f"file:{tmp_path / 'trackio' / 'synthetic.db'}?mode=ro", uri=True)
-    kept = database.execute("select run_id, step, metrics from metrics order by id").fetchall()
-    curve = [(run, step, json.loads(values)["batch/loss"]) for run, step, values in kept if b"batch/loss" in values]
-    first, second = curve[:STEPS], curve[STEPS:]
-    assert [step for _, step, _ in first] == list(range(1, STEPS + 1))
-    assert [loss for *_, loss in first] == [loss for *_, loss in second]
-    assert len({run for run, *_ in curve}) == 2  # each attempt is a separate run
-    [settings] = database.execute("select config from configs limit 1").fetchone()
-    assert json.loads(settings)["opt"] == "ngd"
-    database.close()
-
-
 def test_settings_are_logged(tmp_path: Path) -> None:
     assert fit(tmp_path, "--logger", "csv") == 0
     [path] = tmp_path.glob("*/csv/version_0/hparams.yaml")
@@ -115,7 +85,6 @@ def test_settings_are_logged(tmp_path: Path) -> None:
     [
         ("tensorboard", ["fabric.loggers.tensorboard._TENSORBOARD", "fabric.loggers.tensorboard._TENSORBOARDX"]),
         ("wandb", ["pytorch.loggers.wandb._WANDB"]),
-        ("mlflow", ["pytorch.loggers.mlflow._MLFLOW"]),
     ],
 )
 def test_missing_package(logger: str, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,13 +95,6 @@ def test_missing_package(logger: str, flags: list[str], tmp_path: Path, monkeypa
         _loggers(config)
     assert error.value.exit_code == 2
     assert str(error.value) == (f"--logger {logger}: the package {logger} is not installed: uv sync --extra {logger}")
-
-
-def test_missing_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "trackio", None)
-    config = resolve({"task": "synthetic", "opt": "ngd", "logger": "trackio", "store": tmp_path})
-    with pytest.raises(UserError, match="the package trackio is not installed: uv sync --extra trackio"):
-        _loggers(config)
 
 
 class Failing:
@@ -160,4 +122,4 @@ def test_unknown_logger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert fit(tmp_path, "--logger", "excel") == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "--logger" in line
-    assert "'tensorboard', 'csv', 'wandb', 'mlflow' or 'trackio'" in line
+    assert "'tensorboard', 'csv' or 'wandb'" in line

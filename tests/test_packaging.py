@@ -39,7 +39,7 @@ def test_every_extra_is_in_all_and_every_extra_that_is_named_is_there() -> None:
     sources = [path.read_text("utf-8") for top in ("bench", "tasks") for path in (ROOT / top).rglob("*.py")]
     named = {extra for text in sources for extra in re.findall(r"not_installed\(['\"]\w+['\"], ['\"](\w+)", text)}
     assert {"papers", "hub"} <= named <= declared.keys()
-    assert {"tensorboard", "wandb", "mlflow", "trackio"} <= declared.keys()  # `--logger` names its own extras
+    assert {"tensorboard", "wandb"} <= declared.keys()  # `--logger` names its own extras
 
 
 def test_the_readmes_commands_have_what_the_extras_bring() -> None:

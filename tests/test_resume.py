@@ -234,14 +234,6 @@ def test_a_signal_that_comes_later_is_a_second_request(monkeypatch, heard):
         stop.note(signal.SIGINT)
 
 
-def test_a_signal_to_a_run_that_is_pruned_stops_more_than_it(monkeypatch):
-    stop = StopRequest()
-    stop.prune("its score is no use")
-    stop.note(signal.SIGINT)
-    assert (stop.signal, stop.pruned) == (signal.SIGINT, None)
-    stop.note(signal.SIGINT)
-
-
 def test_resuming_a_finished_run_returns_it(cli, store):
     first = cli(*SYNTHETIC, *SPS, "--json")
     assert cli("fit", "--resume", only_run(store).run_id, "--json").out == first.out

@@ -59,11 +59,8 @@ def slope(lr: float) -> float:
 def spec(*, seeds: Iterable[int] = (1000, 1001), reports: Iterable[int] = (0, 1), **words: Any) -> StudySpec:
     settings = {"task": "synthetic", "opt": "sgd", "opt.lr": "1e-3:1e1", "trainer.max_steps": "20", "device": "cpu"}
     settings |= {name.replace("__", "."): value for name, value in words.items()}
-    prune = settings.pop("prune", False)
     sampler = settings.pop("sampler", None)
-    return make_spec(
-        settings, sampler=sampler, seeds=list(seeds), report_seeds=list(reports), prune=bool(prune), places={}
-    )
+    return make_spec(settings, sampler=sampler, seeds=list(seeds), report_seeds=list(reports), places={})
 
 
 def made(trial: Trial, score: Score, *, metric: str = "loss") -> list[RunResult]:
@@ -263,13 +260,13 @@ def test_a_worker_on_another_machine_counts_as_dead(here: Path) -> None:
 
 
 @pytest.mark.matrix(keep=1)
-@pytest.mark.parametrize("late", ["complete", "prune", "fail", "give_back"])
+@pytest.mark.parametrize("late", ["complete", "fail", "give_back"])
 def test_a_worker_that_was_taken_for_dead_comes_too_late(here: Path, late: str) -> None:
     study = begin(here, 1, report=False)
     lost = in_a_process(partial(_claim, here, study.name))
     again = claim_one(study)
     assert again.point == lost.point
-    words = {"complete": ([],), "prune": ([], "bad"), "fail": ("broke",), "give_back": ("stopped",)}
+    words = {"complete": ([],), "fail": ("broke",), "give_back": ("stopped",)}
     assert getattr(study, late)(lost, *words[late]) is False
     assert study.complete(again, made(again, valley))
     assert getattr(study, late)(lost, *words[late]) is False
@@ -396,37 +393,6 @@ def test_completed_trials_have_no_reason_of_an_earlier_attempt(here: Path) -> No
     assert attempts(study, at=trial) == [("running", None)]
     assert study.complete(trial, made(trial, valley))
     assert attempts(study, at=trial)[0] == ("completed", None)
-
-
-def test_a_pruned_trial_is_labelled_and_never_best(here: Path) -> None:
-    study = begin(here, 3, prune=True)
-    best = claim_one(study)
-    assert best.point == {"opt.lr": 0.1}
-    assert study.prune(best, made(best, valley), "worse than the median")
-    drain(study)
-    assert attempts(study, at=best) == [("pruned", "worse than the median")]
-    found = study_result(study)
-    assert found.best is not None
-    assert found.best.point != best.point
-    assert "1 pruned (--prune)" in "\n".join(summary.lines(found))
-    assert "opt.lr 0.1: pruned\n" in tuned.tuned_yaml(found)
-    assert "pruning: trials worse than the median of the others were stopped early\n" in tuned.tuned_yaml(found)
-
-
-@pytest.mark.deep
-def test_a_trial_is_to_be_pruned_if_it_is_worse_than_the_median_of_four_others(here: Path) -> None:
-    study = begin(here, 9, prune=True, report=False)
-    other = begin(here, 9, name="without", report=False)
-    for value in (1.0, 2.0, 3.0, 4.0):
-        for each in (study, other):
-            trial = claim_one(each)
-            assert not each.report(trial, 10, value)
-            assert each.complete(trial, made(trial, valley))
-    trial, unpruned = claim_one(study), claim_one(other)
-    assert not study.report(trial, 10, 2.4)
-    assert study.report(trial, 20, 9.0) is False  # no other trial has got this far
-    assert study.report(claim_one(study), 10, 2.6)
-    assert not other.report(unpruned, 10, 99.0)
 
 
 @pytest.mark.parametrize(("task", "worst"), [("synthetic", math.inf), ("mnist", -math.inf)])
@@ -577,7 +543,6 @@ def test_a_study_that_has_just_begun_has_found_nothing(here: Path) -> None:
         ({"opt": "ngd"}, 'opt: "sgd" there, "ngd" now'),
         ({"seeds": [5, 6]}, r"seeds: \[1000, 1001\] there, \[5, 6\] now"),
         ({"reports": [7]}, r"report_seeds: \[0, 1\] there, \[7\] now"),
-        ({"prune": True}, "prune: false there, true now"),
         ({"sampler": "qmc"}, 'sampler: "grid" there, "qmc" now'),
     ],
 )
@@ -764,31 +729,6 @@ def test_a_study_without_requested_trials_is_listed_and_says_how_to_start_it(her
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------
-
-
-def test_pruned_trials_are_in_the_table_and_count_as_tried_at_the_edge(here: Path) -> None:
-    study = begin(here, 5, prune=True, report=False)
-    while (claimed := study.claim(me())) is not None:
-        for trial in claimed:
-            runs = made(trial, slope)
-            if trial.point["opt.lr"] < 0.1:
-                for run in runs:
-                    run.status = "killed"
-                assert study.prune(trial, runs, "worse than the median")
-            else:
-                assert study.complete(trial, runs)
-    found = study_result(study)
-    assert found.best is not None
-    assert (found.best.point, found.lr_at_boundary) == ({"opt.lr": 0.1}, False)
-    text = "\n".join(summary.lines(found))
-    assert [line.split()[:2] for line in text.splitlines() if "pruned  " in line] == [
-        ["0.01", "pruned"],
-        ["0.03162", "pruned"],
-    ]
-    assert "note     opt.lr 0.01 pruned: worse than the median" in text
-    assert "edge     lr_at_boundary: no" in text
-    assert "the best value is at the edge of the grid" not in text
-    assert "killed" not in text
 
 
 @pytest.mark.deep

@@ -77,8 +77,8 @@ def small_spec(**words: Any) -> StudySpec:
     settings = {"task": "synthetic", "opt": "sgd", "opt.lr": "1e1:1e4", "trainer.max_steps": "40", "device": "cpu"}
     settings |= {name.replace("__", "."): value for name, value in words.items()}
     seeds, reports = settings.pop("seeds", [1000]), settings.pop("reports", [0])
-    prune, sampler = settings.pop("prune", False), settings.pop("sampler", None)
-    return make_spec(settings, sampler=sampler, seeds=seeds, report_seeds=reports, prune=prune, places={})
+    sampler = settings.pop("sampler", None)
+    return make_spec(settings, sampler=sampler, seeds=seeds, report_seeds=reports, places={})
 
 
 def begin(store: Path, trials: int, *, name: str | None = None, report: bool = True, **words: Any) -> Study:
@@ -169,7 +169,7 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     assert cli("list", "studies").out.startswith(f"{name}  5 of 5 trials")
     assert strict_json(cli("list", "studies", "--json").out)[0]["best"] == "opt.lr 1000"
 
-    for own in (("--opt.lr", "1:2"), ("--prune",), ("--seeds", 3), ("--name", "other"), ("--sampler", "qmc")):
+    for own in (("--opt.lr", "1:2"), ("--seeds", 3), ("--name", "other"), ("--sampler", "qmc")):
         refused = cli("tune", "--resume", name, *own)
         assert refused.code == 2
         assert last_line(refused) == f"--resume takes the study's own settings; remove {own[0]}"
@@ -809,28 +809,6 @@ def test_a_trial_on_two_devices_is_a_bench_fit_of_its_own(cli, store: Path, tmp_
         alone = strict_json(cli(*fit, *lr, "--store", tmp_path / "alone", "--json").out)
         assert trial.runs[0].final == pytest.approx(alone["final"], rel=1e-9)
     assert list(Store(tmp_path / "runs").folder.glob("*.json")) == []
-
-
-@pytest.mark.deep
-def test_pruning_stops_bad_trials_and_finds_the_same(cli, tmp_path: Path) -> None:
-    words = {"opt__lr": "1e0:1e5", "trainer__val_every": "5"}
-    found = {}
-    for prune in (False, True):
-        place = tmp_path / f"prune {prune}"  # a stored run is not stopped early
-        study = begin(place, 9, prune=prune, **words)
-        assert work(study, Effort("lightning"))
-        found[prune] = summary.as_json(study_result(study))
-        assert ("pruned (--prune)" in "\n".join(summary.lines(study_result(study)))) == prune
-    assert found[False]["pruning"] is False
-    assert found[True]["pruning"] is True
-    assert (found[True]["best"], found[True]["score"]) == (found[False]["best"], found[False]["score"])
-    assert found[True]["fresh"] == found[False]["fresh"]
-    pruned = [each["point"]["opt.lr"] for each in found[True]["tried"] if each["state"] == "pruned"]
-    assert pruned
-    assert max(pruned) < 100
-    stopped = {trial.point["opt.lr"]: trial for trial in study.trials() if trial.state == "pruned"}
-    assert all(trial.runs[0].steps < 40 for trial in stopped.values())
-    assert {trial.reason for trial in stopped.values()} == {"worse than the median of the other trials"}
 
 
 # -- slots ------------------------------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def fit(
         data_seed: determines the data order; the seed by default.
         precision: `32-true`, `bf16-mixed`, `16-mixed` or `64-true`; the task's by default.
         device: `cpu`, `cuda`, `mps` or `auto`.
-        logger: also log to `tensorboard`, `csv`, `wandb`, `mlflow` or `trackio` (extras).
+        logger: also log to `tensorboard`, `csv` or `wandb` (extras).
         engine: for several seeds: `lanes` (vectorised runs), `lightning` (one run at a time), or `auto` (default), the
             faster one.
         workers: for several seeds: number of processes that share the runs, or `auto`; one for each GPU by default, and
@@ -258,7 +258,6 @@ def tune(
     seeds: "Seeds" = 2,
     report_seeds: "Seeds" = 7,
     sampler: Literal["grid", "qmc", "tpe"] | None = None,
-    prune: bool = False,
     retries: int = 2,
     task_options: "Settings | None" = None,
     trainer: "Settings | None" = None,
@@ -288,7 +287,6 @@ def tune(
         report_seeds: fresh seeds of the winner: a number (7: 0 to 6) or a list; 0 for none; fewer than 7 decide
             nothing.
         sampler: `grid` (default), `qmc` or `tpe`.
-        prune: stop trials that are worse than the median of the others.
         retries: new attempts after a failed one.
         task_options: as for `fit`.
         trainer: as for `fit`.
@@ -312,7 +310,7 @@ def tune(
         RunFailed: workers die at start.
         KeyboardInterrupt: the study was interrupted; the same call continues.
     """
-    with training(progress, prune=prune):
+    with training(progress):
         where = places_of(data, store)
         top = {"data_seed": data_seed, "precision": precision, "device": device}
         words = words_of(task, [opt], where["store"], task_options, trainer, settings, hyperparameters, top)
@@ -325,7 +323,7 @@ def tune(
         from bench.tuning.study_result import study_result
         from bench.tuning.tune import work
 
-        design = {"trials": trials, "seeds": seeds, "report_seeds": report_seeds, "sampler": sampler, "prune": prune}
+        design = {"trials": trials, "seeds": seeds, "report_seeds": report_seeds, "sampler": sampler}
         how = {"engine": engine, "workers": workers, "width": width, "memory": memory}
         args = arguments_of("tune", words, where, design | how | {"name": name, "retries": retries})
         asked = of_words(args, words, where)

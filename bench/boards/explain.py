@@ -131,7 +131,7 @@ def _searched(study: StudyRecord, found: Collected) -> dict[str, str]:
     scores = [trial["score"] for trial in study.trials]
     least = equal_below(scores, study.metric)
     equal = sum(score is not None and score <= least for score in scores)
-    how = SAMPLERS.get(study.sampler, study.sampler) + ", bad trials pruned" * study.prune
+    how = SAMPLERS.get(study.sampler, study.sampler)
     return {
         "searched": f"{' and '.join(ranges)} by {how}: {len(study.trials)} trials ({cell(kinds)}), each on"
         f" {_seeds(study.seeds)}",

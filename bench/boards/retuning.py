@@ -82,7 +82,7 @@ def _design(entry: Entry, study: StudyRecord) -> Any:
     fixed = {name: value for name, value in entry.options.items() if f"opt.{name}" not in study.axes}
     points = sorted(str(sorted(trial["point"].items())) for trial in study.trials if trial["kind"] == "design")
     refined = sum(trial["kind"] == "refinement" for trial in study.trials)
-    rule = study.mode, study.metric, study.select_split, study.sampler, study.prune, study.missing
+    rule = study.mode, study.metric, study.select_split, study.sampler, study.missing
     return fixed, points, refined, len(study.seeds), study.axes, rule
 
 

@@ -78,7 +78,6 @@ def flags(entry: Entry) -> list[str]:
         *["selected on these seeds"] * bool(entry.best_of),
         *[f"one of {entry.one_of} settings"] * bool(entry.one_of),
         *["tuned elsewhere"] * entry.tuned_elsewhere,
-        *["pruned"] * bool(entry.study and entry.study.prune),
         *["these are the defaults"] * (entry.kind == "tuned" and entry.default),
         *[f"mixed versions of {' and '.join(several)}"] * bool(several),
         *["not the whole task"] * any(run.part for run in entry.runs.values()),

@@ -189,7 +189,7 @@ class RunConfig(NoBooleans):
     device: Literal["cpu", "cuda", "mps", "auto"] = "auto"
     data: Path = Path("data")
     store: Path = Path("runs")
-    logger: Literal["tensorboard", "csv", "wandb", "mlflow", "trackio"] | None = None
+    logger: Literal["tensorboard", "csv", "wandb"] | None = None
 
     @field_validator("data", "store", mode="before")
     @classmethod

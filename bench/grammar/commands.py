@@ -69,7 +69,7 @@ PRECISION = Option(
 DATA_SEED = Option("data_seed", "seed of the order of the samples (default: the run's seed)", "N", setting=True)
 LOGGER = Option(
     "logger",
-    "also log to tensorboard, csv, wandb, mlflow or trackio (extras)",
+    "also log to tensorboard, csv or wandb (extras)",
     "L",
     setting=True,
 )
@@ -292,7 +292,6 @@ _ALL = (
             Option("sampler", "grid (default): half decades of the first range, decades of the others, more at an"
                    " edge; qmc: quasi-random; tpe: the grid, then refinements around its best (results say so)", "S",
                    choices=("grid", "qmc", "tpe")),
-            Option("prune", "stop trials that are worse than the median of the others (results say so)"),
             Option("retries", "maximum number of new attempts after a failure (default 2)", "N", whole(0)),
             Option("name", "name of the study (default: TASK-OPT-HASH)", "NAME"),
             Option("resume", "continue this study with its own settings", "NAME"),

@@ -95,13 +95,14 @@ class StudyRecord(Record):
         seeds: tuning seeds.
         axes: dotted names of the searched settings.
         mode: of the metric.
-        sampler, prune: how it searches.
+        sampler: how it searches.
         trials: in the order of the design.
         winner: id of a run with the winning settings; None if no trial has a score.
         lr_at_boundary: whether a winning value is at an edge (`edges`); records of earlier versions had another rule.
         missing: points not tried yet.
         metric: name of the compared metric; empty if unknown.
         select_split: the split on which its trials were compared; empty if unknown.
+        prune: shipped records have it.
     """
 
     folder, subject = STUDIES, ("name", "task", "opt", "seeds", "axes")
@@ -113,13 +114,13 @@ class StudyRecord(Record):
     axes: list[Name]
     mode: Mode
     sampler: Word
-    prune: bool
     trials: list[StudyTrial]
     winner: RunId | None
     lr_at_boundary: bool
     missing: Count = 0
     metric: Annotated[str, StringConstraints(max_length=500)] = ""
     select_split: Annotated[str, StringConstraints(max_length=500)] = ""
+    prune: Literal[False] = False
 
     @property
     def run_ids(self) -> set[str]:

@@ -232,8 +232,7 @@ class Recorder(Watcher):
         self._clock()
         if number:
             self.result.status = "killed"
-            why = self.stop.pruned or f"stopped by {signal.Signals(number).name}"
-            self.result.reason = f"{why} at step {self.result.steps}"
+            self.result.reason = f"stopped by {signal.Signals(number).name} at step {self.result.steps}"
         elif timeout:
             self.result.status = "timeout"
             self.result.reason = f"max_seconds={self.max_seconds:g} elapsed at step {self.result.steps}"

@@ -40,7 +40,7 @@ from bench.train.checkpoints import DoesNotFit, is_misfit, or_afresh, set_aside,
 from bench.train.stop import StopRequest
 from bench.train.threads import limit_threads
 from bench.train.training_plan import make_plan, val_every
-from optimizers.plugins import bare, slug
+from optimizers.plugins import bare
 from tasks.core.compiled import CompileError
 from tasks.core.data import TaskData
 from tasks.core.extras import not_installed
@@ -399,21 +399,12 @@ def _loggers(config: RunConfig) -> list[Any]:
         return []
     from lightning.pytorch import loggers
 
-    from bench.train.trackio_logger import TrackioLogger
-
     folder, name = str(config.store / config.run_id), config.run_id
     make: dict[str, Callable[[], Any]] = {
         # Without a version each attempt (`--rerun`, `--resume`) gets the next one; a fixed one would be overwritten.
         "tensorboard": lambda: loggers.TensorBoardLogger(folder, name="tensorboard", default_hp_metric=False),
         "csv": lambda: loggers.CSVLogger(folder, name="csv"),
         "wandb": lambda: loggers.WandbLogger(name=name, save_dir=folder, project="attention-optimizer-bench"),
-        # MLflow no longer supports plain folders; a tracking server in the environment takes precedence.
-        "mlflow": lambda: loggers.MLFlowLogger(
-            experiment_name=config.task,
-            run_name=name,
-            tracking_uri=os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db"),
-        ),
-        "trackio": lambda: TrackioLogger(slug(config.task), name),
     }
     try:
         logger = make[config.logger]()

@@ -31,21 +31,14 @@ class StopRequest:
     Attributes:
         signal: the signal that asked the run to stop, or None.
         at_once: whether there was a second request.
-        pruned: why the run is to stop without a signal, or None.
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        self.pruned: str | None = None
         self.at_once = False
         self._listening = False
         self._noted = -math.inf
         self._waiting: int | None = None
-
-    def prune(self, reason: str) -> None:
-        """Stop only the current run, as a signal would."""
-        if self.signal is None:
-            self.signal, self.pruned = signal.SIGTERM, reason
 
     def note(self, number: int, frame: FrameType | None = None) -> None:
         """Handle a signal.
@@ -53,13 +46,13 @@ class StopRequest:
         Raises:
             KeyboardInterrupt: at the second one, unless it belongs to the first request.
         """
-        if self.signal is not None and self.pruned is None:
+        if self.signal is not None:
             if time.monotonic() - self._noted < ONE_REQUEST_SECONDS:
                 return
             self.at_once = True
             raise KeyboardInterrupt
         self._noted = time.monotonic()
-        self.signal, self.pruned = number, None
+        self.signal = number
         if is_main_process():
             with suppress(OSError):  # standard error may be closed
                 os.write(2, b"\nbench: finishing the steps at hand and saving; once more to stop at once\n")

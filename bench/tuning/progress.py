@@ -50,7 +50,7 @@ class TuningProgress(LiveView):
         done = wanted = failed = 0
         for study in studies:
             trials = study.trials()
-            done += len({trial.key for trial in trials if trial.state in ("completed", "pruned")})
+            done += len({trial.key for trial in trials if trial.state == "completed"})
             wanted += max(len({trial.key for trial in trials}), study.request.trials)
             failed += sum(trial.state == "failed" for trial in trials)
         self.done, self.wanted, self.failed = done, wanted, failed

@@ -11,7 +11,6 @@ under one database lock, which is released when its process ends. So any process
 import json
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -126,8 +125,7 @@ class Study:
     def scores(self, trials: Sequence[Trial]) -> Scores:
         """The known scores: medians over the seeds of the last evaluation on the selection split.
 
-        A score is None if half of the seeds diverged, a cap set the step size (`is_capped`), the trial was pruned, or
-        all attempts failed.
+        A score is None if half of the seeds diverged, a cap set the step size (`is_capped`), or all attempts failed.
 
         Args:
             trials: of the design, all attempts.
@@ -141,8 +139,6 @@ class Study:
             key = point_key(trial.point)
             if trial.state == "completed":
                 known[key] = score_of(trial.runs, above, self.spec.mode)
-            elif trial.state == "pruned":
-                known[key] = None
             elif trial.state == "failed":
                 failures[key] = failures.get(key, 0) + 1
                 if failures[key] > retries:
@@ -283,11 +279,6 @@ class Study:
         with self.studies.changing():
             return self._end(trial, TrialState.COMPLETE, runs=runs, value=value)
 
-    def prune(self, trial: Trial, runs: Sequence[RunResult], reason: str) -> bool:
-        """Record that a trial was stopped early."""
-        with self.studies.changing():
-            return self._end(trial, TrialState.PRUNED, runs=runs, reason=reason)
-
     def fail(self, trial: Trial, reason: str) -> bool:
         """Record a failed attempt; `advance` retries unless it was the last."""
         with self.studies.changing():
@@ -297,21 +288,6 @@ class Study:
         """Return a trial to the queue, since the worker was asked to stop; it does not count as an attempt."""
         with self.studies.changing():
             return self._end(trial, TrialState.WAITING, reason=reason)
-
-    def report(self, trial: Trial, step: int, value: float) -> bool:
-        """Record an evaluation during a trial's first run; whether to stop the trial.
-
-        A trial is stopped if its best value so far is worse than the median of at least four completed trials at that
-        step. If the database cannot be written, nothing is recorded: an evaluation is not worth losing a run.
-        """
-        with suppress(UserError), self.studies.errors():
-            self._rdb.set_trial_intermediate_value(self._id(trial), step, value)
-            if not self.spec.prune or trial.fresh:
-                return False
-            study = optuna.load_study(study_name=self.name, storage=self._rdb)
-            pruner = optuna.pruners.MedianPruner(n_startup_trials=4)
-            return pruner.prune(study, self._rdb.get_trial(self._id(trial)))
-        return False
 
     def _end(
         self,

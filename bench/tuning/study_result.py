@@ -172,10 +172,7 @@ def analyse(found: StudyResult) -> sensitivity.Sensitivity:
     Raises:
         UserError: no run has finished.
     """
-    pruned = {run.run_id for trial in found.scored if trial.state == "pruned" for run in trial.runs}
-    state: Any = "pruned"  # more informative than `killed`
-    runs = [replace(run, status=state) if run.run_id in pruned else run for run in found.runs]
-    shown = sensitivity.analyse(runs, list(found.study.spec.axes), found.study.spec.mode)
+    shown = sensitivity.analyse(found.runs, list(found.study.spec.axes), found.study.spec.mode)
     failed = {t.point[shown.x]: "failed" for t in found.trials if not t.runs and shown.x in t.point}
     if len(shown.curves) > 1:  # it is unknown which one a failed trial belongs to
         return shown

@@ -61,7 +61,6 @@ class Tune(NoBooleans):
         trials: number of points of each design (`bench.tuning.tune.default_trials` by default).
         seeds: of a trial: how many, or which.
         sampler: of the design.
-        prune: stop bad trials early.
         retries: new attempts after a failed one.
         total: minimum number of trials for each optimizer whose design can grow, such as that of a stored baseline.
     """
@@ -71,7 +70,6 @@ class Tune(NoBooleans):
     trials: int | None = None
     seeds: int | list[int] = 2
     sampler: Sampler | None = None
-    prune: bool = False
     retries: int = 2
     total: int = 0
 
@@ -109,7 +107,6 @@ class Suite(NoBooleans, BaseModel):
                 sampler=self.tune.sampler,
                 seeds=tuning_seeds(_text(self.tune.seeds)),
                 report_seeds=reporting_seeds(_text(self.seeds)),
-                prune=self.tune.prune,
                 places=places,
             )
             for task, own_task in self.tasks.items()
@@ -175,7 +172,6 @@ KEYS = {
     "tune.trials": "how many, as 9",
     "tune.seeds": "how many, as 2, or which, as [1000, 1001]",
     "tune.sampler": "grid or qmc",
-    "tune.prune": "true or false",
     "tune.retries": "how many, as 2",
     "tune.total": "how many, as 9",
 }

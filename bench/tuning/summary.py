@@ -23,7 +23,6 @@ def lines(found: StudyResult) -> list[str]:
     more = [
         (len(found.refined), "refinements by TPE"),
         (states["failed"], "failed"),
-        (states["pruned"], "pruned (--prune)"),
         (found.missing, "not done yet"),
     ]
     facts = [("study", f"{found.study.name}: {', '.join([counts, *(f'{n} {what}' for n, what in more if n)])}")]
@@ -62,7 +61,7 @@ def _notes(found: StudyResult) -> list[str]:
                 f"{name} {value:g} is outside of {axis.low:g}:{axis.high:g}; the grid is centred on that range"
             )
     for trial in found.scored:
-        if trial.state in ("failed", "pruned"):
+        if trial.state == "failed":
             notes.append(f"{options_text(trial.point)} {trial.state}: {trial.reason}")
     notes += [f"fresh seed {seed} failed: {reason}" for seed, reason in found.fresh_failed.items()]
     if 2 * sum(run.saturated_at is not None for run in found.fresh) >= max(1, len(found.fresh)):
@@ -111,7 +110,6 @@ def as_json(found: StudyResult) -> dict[str, Any]:
             },
             "lr_at_boundary": found.lr_at_boundary,
             "cost": found.cost,
-            "pruning": spec.prune,
             "tried": [
                 {
                     "point": t.point,

@@ -24,7 +24,7 @@ from bench.tuning.space import Axis, Point, Space, point_key, space_from_json
 from optimizers import LogUniform
 from optimizers.plugins import bare, slug
 
-State = Literal["waiting", "running", "completed", "pruned", "failed"]
+State = Literal["waiting", "running", "completed", "failed"]
 MOST_AXES = 20
 """Maximum number of settings that a study searches. Ours."""
 Value = Number | str | bool | None
@@ -37,7 +37,6 @@ _STATES: dict[str, State] = {
     "WAITING": "waiting",
     "RUNNING": "running",
     "COMPLETE": "completed",
-    "PRUNED": "pruned",
     "FAIL": "failed",
 }
 
@@ -91,7 +90,7 @@ class StudySpec(BaseModel):
         sampler: `grid` or `qmc`.
         seeds: of the trials.
         report_seeds: of the winner's runs afterwards; disjoint from `seeds`.
-        prune: whether trials worse than the median of the others are stopped early.
+        prune: kept, so that names of existing studies, which hash all fields, do not change.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -107,7 +106,7 @@ class StudySpec(BaseModel):
     sampler: Sampler
     seeds: Annotated[list[Count], Field(min_length=1)]
     report_seeds: list[Count]
-    prune: bool = False
+    prune: Literal[False] = False
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -218,7 +217,7 @@ class StoredTrial:
         kind: `design`, `extension`, `top-up`, `refinement` or `fresh`.
         seeds: of its runs.
         runs: their records, with only the last evaluation.
-        reason: why it failed, was pruned or given back.
+        reason: why it failed or was given back.
         worker: the process that has it, or had it last.
     """
 

@@ -34,7 +34,6 @@ def make_spec(
     sampler: Sampler | None,
     seeds: Sequence[int],
     report_seeds: Sequence[int],
-    prune: bool,
     places: Mapping[str, Any],
 ) -> StudySpec:
     """The specification of a new study; words may have ranges and lists of values (`bench.tuning.space.read_space`).
@@ -83,7 +82,6 @@ def make_spec(
         sampler=design.sampler,
         seeds=list(seeds),
         report_seeds=list(report_seeds),
-        prune=prune,
     )
 
 

@@ -59,7 +59,6 @@ def tuned_yaml(found: StudyResult) -> str:
             "settings": settings,
             "trials": len(found.trials),
             **{kind.replace("-", "_"): n for kind, n in found.added.items()},
-            **({"pruning": "trials worse than the median of the others were stopped early"} if spec.prune else {}),
             "part_of_the_data": run.part or "all",
             "tuning_seeds": seeds_in_words(spec.seeds),
             "score": found.score,
@@ -82,7 +81,7 @@ def tuned_yaml(found: StudyResult) -> str:
 def _tried(trial: Trial, score: End) -> str:
     diverged = sum(run.status == "diverged" for run in trial.runs)
     text = "diverged" if score is None else f"{score:.6g}"
-    if trial.state in ("failed", "pruned"):
+    if trial.state == "failed":
         text = trial.state
     elif is_capped(trial.runs):
         text = "not chosen"
@@ -142,7 +141,6 @@ def remember(found: StudyResult, store: Path) -> None:
         axes=list(spec.axes),
         mode=spec.mode,
         sampler=spec.sampler,
-        prune=spec.prune,
         trials=[
             {
                 "point": trial.point,

@@ -126,11 +126,9 @@ class Worker:
                     raise  # before anything is trained
         if not configs:
             return None
-        if self.study.spec.prune or configs[0].trainer.ranks > 1:
+        if configs[0].trainer.ranks > 1:
             if self.engine == "lanes":
-                raise UserError(
-                    "--engine lanes: lanes train together on one device, without --prune and --trainer.devices"
-                )
+                raise UserError("--engine lanes: lanes train together on one device, without --trainer.devices")
             return 0
         check_engine(self.engine, configs)
         choice = self._choices.of(configs)
@@ -177,10 +175,6 @@ class Worker:
             elif isinstance(made, str):
                 self.study.fail(trial, made)
                 self._ended(trial, "failed", reason=made)
-            elif self.stop.pruned:
-                reason, self.stop.signal, self.stop.pruned = self.stop.pruned, None, None
-                self.study.prune(trial, made[i], reason)
-                self._ended(trial, "pruned", reason=reason)
             elif self.study.complete(trial, made[i]):
                 self._ended(trial, "completed", runs=[_shown(run, trial.fresh) for run in made[i]])
             else:
@@ -237,27 +231,21 @@ class Worker:
         results: list[RunResult] = []
         for config in self._configs(trial):
             ranks = config.trainer.ranks
-            result = self._apart(config) if ranks > 1 else self._here(config, trial, first=not results)
-            if result is None or (result.status == "killed" and not self.stop.pruned):
+            result = self._apart(config) if ranks > 1 else self._here(config, trial)
+            if result is None or result.status == "killed":
                 return None
             results.append(result)
-            if self.stop.pruned:
-                break
             if self.stop.signal is not None:
                 return None
         return [results]
 
-    def _here(self, config: RunConfig, trial: Trial, *, first: bool) -> RunResult | None:
+    def _here(self, config: RunConfig, trial: Trial) -> RunResult | None:
         def progress(total: int, label: str) -> Progress:
-            return _Shown(total, label, self, trial, config.seed, first)
+            return _Shown(total, label, self, trial, config.seed)
 
         while self.stop.signal is None:
             try:
                 return run(config, progress=progress, stop=self.stop, plan=self._plan)
-            except KeyboardInterrupt:
-                if not self.stop.pruned:
-                    raise
-                self.stop.pruned = self.stop.signal = None  # too late: the run had ended
             except RunBusy:  # another command trains it, or the trial's previous worker, on another machine
                 time.sleep(IDLE_SECONDS)
         return None
@@ -303,11 +291,11 @@ class Worker:
 
 
 class _Shown(Progress):
-    """Reports the progress of a run, and stops it if its trial is pruned."""
+    """Reports the progress of a run."""
 
-    def __init__(self, total: int, label: str, worker: Worker, trial: Trial, seed: int, first: bool) -> None:
+    def __init__(self, total: int, label: str, worker: Worker, trial: Trial, seed: int) -> None:
         super().__init__(total, label, enabled=False)
-        self.worker, self.trial, self.seed, self.first = worker, trial, seed, first
+        self.worker, self.trial, self.seed = worker, trial, seed
         self._told = 0.0
 
     def update(self, step: int, loss: float, applied_step: float, accuracy: Callable[[], float | None]) -> None:
@@ -322,8 +310,6 @@ class _Shown(Progress):
             return
         self.score = values.get("excess", values[metric]) if metric == "loss" else values[metric]
         self._tell(step)
-        if self.first and self.worker.study.report(self.trial, step, values[metric]) and step < self.total:
-            self.worker.stop.prune("worse than the median of the other trials")
 
     def _tell(self, step: int) -> None:
         self.worker.tell(

@@ -104,7 +104,7 @@ def _of_study(args: Args, settings: dict[str, Any]) -> StudyRequest:
     from bench.tuning.studies import Studies
 
     study = Studies(args.store, make=False).open(args.resume)
-    own = {"seeds", "report_seeds", "prune", "name", *([] if args.sampler == "tpe" else ["sampler"])}
+    own = {"seeds", "report_seeds", "name", *([] if args.sampler == "tpe" else ["sampler"])}
     named = {kind: [settings[kind]] for kind in ("task", "opt") if kind in settings}
     other = [kind for kind, (name,) in named.items() if bare(name) != bare(study.spec.names[kind])]
     given = ["config"] * (args.config is not None) + [*other, *(name for name in settings if name not in named)]
@@ -162,7 +162,6 @@ def of_words(args: Args, settings: dict[str, Any], places: dict[str, Path]) -> S
         sampler=None if args.sampler == "tpe" else args.sampler,
         seeds=tuning_seeds(args.seeds or "2"),
         report_seeds=reporting_seeds(fresh) if report else [],
-        prune=bool(args.prune),
         places=places,
     )
     name = spec.name if args.name is None else check_name(args.name)
