@@ -49,8 +49,8 @@ pygments_style = "friendly"
 default_role = "code"
 smartquotes = False
 
-# Parameters, samples and reported split of tasks that need files, counted by building each task with its complete data;
-# `bench show TASK` lists the shapes. Those of the encoders are for bert-base-uncased.
+# Parameters, samples and reported split of tasks that need files, counted by building each task with its complete data.
+# Those of the encoders are for bert-base-uncased.
 COUNTED = {
     "mnist": ("72,074", "55,000 / 5,000 / 10,000 images", "test"),
     "cifar10": ("75,082", "45,000 / 5,000 / 10,000 images", "test"),

@@ -196,7 +196,6 @@ def test_a_mean_is_over_seeds_alone() -> None:
         ({"width": 2}, "width is for several runs; give seeds too, or remove it"),
         ({"seeds": 0}, "seeds"),
         ({"seeds": 2, "engine": "lane"}, "unknown engine 'lane'; did you mean 'lanes'"),
-        ({"seeds": 2, "memory": "much"}, "memory='much'"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

@@ -1,4 +1,4 @@
-"""The budget of a command: a time, or a number of runs."""
+"""The budget of a command: a time."""
 
 import json
 from contextlib import suppress
@@ -17,44 +17,22 @@ TUNE = ("tune", "--task", "synthetic", "--opt", "ngd", "--device", "cpu", "--tra
 
 
 @pytest.mark.parametrize(
-    ("text", "runs", "seconds"),
+    ("text", "seconds"),
     [
-        ("200runs", 200, None),
-        ("1run", 1, None),
-        ("6h", None, 21600),
-        ("90min", None, 5400),
-        ("1.5h", None, 5400),
-        ("30 s", None, 30),
-        ("2d", None, 172800),
+        ("6h", 21600),
+        ("90min", 5400),
+        ("1.5h", 5400),
+        ("30 s", 30),
+        ("2d", 172800),
     ],
 )
-def test_a_budget_is_a_time_or_a_number_of_runs(text: str, runs: int | None, seconds: float | None) -> None:
-    budget = read_budget(text)
-    assert (budget.runs, budget.seconds) == (runs, seconds)
+def test_a_budget_is_a_time(text: str, seconds: float) -> None:
+    assert read_budget(text).seconds == seconds
 
 
-@pytest.mark.parametrize("text", ["", "6", "0h", "0runs", "1.5runs", "-3h", "6 weeks", "h", "1e9d", "6h30"])
+@pytest.mark.parametrize("text", ["", "6", "0h", "200runs", "-3h", "6 weeks", "h", "1e9d", "6h30"])
 def test_other_budgets_are_refused(cli, text: str) -> None:
-    assert "write a time (--budget 6h, 90min, 2d) or a number of runs" in fails(cli, *TUNE, f"--budget={text}")
-
-
-def test_a_number_of_runs_makes_as_many_trials_with_the_fresh_seeds(cli) -> None:
-    assert len(json.loads(cli(*TUNE, "--budget", "21runs", "--dry-run", "--json").out)) == 7
-    assert (
-        len(json.loads(cli(*TUNE, "--budget", "20runs", "--seeds", 3, "--report_seeds", 0, "--dry-run", "--json").out))
-        == 6
-    )
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--budget 20runs --trials 3", "--budget 20runs and --trials 3 both set the number of trials; remove one"),
-        ("--budget 6runs", "--budget 6runs: one trial of 2 seeds and 7 fresh seeds are 9 runs"),
-    ],
-)
-def test_budgets_that_cannot_be(cli, words: str, message: str) -> None:
-    assert message in fails(cli, *TUNE, *words.split())
+    assert "write a time (--budget 6h, 90min, 2d)" in fails(cli, *TUNE, f"--budget={text}")
 
 
 def wait_for_a_request(self: Pool, *args: Any) -> bool:
@@ -91,14 +69,6 @@ def test_a_time_that_is_spent_stops_the_workers_and_shows_the_result(cli, monkey
 SWEEP = ("sweep", "--task", "synthetic", "--opt", "ngd", "--opt.lr", "0.1,1", "--seeds", 2, "--device", "cpu")
 
 
-def test_a_plan_takes_at_most_so_many_runs(cli, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = (*SWEEP, "--trainer.max_steps", 5)
-    assert "--budget 3runs: 4 runs are to be trained; ask for fewer" in fails(cli, *words, "--budget", "3runs")
-    assert cli(*words, "--budget", "4runs").code == 0
-    assert cli(*words, "--budget", "1run").code == 0  # all are stored
-
-
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.deep)])
 def test_a_plan_whose_time_is_spent_stops_as_at_ctrl_c(cli, tmp_path, monkeypatch, workers: int) -> None:
     monkeypatch.chdir(tmp_path)
@@ -121,18 +91,10 @@ def test_a_suite_whose_time_is_spent_stops_as_at_ctrl_c(cli, tmp_path, monkeypat
     ("words", "message"),
     [
         (
-            "suite theory --budget 20runs",
-            "--budget 20runs: a suite takes a time (6h, 90min); its file bounds its trials",
-        ),
-        (
             "fit --task synthetic --opt gd --budget 1h",
             "--budget is for several runs; give --seeds too, or leave it out",
         ),
-        (
-            "sweep --task synthetic --opt gd --device cpu --seeds 3 --budget 3runs",
-            "--budget 3runs: 27 runs are to be trained; ask for fewer, or raise it",
-        ),
-        ("reproduce vasudeva2025/joint --budget 1.5runs", "write a time (--budget 6h, 90min, 2d) or a number of runs"),
+        ("reproduce vasudeva2025/joint --budget 1.5runs", "write a time (--budget 6h, 90min, 2d)"),
     ],
 )
 def test_budgets_of_plans_that_cannot_be(cli, words: str, message: str) -> None:

@@ -11,21 +11,18 @@ from bench.cli import main
 from bench.commands import devices, doctor
 from bench.commands.devices import (
     VOLTA_FIX,
-    cpu_halves,
     gpu_diagnosis,
     gpu_halves,
     precision_diagnoses,
     unused_gpu_diagnoses,
     visible_gpus,
 )
-from bench.commands.doctor import Diagnosis, data_diagnoses, import_diagnoses, lanes_diagnosis, version_diagnoses
-from tasks import TASKS
+from bench.commands.doctor import Diagnosis, data_diagnoses, import_diagnoses, version_diagnoses
 from tasks.vision.sources import ImageSource
 from tests.stored import add_run
 
 WHEEL = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]  # torch 2.15
 GIB = 2**30
-LANE_BYTES = doctor.lane_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +30,6 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the GPUs of the machine, which may be broken."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(devices, "visible_gpus", lambda: [])
-    monkeypatch.setattr(doctor, "lane_bytes", lambda device: {"synthetic": 2**20})  # which takes seconds to measure
 
 
 def report(capsys: pytest.CaptureFixture[str], data: Path, store: Path) -> tuple[int, list[list[str]]]:
@@ -67,7 +63,6 @@ def test_healthy_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     text = "\n".join(line[2] for line in lines)
     assert "32-true, bf16-mixed, 16-mixed, 64-true" in text
     assert str(tmp_path / "no-data" / "MNIST" / "raw") in text
-    assert "as lanes: about synthetic" in text
     assert list(tmp_path.iterdir()) == []  # the command writes nothing
 
 
@@ -134,17 +129,6 @@ def test_broken_check_is_a_line(
 
 
 # -- software -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("release", ["2.6.2", "2.6.3"])
-def test_malicious_lightning_is_not_imported(
-    release: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doctor, "_installed", lambda name: release if name == "lightning" else "2.6.6")
-    code, lines = report(capsys, tmp_path, tmp_path)
-    assert code == 1
-    assert any("malicious" in text and 'pip install "lightning<2.7,>=2.6.4"' in text for text in fails(lines))
-    assert not {"imports", "cpu", "mnist"} & {subject for _, subject, _ in lines}
 
 
 def test_missing_and_old_packages() -> None:
@@ -245,8 +229,6 @@ def test_precisions() -> None:
     assert [diagnosis.level for diagnosis in found] == ["ok", "note"]
     assert found[0].text.endswith("64-true; half precision in hardware: 16-mixed")
     assert "no bf16" in found[1].text
-    [line] = precision_diagnoses("cpu", [], attempt=lambda device, precision: None)
-    assert line.text.endswith("; half precision in hardware: none")
     found = precision_diagnoses(
         "cuda:0", attempt=lambda device, precision: "no float64" if precision == "64-true" else None
     )
@@ -267,44 +249,6 @@ def test_precisions() -> None:
 )
 def test_half_precisions_of_a_card(card: str, capability: tuple[int, int], halves: list[str]) -> None:
     assert gpu_halves(capability) == halves
-
-
-@pytest.mark.parametrize(
-    ("flags", "halves"),
-    [
-        (["fpu", "avx2", "f16c"], []),  # f16c converts only
-        (["avx512f", "avx512_bf16"], ["bf16-mixed"]),
-        (["amx_bf16", "avx512_fp16"], ["bf16-mixed", "16-mixed"]),
-        (["asimd", "asimdhp"], ["16-mixed"]),
-    ],
-)
-def test_half_precisions_of_a_processor(flags: list[str], halves: list[str]) -> None:
-    assert cpu_halves(flags) == halves
-
-
-# -- what fits ----------------------------------------------------------------------------------------------------
-
-
-def test_lanes_that_fit() -> None:
-    found = lanes_diagnosis("cuda", 60 * GIB, 0.8, {"synthetic": 450_000, "mha_dm1": 1_000_000})
-    assert (found.level, found.subject) == ("ok", "cuda")
-    assert found.text == (
-        "runs that fit into 60 GiB, 80% of what is free, as lanes: about synthetic 140,000, mha_dm1 64,000"
-    )
-
-
-def test_a_task_without_room_for_one_lane_is_named() -> None:
-    found = lanes_diagnosis("cpu", 2**20, None, {"synthetic": 2**19, "mha_dm1": 2**21})
-    assert found.level == "note"
-    assert "synthetic 2, mha_dm1 0; memory is short for mha_dm1: free some" in found.text
-
-
-@pytest.mark.deep
-def test_lanes_are_measured_for_every_task_that_needs_no_files() -> None:
-    expected = {spec.name for spec in TASKS.values() if spec.lanes and not spec.files and spec.name in TASKS.own}
-    found = LANE_BYTES("cpu")
-    assert found.keys() >= expected
-    assert all(size > 0 for size in found.values())
 
 
 # -- data ---------------------------------------------------------------------------------------------------------

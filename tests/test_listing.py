@@ -9,7 +9,6 @@ import sys
 import time
 from collections import Counter
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from bench.results.table import Table
 from bench.store.load import Damaged, parse_record
 from bench.store.record import now
 from bench.store.store import Store
-from bench.terminal import plot, wrapped
+from bench.terminal import wrapped
 from bench.text import width
 from tests.entered import keep, keep_block, made, seeds, study
 from tests.stored import WILD, add_run, begin, begin_block, kill, record
@@ -129,12 +128,6 @@ def test_runs_that_differ_in_their_seeds_alone_share_a_line(cli, store):
     assert len(names(cli("list", "runs", "--all"))) == 6
 
 
-def test_a_line_alone_shows_what_differs_from_a_plain_fit(cli, store):
-    keep(store, made("sgd", words={"opt.lr": 0.5}), made("adam"))
-    assert rows(cli("list", "runs", "--opt", "sgd"))[0][7] == "opt.lr 0.5  trainer.max_steps 100"
-    assert rows(cli("list", "runs", "--opt", "adam"))[0][7] == "trainer.max_steps 100"
-
-
 def test_a_loss_is_shown_above_its_infimum_where_that_is_known(cli, store):
     assert cli("fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", 20, "--device", "cpu").code == 0
     (run,) = Store(store).runs()
@@ -160,7 +153,7 @@ def test_the_runs_of_a_sweep_share_a_line_with_the_best_setting(cli, store):
     keep(store, made("sgd", 5, words={"opt.lr": 0.1}, begun=day(1)))
     first, second = rows(cli("list", "runs"))
     assert first[:2] == ["sweep of mnist-sgd", "9 completed"]
-    assert first[5:] == ["0 to 2", "test accuracy 0.75 best", "opt.lr 3 values, best 0.25  trainer.max_steps 100"]
+    assert first[5:] == ["0 to 2", "test accuracy 0.75 best", "opt.lr 0.25  trainer.max_steps 100"]
     assert second[7] == "opt.lr 0.1  trainer.max_steps 100"
     assert len(rows(cli("list", "runs", "--all"))) == 10
 
@@ -169,17 +162,7 @@ def test_the_middle_one_of_equal_points_is_the_best(cli, store):
     for number, lr in enumerate((2.0, 0.25, 10.0, 0.5, 1.0)):
         keep(store, made("sgd", 0, 0.75, words={"opt.lr": lr}, plan="sweep", begun=day(number + 1)))
     (line,) = rows(cli("list", "runs"))
-    assert line[7] == "opt.lr 5 values, best 1  trainer.max_steps 100"
-
-
-def test_sweeps_on_other_problems_have_lines_of_their_own(cli, store):
-    for sigma in (0.25, 0.5):
-        words = {"task.sigma": sigma, "opt.lr": 0.1}
-        keep(store, *(made("ngd", seed, 0.5, task="synthetic", words=words, plan="sweep") for seed in (0, 1)))
-    assert sorted(row[7] for row in rows(cli("list", "runs"))) == [
-        "task.sigma 0.25  opt.lr 0.1  trainer.max_steps 100",
-        "task.sigma 0.5  opt.lr 0.1  trainer.max_steps 100",
-    ]
+    assert line[7] == "opt.lr 1  trainer.max_steps 100"
 
 
 @pytest.fixture
@@ -198,18 +181,12 @@ def test_the_runs_of_a_study_share_a_line(cli, studied):
     lines = {row[0]: row for row in rows(cli("list", "runs"))}
     own = lines["study lr-of-adam"]
     assert own[1] == "4 completed, 1 failed"
-    assert own[6:] == ["test accuracy 0.5 best", "opt.lr 3 values, best 0.5  trainer.max_steps 100"]
+    assert own[6:] == ["test accuracy 0.5 best", "opt.lr 0.5  trainer.max_steps 100"]
     assert lines["mnist-adam-*"][5:] == ["0,1", "test accuracy 0.5 median", "opt.lr 0.5  trainer.max_steps 100"]
     assert len(lines) == 3
     keep(studied, *seeds("adam", [0.7, 0.8, 0.9], words={"opt.lr": 0.5}, plan="study lr-of-adam"))
     lines = {row[0]: row for row in rows(cli("list", "runs"))}
     assert lines["study lr-of-adam"][6] == "test accuracy 0.8 best"  # of its fresh seeds alone
-
-
-def test_a_study_that_is_asked_for_has_a_line_for_each_point(cli, studied):
-    own = rows(cli("list", "runs", "--study", "lr-of-adam", "--sort", "result"))
-    assert [row[7] for row in own] == [f"opt.lr {lr}  trainer.max_steps 100" for lr in (0.5, 0.25, 0.75)]
-    assert len(rows(cli("list", "runs", "--study", "lr-of-adam", "--all"))) == 5
 
 
 def test_runs_of_a_block_that_trains_now_are_running(cli, store):
@@ -241,9 +218,8 @@ def several(store):
     [
         ("", "ps adam ngd sgd"), ("--task synthetic", "ngd"), ("--task mnist,synthetic --opt sgd,ngd", "ngd sgd"),
         ("--status failed", "ps"), ("--status completed,running", "adam ngd sgd"), ("--since 2026-11-03", "ps adam"),
-        ("--since 2026-11-03T18:00", "ps"), ("--sort time", "sgd ngd adam ps"), ("--sort steps", "adam ngd sgd ps"),
-        ("--sort result", "sgd adam ps ngd"), ("--sort status", "ps adam ngd sgd"), ("--sort opt", "adam ngd ps sgd"),
-        ("--sort task", "adam ps sgd ngd"), ("--sort run", "adam ps sgd ngd"), ("--limit 4", "ps adam ngd sgd"),
+        ("--since 2026-11-03T18:00", "ps"), 
+        ("--limit 4", "ps adam ngd sgd"),
         ("--all --status failed --task mnist", "ps"),
     ],
 )  # fmt: skip
@@ -285,11 +261,8 @@ def test_without_a_store_there_are_no_runs(cli, store):
         ("--opt xyz", "no runs of the optimizer 'xyz' in {store}; there are runs of adam, ngd, ps, sgd"),
         ("--status complete", "unknown status 'complete'; did you mean 'completed'?"),
         ("--status x", "unknown status 'x'; known: running, completed, diverged, timeout, failed, killed"),
-        ("--sort dates", "unknown --sort 'dates'; did you mean 'date'?"),
-        ("--sort x", "known: date, time, steps, result, task, opt, status, run"),
         ("--since yesterday", "--since 'yesterday': it takes a date ("),
         ("--since 3y", "or how long ago (30m, 2h, 3d, 1w)"),
-        ("--study x", "unknown study 'x' in {store}; there is none"),
         ("--limit 0", "--limit 0: it must be at least 1"),
         ("--limit many", "--limit many: it must be a whole number"),
         ("--task ,", "--task ,: it is empty; write A,B"),
@@ -380,37 +353,6 @@ def test_a_part_is_not_broken_where_it_need_not_be():
     assert wrapped(["long " * 10], None, "  ") == ["  " + "long " * 10]
 
 
-def test_a_plot_falls_and_has_its_ends():
-    steps = [float(i) for i in range(1, 1001)]
-    lines = plot(steps, [10 ** (-3 * i / 1000) for i in steps], 40, 9, braille=False)
-    assert len(lines) == 9
-    assert lines[0].split()[0] == "0.993"
-    assert lines[7].split()[0] == "0.001"
-    assert lines[8].split() == ["1", "1000"]
-    assert all(len(line) <= 40 for line in lines)
-    stars = [line.index("*") for line in lines[:8]]  # a straight line: the axis is logarithmic
-    gaps = [b - a for a, b in pairwise(stars)]
-    assert max(gaps[1:-1]) - min(gaps[1:-1]) <= 2
-    assert min(gaps) > 0
-
-
-def test_a_plot_of_dots():
-    lines = plot([1.0, 2.0, 3.0], [1.0, -1.0, 0.0], 30, 5, braille=True)
-    assert {letter for line in lines[:4] for letter in line[4:]} <= {" ", *map(chr, range(0x2801, 0x2900))}
-    assert lines[0].startswith(" 1 \N{BOX DRAWINGS LIGHT VERTICAL}")
-    assert lines[3].startswith("-1 ")
-
-
-@pytest.mark.parametrize(
-    ("ys", "count"),
-    [([], 0), ([float("nan")], 0), ([float("inf"), float("-inf")], 0), ([5.0], 6), ([5.0, 5.0], 6), ([0.0, 0.0], 6),
-     ([1e300, -1e300], 6), ([1e308, 5e-324], 6), ([5e-324, 1e-323], 6), ([float("nan"), 1.0, float("inf"), 2.0], 6)],
-)  # fmt: skip
-@pytest.mark.parametrize("braille", [True, False])
-def test_odd_curves_can_be_plotted(ys, count, braille):
-    assert len(plot([float(i) for i in range(len(ys))], ys, 3, 6, braille=braille)) == count
-
-
 # -- show -----------------------------------------------------------------------------------------------------------
 
 
@@ -424,28 +366,12 @@ def test_a_run_is_shown_with_all_that_one_can_do_with_it(cli, store, tmp_path, m
     assert re.search(rf"^  train loss +{run['final']:.6g} ", out, re.MULTILINE)
     assert "\nsettings beyond the defaults:\n  --opt.lr 0.25\n" in out
     assert "  opt.max_step inf  " in out
-    drawn = out.split("training loss (suboptimality gap):\n")[1].split("\n\n")[0].splitlines()
-    assert len(drawn) == 12
-    assert any(0x2800 < ord(letter) < 0x2900 for letter in drawn[0])
     repeat, draw = (line.strip() for line in out.split("\ncommands:\n")[1].splitlines() if "bench" in line.split()[0])
     assert cli(*shlex.split(repeat)[1:]).code == 0
     assert json.loads(cli("show", tmp_path / "again" / run["run_id"], "--json").out)["final"] == run["final"]
     assert cli(*shlex.split(draw)[1:]).code == 0
     assert (tmp_path / f"{run['run_id']}.png").is_file()
     assert cli("show", store / run["run_id"]).out == out
-
-
-@pytest.mark.matrix(keep=1)
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_a_page_is_as_plain_as_the_terminal(cli, store, encoding):
-    run = json.loads(cli(*FIT, "--json").out)["run_id"]
-    command = [sys.executable, "-m", "bench.cli", "show", run]
-    environment = {**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "60"}
-    shown = subprocess.run(command, capture_output=True, env=environment, check=True).stdout.decode(encoding)
-    assert ("\u28c0" in shown or "\u2801" in shown or "\u2802" in shown) == (encoding == "utf-8")
-    assert ("|*" in shown) == (encoding != "utf-8")
-    page = shown.split("\ncommands:")[0]
-    assert max(map(width, page.splitlines())) <= 60
 
 
 def test_an_interrupted_run_says_how_it_goes_on(cli, store):
@@ -532,13 +458,6 @@ def test_a_killed_run_has_the_steps_of_its_curve(cli, store, content):
     assert (run["status"], run["steps"]) == ("killed", 3 if content is None else 0)
 
 
-def test_a_table_that_is_damaged_is_said_in_its_place(cli, store):
-    (add_run(store, "a") / "done" / "curve.parquet").write_bytes(b"PAR1")
-    answer = cli("show", "a")
-    assert answer.code == 1
-    assert "cannot read the tables of run a" in answer.out
-
-
 # -- speed ----------------------------------------------------------------------------------------------------------
 
 
@@ -551,21 +470,3 @@ def test_runs_are_looked_at_without_torch(store, words):
     assert not [name for name in heavy if f"'{name}'" in loaded]
     if words[0] == "list":
         assert "'numpy'" not in loaded
-
-
-def test_options_of_a_task_select_the_model_whose_parameters_are_listed(cli) -> None:
-    def shapes(*words: object) -> list[list[int]]:
-        answer = cli("show", "mha_dm1", *words, "--json")
-        assert answer.code == 0, answer.err
-        return [each["shape"] for each in json.loads(answer.out)["parameters"]]
-
-    (usual, *_), (three, *_) = shapes(), shapes("--task.H", 3)
-    assert (usual[0], three[0], usual[1:]) == (1, 3, three[1:])
-    for words, message in (
-        (("mha_dm1", "--task.HH", 3), "did you mean"),
-        (("adam", "--task.H", 3), "--task.H: it is an option of tasks, and adam is no task; remove it"),
-        (("mha_dm1", "--opt.lr", 3), "bench show has no such setting, only --task.*"),
-    ):
-        answer = cli("show", *words)
-        assert answer.code == 2
-        assert message in answer.err

@@ -7,33 +7,10 @@ import pytest
 import torch
 
 import bench.train.memory
-from bench.grammar.values import Memory, read_memory
-from bench.train.memory import bytes_of, free_memory, keep_freed_memory, ran_out, watch_peak
+from bench.train.memory import free_memory, keep_freed_memory, ran_out, usable_memory, watch_peak
 
 MB = 2**20
 NO_LIMIT = 2**63 - 4096  # as cgroups v1 writes it
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("8G", 8 * 2**30), ("8GiB", 8 * 2**30), (" 8 g ", 8 * 2**30), (".5K", 512), ("1.5G", 3 * 2**29), ("4096", 4096)],
-)
-def test_memory_may_be_a_size(text, size):
-    assert bytes_of(read_memory(text), "cpu") == size
-
-
-@pytest.mark.parametrize(("text", "share"), [("80%", 0.8), ("100%", 1), ("0.5 %", 0.005)])
-def test_memory_may_be_a_share_of_the_free_memory(monkeypatch, text, share):
-    monkeypatch.setattr(bench.train.memory, "free_memory", {"cuda": 1000 * MB}.get)
-    assert bytes_of(read_memory(text), "cuda") == int(share * 1000 * MB)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "lots", "%", "0G", "0%", "-8G", "101%", "1e9", "inf", "nan%", "8X", "8G%", "8,5G"]
-)
-def test_anything_else_is_refused(text):
-    with pytest.raises(ValueError, match=r"^write a fraction of the free memory, such as 80%, or a size, such as 8G$"):
-        read_memory(text)
 
 
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -69,7 +46,7 @@ def test_a_control_group_bounds_the_free_memory(tmp_path, monkeypatch, says, lim
         assert free_memory("cpu") > least
     else:
         assert free_memory("cpu") == free
-        assert bytes_of(Memory(), "cpu") >= 1  # it is an estimate: one lane may still fit
+        assert usable_memory("cpu") >= 1  # it is an estimate: one lane may still fit
 
 
 def work(megabytes: int) -> None:

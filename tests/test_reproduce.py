@@ -810,7 +810,7 @@ def test_a_change_that_leaves_nothing_to_judge_is_refused_before_anything_is_tra
 
 @pytest.mark.deep
 def test_an_experiment_keeps_to_the_width_that_it_is_told(cli: Any, folder: Path, store: Path) -> None:
-    assert cli("reproduce", "nobody/tiny", "--engine", "lanes", "--width", "1", "--memory", "1G").code == 0
+    assert cli("reproduce", "nobody/tiny", "--engine", "lanes", "--width", "1").code == 0
     runs = list(Store(store).runs())
     assert {run.engine for run in runs} == {"lanes"}
     assert len(list(store.glob("*/done/runs.jsonl"))) == len(runs) > 1

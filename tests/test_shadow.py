@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.commands.doctor import name_diagnoses
-from bench.process import PACKAGES, ROOT, bench_command
+from bench.process import ROOT, bench_command
 from bench.store.store import Store
 
 SHADOW = "raise SystemExit('a module of the working folder was imported')\n"
@@ -206,36 +205,3 @@ def test_a_module_that_is_nowhere_hides_nothing(cli, name: str) -> None:
     module = name.partition(":")[0]
     message = f"there is no module {module!r} here; is its package installed in this environment?"
     assert (answer.code, answer.err) == (2, f"bench: error: {message}\n")
-
-
-def test_doctor_names_modules_that_are_called_as_the_suites(here: Path) -> None:
-    found = name_diagnoses(here, [])
-    assert [(finding.level, finding.subject) for finding in found] == [("note", name) for name in PACKAGES]
-    texts = [finding.text for finding in found]
-    assert [text.split()[0] for text in texts] == [str(here / name) for name in ("bench.py", "tasks.py", "optimizers")]
-    assert "start `bench` or `python -P -m bench`; code in it is named as a file: --opt bench.py:CLASS" in texts[0]
-    assert texts[1].endswith("`bench` ignores it; code in it is named as a file: --task tasks.py:CLASS")
-    assert texts[2].endswith("--opt optimizers/FILE.py:CLASS")
-    assert max(map(len, texts)) < 200 + len(str(here))
-
-
-def test_doctor_names_modules_that_come_first_on_the_path(here: Path, tmp_path: Path) -> None:
-    (finding,) = (found for found in name_diagnoses(tmp_path, [str(here), str(ROOT)]) if found.subject == "tasks")
-    assert finding.text.startswith(f"{here}/tasks.py has the same name as a package of the suite; ")
-    assert len(name_diagnoses(here, [str(here), str(ROOT)])) == 3  # each once
-    (here / "optimizers" / "__init__.py").unlink()  # a folder without it is found too, after installed packages
-    assert [found.subject for found in name_diagnoses(here, [str(ROOT)])] == list(PACKAGES)
-
-
-@pytest.mark.parametrize("folder", [ROOT, Path("/")])
-def test_doctor_has_nothing_to_say_elsewhere(folder: Path) -> None:
-    (finding,) = name_diagnoses(folder, [str(ROOT)])
-    assert (finding.level, finding.subject) == ("ok", "names")
-    assert finding.text == "no module shadows bench, tasks, optimizers"
-
-
-@pytest.mark.deep
-def test_doctor_says_so(here: Path) -> None:
-    text = subprocess.run([SCRIPT, "doctor"], capture_output=True, text=True, check=False).stdout
-    for name in PACKAGES:
-        assert f"\nnote  {name:<13}  {here}/{name}" in text

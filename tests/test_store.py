@@ -298,9 +298,8 @@ def test_a_stored_run_with_damaged_tables_is_named_and_trained_again(cli, store,
     assert (answer.code, answer.out, answer.err.count("\n")) == (1, "", 1)
     assert answer.err.startswith(f"bench: error: run {folder.name} is stored but damaged: {path}: ")
     assert answer.err.endswith("; --rerun trains it again\n")
-    assert cli("show", folder.name).code == 1
     assert cli(*FIT, "--rerun").code == 0
-    assert cli(*FIT).code == cli("show", folder.name).code == 0
+    assert cli(*FIT).code == 0
 
 
 def test_a_copied_store_reads(cli, store, tmp_path):
@@ -411,8 +410,8 @@ def test_a_store_in_use_sees_blocks_that_others_begin_and_finish(kept):
 
 def test_another_process_finds_the_runs(kept, cli):
     add_block(kept.folder, "bac")
-    answer = cli("list", "runs", "--all", "--sort", "run", "--store", kept.folder)
-    assert [line.split()[0] for line in answer.out.splitlines()[1:]] == ["a", "b", "c"]
+    answer = cli("list", "runs", "--all", "--store", kept.folder)
+    assert [line.split()[0] for line in answer.out.splitlines()[1:]] == ["c", "b", "a"]
     read = (
         "import sys; from pathlib import Path; from bench.store.store import Store; s = Store(Path(sys.argv[1]));"
         " print(s.get('a').steps, *s.tables('a'))"

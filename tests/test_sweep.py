@@ -36,7 +36,7 @@ from bench.config.settings import described
 from bench.errors import RunBusy
 from bench.execute.blocks import rectangles
 from bench.execute.choice import Choices, single_step
-from bench.grammar.values import read_memory, read_seeds
+from bench.grammar.values import read_seeds
 from bench.lanes.engine import Lanes
 from bench.progress import RunInPlan, SweepProgress
 from bench.store.attempt import Attempt
@@ -478,24 +478,26 @@ def test_leftover_runs_of_one_optimizer_do_not_decide_for_the_others(sweep, seco
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(("memory", "widths"), [("2.5G", [2, 2, 2, 2]), ("100G", [8])])
-def test_memory_bounds_the_width(sweep, seconds, trained, monkeypatch, memory, widths):
+@pytest.mark.parametrize(("gigabytes", "widths"), [(20, [2, 2, 2, 2]), (100, [8])])
+def test_memory_bounds_the_width(sweep, seconds, trained, monkeypatch, gigabytes, widths):
+    monkeypatch.setattr(bench.execute.choice, "usable_memory", lambda device: gigabytes * 2**30)
     seconds(1e-3, 1e-4)
     monkeypatch.setattr(bench.execute.choice, "watch_peak", lambda device: nullcontext(Peak(8 * 2**30)))
     monkeypatch.setattr(bench.execute.choice, "_WIDTHS", (8,))
     monkeypatch.setattr(bench.execute.choice, "_fitting_measurements", lambda group, width, limit: width)
-    sweep("--opt", "ngd", "--opt.lr", "0.01:1:4", "--seeds", 2, "--memory", memory)
+    sweep("--opt", "ngd", "--opt.lr", "0.01:1:4", "--seeds", 2)
     assert list(map(len, trained)) == widths
 
 
 @pytest.mark.parametrize(("processes", "width"), [(1, 8), (16, 2)])
 def test_processes_on_a_device_share_its_memory(seconds, monkeypatch, processes, width):
+    monkeypatch.setattr(bench.execute.choice, "usable_memory", lambda device: 40 * 2**30)
     seconds(1e-3, 1e-4)
     monkeypatch.setattr(bench.execute.choice, "watch_peak", lambda device: nullcontext(Peak(8 * 2**30)))
     monkeypatch.setattr(bench.execute.choice, "_WIDTHS", (8,))
     monkeypatch.setattr(bench.execute.choice, "_fitting_measurements", lambda group, width, limit: width)
     group = [resolve({"task": "synthetic", "opt": "ngd", "opt.lr": 0.1 * n, "device": "cpu"}) for n in range(1, 9)]
-    choices = Choices("auto", None, read_memory("40G"), lambda line: None, processes)
+    choices = Choices("auto", None, lambda line: None, processes)
     assert choices.of(group).width == width
 
 
@@ -1374,7 +1376,6 @@ def test_without_a_standard_error_a_sweep_goes_on(sweep, store, monkeypatch, str
         ("--task synthetic --opt sngd --tuned", "nothing is tuned for synthetic with sngd"),
         ("--task synthetic --opt ngd --tuned yes", "unexpected word 'yes'"),
         ("--task synthetic --opt ngd --engine lane", "unknown --engine 'lane'; did you mean 'lanes'?"),
-        ("--task synthetic --opt ngd --memory lots", "--memory lots: write a fraction of the free memory"),
         ("--task synthetic --opt ngd --width 0", "--width 0: it must be at least 1"),
         ("--task synthetic --opt ngd --width wide", "--width wide: it must be a whole number"),
         ("--task synthetic --opt ngd --device tpu", "--device 'tpu': it must be 'cpu', 'cuda', 'mps' or 'auto'"),

@@ -24,7 +24,6 @@ from bench.execute import Effort, Engine, choice
 from bench.execute.choice import Choice, Choices
 from bench.execute.pool import Pool
 from bench.execute.slots import Slot, slots
-from bench.grammar.values import read_memory
 from bench.machine import lives, this_process
 from bench.store.store import Store
 from bench.store.stores import Stores
@@ -502,7 +501,7 @@ def test_a_worker_with_lanes_that_is_asked_to_stop_gives_all_its_trials_back(
 @pytest.mark.deep
 def test_a_worker_keeps_to_the_width_that_it_is_told(capsys: pytest.CaptureFixture[str], store: Path) -> None:
     study = begin(store, 5, seeds=[1000], reports=[])
-    assert work(study, Effort("lanes", 2, read_memory("1G")))
+    assert work(study, Effort("lanes", 2))
     assert states(study) == {("design", "completed"): 5}
     assert sorted(Counter(run.run_id for run in Store(store).runs()).values()) == [1] * 5
     assert {len(lines(path)) for path in store.glob("*/done/runs.jsonl")} <= {1, 2}
@@ -877,7 +876,7 @@ def test_a_worker_keeps_to_its_slot(here: Path, store: Path, monkeypatch: pytest
     heard: list[Mapping[str, Any]] = []
     monkeypatch.setattr(TuningProgress, "event", lambda self, slot, event: heard.append(event))
     slots = [Slot((cpu,), ("3",), 5)]
-    with Workers(slots, {"store": store}, Effort("lanes", 2, read_memory("1G")), [study.spec]) as workers:
+    with Workers(slots, {"store": store}, Effort("lanes", 2), [study.spec]) as workers:
         assert workers.work([study], TuningProgress("a study", "loss", enabled=False))
     said, _ = heard
     assert said == {

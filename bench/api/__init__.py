@@ -75,7 +75,6 @@ def fit(
     engine: "Engine | None" = None,
     workers: int | str | None = None,
     width: int | None = None,
-    memory: str | None = None,
     data: "Place | None" = None,
     store: "Place | None" = None,
     progress: bool = True,
@@ -98,7 +97,6 @@ def fit(
     engine: "Engine | None" = None,
     workers: int | str | None = None,
     width: int | None = None,
-    memory: str | None = None,
     data: "Place | None" = None,
     store: "Place | None" = None,
     rerun: bool = False,
@@ -128,7 +126,6 @@ def fit(
         workers: for several seeds: number of processes that share the runs, or `auto`; one for each GPU by default, and
             on a CPU only this process.
         width: for several seeds: maximum number of lanes at once; measured by default.
-        memory: for several seeds: memory for lanes, a fraction of the free memory (`80%`) or a size (`8G`).
         data: folder of the data sets; $BENCH_DATA by default, else `./data`.
         store: folder of the stored runs; $BENCH_STORE by default, else `./runs`.
         rerun: train one run again although it is stored.
@@ -150,7 +147,7 @@ def fit(
         from bench.store.store import stored_result
 
         config = resolve(words, tuned=tuned, fallback=where)
-        effort = {"engine": engine, "workers": workers, "width": width, "memory": memory}
+        effort = {"engine": engine, "workers": workers, "width": width}
         if seeds is not None:
             if one := [*(["seed"] if "seed" in words else []), *(["rerun"] if rerun else [])]:
                 raise UserError(f"{one[0]} is for one run; remove it or seeds")
@@ -196,7 +193,6 @@ def sweep(
     engine: "Engine" = "auto",
     workers: int | str | None = None,
     width: int | None = None,
-    memory: str | None = None,
     data: "Place | None" = None,
     store: "Place | None" = None,
     progress: bool = True,
@@ -220,7 +216,6 @@ def sweep(
         engine: as for `fit`.
         workers: as for `fit`.
         width: as for `fit`.
-        memory: as for `fit`.
         data: as for `fit`.
         store: as for `fit`.
         progress: as for `fit`.
@@ -245,7 +240,7 @@ def sweep(
         check_all(configs, early=True)
         mode = configs[0].task_spec.mode
         shown = SweepProgress(f"sweep {configs[0].task}", mode, enabled=progress)
-        effort = {"engine": engine, "workers": workers, "width": width, "memory": memory}
+        effort = {"engine": engine, "workers": workers, "width": width}
         runs = results_of_runs(configs, shown, "sweep", effort, sources_of(configs) if tuned else {})
         return Sweep(runs, analyse([run.result for run in runs], varied, mode))
 
@@ -269,7 +264,6 @@ def tune(
     engine: "Engine | None" = None,
     workers: int | str = "auto",
     width: int | None = None,
-    memory: str | None = None,
     data: "Place | None" = None,
     store: "Place | None" = None,
     progress: bool = True,
@@ -298,7 +292,6 @@ def tune(
         engine: as for `fit`.
         workers: worker processes, or `auto`: one for each GPU, or each processor.
         width: as for `fit`.
-        memory: as for `fit`.
         data: as for `fit`.
         store: as for `fit`.
         progress: as for `fit`.
@@ -324,7 +317,7 @@ def tune(
         from bench.tuning.tune import work
 
         design = {"trials": trials, "seeds": seeds, "report_seeds": report_seeds, "sampler": sampler}
-        how = {"engine": engine, "workers": workers, "width": width, "memory": memory}
+        how = {"engine": engine, "workers": workers, "width": width}
         args = arguments_of("tune", words, where, design | how | {"name": name, "retries": retries})
         asked = of_words(args, words, where)
         fewest_slots(args.workers, [asked.spec], where, asked.request.engine)
@@ -358,7 +351,6 @@ def compare(
     engine: "Engine" = "auto",
     workers: int | str = "auto",
     width: int | None = None,
-    memory: str | None = None,
     data: "Place | None" = None,
     store: "Place | None" = None,
     progress: bool = True,
@@ -389,7 +381,6 @@ def compare(
         engine: as for `fit`.
         workers: as for `tune`.
         width: as for `fit`.
-        memory: as for `fit`.
         data: as for `fit`.
         store: as for `fit`.
         progress: as for `fit`.
@@ -408,7 +399,7 @@ def compare(
         from bench.commands import comparison
 
         design = {"against": against, "trials": trials, "seeds": seeds, "report_seeds": report_seeds}
-        how = {"engine": engine, "workers": workers, "width": width, "memory": memory}
+        how = {"engine": engine, "workers": workers, "width": width}
         switches = {"anyway": anyway, "no_reference": not reference_results}
         args = arguments_of("compare", words, where, design | how | switches)
         asked = comparison.ask(args)

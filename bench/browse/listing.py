@@ -8,13 +8,12 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
 
-from bench.config.run_config import settings_of
-from bench.errors import UserError, unknown
+from bench.errors import UserError
 from bench.results.selection import GAP, above_infimum, best_index, equal_below, final_value, score_text, seed_median
 from bench.results.table import Column, Table
 from bench.run_summary import result_json
@@ -47,8 +46,6 @@ class Filters:
     Attributes:
         tasks, opts, statuses: names to keep; empty for all.
         since: the earliest moment (`bench.store.record.Moment`); empty for all.
-        study: the study whose runs are listed; empty for all runs.
-        sort: a name of `SORTS`.
         each: whether every run has its own line.
     """
 
@@ -56,8 +53,6 @@ class Filters:
     opts: Sequence[str] = ()
     statuses: Sequence[str] = ()
     since: str = ""
-    study: str = ""
-    sort: str = "date"
     each: bool = False
 
 
@@ -72,7 +67,6 @@ class Line:
         chosen: the group with the best settings; None for one group, or without a best one.
         value: the compared value; None without one.
         above: whether it is a suboptimality gap.
-        settings: as text, those that differ between lines of its task and optimizer, or from the defaults.
     """
 
     name: str
@@ -81,7 +75,16 @@ class Line:
     chosen: list[RunResult] | None = None
     value: float | None = None
     above: bool = False
-    settings: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings beyond the defaults of the best group, else those that all groups share."""
+        first, *others = [group[0].chosen for group in ([self.chosen] if self.chosen else self.groups)]
+        return {
+            name: value
+            for name, value in first.items()
+            if value is not None and all(name in own and own[name] == value for own in others)
+        }
 
     @property
     def runs(self) -> list[RunResult]:
@@ -93,36 +96,8 @@ class Line:
         """Total seconds of its runs."""
         return sum(run.wall_s for run in self.runs)
 
-    @property
-    def kind(self) -> tuple[str, str]:
-        """Task and optimizer."""
-        config = self.groups[0][0].config
-        return config["task"], config["opt"]
 
-
-def _best_first(line: Line) -> tuple[Any, ...]:
-    run = line.groups[0][0]
-    sign = -1 if run.mode == "max" else 1
-    return line.kind[0], run.metric, line.value is None, sign * (line.value or 0.0)
-
-
-SORTS: dict[str, Callable[[Line], Any]] = {
-    "date": lambda line: 0,
-    "time": lambda line: -line.seconds,
-    "steps": lambda line: -max(run.steps for run in line.runs),
-    "result": _best_first,
-    "task": lambda line: line.kind,
-    "opt": lambda line: line.kind[::-1],
-    "status": lambda line: min(map(_rank, line.runs)),
-    "run": lambda line: line.name,
-}
-"""Sort keys of lines; of equal lines, the newest comes first."""
 STATUSES: tuple[str, ...] = get_args(Status)
-
-
-def _rank(run: RunResult) -> int:
-    """Statuses that may need action come first."""
-    return ("running", "failed", "killed", "timeout", "diverged", "completed").index(run.status)
 
 
 def since(text: str, now: datetime | None = None) -> str:
@@ -149,13 +124,10 @@ def lines(stores: Stores, asked: Filters) -> list[Line]:
     """All lines in order; the caller applies the limit.
 
     Raises:
-        UserError: there is no such task, optimizer or study.
+        UserError: there is no such task or optimizer.
     """
     studies = studies_of(stores)
     stores.refuse_unknown(asked.tasks, asked.opts, stores.runs)
-    there = {*studies.values(), *(each.name for each in stores.studies)}
-    if asked.study and asked.study not in there:
-        raise unknown("study", asked.study, sorted(there), f" in {stores.shown}")
     begun = {run.run_id: begun_at(run, stores.blocks[run.run_id]) for run in stores.runs}
     runs = [
         run
@@ -163,13 +135,10 @@ def lines(stores: Stores, asked: Filters) -> list[Line]:
         if run.is_of(asked.tasks, asked.opts)
         and (not asked.statuses or run.status in asked.statuses)
         and begun[run.run_id] >= asked.since
-        and (not asked.study or studies.get(run.run_id) == asked.study)
     ]
     runs.sort(key=lambda run: (begun[run.run_id], run.run_id), reverse=True)
     winners = {record.winner: record for record in stores.studies if record.winner is not None}
-    found = _folded(runs, studies, begun, asked, winners)
-    _distinguish(found)
-    return sorted(found, key=SORTS[asked.sort])
+    return _folded(runs, studies, begun, asked, winners)
 
 
 def studies_of(stores: Stores) -> dict[str, str]:
@@ -211,7 +180,7 @@ def _folded(
     for run in runs:
         group, study = _but_for_seeds(run), studies.get(run.run_id)
         own = bare(run.config["task"]), bare(run.config["opt"])
-        if study is not None and not asked.study:
+        if study is not None:
             key = (f"study {study}", "study", *own)
         elif run.plan == "sweep":
             problem = json.dumps([comparable(run.problem), run.part], sort_keys=True)
@@ -280,52 +249,6 @@ def _is_alike(run: RunResult, groups: Sequence[Sequence[RunResult]]) -> bool:
     return (run.metric, run.split, run.mode) == (first.metric, first.split, first.mode)
 
 
-def _distinguish(found: Iterable[Line]) -> None:
-    """Fill the settings of each line: those that differ between lines of its task and optimizer, or between its runs.
-
-    A setting that all share is included only if it is not the default.
-    """
-    kinds: dict[tuple[str, str], list[tuple[Line, list[dict[str, str]]]]] = {}
-    words: dict[str, dict[str, str]] = {}
-    for line in found:
-        own = [words.setdefault(_but_for_seeds(group[0]), _words(group[0])) for group in line.groups]
-        kinds.setdefault(line.kind, []).append((line, own))
-    for several in kinds.values():
-        values: dict[str, set[str | None]] = {}
-        every = [each for _, own in several for each in own]
-        for name in dict.fromkeys(name for each in every for name in each):
-            values[name] = {each.get(name) for each in every}
-        # If a budget in steps replaces one in epochs, the latter is None.
-        chosen = [group[0].chosen for line, _ in several for group in line.groups]
-        unusual = {name for own in chosen for name, value in own.items() if value is not None}
-        shown = [name for name, there in values.items() if len(there) > 1 or name in unusual]
-        for line, own in several:
-            for name in shown:
-                mine = dict.fromkeys(each[name] for each in own if name in each)
-                if len(mine) == 1:
-                    line.settings[name] = _short(next(iter(mine)))
-                elif mine:
-                    line.settings[name] = f"{len(mine)} values"
-                    if line.chosen is not None:
-                        line.settings[name] += f", best {_short(_words(line.chosen[0]).get(name, 'none'))}"
-
-
-def _short(word: str) -> str:
-    """The text of a value; long numbers are rounded to four digits."""
-    try:
-        return f"{float(word):.4g}" if len(word) > 8 else word
-    except ValueError:
-        return word
-
-
-def _words(run: RunResult) -> dict[str, str]:
-    """A run's settings as text, without task, optimizer and seeds."""
-    settings = settings_of(run.config)
-    if settings["data_seed"] == settings["seed"]:
-        del settings["data_seed"]
-    return {name: word_of(value) for name, value in settings.items() if name not in ("task", "opt", "seed")}
-
-
 # -- text -------------------------------------------------------------------------------------------------------------
 
 
@@ -340,7 +263,7 @@ def _cells(line: Line) -> list[str]:
     status = (
         ", ".join(f"{counts[name]} {name}" for name in STATUSES if counts[name]) if len(runs) > 1 else runs[0].status
     )
-    settings = "  ".join(f"{name} {words}" for name, words in line.settings.items())
+    settings = "  ".join(f"{name} {word_of(value)}" for name, value in line.settings.items())
     steps = spanned([run.steps for run in runs])
     return [line.name, status, local(line.begun), _time(line.seconds), steps, seeds(runs), _result(line), settings]
 

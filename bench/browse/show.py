@@ -1,6 +1,5 @@
-"""`bench show RUN`: state, result, settings, curve and commands of a stored run."""
+"""`bench show RUN`: state, result, settings and commands of a stored run."""
 
-import math
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -8,30 +7,20 @@ from typing import Any
 from bench.browse.listing import begun_at, local, planned_by
 from bench.config.plugins import naming
 from bench.config.run_config import settings_of
-from bench.errors import UserError
 from bench.results.render import shown
-from bench.results.selection import GAP
 from bench.results.table import Table
 from bench.run_summary import fit_words, remarks_on, result_json
 from bench.store.block import TRACEBACK
 from bench.store.record import RESUMABLE, RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
-from bench.store.tables import Columns
-from bench.terminal import columns, is_unicode, plot, wrapped
-from bench.text import CONVERGED, cell, duration, word_of
-
-WIDE, HIGH = 72, 12
-"""Maximum columns and lines of a plot. Ours."""
-MOST = 50_000
-"""Maximum points of a curve; longer ones are thinned before drawing. Ours."""
+from bench.terminal import columns, wrapped
+from bench.text import cell, duration, word_of
 
 
-def lines(run: RunResult, store: Store) -> tuple[list[str], bool]:
-    """The page, as wide as the terminal, and whether the tables were readable; text in the record is untrusted."""
+def lines(run: RunResult, store: Store) -> list[str]:
+    """The page, as wide as the terminal; text in the record is untrusted."""
     wide, study = columns(), _study(run, store)
-    tables, damaged = _tables(run, store)
-    curve = _curve(run, tables.get("curve", {}), wide or 80) if damaged is None else [f"  {cell(damaged)}"]
     settings = {name: value for name, value in settings_of(run.config).items() if name not in ("task", "opt")}
     chosen = {name: value for name, value in settings.items() if name in run.chosen and value is not None}
     usual = {name: value for name, value in settings.items() if name not in chosen}
@@ -39,7 +28,6 @@ def lines(run: RunResult, store: Store) -> tuple[list[str], bool]:
         ("result", _result(run)),
         ("settings beyond the defaults", [f"  --{cell(name)} {_word(value)}" for name, value in chosen.items()]),
         ("other settings", wrapped([f"{cell(k)} {_word(v)}" for k, v in usual.items()], wide or 80, "  ")),
-        (f"training loss{GAP * (run.infimum is not None)}", curve),
         ("the trained model writes", [f"  | {cell(line)}" for line in (run.specimen or "").split("\n") if line]),
         ("notes", [part for note in _notes(run) for part in wrapped(cell(note).split(" "), wide, "  ", " ")]),
     ]
@@ -49,14 +37,13 @@ def lines(run: RunResult, store: Store) -> tuple[list[str], bool]:
             page += ["", f"{title}:", *part]
     page += ["", "commands:"]
     page += [line for what, words in _commands(run, store, study).items() for line in (f"  # {what}", f"  {words}")]
-    return page, damaged is None
+    return page
 
 
-def as_json(run: RunResult, store: Store) -> tuple[dict[str, Any], bool]:
-    """The run in a form for JSON, and whether its tables were readable."""
-    tables, damaged = _tables(run, store)
+def as_json(run: RunResult, store: Store) -> dict[str, Any]:
+    """The run in a form for JSON."""
     study = _study(run, store)
-    found = {
+    return {
         "kind": "run",
         **result_json(run, store.folder),
         "begun": run.begun or None,
@@ -72,18 +59,7 @@ def as_json(run: RunResult, store: Store) -> tuple[dict[str, Any], bool]:
         "notes": _notes(run),
         "commands": list(_commands(run, store, study).values()),
         "folder": store.place(run.run_id),
-        "rows": {name: len(own["step"]) for name, own in tables.items()},
-        "damaged": damaged,
     }
-    return found, damaged is None
-
-
-def _tables(run: RunResult, store: Store) -> tuple[dict[str, Columns], str | None]:
-    """The run's tables, and what is wrong with them."""
-    try:
-        return store.tables(run.run_id), None
-    except UserError as error:
-        return {}, str(error)
 
 
 def _word(value: Any) -> str:
@@ -153,17 +129,6 @@ def _result(run: RunResult) -> list[str]:
 def _by_split(metrics: Mapping[str, Any], split: str) -> dict[str, dict[str, Any]]:
     own = {name: value for name, value in metrics.items() if not isinstance(value, dict)}
     return {split: own} | {name: value for name, value in metrics.items() if isinstance(value, dict)}
-
-
-def _curve(run: RunResult, curve: Mapping[str, Any], wide: int) -> list[str]:
-    if not len(curve.get("step", ())):
-        return []
-    every = slice(None, None, 1 + len(curve["step"]) // MOST)
-    steps, losses = (curve[name][every].tolist() for name in ("step", "loss"))
-    if (infimum := run.infimum) is not None:
-        losses = [max(loss - infimum, CONVERGED) if math.isfinite(loss) else loss for loss in losses]
-    drawn = plot(steps, losses, min(wide, WIDE) - 2, HIGH, braille=is_unicode())
-    return [f"  {line}" for line in drawn]
 
 
 def _notes(run: RunResult) -> list[str]:

@@ -32,7 +32,7 @@ def main(args: Args) -> int:
     elif wrong := [f"--{name}" for name in args.of_runs if name.startswith("task.")]:
         raise UserError(f"{wrong[0]} is an option of a task: name the task with --task TASK")
     elif args.matrix is not None:
-        if args.name is not None or args.of_runs or args.reference:
+        if args.opt is not None or args.of_runs or args.reference:
             raise UserError("--matrix uses default arguments: remove the name, --opt.* and --reference")
         from bench.check import matrix  # needs numpy
 
@@ -54,7 +54,7 @@ def main(args: Args) -> int:
 
 def _of_task(args: Any) -> Examination:
     wrong = [f"--{name}" for name in args.of_runs if name.startswith("opt.")]
-    if args.name is not None or args.matrix is not None or args.reference or args.out or wrong:
+    if args.opt is not None or args.matrix is not None or args.reference or args.out or wrong:
         raise UserError("--task checks only a task: remove the optimizer, --opt.*, --matrix, --reference and -o")
     options = {name.removeprefix("task."): value for name, value in args.of_runs.items()}
     return examination_of_task(args.task, only=args.only, options=options, data=args.data)
@@ -63,10 +63,10 @@ def _of_task(args: Any) -> Examination:
 def _of_optimizer(args: Any) -> Examination:
     if args.out:
         raise UserError("-o is for --matrix; use --json > FILE")
-    if args.name is None:
+    if args.opt is None:
         raise UserError("which optimizer? bench check NAME, module:Class or file.py:Class")
     options = {name.removeprefix("opt."): value for name, value in args.of_runs.items()}
-    return examination_of(args.name, only=args.only, reference=args.reference, options=options)
+    return examination_of(args.opt, only=args.only, reference=args.reference, options=options)
 
 
 def listing() -> str:

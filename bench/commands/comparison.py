@@ -51,7 +51,7 @@ def main(args: Args) -> int:
     with doing("importing optuna"):
         from bench.tuning.cli.shared import in_time
 
-    asked = [ask(own, of) for own, of in _by_task(args)]
+    asked = [ask(own) for own in _by_task(args)]
     if args.dry_run:
         from bench.tuning.cli.suite import show_plan
 
@@ -66,14 +66,13 @@ def main(args: Args) -> int:
     return _show([found for each in asked for found in found_by(each, args)], args, out, command)
 
 
-def _by_task(args: Args) -> list[tuple[Args, int]]:
-    """The arguments of the comparison on each task, and the number of tasks."""
+def _by_task(args: Args) -> list[Args]:
+    """The arguments of the comparison on each task."""
     from bench.sweeps.grid import settings_in
 
     words = settings_in(args.config) | args.of_runs
     tasks = list(dict.fromkeys(parts(words.get("task", ""))))
-    own = [(Args(**vars(args) | {"of_runs": args.of_runs | {"task": task}}), len(tasks)) for task in tasks]
-    return own or [(args, 1)]
+    return [Args(**vars(args) | {"of_runs": args.of_runs | {"task": task}}) for task in tasks] or [args]
 
 
 class Contest(NamedTuple):
@@ -94,8 +93,8 @@ class Contest(NamedTuple):
     cut: "list[Slot]"
 
 
-def ask(args: Args, tasks: int = 1) -> Contest:
-    """The comparison on one task, of several that share a budget of runs, that `bench compare` requests.
+def ask(args: Args) -> Contest:
+    """The comparison on one task that `bench compare` requests.
 
     Raises:
         UserError: a name or a setting is unknown or illegal, there is nothing to compare with, or it cannot be trained.
@@ -103,7 +102,6 @@ def ask(args: Args, tasks: int = 1) -> Contest:
     from bench.boards.entries import REFERENCES, default_reference
     from bench.sweeps.grid import by_optimizer, settings_in
     from bench.tuning.cli.shared import fewest_slots
-    from bench.tuning.cli.tune import trials_of
     from bench.tuning.suite import Suite, Tune
     from bench.tuning.tune import make_request, reporting_seeds, tuning_seeds
 
@@ -127,7 +125,7 @@ def ask(args: Args, tasks: int = 1) -> Contest:
     if not any(name in opts or own[name] for name in against):
         shipped = [_shipped(spec.typical(places), args) for spec in suite(against, Tune()).specs(places)]
         baseline = _common(against, shipped)
-    if baseline is not None and not _has_equal_budget(baseline, against, args, len(fresh), len(opts) * tasks):
+    if baseline is not None and not _has_equal_budget(baseline, against, args):
         baseline = None
     tuned_here: list[str] = against if baseline is None else []
     every = list(dict.fromkeys([*tuned_here, *opts]))
@@ -137,7 +135,7 @@ def ask(args: Args, tasks: int = 1) -> Contest:
         raise UserError(f"{lost[0]}: it is not part of the comparison; name it with --against")
     seeds = tuning_seeds(args.seeds or "2") if args.seeds or baseline is None else baseline.seeds
     if baseline is None:
-        tune = Tune(trials=trials_of(args, len(seeds), len(fresh), len(every) * tasks), seeds=seeds)
+        tune = Tune(trials=args.trials, seeds=seeds)
     else:
         designed = sum(trial["kind"] == "design" for trial in baseline.trials)
         tune = Tune(trials=designed, seeds=seeds, sampler=_sampler(baseline.sampler), total=len(baseline.trials))
@@ -232,18 +230,12 @@ def _common(names: Sequence[str], shipped: "Sequence[StudyRecord | None]") -> "S
     return None
 
 
-def _has_equal_budget(baseline: "StudyRecord", names: Sequence[str], args: Args, fresh: int, studies: int) -> bool:
-    """Whether the others get the trials and tuning seeds of stored baselines; a note says if not.
-
-    A budget of runs is a limit, a number of trials is not.
-    """
-    from bench.tuning.cli.tune import trials_of
+def _has_equal_budget(baseline: "StudyRecord", names: Sequence[str], args: Args) -> bool:
+    """Whether the others get the trials and tuning seeds of stored baselines; a note says if not."""
     from bench.tuning.tune import tuning_seeds
 
     have = len(baseline.trials), len(baseline.seeds)
-    seeds = len(tuning_seeds(args.seeds)) if args.seeds else have[1]
-    trials = trials_of(args, seeds, fresh, studies) or have[0]
-    if ((min(trials, have[0]) if args.trials is None else trials), seeds) == have:
+    if (args.trials or have[0], len(tuning_seeds(args.seeds)) if args.seeds else have[1]) == have:
         return True
     note(
         f"{listed(names)} {'is' if len(names) == 1 else 'are'} tuned again, so that budgets are equal: the reference"

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
@@ -27,7 +26,7 @@ def device_diagnoses() -> list[Diagnosis]:
 
     name = cpu_name() or platform.machine()
     found = [Diagnosis("ok", "cpu", f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads")]
-    found += precision_diagnoses("cpu", cpu_halves(cpu_flags()))
+    found += precision_diagnoses("cpu")
     with warnings.catch_warnings(record=True) as caught:  # torch gives its reason as a warning
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
@@ -137,21 +136,6 @@ def gpu_halves(capability: tuple[int, int]) -> list[str]:
     """
     since = {"bf16-mixed": (8, 0), "16-mixed": (7, 0)}
     return [precision for precision, first in since.items() if capability >= first]
-
-
-def cpu_halves(flags: Collection[str]) -> list[str]:
-    """Half precisions that a processor supports natively, by its flags in Linux."""
-    has = {"bf16-mixed": {"avx512_bf16", "amx_bf16", "bf16"}, "16-mixed": {"avx512_fp16", "amx_fp16", "asimdhp"}}
-    return [precision for precision, names in has.items() if names & set(flags)]
-
-
-def cpu_flags() -> list[str]:
-    """The processor's flags in Linux; none elsewhere."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                return line.partition(":")[2].split()
-    return []
 
 
 def precision_diagnoses(

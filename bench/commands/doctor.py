@@ -3,12 +3,10 @@
 import importlib
 import platform
 import shutil
-import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -17,7 +15,6 @@ from bench.commands.diagnosis import Diagnosis
 from bench.errors import first_line
 from bench.grammar.parse import Args
 from bench.output import reply
-from bench.process import PACKAGES, ROOT
 from bench.results.render import shown
 from bench.results.table import Column, Table
 
@@ -25,7 +22,6 @@ if TYPE_CHECKING:
     from tasks import TaskSpec
 
 SUITE = "attention-optimizer-bench"
-MALICIOUS = {"lightning": ("2.6.2", "2.6.3")}
 MODULES = (
     "torch",
     "torchvision",
@@ -37,8 +33,6 @@ MODULES = (
     "pyarrow.parquet",
 )
 COLUMNS = (Column("level", least=4), Column("subject", least=13), Column("text", wraps=True))
-TRIED_LANES = 64
-"""Lanes whose memory is measured: with this many, a block's fixed memory counts little. Ours."""
 LITTLE_DISK, LEAST_DISK = 2 * 2**30, 100 * 2**20
 
 
@@ -49,10 +43,8 @@ def examine(data: Path, store: Path) -> Iterator[list[Diagnosis]]:
     failed = False
     sections: list[tuple[str, Callable[[], list[Diagnosis]]]] = [
         ("versions", lambda: version_diagnoses((_installed(SUITE) and requires(SUITE)) or [], _installed)),
-        ("names", lambda: name_diagnoses(Path.cwd(), sys.path)),
         ("imports", import_diagnoses),
         ("devices", device_diagnoses),
-        ("lanes", lane_diagnoses),
         ("data", lambda: dataset_diagnoses(data)),
         ("disk", lambda: disk_diagnoses(store)),
         ("store", lambda: store_diagnoses(store)),
@@ -67,8 +59,6 @@ def examine(data: Path, store: Path) -> Iterator[list[Diagnosis]]:
             found = [Diagnosis("FAIL", subject, f"check failed ({first_line(error)}); {advice}")]
         yield found
         failed = failed or any(each.level == "FAIL" for each in found)
-        if any(f.level == "FAIL" and f.subject in MALICIOUS for f in found):
-            break  # later sections would import it
 
 
 def main(args: Args) -> int:
@@ -112,9 +102,6 @@ def version_diagnoses(requirements: Iterable[str], installed: Callable[[str], st
         fix = f'pip install "{name}{requirement.specifier}"'
         if there is None:
             found.append(Diagnosis("FAIL", name, f"not installed; {fix}"))
-        elif there in MALICIOUS.get(name, ()):
-            more = "and replace the passwords and tokens that it could read (nothing else is checked now)"
-            found.append(Diagnosis("FAIL", name, f"{there} is a malicious release; do not import it: {fix}, {more}"))
         elif not requirement.specifier.contains(there, prereleases=True):
             found.append(
                 Diagnosis("FAIL", name, f"{there} is installed, the suite needs {requirement.specifier}; {fix}")
@@ -122,33 +109,6 @@ def version_diagnoses(requirements: Iterable[str], installed: Callable[[str], st
         else:
             found.append(Diagnosis("ok", name, there))
     return found
-
-
-def name_diagnoses(folder: Path, path: Sequence[str]) -> list[Diagnosis]:
-    """Modules with the name of one of the suite's packages. `bench` ignores them, but Python may not."""
-    found: list[Diagnosis] = []
-    for name in PACKAGES:
-        where = dict.fromkeys(_origin(PathFinder.find_spec(name, list(places))) for places in ([str(folder)], path))
-        for other in where:
-            if other is None or other.is_relative_to(ROOT / name):
-                continue
-            start = "start `bench` or `python -P -m bench`" if name == "bench" else "`bench` ignores it"
-            file = other / "FILE.py" if other.is_dir() else other
-            file = file.relative_to(folder) if file.is_relative_to(folder) else file
-            code = f"code in it is named as a file: --{'task' if name == 'tasks' else 'opt'} {file}:CLASS"
-            found.append(
-                Diagnosis("note", name, f"{other} has the same name as a package of the suite; {start}; {code}")
-            )
-    return found or [Diagnosis("ok", "names", f"no module shadows {', '.join(PACKAGES)}")]
-
-
-def _origin(spec: ModuleSpec | None) -> Path | None:
-    """The file of a module, or the folder of a package."""
-    if spec is None:
-        return None
-    if spec.submodule_search_locations is not None:
-        return next((Path(each).absolute() for each in spec.submodule_search_locations), None)
-    return Path(spec.origin).absolute() if spec.origin else None
 
 
 def import_diagnoses(load: Callable[[str], object] = importlib.import_module) -> list[Diagnosis]:
@@ -175,48 +135,6 @@ def _installed(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-# -- what fits ----------------------------------------------------------------------------------------------------
-
-
-def lane_diagnoses() -> list[Diagnosis]:
-    """How many runs fit into the memory of the device of `--device auto`, if they train as lanes."""
-    import torch
-
-    from bench.grammar.values import Memory
-    from bench.train.memory import bytes_of
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return [lanes_diagnosis(device, bytes_of(Memory(), device), Memory().share, lane_bytes(device))]
-
-
-def lane_bytes(device: str) -> dict[str, int]:
-    """Bytes of a lane by task, for tasks that need no files, with adamw at their defaults, as sweeps measure them."""
-    from bench.config.run_config import resolve
-    from bench.execute.choice import bytes_of_lane
-    from tasks import TASKS
-
-    found = {}
-    for spec in TASKS.values():
-        if spec.lanes and not spec.files:
-            words = {"task": spec.name, "opt": "adamw", "device": device}
-            found[spec.name] = bytes_of_lane(
-                [[resolve(words | {"opt.lr": 1e-6 * (i + 1)}) for i in range(TRIED_LANES)]]
-            )
-    return found
-
-
-def lanes_diagnosis(device: str, budget: int, share: float | None, each: Mapping[str, int]) -> Diagnosis:
-    """How many lanes of each task fit into a budget of bytes, which is a share of the free memory."""
-    counts = {task: budget // max(1, size) for task, size in each.items()}
-    # Two digits, like the measurement behind them.
-    fit = ", ".join(f"{task} {round(count, 2 - len(str(count))):,}" for task, count in counts.items())
-    part = "" if share is None else f", {share:.0%} of what is free"
-    text = f"runs that fit into {budget / 2**30:.3g} GiB{part}, as lanes: about {fit}"
-    if short := [task for task, count in counts.items() if count < 1]:
-        return Diagnosis("note", device, f"{text}; memory is short for {', '.join(short)}: free some")
-    return Diagnosis("ok", device, text)
 
 
 # -- data and store -----------------------------------------------------------------------------------------------

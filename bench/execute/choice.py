@@ -14,12 +14,11 @@ from bench.config.run_config import RunConfig
 from bench.errors import UserError, first_line
 from bench.execute import Engine
 from bench.execute.blocks import rectangles
-from bench.grammar.values import Memory
 from bench.lanes.engine import Lanes
 from bench.lanes.optimizers import have_pure_update
 from bench.lanes.runs import Grid, make_lanes
 from bench.progress import doing
-from bench.train.memory import Peak, bytes_of, ran_out, watch_peak
+from bench.train.memory import Peak, ran_out, usable_memory, watch_peak
 from bench.train.runner import build
 from bench.train.stop import StopRequest
 from optimizers.plugins import BROKEN
@@ -59,7 +58,6 @@ class Choices:
     Args:
         engine: `lanes`, `lightning` (one run at a time), or the faster one.
         width: maximum lanes of a block; measured by default.
-        memory: limit for all blocks on a device together; by default 80 % of the free memory.
         say: shows a line.
         processes: number of processes of this machine that share the memory of a device.
         stop: ends measurements.
@@ -69,12 +67,11 @@ class Choices:
         self,
         engine: Engine,
         width: int | None,
-        memory: Memory | None,
         say: Callable[[str], None],
         processes: int = 1,
         stop: StopRequest | None = None,
     ) -> None:
-        self.engine, self.width, self.memory, self.say = engine, width, memory or Memory(), say
+        self.engine, self.width, self.say = engine, width, say
         self.processes, self._stop = processes, stop or StopRequest()
         self._measured: dict[object, Choice] = {}
         self._said: set[str] = set()
@@ -113,7 +110,7 @@ class Choices:
             raise
         except BROKEN:  # training will fail the same way and record it
             alone = ahead = inf
-        limit = bytes_of(self.memory, first.device) // self.processes
+        limit = usable_memory(first.device) // self.processes
         costs: dict[int, float] = {}
         each = 0.0
         for lanes in (w for w in _WIDTHS if w < 4 * len(group) and each * w <= limit):
@@ -211,19 +208,6 @@ class Choices:
             f" {ahead * plain:,.0f} s of updates"
         )
         return pays
-
-
-def bytes_of_lane(grid: Grid) -> int:
-    """Bytes per lane that a step of such a block takes.
-
-    Raises:
-        UserError: an option's value is illegal, or data are missing.
-    """
-    with watch_peak(grid[0][0].device) as peak:
-        trial = make_lanes(grid)
-        trial.cuts = trial.cuts[:1]
-        trial.step()
-    return int(_bytes_of_lane(peak, trial))
 
 
 def _bytes_of_lane(peak: Peak, lanes: Lanes) -> float:

@@ -63,7 +63,6 @@ def results_of(
     store = Store(configs[0].store)
     if left := missing(configs):
         budget = effort.budget
-        effort.refuse_beyond(len(left))
         check_places(list(left.values()))
         with doing("importing torch"):
             from bench.execute.execute import STOPPED, execute
@@ -75,7 +74,7 @@ def results_of(
             with deadline(budget and budget.seconds) as spent:
                 done = execute(configs, progress, effort, plan=plan, sources=sources)
             if not done:
-                over = f"bench: the budget of {budget.text} is spent" if budget and spent() else None
+                over = budget and spent() and f"bench: the budget of {budget.text} is spent"
                 stored = f"{len(configs) - len(missing(configs))} of {len(configs)} runs are stored"
                 progress.say(f"{over}; {stored}, and the same command continues" if over else STOPPED)
                 return None

@@ -15,7 +15,6 @@ from bench.config.run_config import RunConfig
 from bench.execute.blocks import block_key, check_all, rectangles
 from bench.execute.choice import Choices
 from bench.execute.plan import Decision, Decisions, Plan
-from bench.grammar.values import Memory
 from bench.lanes.runs import Grid
 from bench.progress import SweepProgress
 from bench.store.files import link, making, refuse_links, remove, write_json
@@ -69,14 +68,12 @@ def cuts_of(decided: Sequence[Decision], runs: Mapping[str, RunConfig]) -> list[
     return cuts
 
 
-def cut(
-    plan: Plan, progress: SweepProgress, stop: StopRequest, *, memory: Memory | None = None, processes: int = 1
-) -> list[Cut]:
+def cut(plan: Plan, progress: SweepProgress, stop: StopRequest, *, processes: int = 1) -> list[Cut]:
     """Decide how missing runs are executed, longest first, and record it.
 
     The record holds until all runs are finished: the last digits of a lane depend on the width of its block, so the
     same command must use the same blocks after an interruption and in a second process. If a signal asks to stop
-    meanwhile, nothing is recorded. `memory` limits all blocks on a device together (default: 80 % of the free memory).
+    meanwhile, nothing is recorded.
 
     Raises:
         UserError: a run cannot be trained, or not with this engine, or the store cannot be written.
@@ -94,7 +91,7 @@ def cut(
         return []
     if recorded := _recorded(plan, todo):
         return recorded
-    choices = Choices(plan.engine, plan.width, memory, progress.say, processes, stop)
+    choices = Choices(plan.engine, plan.width, progress.say, processes, stop)
     groups = sorted(alike.values(), key=len, reverse=True)  # the largest is measured, the others reuse its result
     chosen = [(group, choices.of(group)) for group in groups]
     unit = next((sum(choice.seconds) / _steps(group[0]) for group, choice in chosen if choice.seconds is not None), 1.0)

@@ -17,7 +17,6 @@ from bench.execute.here import train_cuts
 from bench.execute.plan import Plan, forget_finished
 from bench.execute.pool import Pool, WorkerProcess
 from bench.execute.slots import Slot, sharing, slots
-from bench.grammar.values import Memory
 from bench.progress import Advance, SweepProgress
 from bench.train.stop import StopRequest
 from bench.train.threads import set_threads
@@ -53,14 +52,11 @@ def execute(
         Plan(plan, configs, effort.engine, effort.width, len(own_slots), sources or {}),
         progress,
         own_slots,
-        effort.memory,
         stop or StopRequest(),
     )
 
 
-def _work(
-    plan: Plan, progress: SweepProgress, own_slots: Sequence[Slot], memory: Memory | None, stop: StopRequest
-) -> bool:
+def _work(plan: Plan, progress: SweepProgress, own_slots: Sequence[Slot], stop: StopRequest) -> bool:
     """Train the missing runs of a plan, with a process for each slot; False if a signal asked to stop."""
     (own, *others), since = own_slots, time.time()
     pool = Pool(("runs",), dict(enumerate(others, 1)))
@@ -68,7 +64,7 @@ def _work(
         if others and plan.missing():
             pool.start()  # they import torch while this process measures
             set_threads(own.threads)
-        cuts = cut(plan, progress, stop, memory=memory, processes=sharing(own_slots))
+        cuts = cut(plan, progress, stop, processes=sharing(own_slots))
         job = json.dumps({"plan": plan.as_json(), "cuts": decisions(cuts), "since": since}) if others else ""
         runs = sum(len(each.runs) for each in cuts)
         with progress.showing(runs, len(own_slots)), _helped(pool, job, progress, stop):

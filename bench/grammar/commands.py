@@ -14,7 +14,6 @@ from bench.grammar.values import (
     names,
     place,
     read_budget,
-    read_memory,
     read_seeds,
     seconds,
     seeds_or_count,
@@ -90,18 +89,16 @@ RUN_WORKERS = Option(
     "N",
     workers,
 )
-MEMORY = Option("memory", "memory for lanes: a share of the free memory, or a size (default 80%)", "SIZE", read_memory)
 WIDTH = Option(
     "width", "number of lanes at once (default: measured); with --engine auto it selects lanes", "N", whole(1)
 )
 BUDGET = Option(
     "budget",
-    "limit: a time, after which the command stops, and the same command continues (6h, 90min); or the most runs to"
-    " train, beyond which it refuses (200runs)",
-    "COST",
+    "stop after this time (6h, 90min) and continue on the next call",
+    "TIME",
     read_budget,
 )
-RUNNING = (ENGINE, RUN_WORKERS, MEMORY, WIDTH, BUDGET)
+RUNNING = (ENGINE, RUN_WORKERS, WIDTH, BUDGET)
 """How the runs of a plan are trained."""
 WORKERS = Option(
     "workers",
@@ -109,7 +106,6 @@ WORKERS = Option(
     "N",
     workers,
     default="auto",
-    also=("jobs",),
 )
 REFERENCE = Option(
     "reference",
@@ -256,13 +252,12 @@ _ALL = (
             Option("report_seeds", "fresh seeds of each winner: a number (default 7: seeds 0 to 6) or a list;"
                    " fewer than 7 cannot decide a verdict", "SEEDS", default="7"),
             NO_REFERENCE,
-            Option("budget", "limit: a number of runs including fresh seeds (200runs), or a time, after which the"
-                             " command shows the result so far (2h, 90min)", "COST", read_budget),
+            replace(BUDGET, help="stop after this time (2h, 90min) and show the result so far"),
             Option("anyway", "continue even if a failed check changes results"),
             _out("folder of tables, plots and settings (default: compared/TASK/OPT)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
             Option("dry-run", "print the plan, the stored part of it, and its approximate duration"),
-            WORKERS, ENGINE, MEMORY, WIDTH, DATA, STORE,
+            WORKERS, ENGINE, WIDTH, DATA, STORE,
         ),
     ),
     Command(
@@ -281,10 +276,7 @@ _ALL = (
             Option("trials", "number of trials (default: nine). A grid starts at the middle of the ranges, whatever"
                              " their width. It adds up to 8 points beyond an edge while the best point is there",
                    "N", whole()),
-            Option("budget", "limit: a number of runs including fresh seeds, but not the points that a grid adds"
-                             " beyond an edge (200runs), or a time, after which the workers stop and the command"
-                             " shows the result so far (6h, 90min)",
-                   "COST", read_budget),
+            replace(BUDGET, help="stop after this time (6h, 90min) and show the result so far"),
             Option("seeds", "tuning seeds of each trial: a number (2: seeds 1000 and 1001) or a list (5,6;"
                    " 10:15); default 2", "SEEDS"),
             Option("report_seeds", "fresh seeds of the winner: a number (default 7: seeds 0 to 6) or a list;"
@@ -298,7 +290,7 @@ _ALL = (
             _out("folder of TASK/OPT.yaml and the plot (default: tuned; with --resume the folder used before)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
             Option("dry-run", "print the trials of the design and exit"),
-            WORKERS, STUDY_ENGINE, MEMORY, WIDTH, DATA, STORE,
+            WORKERS, STUDY_ENGINE, WIDTH, DATA, STORE,
         ),
     ),
     Command(
@@ -308,10 +300,10 @@ _ALL = (
         " the work.",
         positionals=(Option("file", "a YAML file, or the name of one in configs/suites", "FILE"),),
         options=(
-            Option("dry-run", "print the plan, the stored part of it, and its approximate duration", also=("plan",)),
+            Option("dry-run", "print the plan, the stored part of it, and its approximate duration"),
             _names("task", "only these of its tasks"), _names("opt", "only these of its optimizers"),
-            WORKERS, ENGINE, MEMORY, WIDTH,
-            replace(BUDGET, help="a time, after which the command stops (6h, 90min); the same command continues"),
+            WORKERS, ENGINE, WIDTH,
+            BUDGET,
             _out("folder of settings and plots (default: tuned)", default=Path("tuned")),
             JSON, DATA, STORE,
         ),
@@ -451,8 +443,8 @@ _ALL = (
         more="Options such as --opt.lr 0.1 set its hyperparameters. Exit code 1: a failure changes results or blocks a"
         " set-up.",
         form="NAME | module:Class | file.py:Class | --matrix A,B | --task TASK [--opt.NAME VALUE ...] [options]",
-        positionals=(Option("name", "an optimizer of `bench list optimizers`, module:Class or file.py:Class", "NAME",
-                            least=0, also=("opt",)),),
+        positionals=(Option("opt", "an optimizer of `bench list optimizers`, module:Class or file.py:Class", "NAME",
+                            least=0),),
         groups=("opt", "task"),
         options=(
             Option("task", "check a task instead: a name of `bench list tasks`, module:SPEC or file.py:SPEC, with its"
@@ -485,23 +477,18 @@ _ALL = (
             _names("status", "only these statuses: running, failed, ...", default=list),
             Option("since", "only runs that began since this date (2026-11-22) or within this time (30m, 2h, 3d, 1w)",
                    "WHEN", default=""),
-            Option("study", "the trials of this study, one line per setting", "NAME", default=""),
             Option("all", "one line per run"),
-            Option("sort", "order of the lines (default date)", "BY", default="date",
-                   choices=("date", "time", "steps", "result", "task", "opt", "status", "run")),
             Option("limit", "maximum number of lines", "N", whole(1)),
         ),
     ),
     Command(
         "show", "describe a task, an optimizer, a paper's experiment or a stored run",
         text="Describe a task, an optimizer, a paper's experiment or a stored run.",
-        more="For a run: result, settings, curve, notes, and the commands that repeat, resume and plot it. The options"
-        " of a task select the model whose parameters are listed: bench show mnist --task.depth 1.",
-        groups=("task",),
+        more="For a run: result, settings, notes, and the commands that repeat, resume and plot it.",
         positionals=(
             Option("name", "a task, an optimizer, an experiment, the id of a run, or the path of its folder", "NAME"),
         ),
-        options=(JSON, STORES, DATA),
+        options=(JSON, STORES),
     ),
     Command(
         "data", "show which files of a task's data exist, or fetch and tokenise them",

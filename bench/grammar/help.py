@@ -143,7 +143,7 @@ def hyperparameter_rows(spec: "OptimizerSpec") -> list[str]:
 
     rest = replace(all_optimizer_options(spec, {})[REST], default=spec.rest)
     roles = f"one role: {', '.join(ROLES)}" if spec.rest is None else f"the role matrix; --opt.{REST}.ROLE.NAME others"
-    by_role = row("--opt.ROLE.NAME", f"a value for the parameters of {roles} (`bench show TASK`)")
+    by_role = row("--opt.ROLE.NAME", f"a value for the parameters of {roles}")
     return [*rows("opt", {**optimizer_options(spec), REST: rest}), *by_role]
 
 

@@ -25,7 +25,6 @@ class Option:
         choices: all possible values.
         kind: what it names: `task`, `opt` or `experiment`; a command that trains refuses unknown names early.
         short: its one-letter form.
-        also: its older names.
         many: whether it may be given several times; its value is then a list.
         words: number of words of its value.
         setting: whether it is a setting of the command's runs.
@@ -41,7 +40,6 @@ class Option:
     choices: Sequence[str] = ()
     kind: str = ""
     short: str = ""
-    also: Sequence[str] = ()
     many: bool = False
     words: int = 1
     setting: bool = False
@@ -136,7 +134,7 @@ def parse(command: Command, words: Sequence[str]) -> Args:
     Raises:
         UserError: a word is misspelt, out of place, or lacks its value.
     """
-    flags = {flag: option for option in command.options for flag in (option.key, *option.also)}
+    flags = {option.key: option for option in command.options}
     shorts = {option.short: option for option in command.options if option.short}
     found: dict[str, Any] = {}
     settings: dict[str, Any] = {}
@@ -158,7 +156,7 @@ def parse(command: Command, words: Sequence[str]) -> Args:
         if option is None:
             group, dot, _ = name.partition(".")
             alone = command.positionals if len(command.positionals) == 1 else ()  # of several, the order decides
-            known = any(name in (each.name, *each.also) for each in alone)
+            known = any(name == each.name for each in alone)
             if known and (equals or (rest and not rest[0].startswith("--"))):  # bench suite --file theory
                 free.append(value if equals else rest.pop(0))
                 continue

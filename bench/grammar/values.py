@@ -144,62 +144,25 @@ def read_grid(key: str, raw: str) -> list[float]:
 
 @dataclass(frozen=True)
 class Budget:
-    """The limit of a command: a number of runs, or seconds."""
+    """The time of a command, in seconds."""
 
     text: str
-    runs: int | None = None
-    seconds: float | None = None
+    seconds: float
 
 
 _UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
 
 def read_budget(text: str) -> Budget:
-    """A number of runs (`200runs`) or a time (`90min`, `6h`, `2d`).
+    """A time (`90min`, `6h`, `2d`).
 
     Raises:
-        ValueError: the text is neither.
+        ValueError: the text is none.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(runs?|s|min|m|h|d)", text.strip())
-    if match and match[2].startswith("run") and match[1].isdigit() and int(match[1]):
-        return Budget(text, runs=int(match[1]))
-    if match and match[2] in _UNITS and 0 < float(match[1]) * _UNITS[match[2]] < 1e9:
-        return Budget(text, seconds=float(match[1]) * _UNITS[match[2]])
-    raise ValueError("write a time (--budget 6h, 90min, 2d) or a number of runs (--budget 200runs)")
-
-
-@dataclass(frozen=True)
-class Memory:
-    """The memory that lanes may use: a share of the free memory, or a size.
-
-    Attributes:
-        text: as it was typed.
-        share: from 0 to 1, or None.
-        size: bytes, if share is None.
-    """
-
-    text: str = "80%"
-    share: float | None = 0.8
-    size: int = 0
-
-
-_SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
-def read_memory(text: str) -> Memory:
-    """A share of the free memory (`80%`) or a size (`8G`, `500M`).
-
-    Raises:
-        ValueError: the text is neither, or it is zero.
-    """
-    found = re.fullmatch(r"(\d+\.?\d*|\.\d+) *(?:(%)|([KMGT]?)I?B?)", text.strip().upper())
-    if found:
-        number, share, unit = float(found[1]), found[2], found[3]
-        if share and 0 < number <= 100:
-            return Memory(text, number / 100)
-        if not share and number * _SIZES[unit] >= 1:
-            return Memory(text, None, int(number * _SIZES[unit]))
-    raise ValueError("write a fraction of the free memory, such as 80%, or a size, such as 8G")
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|m|h|d)", text.strip())
+    if match and 0 < float(match[1]) * _UNITS[match[2]] < 1e9:
+        return Budget(text, float(match[1]) * _UNITS[match[2]])
+    raise ValueError("write a time (--budget 6h, 90min, 2d)")
 
 
 def place(name: str, given: str | None = None) -> Path:

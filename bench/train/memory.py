@@ -9,8 +9,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.grammar.values import Memory
-
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 _GROUPS, _GROUP_OF_PROCESS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
@@ -53,9 +51,9 @@ def _left_by_groups() -> Iterator[int]:
                 break
 
 
-def bytes_of(memory: Memory, device: str) -> int:
-    """Bytes of a device; at least one, since free memory is an estimate."""
-    return memory.size if memory.share is None else max(1, int(memory.share * free_memory(device)))
+def usable_memory(device: str) -> int:
+    """Bytes of a device that lanes may take together: 80 % of the free ones, at least one."""
+    return max(1, int(0.8 * free_memory(device)))
 
 
 @dataclass

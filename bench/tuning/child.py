@@ -5,7 +5,6 @@ from pathlib import Path
 
 from bench.execute import Effort
 from bench.execute.child import events, lines
-from bench.grammar.values import read_memory
 from bench.progress import doing, hearing
 
 
@@ -13,7 +12,6 @@ def main(settings: str) -> int:
     """Work on studies until asked to stop; returns 130. For the settings see `bench.tuning.workers.Workers`."""
     given = json.loads(settings)
     places = {name: Path(place) for name, place in given["places"].items()}
-    memory = None if given["memory"] is None else read_memory(given["memory"])
     tell, jobs = events(), lines()
     with hearing(lambda what: tell({"doing": what})):
         with doing("importing torch"):
@@ -22,7 +20,7 @@ def main(settings: str) -> int:
             from bench.tuning.study_result import study_result
             from bench.tuning.worker import Worker
         studies = Studies(places["store"], make=False)
-        effort = Effort(given["engine"], given["width"], memory)
+        effort = Effort(given["engine"], given["width"])
         worker = Worker(places, tell, effort, shared_by=given["shared_by"], processes=given["processes"])
         for job in jobs:
             own = [studies.open(name) for name in job.split()]

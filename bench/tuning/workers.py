@@ -33,7 +33,6 @@ class Workers(AbstractContextManager["Workers"]):
             "places": {name: str(place) for name, place in places.items()},
             "engine": effort.engine,
             "width": effort.width,
-            "memory": effort.memory and effort.memory.text,
             "shared_by": len(slots),
             "processes": sharing(slots),
             "named": {kind: sorted({spec.names[kind] for spec in specs}) for kind in ("task", "opt")},

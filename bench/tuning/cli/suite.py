@@ -29,8 +29,6 @@ def main(args: Args) -> int:
 
     suite_file(args.file)  # before slow imports
     budget = args.budget
-    if budget is not None and budget.runs is not None:
-        raise UserError(f"--budget {budget.text}: a suite takes a time (6h, 90min); its file bounds its trials")
     with doing("importing optuna"):
         from bench.tuning import suite, tuned
         from bench.tuning.studies import Studies

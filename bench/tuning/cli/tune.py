@@ -34,7 +34,7 @@ def main(args: Args) -> int:
     settings = settings_in(args.config) | args.of_runs
     asked = _of_study(args, settings) if args.resume else of_words(args, settings, places)
     study, spec, name, request, out = asked
-    effort = Effort(request.engine or "auto", args.width, args.memory)
+    effort = Effort(request.engine or "auto", args.width)
     fewest_slots(args.workers, [spec], places, request.engine)  # raises if it cannot be trained here
     if args.dry_run:
         points = [w.point for w in spec.design.wanted(request.trials, request.total)]
@@ -59,34 +59,6 @@ def main(args: Args) -> int:
     ):
         return 130
     return show(study, as_json=args.json, out=out, command=command, store=args.store)
-
-
-def trials_of(args: Args, seeds: int, fresh: int, studies: int = 1) -> int | None:
-    """The requested number of trials, given directly or as a budget of runs; None if not given.
-
-    Args:
-        args: with `trials` and `budget`.
-        seeds: number of seeds of a trial.
-        fresh: number of fresh seeds of the winner.
-        studies: number of studies that share the budget.
-
-    Raises:
-        UserError: both are given, or the budget is less than one trial.
-    """
-    runs = args.budget and args.budget.runs
-    if not runs:
-        return args.trials
-    if args.trials is not None:
-        raise UserError(
-            f"--budget {args.budget.text} and --trials {args.trials} both set the number of trials; remove one"
-        )
-    if runs < (least := studies * (seeds + fresh)):
-        raise UserError(
-            f"--budget {args.budget.text}: one trial of {seeds} seeds and {fresh} fresh seeds"
-            f"{f' for each of {studies} studies' * (studies > 1)} are {least} runs;"
-            " write that or more, or fewer seeds"
-        )
-    return (runs // studies - fresh) // seeds
 
 
 class StudyRequest(NamedTuple):
@@ -122,12 +94,9 @@ def _request(args: Args, spec: "StudySpec", before: "Request") -> "Request":
     """The request of the options given now, based on the one so far."""
     from bench.tuning.tune import make_request
 
-    trials = trials_of(args, len(spec.seeds), len(spec.report_seeds) if before.report else 0)
-    if args.trials is None and trials is not None:  # a budget of runs is an upper limit
-        trials = max(trials - trials % spec.design.step, spec.design.step)
     return make_request(
         spec.design,
-        (before.trials or None) if trials is None else trials,
+        (before.trials or None) if args.trials is None else args.trials,
         tpe=args.sampler == "tpe",
         retries=before.retries if args.retries is None else args.retries,
         report=before.report,
