@@ -1,4 +1,4 @@
-"""The content of a database of studies, read with plain selects on Optuna's tables: Optuna would create missing ones."""
+"""The content of a database of studies, by plain selects on Optuna's tables: Optuna would create missing ones."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
