@@ -51,15 +51,13 @@ def unknown(kind: str, name: str, known: Iterable[str], place: str = "") -> User
 
 def _named_in(path: Path, own: str, *, constants: bool) -> str:
     """What to write for a Python file whose class is not named; the file is read, but not run."""
-    if not os.path.lexists(path):
+    if not path.exists():
         return f"there is no such file; name your own as my_file.py:{own}"
-    if not path.is_file():
-        return "it is not a regular file"
     try:
         there = _defined(path.read_bytes(), constants=constants)
     except SyntaxError as error:
         return f"it is not valid Python ({f'line {error.lineno}: ' * bool(error.lineno)}{error.msg})"
-    except (OSError, ValueError, RecursionError, MemoryError) as error:  # bytes of 0, very deep nesting
+    except (OSError, ValueError) as error:
         return f"it cannot be read ({first_line(error)})"
     if not there:
         return f"it defines no {'class' if not constants else 'class or SPEC'}; name your own as my_file.py:{own}"

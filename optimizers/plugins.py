@@ -275,7 +275,7 @@ def _imports(text: bytes) -> frozenset[str]:
     """The first parts of the names of modules that a source imports; nothing if it cannot be parsed."""
     try:
         nodes = list(ast.walk(ast.parse(text)))
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError):
         return frozenset()
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]

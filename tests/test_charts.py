@@ -26,14 +26,14 @@ from bench.cli import dispatch as results
 from bench.errors import UserError
 from bench.grammar.commands import CHART_NAMES
 from bench.results.chart import Chart, Panel, Trace, caption
-from bench.results.draw import harmless, make, picture
+from bench.results.draw import make, picture
 from bench.results.embed import embed
 from bench.results.selection import End
 from bench.results.styles import styles
 from bench.store.files import write_json
 from bench.store.reports import StudyRecord, study_path
 from bench.store.stores import Stores
-from bench.text import CONVERGED
+from bench.text import CONVERGED, clean
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tests.entered import keep, made, rows, seeds
@@ -714,7 +714,7 @@ def test_any_name_can_be_embedded(store, word):
     chart = curves(asked(store))
     svg = embed(chart, replace(chart.panels[0], x=word, y=word))["svg"]
     (group,) = (each for each in ElementTree.fromstring(svg).iter("g") if each.get("class") == "series")
-    assert group.get("data-name") == harmless(chart.panels[0].traces[0].name)
+    assert group.get("data-name") == clean(chart.panels[0].traces[0].name)
 
 
 def test_the_commands_words_become_a_figure(store, tmp_path, capsys):

@@ -137,4 +137,4 @@ def test_tuned_files_flag_the_edges_that_boards_flag() -> None:
     origins = [yaml.safe_load(path.read_text("utf-8"))["provenance"] for path in root.glob("configs/tuned/*/*.yaml")]
     shipped = [origin for origin in origins if origin["study"] in studies]
     assert len(shipped) > 20
-    assert all(origin["lr_at_boundary"] == bool(studies[origin["study"]].edges) for origin in shipped)
+    assert all(origin["edge"] == bool(studies[origin["study"]].edges) for origin in shipped)

@@ -22,7 +22,7 @@ from typing import Any
 
 from bench.errors import UserError
 from bench.store.block import SOURCES
-from bench.store.files import making, refuse_links, replacing
+from bench.store.files import making, replacing
 
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None))
 _WAY_OUT = "write the class into a file and pass 'file.py:{}'"
@@ -87,7 +87,6 @@ def _written(opt: type, names: Mapping[str, Any], store: Path) -> str:
     folder = store / SOURCES / hashlib.sha256(text.encode()).hexdigest()[:12]
     path = folder / f"{opt.__name__}.py"
     with making(store):
-        refuse_links(folder.parent, folder, path)
         folder.mkdir(parents=True, exist_ok=True)
         if not path.is_file() or path.read_bytes() != text.encode():
             with replacing(path) as temporary:

@@ -6,8 +6,7 @@ trial, `begun` is the start in UTC, and `plan` the purpose. `curves` and `measur
 tables; DuckDB reads from their files only what a query needs. `trials` has one row per trial of recorded studies, in
 the order of the design. Missing and non-finite values are NULL.
 
-The database is in memory, only read-only statements are accepted, and DuckDB can read only the stores: a query can
-neither change a store nor read other files.
+The database is in memory, and only read-only statements are accepted: a query cannot change a store.
 """
 
 import glob
@@ -89,8 +88,6 @@ VIEWS = {
 """Columns of each view, with their types; `measurements` has a further column for each measured quantity."""
 _NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL\(.*\))$")
 """DuckDB's numeric types."""
-_TRIES = 5
-"""Attempts at a query whose tables are removed meanwhile. Ours."""
 _PATIENCE = 1.0
 """Seconds that DuckDB gets to end an interrupted query. Ours."""
 _FILES = {"curves": "curve", "measurements": "measurements"}
@@ -129,24 +126,14 @@ def ask(stores: Stores, query: str) -> Answer:
     import duckdb
 
     try:
-        query.encode()  # the command line may contain bytes that are not text
         statements = duckdb.extract_statements(query)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise UserError(
                 "bench sql takes one read-only query, such as SELECT, WITH, DESCRIBE or SUMMARIZE (a PIVOT with its"
                 f" values: ON column IN (...)); {_WHERE}"
             )
-        views = _Views(stores, query)
-        for _ in range(_TRIES):  # blocks may be removed meanwhile
-            try:
-                return views.answer(statements[0].query)
-            except duckdb.Error as error:
-                mistaken = isinstance(error, duckdb.ParserException | duckdb.BinderException | duckdb.CatalogException)
-                missing = isinstance(error, duckdb.IOException)
-                if (views.ready and mistaken) or not (views.leave_out_damaged() or missing):
-                    raise
-        return views.answer(statements[0].query)
-    except (duckdb.Error, UnicodeError) as error:
+        return _Views(stores, query).answer(statements[0].query)
+    except duckdb.Error as error:
         message = " ".join(str(error).partition("\n\nLINE ")[0].split())  # without the query itself
         missing = isinstance(error, duckdb.IOException)
         raise UserError(f"{clean(message)}; {'run the query again' if missing else _WHERE}") from None
@@ -160,12 +147,11 @@ class _Views:
         query: the query.
 
     Attributes:
-        ready: whether all views exist; a later error may be the query's own.
         damaged: tables that cannot be read.
     """
 
     def __init__(self, stores: Stores, query: str) -> None:
-        self.stores, self.ready = stores, False
+        self.stores = stores
         self.damaged: dict[str, Damaged] = {}
         text = query.casefold()
         # DuckDB's functions `query` and `query_table` can build a view's name at run time.
@@ -173,8 +159,10 @@ class _Views:
 
     def answer(self, query: str) -> Answer:
         """The result of the query. It is complete before the first row is read."""
-        self.ready = False
-        con = self.connect()
+        import duckdb
+
+        # A large query must not write to the working folder.
+        con = duckdb.connect(config={"python_enable_replacements": "false", "temp_directory": ""})
         con.execute("create schema parts")
         for name in VIEWS:
             if name in self._used and name in _FILES:
@@ -182,7 +170,6 @@ class _Views:
             else:
                 rows = {"runs": self._runs, "trials": self._trials}[name]() if name in self._used else []
                 self._load(con, name, rows)
-        self.ready = True
         _interruptibly(con, f"create temp table answer as from (\n{_without_end(query)}\n)")
         columns = con.execute("select column_name, column_type from (describe temp.answer)").fetchall()
         if any("TIMESTAMP WITH TIME ZONE" in kind for _, kind in columns):  # DuckDB needs pytz for such values
@@ -190,31 +177,6 @@ class _Views:
         con.execute("from temp.answer")
         rows = (row for rows in iter(lambda: con.fetchmany(10_000), []) for row in rows)
         return Answer([name for name, _ in columns], [kind for _, kind in columns], rows, list(self.damaged.values()))
-
-    def connect(self) -> "DuckDBPyConnection":
-        """A database in memory that can read only the stores and write nothing."""
-        import duckdb
-
-        con = duckdb.connect(config={"python_enable_replacements": "false", "autoinstall_known_extensions": "false"})
-        con.execute("set temp_directory = ''")  # else a large query would write to the working folder
-        folders = [str(store.folder) for store in self.stores.stores]
-        allowed = [f"{folder}/" for folder in dict.fromkeys([*folders, *map(glob.escape, folders)])]
-        con.execute("set allowed_directories = $1", [allowed])
-        con.execute("set enable_external_access = false")
-        con.execute("set lock_configuration = true")
-        return con
-
-    def leave_out_damaged(self) -> bool:
-        """Find unreadable tables and exclude them from now on; whether there were any."""
-        before = len(self.damaged)
-        for name in self._used:
-            for run_id, block in self.stores.blocks.items() if name in _FILES else ():
-                if block.done and str(block.folder) not in self.damaged:
-                    try:
-                        block.tables(run_id)
-                    except Damaged as error:
-                        self.damaged[str(block.folder)] = error
-        return len(self.damaged) > before
 
     def _runs(self) -> Iterator[dict[str, Any]]:
         studies = studies_of(self.stores)

@@ -142,15 +142,16 @@ def write_verdict(store: Path, report: Report) -> Path:
 
     Raises:
         UserError: it cannot be written.
-        RunFailed: the disk is full, or the folder of checks is a symbolic link.
+        RunFailed: the disk is full.
     """
-    from bench.store.files import making
-    from bench.store.reports import check_path, write_record
+    from bench.store.files import making, write_json
+    from bench.store.reports import check_path
 
     about, rest = report.about, report.options.get(REST)
     path = check_path(store, report.name, about.get("version"), about.get("package"), rest)
     with making(store):
-        write_record(path, report.as_json())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, report.as_json(), indent=1)
     return path
 
 

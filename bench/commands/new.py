@@ -48,8 +48,7 @@ def create(kind: str, name: str, folder: Path) -> list[Path]:
             path.write_text(environment.from_string(template.read_text("utf-8")).render(words), "utf-8")
             paths.append(path)
     except OSError as error:
-        if not folder.is_symlink():
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         raise UserError(f"cannot write {folder}: {error.strerror or error}; choose another folder with --out") from None
     return paths
 

@@ -94,7 +94,7 @@ def _tuned_by(configs: Sequence[RunConfig]) -> TunedBy | None:
         return None
     path = tuned_file(config.task, config.opt)
     provenance = read_tuned(path)
-    chosen = {*seeds_from_words(provenance.tuning_seeds)}
+    chosen = {*seeds_from_words(provenance.seeds)}
     if seeds := chosen & {each.seed for each in configs}:
         raise UserError(
             f"seed {min(seeds)} helped to choose the tuned settings of {path}, so its result would be optimistic:"
@@ -121,20 +121,20 @@ def _tuned_by(configs: Sequence[RunConfig]) -> TunedBy | None:
                 f"bench: {config.opt} is tuned {what} (here {'; '.join(other)}): other settings may be better",
                 file=sys.stderr,
             )
-    if provenance.select_split == "train" and not config.task_spec.ranks_training:
+    if provenance.split == "train" and not config.task_spec.ranks_training:
         print(
             f"bench: {config.opt} is tuned on training samples, but {config.task} ranks held-out ones: other settings"
             f" may be better; `bench tune --task {config.task} --opt {config.opt}` finds them",
             file=sys.stderr,
         )
-    return TunedBy(provenance.study or path.name, provenance.select_split)
+    return TunedBy(provenance.study or path.name, provenance.split)
 
 
 def tuning_seeds(config: RunConfig) -> set[int]:
     """The seeds that chose a configuration's hyperparameters; none if they are not the tuned ones, or it is unknown."""
     if config.opt_options != _tuned_options(config):
         return set()
-    return {*seeds_from_words(read_tuned(tuned_file(config.task, config.opt)).tuning_seeds)}
+    return {*seeds_from_words(read_tuned(tuned_file(config.task, config.opt)).seeds)}
 
 
 def _tuned_options(config: RunConfig) -> dict[str, Any]:

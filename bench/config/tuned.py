@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, StringConstraints, TypeAdapter, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 from bench.config.strict_yaml import flatten_yaml, read_yaml
 from bench.errors import UserError
@@ -13,7 +13,7 @@ from bench.text import located, why_wrong
 from optimizers.plugins import slug
 
 _Value = int | float | str | bool | None
-_Name = Annotated[str, StringConstraints(min_length=1, max_length=500)]
+_Name = Annotated[str, StringConstraints(min_length=1)]
 
 
 class TunedBy(NamedTuple):
@@ -50,8 +50,8 @@ class Provenance(BaseModel):
     Attributes:
         study: the study that found them.
         settings, versions: of its runs.
-        select_split: the split on which its trials were compared; None if unknown.
-        tuning_seeds: the seeds of its trials in words (`seeds_in_words`).
+        split: on which its trials were compared; None if unknown. Earlier versions wrote `select_split`.
+        seeds: of its trials in words (`seeds_in_words`). Earlier versions wrote `tuning_seeds`.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -59,8 +59,8 @@ class Provenance(BaseModel):
     study: str | None = None
     settings: dict[str, _Value | list[_Value]] = {}
     versions: dict[str, int | str] = {}
-    select_split: _Name | None = None
-    tuning_seeds: str = ""
+    split: Annotated[_Name | None, Field(validation_alias=AliasChoices("split", "select_split"))] = None
+    seeds: Annotated[str, Field(validation_alias=AliasChoices("seeds", "tuning_seeds"))] = ""
 
 
 class Tuned(BaseModel):

@@ -17,7 +17,7 @@ from bench.execute.choice import Choices
 from bench.execute.plan import Decision, Decisions, Plan
 from bench.lanes.runs import Grid
 from bench.progress import SweepProgress
-from bench.store.files import link, making, refuse_links, remove, write_json
+from bench.store.files import link, making, remove, write_json
 from bench.store.load import Damaged, read
 from bench.train.stop import StopRequest
 
@@ -106,7 +106,6 @@ def cut(plan: Plan, progress: SweepProgress, stop: StopRequest, *, processes: in
         cuts.append(Cut(choice.lanes, choice.lanes and choices.compile_pays(own, all_seconds), own))
     if len(plan.configs) == 1 or stop.signal is not None:
         return cuts
-    refuse_links(plan.cuts.parent)
     with making(plan.store.folder):
         _write_once(plan.cuts, {"cuts": decisions(cuts)})
     return _recorded(plan, plan.missing()) or cuts  # other processes may have finished runs meanwhile

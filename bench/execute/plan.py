@@ -132,8 +132,6 @@ class Decisions(TypedDict):
 def forget_finished(store: Store) -> None:
     """Remove the cuts whose runs are all finished, and their folder if it is empty."""
     folder = store.folder / CUTS
-    if folder.is_symlink():
-        return
     with suppress(OSError):
         for path in folder.iterdir():
             with suppress(OSError, Damaged):

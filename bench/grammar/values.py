@@ -10,8 +10,6 @@ from typing import Any
 
 from bench.errors import UserError, unknown
 
-MOST_NAME, MOST_PATH = 255, 4095
-"""Maximum bytes of a file name and of a path on the file systems of Linux and macOS."""
 MOST_SEED = 2**63 - 1
 """The largest seed: tables of runs, DuckDB and torch's generators store it as a signed 64-bit integer."""
 SEED_RANGE = f"an integer from 0 to {MOST_SEED} (2^63 - 1)"
@@ -197,16 +195,10 @@ def folder(text: str) -> Path:
     """The path of a folder or file.
 
     Raises:
-        ValueError: the text is empty, too long, or not a valid name.
+        ValueError: the text is empty.
     """
     if not text.strip():
         raise ValueError("it must name a folder or file")
-    try:
-        longest = max((len(os.fsencode(part)) for part in Path(text).parts), default=0)
-    except UnicodeEncodeError:
-        raise ValueError("it is not a valid name of a folder or file") from None
-    if longest > MOST_NAME or len(os.fsencode(text)) > MOST_PATH:
-        raise ValueError(f"a name has at most {MOST_NAME} bytes and a path {MOST_PATH:,}")
     return Path(text)
 
 

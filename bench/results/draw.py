@@ -3,7 +3,6 @@
 Matplotlib is imported only for drawing, since its import takes most of a second.
 """
 
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -158,11 +157,6 @@ def empty_figure(width: float, height: float) -> "Figure":
     return figure
 
 
-def harmless(words: str) -> str:
-    """Text that is valid in any file, including XML."""
-    return re.sub("[\ufffe\uffff]", " ", clean(words))
-
-
 class Legend:
     """The styles of a chart's names, and a line for each drawn name.
 
@@ -184,7 +178,7 @@ class Legend:
 
     def text(self, words: str) -> str:
         """Text for matplotlib, escaped unless the chart has formulas."""
-        return words if self._formulas else harmless(words).replace("$", r"\$")
+        return words if self._formulas else clean(words).replace("$", r"\$")
 
     def looks(self, name: str) -> dict[str, Any]:
         """Line properties for this name."""

@@ -8,8 +8,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 from bench.results.chart import Chart, Panel, Trace, thinned
-from bench.results.draw import Legend, draw_panel, empty_figure, harmless, house_style
+from bench.results.draw import Legend, draw_panel, empty_figure, house_style
 from bench.results.styles import on_dark
+from bench.text import clean
 
 _WIDTH, _HEIGHT = 3.6, 2.5
 """Inches: letters on a phone are as large as in print, and a desktop shows two panels next to each other."""
@@ -59,14 +60,14 @@ def embed(chart: Chart, panel: Panel) -> dict[str, Any]:
     facts = {"box": box, "x": limits[0], "y": limits[1]}
     root.attrib |= {f"data-{name}": " ".join(f"{value:.9g}" for value in own) for name, own in facts.items()}
     said = " against ".join(words for words in (panel.y, panel.x) if words)
-    label = f"{harmless(panel.title)}: {harmless(said)}"
+    label = f"{clean(panel.title)}: {clean(said)}"
     root.attrib |= {"data-log": panel.log, "role": "img", "aria-label": label, "data-words": "y" * chart.labelled}
     series = []
     for i, name in enumerate(legend.names):
         looks = legend.looks(name)
         dash = None if looks["linestyle"] == "none" else _dash(looks["linestyle"])
         own = {"color": _variable(looks["color"]), "dash": dash, "mark": _mark(looks.get("marker"))}
-        series.append({"number": i, "name": harmless(name), **own})
+        series.append({"number": i, "name": clean(name), **own})
     return {"svg": ElementTree.tostring(root, encoding="unicode"), "legend": series}
 
 
@@ -122,7 +123,7 @@ def _clean(root: ElementTree.Element, key: str, names: list[str]) -> None:
         else:
             own.pop("id", None)
         if series:
-            own |= {"class": "series", "data-series": series, "data-name": harmless(names[int(series)])}
+            own |= {"class": "series", "data-series": series, "data-name": clean(names[int(series)])}
         if _LINK in own:
             own["href"] = f"#{used[own.pop(_LINK)[1:]]}"
         if "clip-path" in own:

@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.results.table import Board, Column, Table
 from bench.terminal import NARROWEST, columns, is_styled, wrapped
-from bench.text import cell, clean, in_csv, in_markdown, in_tex, listed, number_in_tex, padded, plain, width
+from bench.text import cell, clean, in_markdown, in_tex, listed, number_in_tex, padded, plain, width
 
 Row = Mapping[str, Any]
 
@@ -367,9 +367,9 @@ def csv_lines(own: Sequence[Column], rows: Iterable[Row]) -> Iterator[str]:
     """Rows as CSV; missing values and NaN are empty fields."""
     file: Any = SimpleNamespace(write=str)  # `writerow` returns what `write` returns: the line
     writer = csv.writer(file, lineterminator="\n")
-    yield writer.writerow(in_csv(clean(c.key)) for c in own)
+    yield writer.writerow(c.key for c in own)
     for row in rows:
-        yield writer.writerow(in_csv(_in_csv(c, row)) for c in own)
+        yield writer.writerow(_in_csv(c, row) for c in own)
 
 
 def _in_csv(column: Column, row: Row) -> Any:

@@ -70,7 +70,7 @@ def begin(
     if before and not again and (block := readable(folder)) is not None and not block.damaged:
         raise trained
     if folder.is_symlink():
-        raise UserError(f"{folder} is a symbolic link, and links are not followed; copy the folder itself")
+        raise UserError(f"{folder} is a symbolic link, and links are ignored; copy the folder itself")
     with making(store):
         prepared, owner = prepare(folder)
     try:
@@ -251,7 +251,7 @@ class Attempt:
             if n < number:
                 remove(path)
         for path in self.folder.glob(".*"):
-            if path.is_symlink() or not path.is_dir() or is_alive(path):
+            if not path.is_dir() or is_alive(path):
                 continue
             with suppress(FileNotFoundError):  # it has just been renamed, or removed by another process
                 claimed = is_there(path / CLAIM) is not None
@@ -354,7 +354,7 @@ def write_records(path: Path, runs: Sequence[RunResult]) -> None:
         lines = [strict_json(vars(run)).encode() for run in runs]
         for line in lines:
             parse_record(line, path)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError) as error:
         raise RunFailed(f"a record cannot be stored: {error}") from None
     except Damaged as error:
         raise RunFailed(f"a record cannot be stored: {error.why}") from None

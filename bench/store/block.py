@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.store.claims import is_alive
-from bench.store.load import Damaged, is_there, parse_record, read_bytes, read_file
+from bench.store.load import Damaged, is_there, parse_record, read_bytes
 from bench.store.record import RunResult
 from bench.store.tables import MISSING, TABLES, Columns, has_ends, last_step, read_parquet, read_raw, rows_of
 
@@ -133,7 +133,7 @@ class Block:
         limits = {"measurements": (0, steps + self.total), "curve": (0 if thinned else steps, steps)}  # also at step 0
         for name, (least, most) in limits.items():
             path = self.at / f"{name}.parquet"
-            rows = rows_of(path, None if self.damaged else self.runs, values=values)
+            rows = rows_of(path, values=values)
             if not self.damaged and not least <= rows <= most:
                 raise _misfit(path, f"it has {rows} rows, and its runs took {steps} steps")
 
@@ -150,7 +150,7 @@ def read_block(folder: Path) -> Block | None:
         Damaged: it is not a block.
     """
     if os.path.islink(folder):  # noqa: PTH114 - three times as fast
-        raise Damaged(folder, "it is a symbolic link; copy the folder itself")
+        raise Damaged(folder, "it is a symbolic link, and links are ignored; copy the folder itself")
     with suppress(FileNotFoundError):
         return _block(folder, folder / DONE)
     at, damaged = current(folder), None
@@ -237,8 +237,8 @@ def _block(folder: Path, at: Path) -> Block:
     done = at.name in (DONE, REPLACED)
     busy = not done and is_alive(at)  # before its records are read
     path = at / RUNS
-    content, found = read_file(path)
-    lines = content.splitlines()
+    found = is_there(path)  # before the content: a later change shows
+    lines = read_bytes(path).splitlines()
     if os.path.islink(at):  # noqa: PTH114 - three times as fast
         raise Damaged(at, "it is a link")
     runs, places, damaged = dict[str, RunResult](), dict[str, int](), list[Damaged]()
@@ -265,7 +265,7 @@ def _block(folder: Path, at: Path) -> Block:
         reason = f"its process ended without a message{where}"
         for run in [run for run in runs.values() if run.status == "running"]:
             runs[run.run_id] = replace(run, status="killed", reason=reason, steps=max(run.steps, steps))
-    return Block(folder, at, runs, done, busy, places, len(lines), damaged, _state(found) if done else None)
+    return Block(folder, at, runs, done, busy, places, len(lines), damaged, _state(found) if done and found else None)
 
 
 def names_in(folder: Path) -> tuple[list[str], bool]:
@@ -279,18 +279,11 @@ def names_in(folder: Path) -> tuple[list[str], bool]:
     return list(block.runs) if block is not None else [], False
 
 
-def _may_be_folder(entry: "os.DirEntry[str]") -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself: to be reported
-        return True
-
-
 def blocks_in(store: Path) -> Iterator[Block | Damaged]:
     """All blocks of a store, sorted by name; for unreadable ones, what is wrong."""
     try:
         with os.scandir(store) as entries:
-            there = [each.name for each in entries if each.name[0] != "." and _may_be_folder(each)]
+            there = [each.name for each in entries if each.name[0] != "." and (each.is_symlink() or each.is_dir())]
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:

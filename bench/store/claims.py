@@ -52,7 +52,7 @@ def write_claim(folder: Path) -> Owner:
 def owner_of(folder: Path) -> Owner | None:
     """The claimant of an attempt; None if it was released or is unreadable."""
     try:
-        return read(folder / CLAIM, Owner, 10_000)
+        return read(folder / CLAIM, Owner)
     except (Damaged, FileNotFoundError):
         return None
 

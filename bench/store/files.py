@@ -75,13 +75,6 @@ def making(store: Path, todo: str = "choose another with --store DIR") -> Abstra
     return disk_errors(store, todo)
 
 
-def refuse_links(*paths: Path) -> None:
-    """Raise a UserError if a path is a symbolic link: a store from someone else may have some."""
-    for path in paths:
-        if path.is_symlink():
-            raise UserError(f"{path} is a symbolic link, and links are not followed; remove it")
-
-
 def move(folder: Path, to: Path, busy: RunBusy) -> None:
     """Rename a folder to a name that only one process can take; raise `busy` if another one has."""
     try:
@@ -99,12 +92,9 @@ def link(path: Path, to: Path) -> None:
 
 
 def copy(path: Path, to: Path) -> None:
-    """Copy a regular file and flush the copy; a symbolic link is an `OSError`."""
-    source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(source, "rb") as file, to.open("xb") as target:
-        shutil.copyfileobj(file, target)
-        target.flush()
-        os.fsync(target.fileno())
+    """Copy a file and flush the copy."""
+    shutil.copyfile(path, to)
+    sync(to)
 
 
 def remove(path: Path) -> None:

@@ -8,7 +8,6 @@ time; the same command continues. Nothing is written if nothing is new.
 import errno
 import os
 import time
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -149,7 +148,6 @@ class _Merging(ExitStack):
         else:
             write_block(out, [(block.runs[run_id], block.tables(run_id)) for run_id in wanted])
         target = self.into / name_of(wanted)
-        _refuse_links(target, *(target.iterdir() if target.is_dir() else ()))
         before, now = ended(target), readable(target)
         if now is not None and now.done and all(_keeps(now, block, run_id) for run_id in wanted) and _is_sound(now):
             self._there |= dict.fromkeys(wanted, now)  # another process has just stored them
@@ -184,15 +182,11 @@ class _Merging(ExitStack):
     def _unfinished(self, block: Block) -> None:
         """Copy interrupted runs, if the destination has none of them."""
         target = self.into / block.folder.name
-        _refuse_links(target)
         if any(run_id in self._there for run_id in block.runs) or (target.exists() and any(target.iterdir())):
             self.merged.there += len(block.runs)
             return
         for run_id in block.runs:
             block.tables(run_id)
-        checkpoint = block.at / CHECKPOINT
-        if is_there(checkpoint) and not zipfile.is_zipfile(checkpoint):
-            raise Damaged(checkpoint, "it is not a checkpoint")
         out = self._free_place()
         write_records(out / RUNS, list(block.runs.values()))
         for name in (CHECKPOINT, *(f"{table}.raw" for table in TABLES)):
@@ -214,7 +208,6 @@ class _Merging(ExitStack):
         if isinstance(record, Damaged):
             raise record
         for target in record.places(self.into):
-            _refuse_links(target.parent, target)
             there = None
             with suppress(FileNotFoundError, Damaged):
                 there = read_report(target, type(record))
@@ -265,17 +258,8 @@ def _is_sound(block: Block) -> bool:
     return True
 
 
-def _refuse_links(*paths: Path) -> None:
-    """Refuse paths that lead out of the destination: a symbolic link is `Damaged`."""
-    for path in paths:
-        if path.is_symlink():
-            raise Damaged(
-                path, "it is a symbolic link, and links are not followed; remove it, or copy the folder itself"
-            )
-
-
 def _take(path: Path, to: Path) -> None:
-    """Copy a file of a source, if it exists; if it cannot be read, it is `Damaged`."""
+    """Copy a regular file of a source, if it exists; if it cannot be read, it is `Damaged`."""
     if is_there(path) is None:
         return
     if not os.access(path, os.R_OK):

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeVar
 
-from pydantic import ConfigDict, Field, StringConstraints, with_config
+from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from bench.errors import RunFailed
 from bench.store.block import CHECKS, STUDIES
 from bench.store.files import disk_errors, write_json
 from bench.store.load import Damaged, read
@@ -23,9 +22,7 @@ from optimizers.plugins import bare, slug
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-Word = Annotated[str, StringConstraints(min_length=1, max_length=50)]
-Text = Annotated[str, StringConstraints(max_length=10_000)]
-Scalar = bool | Number | Annotated[str, StringConstraints(max_length=500)] | None
+Scalar = bool | Number | str | None
 
 
 @with_config(_STRICT)
@@ -33,23 +30,10 @@ class StudyTrial(TypedDict):
     """A tried point: its settings in dotted form, its score (None if it diverged or has none), and its runs."""
 
     point: dict[Name, Scalar | list[Scalar]]
-    kind: Word
-    state: Word
+    kind: Name
+    state: Name
     score: float | None
     runs: list[RunId]
-
-
-def write_record(path: Path, content: object) -> None:
-    """Write the JSON of a record into its folder of a store.
-
-    Raises:
-        OSError: the disk is full or unavailable.
-        RunFailed: the folder is a symbolic link.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.parent.is_symlink():  # in a store from someone else
-        raise RunFailed(f"{path.parent} is a symbolic link, and links are not followed; replace it by a folder")
-    write_json(path, content, indent=1)
 
 
 class Record(ABC):
@@ -79,10 +63,12 @@ class Record(ABC):
         """Write it into a store.
 
         Raises:
-            RunFailed: the disk is full or unavailable, or the folder of such records is a symbolic link.
+            RunFailed: the disk is full or unavailable.
         """
+        path = self.places(store)[0]
         with disk_errors(store):
-            write_record(self.places(store)[0], vars(self))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, vars(self), indent=1)
 
 
 @dataclass(frozen=True)
@@ -113,13 +99,13 @@ class StudyRecord(Record):
     seeds: list[Count]
     axes: list[Name]
     mode: Mode
-    sampler: Word
+    sampler: Literal["grid", "qmc", "tpe"]
     trials: list[StudyTrial]
     winner: RunId | None
     lr_at_boundary: bool
     missing: Count = 0
-    metric: Annotated[str, StringConstraints(max_length=500)] = ""
-    select_split: Annotated[str, StringConstraints(max_length=500)] = ""
+    metric: str = ""
+    select_split: str = ""
     prune: Literal[False] = False
 
     @property
@@ -166,14 +152,14 @@ def study_path(store: Path, name: str) -> Path:
 class CheckVerdict(TypedDict):
     """Result of one check (`bench.check.report.Verdict`), with its catalogue entry."""
 
-    check: Word
+    check: Name
     verdict: Literal["pass", "fail", "not applicable", "error"]
     measured: float | Literal["inf", "-inf"] | None
-    note: Text
+    note: str
     seconds: Seconds
     tolerance: float | None
-    meaning: Text
-    advice: Text
+    meaning: str
+    advice: str
     severity: NotRequired[Literal["results", "set-up", "speed", "hygiene"] | None]
 
 
@@ -248,8 +234,6 @@ def read_report(path: Path, kind: type[Report]) -> Report:
         FileNotFoundError: it does not exist.
         Damaged: it cannot be read, is invalid, or belongs to another study or optimizer.
     """
-    if path.parent.is_symlink():
-        raise Damaged(path.parent, "it is a symbolic link, and links are not followed")
     record = read(path, kind)
     places = record.places(path.parent.parent)
     if path not in places:
@@ -261,6 +245,8 @@ def reports_in(store: Path, kind: type[Report]) -> dict[Path, Report | Damaged]:
     """All records of one kind in a store; for unreadable ones, or their folder, what is wrong."""
     found: dict[Path, Report | Damaged] = {}
     folder = store / kind.folder
+    if folder.is_symlink():
+        return {}
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))  # noqa: PTH208 - names are enough
     except FileNotFoundError:

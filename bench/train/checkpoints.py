@@ -59,8 +59,6 @@ def usable(path: Path | None, runs: int = 1, *, put_aside: bool) -> bool:
         return False
     try:
         with zipfile.ZipFile(path) as file:
-            if packed := [part.filename for part in file.infolist() if part.compress_type != zipfile.ZIP_STORED]:
-                raise ValueError(f"{packed[0]} is compressed, and torch never compresses")
             if (torn := file.testzip()) is not None:
                 raise ValueError(f"{torn} is torn")
         found = torch.load(path, map_location="meta", weights_only=True)

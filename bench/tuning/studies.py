@@ -17,7 +17,6 @@ from optuna.storages import RDBStorage
 
 from bench.errors import MAKE_ROOM, RunFailed, UserError, first_line, unknown
 from bench.store.load import Damaged, parse
-from bench.store.record import is_file_name
 from bench.tuning.rows import Rows
 from bench.tuning.study import DIRECTIONS, FRESH, Study
 from bench.tuning.trials import Request, StudySpec, check_name
@@ -73,10 +72,6 @@ class Studies:
             raise NoDatabase(self.path)
         if self.path.exists() and not self.path.is_file():
             raise UserError(f"--store {store}: {self.path} is not a file")
-        if self.path.is_symlink():
-            raise UserError(
-                f"--store {store}: {self.path} is a symbolic link, and links are not followed; copy the file"
-            )
         with self.errors(opening=True):
             if not read_only:
                 store.mkdir(parents=True, exist_ok=True)
@@ -112,9 +107,7 @@ class Studies:
     def lock(self) -> Iterator[None]:
         """Be the only process that changes studies; the lock ends with the process."""
         self._refuse_if_gone()
-        # A store from someone else may contain a symbolic link with this name.
-        handle = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        with os.fdopen(handle, "r+") as file:
+        with open(f"{self.path}.lock", "a") as file:  # noqa: PTH123 - its name is not a path's own suffix
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -141,7 +134,7 @@ class Studies:
         with self.errors():
             return sorted(self.rows.names())
 
-    def _attributes(self, name: str) -> dict[str, bytes]:
+    def _attributes(self, name: str) -> dict[str, str]:
         """The attributes of a study, as JSON; empty if it does not exist."""
         with self.errors():
             number = self.rows.id_of(name)
@@ -200,19 +193,12 @@ class Studies:
     def _find(self, name: str) -> "Study | None":
         if "bench" not in self._attributes(name):
             return None
-        if not is_file_name(name):
-            raise self._damaged(name, "its name is invalid")
-        spec, request = self._parsed(name, StudySpec, "bench"), self.request_of(name)
-        try:
-            if request.trials:  # else it was created, and nothing requested yet
-                spec.design.wanted(request.trials, request.total)
-        except UserError as error:
-            raise self._damaged(name, f"request: {error}") from None
-        return Study(self, name, spec)
+        self.request_of(name)  # raises if it is damaged
+        return Study(self, name, self._parsed(name, StudySpec, "bench"))
 
     def _parsed(self, name: str, kind: type[T], attribute: str) -> T:
         try:
-            return parse(self._attributes(name).get(attribute, b""), kind, Path(name))
+            return parse(self._attributes(name).get(attribute, "").encode(), kind, Path(name))
         except Damaged as error:
             raise self._damaged(name, f"{attribute}: {error.why}") from None
 

@@ -61,7 +61,7 @@ class Study:
 
     def __init__(self, studies: "Studies", name: str, spec: StudySpec) -> None:
         self.studies, self.name, self.spec = studies, name, spec
-        self.damaged = dict[tuple[bool, str], str]()
+        self.damaged = dict[tuple[bool, int], str]()
         self._ids = {fresh: studies.id_of(name + FRESH * fresh) for fresh in (False, True)}
 
     @property
@@ -115,7 +115,7 @@ class Study:
             if "point" not in row.attributes:  # added with Optuna's own tools
                 continue
             try:
-                trials.append(read_trial(row, fresh, self.spec))
+                trials.append(read_trial(row, fresh))
             except Damaged as error:
                 self.damaged[fresh, row.number] = f"study {self.name}: {error}"
         return trials
@@ -305,7 +305,7 @@ class Study:
         if runs:
             kept = [plain(vars(run) | {"validations": run.validations[-1:]}) for run in runs]
             try:
-                read_trial(_row(trial, state, kept), trial.fresh, self.spec)
+                read_trial(_row(trial, state, kept), trial.fresh)
             except Damaged as error:  # unreadable, so that it would be repeated for ever
                 state, value, reason = TrialState.FAIL, None, f"its result cannot be stored: {error.why}"
             else:
@@ -326,8 +326,8 @@ class Study:
 def _row(trial: Trial, state: TrialState, runs: list[dict[str, Any]]) -> TrialRow:
     """A trial as stored with these runs."""
     own = {"point": trial.point, "kind": trial.kind, "seeds": trial.seeds, "runs": runs}
-    attributes = {key: json.dumps(value).encode() for key, value in own.items()}
-    return TrialRow(str(trial.number), state.name, attributes)
+    attributes = {key: json.dumps(value) for key, value in own.items()}
+    return TrialRow(trial.number, state.name, attributes)
 
 
 def _template(wish: Wanted, seeds: list[int], axes: Space) -> FrozenTrial:

@@ -6,33 +6,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator, with_config
+from pydantic import BaseModel, ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from bench.config.run_config import RunConfig, TrainerOptions, on_device, resolve
 from bench.errors import UserError
 from bench.execute import Engine
 from bench.results.selection import Mode
-from bench.store.load import Damaged, parse
-from bench.store.record import Count, Json, Name, Number, RunResult, contradiction, is_file_name
-from bench.text import is_number
+from bench.store.load import parse
+from bench.store.record import Count, Json, Name, Number, RunResult, is_file_name
 from bench.tuning.design import Design, Kind, Sampler
 from bench.tuning.rows import TrialRow
-from bench.tuning.space import Axis, Point, Space, point_key, space_from_json
+from bench.tuning.space import Point, Space, point_key, space_from_json
 from optimizers import LogUniform
-from optimizers.plugins import bare, slug
+from optimizers.plugins import slug
 
 State = Literal["waiting", "running", "completed", "failed"]
-MOST_AXES = 20
-"""Maximum number of settings that a study searches. Ours."""
 Value = Number | str | bool | None
 """A value of a hyperparameter."""
-End = Annotated[float, Field(ge=1e-100, le=1e100)]
-
-
-_GROUPS = {"task", "opt", "trainer", "device", "precision", "data_seed"}
 _STATES: dict[str, State] = {
     "WAITING": "waiting",
     "RUNNING": "running",
@@ -55,15 +48,15 @@ class _Values(TypedDict):
 @with_config(ConfigDict(extra="forbid"))
 class _Ends(TypedDict):
     name: Name
-    low: End
-    high: End
+    low: float
+    high: float
 
 
 @with_config(ConfigDict(extra="allow"))
 class _Process(TypedDict):
     """`bench.machine.this_process`, with the fields that `bench.machine.lives` reads."""
 
-    pid: Annotated[int, Field(gt=0, lt=2**31)]
+    pid: int
     started: str | None
 
 
@@ -72,7 +65,7 @@ if TYPE_CHECKING:
     Process = dict[str, Any]
     Coordinates = dict[str, Any]
 else:
-    Axes = Annotated[list[_Ends | _Values], Field(min_length=1, max_length=MOST_AXES)]
+    Axes = Annotated[list[_Ends | _Values], Field(min_length=1)]
     Process, Coordinates = _Process, dict[Name, Value]
 
 
@@ -107,24 +100,6 @@ class StudySpec(BaseModel):
     seeds: Annotated[list[Count], Field(min_length=1)]
     report_seeds: list[Count]
     prune: Literal[False] = False
-
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
-        TrainerOptions.model_validate(_part(self.settings, "trainer"), strict=True)
-        names = [axis["name"] for axis in self.space]
-        if any(not name.startswith("opt.") for name in names) or len(set(names)) < len(names):
-            raise ValueError("its space is not a list of distinct hyperparameters")
-        groups = {name.partition(".")[0] for name in self.settings}
-        if not {"device", *self.chosen} <= self.settings.keys() or not groups <= _GROUPS:
-            raise ValueError("its settings are not those of a run")
-        seeds = [*self.seeds, *self.report_seeds]
-        if len(set(seeds)) < len(seeds):
-            raise ValueError("a seed occurs twice")
-        try:
-            _ = self.design
-        except UserError as error:
-            raise ValueError(str(error)) from None
-        return self
 
     @property
     def name(self) -> str:
@@ -251,57 +226,16 @@ class Trial(StoredTrial):
         return point_key(self.point), tuple(self.seeds)
 
 
-def read_trial(row: TrialRow, fresh: bool, spec: StudySpec) -> Trial:
+def read_trial(row: TrialRow, fresh: bool) -> Trial:
     """A trial of a study from its stored row.
 
     Raises:
-        Damaged: it is invalid, or contradicts the study.
+        Damaged: it is invalid.
     """
     where = Path(f"trial {row.number}{' of the fresh seeds' * fresh}")
-    text = b"{%s}" % b",".join(b"%s:%s" % (json.dumps(key).encode(), value) for key, value in row.attributes.items())
-    own = parse(text, StoredTrial, where)
-    if not row.number.isdecimal() or row.state not in _STATES:
-        raise Damaged(where, "its number or its state is invalid")
-    number, state = int(row.number[:18]), _STATES[row.state]
-    trial = Trial(**vars(own), number=number, state=state, fresh=fresh)
-    if why := _wrong(trial, spec):
-        raise Damaged(where, why)
-    return trial
-
-
-def _wrong(trial: Trial, spec: StudySpec) -> str | None:
-    """Why a trial does not belong to its study, or None."""
-    axes = spec.axes
-    if trial.point.keys() != axes.keys() or not all(_lies_on(axes[name], value) for name, value in trial.point.items()):
-        return "its point is outside the study's space"
-    if trial.fresh != (trial.kind == "fresh"):
-        return f"its kind is {trial.kind}"
-    if (
-        trial.seeds != spec.seeds
-        if not trial.fresh
-        else len(trial.seeds) > 1 or trial.seeds[0] not in spec.report_seeds
-    ):
-        return "its seeds are not the study's"
-    if trial.state == "completed" and [run.config["seed"] for run in trial.runs] != trial.seeds:
-        return "its runs are not those of its seeds"
-    names = {name.removeprefix("opt.") for name in (*spec.settings, *axes) if name.startswith("opt.")}
-    for run in trial.runs:
-        if why := contradiction(run):
-            return f"run {run.run_id}: {why}"
-        theirs = {kind: bare(run.config[kind]) for kind in spec.names}
-        if (
-            theirs != {kind: bare(name) for kind, name in spec.names.items()}
-            or not names <= run.config["opt_options"].keys()
-        ):
-            return f"run {run.run_id} does not have the study's task and optimizer"
-        if run.metric != spec.metric or (trial.state == "completed" and not run.finished):
-            return f"run {run.run_id} has another metric, or has not ended"
-    return None
-
-
-def _lies_on(axis: Axis, value: Any) -> bool:
-    """Whether it is a value of an axis; a grid may grow beyond a range."""
-    return is_number(value) and value > 0 if isinstance(axis, LogUniform) else value in axis
+    text = "{" + ",".join(f"{json.dumps(key)}:{value}" for key, value in row.attributes.items()) + "}"
+    own = parse(text.encode(), StoredTrial, where)
+    return Trial(**vars(own), number=row.number, state=_STATES[row.state], fresh=fresh)
 
 
 def versions_of(task: Any, opt: Any, rest: Any) -> dict[str, int | str]:

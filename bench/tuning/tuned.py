@@ -6,14 +6,13 @@ from pathlib import Path
 from bench.config.tuned import read_tuned
 from bench.errors import UserError
 from bench.output import writing
-from bench.results.selection import End, cap_share, is_capped
 from bench.store.files import replacing
 from bench.store.reports import StudyRecord
 from bench.sweeps import sensitivity
-from bench.text import options_text, plain, seeds_in_words
+from bench.text import counted, plain, seeds_in_words
 from bench.tuning.space import point_key
 from bench.tuning.study_result import StudyResult, analyse
-from bench.tuning.trials import StudySpec, Trial
+from bench.tuning.trials import StudySpec
 from optimizers import TASK_VALUE
 from optimizers.plugins import slug
 
@@ -33,61 +32,26 @@ def tuned_yaml(found: StudyResult) -> str:
     every = run.config["opt_options"].items()
     values = found.hyperparameters | {k: v for k, v in every if v is not None and v is not False and v != TASK_VALUE}
     where = run.environment.get("gpu") or run.environment.get("cpu")
-    machine = f"{where}, " * bool(where) + f"{run.environment.get('threads')} threads a run"
-    interval, main = found.fresh_interval, spec.design.main
-    tried = sorted(found.trials, key=lambda trial: trial.point[main]) if main else found.trials
-    settings = {k: v for k, v in spec.settings.items() if v is not None and not k.startswith("opt.")}
+    machine = f"{where}, " * bool(where) + counted(run.environment.get("threads") or 1, "thread") + " a run"
+    names = ("torch", "lightning", "task", "opt", "rest", "task_package", "opt_package")
     content = {
         "task": spec.task,
         "opt": {"name": spec.opt} | values,
         "provenance": {
             "study": found.study.name,
-            "found": (
-                f"{date.today()}, torch {run.versions.get('torch')}, lightning"
-                f" {run.versions.get('lightning')}, {machine}"
-            ),
-            "versions": {
-                name: run.versions[name]
-                for name in ("task", "opt", "rest", "task_package", "opt_package")
-                if name in run.versions
-            },
-            "engine": ", ".join(sorted({run.engine for run in found.runs})),
-            "how": f"bench tune: {'half-decade log grid' if spec.sampler == 'grid' else 'Halton sequence'};"
-            " score: median over the tuning seeds of the last evaluation during training of"
-            f" {run.metric}{found.metric_suffix} on the selection split",
-            "select_split": found.select_split or None,
-            "settings": settings,
+            "date": str(date.today()),
+            "machine": machine,
+            "versions": {name: run.versions[name] for name in names if name in run.versions},
+            "settings": {k: v for k, v in spec.settings.items() if v is not None and not k.startswith("opt.")},
             "trials": len(found.trials),
-            **{kind.replace("-", "_"): n for kind, n in found.added.items()},
-            "part_of_the_data": run.part or "all",
-            "tuning_seeds": seeds_in_words(spec.seeds),
+            "seeds": seeds_in_words(spec.seeds),
+            "metric": f"{run.metric}{found.metric_suffix}",
+            "split": found.select_split or None,
             "score": found.score,
-            "lr_at_boundary": found.lr_at_boundary,
-            "fresh_seeds": seeds_in_words([r.config["seed"] for r in found.fresh]) if found.fresh else "not run",
-            "fresh": {
-                "metric": f"{run.split}/{run.metric}{found.metric_suffix}",
-                "values": found.fresh_values,
-                **({"failed": dict(found.fresh_failed)} if found.fresh_failed else {}),
-                "mean": interval and interval.mean,
-                "interval_95": list(interval.ends) if interval else None,
-            },
-            "cost": found.cost,
-            "tried": {options_text(t.point): _tried(t, found.scores.get(point_key(t.point))) for t in tried},
+            "edge": found.lr_at_boundary,
         },
     }
     return yaml.safe_dump(plain(content), sort_keys=False, width=120)
-
-
-def _tried(trial: Trial, score: End) -> str:
-    diverged = sum(run.status == "diverged" for run in trial.runs)
-    text = "diverged" if score is None else f"{score:.6g}"
-    if trial.state == "failed":
-        text = trial.state
-    elif is_capped(trial.runs):
-        text = "not chosen"
-    text += f", {diverged} of {len(trial.runs)} seeds diverged" if diverged and score is not None else ""
-    text += f", cap bound on {share:.0%} of the steps" if (share := cap_share(trial.runs)) else ""
-    return text + (f" ({trial.kind})" if trial.kind != "design" else "")
 
 
 def tuned_path(folder: Path, spec: StudySpec) -> Path:

@@ -87,7 +87,7 @@ def _of_study(args: Args, settings: dict[str, Any]) -> StudyRequest:
     # A suite's study waits for the others before its fresh seeds run; resumed alone it waits for none.
     before = study.request.model_copy(update={"report": bool(study.spec.report_seeds)})
     request = _request(args, study.spec, before)
-    return StudyRequest(study, study.spec, study.name, request, args.out or _remembered(before.out))
+    return StudyRequest(study, study.spec, study.name, request, args.out or Path(before.out or "tuned"))
 
 
 def _request(args: Args, spec: "StudySpec", before: "Request") -> "Request":
@@ -105,18 +105,6 @@ def _request(args: Args, spec: "StudySpec", before: "Request") -> "Request":
         seeds=len(spec.seeds),
         usual=before.trials or None,
     )
-
-
-def _remembered(out: str | None) -> Path:
-    """The folder for a study's settings; a study from someone else may name any path.
-
-    Raises:
-        UserError: it is outside the current folder.
-    """
-    path = Path(out or "tuned")
-    if not path.resolve().is_relative_to(Path.cwd().resolve()):
-        raise UserError(f"the study writes its settings to {path}, outside this folder: confirm with --out {path}")
-    return path
 
 
 def of_words(args: Args, settings: dict[str, Any], places: dict[str, Path]) -> StudyRequest:

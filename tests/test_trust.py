@@ -1,0 +1,242 @@
+"""Stores from others: nothing that they name is imported or unpickled, text is escaped, and links are ignored."""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.config.plugins import allowed
+from bench.errors import UserError
+from bench.process import bench_command
+from bench.store.store import Store
+from bench.tuning.studies import Studies
+from optimizers.plugins import provenance
+from tests.conftest import Answer, Cli
+from tests.stored import WILD, add_run, add_study, begin, kill, put, record
+from tests.test_studies import begin as begin_study
+from tests.test_studies import drain, spec
+
+EVIL = "from pathlib import Path\nPath(__file__).with_name('marker').touch()\n"
+CLASS = """import torch
+
+
+class X(torch.optim.SGD):
+    def __init__(self, params, lr: float = 0.1):
+        super().__init__(params, lr)
+"""
+NAMES = pytest.mark.parametrize("name", ["evil.py:X", "evil_pack:X"])
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a file and a module that leave a mark when they are imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    (tmp_path / "evil.py").write_text(EVIL + CLASS)
+    (tmp_path / "evil_pack").mkdir()
+    (tmp_path / "evil_pack/__init__.py").write_text(EVIL.replace("with_name(", "parent.with_name(") + CLASS)
+    return tmp_path
+
+
+@pytest.fixture
+def imported(here: Path) -> Callable[[], bool]:
+    """Whether one of them was imported."""
+    return (here / "marker").exists
+
+
+def said_once(answer: Answer, *words: str) -> None:
+    assert answer.code == 2
+    lines = [line for line in answer.err.splitlines() if line.startswith("bench: ")]
+    assert len(lines) == 1, answer.err
+    assert all(word in lines[0] for word in words), lines
+
+
+def killed(here: Path, opt: str, package: str | None = None) -> str:
+    """The name of an interrupted run in the store."""
+    config = record("x").config | {"opt": opt, "task_options": {}, "opt_options": {}}
+    versions = {} if package is None else {"opt_package": package}
+    run = record("synthetic-evil-0123456789", config=config, status="killed", versions=versions, metrics={})
+    put(here / "runs", run)
+    return run.run_id
+
+
+def rename_in_study(here: Path, name: str) -> None:
+    """Let the study and its trials name another optimizer."""
+    with sqlite3.connect(here / "runs" / "studies.db") as connection:
+        for table in ("study_user_attributes", "trial_user_attributes"):
+            connection.execute(f"""UPDATE {table} SET value_json = replace(value_json, '"sgd"', '"{name}"')""")
+    connection.close()
+
+
+# -- names of code ----------------------------------------------------------------------------------------------------
+
+
+@NAMES
+def test_readers_import_nothing_that_a_store_names(
+    cli: Cli, here: Path, imported: Callable[[], bool], name: str
+) -> None:
+    drain(begin_study(here / "runs", 3, name="mine"))
+    rename_in_study(here, name)
+    run_id = killed(here, name)
+    add_run(here / "runs", "done", config=record("x").config | {"opt": name})
+    for path in (here / "runs" / "evil.py", here / "runs" / run_id / "evil.py", here / "runs" / "sitecustomize.py"):
+        path.write_text(EVIL)
+    for words in (
+        ("list", "runs", "--all"), ("list", "studies"), ("show", run_id), ("leaderboard", "--board", "all"),
+        ("report", "-o", "report.html"), ("sql", "from runs"), ("doctor",), ("merge", "runs", "copy"),
+    ):  # fmt: skip
+        assert cli(*words).code < 2, words
+    assert f"--opt {name}" in cli("show", run_id).out
+    assert not imported()
+    assert not list(here.rglob("marker"))
+
+
+@NAMES
+def test_resuming_a_run_requires_naming_its_unchanged_code(
+    cli: Cli, here: Path, imported: Callable[[], bool], name: str
+) -> None:
+    run_id = killed(here, name, "file 0123456789ab")
+    said_once(answer := cli("fit", "--resume", run_id), f"run {run_id} names {name}, and imports it only if you name")
+    assert answer.err.endswith(f"bench fit --resume {run_id} --opt {name}\n")
+    answer = cli("fit", "--resume", run_id, "--opt", name)
+    said_once(answer, f"run {run_id} began with {name} as file 0123456789ab, and here it is {provenance(name)}, so")
+    answer = cli("fit", "--resume", run_id, "--opt", "sgd")
+    said_once(answer, f"--opt sgd: run {run_id} was begun with {name}, which cannot be changed")
+    assert not imported()
+
+
+def test_named_and_unchanged_code_is_imported_from_any_place(
+    cli: Cli, here: Path, imported: Callable[[], bool]
+) -> None:
+    run_id = killed(here, "far/away/evil.py:X", provenance("evil.py:X"))
+    cli("fit", "--resume", run_id, "--opt", "evil.py:X")
+    assert imported()
+
+
+@NAMES
+def test_continuing_a_study_requires_naming_its_unchanged_code(
+    cli: Cli, here: Path, imported: Callable[[], bool], name: str
+) -> None:
+    begin_study(here / "runs", 3, name="mine")
+    rename_in_study(here, name)
+    said_once(
+        answer := cli("tune", "--resume", "mine"), f"study mine names {name}, and imports it only if you name it too: "
+    )
+    assert answer.err.endswith(f"bench tune --resume mine --opt {name}\n")
+    answer = cli("tune", "--resume", "mine", "--opt", name)
+    said_once(answer, f"with {name} as an unrecorded package, and here it is {provenance(name)}, so it is not")
+    said_once(
+        cli("tune", "--resume", "mine", "--opt", "other.py:X"),
+        "--resume takes the study's own settings; remove --opt",
+    )
+    assert not imported()
+
+
+def test_a_study_continues_with_its_code_alone(here: Path) -> None:
+    (here / "a folder").mkdir()
+    (here / "a folder/fine.py").write_text(CLASS)
+    study = Studies(here).create(spec(opt="a folder/fine.py:X"), "s")
+    study.admit({"opt": [f"{here}/a folder/fine.py:X"]}, [])
+    assert study.spec.opt == f"{here}/a folder/fine.py:X"
+    study.refuse_other_versions()
+    (here / "a folder/fine.py").write_text(CLASS + "\n")
+    with pytest.raises(UserError, match=r"study s began with .* as file .*, and here it is file .*"):
+        study.admit({"opt": ["a folder/fine.py:X"]}, [])
+
+
+def test_entry_points_of_installed_packages_need_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import EntryPoint
+
+    from optimizers import OPTIMIZERS
+
+    point = EntryPoint("far", "far_away:X", "bench.optimizers")
+    monkeypatch.setattr(OPTIMIZERS, "announced", {"far": [point]})
+    for name in ("far", "far_away:X", "sgd"):
+        names = {"task": "synthetic", "opt": name}
+        assert allowed(names, {}, {}, "run x", []) == names
+    for name in ("far_away:Y", "x.py:far", "torch.optim:NAdam"):
+        with pytest.raises(UserError, match="and imports it only if you name it too: bench --opt"):
+            allowed({"task": "synthetic", "opt": name}, {}, {}, "run x", ["bench"])
+    names = {"task": "synthetic", "opt": "torch.optim:NAdam"}
+    assert allowed(names, {}, {"opt": [names["opt"]]}, "run x", []) == names
+    with pytest.raises(UserError, match="was trained with gone of gone 1; install that version"):
+        allowed({"task": "synthetic", "opt": "gone"}, {"opt_package": "gone 1"}, {}, "run x", [])
+
+
+def test_workers_ignore_a_folder_named_as_ours(here: Path, imported: Callable[[], bool]) -> None:
+    (here / "optimizers").mkdir()
+    (here / "optimizers/__init__.py").write_text(EVIL.replace("with_name(", "parent.with_name("))
+    done = subprocess.run(bench_command("list", "studies"), capture_output=True, text=True, check=False)
+    assert (done.returncode, imported()) == (0, False), done.stderr
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("marker",)
+
+
+def test_checkpoints_are_not_unpickled(cli: Cli, here: Path, imported: Callable[[], bool]) -> None:
+    words = ("fit", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", "3", "--device", "cpu")
+    assert cli(*words).code == 0
+    (run,) = Store(here / "runs").runs()
+    shutil.rmtree(here / "runs")
+    attempt = begin(here / "runs", run)
+    torch.save({"callbacks": Evil()}, attempt.checkpoint)
+    kill(attempt)
+    answer = cli(*words)
+    assert (answer.code, imported()) == (0, False)
+    assert "last.ckpt cannot be used" in answer.err
+
+
+# -- text and links ---------------------------------------------------------------------------------------------------
+
+
+def test_text_from_a_store_is_escaped(cli: Cli, here: Path) -> None:
+    add_run(here / "runs", "a", task=WILD, part=WILD, specimen=WILD, reason=WILD, formula=WILD)
+    add_study(here / "runs", "s", opt=WILD)
+    for words in (("list", "runs"), ("show", "a"), ("sql", "from runs"), ("leaderboard",), ("doctor",)):
+        answer = cli(*words)
+        assert "\x1b" not in answer.out + answer.err, words
+    assert "<script>alert" not in cli("leaderboard", "--format", "md").out
+    assert cli("report", "-o", "report.html").code == 0
+    assert "<script>alert" not in (here / "report.html").read_text()
+
+
+def test_links_in_a_store_are_ignored(cli: Cli, here: Path) -> None:
+    store, other = here / "runs", here / "other"
+    add_run(other, "linked")
+    add_study(other, "s")
+    for name, path in (("a", "done"), ("b", "done/runs.jsonl"), ("c", "done/curve.parquet")):
+        shutil.move(add_run(store, name) / path, other / name)
+        (store / name / path).symlink_to(other / name)
+    (store / "linked").symlink_to(other / "linked")
+    (store / "studies").symlink_to(other / "studies")
+    (store / "loop").symlink_to("loop")
+    add_run(store, "sound")
+    assert cli("sql", "select run_id from curves group by 1", "--json").out == '[\n {"run_id": "sound"}\n]\n'
+    assert cli("sql", "from trials", "--json").out == "[]\n"
+    answer = cli("merge", store, "copy")
+    assert (answer.code, answer.out) == (1, "1 run copied, 0 already there, 0 skipped\n")
+    assert [path.name for path in (here / "copy").iterdir()] == ["sound"]
+
+
+def test_merge_copies_only_files_that_the_suite_writes(cli: Cli, here: Path) -> None:
+    folder = add_run(here / "runs", "a")
+    for path in (folder / "evil.py", folder / "done" / "evil.py", folder / "tensorboard" / "events"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("1")
+    begun = begin(here / "runs", record("k"))
+    (begun.path / "evil.py").touch()
+    kill(begun)
+    assert cli("merge", "runs", "copy").code == 0
+    names = {str(path.relative_to(here / "copy")) for path in (here / "copy").rglob("*") if path.is_file()}
+    assert names == {
+        *(f"a/done/{name}" for name in ("runs.jsonl", "curve.parquet", "measurements.parquet")),
+        *(f"k/attempt-1/{name}" for name in ("runs.jsonl", "curve.raw", "measurements.raw")),
+    }
