@@ -19,8 +19,6 @@ _CONTINUING = ("sweep", "reproduce", "tune", "suite", "compare")
 """The commands that go on where they stopped."""
 _TRAINING = ("quickstart", "fit", *_CONTINUING, process.WORKER)
 """The commands that train."""
-_WORKERS = {"runs": "bench.execute.child", "studies": "bench.tuning.child"}
-"""The modules of worker processes."""
 
 
 def program() -> NoReturn:
@@ -93,8 +91,8 @@ def dispatch(words: list[str]) -> int:
     Raises:
         UserError: the request is invalid.
     """
-    if words[:1] == [process.WORKER] and words[1:2] and words[1] in _WORKERS:
-        return import_module(_WORKERS[words[1]]).main(*words[2:])
+    if words[:1] == [process.WORKER]:
+        return import_module("bench.execute.child").main()
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     name = next((word for word in words if word not in HELP), None)

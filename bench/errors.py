@@ -3,8 +3,9 @@
 import ast
 import os
 import traceback
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from bench.grammar.near import meant, nearest
 
@@ -29,7 +30,13 @@ class RunFailed(UserError):
 
 
 class RunBroke(RunFailed):
-    """The code of a plug-in failed in a run; other runs may still be trained."""
+    """The code of a plug-in failed in a run; other runs may still be trained.
+
+    Attributes:
+        runs: why runs failed, by id, if several were requested.
+    """
+
+    runs: Mapping[str, str] = MappingProxyType({})
 
 
 class RunBusy(UserError):

@@ -65,9 +65,9 @@ def bench_command(*words: str) -> list[str]:
     return python_command("-m", "bench", *words)
 
 
-def worker_command(*words: str) -> list[str]:
-    """The command that starts a worker process: what it trains (`runs` or `studies`), and its arguments."""
-    return bench_command(WORKER, *words)
+def worker_command() -> list[str]:
+    """The command that starts a worker process."""
+    return bench_command(WORKER)
 
 
 def as_options(values: Mapping[str, object]) -> list[str]:

@@ -5,11 +5,11 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from bench.tuning.workers import Workers
 
 from bench.execute.pool import Pool
 from bench.grammar.values import read_budget
 from bench.train import stop
-from bench.tuning.workers import Workers
 from tests.test_cli import fails
 from tests.waiting import until
 

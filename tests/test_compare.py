@@ -6,13 +6,13 @@ import signal
 from pathlib import Path
 
 import pytest
+from bench.tuning.workers import Workers
 
 import bench.commands.comparison
 import bench.sweeps.sensitivity
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
-from bench.tuning.workers import Workers
 from tests.entered import board, found, keep, made
 from tests.programs import Program
 from tests.test_budget import wait_before_anybody_listens

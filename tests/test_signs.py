@@ -22,10 +22,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from bench.tuning.progress import TuningProgress
 
 from bench.progress import Advance, Progress, clock, doing, say
 from bench.store.store import Store
-from bench.tuning.progress import TuningProgress
 from tasks.core.files import DataError, md5
 from tasks.vision.sources import ImageSource
 

@@ -17,6 +17,10 @@ from typing import Any
 
 import optuna
 import pytest
+from bench.tuning.studies import NoDatabase, Studies
+from bench.tuning.study_result import analyse, study_result
+from bench.tuning.trials import Request, StudySpec, Trial
+from bench.tuning.tune import make_request, make_spec, promise, reporting_seeds, tuning_seeds
 from sqlalchemy import event
 
 from bench.errors import RunFailed, UserError
@@ -25,11 +29,7 @@ from bench.store.record import RunResult
 from bench.text import CONVERGED
 from bench.tuning import summary, tuned
 from bench.tuning.space import point_key
-from bench.tuning.studies import NoDatabase, Studies
 from bench.tuning.study import Study
-from bench.tuning.study_result import analyse, study_result
-from bench.tuning.trials import Request, StudySpec, Trial
-from bench.tuning.tune import make_request, make_spec, promise, reporting_seeds, tuning_seeds
 from optimizers.plugins import slug
 from tasks import TASKS
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from bench.tuning.studies import Studies
 
 from bench.config.plugins import allowed
 from bench.errors import UserError
 from bench.process import bench_command
 from bench.store.store import Store
-from bench.tuning.studies import Studies
 from optimizers.plugins import provenance
 from tests.conftest import Answer, Cli
 from tests.stored import WILD, add_run, add_study, begin, kill, put, record

@@ -17,6 +17,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from bench.tuning.progress import TuningProgress
+from bench.tuning.studies import Studies
+from bench.tuning.study_result import study_result
+from bench.tuning.trials import Request, StudySpec
+from bench.tuning.tune import make_spec
+from bench.tuning.worker import Worker
+from bench.tuning.workers import Workers
 
 from bench.config.run_config import on_device
 from bench.errors import RunFailed, UserError
@@ -28,15 +35,8 @@ from bench.machine import lives, this_process
 from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.tuning import suite, summary
-from bench.tuning.progress import TuningProgress
 from bench.tuning.space import point_key
-from bench.tuning.studies import Studies
 from bench.tuning.study import Study
-from bench.tuning.study_result import study_result
-from bench.tuning.trials import Request, StudySpec
-from bench.tuning.tune import make_spec
-from bench.tuning.worker import Worker
-from bench.tuning.workers import Workers
 from optimizers.plugins import slug
 from tests.slow import SLOW
 from tests.waiting import until

@@ -253,14 +253,12 @@ def tune(
     seeds: "Seeds" = 2,
     report_seeds: "Seeds" = 7,
     sampler: Literal["grid", "qmc", "tpe"] | None = None,
-    retries: int = 2,
     task_options: "Settings | None" = None,
     trainer: "Settings | None" = None,
     settings: "Settings | None" = None,
     data_seed: int | None = None,
     precision: str | None = None,
     device: str | None = None,
-    name: str | None = None,
     engine: "Engine | None" = None,
     workers: int | str = "auto",
     width: int | None = None,
@@ -281,14 +279,12 @@ def tune(
         report_seeds: fresh seeds of the winner: a number (7: 0 to 6) or a list; 0 for none; fewer than 7 decide
             nothing.
         sampler: `grid` (default), `qmc` or `tpe`.
-        retries: new attempts after a failed one.
         task_options: as for `fit`.
         trainer: as for `fit`.
         settings: as for `fit`.
         data_seed: as for `fit`.
         precision: as for `fit`.
         device: as for `fit`.
-        name: of the study; TASK-OPT-HASH by default.
         engine: as for `fit`.
         workers: worker processes, or `auto`: one for each GPU, or each processor.
         width: as for `fit`.
@@ -308,27 +304,22 @@ def tune(
         top = {"data_seed": data_seed, "precision": precision, "device": device}
         words = words_of(task, [opt], where["store"], task_options, trainer, settings, hyperparameters, top)
         from bench.execute import Effort
+        from bench.progress import SweepProgress
         from bench.tuning import tuned
-        from bench.tuning.cli.shared import fewest_slots
-        from bench.tuning.cli.tune import of_words
-        from bench.tuning.progress import TuningProgress
-        from bench.tuning.studies import Studies
-        from bench.tuning.study_result import study_result
-        from bench.tuning.tune import work
+        from bench.tuning.cli.shared import crew_of
+        from bench.tuning.cli.tune import study_of
+        from bench.tuning.study import carry_out
 
         design = {"trials": trials, "seeds": seeds, "report_seeds": report_seeds, "sampler": sampler}
         how = {"engine": engine, "workers": workers, "width": width}
-        args = arguments_of("tune", words, where, design | how | {"name": name, "retries": retries})
-        asked = of_words(args, words, where)
-        fewest_slots(args.workers, [asked.spec], where, asked.request.engine)
-        study = Studies(where["store"]).create(asked.spec, args.name)
-        study.ask(asked.request)
-        effort = Effort(asked.request.engine or "auto", args.width, args.memory)
-        shown = TuningProgress(f"study {study.name}", asked.spec.metric, enabled=progress)
-        if not work(study, args.workers, where, effort, shown):
-            raise KeyboardInterrupt(f"study {study.name} was stopped; nothing is lost, and the same call continues")
-        found = study_result(study)
-        tuned.remember(found, where["store"])
+        args = arguments_of("tune", words, where, design | how)
+        study = study_of(args, words, where)
+        shown = SweepProgress(f"study {study.name}", study.spec.mode, enabled=progress)
+        with crew_of(args.workers, [study.spec], where, args.engine) as crew:
+            if not carry_out([study], crew, Effort.of(args), shown):
+                raise KeyboardInterrupt(f"study {study.name} was stopped; nothing is lost, and the same call continues")
+        found = study.result()
+        tuned.remember(found)
         return Study(found, where["store"])
 
 
@@ -402,12 +393,13 @@ def compare(
         how = {"engine": engine, "workers": workers, "width": width}
         switches = {"anyway": anyway, "no_reference": not reference_results}
         args = arguments_of("compare", words, where, design | how | switches)
-        asked = comparison.ask(args)
-        if not comparison.carry_out(asked, args, progress=progress):
-            raise KeyboardInterrupt("the comparison was stopped; nothing is lost, and the same call continues")
-        found = comparison.found_by(asked, args)
+        contest = comparison.ask(args)
+        with contest.crew:
+            if not comparison.carry_out(contest, args, contest.crew, progress=progress):
+                raise KeyboardInterrupt("the comparison was stopped; nothing is lost, and the same call continues")
+        found = comparison.results_of(contest)
         ranking = comparison.ranking(found, args)
-        studies = {each.study.spec.opt: Study(each, where["store"]) for each in found}
+        studies = {each.spec.opt: Study(each, where["store"]) for each in found}
         return Comparison(studies, ranking.said, ranking)
 
 

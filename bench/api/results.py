@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from bench.commands.comparison import Ranking
     from bench.sweeps.sensitivity import Curve, Sensitivity
-    from bench.tuning.study_result import StudyResult
+    from bench.tuning.study import StudyResult
 
 
 @dataclass(frozen=True)
@@ -142,12 +142,12 @@ class Study:
     @property
     def task(self) -> str:
         """The name of its task."""
-        return self.found.study.spec.task
+        return self.found.spec.task
 
     @property
     def opt(self) -> str:
         """The name of its optimizer."""
-        return self.found.study.spec.opt
+        return self.found.spec.opt
 
     @property
     def best(self) -> dict[str, Any]:
@@ -182,9 +182,7 @@ class Study:
         Raises:
             UserError: no trial has ended.
         """
-        from bench.tuning.study_result import analyse
-
-        return Sweep(self.trials, analyse(self.found))
+        return Sweep(self.trials, self.found.analyse())
 
     def figure(self) -> "Figure":
         """The metric of the trials against the searched settings."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bench.errors import RunFailed, UserError
+from bench.execute import Effort
 from bench.grammar.parse import Args
 from bench.grammar.values import parts, reference_folder
 from bench.output import answer, check_output, note, remark, warn_of, write
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
     from bench.boards.collect import Collected
     from bench.boards.entries import Problem
     from bench.config.run_config import RunConfig
-    from bench.execute.slots import Slot
+    from bench.execute.execute import Crew
     from bench.results.chart import Chart
     from bench.results.table import Board
     from bench.store.reports import StudyRecord
-    from bench.tuning.study_result import StudyResult
+    from bench.tuning.spec import StudySpec
+    from bench.tuning.study import Study, StudyResult
     from bench.tuning.suite import Settings, Suite
-    from bench.tuning.trials import StudySpec
 
 
 ELSE = (
@@ -47,22 +48,23 @@ def main(args: Args) -> int:
         UserError: the request is invalid.
         RunFailed: a failed check changes results.
     """
-    with doing("importing optuna"):
+    with doing("importing torch"):
         from bench.tuning.cli.shared import in_time
 
-    asked = [ask(own) for own in _by_task(args)]
+    contests = [ask(arguments) for arguments in _by_task(args)]
+    crew = min((each.crew for each in contests), key=lambda crew: len(crew.slots))
     if args.dry_run:
         from bench.tuning.cli.suite import show_plan
 
-        cut = min((each.cut for each in asked), key=len)
-        return show_plan(args, [each.suite for each in asked], asked[0].places, cut)
-    tasks = "-".join(slug(each.specs[0].task) for each in asked)[:80]
-    out = args.out or Path("compared", tasks, "-".join(map(slug, asked[0].opts))[:80])
+        return show_plan(args, [each.suite for each in contests], contests[0].places, crew)
+    tasks = "-".join(slug(each.studies[0].spec.task) for each in contests)[:80]
+    out = args.out or Path("compared", tasks, "-".join(map(slug, contests[0].opts))[:80])
     check_output(out)
-    if not in_time(args, lambda: all(carry_out(each, args) for each in asked)):
-        return 130
+    with crew:
+        if not in_time(args, lambda: all(carry_out(each, args, crew) for each in contests)):
+            return 130
     command = shlex.join(["bench", "compare", *args.words])
-    return _show([found for each in asked for found in found_by(each, args)], args, out, command)
+    return _show([found for each in contests for found in results_of(each)], args, out, command)
 
 
 def _by_task(args: Args) -> list[Args]:
@@ -80,16 +82,16 @@ class Contest(NamedTuple):
     Attributes:
         suite: tunes all optimizers.
         opts: the optimizers given by --opt.
-        specs: the studies of the suite.
-        places: where data and store are.
-        cut: resources of each worker.
+        studies: of the suite.
+        places: paths of data and store.
+        crew: the processes that train them.
     """
 
     suite: "Suite"
     opts: list[str]
-    specs: "list[StudySpec]"
+    studies: "list[Study]"
     places: Mapping[str, Path]
-    cut: "list[Slot]"
+    crew: "Crew"
 
 
 def ask(args: Args) -> Contest:
@@ -100,9 +102,9 @@ def ask(args: Args) -> Contest:
     """
     from bench.boards.entries import REFERENCES, default_reference
     from bench.sweeps.grid import by_optimizer, settings_in
-    from bench.tuning.cli.shared import fewest_slots
+    from bench.tuning.cli.shared import crew_of
+    from bench.tuning.spec import reporting_seeds, trials_of, tuning_seeds
     from bench.tuning.suite import Suite, Tune
-    from bench.tuning.tune import make_request, reporting_seeds, tuning_seeds
 
     places = {"data": args.data, "store": args.store}
     words = settings_in(args.config) | args.of_runs
@@ -138,14 +140,14 @@ def ask(args: Args) -> Contest:
     else:
         designed = sum(trial["kind"] == "design" for trial in baseline.trials)
         tune = Tune(trials=designed, seeds=seeds, sampler=baseline.sampler, total=len(baseline.trials))
-    made = suite(every, tune)
-    specs = made.specs(places)
+    contest = suite(every, tune)
+    specs = contest.specs(places)
     if other := next((s for s in specs if s.trainer.batch_size != first.trainer.batch_size), None):
         raise UserError(
             f"{first.opt} has batches of {first.trainer.batch_size} and {other.opt} of {other.trainer.batch_size},"
             " so they are different problems; set one size with --trainer.batch_size, or choose others with --against"
         )
-    designs, tried = {make_request(spec.design, tune.trials).trials for spec in specs}, made.common(specs)
+    designs, tried = {trials_of(spec.design, tune.trials) for spec in specs}, contest.common(specs)
     there = "" if baseline is None else f" ({listed(against)}: reference results of {len(baseline.trials)} trials)"
     title = (
         f"{', '.join(opts)} against {', '.join(against)} on {task}{there}: {counted(tried, 'trial')} of"
@@ -154,23 +156,26 @@ def ask(args: Args) -> Contest:
         + ", more where a grid grows" * any(spec.sampler == "grid" for spec in specs)
         + "; smaller designs are topped up" * (len(designs) > 1)
     )
-    made = made.model_copy(update={"title": title})
-    return Contest(made, opts, specs, places, fewest_slots(args.workers, specs, places, args.engine))
+    contest = contest.model_copy(update={"title": title})
+    (studies,) = contest.studies(places)
+    return Contest(contest, opts, studies, places, crew_of(args.workers, specs, places, args.engine))
 
 
-def carry_out(asked: Contest, args: Args, *, progress: bool = True) -> bool:
+def carry_out(contest: Contest, args: Args, crew: "Crew", *, progress: bool = True) -> bool:
     """Check the optimizers given by --opt, then tune all and run the winners; False if a signal asked to stop.
 
     Raises:
         UserError: some runs cannot be trained; finished ones are stored.
         RunFailed: a failed check changes results.
     """
-    from bench.tuning.cli.suite import train
-    from bench.tuning.studies import Studies
+    from bench.tuning import suite
+    from bench.tuning.cli.shared import note_ignored
 
-    _check([spec for spec in asked.specs if spec.opt in asked.opts], args, progress=progress)
-    note(asked.suite.title if progress else None)
-    return train(args, [asked.suite], Studies(args.store), asked.places, asked.cut, progress=progress) is not None
+    specs = [study.spec for study in contest.studies]
+    _check([spec for spec in specs if spec.opt in contest.opts], args, progress=progress)
+    note(contest.suite.title if progress else None)
+    note_ignored(specs, contest.places)
+    return suite.carry_out(contest.suite, contest.studies, crew, Effort.of(args), progress=progress)
 
 
 def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":
@@ -217,7 +222,7 @@ def _common(names: Sequence[str], shipped: "Sequence[StudyRecord | None]") -> "S
 
 def _has_equal_budget(baseline: "StudyRecord", names: Sequence[str], args: Args) -> bool:
     """Whether the others get the trials and tuning seeds of stored baselines; a note says if not."""
-    from bench.tuning.tune import tuning_seeds
+    from bench.tuning.spec import tuning_seeds
 
     have = len(baseline.trials), len(baseline.seeds)
     if (args.trials or have[0], len(tuning_seeds(args.seeds)) if args.seeds else have[1]) == have:
@@ -259,19 +264,14 @@ def _check(specs: "Sequence[StudySpec]", args: Args, *, progress: bool) -> None:
             remark("warning", why)
 
 
-def found_by(asked: Contest, args: Args) -> "list[StudyResult]":
+def results_of(contest: Contest) -> "list[StudyResult]":
     """Results of the studies so far; their records are stored."""
     from bench.tuning import tuned
-    from bench.tuning.studies import Studies
-    from bench.tuning.study_result import study_result
 
-    studies = Studies(args.store)
-    there = studies.names()
-    opened = [studies.open(spec.name) for spec in asked.specs if spec.name in there]
-    found = [study_result(study) for study in opened if study.request.trials]  # without: the budget ended before
-    for each in found:
-        tuned.remember(each, args.store)
-    return found
+    results = [study.result() for study in contest.studies]
+    for result in results:
+        tuned.remember(result)
+    return results
 
 
 class Ranking(NamedTuple):
@@ -319,12 +319,8 @@ def _show(found: "Sequence[StudyResult]", args: Args, out: Path, command: str) -
     from bench.results.draw import picture
     from bench.results.render import as_json, markdown, written
     from bench.tuning import suite
-    from bench.tuning.cli.shared import warn_of as warn_of_study
-    from bench.tuning.study_result import missing_runs
     from bench.tuning.summary import as_json as study_json
 
-    for each in found:
-        note(missing_runs(each, args.store))
     with doing("writing settings, table and plots"):
         suite.write(out / "tuned", found, command)
         boards, said, chart = ranking(found, args)
@@ -340,32 +336,29 @@ def _show(found: "Sequence[StudyResult]", args: Args, out: Path, command: str) -
         print("\n".join(suite.result_lines(found)))
         print(written(boards, "table", None) if boards else "no winner has run on fresh seeds yet")
         print("\n".join(said))
-    broken = [each for each in found if warn_of_study(each.study)]
-    return int(not found or bool(broken) or any(each.best is None for each in found))
+    return int(any(each.best is None for each in found))
 
 
 def _ranked(found: "Sequence[StudyResult]", args: Args) -> "Collected | None":
     """Entries of a task: these optimizers, as tuned by these studies, and others tuned on the same problem.
 
-    None if no winner has run on a fresh seed, or such runs are in other stores.
+    None if no winner has run on a fresh seed.
     """
     from bench.boards.collect import collect
     from bench.boards.entries import VERSIONS
-    from bench.store.store import Store
     from bench.store.stores import Stores
 
-    store = Store(args.store)
-    fresh = {run.run_id: run for each in found for run in each.fresh if store.get(run.run_id) is not None}
-    if not fresh:  # no such run yet, or in another store
+    fresh = {run.run_id: run for each in found for run in each.fresh}
+    if not fresh:
         return None
     reference_store = None if args.no_reference else reference_folder()
-    stores, mine = Stores([args.store], reference_store), {each.study.name: bare(each.study.spec.opt) for each in found}
+    stores, mine = Stores([args.store], reference_store), {each.study.name: bare(each.spec.opt) for each in found}
     # Studies with larger budgets would replace these.
     stores.studies = [s for s in stores.studies if s.name in mine or bare(s.opt) not in mine.values()]
     versions = next(iter(fresh.values())).versions
     only = {f"versions.{name}": str(versions[name]) for name in VERSIONS if name in versions}
     reference, named = args.against[0] if args.against else None, {*mine.values(), *map(bare, args.against or ())}
-    every = collect(stores, tasks=[found[0].study.spec.task], only=only, mixed_versions=True, reference=reference)
+    every = collect(stores, tasks=[found[0].spec.task], only=only, mixed_versions=True, reference=reference)
     warn_of(stores, every.damaged)
     problem = next((e.problem for e in every.all if any(r.run_id in fresh for r in e.runs.values())), None)
     chosen = [

@@ -5,23 +5,16 @@ from typing import Any
 
 from bench.config.checks import check, check_early
 from bench.config.run_config import RunConfig
-from bench.errors import UserError
 
 
 def check_all(configs: Sequence[RunConfig], *, early: bool = False) -> None:
-    """Refuse runs that cannot run, or not with others; `early` checks only what needs no torch.
+    """Refuse runs that cannot run; `early` checks only what needs no torch.
 
     Raises:
         UserError: a value is invalid; the message says which and what to do.
     """
     for config in {(block_key(config), repr(config.opt_options)): config for config in configs}.values():
         (check_early if early else check)(config)
-        ranks = config.trainer.ranks
-        if ranks > 1:  # each rank would train all runs
-            raise UserError(
-                f"a run of {config.task} with {config.opt} needs {ranks} devices;"
-                " remove --trainer.devices and distribute the runs over the devices with --workers"
-            )
 
 
 def block_key(config: RunConfig) -> tuple[Any, ...]:

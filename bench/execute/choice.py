@@ -61,6 +61,7 @@ class Choices:
         say: shows a line.
         processes: number of processes of this machine that share the memory of a device.
         stop: ends measurements.
+        measured: earlier measurements, to which new ones are added.
     """
 
     def __init__(
@@ -70,10 +71,11 @@ class Choices:
         say: Callable[[str], None],
         processes: int = 1,
         stop: StopRequest | None = None,
+        measured: dict[object, Choice] | None = None,
     ) -> None:
         self.engine, self.width, self.say = engine, width, say
         self.processes, self._stop = processes, stop or StopRequest()
-        self._measured: dict[object, Choice] = {}
+        self._measured = {} if measured is None else measured
         self._said: set[str] = set()
 
     def of(self, group: Sequence[RunConfig]) -> Choice:

@@ -13,7 +13,7 @@ from uuid import uuid4
 from bench.config.checks import check_engine
 from bench.config.run_config import RunConfig
 from bench.execute.blocks import block_key, check_all, rectangles
-from bench.execute.choice import Choices
+from bench.execute.choice import Choice, Choices
 from bench.execute.plan import Decision, Decisions, Plan
 from bench.lanes.runs import Grid
 from bench.progress import SweepProgress
@@ -68,7 +68,14 @@ def cuts_of(decided: Sequence[Decision], runs: Mapping[str, RunConfig]) -> list[
     return cuts
 
 
-def cut(plan: Plan, progress: SweepProgress, stop: StopRequest, *, processes: int = 1) -> list[Cut]:
+def cut(
+    plan: Plan,
+    progress: SweepProgress,
+    stop: StopRequest,
+    *,
+    processes: int = 1,
+    measured: dict[object, Choice] | None = None,
+) -> list[Cut]:
     """Decide how missing runs are executed, longest first, and record it.
 
     The record holds until all runs are finished: the last digits of a lane depend on the width of its block, so the
@@ -91,19 +98,24 @@ def cut(plan: Plan, progress: SweepProgress, stop: StopRequest, *, processes: in
         return []
     if recorded := _recorded(plan, todo):
         return recorded
-    choices = Choices(plan.engine, plan.width, progress.say, processes, stop)
+    choices = Choices(plan.engine, plan.width, progress.say, processes, stop, measured)
     groups = sorted(alike.values(), key=len, reverse=True)  # the largest is measured, the others reuse its result
     chosen = [(group, choices.of(group)) for group in groups]
     unit = next((sum(choice.seconds) / _steps(group[0]) for group, choice in chosen if choice.seconds is not None), 1.0)
     wanted = [Group(own, choice.width, choice.seconds or (0.0, unit * _steps(own[0]))) for own, choice in chosen]
     blocks = balanced(wanted, plan.shares if plan.width is None else 1)
     longest = [max(map(group.seconds, own)) for group, own in zip(wanted, blocks, strict=True)]
-    cuts = []
-    for _, group, (_, choice), own in sorted(
+    cuts, alone = list[Cut](), set[str]()
+    for _, group, (_, choice), grids in sorted(
         zip(longest, wanted, chosen, blocks, strict=True), key=lambda each: -each[0]
     ):
-        all_seconds = inf if choice.seconds is None else sum(map(group.seconds, own))
-        cuts.append(Cut(choice.lanes, choice.lanes and choices.compile_pays(own, all_seconds), own))
+        if choice.lanes:
+            all_seconds = inf if choice.seconds is None else sum(map(group.seconds, grids))
+            cuts.append(Cut(True, choices.compile_pays(grids, all_seconds), grids))
+        else:
+            alone |= {config.run_id for config in group.runs}
+    if alone:  # in the order of the plan, in which optimizers may alternate
+        cuts.append(Cut(False, False, [[[config]] for run_id, config in todo.items() if run_id in alone]))
     if len(plan.configs) == 1 or stop.signal is not None:
         return cuts
     with making(plan.store.folder):
@@ -197,7 +209,7 @@ def _recorded(plan: Plan, todo: Mapping[str, RunConfig]) -> list[Cut]:
         remove(plan.cuts)
         return []
     cut_ids = [config.run_id for each in cuts for config in each.runs]
-    if sorted(cut_ids) != sorted(todo) or any(len({*map(block_key, each.runs)}) > 1 for each in cuts):
+    if sorted(cut_ids) != sorted(todo) or any(each.lanes and len({*map(block_key, each.runs)}) > 1 for each in cuts):
         remove(plan.cuts)
         return []
     return cuts

@@ -8,6 +8,7 @@ from math import inf
 
 from bench.config.run_config import RunConfig
 from bench.errors import RunBroke, RunBusy, RunFailed, first_line
+from bench.execute.apart import run_apart
 from bench.execute.blocks import rectangles
 from bench.execute.cuts import Cut
 from bench.execute.plan import Plan
@@ -102,7 +103,9 @@ class Outcomes:
         if self._broken:
             first, *others = dict.fromkeys(self._broken.values())
             many = f"{len(self._broken)} runs failed: {', '.join(self._broken)}; the first: "
-            raise RunBroke(many * bool(others) + str(first)) from first
+            error = RunBroke(many * bool(others) + str(first))
+            error.runs = {run_id: str(why) for run_id, why in self._broken.items()}
+            raise error from first
 
 
 def _train(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bool:
@@ -146,8 +149,11 @@ def _train(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bo
             continue
         waiting = False
         try:
-            study = plan.tuned_by(grid[0][0])
-            results = train_block(grid, stop, progress, compiled=cut.compiled, plan=plan.title, tuned_by=study)
+            first = grid[0][0]
+            study = plan.tuned_by(first)
+            results = train_block(
+                grid, stop, progress, compiled=cut.compiled, plan=plan.titles[first.run_id], tuned_by=study
+            )
             if results is None:
                 return False
             outcomes.finished(results)
@@ -197,7 +203,11 @@ def _each(runs: Sequence[RunConfig], outcomes: Outcomes, stop: StopRequest, *, w
                 continue
             shown = RunInPlan(outcomes.progress)
             try:
-                result = run(config, progress=shown.bar, stop=stop, plan=plan.title, tuned_by=plan.tuned_by(config))
+                if config.trainer.ranks > 1:
+                    result = run_apart(config, stop)
+                else:
+                    title, study = plan.titles[config.run_id], plan.tuned_by(config)
+                    result = run(config, progress=shown.bar, stop=stop, plan=title, tuned_by=study)
             except RunBusy:
                 busy.append(config)
                 continue

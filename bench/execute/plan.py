@@ -21,7 +21,6 @@ from bench.store.block import CUTS
 from bench.store.load import Damaged, read
 from bench.store.record import Mode, RunId
 from bench.store.store import Store
-from optimizers.plugins import slug
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Plan:
     """Requested runs.
 
     Attributes:
-        title: purpose (`RunResult.plan`).
+        titles: purpose of each run (`RunResult.plan`), by id.
         configs: the runs; all have one store, one data folder and one device.
         engine: `lanes`, `lightning` (one run at a time), or the faster one.
         width: maximum lanes of a block; measured by default.
@@ -37,7 +36,7 @@ class Plan:
         sources: the studies that found their hyperparameters (`RunResult.tuned_by`).
     """
 
-    title: str
+    titles: Mapping[str, str]
     configs: Sequence[RunConfig]
     engine: Engine = "auto"
     width: int | None = None
@@ -60,9 +59,9 @@ class Plan:
 
     @cached_property
     def name(self) -> str:
-        """`title-hash`; equal for the same runs with the same way of execution."""
-        asked = json.dumps([sorted(self.by_id), self.engine, self.width, self.shares])
-        return f"{slug(self.title)}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
+        """Of its file of cuts; equal for the same runs with the same way of execution."""
+        parts = json.dumps([sorted(self.by_id), self.engine, self.width, self.shares])
+        return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
     @property
     def cuts(self) -> Path:
@@ -82,7 +81,7 @@ class Plan:
         """The plan for another process of this command (`from_json`)."""
         first = self.configs[0]
         return {
-            "title": self.title,
+            "titles": {run_id: self.titles[run_id] for run_id in self.by_id},
             "engine": self.engine,
             "runs": {run_id: settings_of(as_stored(config)) for run_id, config in self.by_id.items()},
             "places": {"data": str(first.data), "store": str(first.store), "logger": first.logger},
@@ -103,7 +102,7 @@ class Plan:
                 raise UserError(f"the code of {config.task} or {config.opt} has changed; repeat the command")
             configs.append(config)
         sources = {(task, opt): TunedBy(*tuned_by) for task, opt, *tuned_by in content["sources"]}
-        return cls(content["title"], configs, content["engine"], sources=sources)
+        return cls(content["titles"], configs, content["engine"], sources=sources)
 
 
 def missing(configs: Sequence[RunConfig]) -> dict[str, RunConfig]:

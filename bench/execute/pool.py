@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from queue import Empty, Queue
@@ -21,9 +21,6 @@ MAX_FAILED_STARTS = 3
 """Number of deaths in a row before any training after which the command gives up. Ours."""
 PATIENCE_SECONDS = 120
 """Seconds for stopped workers to save their state. Ours."""
-
-TRAINING = frozenset(("progress", "trial"))
-"""Keys of events that show that a worker trains."""
 
 Event = Mapping[str, Any]
 """A message of a worker: `done` when it has finished its job; `doing` with its activity other than training, empty when
@@ -62,13 +59,11 @@ class Pool(AbstractContextManager["Pool"]):
     JSON each. The end of its standard input, or SIGTERM, asks it to stop.
 
     Args:
-        words: `runs` or `studies`, what the workers train, and further arguments (`bench.process.worker_command`).
         slots: resources of each worker, by number.
     """
 
-    def __init__(self, words: Sequence[str], slots: Mapping[int, Slot]) -> None:
+    def __init__(self, slots: Mapping[int, Slot]) -> None:
         self.slots = slots
-        self._words = words
         self._running: dict[int, WorkerProcess] = {}
         self._busy: set[int] = set()
         self._events: Queue[tuple[WorkerProcess, Event]] = Queue()
@@ -132,7 +127,7 @@ class Pool(AbstractContextManager["Pool"]):
     def _start(self, index: int) -> WorkerProcess:
         slot = self.slots[index]
         process = subprocess.Popen(
-            worker_command(*self._words),
+            worker_command(),
             env={**os.environ, **slot.environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -171,7 +166,7 @@ class Pool(AbstractContextManager["Pool"]):
         with suppress(Empty):
             worker, event = self._events.get(timeout=0.2)
             while True:
-                if event.keys() & TRAINING:
+                if "progress" in event:
                     worker._began, self._stillborn = True, 0
                 if "done" in event:
                     self._busy.discard(worker.slot)

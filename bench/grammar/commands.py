@@ -81,7 +81,6 @@ ENGINE = Option(
     default="auto",
     choices=("auto", "lanes", "lightning"),
 )
-STUDY_ENGINE = replace(ENGINE, help=f"{ENGINE.help}; a stored study keeps its engine", default=None)
 RUN_WORKERS = Option(
     "workers",
     "number of processes that share the runs, or auto: one per GPU, or else one per CPU core (default: one per GPU,"
@@ -282,15 +281,13 @@ _ALL = (
             Option("report_seeds", "fresh seeds of the winner: a number (default 7: seeds 0 to 6) or a list;"
                    " fewer than 7 cannot decide a verdict", "SEEDS"),
             Option("sampler", "grid (default): half decades of the first range, decades of the others, more at an"
-                   " edge; qmc: quasi-random; tpe: the grid, then refinements around its best (results say so)", "S",
+                   " edge; qmc: Halton sequence; tpe: Optuna's TPE after nine points of that sequence", "S",
                    choices=("grid", "qmc", "tpe")),
-            Option("retries", "maximum number of new attempts after a failure (default 2)", "N", whole(0)),
-            Option("name", "name of the study (default: TASK-OPT-HASH)", "NAME"),
-            Option("resume", "continue this study with its own settings", "NAME"),
-            _out("folder of TASK/OPT.yaml and the plot (default: tuned; with --resume the folder used before)"),
+            Option("storage", "also add the trials to this storage of Optuna, such as sqlite:///studies.db", "URL"),
+            _out("folder of TASK/OPT.yaml and the plot (default: tuned)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
             Option("dry-run", "print the trials of the design and exit"),
-            WORKERS, STUDY_ENGINE, WIDTH, DATA, STORE,
+            WORKERS, ENGINE, WIDTH, DATA, STORE,
         ),
     ),
     Command(
@@ -403,7 +400,7 @@ _ALL = (
         "merge", "copy the runs of stores into another one",
         text="Copy the runs of stores, and their records of studies and checks, into another store.",
         more="Runs in the destination are kept, but a finished run replaces an unfinished one. The same command"
-             " continues an interrupted merge. The database of studies (studies.db) is not merged. Exit code 1:"
+             " continues an interrupted merge. Exit code 1:"
         " something could not be read.",
         positionals=(
             _path("source", "a store; it is only read", "SOURCE", most=0),

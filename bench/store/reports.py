@@ -124,6 +124,11 @@ class StudyRecord(Record):
         return next((trial["point"] for trial in self.trials if self.winner in trial["runs"]), None)
 
     @property
+    def score(self) -> float | None:
+        """The winner's score on the tuning seeds, which is optimistic."""
+        return next((trial["score"] for trial in self.trials if self.winner in trial["runs"]), None)
+
+    @property
     def weight(self) -> tuple[int, str]:
         """More trials outweigh fewer."""
         return len(self.trials), json.dumps(vars(self), sort_keys=True)

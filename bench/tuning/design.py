@@ -19,11 +19,14 @@ from bench.text import counted, is_number
 from bench.tuning.space import Axis, Key, Point, Space, point_key
 from optimizers import LogUniform
 
-Sampler = Literal["grid", "qmc"]
+Sampler = Literal["grid", "qmc", "tpe"]
 Place = tuple[int, ...]
 """A grid point in units of steps: for each range, the number of steps from the value 1."""
-Kind = Literal["design", "extension", "top-up", "refinement", "fresh"]
-"""Why a point is tried; only studies, not designs, use the last two."""
+Kind = Literal["design", "extension", "top-up"]
+"""Why a point is tried."""
+TPE_STARTUP, TPE_ROUND = 9, 2
+"""Points of the Halton sequence before TPE suggests any, and points that it suggests at once: more keep more workers
+busy, but use less information. Ours."""
 
 EXTENSION_LIMIT = 8
 """Maximum number of places added to a grid while its best is at an edge, even beyond a given range. Ours."""
@@ -76,13 +79,14 @@ class Design:
     widths. So the ranges set the grid's centre, and the number of trials sets its extent. Each place is tried with all
     combinations of the other axes' values. If a neighbour of the best place has not been tried, in any range, the grid
     grows there by a decade. Without a range, the grid has all combinations.
-    `qmc` takes points of an unscrambled Halton sequence.
+    `qmc` takes points of an unscrambled Halton sequence. `tpe` begins with it, then takes the suggestions of Optuna's
+    `TPESampler` (Bergstra et al., 2011) for the scores known so far.
 
-    With either sampler, a design of fewer trials is a prefix of one of more.
+    With each sampler, a design of fewer trials is a prefix of one of more.
 
     Attributes:
         space: the search space.
-        sampler: `grid` or `qmc`.
+        sampler: `grid`, `qmc` or `tpe`.
 
     Raises:
         UserError: a range of a grid is narrower than its step.
@@ -92,7 +96,7 @@ class Design:
     sampler: Sampler
 
     def __post_init__(self) -> None:
-        if self.sampler == "qmc":
+        if self.sampler != "grid":
             return
         for step, (name, axis) in zip(self._steps, self.ranges.items(), strict=True):
             if math.log10(axis.high / axis.low) < step / 2 - 0.001:  # 1e-3:3.162e-3 is half a decade
@@ -165,8 +169,9 @@ class Design:
             raise UserError(f"--trials {trials}: at least one setting is needed")
         refuse_too_many(f"--trials {max(trials, total)}", max(trials, total))
         refuse_too_many("all combinations of these values", self.combinations)
-        if self.sampler == "qmc":
-            points = self._sequence(max(trials, total))
+        if self.sampler != "grid":
+            count = max(trials, total)
+            points = self._sequence(count) if self.sampler == "qmc" else self._suggested(count, scores or Scores())
             return [Wanted(point, "design" if i < trials else "top-up") for i, point in enumerate(points)]
         if not self.ranges:
             return self._product(trials, total)
@@ -187,16 +192,6 @@ class Design:
             if name != main
         ]
         return tuple(others) if main is None else (point[main], *others)
-
-    def around(self, point: Point) -> Space:
-        """The space around a point, up to its grid neighbours in each range; lists of values stay."""
-        near = zip(self.ranges.items(), self._steps, strict=True)
-        return self.space | {name: self._near(axis, point[name], step) for (name, axis), step in near}
-
-    def _near(self, axis: LogUniform, value: float, step: int) -> LogUniform:
-        j = round(2 * math.log10(value), 3)  # values have four digits
-        low, high = (typed(10 ** ((j + sign * step) / 2)) for sign in (-1, 1))
-        return LogUniform(low, high) if self.sampler == "grid" else LogUniform(max(low, axis.low), min(high, axis.high))
 
     # -- grid --
 
@@ -266,6 +261,56 @@ class Design:
                 found.setdefault(point_key(point), point)
             drawn *= 2
         return list(found.values())[:count]
+
+    # -- tpe --
+
+    def _suggested(self, count: int, scores: Scores) -> list[Point]:
+        """The sequence's first points, then rounds of suggestions, as far as the scores of earlier ones are known.
+
+        Each round depends on the rounds before alone, so it is the same after an interruption.
+        """
+        points = self._sequence(min(count, TPE_STARTUP))
+        while len(points) < count and all(point_key(point) in scores.by_key for point in points):
+            points += self._round(points, scores)[: count - len(points)]
+        return points
+
+    def _round(self, points: Sequence[Point], scores: Scores) -> list[Point]:
+        """The points that TPE suggests after these."""
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        axes = {name: distribution(axis) for name, axis in self.space.items()}
+        worst = math.inf if scores.mode == "min" else -math.inf
+        direction = "minimize" if scores.mode == "min" else "maximize"
+        sampler = optuna.samplers.TPESampler(seed=len(points), n_startup_trials=0)
+        study = optuna.create_study(direction=direction, sampler=sampler)
+        for point in points:
+            score = scores.by_key[point_key(point)]
+            value = worst if score is None else score
+            study.add_trial(optuna.trial.create_trial(params=dict(point), distributions=axes, value=value))
+        known, new = {point_key(point) for point in points}, dict[Key, Point]()
+        for _ in range(20 * TPE_ROUND):
+            asked = study.ask(axes).params
+            point = {name: _at_digits(asked[name], axis) for name, axis in self.space.items()}
+            if point_key(point) not in known:
+                new.setdefault(point_key(point), point)
+            if len(new) == TPE_ROUND:
+                break
+        return list(new.values()) or self._sequence(len(points) + TPE_ROUND)[len(points) :]
+
+
+def distribution(axis: Axis, *values: Any) -> Any:
+    """An axis as an Optuna distribution that includes these values: grids may grow beyond a range."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution
+
+    if not isinstance(axis, LogUniform):
+        return CategoricalDistribution(axis)
+    return FloatDistribution(min(axis.low, *values, axis.high), max(axis.low, *values, axis.high), log=True)
+
+
+def _at_digits(value: Any, axis: Axis) -> Any:
+    """A suggested value, with four digits within a range."""
+    return min(max(typed(value), axis.low), axis.high) if isinstance(axis, LogUniform) else value
 
 
 def _combinations(space: Space) -> Iterator[Point]:

@@ -1,360 +1,318 @@
-"""A study: trials that several processes take from a database. Only this module and `studies.py` use optuna.
+"""A study: which runs are wanted next, and what the stored ones show.
 
-It is an Optuna study, so `optuna-dashboard` shows it, with one trial for each point of the search space. The runs of a
-trial are attributes of the trial, so that a study is complete without the store of runs. The winner's runs on fresh
-seeds form a second Optuna study, one trial per seed.
-
-The next action is a pure function of the study's content (`Study.advance`), and every change of a trial's state happens
-under one database lock, which is released when its process ends. So any process may be killed at any time.
+A study keeps no state: it is a pure function of its specification, its numbers of trials and the finished runs of the
+store. So an interrupted command continues with the same runs, and runs of other commands are used where they fit.
 """
 
-import json
-import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any, Literal
 
-import optuna
-from optuna.storages import RDBStorage
-from optuna.trial import FrozenTrial, TrialState, create_trial
-
-from bench.config.plugins import allowed
-from bench.errors import UserError
-from bench.machine import lives
-from bench.results.selection import (
-    End,
-    above_infimum,
-    equal_below,
-    final_value,
-    is_capped,
-    score_of,
-    seed_median,
-    selected,
-)
-from bench.store.load import Damaged
+from bench.config.checks import check
+from bench.config.run_config import RunConfig
+from bench.errors import RunBroke, UserError
+from bench.execute import Effort
+from bench.execute.execute import Crew, execute
+from bench.progress import SweepProgress
+from bench.results.group import Group, Measure, final
+from bench.results.selection import GAP, End, above_infimum, equal_below, is_capped, score_of
+from bench.results.stats import Interval
 from bench.store.record import RunResult
-from bench.text import plain
-from bench.tuning.design import Scores, Wanted
-from bench.tuning.rows import TrialRow
-from bench.tuning.space import Axis, Point, Space, point_key
-from bench.tuning.trials import Request, State, StudySpec, Trial, read_trial, versions_of
-from optimizers import OPTIMIZERS, LogUniform
-from optimizers.groups import REST
-from tasks import TASKS
-
-if TYPE_CHECKING:
-    from bench.tuning.studies import Studies
-
-REFINE_ROUND = 2
-"""Trials that TPE suggests at once: more keep more workers busy, but use less information. Ours."""
-FRESH = " (fresh seeds)"
-"""Suffix of the name of the Optuna study with fresh seeds."""
-
-DIRECTIONS = {"min": optuna.study.StudyDirection.MINIMIZE, "max": optuna.study.StudyDirection.MAXIMIZE}
+from bench.store.reports import edges_of
+from bench.store.store import Store
+from bench.sweeps import sensitivity
+from bench.tuning.design import Kind, Scores, Wanted
+from bench.tuning.space import Key, Point, point_key
+from bench.tuning.spec import StudySpec
 
 
-class Study:
-    """An existing study.
+@dataclass(frozen=True)
+class Trial:
+    """A tried point.
 
     Attributes:
-        damaged: why trials are ignored as damaged, by whether they are of fresh seeds, and number.
+        point: settings in dotted form.
+        kind: why it was tried.
+        runs: finished runs, one for each tuning seed; empty if it failed.
+        reason: why it failed.
     """
 
-    def __init__(self, studies: "Studies", name: str, spec: StudySpec) -> None:
-        self.studies, self.name, self.spec = studies, name, spec
-        self.damaged = dict[tuple[bool, int], str]()
-        self._ids = {fresh: studies.id_of(name + FRESH * fresh) for fresh in (False, True)}
+    point: Point
+    kind: Kind
+    runs: Sequence[RunResult] = ()
+    reason: str = ""
 
     @property
-    def _rdb(self) -> RDBStorage:
-        """Optuna's storage, for writing; read-only studies have none."""
-        return self.studies.rdb
+    def state(self) -> Literal["completed", "failed"]:
+        """Whether it has runs."""
+        return "completed" if self.runs else "failed"
+
+
+@dataclass
+class Study:
+    """A study.
+
+    Attributes:
+        spec: what is searched.
+        trials: number of points of its design.
+        places: paths of data and store.
+        total: minimum number of points at the end (`bench.tuning.design.Design.wanted`).
+        report: whether the winner is run on the fresh seeds.
+        failed: why runs failed in this command, by run id; their points have no score.
+    """
+
+    spec: StudySpec
+    trials: int
+    places: Mapping[str, Any]
+    total: int = 0
+    report: bool = True
+    failed: dict[str, str] = field(default_factory=dict)
+    _configs: dict[tuple[Key, int], RunConfig] = field(default_factory=dict)
 
     @property
-    def request(self) -> Request:
-        """The current request."""
-        return self.studies.request_of(self.name)
+    def name(self) -> str:
+        """Of the study, from its specification."""
+        return self.spec.name
 
-    def admit(self, named: Mapping[str, Sequence[str]], command: Sequence[str]) -> None:
-        """Let the study train with the code that it names.
+    @property
+    def store(self) -> Store:
+        """Where its runs are."""
+        return Store(self.places["store"])
 
-        Args:
-            named: the code that the user has named, by kind: `task`, `opt`.
-            command: the user's command line, for messages.
+    def config(self, point: Point, seed: int) -> RunConfig:
+        """See `StudySpec.config`."""
+        key = point_key(point), seed
+        if key not in self._configs:
+            self._configs[key] = self.spec.config(point, seed, self.places)
+        return self._configs[key]
+
+    def result(self) -> "StudyResult":
+        """What the stored runs show, and which runs are wanted next."""
+        tried: dict[Key, Trial] = {}
+        while True:
+            scores = self._scores(tried.values())
+            wanted = self.spec.design.wanted(self.trials, self.total, scores)
+            new = self._read([each for each in wanted if each.key not in tried])
+            if not new:
+                break
+            tried |= new
+        scored = [tried[each.key] for each in wanted if each.key in tried]
+        missing = [each for each in wanted if each.key not in tried]
+        best = self.spec.design.best([trial.point for trial in scored], scores)
+        winner = None if best is None else tried[point_key(best)]
+        seeds = self.spec.report_seeds if winner is not None and self.report and not missing else ()
+        fresh = [] if winner is None else [self.config(winner.point, seed) for seed in self.spec.report_seeds]
+        runs = self.store.finished_all(config.run_id for config in fresh)
+        if missing:
+            points = [each.point for each in wanted if each.key not in tried or tried[each.key].runs]
+            todo = [self.config(point, seed) for point in points for seed in self.spec.seeds]
+        else:
+            todo = fresh if seeds else []
+        todo = [config for config in todo if config.run_id not in self.failed]
+        open_ = bool(missing) or any(config.run_id not in runs for config in todo)
+        return StudyResult(
+            study=self,
+            trials=scored,
+            scores=scores.by_key,
+            best=winner,
+            fresh=[runs[config.run_id] for config in fresh if config.run_id in runs],
+            missing=len(missing),
+            todo=todo if open_ else [],
+        )
+
+    def _read(self, wanted: Sequence[Wanted]) -> dict[Key, Trial]:
+        """The trials of these points that have ended: with all runs stored, with a failed run, or illegal.
+
+        An extension may leave a hyperparameter's legal range.
 
         Raises:
-            UserError: see `bench.config.plugins.allowed`.
+            UserError: a point of the design itself is illegal.
         """
-        names = allowed(self.spec.names, self.spec.versions, named, f"study {self.name}", command)
-        self.spec = self.spec.model_copy(update=names)
-
-    def ask(self, request: Request) -> Request:
-        """Extend the request and return it: numbers never decrease, and other fields take the latest given value."""
-        with self.studies.changing():
-            old = self.request
-            grown = {name: max(getattr(old, name), getattr(request, name)) for name in ("trials", "total", "refine")}
-            self.spec.design.wanted(grown["trials"], grown["total"])  # may raise
-            latest = {name: getattr(request, name) or getattr(old, name) for name in ("out", "engine")}
-            new = request.model_copy(update=grown | latest)
-            self._rdb.set_study_user_attr(self._ids[False], "request", new.model_dump())
-            return new
-
-    def trials(self, *, fresh: bool | None = None) -> list[Trial]:
-        """All attempts at all trials in their order, those of fresh seeds last, without damaged ones.
-
-        Args:
-            fresh: only those of fresh seeds (True), or only the others (False).
-        """
-        return [trial for part in (False, True) if fresh in (None, part) for trial in self._read(part)]
-
-    def _read(self, fresh: bool, number: int | None = None) -> list[Trial]:
-        """The undamaged trials of a part, or only the one with this number."""
-        with self.studies.errors():
-            rows = self.studies.rows.trials(self._ids[fresh], number)
-        trials = []
-        for row in rows:
-            if "point" not in row.attributes:  # added with Optuna's own tools
-                continue
+        trials, configs = dict[Key, Trial](), dict[Key, list[RunConfig]]()
+        for each in wanted:
             try:
-                trials.append(read_trial(row, fresh))
-            except Damaged as error:
-                self.damaged[fresh, row.number] = f"study {self.name}: {error}"
+                configs[each.key] = [self.config(each.point, seed) for seed in self.spec.seeds]
+            except UserError as error:
+                trials[each.key] = _illegal(each, error)
+        stored = self.store.finished_all(config.run_id for several in configs.values() for config in several)
+        for each in wanted:
+            ids = [config.run_id for config in configs.get(each.key, [])]
+            failed = next((self.failed[run_id] for run_id in ids if run_id in self.failed), "")
+            if failed:
+                trials[each.key] = Trial(each.point, each.kind, reason=failed)
+            elif ids and all(run_id in stored for run_id in ids):
+                trials[each.key] = Trial(each.point, each.kind, [stored[run_id] for run_id in ids])
+            elif ids and each.kind != "design":
+                try:
+                    check(configs[each.key][0])
+                except UserError as error:
+                    trials[each.key] = _illegal(each, error)
         return trials
 
-    # -- what comes next ----------------------------------------------------------------------------------------------
-
-    def scores(self, trials: Sequence[Trial]) -> Scores:
+    def _scores(self, trials: Collection[Trial]) -> Scores:
         """The known scores: medians over the seeds of the last evaluation on the selection split.
 
-        A score is None if half of the seeds diverged, a cap set the step size (`is_capped`), or all attempts failed.
-
-        Args:
-            trials: of the design, all attempts.
+        A score is None if half of the seeds diverged, a cap set the step size (`is_capped`), or a run failed.
         """
-        retries = self.request.retries
-        completed = [trial for trial in trials if trial.state == "completed"]
-        above = above_infimum([run for trial in completed for run in trial.runs])
-        failures: dict[str, int] = {}
-        known: dict[str, End] = {}
-        for trial in trials:
-            key = point_key(trial.point)
-            if trial.state == "completed":
-                known[key] = score_of(trial.runs, above, self.spec.mode)
-            elif trial.state == "failed":
-                failures[key] = failures.get(key, 0) + 1
-                if failures[key] > retries:
-                    known.setdefault(key, None)
-        capped = {point_key(trial.point) for trial in completed if is_capped(trial.runs)}
+        above = above_infimum([run for trial in trials for run in trial.runs])
+        known: dict[Key, End] = {
+            point_key(trial.point): score_of(trial.runs, above, self.spec.mode) if trial.runs else None
+            for trial in trials
+        }
+        capped = {point_key(trial.point) for trial in trials if trial.runs and is_capped(trial.runs)}
         return Scores(known, self.spec.mode, equal_below(known.values(), self.spec.metric), capped)
 
-    def advance(self) -> list[Trial]:
-        """Add the missing trials that are wanted now, release those of dead workers, and return all.
 
-        Must be called under the lock.
-        """
-        for trial in self.trials():
-            if trial.state == "running" and not lives(trial.worker):
-                self._end(trial, TrialState.FAIL, reason="its worker died")
-        trials = self.trials(fresh=False)
-        request = self.request
-        scores = self.scores(trials)
-        known, wanted = scores.by_key, self.spec.design.wanted(request.trials, request.total, scores)
-        seeds = self.spec.seeds
-        added = self._add([(w, seeds) for w in wanted], trials, known)
-        open_ = any(w.key not in known for w in wanted)
-        if not open_ and request.refine:
-            refined = {point_key(trial.point): trial.point for trial in trials if trial.kind == "refinement"}
-            open_ = any(key not in known for key in refined)
-            if not open_ and len(refined) < request.refine:
-                more = self._suggest(known, min(REFINE_ROUND, request.refine - len(refined)))
-                added = self._add([(Wanted(point, "refinement"), seeds) for point in more], trials, known) or added
-                open_ = bool(more)
-        trials = self.trials(fresh=False) if added else trials
-        fresh = self.trials(fresh=True)
-        counted = {wish.key for wish in wanted} | {point_key(t.point) for t in trials if t.kind == "refinement"}
-        best = None if open_ or not request.report else self.best([t for t in trials if point_key(t.point) in counted])
-        if best is not None:
-            point = best.point
-            wishes = [(Wanted(point, "fresh"), [seed]) for seed in self.spec.report_seeds]
-            if self._add(wishes, fresh, {}):
-                fresh = self.trials(fresh=True)
-        return [*trials, *fresh]
+@dataclass(frozen=True)
+class StudyResult:
+    """Results of a study, finished or not.
 
-    def finished(self) -> bool:
-        """Whether nothing is left to do."""
-        with self.studies.changing():
-            return all(trial.state not in ("waiting", "running") for trial in self.advance())
+    Attributes:
+        study: the study.
+        trials: the tried points, in the order of the design.
+        scores: of the points by `point_key`; None for those without one.
+        best: the winner, or None if no trial has a score.
+        fresh: the winner's runs on fresh seeds.
+        missing: number of wanted points that have not been tried.
+        todo: the runs that are wanted now, with stored ones of the same round; empty if nothing is left to do.
+    """
 
-    def refuse_other_versions(self) -> None:
-        """Refuse to train for a study that began with another version of its task or optimizer.
+    study: Study
+    trials: list[Trial]
+    scores: Mapping[Key, End]
+    best: Trial | None
+    fresh: list[RunResult]
+    missing: int
+    todo: list[RunConfig]
+
+    @property
+    def spec(self) -> StudySpec:
+        """What is searched."""
+        return self.study.spec
+
+    @property
+    def lr_at_boundary(self) -> bool:
+        """Whether a best value is at an edge of the tried ones (`edges_of`)."""
+        points = [trial.point for trial in self.trials]
+        return self.best is not None and bool(edges_of(self.spec.axes, points, self.best.point))
+
+    @property
+    def added(self) -> dict[str, int]:
+        """Numbers of trials beyond the design, by kind."""
+        kinds = Counter(trial.kind for trial in self.trials)
+        return {kind: kinds[kind] for kind in ("extension", "top-up") if kinds[kind]}
+
+    @cached_property
+    def runs(self) -> list[RunResult]:
+        """All runs of the trials, without the fresh seeds."""
+        return [run for trial in self.trials for run in trial.runs]
+
+    @property
+    def fresh_failed(self) -> dict[int, str]:
+        """Why runs on fresh seeds failed, by seed."""
+        if self.best is None:
+            return {}
+        ids = {self.study.config(self.best.point, seed).run_id: seed for seed in self.spec.report_seeds}
+        return {ids[run_id]: why for run_id, why in self.study.failed.items() if run_id in ids}
+
+    @property
+    def select_split(self) -> str:
+        """The split on which its trials were compared; empty if unknown."""
+        splits = {run.select_split for run in self.runs}
+        return splits.pop() if len(splits) == 1 else ""
+
+    @property
+    def score(self) -> End:
+        """The winner's score on the seeds of the trials, which is optimistic."""
+        return None if self.best is None else self.scores[point_key(self.best.point)]
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """The winner's hyperparameters, given or searched, as its runs parsed them; empty without a winner."""
+        if self.best is None:
+            return {}
+        options = self.best.runs[0].config["opt_options"]
+        given = [name for name in self.spec.chosen if name.startswith("opt.")]
+        return {name[4:]: options[name[4:]] for name in (*given, *self.best.point)}
+
+    @property
+    def above_infimum(self) -> bool:
+        """Whether scores and fresh values are suboptimality gaps."""
+        return above_infimum([*self.runs, *self.fresh])
+
+    @property
+    def metric_suffix(self) -> str:
+        """Text to append to the metric's name; may be empty."""
+        return GAP * self.above_infimum
+
+    @property
+    def measure(self) -> Measure:
+        """The metric on the reporting split."""
+        return final(self.spec.metric, self.spec.mode, self.above_infimum)
+
+    @property
+    def fresh_values(self) -> list[End]:
+        """The metric on the reporting split, by fresh seed; None for one that diverged."""
+        return self.measure.values(Group.of(self.fresh))
+
+    @property
+    def fresh_interval(self) -> Interval | None:
+        """Mean over the fresh seeds with its interval (`Measure.mean`); None if a seed diverged or none has run."""
+        return self.measure.mean(Group.of(self.fresh))
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """Seconds of training and batch gradients (optimizer steps), of the trials and of the fresh seeds."""
+        return {
+            "trial_seconds": round(sum(run.wall_s for run in self.runs), 1),
+            "trial_gradient_evaluations": sum(run.steps for run in self.runs),
+            "fresh_seconds": round(sum(run.wall_s for run in self.fresh), 1),
+            "fresh_gradient_evaluations": sum(run.steps for run in self.fresh),
+        }
+
+    def analyse(self) -> sensitivity.Sensitivity:
+        """How the result depends on the searched settings.
 
         Raises:
-            UserError: the versions differ; the message has both.
+            UserError: no run has finished.
         """
-        spec = self.spec
-        rest = OPTIMIZERS.own.get(str(spec.settings.get(f"opt.{REST}")))
-        here = versions_of(TASKS.get(spec.task), OPTIMIZERS.get(spec.opt), rest)
-        if here != spec.versions:
-            raise UserError(
-                f"study {self.name} began with versions {spec.versions} of {spec.task} and {spec.opt}, and here are"
-                f" {here}: their results cannot be mixed; start another study"
-            )
-
-    def best(self, trials: Sequence[Trial]) -> Trial | None:
-        """The trial with the best score, of equals the middle one along the main axis; None if none has a score."""
-        by_key = {point_key(trial.point): trial for trial in trials if trial.state == "completed"}
-        best = self.spec.design.best([trial.point for trial in by_key.values()], self.scores(trials))
-        return None if best is None else by_key[point_key(best)]
-
-    def _add(
-        self, wishes: Sequence[tuple[Wanted, list[int]]], trials: Sequence[Trial], known: Mapping[str, End]
-    ) -> bool:
-        """Enqueue wishes without a score that are neither waiting nor running and have attempts left; whether any."""
-        fresh = bool(wishes) and wishes[0][0].kind == "fresh"
-        attempts: dict[tuple[str, tuple[int, ...]], list[State]] = {}
-        for trial in trials:
-            attempts.setdefault(trial.key, []).append(trial.state)
-        retries, added = self.request.retries, False
-        for wish, seeds in wishes:
-            states = attempts.get((wish.key, tuple(seeds)), [])
-            if wish.key in known or any(state != "failed" for state in states) or len(states) > retries:
-                continue
-            self._rdb.create_new_trial(self._ids[fresh], _template(wish, seeds, self.spec.axes))
-            added = True
-        return added
-
-    def _suggest(self, known: Mapping[str, End], count: int) -> list[Point]:
-        """Points that TPE suggests around the best, from the known scores."""
-        trials = self.trials(fresh=False)
-        best = self.best(trials)
-        if best is None:
-            return []
-        study = optuna.create_study(
-            direction=DIRECTIONS[self.spec.mode],
-            sampler=optuna.samplers.TPESampler(seed=len(known), n_startup_trials=0),
-        )
-        space = self.spec.design.around(best.point)
-        near = {name: _distribution(axis) for name, axis in space.items()}
-        for trial in trials:
-            value = known.get(point_key(trial.point))
-            if trial.state == "completed" and all(_within(trial.point[name], axis) for name, axis in space.items()):
-                study.add_trial(create_trial(params=trial.point, distributions=near, value=self._number(value)))
-        points: dict[str, Point] = {}
-        for _ in range(20 * count):
-            trial = study.ask(near)
-            point = {name: float(f"{x:.4g}") if isinstance(x, float) else x for name, x in trial.params.items()}
-            if point_key(point) not in known:
-                points.setdefault(point_key(point), point)
-            if len(points) == count:
-                break
-        return list(points.values())
-
-    # -- a worker's part ----------------------------------------------------------------------------------------------
-
-    def claim(self, worker: Mapping[str, Any], shared_by: int | None = None) -> list[Trial] | None:
-        """Take a waiting trial; an empty list if other workers still train, None if nothing is left to do.
-
-        Args:
-            worker: the process that takes it (`bench.machine.this_process`).
-            shared_by: if given, take an equal share of the trials for this number of workers.
-        """
-        with self.studies.changing():
-            trials = self.advance()
-            waiting = [trial for trial in trials if trial.state == "waiting"]
-            waiting = [trial for trial in waiting if trial.fresh == waiting[0].fresh]
-            running = [trial for trial in trials if trial.state == "running"]
-            count = math.ceil((len(waiting) + len(running)) / shared_by) if shared_by else 1
-            waiting = waiting[:count]
-            for trial in waiting:
-                number = self._id(trial)
-                self._rdb.set_trial_user_attr(number, "worker", dict(worker))
-                if trial.reason is not None:  # of an earlier return
-                    self._rdb.set_trial_user_attr(number, "reason", None)
-                self._rdb.set_trial_state_values(number, TrialState.RUNNING)
-                trial.state, trial.worker, trial.reason = "running", dict(worker), None
-            return waiting if waiting or running else None
-
-    def complete(self, trial: Trial, runs: Sequence[RunResult]) -> bool:
-        """Record the result of a trial; False if it is no longer its worker's."""
-        value = self._number(seed_median([value_of(run, trial.fresh) for run in runs], self.spec.mode))
-        with self.studies.changing():
-            return self._end(trial, TrialState.COMPLETE, runs=runs, value=value)
-
-    def fail(self, trial: Trial, reason: str) -> bool:
-        """Record a failed attempt; `advance` retries unless it was the last."""
-        with self.studies.changing():
-            return self._end(trial, TrialState.FAIL, reason=reason)
-
-    def give_back(self, trial: Trial, reason: str) -> bool:
-        """Return a trial to the queue, since the worker was asked to stop; it does not count as an attempt."""
-        with self.studies.changing():
-            return self._end(trial, TrialState.WAITING, reason=reason)
-
-    def _end(
-        self,
-        trial: Trial,
-        state: TrialState,
-        *,
-        value: float | None = None,
-        reason: str | None = None,
-        runs: Sequence[RunResult] = (),
-    ) -> bool:
-        number = self._id(trial)
-        now = self._read(trial.fresh, trial.number)
-        if not now or now[0].state != "running" or now[0].worker != trial.worker:
-            return False
-        if runs:
-            kept = [plain(vars(run) | {"validations": run.validations[-1:]}) for run in runs]
-            try:
-                read_trial(_row(trial, state, kept), trial.fresh)
-            except Damaged as error:  # unreadable, so that it would be repeated for ever
-                state, value, reason = TrialState.FAIL, None, f"its result cannot be stored: {error.why}"
-            else:
-                self._rdb.set_trial_user_attr(number, "runs", kept)
-        if reason is not None:
-            self._rdb.set_trial_user_attr(number, "reason", reason)
-        self._rdb.set_trial_state_values(number, state, None if value is None else [value])
-        return True
-
-    def _number(self, value: End) -> float:
-        """A value for Optuna: infinitely bad if there is none."""
-        return value if value is not None else math.inf if self.spec.mode == "min" else -math.inf
-
-    def _id(self, trial: Trial) -> int:
-        return self._rdb.get_trial_id_from_study_id_trial_number(self._ids[trial.fresh], trial.number)
+        shown = sensitivity.analyse(self.runs, list(self.spec.axes), self.spec.mode)
+        failed = {t.point[shown.x]: "failed" for t in self.trials if not t.runs and shown.x in t.point}
+        if len(shown.curves) > 1:  # it is unknown which one a failed trial belongs to
+            return shown
+        return replace(shown, curves=[replace(curve, unscored={**failed, **curve.unscored}) for curve in shown.curves])
 
 
-def _row(trial: Trial, state: TrialState, runs: list[dict[str, Any]]) -> TrialRow:
-    """A trial as stored with these runs."""
-    own = {"point": trial.point, "kind": trial.kind, "seeds": trial.seeds, "runs": runs}
-    attributes = {key: json.dumps(value) for key, value in own.items()}
-    return TrialRow(trial.number, state.name, attributes)
+def _illegal(wanted: Wanted, error: UserError) -> Trial:
+    """A trial of an illegal point, which a design grew into; raises the error if it belongs to the design itself."""
+    if wanted.kind == "design":
+        raise error
+    return Trial(wanted.point, wanted.kind, reason=str(error))
 
 
-def _template(wish: Wanted, seeds: list[int], axes: Space) -> FrozenTrial:
-    return create_trial(
-        state=TrialState.WAITING,
-        params=dict(wish.point),
-        distributions={name: _distribution(axis, wish.point[name]) for name, axis in axes.items()},
-        user_attrs={"point": dict(wish.point), "kind": wish.kind, "seeds": list(seeds)},
-    )
+def carry_out(studies: Sequence[Study], crew: Crew, effort: Effort, progress: SweepProgress) -> bool:
+    """Train what studies want, until all are finished; False if a signal asked to stop.
 
+    Runs of all studies alternate, so that a budget of time is shared. A run that fails costs its point the score.
 
-def _distribution(axis: Axis, value: Any = None) -> optuna.distributions.BaseDistribution:
-    """An axis as an Optuna distribution that includes the value: extensions leave the range."""
-    if not isinstance(axis, LogUniform):
-        return optuna.distributions.CategoricalDistribution(axis)
-    ends = [axis.low, axis.high] + [value] * (value is not None)
-    return optuna.distributions.FloatDistribution(min(ends), max(ends), log=True)
-
-
-def _within(value: Any, axis: Axis) -> bool:
-    return axis.low <= value <= axis.high if isinstance(axis, LogUniform) else value in axis
-
-
-def value_of(run: RunResult, fresh: bool) -> End:
-    """The value of a run in Optuna's dashboard.
-
-    It is the last evaluation on the selection split, or the final value on the reporting split for a fresh seed.
+    Raises:
+        UserError: a run cannot be trained.
+        RunFailed: the first runs failed, the disk is full or gone, or workers die at start.
     """
-    above = above_infimum([run])
-    return final_value(run, above) if fresh else selected(run, above)
+    while True:
+        todo = {study.name: results.todo for study in studies if (results := study.result()).todo}
+        if not todo:
+            return True
+        configs = [config for row in zip_longest(*todo.values()) for config in row if config is not None]
+        titles = {config.run_id: f"study {name}" for name, several in todo.items() for config in several}
+        try:
+            if not execute(configs, progress, effort, plan=titles, crew=crew):
+                return False
+        except RunBroke as error:
+            if not error.runs:
+                raise
+            for study in studies:
+                study.failed |= error.runs

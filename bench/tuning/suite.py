@@ -10,28 +10,31 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
 from bench.config.checks import check_places
-from bench.config.run_config import NoBooleans, on_device
+from bench.config.run_config import NoBooleans
 from bench.config.strict_yaml import flattened, read_yaml
 from bench.errors import UserError, check_known, unknown
+from bench.execute import Effort
+from bench.execute.execute import Crew
 from bench.grammar.values import refuse_too_many, suite_file, suites
-from bench.progress import doing, say
+from bench.progress import SweepProgress, doing, say
 from bench.results.render import shown
 from bench.results.selection import score_text
 from bench.results.table import Column, Table
-from bench.store.record import RunResult
-from bench.store.store import Store
 from bench.sweeps import sensitivity
 from bench.text import counted, duration, listed, options_text
 from bench.tuning import tuned
 from bench.tuning.design import Sampler
-from bench.tuning.progress import TuningProgress
-from bench.tuning.space import Point
-from bench.tuning.studies import Studies
-from bench.tuning.study import Study
-from bench.tuning.study_result import StudyResult, study_result
-from bench.tuning.trials import StudySpec
-from bench.tuning.tune import default_trials, make_request, make_spec, refuse_twice, reporting_seeds, tuning_seeds
-from bench.tuning.workers import Workers
+from bench.tuning.spec import (
+    StudySpec,
+    default_trials,
+    make_spec,
+    refuse_twice,
+    reporting_seeds,
+    trials_of,
+    tuning_seeds,
+)
+from bench.tuning.study import Study, StudyResult
+from bench.tuning.study import carry_out as carry_out_studies
 from optimizers import OPTIMIZERS
 from optimizers.plugins import slug
 from tasks import TASKS
@@ -58,10 +61,9 @@ class Tune(NoBooleans):
     """How each optimizer is tuned.
 
     Attributes:
-        trials: number of points of each design (`bench.tuning.tune.default_trials` by default).
+        trials: number of points of each design (`bench.tuning.spec.default_trials` by default).
         seeds: of a trial: how many, or which.
         sampler: of the design.
-        retries: new attempts after a failed one.
         total: minimum number of trials for each optimizer whose design can grow, such as that of a stored baseline.
     """
 
@@ -70,7 +72,6 @@ class Tune(NoBooleans):
     trials: int | None = None
     seeds: int | list[int] = 2
     sampler: Sampler | None = None
-    retries: int = 2
     total: int = 0
 
 
@@ -114,11 +115,10 @@ class Suite(NoBooleans, BaseModel):
         ]
         runs = 0
         for spec in specs:
-            seeds, retries = len(spec.seeds), self.tune.retries
-            request = make_request(spec.design, self.tune.trials, retries=retries, seeds=seeds)  # raises if invalid
-            runs += request.trials * seeds + len(spec.report_seeds)
+            trials = trials_of(spec.design, self.tune.trials, len(spec.seeds))  # raises if invalid
+            runs += trials * len(spec.seeds) + len(spec.report_seeds)
             if spec.design.can_grow:  # raises if equal budgets are impossible
-                spec.design.wanted(request.trials, self.common(each for each in specs if each.task == spec.task))
+                spec.design.wanted(trials, self.common(each for each in specs if each.task == spec.task))
         refuse_too_many(f"this suite of {len(specs)} studies", runs)
         fixed = [spec for spec in specs if not spec.design.can_grow]
         if fixed and len({(default_trials(spec.design), spec.design.can_grow) for spec in specs}) > 1:
@@ -128,10 +128,51 @@ class Suite(NoBooleans, BaseModel):
             )
         return specs
 
+    def studies(self, places: Mapping[str, Any]) -> list[list[Study]]:
+        """The studies of each task, before their budgets are made equal and their winners run.
+
+        Raises:
+            UserError: as for `specs`.
+        """
+        tasks: dict[str, list[StudySpec]] = {}
+        for spec in self.specs(places):
+            tasks.setdefault(spec.task, []).append(spec)
+        return [
+            [
+                Study(
+                    spec,
+                    trials_of(spec.design, self.tune.trials),
+                    places,
+                    total=self.common(specs) * spec.design.can_grow,
+                    report=False,
+                )
+                for spec in specs
+            ]
+            for specs in tasks.values()
+        ]
+
+    def advance(self, studies: Sequence[Study]) -> None:
+        """Let the studies of a task have as many trials as the largest, and run the winners, as far as runs are stored.
+
+        A grid whose best is at an edge grows, so budgets become equal only once trials have ended.
+        """
+        while True:
+            results = [study.result() for study in studies]
+            if any(each.missing for each in results):
+                return
+            most = max(len(each.trials) for each in results)
+            if all(len(each.trials) == most for each in results):
+                for study in studies:
+                    study.report = True
+                return
+            total = self.common((study.spec for study in studies), most)
+            for study in studies:
+                study.total = total
+
     def common(self, specs: Iterable[StudySpec], least: int = 0) -> int:
         """The smallest number of trials, at least `least`, that all optimizers of a task can have."""
         designs = [spec.design for spec in specs]
-        wanted = max(least, self.tune.total, *(make_request(each, self.tune.trials).trials for each in designs))
+        wanted = max(least, self.tune.total, *(trials_of(each, self.tune.trials) for each in designs))
         step = math.lcm(*(each.step for each in designs))
         return -(-wanted // step) * step
 
@@ -171,8 +212,7 @@ KEYS = {
     "tune": "tuning of each optimizer, such as {trials: 9, seeds: 2}",
     "tune.trials": "how many, as 9",
     "tune.seeds": "how many, as 2, or which, as [1000, 1001]",
-    "tune.sampler": "grid or qmc",
-    "tune.retries": "how many, as 2",
+    "tune.sampler": "grid, qmc or tpe",
     "tune.total": "how many, as 9",
 }
 """Valid values of each key in a suite's file."""
@@ -231,42 +271,20 @@ class Step:
         return (self.trials[0] - self.trials[1]) * len(self.spec.seeds) + self.fresh[0] - self.fresh[1]
 
 
-def plan(
-    suite: Suite, studies: Studies | None, places: Mapping[str, Any], measure: Callable[[StudySpec], float]
-) -> list[Step]:
+def plan(suite: Suite, places: Mapping[str, Any], measure: Callable[[StudySpec], float]) -> list[Step]:
     """The plan of a suite, with the stored part of each study; `measure` estimates the seconds of a run without any."""
     steps = []
-    specs = suite.specs(places)
-    for spec in specs:
-        request = make_request(spec.design, suite.tune.trials)
-        study = studies.open(spec.name) if studies is not None and spec.name in studies.names() else None
-        common = suite.common(each for each in specs if each.task == spec.task)
-        wanted = max(request.trials, common * spec.design.can_grow)
-        step, times = Step(spec, (wanted, 0), (len(spec.report_seeds), 0), 0.0), []
-        if study is not None and study.request.trials:
-            found = study_result(study)
-            trials = max(wanted, len(found.scored) + found.missing), len(found.scored)
-            step = replace(step, trials=trials, fresh=(step.fresh[0], len(found.fresh)))
-            times = [run.wall_s for run in (*found.runs, *found.fresh)]
-        else:  # its runs may have been copied into the store
-            points = [want.point for want in spec.design.wanted(request.trials, common * spec.design.can_grow)]
-            there = [own for own in _stored(spec, points, spec.seeds, places) if len(own) == len(spec.seeds)]
-            ended = len(there) == len(points)  # then the winner alone has fresh runs
-            fresh = max(_stored(spec, points, spec.report_seeds, places), key=len) if ended else []
-            step = replace(step, trials=(wanted, len(there)), fresh=(step.fresh[0], len(fresh)))
-            times = [run.wall_s for own in (*there, fresh) for run in own]
-        each = median(times) if times else measure(spec) if step.runs_left else 0.0
-        steps.append(replace(step, seconds=each * step.runs_left))
+    for studies in suite.studies(places):
+        suite.advance(studies)
+        for study in studies:
+            found, spec = study.result(), study.spec
+            trials = len(found.trials) + found.missing, len(found.trials)
+            fresh = [] if found.missing else found.fresh
+            step = Step(spec, trials, (len(spec.report_seeds), len(fresh)), 0.0)
+            times = [run.wall_s for run in (*found.runs, *fresh)]
+            seconds = median(times) if times else measure(spec) if step.runs_left else 0.0
+            steps.append(replace(step, seconds=seconds * step.runs_left))
     return steps
-
-
-def _stored(
-    spec: StudySpec, points: Sequence[Point], seeds: Sequence[int], places: Mapping[str, Any]
-) -> list[list[RunResult]]:
-    """The finished runs of each point in the store."""
-    ids = [[on_device(spec.config(point, seed, places)).run_id for seed in seeds] for point in points]
-    there = Store(places["store"]).finished_all(run_id for own in ids for run_id in own)
-    return [[there[run_id] for run_id in own if run_id in there] for own in ids]
 
 
 def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], float]:
@@ -333,68 +351,45 @@ def plan_lines(steps: Sequence[Step], workers: int) -> list[str]:
 # -- execution --------------------------------------------------------------------------------------------------------
 
 
-def carry_out(
-    suite: Suite, studies: Studies, places: Mapping[str, Any], workers: Workers, *, progress: bool = True
-) -> list[Study] | None:
-    """Tune, top up to equal budgets, and run the winners; None if a signal asked to stop.
+def carry_out(suite: Suite, studies: Sequence[Study], crew: Crew, effort: Effort, *, progress: bool = True) -> bool:
+    """Tune the optimizers of a task, top up to equal budgets, and run the winners; False if a signal asked to stop.
 
     Raises:
         UserError: a run cannot be trained; finished runs are stored.
     """
-
-    def ask(study: Study, total: int, *, report: bool = False) -> None:
-        own = make_request(study.spec.design, suite.tune.trials, retries=suite.tune.retries, report=report)
-        study.ask(own.model_copy(update={"total": total}))
-
-    def work(studies: Sequence[Study], totals: Sequence[int], *, report: bool = False) -> bool:
-        for study, total in zip(studies, totals, strict=True):
-            ask(study, total, report=report)
-        left = [study for study in studies if not study.finished()]
-        if not left:
+    spec = studies[0].spec
+    names = listed([study.spec.opt for study in studies])
+    while True:
+        suite.advance(studies)
+        todo = [config for study in studies for config in study.result().todo]
+        if not todo:
             return True
-        label = f"{left[0].spec.task}: {'fresh seeds' if report else 'tuning'}"
-        told(f"{label} of {listed([study.spec.opt for study in left])}")
-        return workers.work(left, TuningProgress(label, left[0].spec.metric, enabled=progress))
-
-    told: Callable[[str], object] = say if progress else lambda line: None
-    all_studies = [studies.create(spec) for spec in suite.specs(places)]
-    for study in all_studies:
-        ask(study, 0)
-    check_places(study.spec.typical(places) for study in all_studies if not study.finished())
-    for task in dict.fromkeys(study.spec.task for study in all_studies):
-        own = [study for study in all_studies if study.spec.task == task]
-        totals = [suite.common(study.spec for study in own) * study.spec.design.can_grow for study in own]
-        while True:
-            if not work(own, totals):
-                return None
-            found = [study_result(study) for study in own]
-            most = suite.common((study.spec for study in own), max(len(each.trials) for each in found))
-            totals = [most - len(each.refined) for each in found]
-            if len({len(each.trials) for each in found}) == 1:
-                break
-            told(f"{task}: a grid was extended, so all get {most} trials")
-        if not work(own, totals, report=True):
-            return None
-    return all_studies
+        check_places(todo)
+        what = "fresh seeds" if studies[0].report else "tuning"
+        if progress:
+            say(f"{spec.task}: {what} of {names}, {counted(max(study.total for study in studies), 'trial')} each")
+        shown = SweepProgress(f"{spec.task}: {what}", spec.mode, enabled=progress)
+        if not carry_out_studies(studies, crew, effort, shown):
+            return False
 
 
 def by_task(found: Sequence[StudyResult]) -> dict[str, list[StudyResult]]:
     """The results of each task."""
-    tasks = dict.fromkeys(each.study.spec.task for each in found)
-    return {task: [each for each in found if each.study.spec.task == task] for task in tasks}
+    tasks = dict.fromkeys(each.spec.task for each in found)
+    return {task: [each for each in found if each.spec.task == task] for task in tasks}
 
 
 def result_lines(found: Sequence[StudyResult]) -> list[str]:
     """Results of the studies, task by task."""
     lines: list[str] = []
     for task, own in by_task(found).items():
-        metric = f"{own[0].study.spec.metric}{own[0].metric_suffix}"
+        metric = f"{own[0].spec.metric}{own[0].metric_suffix}"
         rows = [
             (
-                each.study.spec.opt,
+                each.spec.opt,
                 len(each.trials),
                 "none" if each.best is None else options_text(each.best.point),
-                None if each.score is None else score_text(each.score, each.study.spec.metric),
+                None if each.score is None else score_text(each.score, each.spec.metric),
                 each.fresh_interval,
                 each.lr_at_boundary,
                 each.cost["trial_gradient_evaluations"],
@@ -417,7 +412,7 @@ def write(out: Path, found: Sequence[StudyResult], command: str) -> list[Path]:
     for task, own in by_task([each for each in found if each.best is not None]).items():
         for each in own:
             paths += tuned.write(out, each, command)
-        varied = dict.fromkeys(name for each in own for name in each.study.spec.axes)
-        shown = sensitivity.analyse([run for each in own for run in each.runs], list(varied), own[0].study.spec.mode)
+        varied = dict.fromkeys(name for each in own for name in each.spec.axes)
+        shown = sensitivity.analyse([run for each in own for run in each.runs], list(varied), own[0].spec.mode)
         paths += sensitivity.write(out / slug(task), shown, command)
     return paths

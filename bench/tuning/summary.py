@@ -9,19 +9,18 @@ from bench.results.table import Table
 from bench.sweeps import sensitivity
 from bench.text import counted, duration, options_text, plain, seeds_in_words
 from bench.tuning.space import point_key
-from bench.tuning.study_result import StudyResult, analyse
+from bench.tuning.study import StudyResult
 from optimizers import LogUniform
 
 
 def lines(found: StudyResult) -> list[str]:
     """The table for a terminal."""
-    spec, best = found.study.spec, found.best
-    added = [f"{n} by {kind}" for kind, n in found.added.items() if kind != "refinement"]
-    states = Counter(trial.state for trial in found.scored)
-    counts = f"{counted(len(found.scored), 'trial')} of {counted(len(spec.seeds), 'seed')}"
+    spec, best = found.spec, found.best
+    added = [f"{n} by {kind}" for kind, n in found.added.items()]
+    states = Counter(trial.state for trial in found.trials)
+    counts = f"{counted(len(found.trials), 'trial')} of {counted(len(spec.seeds), 'seed')}"
     counts += f" ({', '.join(added)})" * bool(added)
     more = [
-        (len(found.refined), "refinements by TPE"),
         (states["failed"], "failed"),
         (found.missing, "not done yet"),
     ]
@@ -42,25 +41,24 @@ def lines(found: StudyResult) -> list[str]:
     fresh = f"fresh seeds {duration(cost['fresh_seconds'])} and {cost['fresh_gradient_evaluations']:,}"
     facts.append(("cost", f"{trials} (of a batch), {fresh}"))
     facts += [("note", note) for note in _notes(found)]
-    return [*(sensitivity.lines(analyse(found)) if found.runs else []), "", *shown(Table.facts(facts, least=7))]
+    return [*(sensitivity.lines(found.analyse()) if found.runs else []), "", *shown(Table.facts(facts, least=7))]
 
 
 def _notes(found: StudyResult) -> list[str]:
     notes = []
     for part in sorted({run.part for run in found.runs if run.part}):
         notes.append(f"not the whole task: {part}")
-    if found.study.request.trials < 9:
+    if found.study.trials < 9:
         notes.append(
-            f"{counted(found.study.request.trials, 'trial')}: a small design; results for publication take 9 or more"
-            " (our rule)"
+            f"{counted(found.study.trials, 'trial')}: a small design; results for publication take 9 or more (our rule)"
         )
-    for name, axis in found.study.spec.axes.items():
+    for name, axis in found.spec.axes.items():
         value = found.best.point[name] if found.best is not None else None
         if isinstance(axis, LogUniform) and value is not None and not axis.low <= value <= axis.high:
             notes.append(
                 f"{name} {value:g} is outside of {axis.low:g}:{axis.high:g}; the grid is centred on that range"
             )
-    for trial in found.scored:
+    for trial in found.trials:
         if trial.state == "failed":
             notes.append(f"{options_text(trial.point)} {trial.state}: {trial.reason}")
     notes += [f"fresh seed {seed} failed: {reason}" for seed, reason in found.fresh_failed.items()]
@@ -70,7 +68,7 @@ def _notes(found: StudyResult) -> list[str]:
 
 
 def _fresh(found: StudyResult) -> str:
-    spec = found.study.spec
+    spec = found.spec
     if not found.fresh:
         return "none yet"
     split = f"{found.fresh[0].split} {found.fresh[0].metric}{found.metric_suffix}"
@@ -89,15 +87,14 @@ def _fresh(found: StudyResult) -> str:
 
 def as_json(found: StudyResult) -> dict[str, Any]:
     """The results in a form for strict JSON."""
-    spec, interval = found.study.spec, found.fresh_interval
+    spec, interval = found.spec, found.fresh_interval
     return plain(
         {
             "study": found.study.name,
             "task": spec.task,
             "opt": spec.opt,
             "sampler": spec.sampler,
-            "trials": len(found.scored),
-            "refinements": len(found.refined),
+            "trials": len(found.trials),
             "missing": found.missing,
             "best": None if found.best is None else found.best.point,
             "score": found.score,

@@ -1,20 +1,27 @@
 """The files of a study: the winner's settings for `bench fit --tuned`, the plot, and the record in the store."""
 
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.config.tuned import read_tuned
-from bench.errors import UserError
+from bench.errors import UserError, first_line
 from bench.output import writing
-from bench.store.files import replacing
-from bench.store.reports import StudyRecord
+from bench.store.files import disk_errors, replacing
+from bench.store.load import Damaged
+from bench.store.reports import StudyRecord, read_report, study_path
 from bench.sweeps import sensitivity
 from bench.text import counted, plain, seeds_in_words
+from bench.tuning.design import distribution
 from bench.tuning.space import point_key
-from bench.tuning.study_result import StudyResult, analyse
-from bench.tuning.trials import StudySpec
+from bench.tuning.spec import StudySpec
+from bench.tuning.study import StudyResult
 from optimizers import TASK_VALUE
 from optimizers.plugins import slug
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
 
 
 def tuned_yaml(found: StudyResult) -> str:
@@ -27,7 +34,7 @@ def tuned_yaml(found: StudyResult) -> str:
 
     if found.best is None:
         raise UserError(f"study {found.study.name}: no trial has a score, so there is nothing to write")
-    spec, run = found.study.spec, found.best.runs[0]
+    spec, run = found.spec, found.best.runs[0]
     # Defaults are written too: later changes of them must not change tuned settings.
     every = run.config["opt_options"].items()
     values = found.hyperparameters | {k: v for k, v in every if v is not None and v is not False and v != TASK_VALUE}
@@ -61,7 +68,7 @@ def tuned_path(folder: Path, spec: StudySpec) -> Path:
 
 def replaced(folder: Path, found: StudyResult) -> str | None:
     """A note if writing the settings replaces a file of another study, or of none; else None."""
-    path = tuned_path(folder, found.study.spec)
+    path = tuned_path(folder, found.spec)
     if not path.is_file():
         return None
     try:
@@ -80,23 +87,25 @@ def write(folder: Path, found: StudyResult, command: str) -> list[Path]:
     Raises:
         UserError: the folder cannot be written, or there is no winner.
     """
-    spec = found.study.spec
+    spec = found.spec
     content = tuned_yaml(found)
     path = tuned_path(folder, spec)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             temporary.write_text(content, "utf-8")
-    return [path, *sensitivity.write(path.with_suffix(""), analyse(found), command)]
+    return [path, *sensitivity.write(path.with_suffix(""), found.analyse(), command)]
 
 
-def remember(found: StudyResult, store: Path) -> None:
-    """Write the study's record into a store, so that boards need no database.
+def remember(found: StudyResult) -> None:
+    """Write the study's record for boards (`studies/NAME.json`), and an Optuna journal (`studies/NAME.log`).
+
+    A record of more trials of the same study stays. `optuna-dashboard` and `optuna.load_study` read the journal.
 
     Raises:
-        RunFailed: as in `Record.write`.
+        RunFailed: the disk is full or unavailable.
     """
-    spec = found.study.spec
+    spec, store = found.spec, found.study.store.folder
     record = StudyRecord(
         name=found.study.name,
         task=spec.task,
@@ -107,7 +116,7 @@ def remember(found: StudyResult, store: Path) -> None:
         sampler=spec.sampler,
         trials=[
             {
-                "point": trial.point,
+                "point": dict(trial.point),
                 "kind": trial.kind,
                 "state": trial.state,
                 "score": found.scores.get(point_key(trial.point)),
@@ -121,4 +130,54 @@ def remember(found: StudyResult, store: Path) -> None:
         metric=spec.metric,
         select_split=found.select_split,
     )
+    path = study_path(store, record.name)
+    with suppress(Damaged, FileNotFoundError):
+        before = read_report(path, StudyRecord)
+        if vars(before) == vars(record) or len(before.trials) > len(record.trials):
+            return
     record.write(store)
+    with disk_errors(store), replacing(path.with_suffix(".log")) as temporary:
+        temporary.touch()
+        _mirror(found, journal(temporary))
+
+
+def journal(path: Path) -> "BaseStorage":
+    """The file as a storage of Optuna."""
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    return JournalStorage(JournalFileBackend(str(path)))
+
+
+def mirror(found: StudyResult, url: str) -> None:
+    """Add the trials of a study to a storage of Optuna, such as `sqlite:///studies.db`; those in it stay.
+
+    Raises:
+        UserError: the storage cannot be opened or written.
+    """
+    try:
+        _mirror(found, url)
+    except Exception as error:  # each kind of storage raises its own
+        raise UserError(f"--storage {url}: {first_line(error)}") from None
+
+
+def _mirror(found: StudyResult, storage: "str | BaseStorage") -> None:
+    """Add the trials that a storage lacks; the order of trials never changes."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    direction = "minimize" if found.spec.mode == "min" else "maximize"
+    study = optuna.create_study(storage=storage, study_name=found.study.name, direction=direction, load_if_exists=True)
+    for trial in found.trials[len(study.get_trials(deepcopy=False)) :]:
+        score = found.scores[point_key(trial.point)]
+        axes = {name: distribution(axis, trial.point[name]) for name, axis in found.spec.axes.items()}
+        about = {"kind": trial.kind, "seeds": found.spec.seeds, "runs": [run.run_id for run in trial.runs]}
+        study.add_trial(
+            optuna.trial.create_trial(
+                state=optuna.trial.TrialState.FAIL if score is None else optuna.trial.TrialState.COMPLETE,
+                params=dict(trial.point),
+                distributions=axes,
+                value=score,
+                user_attrs=about | ({"reason": trial.reason} if trial.reason else {}),
+            )
+        )

@@ -3,7 +3,7 @@
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,27 +12,20 @@ from bench.execute import Effort
 from bench.grammar.parse import Args
 from bench.grammar.values import suite_file
 from bench.output import check_output, note, reply
-from bench.train.stop import deadline
-from bench.tuning.cli.shared import STOPPED, fewest_slots, note_ignored
+from bench.progress import doing
+from bench.tuning.cli.shared import crew_of, in_time, note_ignored
 
 if TYPE_CHECKING:
-    from bench.execute.slots import Slot
-    from bench.tuning.studies import Studies
-    from bench.tuning.study import Study
+    from bench.execute.execute import Crew
     from bench.tuning.suite import Suite
 
 
 def main(args: Args) -> int:
     """`bench suite` with these arguments: 0 done, 1 an optimizer has no winner, 130 stopped."""
     command = shlex.join(["bench", "suite", *args.words])
-    from bench.progress import doing
-
     suite_file(args.file)  # before slow imports
-    budget = args.budget
-    with doing("importing optuna"):
+    with doing("importing torch"):
         from bench.tuning import suite, tuned
-        from bench.tuning.studies import Studies
-        from bench.tuning.study_result import missing_runs, study_result
         from bench.tuning.summary import as_json
 
     places = {"data": args.data, "store": args.store}
@@ -41,20 +34,18 @@ def main(args: Args) -> int:
         specs = [spec for part in parts for spec in part.specs(places)]
     except UserError as error:
         raise UserError(f"{args.file}: {error}") from None
-    cut = fewest_slots(args.workers, specs, places, args.engine)
+    crew = crew_of(args.workers, specs, places, args.engine)
     if args.dry_run:
-        return show_plan(args, parts, places, cut)
+        return show_plan(args, parts, places, crew)
     check_output(args.out)  # fail before hours of training
-    done = None
-    with deadline(budget and budget.seconds) as spent:
-        done = train(args, parts, Studies(args.store), places, cut)
-    if done is None:
-        note(f"the budget of {budget.text} is spent; the same command continues" if budget and spent() else STOPPED)
-        return 130
-    found = [study_result(study) for study in done]
+    note_ignored(specs, places)
+    tasks = [(part, studies) for part in parts for studies in part.studies(places)]
+    with crew:
+        if not in_time(args, lambda: all(suite.carry_out(*each, crew, Effort.of(args)) for each in tasks)):
+            return 130
+    found = [study.result() for _, studies in tasks for study in studies]
     for each in found:
-        tuned.remember(each, args.store)
-        note(missing_runs(each, args.store))
+        tuned.remember(each)
         note(tuned.replaced(args.out, each) if each.best is not None else None)
     paths = suite.write(args.out, found, command)
     lines = [" + ".join(part.title for part in parts), "", *suite.result_lines(found)]
@@ -63,8 +54,8 @@ def main(args: Args) -> int:
     return 0 if all(each.best is not None for each in found) else 1
 
 
-def show_plan(args: Args, parts: "Sequence[Suite]", places: Mapping[str, Path], cut: Sequence["Slot"]) -> int:
-    """Print what a suite would run, which part is stored, and the estimated time of the rest.
+def show_plan(args: Args, suites: "Sequence[Suite]", places: Mapping[str, Path], crew: "Crew") -> int:
+    """Print what suites would run, which part is stored, and the estimated time of the rest.
 
     Raises:
         UserError: budgets cannot be made equal, or data are missing.
@@ -72,14 +63,10 @@ def show_plan(args: Args, parts: "Sequence[Suite]", places: Mapping[str, Path], 
     from bench.grammar.values import reference_folder
     from bench.store.stores import Stores
     from bench.tuning import suite
-    from bench.tuning.studies import NoDatabase, Studies
 
-    studies = None
-    with suppress(NoDatabase):
-        studies = Studies(args.store, read_only=True)
     with redirect_stdout(sys.stderr):
-        measure = suite.measured(places, cut[0].threads)
-        steps = [step for part in parts for step in suite.plan(part, studies, places, measure)]
+        measure = suite.measured(places, crew.slots[0].threads)
+        steps = [step for part in suites for step in suite.plan(part, places, measure)]
     if (folder := reference_folder()) is not None:
         shipped = {study.name for study in Stores([], folder).studies}
         count = sum(step.spec.name in shipped and step.trials[1] < step.trials[0] for step in steps)
@@ -90,35 +77,6 @@ def show_plan(args: Args, parts: "Sequence[Suite]", places: Mapping[str, Path], 
             else None
         )
     note_ignored([step.spec for step in steps], places)
-    lines = [" + ".join(part.title for part in parts), *suite.plan_lines(steps, len(cut))]
+    lines = [" + ".join(part.title for part in suites), *suite.plan_lines(steps, len(crew.slots))]
     reply(args, [vars(step) | {"spec": step.spec.model_dump(mode="json")} for step in steps], lines)
     return 0
-
-
-def train(
-    args: Args,
-    parts: "Sequence[Suite]",
-    studies: "Studies",
-    places: Mapping[str, Path],
-    cut: Sequence["Slot"],
-    *,
-    progress: bool = True,
-) -> "list[Study] | None":
-    """Run a suite with workers on this machine; None if a signal asked to stop.
-
-    Raises:
-        UserError: a run cannot be trained; finished runs are stored.
-    """
-    from bench.tuning import suite
-    from bench.tuning.workers import Workers
-
-    specs = [spec for part in parts for spec in part.specs(places)]
-    note_ignored(specs, places)
-    every: list[Study] = []
-    with Workers(cut, places, Effort.of(args), specs) as workers:
-        for part in parts:
-            done = suite.carry_out(part, studies, places, workers, progress=progress)
-            if done is None:
-                return None
-            every += done
-    return every

@@ -1,126 +1,99 @@
 """`bench tune`."""
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from bench.errors import UserError
 from bench.execute import Effort
-from bench.grammar.commands import parse
 from bench.grammar.parse import Args
-from bench.output import check_output, note, reply
-from bench.tuning.cli.shared import fewest_slots, in_time, show
-from optimizers.plugins import bare
+from bench.output import answer, check_output, note, reply
+from bench.process import as_options
+from bench.progress import SweepProgress, doing
+from bench.text import clean
+from bench.tuning.cli.shared import crew_of, in_time
 
 if TYPE_CHECKING:
-    from bench.tuning.study import Study
-    from bench.tuning.trials import Request, StudySpec
+    from bench.tuning.study import Study, StudyResult
 
 
 def main(args: Args) -> int:
     """`bench tune` with these arguments: 0 done, 1 no trial has a score, 130 stopped."""
     command = shlex.join(["bench", "tune", *args.words])
-    from bench.progress import doing
-
-    with doing("importing optuna"):
-        from bench.config.plugins import naming
-        from bench.sweeps.grid import settings_in
-        from bench.text import options_text
-        from bench.tuning.progress import TuningProgress
-        from bench.tuning.studies import Studies
-        from bench.tuning.tune import promise, work
+    from bench.sweeps.grid import settings_in
+    from bench.text import options_text
 
     places = {"data": args.data, "store": args.store}
-    settings = settings_in(args.config) | args.of_runs
-    asked = _of_study(args, settings) if args.resume else of_words(args, settings, places)
-    study, spec, name, request, out = asked
-    effort = Effort(request.engine or "auto", args.width)
-    fewest_slots(args.workers, [spec], places, request.engine)  # raises if it cannot be trained here
+    study = study_of(args, settings_in(args.config) | args.of_runs, places)
+    crew = crew_of(args.workers, [study.spec], places, args.engine)  # raises if it cannot be trained here
+    note(f"study {study.name}: {study.spec.promise(study.trials)}")
     if args.dry_run:
-        points = [w.point for w in spec.design.wanted(request.trials, request.total)]
+        points = [w.point for w in study.spec.design.wanted(study.trials)]
         reply(args, points, map(options_text, points))
-        note(f"study {name}: {promise(spec, request.trials)}")
         return 0
+    out = args.out or Path("tuned")
     check_output(out)  # fail before hours of training
-    if study is None:
-        study = Studies(args.store).create(spec, args.name)
-    stored = study.ask(request)
-    if stored.trials > request.trials:
-        note(f"the study already has {stored.trials} trials, and the result is that of all of them")
-    usual = parse("tune", []).store
-    store = [] if args.store == usual else ["--store", str(args.store)]
-    progress = TuningProgress(f"study {study.name}", spec.metric)
-    again = shlex.join(["bench", "tune", "--resume", study.name, *naming(spec.names), *store])
-    if not in_time(
-        args,
-        lambda: work(study, args.workers, places, effort, progress),
-        "the same command with a larger one continues",
-        f"stopped; nothing is lost, and the same command (or {again}) continues",
-    ):
-        return 130
-    return show(study, as_json=args.json, out=out, command=command, store=args.store)
+    from bench.tuning.study import carry_out
+
+    progress = SweepProgress(f"study {study.name}", study.spec.mode)
+    with crew:
+        if not in_time(args, lambda: carry_out([study], crew, Effort.of(args), progress)):
+            return 130
+    return show(study.result(), args, out, command)
 
 
-class StudyRequest(NamedTuple):
-    """The request of a command, and the study that it continues, if any."""
+def study_of(args: Args, settings: Mapping[str, Any], places: Mapping[str, Path]) -> "Study":
+    """The study that a command requests.
 
-    study: "Study | None"
-    spec: "StudySpec"
-    name: str
-    request: "Request"
-    out: Path
-
-
-def _of_study(args: Args, settings: dict[str, Any]) -> StudyRequest:
-    """The request to an existing study, with the options given now."""
-    from bench.tuning.studies import Studies
-
-    study = Studies(args.store, make=False).open(args.resume)
-    own = {"seeds", "report_seeds", "name", *([] if args.sampler == "tpe" else ["sampler"])}
-    named = {kind: [settings[kind]] for kind in ("task", "opt") if kind in settings}
-    other = [kind for kind, (name,) in named.items() if bare(name) != bare(study.spec.names[kind])]
-    given = ["config"] * (args.config is not None) + [*other, *(name for name in settings if name not in named)]
-    given += [name for name in sorted(own) if getattr(args, name) not in (None, False)]
-    if given:
-        raise UserError(f"--resume takes the study's own settings; remove --{given[0]}")
-    study.admit(named, ["bench", "tune", *args.words])
-    # A suite's study waits for the others before its fresh seeds run; resumed alone it waits for none.
-    before = study.request.model_copy(update={"report": bool(study.spec.report_seeds)})
-    request = _request(args, study.spec, before)
-    return StudyRequest(study, study.spec, study.name, request, args.out or Path(before.out or "tuned"))
-
-
-def _request(args: Args, spec: "StudySpec", before: "Request") -> "Request":
-    """The request of the options given now, based on the one so far."""
-    from bench.tuning.tune import make_request
-
-    return make_request(
-        spec.design,
-        (before.trials or None) if args.trials is None else args.trials,
-        tpe=args.sampler == "tpe",
-        retries=before.retries if args.retries is None else args.retries,
-        report=before.report,
-        out=args.out,
-        engine=args.engine or before.engine,
-        seeds=len(spec.seeds),
-        usual=before.trials or None,
-    )
-
-
-def of_words(args: Args, settings: dict[str, Any], places: dict[str, Path]) -> StudyRequest:
-    """The request to a new study, or to one that the same command began earlier."""
-    from bench.tuning.trials import Request, check_name
-    from bench.tuning.tune import make_spec, reporting_seeds, tuning_seeds
+    Raises:
+        UserError: as for `bench.tuning.spec.make_spec`.
+    """
+    from bench.tuning.spec import make_spec, reporting_seeds, trials_of, tuning_seeds
 
     fresh = "7" if args.report_seeds is None else args.report_seeds
-    report = fresh != "0"
     spec = make_spec(
         settings,
-        sampler=None if args.sampler == "tpe" else args.sampler,
+        sampler=args.sampler,
         seeds=tuning_seeds(args.seeds or "2"),
-        report_seeds=reporting_seeds(fresh) if report else [],
+        report_seeds=reporting_seeds(fresh) if fresh != "0" else [],
         places=places,
     )
-    name = spec.name if args.name is None else check_name(args.name)
-    request = _request(args, spec, Request(report=report, engine="auto"))
-    return StudyRequest(None, spec, name, request, args.out or Path("tuned"))
+    trials = trials_of(spec.design, args.trials, len(spec.seeds))
+    with doing("importing torch"):
+        from bench.tuning.study import Study
+    return Study(spec, trials, places)
+
+
+def show(found: "StudyResult", args: Args, out: Path, command: str) -> int:
+    """Print and write the results of a study; the exit code."""
+    from bench.tuning import summary, tuned
+
+    with doing("writing the study"):
+        tuned.remember(found)
+        if args.storage:
+            tuned.mirror(found, args.storage)
+    paths: list[Path] = []
+    if found.best is not None:
+        note(tuned.replaced(out, found))
+        paths = tuned.write(out, found, command)
+    if args.json:
+        answer(summary.as_json(found) | {"out": out if paths else None})
+    else:
+        print("\n".join(map(clean, summary.lines(found))))
+        if paths:
+            print(f"written to {out}: {', '.join(str(path.relative_to(out)) for path in paths)}")
+            print(f"use it: {_use(found, out)}")
+    return int(found.best is None)
+
+
+def _use(found: "StudyResult", out: Path) -> str:
+    """The command that trains with the winner's settings."""
+    from bench.tuning.tuned import tuned_path
+
+    spec = found.spec
+    here = out.absolute() == Path("tuned").absolute()
+    there = ["--tuned"] if here else ["--config", str(tuned_path(out, spec))]
+    chosen = {name: spec.settings[name] for name in spec.chosen if not name.startswith("opt.")}  # budget, device, ...
+    given = {k: ",".join(map(str, v)) if isinstance(v, list) else v for k, v in chosen.items() if v is not None}
+    seed = {"seed": max(spec.seeds) + 1} if 0 in spec.seeds else {}  # `--tuned` refuses seeds that chose the settings
+    return shlex.join(["bench", "fit", "--task", spec.task, "--opt", spec.opt, *there, *as_options(given | seed)])
