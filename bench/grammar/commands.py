@@ -96,8 +96,7 @@ WIDTH = Option(
 )
 BUDGET = Option(
     "budget",
-    "limit: a time, after which the command stops, and the same command continues (6h, 90min); or the most runs to"
-    " train, beyond which it refuses (200runs)",
+    "stop after this time (6h) and continue on the next call, or refuse more than N runs (200runs)",
     "COST",
     read_budget,
 )
