@@ -100,6 +100,13 @@ BUDGET = Option(
     "COST",
     read_budget,
 )
+TUNING_BUDGET = Option(
+    "budget",
+    "stop after this time (6h) and show the result so far, or plan at most N runs (200runs), fresh seeds included; a"
+    " grid may add points beyond its edge",
+    "COST",
+    read_budget,
+)
 RUNNING = (ENGINE, RUN_WORKERS, MEMORY, WIDTH, BUDGET)
 """How the runs of a plan are trained."""
 WORKERS = Option(
@@ -255,8 +262,7 @@ _ALL = (
             Option("report_seeds", "fresh seeds of each winner: a number (default 7: seeds 0 to 6) or a list;"
                    " fewer than 7 cannot decide a verdict", "SEEDS", default="7"),
             NO_REFERENCE,
-            Option("budget", "limit: a number of runs including fresh seeds (200runs), or a time, after which the"
-                             " command shows the result so far (2h, 90min)", "COST", read_budget),
+            TUNING_BUDGET,
             Option("anyway", "continue even if a failed check changes results"),
             _out("folder of tables, plots and settings (default: compared/TASK/OPT)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
@@ -280,10 +286,7 @@ _ALL = (
             Option("trials", "number of trials (default: nine). A grid starts at the middle of the ranges, whatever"
                              " their width. It adds up to 8 points beyond an edge while the best point is there",
                    "N", whole()),
-            Option("budget", "limit: a number of runs including fresh seeds, but not the points that a grid adds"
-                             " beyond an edge (200runs), or a time, after which the workers stop and the command"
-                             " shows the result so far (6h, 90min)",
-                   "COST", read_budget),
+            TUNING_BUDGET,
             Option("seeds", "tuning seeds of each trial: a number (2: seeds 1000 and 1001) or a list (5,6;"
                    " 10:15); default 2", "SEEDS"),
             Option("report_seeds", "fresh seeds of the winner: a number (default 7: seeds 0 to 6) or a list;"
