@@ -39,10 +39,10 @@ def _headline(found: Collected, problem: Problem, entries: Sequence[Entry]) -> s
         if comparison.diverges:
             names.setdefault(less if comparison.diverges > 0 else more, []).append(entry.name)
         if comparison.sign or not comparison.diverges:
-            effect = ""
+            name = entry.name
             if comparison.effect is not None and comparison.effect.bounded:
-                effect = f" ({'ratio' if verdicts.measure.log else 'gain'} {cell(comparison.effect)})"
-            names.setdefault(comparison.verdict if comparison.sign else comparison.words, []).append(entry.name + effect)
+                name += f" ({'ratio' if verdicts.measure.log else 'gain'} {cell(comparison.effect)})"
+            names.setdefault(comparison.verdict if comparison.sign else comparison.words, []).append(name)
     value = metric.mean(ref)
     named = f"{ref.name} ({ref.settings}, {metric.words} {cell(value) if value else 'without a mean'})"
     sentences = []
