@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bench.boards.charts import curves
 from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS
 from tests.entered import found, made, seeds
@@ -111,7 +110,7 @@ def test_constant_rates_and_schedules_are_published_apart(tmp_path: Path, monkey
     assert len({problem.key for own in (there.all, there.arms) for problem in own.problems}) == 2
 
 
-def test_the_readme_counts_verdicts_and_marks_them_in_the_cells(tmp_path: Path) -> None:
+def test_the_readme_has_findings_and_a_mark_for_each_verdict(tmp_path: Path) -> None:
     accuracies = {"adamw": 0.8, "adam": 0.8, "muon": 0.9, "sgd": 0.7}
     runs = [
         run
@@ -121,14 +120,13 @@ def test_the_readme_counts_verdicts_and_marks_them_in_the_cells(tmp_path: Path) 
     ]
     runs += seeds("sngd", [0.99] * 3)
     put(tmp_path, *runs, tables={"curve": {run.run_id: CURVE for run in runs}})
-    own = found(tmp_path)
-    text = publish.text(own, curves(own).panels)
-    told = "* Against adamw on cifar10 and mnist: muon better on 2 of 2; adam no difference found on 2 of 2;"
-    assert told in " ".join(text.split())
-    cells = dict(line.removeprefix("| ").split(" | ", 1) for line in text.splitlines() if line.startswith("| "))
-    assert [cells[opt].count(mark) for opt, mark in (("muon", "▲"), ("sgd", "▼"), ("adam", "≈"))] == [2, 2, 2]
-    for unmarked in ("adamw (reference)", "sngd"):
-        assert not set(cells[unmarked]) & set(publish.MARKS.values())
+    lines = publish.text(found(tmp_path)).splitlines()
+    assert lines[:2] == ["* Muon beats AdamW on 2 of 2 vision tasks.", "* SGD loses to AdamW on 2 of 2 vision tasks."]
+    cells = dict(line.removeprefix("| ").split(" | ", 1) for line in lines if line.startswith("| "))
+    assert [cells[opt] for opt in ("muon", "sgd", "adam", "sngd")] == ["▲ | ▲ |", "▼ | ▼ |", "≈ | ≈ |", "- | ? |"]
+    table = publish._by_optimizer(publish._columns(found(tmp_path)), values=True)
+    assert "| muon | 0.903 [0.901, 0.905] ▲ | 0.903 [0.901, 0.905] ▲ |" in table
+    assert [panel.title for panel in publish.figure(found(tmp_path)).panels] == ["cifar10, max_steps 100"]
 
 
 def test_tuned_files_flag_the_edges_that_boards_flag() -> None:

@@ -13,6 +13,8 @@ import pytest
 from bench.config.run_config import RunConfig
 from bench.config.settings import described
 from bench.errors import RunBroke, RunFailed, UserError
+from bench.execute import Effort
+from bench.grammar.values import read_budget
 from bench.store.record import RunResult
 from bench.store.stores import Stores
 from bench.text import CONVERGED
@@ -216,7 +218,9 @@ def test_runs_of_several_studies_alternate(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(studies, "execute", execute)
     nothing: Any = None
-    assert studies.carry_out(two, nothing, nothing, nothing)
+    with pytest.raises(UserError, match="--budget 11runs: 12 runs are to be trained"):
+        studies.carry_out(two, nothing, Effort(budget=read_budget("11runs")), nothing)
+    assert studies.carry_out(two, nothing, Effort(), nothing)
     assert [config.opt for config in calls[0]] == ["sgd", "ngd"] * 6
 
 
@@ -233,7 +237,7 @@ def test_failures_of_execution_end_up_in_the_study(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(studies, "execute", execute)
     nothing: Any = None
-    assert studies.carry_out([study], nothing, nothing, nothing)
+    assert studies.carry_out([study], nothing, Effort(), nothing)
     failed = [trial.point for trial in study.result().trials if trial.state == "failed"]
     assert failed == [{"opt.lr": 0.1}]
 

@@ -1,8 +1,8 @@
 """Publish reference results: `make publish`.
 
 A task of the reference suite is published if the store has all fresh seeds of every optimizer. Its runs go to
-`results/reference/runs`, thinned to 200 points per curve, its settings to `configs/tuned`, figure, sentences and
-tables into README.md, verdicts and set-up into docs/results.md, its observations of attention to
+`results/reference/runs`, thinned to 200 points per curve, its settings to `configs/tuned`, findings, verdicts and the
+figure into README.md, tables and set-up into docs/results.md, its observations of attention to
 `results/observatory`, and what was searched to `results/tuned`. The arms with a schedule (`tools/schedules.py`) have
 runs there too, and their own page. Without a store, only the pages are written again. With `--check`, nothing is
 written; exit code 1: one of these pages does not match `results/reference`.
@@ -13,49 +13,50 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from copy import copy
-from io import BytesIO
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
 from typing import Any, NamedTuple
 
-from PIL import Image
-
 from bench.boards.charts import curves
 from bench.boards.collect import Collected, collect
-from bench.boards.entries import Entry
 from bench.boards.quality import quality
-from bench.boards.theory import ALIGNED, theory
+from bench.boards.theory import theory
 from bench.config.tuned import read_tuned
 from bench.grammar.values import place
 from bench.output import write
-from bench.results.chart import Chart, Panel
+from bench.results.chart import Chart
 from bench.results.draw import picture
 from bench.results.render import markdown_table
-from bench.results.selection import GAP
-from bench.results.sequential import NO_VALUE
 from bench.results.table import Column, Table
-from bench.store.record import CAP_BINDS, RunResult, made_on
+from bench.store.record import RunResult, made_on
 from bench.store.reports import StudyRecord
 from bench.store.stores import Stores
-from bench.text import cell, counted, listed
+from bench.text import cell, listed, spanned
 from bench.tuning import suite
 from optimizers.plugins import slug
 from tools import observatory, schedules, searches, thinning
 
-TABLES = {"Theory": ("theory",), "Vision": ("vision",), "Text": ("lm", "sst2")}
-"""The parts of the reference suite in each table of README.md."""
-PARTS = tuple(part for parts in TABLES.values() for part in parts)
+KINDS = {"theory": ("theory",), "vision": ("vision",), "text": ("lm", "sst2")}
+"""The parts of the reference suite with tasks of each kind."""
+PARTS = tuple(part for parts in KINDS.values() for part in parts)
+DRAWN = ("cifar10", "lm", "mha_dm1", "synthetic_joint")
+"""The tasks in the figure of README.md."""
 FOLDER, FIGURE = Path("results/reference/runs"), Path("docs/_static/reference.png")
 README, RESULTS = Path("README.md"), Path("docs/results.md")
 SENSITIVITY = Path("results/tuned")
 BEGIN, END = "<!-- reference -->", "<!-- /reference -->"
-MARKS = {"better": "▲", "worse": "▼", "no difference found": "≈"}
-"""Verdicts in the cells of README.md; others have none."""
-ALT = "Training loss against optimizer steps, all optimizers"
-AXES = {"xy": ", both axes logarithmic", "x": ", logarithmic steps", "y": ", logarithmic loss"}
+MARKS = {"better": "▲", "worse": "▼", "no difference found": "≈", "reference": "ref."}
+VERBS = {"▲": ("beats", "beat"), "▼": ("loses to", "lose to")}
+LEGEND = (
+    "▲ better and ▼ worse than the reference (ref.), ≈ no difference found, ? no verdict.",
+    "A dash: not run, or tuning found no usable setting.",
+)
+NAMES = {"adam": "Adam", "adamw": "AdamW", "momo": "MoMo", "muon": "Muon"}
+"""Names of optimizers that are not in capitals."""
 
 
 class Published(NamedTuple):
@@ -63,13 +64,11 @@ class Published(NamedTuple):
 
     Attributes:
         all: those at constant learning rates.
-        figure: their curves.
         tasks: those of each task.
         arms: those with a schedule; None without any.
     """
 
     all: Collected
-    figure: Chart
     tasks: Mapping[str, Collected]
     arms: Collected | None
 
@@ -173,253 +172,119 @@ def _withdraw(arms: Set[tuple[str, str]]) -> None:
             study.places(FOLDER)[0].unlink()
 
 
-class _Part(NamedTuple):
-    """What one table of README.md shows.
+class _Column(NamedTuple):
+    """A task in the published tables.
 
     Attributes:
-        title: of the table.
-        ranked: the rows of the board `quality` by task.
-        aligned: the rows of the board `theory` for the tasks on which the reference is at the floor of the loss.
+        kind: of the task, a key of `KINDS`.
+        title: what the cells are.
+        key: of the cells in the rows.
+        table: the rows, of the board `quality`, or `theory` where the reference is at the floor of the loss.
     """
 
+    kind: str
     title: str
-    ranked: Mapping[str, Table]
-    aligned: Mapping[str, Table]
-
-    @property
-    def columns(self) -> dict[str, tuple[str, str, Table]]:
-        """Title, key and rows of each task's column."""
-        said = {task: (f"{task}: {_metric(table)}", "final", table) for task, table in self.ranked.items()}
-        for task, table in self.aligned.items():
-            said[task] = (f"{task}: final alignment", "alignment", table)
-        return said
+    key: str
+    table: Table
 
 
-def _parts(found: Collected) -> list[_Part]:
-    tables = {table.title: table for table in quality(found).tables}
-    alignments = {table.title: table for table in theory(found).tables}
-    parts = []
-    for title, members in TABLES.items():
-        tasks = {task for part in members for declared in suite.load(part) for task in declared.tasks}
-        own = {problem.task: tables[problem.name] for problem in found.problems if problem.task in tasks}
-        aligned = {task: alignments[t.title] for task, t in own.items() if _at_floor(t) and t.title in alignments}
-        if own:
-            parts.append(_Part(title, {task: table for task, table in own.items() if task not in aligned}, aligned))
-    return parts
+def _columns(found: Collected) -> dict[str, _Column]:
+    """The published tasks."""
+    ranked, aligned = ({table.title: table for table in board(found).tables} for board in (quality, theory))
+    names = {problem.task: problem.name for problem in found.problems}
+    columns = {}
+    for kind, parts in KINDS.items():
+        for task in sorted(names.keys() & {task for part in parts for plan in suite.load(part) for task in plan.tasks}):
+            table = ranked[names[task]]
+            if _at_floor(table) and names[task] in aligned:
+                columns[task] = _Column(kind, "final alignment", "alignment", aligned[names[task]])
+            else:
+                title = next(column.title for column in table.columns if column.key == "final")
+                columns[task] = _Column(kind, title, "final", table)
+    return columns
 
 
-def text(found: Collected, panels: Sequence[Panel]) -> str:
-    """The reference results for README.md: the figure, summary and legend, a table for each part.
+def _by_optimizer(columns: Mapping[str, _Column], values: bool) -> list[str]:
+    """A table of optimizers and tasks in Markdown, with the marks of verdicts, and on request with values."""
+    rows: dict[str, dict[str, str]] = {}
+    for task, column in columns.items():
+        for row in column.table.rows:
+            value = f"{cell(row[column.key])} " * values
+            rows.setdefault(row["opt"], {"opt": row["opt"]})[task] = value + _mark(row)
+    titles = [Column(task, task + f": {column.title}" * values) for task, column in columns.items()]
+    return markdown_table(Table("", [Column("opt", "optimizer"), *titles], [rows[opt] for opt in sorted(rows)]))
 
-    Args:
-        found: the published runs.
-        panels: those of the figure.
-    """
-    parts = _parts(found)
-    lines = [f"![{ALT}]({FIGURE})", "", *wrap(_caption(panels), 120), ""]
-    lines += [line for sentence in _summary(parts) for line in wrap(f"* {sentence}", 120, subsequent_indent="  ")]
-    lines += ["", *wrap(f"{_reading(parts)} {_made(found)}", 120)]
-    for part in parts:
-        cells: dict[str, dict[str, str]] = {}
-        for task, (_, key, table) in part.columns.items():
-            for row in table.rows:
-                opt = f"{row['opt']} (reference)" if row["is_reference"] else row["opt"]
-                cells.setdefault(opt, {})[task] = f"{cell(row[key])} {MARKS.get(_of_wins(row), '')}".strip()
-        columns = [Column("opt", "optimizer"), *(Column(task, of[0]) for task, of in part.columns.items())]
-        rows = [{"opt": opt, **own} for opt, own in sorted(cells.items())]
-        lines += ["", f"**{part.title}**", "", *markdown_table(Table("", columns, rows))]
-    return "\n".join([*lines, ""])
+
+def _mark(row: Mapping[str, Any]) -> str:
+    """The mark of a verdict, whichever optimizer diverges more often."""
+    return MARKS.get(str(row.get("verdict")).partition(", ")[0], "?")
+
+
+def text(found: Collected) -> str:
+    """The reference results for README.md: a sentence for each finding, and the marks of all verdicts."""
+    columns = _columns(found)
+    findings = [f"* {finding}" for finding in _findings(columns)]
+    return "\n".join([*findings, "", *_by_optimizer(columns, values=False), "", *LEGEND, ""])
+
+
+def _findings(columns: Mapping[str, _Column]) -> list[str]:
+    """Which optimizers beat the reference, or lose to it, on more than half of the tasks."""
+    marks: dict[tuple[str, str], dict[str, str]] = {}
+    for task, column in columns.items():
+        reference = next((row["opt"] for row in column.table.rows if row["is_reference"]), "")
+        for row in column.table.rows:
+            marks.setdefault((reference, row["opt"]), {})[task] = _mark(row)
+    names: dict[tuple[str, str], list[str]] = {}
+    for mark in VERBS:
+        for (reference, opt), of in marks.items():
+            if 2 * (count := Counter(of.values())[mark]) > len(of):
+                kinds = listed(list(dict.fromkeys(columns[task].kind for task in of)))
+                words = f"{_name(reference)} on {count} of {len(of)} {kinds} tasks"
+                names.setdefault((mark, words), []).append(_name(opt))
+    return [f"{listed(opts)} {VERBS[mark][len(opts) > 1]} {words}." for (mark, words), opts in names.items()]
+
+
+def _name(opt: str) -> str:
+    return NAMES.get(opt, opt.upper())
 
 
 def details(found: Collected) -> str:
-    """The verdicts on each task and the set-up, for docs/results.md."""
-    said = []
-    for part in _parts(found):
-        sentences = [f"On {task}, {_by_verdict(table)}." for task, table in part.ranked.items()]
-        said.append(" ".join([f"**{part.title}.**", *sentences, *[_by_alignment(part)] * bool(part.aligned)]))
-    own = {problem.task: entries for problem, entries in found.problems.items()}
-    unranked = [f"{study.opt} has no row on {study.task}: {why}." for study, why in found.unranked]
-    excluded = _excluded(entry for entries in own.values() for entry in entries)
-    said.append(" ".join([_set_up(own), *excluded, *unranked]))
-    return "\n\n".join("\n".join(wrap(each, 120)) for each in said) + "\n"
+    """The tables and the set-up, for docs/results.md."""
+    columns = _columns(found)
+    lines = ["Cells have means over fresh seeds and 95 % intervals, without the noise of tuning.", *LEGEND]
+    for kind in KINDS:
+        if tasks := {task: column for task, column in columns.items() if column.kind == kind}:
+            lines += ["", f"**{kind.capitalize()}**", "", *_by_optimizer(tasks, values=True)]
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for task, column in columns.items():
+        for row in column.table.rows:
+            if _mark(row) == "?":
+                reasons.setdefault((task, row["verdict"].removeprefix("not compared: ")), []).append(row["opt"])
+    notes = [f"No verdict for {listed(opts)} on {task}: {why}." for (task, why), opts in reasons.items()]
+    notes += [f"{study.opt} has no row on {study.task}: {why}." for study, why in found.unranked]
+    runs = [run for entries in found.problems.values() for entry in entries for run in entry.runs.values()]
+    notes.append(f"Machines and versions: {made_on(runs)}.")
+    return "\n".join([*lines, "", *wrap(" ".join(notes), 120), "", "**Set-up**", "", *_set_up(found), ""])
 
 
-def _summary(parts: Sequence[_Part]) -> list[str]:
-    """How often each optimizer is better or worse than each reference, a sentence for each reference."""
-    tasks: dict[str, list[str]] = {}
-    verdicts: dict[str, dict[str, Counter[str]]] = {}
-    for part in parts:
-        for task, (_, _, table) in part.columns.items():
-            reference = next((row["opt"] for row in table.rows if row["is_reference"]), None)
-            if reference is None:
-                continue
-            tasks.setdefault(reference, []).append(task)
-            for row in table.rows:
-                if not row["is_reference"]:
-                    verdicts.setdefault(reference, {}).setdefault(row["opt"], Counter())[_of_wins(row)] += 1
-    said = []
-    for reference, own in tasks.items():
-        groups: dict[str, list[str]] = {}
-        of = verdicts.get(reference, {})
-        for opt, count in sorted(of.items(), key=lambda item: (-item[1]["better"], item[1]["worse"], item[0])):
-            if words := " and ".join(f"{word} on {count[word]}" for word in MARKS if count[word]):
-                groups.setdefault(f"{words} of {count.total()}", []).append(opt)
-        listing = "; ".join(f"{listed(opts)} {words}" for words, opts in groups.items())
-        said.append(f"Against {reference} on {listed(own)}: {listing or 'nothing is decided'}.")
-    return said or ["Nothing was compared."]
-
-
-def _reading(parts: Sequence[_Part]) -> str:
-    """What the cells of the tables are."""
-    marks = ", ".join(f"{mark} {word}" for word, mark in MARKS.items())
-    said = (
-        "Cells have means over fresh seeds and 95 % intervals, without the noise of tuning. The mark is the verdict"
-        f" against the reference: {marks}; without a mark there is another verdict or none. A dash was not run, or"
-        " no setting could be chosen."
-    )
-    aligned = [task for part in parts for task in part.aligned]
-    if aligned:
-        said += (
-            f" On {listed(aligned)}, where the reference reaches the floor of the loss, cells are cosines between the"
-            f" weights and the max-margin solution, and verdicts compare the steps to a cosine of {ALIGNED:g}."
-        )
-    return said
-
-
-def _made(found: Collected) -> str:
-    """Trials, seeds, machines and versions, in one sentence."""
-    entries = [entry for own in found.problems.values() for entry in own]
-    trials = _span(len(entry.study.trials) for entry in entries if entry.study)
-    fresh = _span(len(entry.runs) for entry in entries)
-    runs = [run for entry in entries for run in entry.runs.values()]
-    return (
-        f"On each task, all optimizers had the same number of trials ({trials} by task) and of fresh seeds ({fresh}):"
-        f" [details]({RESULTS}) ({made_on(runs)})."
-    )
-
-
-def _caption(panels: Sequence[Panel]) -> str:
-    """Axes and bands of the figure."""
-    drawn = [panel for panel in panels if panel.traces]
-    quantities = " or ".join(dict.fromkeys(panel.y.removesuffix(GAP) for panel in drawn))
-    quantities += " (in some panels as suboptimality gap)" if any(panel.y.endswith(GAP) for panel in drawn) else ""
-    axes = AXES.get(drawn[0].log, "") if len({panel.log for panel in drawn}) == 1 else ""
-    notes: dict[str, list[str]] = {}
-    for panel in drawn:
-        note = re.sub(r" over \d+ seeds", " over fresh seeds", panel.note.splitlines()[0])
-        notes.setdefault(note, []).append(panel.title.partition(": ")[2].partition(",")[0])
-    usual, *others = sorted(notes, key=lambda note: -len(notes[note]))
-    said = [f"Figure: {quantities} against optimizer steps{axes}; {usual}."]
-    for other in others:
-        new = [part for part in other.split("; ") if part not in usual.split("; ")]
-        said.append(f"For {listed(notes[other])}: {'; '.join(new)}.")
-    return " ".join([*said, "Tables: held-out data."])
-
-
-def _set_up(entries: Mapping[str, Sequence[Entry]]) -> str:
-    """Trials, seeds, budget, machine and versions of the runs by task, from their records."""
-    trials, tuning, fresh, budget, batch = {}, {}, {}, {}, {}
-    for task, own in entries.items():
-        trials[task] = _span((len(entry.study.trials) for entry in own if entry.study), "trial")
-        tuning[task] = _span((len(entry.study.seeds) for entry in own if entry.study), "seed")
-        fresh[task] = _span((len(entry.runs) for entry in own), "fresh seed")
-        trainer = next(iter(own[0].runs.values())).config["trainer"]
-        name = "step" if trainer["max_steps"] else "epoch"
-        batch[task] = "the full batch" if trainer["batch_size"] == "full" else f"batches of {trainer['batch_size']}"
-        length = trainer[f"max_{name}s"]
-        budget[task] = f"{length:,g} {name}{'s' * (length != 1)}"
-    runs = [run for own in entries.values() for entry in own for run in entry.runs.values()]
-    constant = all(run.config["trainer"]["schedule"] == "constant" for run in runs)
-    steady = ", at a constant learning rate" * constant
-    lines = [
-        f"Each optimizer was tuned with {_by_task(trials)}, each on {_by_task(tuning)},"
-        f" and then run on {_by_task(fresh)}.",
-        f"Budget of a run{steady}: {_by_task(budget)} on {_by_task(batch)}.",
-        f"Machines and versions: {made_on(runs)}.",
-    ]
-    if any((run.reason or "").startswith("converged") for run in runs):
-        lines.append("A run ends early if its gradient underflows to 0.")
-    return " ".join(lines)
-
-
-def _excluded(entries: Iterable[Entry]) -> list[str]:
-    """The rule on settings whose cap set nearly all steps, if there are any."""
-    rule = f"Settings whose cap set more than {100 * CAP_BINDS:g} % of the steps were excluded from the choice"
-    return [f"{rule} ([all searches](../{SENSITIVITY}/README.md))."] * any(entry.excluded for entry in entries)
-
-
-def _span(numbers: Iterable[int], what: str = "") -> str:
-    own = sorted(set(numbers)) or [0]
-    last = counted(own[-1], what) if what else str(own[-1])
-    return last if len(own) == 1 else f"{own[0]} to {last}"
-
-
-def _by_task(values: Mapping[str, str]) -> str:
-    """The most frequent value, and in brackets other values with their tasks."""
-    usual, *others = (value for value, _ in Counter(values.values()).most_common())
-    said, before = [], usual
-    for value in others:
-        said.append(f"{_without_unit(value, before)} on {listed([t for t, own in values.items() if own == value])}")
-        before = value
-    return f"{usual} ({'; '.join(said)})" if said else usual
-
-
-def _without_unit(value: str, before: str) -> str:
-    """Such as 17 for `17 trials` after `9 trials`, and 16 for `batches of 16` after `batches of 32`."""
-    unit = re.sub(r"[\d,]+", "", value).rstrip("s")
-    return re.sub(r"[^\d,]", "", value) if unit and unit == re.sub(r"[\d,]+", "", before).rstrip("s") else value
-
-
-def _of_wins(row: Mapping[str, Any]) -> str:
-    """The verdict of a row without a second claim (`Comparison.words`)."""
-    verdict = row.get("verdict") or ""
-    first = verdict.partition(", ")[0]
-    return first if first in ("better", "worse") else verdict
-
-
-def _metric(table: Table) -> str:
-    return next(column.title for column in table.columns if column.key == "final")
-
-
-def _by_verdict(table: Table) -> str:
-    """The optimizers by their verdict."""
-    reference = next((row["opt"] for row in table.rows if row["is_reference"]), "nobody")
-    groups: dict[str, list[str]] = {}
-    for row in table.rows:
-        if _of_wins(row) not in ("", "reference"):
-            groups.setdefault(_of_wins(row), []).append(row["opt"])
-    words = {
-        "better": f"better than {reference}",
-        "no difference found": f"no difference from {reference} found",
-        "worse": f"worse than {reference}",
-        NO_VALUE: f"not decided, since no run of these or of {reference} reached it",
-    }
-    said = [f"{words[word]}: {', '.join(groups[word])}" for word in sorted(words.keys() & groups.keys())]
-    other = [(*word.partition(": "), ", ".join(groups[word])) for word in sorted(groups.keys() - words.keys())]
-    return "; ".join([*said, *(f"{what}: {names}" + f" ({why})" * bool(why) for what, _, why, names in other)])
+def _set_up(found: Collected) -> list[str]:
+    """A table of the trials, seeds and budgets of each task in Markdown."""
+    rows = []
+    for problem, entries in found.problems.items():
+        studies = [entry.study for entry in entries if entry.study]
+        counts = [[len(study.trials) for study in studies], [len(study.seeds) for study in studies]]
+        trainer = next(iter(entries[0].runs.values())).config["trainer"]
+        unit = "step" if trainer["max_steps"] else "epoch"
+        length = trainer[f"max_{unit}s"]
+        budget = f"{length:,g} {unit}{'s' * (length != 1)}", str(trainer["batch_size"])
+        rows.append((problem.task, *map(spanned, [*counts, [len(entry.runs) for entry in entries]]), *budget))
+    titles = ("task", "trials", "tuning seeds", "fresh seeds", "budget of a run", "batch size")
+    return markdown_table(Table.of(titles, rows))
 
 
 def _at_floor(table: Table) -> bool:
     """Whether the reference is at the floor of the metric and there is no target, so that the table ranks nothing."""
     return any("at the floor" in note and "no target" in note for note in table.notes)
-
-
-def _by_alignment(part: _Part) -> str:
-    """Verdicts on the tasks whose final loss ranks nothing: by the steps to alignment with the theory's solution."""
-    verdicts = "; ".join(f"{task}, {_by_verdict(table)}" for task, table in part.aligned.items())
-    return (
-        f"On {listed(list(part.aligned))}, the tuned reference reaches the floor of the loss, so verdicts compare the"
-        f" steps to a cosine of {ALIGNED:g} between the weights and the max-margin solution, at settings tuned for the"
-        f" loss: {verdicts}."
-    )
-
-
-def _smaller(image: bytes) -> bytes:
-    """A PNG with a palette of 256 colours: a third of the size in the repository."""
-    made = BytesIO()
-    with Image.open(BytesIO(image)) as whole:
-        whole.convert("RGB").quantize(256).save(made, "PNG", optimize=True, dpi=whole.info["dpi"])
-    return made.getvalue()
 
 
 def shown() -> Published:
@@ -430,7 +295,14 @@ def shown() -> Published:
     found = collect(constant)
     tasks = dict.fromkeys(problem.task for problem in found.problems)
     of_tasks = {task: collect(constant, tasks=[task]) for task in tasks}
-    return Published(found, curves(found), of_tasks, collect(others) if others.runs else None)
+    return Published(found, of_tasks, collect(others) if others.runs else None)
+
+
+def figure(found: Collected) -> Chart:
+    """The curves on some tasks, for README.md."""
+    chart = curves(found)
+    panels = zip(chart.panels, found.problems, strict=True)
+    return replace(chart, panels=[replace(panel, title=p.name) for panel, p in panels if p.task in DRAWN])
 
 
 def _only(stores: Stores, keep: Callable[[str], bool]) -> Stores:
@@ -457,7 +329,7 @@ def _ship_finished(stores: Stores, tuned: Path) -> bool:
 
 def _pages(there: Published) -> dict[Path, str]:
     """All generated pages: README.md and docs/results.md with their new blocks, and those of results."""
-    blocks = {README: text(there.all, there.figure.panels), RESULTS: details(there.all)}
+    blocks = {README: text(there.all), RESULTS: details(there.all)}
     pages = {path: _with_block(path.read_text("utf-8"), block) for path, block in blocks.items()}
     optional = {observatory.path(task): observatory.page(task, own) for task, own in there.tasks.items()}
     optional |= {searches.PATH: searches.page(there.tasks), schedules.PATH: schedules.page(there.all, there.arms)}
@@ -494,7 +366,7 @@ def main() -> int:
             observatory.draw(task, own)
     if there.arms is not None:
         schedules.draw(there.arms)
-    write(FIGURE, _smaller(picture(there.figure.shown, FIGURE.suffix)))
+    write(FIGURE, picture(figure(there.all), FIGURE.suffix))
     return 0
 
 

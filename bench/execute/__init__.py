@@ -20,7 +20,7 @@ class Effort:
         width: maximum lanes of a block; measured by default.
         workers: how many processes, or `auto` (`bench.execute.slots`); by default one for each GPU, and on a CPU
             only the command's own process.
-        budget: a time after which to stop.
+        budget: a time after which to stop, or the most runs to train.
     """
 
     engine: Engine = "auto"

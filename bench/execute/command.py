@@ -63,6 +63,8 @@ def results_of(
     store = Store(configs[0].store)
     if left := missing(configs):
         budget = effort.budget
+        if budget is not None:
+            budget.refuse_beyond(len(left))
         check_places(list(left.values()))
         with doing("importing torch"):
             from bench.execute.execute import STOPPED, execute

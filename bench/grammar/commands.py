@@ -93,8 +93,8 @@ WIDTH = Option(
 )
 BUDGET = Option(
     "budget",
-    "stop after this time (6h, 90min) and continue on the next call",
-    "TIME",
+    "stop after this time (6h) and continue on the next call, or refuse more than N runs (200runs)",
+    "COST",
     read_budget,
 )
 RUNNING = (ENGINE, RUN_WORKERS, WIDTH, BUDGET)
@@ -251,7 +251,7 @@ _ALL = (
             Option("report_seeds", "fresh seeds of each winner: a number (default 7: seeds 0 to 6) or a list;"
                    " fewer than 7 cannot decide a verdict", "SEEDS", default="7"),
             NO_REFERENCE,
-            replace(BUDGET, help="stop after this time (2h, 90min) and show the result so far"),
+            BUDGET,
             Option("anyway", "continue even if a failed check changes results"),
             _out("folder of tables, plots and settings (default: compared/TASK/OPT)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
@@ -275,7 +275,7 @@ _ALL = (
             Option("trials", "number of trials (default: nine). A grid starts at the middle of the ranges, whatever"
                              " their width. It adds up to 8 points beyond an edge while the best point is there",
                    "N", whole()),
-            replace(BUDGET, help="stop after this time (6h, 90min) and show the result so far"),
+            BUDGET,
             Option("seeds", "tuning seeds of each trial: a number (2: seeds 1000 and 1001) or a list (5,6;"
                    " 10:15); default 2", "SEEDS"),
             Option("report_seeds", "fresh seeds of the winner: a number (default 7: seeds 0 to 6) or a list;"

@@ -142,25 +142,37 @@ def read_grid(key: str, raw: str) -> list[float]:
 
 @dataclass(frozen=True)
 class Budget:
-    """The time of a command, in seconds."""
+    """The limit of a command: a number of runs, or seconds."""
 
     text: str
-    seconds: float
+    runs: int | None = None
+    seconds: float | None = None
+
+    def refuse_beyond(self, runs: int) -> None:
+        """Refuse more runs than the budget.
+
+        Raises:
+            UserError: so many runs exceed it.
+        """
+        if self.runs is not None and runs > self.runs:
+            raise UserError(f"--budget {self.text}: {runs} runs are to be trained; ask for fewer, or raise it")
 
 
 _UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
 
 def read_budget(text: str) -> Budget:
-    """A time (`90min`, `6h`, `2d`).
+    """A number of runs (`200runs`) or a time (`90min`, `6h`, `2d`).
 
     Raises:
-        ValueError: the text is none.
+        ValueError: the text is neither.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|m|h|d)", text.strip())
-    if match and 0 < float(match[1]) * _UNITS[match[2]] < 1e9:
-        return Budget(text, float(match[1]) * _UNITS[match[2]])
-    raise ValueError("write a time (--budget 6h, 90min, 2d)")
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(runs?|s|min|m|h|d)", text.strip())
+    if match and match[2].startswith("run") and match[1].isdigit() and int(match[1]):
+        return Budget(text, runs=int(match[1]))
+    if match and match[2] in _UNITS and 0 < float(match[1]) * _UNITS[match[2]] < 1e9:
+        return Budget(text, seconds=float(match[1]) * _UNITS[match[2]])
+    raise ValueError("write a time (--budget 6h, 90min, 2d) or a number of runs (--budget 200runs)")
 
 
 def place(name: str, given: str | None = None) -> Path:

@@ -16,6 +16,7 @@ from bench.config.run_config import RunConfig
 from bench.errors import RunBroke, UserError
 from bench.execute import Effort
 from bench.execute.execute import Crew, execute
+from bench.execute.plan import missing
 from bench.progress import SweepProgress
 from bench.results.group import Group, Measure, final
 from bench.results.selection import GAP, End, above_infimum, equal_below, is_capped, score_of
@@ -100,26 +101,26 @@ class Study:
                 break
             tried |= new
         scored = [tried[each.key] for each in wanted if each.key in tried]
-        missing = [each for each in wanted if each.key not in tried]
+        left = [each for each in wanted if each.key not in tried]
         best = self.spec.design.best([trial.point for trial in scored], scores)
         winner = None if best is None else tried[point_key(best)]
-        seeds = self.spec.report_seeds if winner is not None and self.report and not missing else ()
+        seeds = self.spec.report_seeds if winner is not None and self.report and not left else ()
         fresh = [] if winner is None else [self.config(winner.point, seed) for seed in self.spec.report_seeds]
         runs = self.store.finished_all(config.run_id for config in fresh)
-        if missing:
+        if left:
             points = [each.point for each in wanted if each.key not in tried or tried[each.key].runs]
             todo = [self.config(point, seed) for point in points for seed in self.spec.seeds]
         else:
             todo = fresh if seeds else []
         todo = [config for config in todo if config.run_id not in self.failed]
-        open_ = bool(missing) or any(config.run_id not in runs for config in todo)
+        open_ = bool(left) or any(config.run_id not in runs for config in todo)
         return StudyResult(
             study=self,
             trials=scored,
             scores=scores.by_key,
             best=winner,
             fresh=[runs[config.run_id] for config in fresh if config.run_id in runs],
-            missing=len(missing),
+            missing=len(left),
             todo=todo if open_ else [],
         )
 
@@ -299,14 +300,18 @@ def carry_out(studies: Sequence[Study], crew: Crew, effort: Effort, progress: Sw
     Runs of all studies alternate, so that a budget of time is shared. A run that fails costs its point the score.
 
     Raises:
-        UserError: a run cannot be trained.
+        UserError: a run cannot be trained, or more runs are wanted than the budget allows.
         RunFailed: the first runs failed, the disk is full or gone, or workers die at start.
     """
+    trained = 0
     while True:
         todo = {study.name: results.todo for study in studies if (results := study.result()).todo}
         if not todo:
             return True
         configs = [config for row in zip_longest(*todo.values()) for config in row if config is not None]
+        if effort.budget is not None:
+            trained += len(missing(configs))
+            effort.budget.refuse_beyond(trained)
         titles = {config.run_id: f"study {name}" for name, several in todo.items() for config in several}
         try:
             if not execute(configs, progress, effort, plan=titles, crew=crew):
