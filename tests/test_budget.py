@@ -1,13 +1,10 @@
-"""The budget of a command: a time."""
+"""The budget of a command: a time, or a number of runs."""
 
-import json
 from contextlib import suppress
 from typing import Any
 
 import pytest
-from bench.tuning.workers import Workers
 
-from bench.execute.pool import Pool
 from bench.grammar.values import read_budget
 from bench.train import stop
 from tests.test_cli import fails
@@ -30,40 +27,48 @@ def test_a_budget_is_a_time(text: str, seconds: float) -> None:
     assert read_budget(text).seconds == seconds
 
 
-@pytest.mark.parametrize("text", ["", "6", "0h", "200runs", "-3h", "6 weeks", "h", "1e9d", "6h30"])
+@pytest.mark.parametrize("text", ["", "6", "0h", "0runs", "1.5runs", "-3h", "6 weeks", "h", "1e9d", "6h30"])
 def test_other_budgets_are_refused(cli, text: str) -> None:
-    assert "write a time (--budget 6h, 90min, 2d)" in fails(cli, *TUNE, f"--budget={text}")
+    assert "write a time (--budget 6h, 90min, 2d) or a number of runs" in fails(cli, *TUNE, f"--budget={text}")
 
 
-def wait_for_a_request(self: Pool, *args: Any) -> bool:
-    until(args[-1], "a request to stop")
-    return False
-
-
-def wait_before_anybody_listens(*args: Any) -> bool:
+def wait_before_anybody_listens(*args: Any, **more: Any) -> bool:
     until(lambda: False, "an interrupt")
     return False
 
 
-def lose_the_first_interrupt(*args: Any) -> bool:
+def lose_the_first_interrupt(*args: Any, **more: Any) -> bool:
     with suppress(KeyboardInterrupt):  # as Python does in a finalizer
         wait_before_anybody_listens(*args)
     return wait_before_anybody_listens(*args)
 
 
-@pytest.mark.parametrize(
-    ("place", "work"),
-    [(Pool, wait_for_a_request), (Workers, wait_before_anybody_listens), (Workers, lose_the_first_interrupt)],
-    ids=["heard", "unheard", "lost"],
-)
+@pytest.mark.parametrize("work", [wait_before_anybody_listens, lose_the_first_interrupt], ids=["unheard", "lost"])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # so Python loses an interrupt
-def test_a_time_that_is_spent_stops_the_workers_and_shows_the_result(cli, monkeypatch, tmp_path, place, work) -> None:
+def test_a_time_that_is_spent_shows_the_result_so_far(cli, monkeypatch, tmp_path, work) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(place, "work", work)
+    monkeypatch.setattr("bench.tuning.study.execute", work)
     monkeypatch.setattr(stop, "AGAIN", 0.2)
-    answer = cli(*TUNE, "--budget", "0.2s")
+    answer = cli(*TUNE, "--budget", "0.2s", "--workers", 1)
     assert answer.code == 1  # no trial has a score yet
-    assert "the budget of 0.2s is spent; the same command with a larger one continues" in answer.err
+    assert "the budget of 0.2s is spent; this is the result so far, and the same command continues" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "runs"),
+    [
+        (("sweep", "--opt.lr", "0.1,1", "--seeds", 2), 4),
+        (("fit", "--seeds", 4), 4),
+        (("tune", "--opt.lr", "0.1,1", "--seeds", 2), 4),
+        (("compare", "--opt.lr", "0.1,1", "--against", "gd", "--opt.gd.lr", "0.1,1"), 8),
+    ],
+)
+def test_more_runs_than_a_budget_are_refused(cli, monkeypatch, tmp_path, words: Any, runs: int) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("bench.commands.comparison._check", lambda *args, **more: None)
+    more = ("--task", "synthetic", "--opt", "ngd", "--device", "cpu", "--trainer.max_steps", 5)
+    said = f"--budget {runs - 1}runs: {runs} runs are to be trained; ask for fewer, or raise it"
+    assert said in fails(cli, *words, *more, "--budget", f"{runs - 1}runs")
 
 
 SWEEP = ("sweep", "--task", "synthetic", "--opt", "ngd", "--opt.lr", "0.1,1", "--seeds", 2, "--device", "cpu")
@@ -78,15 +83,6 @@ def test_a_plan_whose_time_is_spent_stops_as_at_ctrl_c(cli, tmp_path, monkeypatc
     assert "bench: the budget of 3s is spent; 0 of 4 runs are stored, and the same command continues" in answer.err
 
 
-def test_a_suite_whose_time_is_spent_stops_as_at_ctrl_c(cli, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Workers, "work", wait_before_anybody_listens)
-    suite = {"title": "s", "tasks": ["synthetic"], "optimizers": ["gd"], "seeds": 1, "tune": {"trials": 2, "seeds": 1}}
-    (tmp_path / "s.yaml").write_text(json.dumps(suite | {"settings": {"trainer.max_steps": 5, "device": "cpu"}}))
-    answer = cli("suite", "s.yaml", "--budget", "0.5s")
-    assert (answer.code, "the budget of 0.5s is spent; the same command continues" in answer.err) == (130, True)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -94,7 +90,7 @@ def test_a_suite_whose_time_is_spent_stops_as_at_ctrl_c(cli, tmp_path, monkeypat
             "fit --task synthetic --opt gd --budget 1h",
             "--budget is for several runs; give --seeds too, or leave it out",
         ),
-        ("reproduce vasudeva2025/joint --budget 1.5runs", "write a time (--budget 6h, 90min, 2d)"),
+        ("reproduce vasudeva2025/joint --budget 1.5runs", "write a time (--budget 6h, 90min, 2d) or a number of runs"),
     ],
 )
 def test_budgets_of_plans_that_cannot_be(cli, words: str, message: str) -> None:

@@ -3,10 +3,8 @@
 import errno
 import json
 import os
-import random
 import re
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -25,7 +23,7 @@ from bench.store.store import Store
 from bench.train.callbacks import Recorder
 from benchmarks import training
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu.__main__ import PARTS, add, copy, environment, excess, keep, lines, locked, page, same, unpack
+from benchmarks.gpu.__main__ import PARTS, add, environment, excess, keep, lines, locked, page, same, unpack
 from benchmarks.gpu.speed import SPEED, lanes_of
 from tests.conftest import Cli
 from tests.stored import add_run
@@ -162,7 +160,7 @@ def test_words_that_mean_nothing_are_refused_in_one_line(
 
 
 def test_one_command_at_a_time_writes_and_removes_leftovers_of_a_killed_one(tmp_path: Path) -> None:
-    names = {".runs-mnist.zip", ".studies.db", ".mine", "runs-mnist.zip"}
+    names = {".runs-mnist.zip", ".mine", "runs-mnist.zip"}
     for name in names:
         (tmp_path / name).touch()
     with locked(tmp_path):
@@ -255,17 +253,14 @@ def test_the_part_doctor_is_as_well_as_doctor_says(code: int, tmp_path: Path, mo
     assert (line["ok"], line["text"]) == (not code, "FAIL disk\nwhy\n")
 
 
-# -- runs and studies -------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    """A folder of a part that has trained: a store with a finished run, and studies."""
+    """A folder of a part that has trained: a store with a finished run."""
     folder = tmp_path / "part"
     add_run(folder / "runs", "synthetic-ngd-0123456789ab")
-    with sqlite3.connect(folder / "runs" / "studies.db") as database:
-        database.execute("create table trials (value text)")
-        database.executemany("insert into trials values (?)", [("x" * 500,)] * 100)
     return folder
 
 
@@ -283,16 +278,16 @@ def test_a_zip_file_is_written_whole_or_not_at_all(
         with monkeypatch.context() as patched:
             patched.setattr(name, interrupted)
             with pytest.raises(KeyboardInterrupt):
-                keep(trained, out / "runs-mnist.zip", out / "studies.db")
+                keep(trained, out / "runs-mnist.zip")
         assert [*out.iterdir()] == []
-    assert keep(trained, out / "runs-mnist.zip", out / "studies.db") == 1
-    assert {path.name for path in out.iterdir()} == {"runs-mnist.zip", "studies.db"}
+    assert keep(trained, out / "runs-mnist.zip") == 1
+    assert {path.name for path in out.iterdir()} == {"runs-mnist.zip"}
     unpack(out / "runs-mnist.zip", tmp_path / "store")
     assert len(list(Store(tmp_path / "store").runs())) == 1
 
 
 def test_nothing_is_kept_before_a_run_is_finished(tmp_path: Path) -> None:
-    assert keep(tmp_path, tmp_path / "runs-mnist.zip", tmp_path / "studies.db") == 0
+    assert keep(tmp_path, tmp_path / "runs-mnist.zip") == 0
     assert [*tmp_path.iterdir()] == []
 
 
@@ -325,27 +320,13 @@ def damage_inside(path: Path) -> None:
 @pytest.mark.parametrize("damage", [overwrite, cut, flip, damage_inside])
 def test_a_damaged_zip_file_is_refused_and_stays(damage: Callable[[Path], None], trained: Path, tmp_path: Path) -> None:
     packed = tmp_path / "runs-mnist.zip"
-    keep(trained, packed, tmp_path / "studies.db")
+    keep(trained, packed)
     damage(packed)
     before = packed.read_bytes()
     said = "; move it elsewhere, then its runs are trained again"
     with pytest.raises(UserError, match=rf"\A{re.escape(str(packed))} is damaged: [^\n]*{said}\Z"):
         unpack(packed, tmp_path / "store")
     assert packed.read_bytes() == before
-
-
-@pytest.mark.parametrize("start", [0, 5000])
-def test_a_damaged_database_is_refused_and_stays(start: int, trained: Path, tmp_path: Path) -> None:
-    database = trained / "runs" / "studies.db"
-    whole = bytearray(database.read_bytes())
-    whole[start : start + 4000] = random.Random(0).randbytes(4000)
-    database.write_bytes(whole)
-    with pytest.raises(UserError) as refused:
-        copy(database, tmp_path / "copy.db")
-    assert str(refused.value).startswith(f"cannot copy the database {database} to {tmp_path}/copy.db: ")
-    assert str(refused.value).endswith("; free some space, or move a damaged one elsewhere")
-    assert "\n" not in str(refused.value)
-    assert database.read_bytes() == whole
 
 
 # -- whole parts ------------------------------------------------------------------------------------------------------
@@ -392,7 +373,7 @@ def test_a_stopped_command_leaves_no_process_behind(number: signal.Signals, code
     while running(tmp_path):
         assert time.monotonic() < give_up, running(tmp_path)
         time.sleep(0.1)
-    assert {path.name for path in out.iterdir()} <= {"gpu.jsonl", "gpu.md", "runs-mnist.zip", "studies.db"}
+    assert {path.name for path in out.iterdir()} <= {"gpu.jsonl", "gpu.md", "runs-mnist.zip"}
     assert lines(out) == []
     with locked(out):
         pass
@@ -416,11 +397,10 @@ def test_a_box_goes_on_where_it_was_cut_off(cli: Cli, tmp_path: Path) -> None:
     first = box(out, "--parts", "doctor,mnist", "--minutes", 20)
     assert first.returncode == 0, first.stdout + first.stderr
     assert [line["part"] for line in lines(out)] == ["doctor", "mnist"]
-    assert {path.name for path in out.iterdir()} == {"gpu.jsonl", "gpu.md", "runs-mnist.zip", "studies.db"}
+    assert {path.name for path in out.iterdir()} == {"gpu.jsonl", "gpu.md", "runs-mnist.zip"}
     unpack(out / "runs-mnist.zip", tmp_path / "store")
     made = {run.run_id: run.final for run in Store(tmp_path / "store").runs()}
     assert len(made) == lines(out)[1]["runs"] == 8
-    assert cli("list", "studies", "--store", out).out.count("synthetic") == 2
     again = box(out, "--parts", "doctor,mnist")
     assert "doctor: done earlier\nmnist: done earlier\n" in again.stdout
     (out / "gpu.jsonl").unlink()  # as if the command had been killed before it was written

@@ -22,9 +22,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bench.tuning.progress import TuningProgress
 
-from bench.progress import Advance, Progress, clock, doing, say
+from bench.progress import Progress, clock, doing, say
 from bench.store.store import Store
 from tasks.core.files import DataError, md5
 from tasks.vision.sources import ImageSource
@@ -204,23 +203,6 @@ def test_a_run_reports_its_activity_from_the_start(tmp_path: Path) -> None:
     assert re.search(r"step 400/400  .*ETA 0:00  step size 0\.5", bars[-1])
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h")  # the cursor is visible again
     assert lines[-1].startswith("synthetic sgd: completed")
-
-
-def test_a_live_view_of_tuning_shows_what_workers_do() -> None:
-    progress = TuningProgress("study", "loss", enabled=False)
-    trial = {"number": 1, "fresh": False, "point": {"opt.lr": 0.1}, "kind": "design", "seeds": [1000]}
-    with progress.showing(2):
-        assert progress.lines(60)[1:] == ["  1  starting", "  2  starting"]
-        progress.event(0, {"doing": "importing torch"})
-        progress.event(1, {"trial": trial})
-        progress.event(1, {"doing": "reading the data of mnist"})
-        assert progress.lines(60)[1:] == ["  1  importing torch", "  2  opt.lr 0.1  reading the data of mnist"]
-        progress.event(0, {"progress": Advance(100, 10, 0.3, ["a"], (0.5, "sgd lr 0.1")), "over": 2, "runs": 20})
-        progress.event(1, {"trial": trial, "seed": 1000, "step": 5, "total": 10, "score": 0.3})
-        assert progress.lines(60)[1:] == [
-            "  1  2/20 runs, 10 in training  25%  best loss 0.5",
-            "  2  opt.lr 0.1, seed 1000  step 5/10  loss 0.3",
-        ]
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])

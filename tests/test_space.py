@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
-from bench.tuning.tune import default_trials
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from bench.store.reports import edges_of
 from bench.text import CONVERGED
 from bench.tuning.design import EXTENSION_LIMIT, LONGEST_GRID, Design, Scores, Wanted
 from bench.tuning.space import Point, point_key, read_space, space_as_json, space_from_json
+from bench.tuning.spec import default_trials
 from optimizers import OPTIMIZERS, LogUniform
 
 LR = LogUniform(1e-3, 1e1)

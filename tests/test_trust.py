@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench.tuning.studies import Studies
 
 from bench.config.plugins import allowed
 from bench.errors import UserError
@@ -19,8 +17,6 @@ from bench.store.store import Store
 from optimizers.plugins import provenance
 from tests.conftest import Answer, Cli
 from tests.stored import WILD, add_run, add_study, begin, kill, put, record
-from tests.test_studies import begin as begin_study
-from tests.test_studies import drain, spec
 
 EVIL = "from pathlib import Path\nPath(__file__).with_name('marker').touch()\n"
 CLASS = """import torch
@@ -66,14 +62,6 @@ def killed(here: Path, opt: str, package: str | None = None) -> str:
     return run.run_id
 
 
-def rename_in_study(here: Path, name: str) -> None:
-    """Let the study and its trials name another optimizer."""
-    with sqlite3.connect(here / "runs" / "studies.db") as connection:
-        for table in ("study_user_attributes", "trial_user_attributes"):
-            connection.execute(f"""UPDATE {table} SET value_json = replace(value_json, '"sgd"', '"{name}"')""")
-    connection.close()
-
-
 # -- names of code ----------------------------------------------------------------------------------------------------
 
 
@@ -81,8 +69,7 @@ def rename_in_study(here: Path, name: str) -> None:
 def test_readers_import_nothing_that_a_store_names(
     cli: Cli, here: Path, imported: Callable[[], bool], name: str
 ) -> None:
-    drain(begin_study(here / "runs", 3, name="mine"))
-    rename_in_study(here, name)
+    add_study(here / "runs", "s", opt=name)
     run_id = killed(here, name)
     add_run(here / "runs", "done", config=record("x").config | {"opt": name})
     for path in (here / "runs" / "evil.py", here / "runs" / run_id / "evil.py", here / "runs" / "sitecustomize.py"):
@@ -117,37 +104,6 @@ def test_named_and_unchanged_code_is_imported_from_any_place(
     run_id = killed(here, "far/away/evil.py:X", provenance("evil.py:X"))
     cli("fit", "--resume", run_id, "--opt", "evil.py:X")
     assert imported()
-
-
-@NAMES
-def test_continuing_a_study_requires_naming_its_unchanged_code(
-    cli: Cli, here: Path, imported: Callable[[], bool], name: str
-) -> None:
-    begin_study(here / "runs", 3, name="mine")
-    rename_in_study(here, name)
-    said_once(
-        answer := cli("tune", "--resume", "mine"), f"study mine names {name}, and imports it only if you name it too: "
-    )
-    assert answer.err.endswith(f"bench tune --resume mine --opt {name}\n")
-    answer = cli("tune", "--resume", "mine", "--opt", name)
-    said_once(answer, f"with {name} as an unrecorded package, and here it is {provenance(name)}, so it is not")
-    said_once(
-        cli("tune", "--resume", "mine", "--opt", "other.py:X"),
-        "--resume takes the study's own settings; remove --opt",
-    )
-    assert not imported()
-
-
-def test_a_study_continues_with_its_code_alone(here: Path) -> None:
-    (here / "a folder").mkdir()
-    (here / "a folder/fine.py").write_text(CLASS)
-    study = Studies(here).create(spec(opt="a folder/fine.py:X"), "s")
-    study.admit({"opt": [f"{here}/a folder/fine.py:X"]}, [])
-    assert study.spec.opt == f"{here}/a folder/fine.py:X"
-    study.refuse_other_versions()
-    (here / "a folder/fine.py").write_text(CLASS + "\n")
-    with pytest.raises(UserError, match=r"study s began with .* as file .*, and here it is file .*"):
-        study.admit({"opt": ["a folder/fine.py:X"]}, [])
 
 
 def test_entry_points_of_installed_packages_need_no_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
     DIR/gpu.jsonl      a line for each finished part: results and machine
     DIR/gpu.md         the same as tables
     DIR/runs-TASK.zip  a store with the runs of a task of the reference suite, thinned as in results/reference
-    DIR/studies.db     their studies
 
 Each part is a separate process and writes its line when it is done. The same command continues with the missing parts,
 also in a later session if DIR still has the results so far. Only one command at a time writes to DIR.
@@ -16,7 +15,6 @@ import json
 import os
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -25,7 +23,7 @@ import xml.etree.ElementTree as ET
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -168,7 +166,6 @@ def locked(out: Path) -> Iterator[IO[bytes]]:
             raise UserError(f"--out {out}: another `make gpu` writes there; wait for it, or end it") from None
         for task in CELLS:
             unfinished(out / f"runs-{task}.zip").unlink(missing_ok=True)
-        unfinished(out / "studies.db").unlink(missing_ok=True)
         yield file
 
 
@@ -352,7 +349,7 @@ def tests(tiny: bool) -> dict[str, Any]:
 
 def reference(task: str, device: str, words: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
     """Train the reference suite on a task and copy its runs every minute; returns success and the number of runs."""
-    packed, studies = words.out / f"runs-{task}.zip", words.out / "studies.db"
+    packed = words.out / f"runs-{task}.zip"
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (store := folder / "runs").mkdir()
@@ -362,8 +359,6 @@ def reference(task: str, device: str, words: argparse.Namespace) -> tuple[bool, 
             chosen = [folder / "tiny.yaml"]
         if packed.is_file():
             unpack(packed, store)
-        if studies.is_file():
-            copy(studies, store / "studies.db")
         command = suite_command(
             "suite",
             *chosen,
@@ -379,14 +374,14 @@ def reference(task: str, device: str, words: argparse.Namespace) -> tuple[bool, 
             while True:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(EVERY)
-                kept = keep(folder, packed, studies)
+                kept = keep(folder, packed)
                 if process.returncode is not None:
                     break
         finally:
             if process.returncode is None:  # the time is over, or the disk is full
                 process.terminate()
                 process.wait()
-                keep(folder, packed, studies)
+                keep(folder, packed)
     return process.returncode == 0, {"runs": kept}
 
 
@@ -408,45 +403,19 @@ def unpack(packed: Path, store: Path) -> None:
         raise UserError(f"{packed} is damaged: {damaged[0]}; move it elsewhere, then its runs are trained again")
 
 
-def keep(folder: Path, packed: Path, studies: Path) -> int:
-    """Zip a store with the finished runs and copy the database; returns the number of runs.
-
-    The database is copied first, so that the store has every run of the copied studies wherever a command is killed.
-    """
+def keep(folder: Path, packed: Path) -> int:
+    """Zip a store with the finished runs; returns their number."""
     from bench.store.stores import Stores
     from tools import thinning
 
-    store = folder / "runs"
-    if not (store / "studies.db").is_file():
-        return 0
-    stores = Stores([store])
+    stores = Stores([folder / "runs"])
     if not any(run.finished for run in stores.runs):
         return 0
-    copy(store / "studies.db", folder / "kept.db")
     with TemporaryDirectory(dir=folder) as thin:
         kept = thinning.copy(stores, stores.runs, Path(thin))
         shutil.make_archive(str(folder / "kept"), "zip", thin)
     publish(folder / "kept.zip", packed)
-    publish(folder / "kept.db", studies)
     return len(kept)
-
-
-def copy(database: Path, to: Path) -> None:
-    """Copy a SQLite database that other processes may be writing to.
-
-    Raises:
-        UserError: it is damaged, or the disk is full.
-    """
-    to.unlink(missing_ok=True)
-    try:
-        with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(to)) as target:
-            source.backup(target)
-            (found,) = target.execute("PRAGMA quick_check(1)").fetchone()
-        if found != "ok":
-            raise sqlite3.DatabaseError(found.splitlines()[-1])
-    except sqlite3.Error as error:
-        todo = "free some space, or move a damaged one elsewhere"
-        raise UserError(f"cannot copy the database {database} to {to}: {error}; {todo}") from None
 
 
 def publish(path: Path, to: Path) -> None:
