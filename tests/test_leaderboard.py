@@ -414,47 +414,6 @@ def test_a_store_with_nothing_but_damage_names_it(cli, store):
     assert f"there are no readable runs in {store} ({record}: " in answer.err
 
 
-def test_damaged_runs_are_named_and_left_out_and_the_exit_code_says_so(cli, filled):
-    whole = cli("leaderboard").out
-    torn, foreign = (filled / run.run_id / DONE / RUNS for run in (made("sgd", 5), made("sgd", 6)))
-    keep(filled, made("sgd", 5), made("sgd", 6))
-    torn.write_text(torn.read_text()[:100])
-    foreign.write_text('{"run_id": "x", "config": {"task": "mnist"}}')
-    study = filled / "studies" / "torn.json"
-    study.write_text("{")
-    answer = cli("leaderboard")
-    assert (answer.code, answer.out) == (1, whole)
-    assert len(answer.err.splitlines()) == 3
-    for path in (torn, foreign, study):
-        assert str(path) in answer.err
-
-
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        (("versions", "opt"), [1]),
-        (("config", "trainer", "devices"), "auto"),
-        (("config", "trainer", "max_steps"), 10**400),
-        (("steps",), 10**400),
-        (("config", "task"), ["mnist"]),
-    ],
-)
-def test_a_record_of_another_kind_is_named_and_left_out(cli, filled, place, value):
-    whole = cli("leaderboard", "--board", "all").out
-    run = made("sgd", 9)
-    keep(filled, run)
-    path = filled / run.run_id / DONE / RUNS
-    record = json.loads(path.read_text())
-    inner = record
-    for name in place[:-1]:
-        inner = inner[name]
-    inner[place[-1]] = value
-    path.write_text(json.dumps(record))
-    answer = cli("leaderboard", "--board", "all")
-    assert (answer.code, answer.out) == (1, whole)
-    assert answer.err.startswith(f"bench: warning: {path}: ")
-
-
 def test_names_in_warnings_and_errors_do_no_harm_to_a_terminal(cli, filled):
     keep(filled, *seeds("sgd", B, name=WILD))
     (filled / "\x1b[31mred").mkdir()

