@@ -972,24 +972,6 @@ def test_a_task_that_is_another_under_one_name_is_another_problem(store, change,
     assert everything(store)
 
 
-FOREIGN: list[tuple[str, Any]] = [
-    ("config", {}), ("config", []), ("config", {"task": "mnist", "opt": "adam"}), ("final", "good"), ("steps", None),
-    ("metrics", {"final": 1}), ("validations", [3]), ("versions", None), ("environment", "here"), ("metric", 3),
-    ("problem", []), ("problem", {"trainer.max_steps": 99}), ("chosen", {"opt.lr": 7}), ("chosen", {"opt": {"lr": 1}}),
-    ("mode", "up"), ("target", "high"), ("traits", "fast"), ("steps", 10**400), ("run_id", "mnist-adam-0"), ("more", 1),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "value"), FOREIGN, ids=str)
-def test_a_record_of_another_kind_is_named_and_left_out(store, name, value):
-    keep(store, *seeds("adam", A))
-    path = store / made("adam", 2).run_id / DONE / RUNS
-    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
-    assert [each.path for each in Stores([store]).damaged] == [path]
-    assert [len(entry.runs) for entry in found(store).entries] == [4]
-    assert everything(store)
-
-
 @pytest.mark.parametrize("facts", [{"f_star": "low"}, {"f_star": True}, {"f_star": {"solved": False}}])
 def test_facts_of_another_kind_are_no_numbers(store, facts):
     runs = seeds("ngd", A, **LOSS, facts=facts)

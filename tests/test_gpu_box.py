@@ -92,13 +92,12 @@ DAMAGED = [
             {"rows": [{"a": 1}]},
             {"tiny": [1]},
             {"seconds": 10**400},
-            {"part": "doctor", "text": "\ud800"},
         )
     ),
 ]
 
 
-@pytest.mark.parametrize("before", ["", "{}\n", '{"part": "tes', *DAMAGED, pytest.param("[" * 200_000, id="nested")])
+@pytest.mark.parametrize("before", ["", "{}\n", '{"part": "tes', *DAMAGED])
 def test_a_line_that_was_cut_off_does_not_swallow_the_next_one(before: str, tmp_path: Path) -> None:
     (tmp_path / "gpu.jsonl").write_text(before)
     add(tmp_path, LINE)

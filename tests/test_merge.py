@@ -221,41 +221,6 @@ def test_an_intact_record_takes_the_place_of_a_damaged_one(cli, tmp_path, ids, c
     assert same(tmp_path / "source", tmp_path / "dest")
 
 
-def test_an_intact_table_takes_the_place_of_a_damaged_one(cli, tmp_path):
-    add_run(tmp_path / "source", "a")
-    (add_run(tmp_path / "dest", "a") / DONE / "curve.parquet").write_bytes(b"PAR1")
-    assert cli("merge", tmp_path / "source", tmp_path / "dest").code == 0
-    assert same(tmp_path / "source", tmp_path / "dest")
-
-
-@pytest.mark.parametrize("ids", ["a", "abc"])
-@pytest.mark.parametrize("table", ["curve", "measurements"])
-def test_an_intact_table_takes_the_place_of_one_with_a_flipped_bit(cli, tmp_path, ids, table):
-    add_block(tmp_path / "source", ids)
-    path = add_block(tmp_path / "dest", ids) / DONE / f"{table}.parquet"
-    text = bytearray(path.read_bytes())
-    text[text.index(b"\x28\xb5\x2f\xfd") + 8] ^= 1  # in a compressed page, behind the first magic number of zstd
-    path.write_bytes(text)
-    merged = cli("merge", tmp_path / "source", tmp_path / "dest")
-    assert (merged.code, merged.out.split(", ")[1]) == (0, "0 already there")
-    assert same(tmp_path / "source", tmp_path / "dest")
-
-
-def test_sound_runs_of_a_damaged_block_stay(cli, tmp_path):
-    source, dest = tmp_path / "source", tmp_path / "dest"
-    add_block(source, "ab", 2.0)
-    path = add_block(dest, "abc", 1.0) / DONE / RUNS
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(lines[0] + b"{}\n" + lines[2])
-    assert cli("merge", source, dest).out == "1 run copied, 1 already there, 0 skipped\n"
-    losses = {run_id: columns["loss"][0] for run_id, (_, columns) in seen(dest).items()}
-    assert losses == {"a": 1.0, "b": 2.0, "c": 1.0}
-    answer = cli("merge", dest, tmp_path / "third")
-    assert (answer.code, answer.out) == (1, "3 runs copied, 0 already there, 0 skipped\n")
-    assert f"{path}: line 2: " in answer.err
-    assert Stores([tmp_path / "third"]).damaged == []
-
-
 def test_reports_of_checks_are_merged(cli, tmp_path):
     source, dest = tmp_path / "source", tmp_path / "dest"
     for opt in ("adam", "sgd"):
@@ -282,56 +247,6 @@ def test_different_studies_of_one_name_are_both_kept(cli, tmp_path):
         merged = Stores([tmp_path / "dest"]).studies
         assert [vars(study) for study in merged] == [vars(study) for study in Stores(stores).studies]
         assert len(merged) == 2
-
-
-def test_the_record_of_a_study_under_another_name_is_damaged(cli, tmp_path):
-    path = add_study(tmp_path / "source", "s")
-    path.rename(path.with_name("t.json"))
-    answer = cli("merge", tmp_path / "source", tmp_path / "dest")
-    assert answer.code == 1
-    assert "t.json: it is the record of s, which belongs at s.json; " in answer.err
-    assert no_trace(tmp_path / "dest")
-
-
-def test_a_linked_folder_of_studies_is_not_followed(cli, tmp_path):
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "studies").symlink_to(add_study(tmp_path / "theirs", "s").parent)
-    answer = cli("merge", source, tmp_path / "dest")
-    assert answer.code == 1
-    assert f"{source / 'studies'}: it is a symbolic link, and links are not followed; " in answer.err
-    assert no_trace(tmp_path / "dest")
-
-
-def test_a_link_out_of_a_store_is_not_followed(cli, tmp_path):
-    source, dest = tmp_path / "source", tmp_path / "dest"
-    add_run(tmp_path / "theirs", "c")
-    for name, path in (("a", DONE), ("b", f"{DONE}/{RUNS}")):
-        shutil.move(add_run(source, name) / path, tmp_path / name)
-        (source / name / path).symlink_to(tmp_path / name)
-    (source / "c").symlink_to(tmp_path / "theirs" / "c")
-    (add_run(source, "d") / DONE / RUNS).unlink()
-    os.mkfifo(source / "d" / DONE / RUNS)
-    answer = cli("merge", source, dest)
-    assert (answer.code, answer.out) == (1, "0 runs copied, 0 already there, 0 skipped\n")
-    assert len(answer.err.splitlines()) == 4
-    assert not dest.exists()
-
-
-def test_nothing_but_known_files_is_copied(cli, tmp_path):
-    folder = add_run(tmp_path / "source", "a")
-    for path in (folder / "evil.py", folder / DONE / "evil.py", folder / "tensorboard" / "events"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("1")
-    begun = begin(tmp_path / "source", record("k"))
-    (begun.path / "evil.py").touch()
-    kill(begun)
-    assert cli("merge", tmp_path / "source", tmp_path / "dest").code == 0
-    files = {str(path.relative_to(tmp_path / "dest")) for path in (tmp_path / "dest").rglob("*") if path.is_file()}
-    assert files == {
-        *(f"a/{DONE}/{name}" for name in (RUNS, "curve.parquet", "measurements.parquet")),
-        *(f"k/attempt-1/{name}" for name in (RUNS, "curve.raw", "measurements.raw")),
-    }
 
 
 @pytest.mark.parametrize(("theirs", "ours", "kept"), [(3, 2, 3), (2, 3, 3)])
@@ -390,71 +305,7 @@ def test_several_processes_merge_at_a_time(cli, source, tmp_path):
     assert no_trace(tmp_path / "dest")
 
 
-# -- damage, and writing breaks ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "content", [b'{"run_id": "torn", "conf', b"", b"[]", b"{}", b"\xff\x00", b'{"run_id": "..", "config": {}}']
-)
-def test_damaged_records_are_named_and_not_copied(cli, source, tmp_path, content):
-    torn = add_run(source, "torn") / DONE / RUNS
-    torn.write_bytes(content)
-    (source / "empty").mkdir()
-    (source / "other").mkdir()
-    (source / "other" / "file").touch()
-    (source / "studies" / "t.json").write_bytes(content)
-    answer = cli("merge", source, tmp_path / "dest")
-    assert (answer.code, answer.out) == (1, "4 runs copied, 1 already there, 0 skipped; 1 record of studies copied\n")
-    assert [line.split(": ")[2] for line in answer.err.splitlines()] == [
-        str(path) for path in (source / "other", torn, source / "studies/t.json")
-    ]
-    assert list(seen(tmp_path / "dest")) == list("abcd")
-    assert Stores([tmp_path / "dest"]).damaged == []
-
-
-@pytest.mark.parametrize("name", ["a/done/curve.parquet", "a/done/measurements.parquet", "bc/done/curve.parquet"])
-def test_damaged_tables_are_named_and_not_copied(cli, tmp_path, name):
-    source, dest = tmp_path / "source", tmp_path / "dest"
-    add_run(source, "a")
-    block = add_block(source, "bc")
-    path = source / name.replace("bc", block.name)
-    path.write_bytes(b"PAR1")
-    answer = cli("merge", source, dest)
-    assert (answer.code, answer.out) == (
-        1,
-        f"{'2 runs' if name[0] == 'a' else '1 run'} copied, 0 already there, 0 skipped\n",
-    )
-    assert f"bench: warning: {path}: " in answer.err
-    assert list(seen(dest)) == (["b", "c"] if name[0] == "a" else ["a"])
-    assert no_trace(dest)
-
-
-def test_a_curve_that_lacks_steps_is_not_copied(cli, tmp_path):
-    path = add_run(tmp_path / "source", "a") / DONE / "curve.parquet"
-    shutil.copy(add_run(tmp_path / "other", "a", [0.5]) / DONE / "curve.parquet", path)
-    answer = cli("merge", tmp_path / "source", tmp_path / "dest")
-    assert (answer.code, answer.out) == (1, "0 runs copied, 0 already there, 0 skipped\n")
-    assert f"{path}: it has 1 rows, and its runs took 3 steps" in answer.err
-
-
-def test_curves_that_were_exchanged_are_not_copied(cli, tmp_path):
-    paths = [add_run(tmp_path / "source", name) / DONE / "curve.parquet" for name in "ab"]
-    first, second = (path.read_bytes() for path in paths)
-    paths[0].write_bytes(second)
-    paths[1].write_bytes(first)
-    answer = cli("merge", tmp_path / "source", tmp_path / "dest")
-    assert (answer.code, answer.out) == (1, "0 runs copied, 0 already there, 0 skipped\n")
-    for path, other in zip(paths, "ba", strict=True):
-        assert f"{path}: it contains rows of another run ({other}); " in answer.err
-
-
-def test_a_block_with_ids_that_are_no_names_is_not_copied(cli, tmp_path):
-    block = add_block(tmp_path / "source", "bc")
-    text = (block / DONE / RUNS).read_text()
-    (block / DONE / RUNS).write_text(text.replace('"b"', '"../source/a"').replace('"c"', '"../source/c"'))
-    answer = cli("merge", tmp_path / "source", tmp_path / "dest")
-    assert (answer.code, answer.out) == (1, "0 runs copied, 0 already there, 0 skipped\n")
-    assert str(block) in answer.err
+# -- writing breaks ---------------------------------------------------------------------------------------
 
 
 def test_a_file_of_a_source_that_cannot_be_read(cli, source, tmp_path, monkeypatch):

@@ -337,12 +337,6 @@ def test_code_that_a_store_names_is_not_imported(store, tmp_path):
     assert not (tmp_path / "harmed").exists()
 
 
-def test_half_of_a_surrogate_pair_is_written(store, tmp_path):
-    add_run(store, "mnist", "half \ud800 of it")
-    assert results(["report", "-o", str(tmp_path / "a.html")]) == 0
-    assert "half ? of it" in (tmp_path / "a.html").read_text("utf-8")
-
-
 def test_the_template_lies_in_the_package():
     assert (files("bench.boards") / "page.html.j2").is_file()
 

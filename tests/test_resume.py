@@ -315,10 +315,6 @@ def of_another_program(path: Path) -> None:
     torch.save({"callbacks": {}, "state_dict": {}}, path)
 
 
-def with_code(path: Path) -> None:
-    torch.save({"callbacks": Path("a")}, path)
-
-
 def without_curve(path: Path) -> None:
     path.with_name("curve.raw").unlink()
 
@@ -328,7 +324,7 @@ def with_less_curve(path: Path) -> None:
 
 
 @pytest.mark.matrix(keep=1)
-@pytest.mark.parametrize("harm", [empty, halve, flip, of_another_program, with_code, without_curve, with_less_curve])
+@pytest.mark.parametrize("harm", [empty, halve, flip, of_another_program, without_curve, with_less_curve])
 def test_a_checkpoint_that_cannot_be_used_is_put_aside_and_the_run_starts_afresh(cli, killed, store, tmp_path, harm):
     cli(*SYNTHETIC, *SPS, "--store", tmp_path / "whole")
     path = Store(store).checkpoint(killed.run_id)

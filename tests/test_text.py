@@ -25,7 +25,6 @@ from bench.commands.doctor import data_diagnoses
 from bench.config.options import read_options
 from bench.config.run_config import resolve
 from bench.run_summary import result_lines
-from bench.text import in_csv
 from bench.train.runner import StepRanges, build, make_trainer, run
 from tasks import TASKS, BatchRandomness, DataError, derive_seed
 from tasks.core.cache import cached_tokens
@@ -785,8 +784,3 @@ def test_real_files_are_known_as_whole_or_part(real_text: Path) -> None:
     state, size = found["train.parquet"]
     assert state == ("whole" if size == "392,702 rows" else "part of 392,702 rows")
     assert [file.state for file in states(TASKS["sst2"], real_text)] == ["whole", "whole"]
-
-
-@pytest.mark.parametrize(("value", "text"), [("", ""), ("-", "-"), ("=1", "'=1"), ("-x", "'-x"), ("a", "a"), (1, 1)])
-def test_only_text_that_a_spreadsheet_would_execute_is_escaped(value: Any, text: Any) -> None:
-    assert in_csv(value) == text

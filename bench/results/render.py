@@ -367,7 +367,7 @@ def csv_lines(own: Sequence[Column], rows: Iterable[Row]) -> Iterator[str]:
     """Rows as CSV; missing values and NaN are empty fields."""
     file: Any = SimpleNamespace(write=str)  # `writerow` returns what `write` returns: the line
     writer = csv.writer(file, lineterminator="\n")
-    yield writer.writerow(c.key for c in own)
+    yield writer.writerow(clean(c.key) for c in own)
     for row in rows:
         yield writer.writerow(_in_csv(c, row) for c in own)
 

@@ -38,6 +38,16 @@ def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
+@with_config(ConfigDict(extra="allow"))
+class StoredTrainer(TypedDict, total=False):
+    """The options of the trainer that readers use."""
+
+    devices: Count
+    num_nodes: Count
+    max_steps: Count | None
+    max_epochs: float | None
+
+
 @with_config(ConfigDict(extra="forbid"))
 class StoredConfig(TypedDict):
     """A resolved configuration without machine-specific paths (`bench.config.run_config.RunConfig`)."""
@@ -46,7 +56,7 @@ class StoredConfig(TypedDict):
     task_options: Json
     opt: Name
     opt_options: Json
-    trainer: Json
+    trainer: StoredTrainer
     seed: Count
     data_seed: Count
     precision: Name

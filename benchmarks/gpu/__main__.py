@@ -266,8 +266,8 @@ def lines(out: Path) -> list[dict[str, Any]]:
     """The lines written so far, except truncated and damaged ones."""
     found = []
     with suppress(FileNotFoundError):
-        for text in (out / "gpu.jsonl").read_text("utf-8", "replace").splitlines():
-            with suppress(ValueError, RecursionError):
+        for text in (out / "gpu.jsonl").read_text("utf-8").splitlines():
+            with suppress(ValueError):
                 line = json.loads(text)
                 if isinstance(line, dict) and line.get("part") in PARTS:
                     block(line)
@@ -452,11 +452,9 @@ def block(line: Mapping[str, Any]) -> str:
     try:
         if not isinstance(line["tiny"], bool):
             raise TypeError("tiny is not a truth value")
-        text = _block(line)
-        text.encode()  # half a surrogate pair is a ValueError
+        return _block(line)
     except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError) as error:
         raise ValueError(f"a damaged line: {first_line(error)}") from None
-    return text
 
 
 def _block(line: Mapping[str, Any]) -> str:

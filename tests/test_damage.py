@@ -1,0 +1,305 @@
+"""Damaged stores: commands name what is damaged and use the rest; none ends with a traceback."""
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.store.store import Store
+from bench.store.stores import Stores
+from bench.text import plain
+from tests.conftest import Answer, Cli
+from tests.outcomes import leftovers, outcome
+from tests.stored import add_block, add_run, add_study, record
+from tests.test_studies import begin, drain
+
+SWEEP = (
+    "sweep", "--task", "synthetic", "--trainer.max_steps", "60", "--trainer.val_every", "10", "--device", "cpu",
+    "--opt", "ngd", "--opt.lr", "0.1,1", "--engine", "lanes", "--width", "2",
+)  # fmt: skip
+GOOD = plain(vars(record("a")))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def warns_once(answer: Answer, *words: str) -> None:
+    assert answer.code == 1
+    lines = [line for line in answer.err.splitlines() if line.startswith("bench: ")]
+    assert len(lines) == 1, answer.err
+    assert all(word in lines[0] for word in words), lines
+    assert len(lines[0]) < 700
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+def changed(**changes: Any) -> bytes:
+    return json.dumps(GOOD | changes).encode()
+
+
+DAMAGED = {
+    "torn": (changed()[:200], ""),
+    "empty": (b"", "it is empty"),
+    "a list": (b"[]", ""),
+    "no UTF-8": (b"\xff\x00", ""),
+    "an unknown field": (changed(new=1), "new: "),
+    "another run's record": (changed(run_id="b"), "its records do not belong to a"),
+    "an unknown status": (changed(status="done"), "status: it must be "),
+    "an unfinished run": (changed(status="running"), "a has the impossible status running"),
+    "text for a number": (changed(target="low"), "target: it must be a number"),
+    "a number for text": (changed(begun=5), "begun: it must be text"),
+    "no date": (changed(begun="soon"), "begun: it must "),
+    "negative steps": (changed(steps=-1), "steps: it must be greater than or equal to 0"),
+    "half a configuration": (changed(config={"task": "synthetic"}), "config."),
+    "devices in words": (changed(config=GOOD["config"] | {"trainer": {"devices": "auto"}}), "config.trainer.devices: "),
+    "an evaluation without step": (changed(validations=[{"loss": 0.5}]), "a: an evaluation lacks its step or seconds"),
+    "another identity": (changed(identity={"task": "mnist"}), "a: run_id is not the hash of its identity"),
+}
+
+
+@pytest.mark.parametrize(("content", "why"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_record_is_named_and_left_out(cli: Cli, here: Path, content: bytes, why: str) -> None:
+    path = add_run(here / "runs", "a") / "done" / "runs.jsonl"
+    path.write_bytes(content)
+    add_run(here / "runs", "sound")
+    for words in (("list", "runs"), ("sql", "select run_id from runs"), ("leaderboard",), ("merge", "runs", "copy")):
+        warns_once(cli(*words), f"{path.relative_to(here)}: {why}")
+    assert [run.run_id for run in Store(here / "copy").runs()] == ["sound"]
+
+
+def test_a_damaged_record_of_a_block_spares_the_others(cli: Cli, here: Path) -> None:
+    path = add_block(here / "runs", "abc") / "done" / "runs.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b"{}\n" + lines[2])
+    warns_once(answer := cli("merge", "runs", "copy"), "runs.jsonl: line 2: ")
+    assert answer.out == "2 runs copied, 0 already there, 0 skipped\n"
+    assert Stores([here / "copy"]).damaged == []
+
+
+def other_rows(path: Path) -> None:
+    shutil.copy(path.with_name("measurements.parquet"), path)
+
+
+def flipped(path: Path) -> None:
+    text = bytearray(path.read_bytes())
+    text[text.index(b"\x28\xb5\x2f\xfd") + 8] ^= 1  # in a compressed page, behind the first magic number of zstd
+    path.write_bytes(text)
+
+
+def shorter(path: Path) -> None:
+    other = add_run(path.parents[3] / "other", "a", [0.5])
+    shutil.copy(other / "done" / path.name, path)
+
+
+TABLES = {
+    "torn": (lambda path: path.write_bytes(b"PAR1"), ""),
+    "missing": (Path.unlink, "it does not exist"),
+    "other columns": (other_rows, "its columns are not step, loss"),
+    "fewer rows": (shorter, "it has 1 rows, and its runs took 3 steps"),
+}
+
+
+@pytest.mark.parametrize(("harm", "why"), TABLES.values(), ids=TABLES)
+def test_a_damaged_table_is_named_and_left_out(cli: Cli, here: Path, harm: Callable[[Path], object], why: str) -> None:
+    path = add_run(here / "runs", "a") / "done" / "curve.parquet"
+    harm(path)
+    add_run(here / "runs", "sound")
+    warns_once(answer := cli("sql", "select count(*) as n from curves"), f"{path.relative_to(here)}: {why}")
+    assert answer.out == "n\n3\n"
+    warns_once(cli("merge", "runs", "copy"), f"{path.relative_to(here)}: {why}")
+    assert [run.run_id for run in Store(here / "copy").runs()] == ["sound"]
+
+
+@pytest.mark.parametrize("table", ["curve", "measurements"])
+@pytest.mark.parametrize("harm", [flipped, lambda path: path.write_bytes(b"PAR1")])
+def test_merge_replaces_a_damaged_table(cli: Cli, here: Path, table: str, harm: Callable[[Path], object]) -> None:
+    add_block(here / "runs", "ab")
+    harm(add_block(here / "copy", "ab") / "done" / f"{table}.parquet")
+    assert cli("merge", "runs", "copy").out == "2 runs copied, 0 already there, 0 skipped\n"
+    assert outcome(here / "copy") == outcome(here / "runs")
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda done: os.truncate(done / "runs.jsonl", 200),
+        lambda done: [path.unlink() for path in done.iterdir()],
+        lambda done: (shutil.rmtree(done), done.write_text("notes")),
+        lambda done: shutil.copy(add_run(done.parents[2] / "other", "b") / "done" / "runs.jsonl", done),
+    ],
+    ids=["torn", "empty", "a file", "another run"],
+)
+def test_unreadable_results_are_put_aside(cli: Cli, here: Path, harm: Callable[[Path], object]) -> None:
+    fit = ("fit", "--task", "synthetic", "--opt", "sngd", "--trainer.max_steps", "20", "--device", "cpu")
+    assert cli(*fit).code == 0
+    whole = outcome(here / "runs")
+    (done,) = here.glob("runs/*/done")
+    harm(done)
+    answer = cli(*fit)
+    assert answer.code == 0
+    (line,) = (line for line in answer.err.splitlines() if "was renamed" in line)
+    assert f"{done.relative_to(here)} cannot be used (" in line
+    assert line.endswith("); it was renamed to done.unreadable, and training continues")
+    assert outcome(here / "runs") == whole
+    assert {path.name for path in done.parent.iterdir()} == {"done", "done.unreadable"}
+
+
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [("curve", "empty"), ("curve", "cut"), ("curve", "gone"), ("measurements", "empty"), ("measurements", "cut")],
+)
+def test_a_stored_run_with_damaged_tables_needs_rerun(cli: Cli, here: Path, name: str, harm: str) -> None:
+    fit = ("fit", "--task", "synthetic", "--opt", "sngd", "--trainer.max_steps", "20", "--device", "cpu")
+    assert cli(*fit).code == 0
+    (folder,) = (here / "runs").iterdir()
+    path = folder / "done" / f"{name}.parquet"
+    path.unlink() if harm == "gone" else os.truncate(path, 0 if harm == "empty" else path.stat().st_size - 1)
+    warns_once(cli(*fit), f"run {folder.name} is stored but damaged: ", path.name, "; --rerun trains it again")
+    assert cli("show", folder.name).code == 1
+    assert cli(*fit, "--rerun").code == 0
+    assert cli(*fit).code == cli("show", folder.name).code == 0
+
+
+# -- checkpoints of lanes (those of single runs: test_resume) ---------------------------------------------------------
+
+
+def torn(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def with_other_weights(path: Path) -> None:
+    state = torch.load(path, weights_only=True)
+    for name, value in state["lanes"]["weights"].items():
+        state["lanes"]["weights"][name] = torch.zeros(3, *value.shape)
+    torch.save(state, path)
+
+
+@pytest.mark.parametrize("harm", [torn, with_other_weights])
+def test_lanes_restart_without_a_usable_checkpoint(
+    cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], object]
+) -> None:
+    assert cli(*SWEEP, "--store", "whole").code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("bench.progress.SweepProgress.advance", lambda *args: os.kill(os.getpid(), 2))
+        assert cli(*SWEEP).code == 130
+    (checkpoint,) = here.glob("runs/*/attempt-1/last.ckpt")
+    harm(checkpoint)
+    answer = cli(*SWEEP)
+    assert answer.code == 0, answer.err
+    assert answer.err.count("cannot be used") == answer.err.count("training starts from the beginning") == 1
+    assert outcome(here / "runs") == outcome(here / "whole")
+    assert leftovers(here / "runs") == []
+
+
+# -- studies and settings ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("folder", "content"), [("studies", "{"), ("studies", "[]"), ("checks", "{}")])
+def test_a_damaged_report_is_named_and_left_out(cli: Cli, here: Path, folder: str, content: str) -> None:
+    add_run(here / "runs", "a")
+    path = add_study(here / "runs", "s").parents[1] / folder / "t.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content)
+    warns_once(answer := cli("sql", "select distinct study from trials"), f"runs/{folder}/t.json: ")
+    assert answer.out == "study\ns\n"
+    warns_once(cli("merge", "runs", "copy"), f"runs/{folder}/t.json: ")
+    assert Stores([here / "copy"]).damaged == []
+
+
+def test_a_misplaced_record_of_a_study_is_damaged(cli: Cli, here: Path) -> None:
+    path = add_study(here / "runs", "s")
+    path.rename(path.with_name("t.json"))
+    warns_once(cli("merge", "runs", "copy"), "t.json: it is the record of s, which belongs at s.json; ")
+
+
+def database(here: Path) -> Path:
+    """A database with the finished study `mine`."""
+    if not (here / "runs" / "studies.db").exists():
+        drain(begin(here / "runs", 3, name="mine"))
+    return here / "runs" / "studies.db"
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:20_000])
+
+
+def half_written(path: Path) -> None:
+    """A process is killed in the middle of a write."""
+    code = (
+        f"import os, sqlite3\nc = sqlite3.connect({str(path)!r})\nc.execute('PRAGMA cache_size = 1')\n"
+        "c.execute('CREATE TABLE t (x)')\n"
+        "for i in range(2000): c.execute('INSERT INTO t VALUES (?)', ('x' * 1000,))\nos.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert path.with_name(f"{path.name}-journal").is_file()
+
+
+def in_wal(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA journal_mode=wal")
+    connection.close()
+
+
+DATABASES = {
+    "truncated": (truncated, "is damaged or not a database"),
+    "text": (lambda path: path.write_text("It was a dark and stormy night. " * 100), "file is not a database"),
+    "half written": (half_written, "a process died while writing to it; `bench tune --resume NAME` repairs"),
+    "in mode WAL": (in_wal, "is in SQLite's mode WAL"),
+}
+
+
+@pytest.mark.parametrize(("harm", "why"), DATABASES.values(), ids=DATABASES)
+def test_a_damaged_database_is_named_and_unchanged(
+    cli: Cli, here: Path, harm: Callable[[Path], object], why: str
+) -> None:
+    harm(database(here))
+    before = {path: path.read_bytes() for path in (here / "runs").iterdir()}
+    warns_once(cli("list", "studies"), why)
+    assert {path: path.read_bytes() for path in (here / "runs").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value", "why"),
+    [
+        ("study", "bench", "'['", "study mine in "),
+        ("study", "bench", 'replace(value_json, \'"grid"\', \'"grid", "new": 1\')', "(bench: new: "),
+        ("study", "request", '\'{"trials": "9"}\'', "(request: trials: "),
+        ("trial", "runs", "'7'", "study mine: trial 0: runs: "),
+        ("trial", "point", "'{\"opt.lr\": []}'", "study mine: trial 0: point."),
+    ],
+)
+def test_damaged_studies_and_trials_are_named(cli: Cli, here: Path, table: str, key: str, value: str, why: str) -> None:
+    where = "trial_id = (SELECT min(trial_id) FROM trials)" if table == "trial" else "1"
+    with sqlite3.connect(database(here)) as connection:
+        connection.execute(f"UPDATE {table}_user_attributes SET value_json = {value} WHERE key = '{key}' AND {where}")
+    connection.close()
+    warns_once(cli("list", "studies"), why)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("opt: {name: sgd, lr: {deep: 1}}", "opt"),
+        ("opt: {name: sgd}\nprovenance: words", "provenance"),
+        ("opt: {name: sgd}\nprovenance: {versions: {task: []}}", "provenance.versions"),
+    ],
+)
+def test_damaged_tuned_settings_are_named(cli: Cli, here: Path, text: str, words: str) -> None:
+    (path := here / "tuned/synthetic/sgd.yaml").parent.mkdir(parents=True)
+    path.write_text(text)
+    answer = cli("fit", "--task", "synthetic", "--opt", "sgd", "--tuned", "--dry-run")
+    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
+    assert f"tuned/synthetic/sgd.yaml is damaged ({words}" in answer.err
+    assert "repair it, or move it away and tune again" in answer.err
