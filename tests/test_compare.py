@@ -9,11 +9,9 @@ import pytest
 
 import bench.commands.comparison
 import bench.sweeps.sensitivity
-from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.tuning.workers import Workers
-from tests.entered import board, found, keep, made
 from tests.programs import Program
 from tests.test_budget import wait_before_anybody_listens
 from tests.test_cli import fails
@@ -253,21 +251,6 @@ def test_after_ctrl_c_the_same_command_goes_on(store: Path) -> None:
     assert "too few seeds (2 of 7)" in " ".join(out.split())
 
 
-def test_ties_at_the_floor_are_not_said_to_need_seeds(store: Path) -> None:
-    loss = {"task": "synthetic", "metric": "loss", "mode": "min"}
-
-    def runs(opt: str, gaps: list[float]) -> list[RunResult]:
-        return [made(opt, i, x, **loss, metrics={"final": {"loss": x, "excess": x}}) for i, x in enumerate(gaps)]
-
-    keep(store, *runs("gd", [1e-20] * 8), *runs("ngd", [1e-30] * 8), *runs("adam", [1e-20] * 6 + [1e-3] * 2))
-    (tied,) = bench.commands.comparison._advice(found(store))
-    else_ = bench.commands.comparison.ELSE
-    assert tied == f"ngd, adam: at the floor of the metric like gd: more seeds decide nothing; {else_}"
-    (table,) = board("quality", store).tables
-    assert table.title.startswith("synthetic")
-    assert "values equal up to rounding (5e-07 of their size) tie" in board("quality", store).notes[0]
-
-
 @pytest.mark.deep
 def test_a_baseline_of_the_reference_results_is_not_tuned_again(
     cli, unchecked: None, store: Path, monkeypatch: pytest.MonkeyPatch
@@ -320,8 +303,6 @@ def test_a_shipped_baseline_is_used_at_its_own_budget_only(cli, monkeypatch: pyt
         assert "92 runs minus stored ones" in answer.out
         assert "92 runs to do" in answer.out
     assert "gd and sgdm are tuned again: not all have reference results" in cli(*words, "--against", "gd,sgdm").err
-    answer = cli(*words, "--budget", "60runs")  # for both optimizers
-    assert "ngd against gd on mha_dm1: 11 trials of 2 seeds" in answer.out
 
 
 def test_a_baseline_at_the_floor_is_said_before_tuning(cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -745,22 +745,6 @@ def test_a_grid_says_how_far_it_goes_and_a_winner_that_lies_beyond_the_range(her
     assert "note     opt.lr 1e-06 is outside of 0.01:1; the grid is centred on that range" in found
 
 
-@pytest.mark.deep
-def test_settings_of_another_study_are_not_replaced_without_a_word(here: Path, tmp_path: Path) -> None:
-    one, other = (begin(here, 3, name=name) for name in ("one", "other"))
-    for study in (one, other):
-        drain(study)
-    first, second = study_result(one), study_result(other)
-    assert tuned.replaced(tmp_path, first) is None
-    (path := tuned.tuned_path(tmp_path, one.spec)).parent.mkdir()
-    path.write_text(tuned.tuned_yaml(first))
-    assert tuned.replaced(tmp_path, first) is None
-    assert tuned.replaced(tmp_path, second) == f"{path} belonged to study one; it now belongs to study other"
-    for content in ("opt: {name: sgd}", "a: b: c", "provenance: words"):
-        path.write_text(content)
-        assert tuned.replaced(tmp_path, second) == f"{path} belonged to no study; it now belongs to study other"
-
-
 # -- what tuning requests ---------------------------------------------------------------------------------------------
 
 

@@ -251,26 +251,6 @@ def test_two_sweeps_of_a_task_lie_side_by_side_and_the_same_one_again_refreshes_
     assert sorted(tables(here)[OUT].splitlines()) == sorted(first[OUT].splitlines())
 
 
-def test_the_table_of_another_sweep_is_never_overwritten(cli, here):
-    first = ("sweep", *SMALL, *FOUR, *LANES, "-o", "mine")
-    assert cli(*first).code == 0
-    table = here / "mine" / "sensitivity.csv"
-    before = table.read_text()
-    for _ in range(2):  # neither before nor after its runs are stored
-        answer = cli(*first, "--opt.lr", "0.5,2")
-        assert answer.code == 2
-        assert "-o mine: it has the table of another sweep (4 runs that this one lacks); name another" in answer.err
-        assert table.read_text() == before
-    assert cli(*first).code == 0
-    assert sorted(table.read_text().splitlines()) == sorted(before.splitlines())
-    assert cli(*first, "--seeds", 3).code == 0  # it has all runs of the first
-    assert set(table.read_text().splitlines()) >= set(before.splitlines())
-    for content in (b"\xff\x00 no table", b"a,b\n1,2\n"):
-        table.write_bytes(content)
-        assert "it has a file sensitivity.csv that is not of a sweep" in cli(*first).err
-        assert table.read_bytes() == content
-
-
 def test_folders_of_sweeps_have_names_of_files(store):
     many = configs_of(store, opt=",".join(["adam", "adamw", "gd", "ngd", "ps", "sgd", "sngd", "sps"] * 2))
     assert re.fullmatch(r"synthetic/adam-adamw-gd-ngd-ps-sgd-sngd-sps-[0-9a-f]{8}", str(folder_of(many)))

@@ -733,13 +733,11 @@ def test_settings_that_are_not_ours_and_runs_that_are_gone_are_noted(cli, here: 
         "use it: bench fit --task synthetic --opt sgd --config there/synthetic/sgd.yaml --device cpu"
         " --trainer.max_steps 40"
     )
-    # Another study of the same runs: nothing is trained, and the file belongs to another study.
+    # Another study of the same runs: nothing is trained, and the file is replaced.
     again = cli(*words, "--name", "two", "--out", "there")
     assert again.code == 0, again.err
-    assert "bench: there/synthetic/sgd.yaml belonged to study one; it now belongs to study two\n" in again.err
     # --resume writes to the study's earlier place, from any folder.
     resumed = cli("tune", "--resume", "one")
-    assert resumed.err == f"bench: {path} belonged to study two; it now belongs to study one\n"
     assert f"written to {path.parent.parent}: synthetic/sgd.yaml" in resumed.out
     assert not (here / "tuned").exists()
     # The study keeps its results without the runs.

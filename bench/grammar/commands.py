@@ -362,12 +362,9 @@ _ALL = (
         options=(
             Option("list", "list the experiments and exit"),
             Option("quick", "few seeds and steps, under a minute; not evidence"),
-            Option("all", "with --quick: run all experiments as a smoke test; their output and runs are removed"),
             Option("search", "also search the constants that the paper does not state"),
             Option("seeds", "a number (5: those of the experiment first, then the next integers) or a list (0,1,2;"
                    " 10:15 is 10 to 14)", "SEEDS", seeds_or_count),
-            Option("arm", "change a setting of one arm, by its label: --arm NGD opt.lr 0.05 --arm 'H = 1' opt.lr 2",
-                   "ARM SETTING VALUE", words=3, many=True),
             _out("folder of the output (default: reproduced/NAME, NAME-quick, NAME-changed)"),
             DEVICE, JSON, *RUNNING, Option("dry-run", "list the runs and exit"), DATA, STORE,
         ),

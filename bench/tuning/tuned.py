@@ -3,7 +3,6 @@
 from datetime import date
 from pathlib import Path
 
-from bench.config.tuned import read_tuned
 from bench.errors import UserError
 from bench.output import writing
 from bench.results.selection import End, cap_share, is_capped
@@ -93,21 +92,6 @@ def _tried(trial: Trial, score: End) -> str:
 def tuned_path(folder: Path, spec: StudySpec) -> Path:
     """The path of the settings of a study."""
     return folder / slug(spec.task) / f"{slug(spec.opt)}.yaml"
-
-
-def replaced(folder: Path, found: StudyResult) -> str | None:
-    """A note if writing the settings replaces a file of another study, or of none; else None."""
-    path = tuned_path(folder, found.study.spec)
-    if not path.is_file():
-        return None
-    try:
-        before = read_tuned(path).study
-    except UserError:
-        before = None
-    if before == found.study.name:
-        return None
-    of = f"study {before}" if before else "no study"
-    return f"{path} belonged to {of}; it now belongs to study {found.study.name}"
 
 
 def write(folder: Path, found: StudyResult, command: str) -> list[Path]:

@@ -40,7 +40,6 @@ def show(study: "Study", *, as_json: bool, out: Path, command: str, store: Path)
     note(missing_runs(found, store))
     paths: list[Path] = []
     if found.best is not None:
-        note(tuned.replaced(out, found))
         paths = tuned.write(out, found, command)
     if as_json:
         answer(summary.as_json(found) | {"out": out if paths else None})

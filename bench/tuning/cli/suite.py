@@ -55,7 +55,6 @@ def main(args: Args) -> int:
     for each in found:
         tuned.remember(each, args.store)
         note(missing_runs(each, args.store))
-        note(tuned.replaced(args.out, each) if each.best is not None else None)
     paths = suite.write(args.out, found, command)
     lines = [" + ".join(part.title for part in parts), "", *suite.result_lines(found)]
     lines.append(f"written to {args.out}: {len(paths)} files, such as {paths[0] if paths else 'none'}")
