@@ -17,7 +17,7 @@ from bench.commands.describe import _keys
 from bench.config.options import optimizer_options, task_options
 from bench.config.run_config import resolve
 from bench.grammar.commands import COMMANDS
-from bench.papers.experiments import experiments, load
+from bench.papers.experiments import experiments
 from bench.store.store import Store
 from optimizers import OPTIMIZERS
 from tasks import TASKS
@@ -187,41 +187,11 @@ def test_definitions_are_inherited_and_added_to(tmp_path, monkeypatch):
     assert _keys("pkg_of_tasks.below", "Below") == {"a": "two lines", "b": "two lines", "c": "new (x: y)"}
 
 
-@pytest.mark.matrix(keep=3)
-@pytest.mark.parametrize("name", experiments())
-def test_show_tells_an_experiments_arms_claims_and_commands(cli, name):
-    out, experiment = cli("show", name).out, load(name)
-    flat = " ".join(out.split())
-    assert out.startswith(f"{name}: {experiment.title}\n")
-    smaller = filter(None, [experiment.undersized])
-    for text in (experiment.paper, *smaller, *experiment.notes, *(claim.paper for claim in experiment.claims)):
-        assert " ".join(text.split()) in flat
-    arms = rows(out, "arms:")
-    for label, own in ({"all": experiment.common} | experiment.arms).items():
-        assert arms[label].split() == [word for key, value in own.items() for word in (f"--{key}", *str(value).split())]
-    assert [key for key in rows(out, "claims:") if key in {claim.name for claim in experiment.claims}] == [
-        claim.name for claim in experiment.claims
-    ]
-    assert rows(out, "figure:").keys() == {panel.title for panel in experiment.figure.panels}
-    assert f"bench reproduce {name} --quick" in out
-    assert (f"bench reproduce {name} --search" in out) == (experiment.search is not None)
-
-
-def test_show_of_an_experiment_in_full(cli):
-    out = cli("show", "vasudeva2025/fixed-decoder").out
-    head = rows(out, "vasudeva2025/fixed-decoder")
-    assert head["seeds"] == "0 to 9: 30 runs"
-    assert head["budget"] == "20000 steps: GD; 5000 steps: NGD; 1000 steps: PS"
-    assert head["run it"] == "bench reproduce vasudeva2025/fixed-decoder"
-    assert rows(out, "tests:")["slope"].startswith("The least-squares slope of y on x")
-    search = rows(out, "search over")
-    assert search["task.sigma"] == "0.25, 0.375, 0.5"
-    assert search["seeds"] == "0 to 4: 180 runs"
-    assert "sooner                     measure: alignment; fast: NGD; slow: GD\n" in out
-    assert "readings                   above: 0.9 or 0.95 or 0.98 or 0.99; factor: 2 or 5 or 10\n" in out
-    out = cli("show", "vasudeva2025/mnist").out
-    assert rows(out, "vasudeva2025/mnist")["budget"] == "50 epochs"
-    assert "better: SNGD (paper), SPS (paper) or SNGD (length), SPS (length)" in " ".join(out.split())
+def test_show_prints_the_file_of_an_experiment(cli):
+    name = "vasudeva2025/fixed-decoder"
+    first, *lines = cli("show", name).out.splitlines()
+    assert first == f"# run it: bench reproduce {name}"
+    assert yaml.safe_load("\n".join(lines)) == yaml.safe_load(experiments()[name].read_text())
 
 
 def test_runs_are_listed_with_status_steps_and_result(cli, store):

@@ -92,11 +92,8 @@ def run_show(args: Args) -> int:
     from bench.papers.experiments import experiments, load
 
     if name in experiments():
-        from bench.commands.describe import describe_experiment
-
-        experiment = load(name)
-        value = {"kind": "experiment", "name": name} | experiment.model_dump(mode="json")
-        reply(args, value, [describe_experiment(name, experiment)])
+        value = {"kind": "experiment", "name": name} | load(name).model_dump(mode="json")
+        reply(args, value, [f"# run it: bench reproduce {name}", experiments()[name].read_text("utf-8").rstrip()])
         return 0
     if not likely and (code := _show_run(path.name, folders, as_json=args.json)) is not None:
         return code

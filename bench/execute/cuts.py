@@ -31,12 +31,10 @@ class Cut:
 
     Attributes:
         lanes: as lanes, block by block, or one run at a time.
-        compiled: whether the optimizer's update goes through `torch.compile`.
         blocks: the runs.
     """
 
     lanes: bool
-    compiled: bool
     blocks: Sequence[Grid]
 
     @property
@@ -50,7 +48,6 @@ def decisions(cuts: Sequence[Cut]) -> list[Decision]:
     return [
         {
             "lanes": each.lanes,
-            "compiled": each.compiled,
             "blocks": [[config.run_id for row in grid for config in row] for grid in each.blocks],
         }
         for each in cuts
@@ -64,7 +61,7 @@ def cuts_of(decided: Sequence[Decision], runs: Mapping[str, RunConfig]) -> list[
         left = [[runs[run_id] for run_id in block if run_id in runs] for block in each["blocks"]]
         if any(left):
             blocks = [grid for block in left if block for grid in rectangles(block, len(block))]
-            cuts.append(Cut(each["lanes"], each["compiled"], blocks))
+            cuts.append(Cut(each["lanes"], blocks))
     return cuts
 
 
@@ -98,12 +95,8 @@ def cut(plan: Plan, progress: SweepProgress, stop: StopRequest, *, processes: in
     wanted = [Group(own, choice.width, choice.seconds or (0.0, unit * _steps(own[0]))) for own, choice in chosen]
     blocks = balanced(wanted, plan.shares if plan.width is None else 1)
     longest = [max(map(group.seconds, own)) for group, own in zip(wanted, blocks, strict=True)]
-    cuts = []
-    for _, group, (_, choice), own in sorted(
-        zip(longest, wanted, chosen, blocks, strict=True), key=lambda each: -each[0]
-    ):
-        all_seconds = inf if choice.seconds is None else sum(map(group.seconds, own))
-        cuts.append(Cut(choice.lanes, choice.lanes and choices.compile_pays(own, all_seconds), own))
+    order = sorted(range(len(blocks)), key=lambda i: -longest[i])
+    cuts = [Cut(chosen[i][1].lanes, blocks[i]) for i in order]
     if len(plan.configs) == 1 or stop.signal is not None:
         return cuts
     refuse_links(plan.cuts.parent)

@@ -147,7 +147,7 @@ def _train(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bo
         waiting = False
         try:
             study = plan.tuned_by(grid[0][0])
-            results = train_block(grid, stop, progress, compiled=cut.compiled, plan=plan.title, tuned_by=study)
+            results = train_block(grid, stop, progress, plan=plan.title, tuned_by=study)
             if results is None:
                 return False
             outcomes.finished(results)
