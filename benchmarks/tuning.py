@@ -85,7 +85,7 @@ def study(folder: Path, data: Path, steps: int, workers: str) -> Clock:
     made.ask(Request(trials=TRIALS, report=False))
     config = on_device(spec.config({"opt.lr": 0.01}, 1000, places))
     cut: list[Slot] = slots(workers.partition(" of ")[2] or workers, config)[: int(workers[0])]
-    with Workers(cut, places, Effort("lightning"), [spec]) as pool:
+    with Workers(cut, places, Effort("lightning")) as pool:
         clock = Clock()
         if not pool.work([made], clock):
             raise KeyboardInterrupt

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.config.plugins import allowed, naming
+from bench.config.plugins import allowed
 from bench.errors import UserError
 from bench.process import bench_command
 from bench.store.record import RunResult
@@ -19,7 +19,7 @@ from bench.tuning.study import Study
 from optimizers.plugins import provenance
 from tests.conftest import Answer
 from tests.stored import put
-from tests.test_studies import begin, drain, spec
+from tests.test_studies import begin, drain
 
 EVIL = "from pathlib import Path\nPath(__file__).with_name('marker').touch()\n"
 CLASS = """import torch
@@ -96,45 +96,6 @@ def own_names(kind: str, name: str) -> list[str]:
         f"UPDATE {table} SET value_json = replace(value_json, '{before}', '{after}')"
         for table in ("study_user_attributes", "trial_user_attributes")
     ]
-
-
-@pytest.mark.parametrize("name", ["evil.py:X", "evil_pack:X"])
-def test_continuing_a_study_requires_naming_its_unchanged_code(
-    cli, here: Path, imported: Callable[[], bool], name: str
-) -> None:
-    begin(here / "runs", 3, name="mine")
-    change(here, *own_names("opt", name))
-    answer = cli("tune", "--resume", "mine")
-    assert answer.code == 2
-    said_once(answer, f"study mine names {name}, and imports it only if you name it too: ")
-    assert answer.err.endswith(f"bench tune --resume mine --opt {name}\n")
-    answer = cli("tune", "--resume", "mine", "--opt", name)
-    assert answer.code == 2
-    said_once(answer, f"with {name} as an unrecorded package, and here it is {provenance(name)}, so it is not")
-    assert not imported()
-    answer = cli("tune", "--resume", "mine", "--opt", "other.py:X")
-    assert answer.code == 2
-    said_once(answer, "--resume takes the study's own settings; remove --opt")
-
-
-def test_a_study_is_continued_with_its_code_alone(here: Path) -> None:
-    (here / "a folder").mkdir()
-    (here / "a folder/fine.py").write_text(CLASS)
-    made = spec(opt="a folder/fine.py:X")
-    assert made.versions["opt_package"] == provenance("a folder/fine.py:X")
-    assert naming(made.names, made.names, {"opt": "sgd"}, {"task": "t:T"}) == [
-        "--opt",
-        "a folder/fine.py:X",
-        "--task",
-        "t:T",
-    ]
-    study = Studies(here).create(made, "s")
-    study.admit({"opt": [f"{here}/a folder/fine.py:X"]}, [])
-    assert study.spec.opt == f"{here}/a folder/fine.py:X"
-    study.refuse_other_versions()
-    (here / "a folder/fine.py").write_text(CLASS + "\n")
-    with pytest.raises(UserError, match=r"study s began with .* as file .*, and here it is file .*"):
-        study.admit({"opt": ["a folder/fine.py:X"]}, [])
 
 
 def test_a_folder_named_as_ours_is_not_taken_for_ours_by_a_worker(here: Path) -> None:
@@ -260,7 +221,7 @@ DATABASES: dict[str, tuple[Callable[[Path], Any], int, str]] = {
         "file is not a database",
     ),
     "a folder": (Path.mkdir, 2, "is not a file"),
-    "half written": (half_written, 1, "a process died while writing to it; `bench tune --resume NAME` repairs"),
+    "half written": (half_written, 1, "a process died while writing to it; the command of a study repairs"),
     "in mode WAL": (in_wal, 1, "is in SQLite's mode WAL"),
 }
 
@@ -427,31 +388,20 @@ def test_damaged_tuned_settings_are_named(cli, here: Path, text: str, words: str
     said_once(answer, f"tuned/synthetic/sgd.yaml is damaged ({words}", "repair it, or move it away and tune again")
 
 
-def test_a_study_of_somebody_writes_nowhere_else(cli, here: Path) -> None:
-    study = begin(here, 1)
-    study.ask(study.request.model_copy(update={"out": str(here.parent / "elsewhere")}))
-    answer = cli("tune", "--resume", study.name, "--store", here)
-    assert answer.code == 2
-    said_once(
-        answer, f"the study writes its settings to {here.parent / 'elsewhere'}, outside this folder: confirm with"
-    )
-    assert not (here.parent / "elsewhere").exists()
-
-
 def test_links_in_a_store_of_somebody_are_not_written_through(cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, outside = here / "runs", here / "outside"
     outside.mkdir()
     (outside / "victim").write_text("precious")
-    study = begin(store, 1)
+    begin(store, 1)
     lock = store / "studies.db.lock"
     lock.unlink()
     lock.symlink_to(outside / "victim")
-    assert cli("tune", "--resume", study.name, "--store", store).code != 0
+    with pytest.raises(UserError):
+        Studies(store)
     lock.unlink()
     (store / "studies.db").rename(outside / "db")
     (store / "studies.db").symlink_to(outside / "db")
     before = (outside / "db").read_bytes()
-    answer = cli("tune", "--resume", study.name, "--store", store)
-    assert answer.code == 2
-    said_once(answer, "is a symbolic link, and links are not followed")
+    with pytest.raises(UserError, match="is a symbolic link, and links are not followed"):
+        Studies(store)
     assert ((outside / "victim").read_text(), (outside / "db").read_bytes()) == ("precious", before)

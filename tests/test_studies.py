@@ -721,11 +721,11 @@ def test_a_study_of_another_suite_is_named(here: Path) -> None:
 
 def test_a_study_without_requested_trials_is_listed_and_says_how_to_start_it(here: Path, cli: Any) -> None:
     study = Studies(here).create(spec(), "mine")
-    with pytest.raises(UserError, match="study mine exists but has no requested trials; `bench tune --resume mine`"):
+    with pytest.raises(UserError, match="study mine exists but has no requested trials; the same"):
         study_result(study)
     listed = cli("list", "studies", "--store", here)
     assert (listed.code, listed.err) == (0, "")
-    assert " ".join(listed.out.split()) == "mine no requested trials `bench tune --resume mine` starts it"
+    assert " ".join(listed.out.split()) == "mine no requested trials the same `bench tune` command starts it"
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------

@@ -319,12 +319,12 @@ def tune(
         design = {"trials": trials, "seeds": seeds, "report_seeds": report_seeds, "sampler": sampler}
         how = {"engine": engine, "workers": workers, "width": width}
         args = arguments_of("tune", words, where, design | how | {"name": name, "retries": retries})
-        asked = of_words(args, words, where)
-        fewest_slots(args.workers, [asked.spec], where, asked.request.engine)
-        study = Studies(where["store"]).create(asked.spec, args.name)
-        study.ask(asked.request)
-        effort = Effort(asked.request.engine or "auto", args.width, args.memory)
-        shown = TuningProgress(f"study {study.name}", asked.spec.metric, enabled=progress)
+        spec, request = of_words(args, words, where)
+        fewest_slots(args.workers, [spec], where, request.engine)
+        study = Studies(where["store"]).create(spec, args.name)
+        study.ask(request)
+        effort = Effort(request.engine or "auto", args.width)
+        shown = TuningProgress(f"study {study.name}", spec.metric, enabled=progress)
         if not work(study, args.workers, where, effort, shown):
             raise KeyboardInterrupt(f"study {study.name} was stopped; nothing is lost, and the same call continues")
         found = study_result(study)

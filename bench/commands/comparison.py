@@ -331,11 +331,8 @@ def _show(found: "Sequence[StudyResult]", args: Args, out: Path, command: str) -
     from bench.results.render import as_json, markdown, written
     from bench.tuning import suite
     from bench.tuning.cli.shared import warn_of as warn_of_study
-    from bench.tuning.study_result import missing_runs
     from bench.tuning.summary import as_json as study_json
 
-    for each in found:
-        note(missing_runs(each, args.store))
     with doing("writing settings, table and plots"):
         suite.write(out / "tuned", found, command)
         boards, said, chart = ranking(found, args)

@@ -81,7 +81,6 @@ ENGINE = Option(
     default="auto",
     choices=("auto", "lanes", "lightning"),
 )
-STUDY_ENGINE = replace(ENGINE, help=f"{ENGINE.help}; a stored study keeps its engine", default=None)
 RUN_WORKERS = Option(
     "workers",
     "number of processes that share the runs, or auto: one per GPU, or else one per CPU core (default: one per GPU,"
@@ -286,11 +285,10 @@ _ALL = (
                    choices=("grid", "qmc", "tpe")),
             Option("retries", "maximum number of new attempts after a failure (default 2)", "N", whole(0)),
             Option("name", "name of the study (default: TASK-OPT-HASH)", "NAME"),
-            Option("resume", "continue this study with its own settings", "NAME"),
-            _out("folder of TASK/OPT.yaml and the plot (default: tuned; with --resume the folder used before)"),
+            _out("folder of TASK/OPT.yaml and the plot (default: tuned)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
             Option("dry-run", "print the trials of the design and exit"),
-            WORKERS, STUDY_ENGINE, WIDTH, DATA, STORE,
+            WORKERS, ENGINE, WIDTH, DATA, STORE,
         ),
     ),
     Command(

@@ -24,8 +24,6 @@ def main(settings: str) -> int:
         worker = Worker(places, tell, effort, shared_by=given["shared_by"], processes=given["processes"])
         for job in jobs:
             own = [studies.open(name) for name in job.split()]
-            for study in own:
-                study.admit(given["named"], ())
             if not worker.work(own):
                 break
             for study in own:

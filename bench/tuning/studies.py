@@ -257,7 +257,7 @@ class Studies:
         if self.read_only:
             return RunFailed(
                 f"{text}: {self.path} is damaged or not a database, or a process died while writing to it;"
-                " `bench tune --resume NAME` repairs the latter"
+                " the command of a study repairs the latter"
             )
         self._refuse_if_gone()
         kind = UserError if opening else RunFailed

@@ -17,7 +17,6 @@ import optuna
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from bench.config.plugins import allowed
 from bench.errors import UserError
 from bench.machine import lives
 from bench.results.selection import (
@@ -74,27 +73,13 @@ class Study:
         """The current request."""
         return self.studies.request_of(self.name)
 
-    def admit(self, named: Mapping[str, Sequence[str]], command: Sequence[str]) -> None:
-        """Let the study train with the code that it names.
-
-        Args:
-            named: the code that the user has named, by kind: `task`, `opt`.
-            command: the user's command line, for messages.
-
-        Raises:
-            UserError: see `bench.config.plugins.allowed`.
-        """
-        names = allowed(self.spec.names, self.spec.versions, named, f"study {self.name}", command)
-        self.spec = self.spec.model_copy(update=names)
-
     def ask(self, request: Request) -> Request:
-        """Extend the request and return it: numbers never decrease, and other fields take the latest given value."""
+        """Extend the request and return it: numbers never decrease, and other fields take the latest value."""
         with self.studies.changing():
             old = self.request
             grown = {name: max(getattr(old, name), getattr(request, name)) for name in ("trials", "total", "refine")}
             self.spec.design.wanted(grown["trials"], grown["total"])  # may raise
-            latest = {name: getattr(request, name) or getattr(old, name) for name in ("out", "engine")}
-            new = request.model_copy(update=grown | latest)
+            new = request.model_copy(update=grown)
             self._rdb.set_study_user_attr(self._ids[False], "request", new.model_dump())
             return new
 

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
@@ -12,9 +11,7 @@ from bench.results.selection import GAP, End, above_infimum
 from bench.results.stats import Interval
 from bench.store.record import RunResult
 from bench.store.reports import edges_of
-from bench.store.store import Store
 from bench.sweeps import sensitivity
-from bench.text import counted
 from bench.tuning.space import point_key
 from bench.tuning.study import Study
 from bench.tuning.trials import Trial
@@ -134,7 +131,7 @@ def study_result(study: Study) -> StudyResult:
     request, spec = study.request, study.spec
     if request.trials < 1:
         raise UserError(
-            f"study {study.name} exists but has no requested trials; `bench tune --resume {study.name}` starts it"
+            f"study {study.name} exists but has no requested trials; the same `bench tune` command starts it"
         )
     wanted = spec.design.wanted(request.trials, request.total, known)
     last = {
@@ -151,19 +148,6 @@ def study_result(study: Study) -> StudyResult:
     edge = best is not None and bool(edges_of(spec.axes, tried, best.point))
     runs = [run for trial in fresh for run in trial.runs]
     return StudyResult(study, scored, refined, scores, best, runs, failed, edge, len(wanted) - len(scored))
-
-
-def missing_runs(found: StudyResult, store: Path) -> str | None:
-    """A note on runs of the study that the store lacks, or None."""
-    kept, runs = Store(store), [*found.runs, *found.fresh]
-    gone = sum(kept.get(run.run_id) is None for run in runs)
-    if not gone:
-        return None
-    return (
-        f"{gone} of the study's {counted(len(runs), 'run')} are not in the store {store}: deleted, or trained with"
-        " another store. The study's result below is complete; for boards and curves train them again with the same"
-        " command and another --name, or merge the other store into this one (bench merge)"
-    )
 
 
 def analyse(found: StudyResult) -> sensitivity.Sensitivity:

@@ -10,22 +10,19 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
 from bench.config.checks import check_places
-from bench.config.run_config import NoBooleans, on_device
+from bench.config.run_config import NoBooleans
 from bench.config.strict_yaml import flattened, read_yaml
-from bench.errors import UserError, check_known, unknown
+from bench.errors import UserError, check_known
 from bench.grammar.values import refuse_too_many, suite_file, suites
 from bench.progress import doing, say
 from bench.results.render import shown
 from bench.results.selection import score_text
 from bench.results.table import Column, Table
-from bench.store.record import RunResult
-from bench.store.store import Store
 from bench.sweeps import sensitivity
-from bench.text import counted, duration, listed, options_text
+from bench.text import counted, duration, listed, options_text, why_wrong
 from bench.tuning import tuned
 from bench.tuning.design import Sampler
 from bench.tuning.progress import TuningProgress
-from bench.tuning.space import Point
 from bench.tuning.studies import Studies
 from bench.tuning.study import Study
 from bench.tuning.study_result import StudyResult, study_result
@@ -162,22 +159,6 @@ def _text(seeds: int | list[int]) -> str:
     return str(seeds) if isinstance(seeds, int) else ",".join(map(str, seeds)) + ","
 
 
-KEYS = {
-    "title": "one line of text",
-    "tasks": "names, such as [mnist, cifar10], or settings by name, such as {mnist: {trainer.max_epochs: 1}}",
-    "optimizers": "names, such as [sgd, adam], or settings by name, such as {sgd: {opt.momentum: 0.9}}",
-    "settings": "settings by name, such as {trainer.max_epochs: 1}",
-    "seeds": "how many, as 5, or which, as [0, 3]",
-    "tune": "tuning of each optimizer, such as {trials: 9, seeds: 2}",
-    "tune.trials": "how many, as 9",
-    "tune.seeds": "how many, as 2, or which, as [1000, 1001]",
-    "tune.sampler": "grid or qmc",
-    "tune.retries": "how many, as 2",
-    "tune.total": "how many, as 9",
-}
-"""Valid values of each key in a suite's file."""
-
-
 def load(name: str) -> list[Suite]:
     """Load a suite from a file or by the name of a shipped one, as a list of its parts.
 
@@ -199,11 +180,8 @@ def load(name: str) -> list[Suite]:
         raise UserError(f"{path}: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][: 2 if first["loc"][0] == "tune" else 1])
-        if first["type"] == "extra_forbidden":
-            raise UserError(f"{path}: {unknown('key', where, KEYS)}") from None
-        wrong = "is missing" if first["type"] == "missing" else f"is {first['input']!r}"
-        raise UserError(f"{path}: {where} {wrong}; it takes {KEYS[where]}") from None
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path}: {where}: {why_wrong(first['msg'])}") from None
 
 
 # -- the plan ---------------------------------------------------------------------------------------------------------
@@ -248,25 +226,9 @@ def plan(
             trials = max(wanted, len(found.scored) + found.missing), len(found.scored)
             step = replace(step, trials=trials, fresh=(step.fresh[0], len(found.fresh)))
             times = [run.wall_s for run in (*found.runs, *found.fresh)]
-        else:  # its runs may have been copied into the store
-            points = [want.point for want in spec.design.wanted(request.trials, common * spec.design.can_grow)]
-            there = [own for own in _stored(spec, points, spec.seeds, places) if len(own) == len(spec.seeds)]
-            ended = len(there) == len(points)  # then the winner alone has fresh runs
-            fresh = max(_stored(spec, points, spec.report_seeds, places), key=len) if ended else []
-            step = replace(step, trials=(wanted, len(there)), fresh=(step.fresh[0], len(fresh)))
-            times = [run.wall_s for own in (*there, fresh) for run in own]
         each = median(times) if times else measure(spec) if step.runs_left else 0.0
         steps.append(replace(step, seconds=each * step.runs_left))
     return steps
-
-
-def _stored(
-    spec: StudySpec, points: Sequence[Point], seeds: Sequence[int], places: Mapping[str, Any]
-) -> list[list[RunResult]]:
-    """The finished runs of each point in the store."""
-    ids = [[on_device(spec.config(point, seed, places)).run_id for seed in seeds] for point in points]
-    there = Store(places["store"]).finished_all(run_id for own in ids for run_id in own)
-    return [[there[run_id] for run_id in own if run_id in there] for own in ids]
 
 
 def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], float]:

@@ -193,18 +193,16 @@ class Request(BaseModel):
         refine: number of trials that TPE adds at the end.
         retries: how often a failed trial is repeated.
         report: whether the winner is run on the fresh seeds.
-        out: the folder for its settings and plot, if one was named.
         engine: the requested engine of its trials, if any (`bench.execute.Engine`).
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="ignore", strict=True)
 
     trials: Count = 0
     total: Count = 0
     refine: Count = 0
     retries: Count = 2
     report: bool = True
-    out: str | None = None
     engine: Engine | None = None
 
 

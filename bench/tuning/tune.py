@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from bench.config.checks import check_places
@@ -140,19 +139,17 @@ def make_request(
     tpe: bool = False,
     retries: int = 2,
     report: bool = True,
-    out: Path | None = None,
     engine: Engine | None = None,
     seeds: int = 1,
-    usual: int | None = None,
 ) -> Request:
-    """The request to a study; with `tpe`, trials beyond `usual`, by default the default number, are refinements.
+    """The request to a study; with `tpe`, trials beyond the default number are refinements.
 
     Raises:
         UserError: no design has such numbers.
     """
     if retries < 0:
         raise UserError(f"--retries {retries}: it must be at least 0")
-    usual = usual or default_trials(design)
+    usual = default_trials(design)
     if tpe and (trials is None or trials <= usual):
         raise UserError(
             f"--sampler tpe refines a design of {usual} trials: write --trials {usual + 3} for three more,"
@@ -162,8 +159,7 @@ def make_request(
     refuse_too_many(f"{counted(trials, 'trial')} of {counted(seeds, 'seed')}", trials * seeds)
     refine = trials - usual if tpe else 0
     design.wanted(trials - refine)  # raises before the study is created
-    place = None if out is None else str(out.absolute())
-    return Request(trials=trials - refine, refine=refine, retries=retries, report=report, out=place, engine=engine)
+    return Request(trials=trials - refine, refine=refine, retries=retries, report=report, engine=engine)
 
 
 def promise(spec: StudySpec, trials: int) -> str:
@@ -188,11 +184,10 @@ def work(study: Study, workers: str, places: Mapping[str, Any], effort: Effort, 
         UserError: there are too few devices, or trials cannot be trained here.
         RunFailed: workers die at start.
     """
-    study.refuse_other_versions()
     cut = slots(workers, study.spec.typical(places), study.request.trials)
     if study.finished():
         return True
     check_places([study.spec.typical(places)])
     progress.say(f"study {study.name}: {promise(study.spec, study.request.trials)}")
-    with Workers(cut, places, effort, [study.spec]) as pool:
+    with Workers(cut, places, effort) as pool:
         return pool.work([study], progress)

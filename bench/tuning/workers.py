@@ -13,7 +13,6 @@ from bench.machine import lives
 from bench.train.stop import StopRequest
 from bench.tuning.progress import TuningProgress
 from bench.tuning.study import Study
-from bench.tuning.trials import StudySpec
 
 
 class Workers(AbstractContextManager["Workers"]):
@@ -23,19 +22,15 @@ class Workers(AbstractContextManager["Workers"]):
         slots: resources of each worker.
         places: paths of data and store.
         effort: how runs are executed.
-        specs: all studies to come, with the code that workers may import.
     """
 
-    def __init__(
-        self, slots: Sequence[Slot], places: Mapping[str, Any], effort: Effort, specs: Sequence[StudySpec]
-    ) -> None:
+    def __init__(self, slots: Sequence[Slot], places: Mapping[str, Any], effort: Effort) -> None:
         settings = {
             "places": {name: str(place) for name, place in places.items()},
             "engine": effort.engine,
             "width": effort.width,
             "shared_by": len(slots),
             "processes": sharing(slots),
-            "named": {kind: sorted({spec.names[kind] for spec in specs}) for kind in ("task", "opt")},
         }
         self._pool = Pool(("studies", json.dumps(settings)), dict(enumerate(slots)))
 

@@ -33,11 +33,10 @@ STOPPED = "stopped; nothing is lost, and the same command continues"
 def show(study: "Study", *, as_json: bool, out: Path, command: str, store: Path) -> int:
     """Print and write the results of a study; the exit code."""
     from bench.tuning import summary, tuned
-    from bench.tuning.study_result import missing_runs, study_result
+    from bench.tuning.study_result import study_result
 
     found = study_result(study)
     tuned.remember(found, store)
-    note(missing_runs(found, store))
     paths: list[Path] = []
     if found.best is not None:
         paths = tuned.write(out, found, command)
@@ -77,21 +76,20 @@ def fewest_slots(
     return min((slots(workers, config) for config in typical), key=len)
 
 
-def in_time(args: Args, work: Callable[[], object], spends: str = SPENT, stopped: str = STOPPED) -> bool:
+def in_time(args: Args, work: Callable[[], object], spends: str = SPENT) -> bool:
     """Whether to show results after the work: it is done, or its time is spent; False if a signal stopped it.
 
     Args:
         args: with `budget`; a note says what ended the work early.
         work: returns something false if a signal stopped it.
         spends: what to say of the result if the time is spent.
-        stopped: what to say if a signal stopped it.
     """
     done: object = False
     with deadline(args.budget and args.budget.seconds) as spent:
         done = work()
     if done:
         return True
-    note(f"the budget of {args.budget.text} is spent; {spends}" if spent() else stopped)
+    note(f"the budget of {args.budget.text} is spent; {spends}" if spent() else STOPPED)
     return spent()
 
 

@@ -61,7 +61,7 @@ def list_studies(args: Args) -> int:
         counts = f"{row['trials']} of {counted(row['trials'] + row['missing'], 'trial')}"
         counts += f", {row['running']} running" * bool(row["running"])
         if not row["trials"] + row["missing"]:
-            counts, score = "no requested trials", f"`bench tune --resume {row['study']}` starts it"
+            counts, score = "no requested trials", "the same `bench tune` command starts it"
         lines.append((row["study"], counts, score + fresh))
     if lines and not args.json:
         print("\n".join(shown(Table.of([""] * 3, lines))))

@@ -32,7 +32,7 @@ def main(args: Args) -> int:
     with doing("importing optuna"):
         from bench.tuning import suite, tuned
         from bench.tuning.studies import Studies
-        from bench.tuning.study_result import missing_runs, study_result
+        from bench.tuning.study_result import study_result
         from bench.tuning.summary import as_json
 
     places = {"data": args.data, "store": args.store}
@@ -54,7 +54,6 @@ def main(args: Args) -> int:
     found = [study_result(study) for study in done]
     for each in found:
         tuned.remember(each, args.store)
-        note(missing_runs(each, args.store))
     paths = suite.write(args.out, found, command)
     lines = [" + ".join(part.title for part in parts), "", *suite.result_lines(found)]
     lines.append(f"written to {args.out}: {len(paths)} files, such as {paths[0] if paths else 'none'}")
@@ -68,8 +67,6 @@ def show_plan(args: Args, parts: "Sequence[Suite]", places: Mapping[str, Path], 
     Raises:
         UserError: budgets cannot be made equal, or data are missing.
     """
-    from bench.grammar.values import reference_folder
-    from bench.store.stores import Stores
     from bench.tuning import suite
     from bench.tuning.studies import NoDatabase, Studies
 
@@ -79,15 +76,6 @@ def show_plan(args: Args, parts: "Sequence[Suite]", places: Mapping[str, Path], 
     with redirect_stdout(sys.stderr):
         measure = suite.measured(places, cut[0].threads)
         steps = [step for part in parts for step in suite.plan(part, studies, places, measure)]
-    if (folder := reference_folder()) is not None:
-        shipped = {study.name for study in Stores([], folder).studies}
-        count = sum(step.spec.name in shipped and step.trials[1] < step.trials[0] for step in steps)
-        note(
-            f"{count} of these studies {'is' if count == 1 else 'are'} shipped: bench merge {folder} {args.store}"
-            " copies their runs, which are then not trained again"
-            if count
-            else None
-        )
     note_ignored([step.spec for step in steps], places)
     lines = [" + ".join(part.title for part in parts), *suite.plan_lines(steps, len(cut))]
     reply(args, [vars(step) | {"spec": step.spec.model_dump(mode="json")} for step in steps], lines)
@@ -114,7 +102,7 @@ def train(
     specs = [spec for part in parts for spec in part.specs(places)]
     note_ignored(specs, places)
     every: list[Study] = []
-    with Workers(cut, places, Effort.of(args), specs) as workers:
+    with Workers(cut, places, Effort.of(args)) as workers:
         for part in parts:
             done = suite.carry_out(part, studies, places, workers, progress=progress)
             if done is None:
