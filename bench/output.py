@@ -1,13 +1,12 @@
 """Common parts of commands that read stores and write a table, a page or a picture."""
 
-import errno
 import os
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from bench.errors import UserError
 from bench.grammar.parse import Args
@@ -17,8 +16,6 @@ from bench.text import clean, strict_json
 if TYPE_CHECKING:
     from bench.store.stores import Stores
 
-ROOM = 10 * 2**20
-"""Free bytes required on the output's disk before training; the largest output so far has 8 million."""
 ENDINGS = {".md": "md", ".html": "html", ".csv": "csv", ".json": "json", ".tex": "tex"}
 """Formats of tables by the ending of a file's name."""
 
@@ -179,18 +176,8 @@ def check_output(folder: Path) -> None:
     """
     from bench.store.files import existing
 
-    probe = existing(folder) / f"probe-{uuid4().hex}.tmp"
-    try:
-        with writing(folder):
-            try:
-                probe.write_bytes(bytes(ROOM))
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
-                raise OSError(error.errno, f"{error.strerror}; {ROOM // 2**20} MiB must be free") from None
-    finally:
-        with suppress(OSError):
-            probe.unlink(missing_ok=True)
+    with writing(folder), TemporaryFile(dir=existing(folder)):
+        pass
 
 
 @contextmanager

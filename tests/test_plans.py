@@ -154,7 +154,7 @@ def test_runs_that_are_made_alone_say_how_far_they_are(here: Path, monkeypatch: 
     progress = SweepProgress("", "min", enabled=False)
     progress.processes = 2
     config = resolve({"task": "synthetic", "opt": "ngd", "trainer.max_steps": 4, "device": "cpu"})
-    assert train_cuts(Plan("p", [config]), [Cut(False, False, [[[config]]])], progress, StopRequest())
+    assert train_cuts(Plan("p", [config]), [Cut(False, [[[config]]])], progress, StopRequest())
     assert shown == [
         (0, "1 in training, 0%"),
         (1, "1 in training, 25%"),
@@ -266,7 +266,7 @@ def test_runs_that_failed_since_the_command_began_are_not_repeated(here: Path) -
     fragile(here, 0.2)
     settings = {"task": "synthetic", "trainer.max_steps": 5, "device": "cpu", "store": here / "runs"}
     config = resolve(settings | {"opt": "fragile.py:Fragile", "opt.lr": 0.2})
-    cuts, progress = [Cut(False, False, [[[config]]])], SweepProgress("", "min", enabled=False)
+    cuts, progress = [Cut(False, [[[config]]])], SweepProgress("", "min", enabled=False)
     before, tried = time.time() - 60, []
     for since in (None, before, None):
         with pytest.raises(RunBroke, match="this step is too long"):

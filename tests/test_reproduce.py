@@ -15,7 +15,6 @@ import yaml
 from bench.config.checks import check
 from bench.config.tuned import tuned_settings
 from bench.errors import RunBusy
-from bench.output import ROOM
 from bench.papers import reproduce
 from bench.papers.experiments import Experiment, _read, experiments, load
 from bench.papers.reproduction import Version, _effect
@@ -731,23 +730,6 @@ def test_an_experiment_keeps_to_the_width_that_it_is_told(cli: Any, folder: Path
     runs = list(Store(store).runs())
     assert {run.engine for run in runs} == {"lanes"}
     assert len(list(store.glob("*/done/runs.jsonl"))) == len(runs) > 1
-
-
-def test_a_full_disk_is_noticed_before_anything_is_trained(
-    cli: Any, folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path, content: bytes) -> None:
-        assert len(content) == ROOM
-        path.touch()
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    answer = cli("reproduce", "nobody/tiny", "--out", "there")
-    assert (answer.code, answer.out) == (2, "")
-    said = "cannot write to there: No space left on device; 10 MiB must be free; choose another with --out DIR"
-    assert answer.err == f"bench: error: {said}\n"
-    assert not Path("there").exists()
-    assert not store.exists()
 
 
 @pytest.mark.deep

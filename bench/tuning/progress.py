@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from bench.progress import Advance, LiveView, clock, fitting
+from bench.progress import Advance, LiveView, clock
 from bench.results.selection import score_text
 from bench.text import counted, duration, options_text
 
@@ -32,12 +32,12 @@ class TuningProgress(LiveView):
         with self.live():
             yield
 
-    def line(self, columns: int) -> str:
-        """The bar; parts are dropped to fit into `columns`, but never the trials and the remaining time."""
+    def line(self) -> str:
+        """Trials, remaining time, time so far and failures."""
         before = self._there or 0
-        parts = self._parts(self.done, self.wanted, "trials", self.done - before, before)
-        failed = f"{counted(self.failed, 'attempt')} failed" * bool(self.failed)
-        return fitting([*parts, (2, f"{clock(time.monotonic() - self._begun)} so far"), (1, failed)], columns)
+        counts = self.counts(self.done, self.wanted, "trials", self.done - before, before)
+        failed = f"  {counted(self.failed, 'attempt')} failed" * bool(self.failed)
+        return f"{counts}  {clock(time.monotonic() - self._begun)} so far{failed}"
 
     def workers(self) -> list[str]:
         """What each worker does."""
