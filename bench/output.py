@@ -121,15 +121,13 @@ def write_into(path: Path, texts: Mapping[str, str]) -> None:
         raise UserError(f"cannot write into {path}: it is not a file")
     try:
         content = path.read_bytes().decode()
-        line = "\r\n" if "\r\n" in content else "\n"
         for name, text in texts.items():
             begin, end = f"<!-- leaderboard {name} -->", "<!-- /leaderboard -->"
             head, found, rest = content.partition(begin)
             old, closed, tail = rest.partition(end)
             if not found or not closed or "<!-- leaderboard" in old:
                 raise UserError(f"{path} has no markers for this board: add the lines {begin} and {end}, in this order")
-            new = f"{begin}\n{text}{end}".replace("\n", line)
-            content = f"{head}{new}{tail}"
+            content = f"{head}{begin}\n{text}{end}{tail}"
         with replacing(path.resolve()) as temporary:
             temporary.write_bytes(content.encode())
             temporary.chmod(path.stat().st_mode)

@@ -225,7 +225,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
             places={"data": folder, "store": folder},
         )
         study = studies.create(spec, name)
-        study.ask(make_request(spec.design, 3, tpe=False, retries=1, report=True, out=None))
+        study.ask(make_request(spec.design, 3, tpe=False, retries=1, report=True))
         study.advance()
     return folder / "studies.db"
 

@@ -1,7 +1,6 @@
 """`bench list runs` and `bench show RUN`: lines, folding, filters, orders, narrow terminals, harmless text."""
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -104,15 +103,6 @@ def test_the_newest_comes_first_with_date_seconds_and_metric(cli, store, monkeyp
     assert (second[1], second[6]) == ("diverged", "-")
     assert third[0] == old.run_id
     assert third[3] == "3 min"
-
-
-def test_a_run_without_a_date_has_that_of_its_file(cli, store):
-    keep(store, made("sgd"), made("adam", begun=day(2)))
-    path = next(store.glob("mnist-sgd-*")) / "done" / "runs.jsonl"
-    seconds = datetime.fromisoformat(day(9)).timestamp()
-    os.utime(path, (seconds, seconds))
-    assert [name[:9] for name in names(cli("list", "runs"))] == ["mnist-sgd", "mnist-ada"]
-    assert json.loads(cli("list", "runs", "--json").out)[0]["begun"] is None
 
 
 def test_runs_that_differ_in_their_seeds_alone_share_a_line(cli, store):

@@ -9,7 +9,6 @@ import pytest
 from bench.errors import UserError
 from bench.grammar.commands import COMMANDS, parse
 from bench.grammar.near import nearest
-from bench.grammar.parse import Command, Option
 from bench.tuning.design import EXTENSION_LIMIT
 from optimizers import OPTIMIZERS
 from tests.test_cli import fails
@@ -27,14 +26,10 @@ BASE = {
 """Required words of commands."""
 
 
-def shown(command: Command) -> list[Option]:
-    return [option for option in command.options if not option.hidden]
-
-
 def bad_words() -> Iterator[tuple[tuple[str, ...], str]]:
     """Every command with every kind of invalid word, and the hint."""
     for name, command in COMMANDS.items():
-        base, options = (name, *BASE.get(name, ())), shown(command)
+        base, options = (name, *BASE.get(name, ())), command.options
         yield (*base, "--xyzzy", "1"), f"unknown option '--xyzzy'; `bench {name} -h` lists the options"
         yield (*base, "-q"), f"unknown option '-q'; `bench {name} -h` lists the options"
         if name != "merge":  # which takes any number
@@ -198,7 +193,7 @@ def test_help_is_given_anywhere(cli, name: str) -> None:
     assert text.out.startswith(f"usage: bench {name} ")
     for words in ((name, "--xyzzy", "--help"), ("-h", name), ("help", name), (name, "a", "b", "-h", "--store")):
         assert cli(*words) == text
-    for option in shown(COMMANDS[name]):
+    for option in COMMANDS[name].options:
         assert option.flag in text.out.replace(",", " ").split()
     assert max(map(len, text.out.splitlines())) <= 120
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from bench.results.chart import Chart
     from bench.results.table import Board
     from bench.store.reports import StudyRecord
-    from bench.tuning.design import Sampler
     from bench.tuning.study_result import StudyResult
     from bench.tuning.suite import Settings, Suite
     from bench.tuning.trials import StudySpec
@@ -130,7 +129,12 @@ def ask(args: Args) -> Contest:
         tune = Tune(trials=args.trials, seeds=seeds)
     else:
         designed = sum(trial["kind"] == "design" for trial in baseline.trials)
-        tune = Tune(trials=designed, seeds=seeds, sampler=_sampler(baseline.sampler), total=len(baseline.trials))
+        tune = Tune(
+            trials=designed,
+            seeds=seeds,
+            sampler="qmc" if baseline.sampler == "qmc" else "grid",
+            total=len(baseline.trials),
+        )
     made = suite(every, tune)
     specs = made.specs(places)
     if other := next((s for s in specs if s.trainer.batch_size != first.trainer.batch_size), None):
@@ -164,20 +168,6 @@ def carry_out(asked: Contest, args: Args, *, progress: bool = True) -> bool:
     _check([spec for spec in asked.specs if spec.opt in asked.opts], args, progress=progress)
     note(asked.suite.title if progress else None)
     return train(args, [asked.suite], Studies(args.store), asked.places, asked.cut, progress=progress) is not None
-
-
-def _sampler(name: str) -> "Sampler":
-    """The sampler of a stored study, which is untrusted.
-
-    Raises:
-        UserError: it is invalid.
-    """
-    if name == "grid" or name == "qmc":
-        return name
-    raise UserError(
-        f"the reference results were tuned by {name!r}, which is not a sampler of this version; exclude them with"
-        " --no-reference"
-    )
 
 
 def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":

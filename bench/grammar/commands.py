@@ -223,7 +223,7 @@ _ALL = (
             *RUNNING,
             _out("folder of table and plot (default: swept/TASK/OPT-HASH, with a hash of the set of runs)"),
             RUN_DEVICE, replace(PRECISION, help="lanes need 32-true or 64-true (default: the task's)"),
-            DATA_SEED, replace(LOGGER, hidden=True),
+            DATA_SEED, LOGGER,
             JSON, Option("dry-run", "list the runs and exit"), DATA, STORE,
         ),
     ),
@@ -462,8 +462,8 @@ _ALL = (
         text="List tasks, optimizers, stored runs (newest first), or studies.",
         more="The filters apply only to runs; --store also applies to studies. Runs that differ only in their"
              " seeds share a line, with the median of their results. The runs of a study share a line, and so do the"
-             " sweeps of an optimizer on a problem, with the median at the best settings. A run without a date gets"
-             " the date of its file. Exit code 1: something could not be read.",
+             " sweeps of an optimizer on a problem, with the median at the best settings."
+             " Exit code 1: something could not be read.",
         positionals=(Option("what", "what to list", "WHAT",
                             choices=("tasks", "optimizers", "runs", "studies")),),
         options=(

@@ -27,7 +27,6 @@ class Option:
         short: its one-letter form.
         many: whether it may be given several times; its value is then a list.
         setting: whether it is a setting of the command's runs.
-        hidden: whether help omits it.
         least, most: of a positional argument, the fewest and the most words; most 0 is any number.
     """
 
@@ -41,7 +40,6 @@ class Option:
     short: str = ""
     many: bool = False
     setting: bool = False
-    hidden: bool = False
     least: int = 1
     most: int = 1
 
@@ -283,7 +281,7 @@ def known_options(command: Command, task: str | None = None, opts: Sequence[str]
     from optimizers.groups import REST
     from tasks import TASKS
 
-    known = [option.flag for option in command.options if not option.hidden]
+    known = [option.flag for option in command.options]
     if "opt" in command.groups:
         own = [opt for opt in opts if opt in OPTIMIZERS.own]
         every = dict.fromkeys(name for opt in own for name in optimizer_options(OPTIMIZERS[opt])) if own else GLOSSARY
