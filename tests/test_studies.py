@@ -799,21 +799,6 @@ def test_seeds_are_how_many_or_which() -> None:
         reporting_seeds("x")
 
 
-def test_the_folder_of_the_settings_is_remembered_until_another_is_named(here: Path) -> None:
-    study = begin(here)
-    for out, now in ((None, None), ("/a", "/a"), (None, "/a"), ("/b", "/b")):
-        study.ask(Request(trials=9, out=out))
-        assert study.request.out == now
-
-
-def test_the_engine_is_remembered_until_another_is_named(here: Path) -> None:
-    study = begin(here)
-    engines: list[Any] = [None, "lanes", None, "auto"]
-    for engine, now in zip(engines, [None, "lanes", "lanes", "auto"], strict=True):
-        study.ask(Request(trials=9, engine=engine))
-        assert study.request.engine == now
-
-
 def test_fresh_seeds_are_those_of_the_winner_that_is_reported(here: Path) -> None:
     """A larger design has another centre, so points that an extension tried before are no longer part of it."""
     scores = {0.001: 1.6, 0.01: 1.9, 0.003162: 2.4, 0.03162: 3.1}
@@ -829,9 +814,9 @@ def test_fresh_seeds_are_those_of_the_winner_that_is_reported(here: Path) -> Non
 
 def test_refinements_are_counted_from_the_design_of_the_study() -> None:
     design = spec().design
-    assert make_request(design, 15, tpe=True, usual=12).refine == 3
-    with pytest.raises(UserError, match="refines a design of 12 trials: write --trials 15"):
-        make_request(design, None, tpe=True, usual=12)
+    assert make_request(design, 12, tpe=True).refine == 3
+    with pytest.raises(UserError, match="refines a design of 9 trials: write --trials 12"):
+        make_request(design, None, tpe=True)
 
 
 def test_a_failed_trial_is_shown_and_counts_for_the_edge(here: Path) -> None:

@@ -828,10 +828,8 @@ def test_a_worker_keeps_to_its_slot(here: Path, store: Path, monkeypatch: pytest
         "places": {"store": str(store)},
         "engine": "lanes",
         "width": 2,
-        "memory": "1G",
         "shared_by": 1,
         "processes": 1,
-        "named": {"task": ["synthetic"], "opt": ["sgd"]},
     }
 
 

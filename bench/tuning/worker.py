@@ -65,9 +65,7 @@ class Worker:
         self.me = this_process() | {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
         self._failures = set[str]()
         self._causes: list[str] = []
-        self._choices = Choices(
-            effort.engine, effort.width, effort.memory, lambda line: tell({"say": line}), processes, self.stop
-        )
+        self._choices = Choices(effort.engine, effort.width, lambda line: tell({"say": line}), processes, self.stop)
 
     def work(self, studies: Sequence[Study]) -> bool:
         """Take trials of the first study that has some, until all are finished; False if a signal asked to stop.
