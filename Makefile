@@ -1,7 +1,5 @@
 .PHONY: help setup check docs test test-deep size bench gpu v100 smoke publish statistics defaults reference matrix zoo minilm constraints
 
-OUT ?= gpu
-MINUTES ?= 8
 PYTHON ?= uv run python
 V100 ?= v100
 
@@ -30,8 +28,9 @@ size:  ## print lines by folder; lower the recorded numbers of lines
 bench:  ## measure speed against baselines
 	uv run python -m benchmarks
 
-gpu:  ## on a box with a GPU: tests, speed and reference runs into OUT, MINUTES at a time (repeat to continue)
-	$(PYTHON) -m benchmarks.gpu --out $(OUT) --minutes $(MINUTES)
+gpu:  ## on a box with a GPU: tests, and speed against plain PyTorch
+	$(PYTHON) -m pytest -q -n 0 -o filterwarnings=default -m gpu tests/test_gpu.py
+	$(PYTHON) -m benchmarks.gpu
 
 v100:  ## an environment for V100s in V100 (default: v100), and quickstart and numeric tests in it
 	python3 -m venv $(V100)

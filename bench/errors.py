@@ -1,18 +1,14 @@
 """Errors that a user can fix; the command line prints their message on one line and exits with their code."""
 
-import ast
 import os
 import traceback
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 from types import MappingProxyType
 
 from bench.grammar.near import meant, nearest
 
 ANYTHING = "task, optimizer, experiment or run"
 """What `bench show` describes, as the kind of an unknown name."""
-MOST_NAMES = 20
-"""Names in a message. Ours."""
 MAKE_ROOM = "; free some space, then repeat the command"
 """What to do about a full disk."""
 
@@ -51,34 +47,7 @@ def unknown(kind: str, name: str, known: Iterable[str], place: str = "") -> User
     if kind in ("optimizer", "task", ANYTHING) and not near and "." in name:
         own = "SPEC" if kind == "task" else "MyClass"
         hint = f"name your own as my_file.py:{own} or my_package.module:{own}"
-        if name.endswith(".py"):
-            hint = _named_in(Path(name), own, constants=kind != "optimizer")
     return UserError(f"unknown {kind} {name!r}{place}; {hint}")
-
-
-def _named_in(path: Path, own: str, *, constants: bool) -> str:
-    """What to write for a Python file whose class is not named; the file is read, but not run."""
-    if not path.exists():
-        return f"there is no such file; name your own as my_file.py:{own}"
-    try:
-        there = _defined(path.read_bytes(), constants=constants)
-    except SyntaxError as error:
-        return f"it is not valid Python ({f'line {error.lineno}: ' * bool(error.lineno)}{error.msg})"
-    except (OSError, ValueError) as error:
-        return f"it cannot be read ({first_line(error)})"
-    if not there:
-        return f"it defines no {'class' if not constants else 'class or SPEC'}; name your own as my_file.py:{own}"
-    names = ", ".join(f"{path}:{each}" for each in there[:MOST_NAMES])
-    return f"name what you mean in this file: {names}{', ...' * (len(there) > MOST_NAMES)}"
-
-
-def _defined(source: bytes, *, constants: bool) -> list[str]:
-    """Public classes of a Python file, and constants before them."""
-    body = ast.parse(source).body
-    classes = [node.name for node in body if isinstance(node, ast.ClassDef)]
-    targets = [target for node in body if isinstance(node, ast.Assign) and constants for target in node.targets]
-    specs = [target.id for target in targets if isinstance(target, ast.Name) and target.id.isupper()]
-    return [name for name in [*specs, *classes] if not name.startswith("_")]
 
 
 def check_known(kind: str, names: Iterable[str], known: Collection[str]) -> None:

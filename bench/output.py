@@ -1,13 +1,12 @@
 """Common parts of commands that read stores and write a table, a page or a picture."""
 
-import errno
 import os
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from bench.errors import UserError
 from bench.grammar.parse import Args
@@ -17,8 +16,6 @@ from bench.text import clean, strict_json
 if TYPE_CHECKING:
     from bench.store.stores import Stores
 
-ROOM = 10 * 2**20
-"""Free bytes required on the output's disk before training; the largest output so far has 8 million."""
 ENDINGS = {".md": "md", ".html": "html", ".csv": "csv", ".json": "json", ".tex": "tex"}
 """Formats of tables by the ending of a file's name."""
 
@@ -124,15 +121,13 @@ def write_into(path: Path, texts: Mapping[str, str]) -> None:
         raise UserError(f"cannot write into {path}: it is not a file")
     try:
         content = path.read_bytes().decode()
-        line = "\r\n" if "\r\n" in content else "\n"
         for name, text in texts.items():
             begin, end = f"<!-- leaderboard {name} -->", "<!-- /leaderboard -->"
             head, found, rest = content.partition(begin)
             old, closed, tail = rest.partition(end)
             if not found or not closed or "<!-- leaderboard" in old:
                 raise UserError(f"{path} has no markers for this board: add the lines {begin} and {end}, in this order")
-            new = f"{begin}\n{text}{end}".replace("\n", line)
-            content = f"{head}{new}{tail}"
+            content = f"{head}{begin}\n{text}{end}{tail}"
         with replacing(path.resolve()) as temporary:
             temporary.write_bytes(content.encode())
             temporary.chmod(path.stat().st_mode)
@@ -179,18 +174,8 @@ def check_output(folder: Path) -> None:
     """
     from bench.store.files import existing
 
-    probe = existing(folder) / f"probe-{uuid4().hex}.tmp"
-    try:
-        with writing(folder):
-            try:
-                probe.write_bytes(bytes(ROOM))
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
-                raise OSError(error.errno, f"{error.strerror}; {ROOM // 2**20} MiB must be free") from None
-    finally:
-        with suppress(OSError):
-            probe.unlink(missing_ok=True)
+    with writing(folder), TemporaryFile(dir=existing(folder)):
+        pass
 
 
 @contextmanager

@@ -27,9 +27,6 @@ WORKER = "_worker"
 _SELDOM = 100_000
 """New objects between two collections during imports, which create half a million objects that stay. Ours."""
 
-GROUP = Path("/proc/self/autogroup")
-"""Linux schedules the processes of a session together by it; some kernels lack it."""
-
 _usual: tuple[int, int, int] | None = None
 _code: int | None = None
 
@@ -80,7 +77,6 @@ def begin() -> None:
     global _usual
     shield()
     handle_signals()
-    _keep_priority()
     _usual = gc.get_threshold()
     gc.set_threshold(_SELDOM, *_usual[1:])
     atexit.register(_leave)  # the first one registered is called last
@@ -128,13 +124,6 @@ def importing(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _keep_priority() -> None:
-    """Keep the priority set by `nice` if this process leads a session, which Linux schedules as a group."""
-    if sys.platform == "linux" and (own := os.nice(0)) > 0 and os.getsid(0) == os.getpid():
-        with suppress(OSError), GROUP.open("r+") as group:
-            group.write(str(own))
 
 
 def ready() -> None:

@@ -14,7 +14,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bench.machine import is_main_process
-from bench.text import counted, width
+from bench.text import counted
 
 if TYPE_CHECKING:
     from bench.store.record import RunResult
@@ -56,22 +56,6 @@ def _show(what: str) -> None:
         StatusLine().show(what and f"{what} ...")
 
 
-def fitting(parts: Sequence[tuple[int, str]], columns: int) -> str:
-    """The parts of a line, in order, that fit.
-
-    Args:
-        parts: priority and text; the largest number is dropped first, parts with 0 always stay.
-        columns: of the terminal.
-    """
-    kept = [part for part in parts if part[1]]
-    while True:
-        line = "  ".join(text for _, text in kept)
-        last = max(kept, default=(0, ""))
-        if width(line) <= columns or last[0] == 0:
-            return line
-        kept.remove(last)
-
-
 def clock(seconds: float | None) -> str:
     """A remaining time: `0:46`, `1:02:03`, or `-:--` if unknown."""
     if seconds is None:
@@ -81,9 +65,7 @@ def clock(seconds: float | None) -> str:
 
 
 class Progress:
-    """Shows the progress of a run: epoch, step, steps per second, remaining time, applied step size, loss and accuracy.
-
-    A narrow terminal shows step and remaining time first.
+    """Shows the progress of a run: step, remaining time, applied step size, loss, accuracy, epoch, steps per second.
 
     Args:
         total: optimizer steps of the run.
@@ -96,44 +78,28 @@ class Progress:
         self.total, self.label, self.epoch, self.enabled = total, label, epoch, enabled
         self._bar = None
         self._shown = 0.0
-        self._values: list[tuple[int, str]] = []
+        self._values: list[str] = []
         self._validated = ""
 
     def start(self, step: int) -> None:
         """Begin at this step."""
         if self.enabled and on_terminal():
             _show("")
-            self._bar = live_line(lambda task, columns: self.line(int(task.completed), task, columns))
+            self._bar = live_line(lambda task: self.line(int(task.completed), task))
             self._bar.start()
             self._task = self._bar.add_task(self.label, total=self.total, completed=step)
 
-    def line(self, step: int, timed: Any, columns: int) -> str:
-        """The bar at this step, at most `columns` wide if step and remaining time fit into them.
+    def line(self, step: int, timed: Any) -> str:
+        """The line at this step; a narrow terminal cuts its end.
 
         Args:
             step: the last step taken.
             timed: has `speed`, in steps per second, and `time_remaining`, in seconds; None if unknown.
-            columns: of the terminal.
         """
-        done = step / max(self.total, 1)
-        epoch = ""
-        if self.epoch:
-            digits = 1 if self.total >= self.epoch else 2
-            epoch = f"epoch {step / self.epoch:.{digits}f}/{self.total / self.epoch:.3g}"
-        speed = "" if timed.speed is None else f"{timed.speed:{',.0f' if timed.speed >= 100 else '.3g'}} it/s"
-        return fitting(
-            [
-                (5, self.label),
-                (6, gauge(done)),
-                (3, epoch),
-                (0, f"step {step:,}/{self.total:,}"),
-                (2, speed),
-                (0, f"ETA {clock(timed.time_remaining)}"),
-                *self._values,
-                (8, self._validated),
-            ],
-            columns,
-        )
+        epoch = f"epoch {step / self.epoch:.2f}/{self.total / self.epoch:.3g}" if self.epoch else ""
+        speed = "" if timed.speed is None else f"{timed.speed:,.3g} it/s"
+        ahead = f"step {step:,}/{self.total:,}", f"ETA {clock(timed.time_remaining)}"
+        return "  ".join(filter(None, [self.label, *ahead, *self._values, epoch, speed, self._validated]))
 
     def update(self, step: int, loss: float, applied_step: float, accuracy: Callable[[], float | None]) -> None:
         """Show a step's values; `accuracy` is called only when the line is redrawn, at most ten times a second."""
@@ -146,7 +112,7 @@ class Progress:
     def values(self, loss: float, applied_step: float, accuracy: float | None) -> None:
         """Set the shown values to a step's."""
         share = "" if accuracy is None else f"acc {accuracy:.3f}"
-        self._values = [(1, f"step size {applied_step:.2g}"), (4, f"loss {loss:.4g}"), (7, share)]
+        self._values = [f"step size {applied_step:.2g}", f"loss {loss:.4g}", share]
 
     def validated(self, step: int, split: str, values: dict[str, float]) -> None:
         """Show the result of an evaluation."""
@@ -162,17 +128,11 @@ class Progress:
             self._bar = None
 
 
-def gauge(done: float) -> str:
-    """A bar of ten characters for a share from 0 to 1."""
-    full = min(10, int(10 * done))
-    return "\N{BOX DRAWINGS HEAVY HORIZONTAL}" * full + "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (10 - full)
-
-
-def live_line(line: Callable[[Any, int], str]) -> Any:
+def live_line(line: Callable[[Any], str]) -> Any:
     """A `rich.progress.Progress` on standard error that shows one line.
 
     Args:
-        line: maps one of its tasks and the terminal's columns to the line.
+        line: maps one of its tasks to the line.
     """
     from rich.console import Console
     from rich.progress import Progress as Bar
@@ -183,7 +143,7 @@ def live_line(line: Callable[[Any, int], str]) -> Any:
 
     class Line(ProgressColumn):
         def render(self, task: Any) -> Text:
-            return Text(line(task, console.width), no_wrap=True)
+            return Text(line(task), no_wrap=True, overflow="ellipsis")
 
     return Bar(Line(), console=console)
 
@@ -204,16 +164,16 @@ class LiveView(ABC):
         self._begun = time.monotonic()
 
     @abstractmethod
-    def line(self, columns: int) -> str:
-        """Overall progress, at most `columns` wide if the most important parts fit into them."""
+    def line(self) -> str:
+        """Overall progress."""
 
     def workers(self) -> Sequence[str]:
         """The activity of each worker; empty if the first line has it."""
         return ()
 
-    def lines(self, columns: int) -> list[str]:
-        """All lines; workers' lines may be longer."""
-        return [self.line(columns), *(f"  {number}  {what}" for number, what in enumerate(self.workers(), 1))]
+    def lines(self) -> list[str]:
+        """All lines."""
+        return [self.line(), *(f"  {number}  {what}" for number, what in enumerate(self.workers(), 1))]
 
     @contextmanager
     def live(self) -> Iterator[None]:
@@ -229,7 +189,7 @@ class LiveView(ABC):
         console, over = Console(stderr=True), False
 
         def shown() -> Text:
-            lines = [self.line(console.width)] if over else self.lines(console.width)
+            lines = [self.line()] if over else self.lines()
             return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
 
         with hearing(lambda what: self.doing(0, what)), Live(get_renderable=shown, console=console):
@@ -248,8 +208,8 @@ class LiveView(ABC):
             self._last = line
             say(line)
 
-    def _parts(self, done: int, wanted: int, what: str, made: float, before: int = 0) -> list[tuple[int, str]]:
-        """Label, bar, count and remaining time, for `fitting`.
+    def counts(self, done: int, wanted: int, what: str, made: float, before: int = 0) -> str:
+        """Label, count and remaining time.
 
         Args:
             done: finished items.
@@ -258,14 +218,8 @@ class LiveView(ABC):
             made: items finished since the view started, plus fractions of those in progress.
             before: items finished before.
         """
-        spent = time.monotonic() - self._begun
-        left = spent / made * (wanted - before - made) if made else None
-        return [
-            (4, self.label),
-            (5, gauge((before + made) / max(wanted, 1))),
-            (0, f"{done}/{wanted} {what}"),
-            (0, f"ETA {clock(left)}"),
-        ]
+        left = (time.monotonic() - self._begun) / made * (wanted - before - made) if made else None
+        return f"{self.label}  {done}/{wanted} {what}  ETA {clock(left)}"
 
 
 class Advance(NamedTuple):
@@ -378,22 +332,16 @@ class SweepProgress(LiveView):
         if self.processes == 1:  # with several, their lines show it
             self.say(f"waiting for {counted(runs, 'run')} of other processes")
 
-    def line(self, columns: int) -> str:
-        """The bar, at most `columns` wide if runs and remaining time fit into them."""
+    def line(self) -> str:
+        """Runs, remaining time, best run, rate and activity."""
         with self._lock:
             alive = sum(lanes for lanes, _ in self._alive.values())
             share = sum(lanes * done for lanes, done in self._alive.values())
             doing = self._doing.get(0, "") if self.processes == 1 else ""
         best = "" if self.best is None else f"best {self.best[0]:.4g} ({self.best[1]})"
-        return fitting(
-            [
-                *self._parts(self.ended, self.runs, "runs", self.ended + share),
-                (1, doing),
-                (2, f"{alive} in training"),
-                (3, f"{self._rate:,.0f} trial-steps/s"),
-                (6, best),
-            ],
-            columns,
+        rate = f"{alive} in training  {self._rate:,.0f} trial-steps/s"
+        return "  ".join(
+            filter(None, [self.counts(self.ended, self.runs, "runs", self.ended + share), best, doing, rate])
         )
 
     def workers(self) -> Sequence[str]:

@@ -107,7 +107,6 @@ def fill(store: Path, trials: int, fresh: int) -> int:
                     [f"opt.{axis}"],
                     TASKS[task].mode,
                     "grid",
-                    False,
                     made,
                     best["runs"][0],
                     False,

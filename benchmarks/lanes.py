@@ -123,7 +123,7 @@ def by_width(quick: bool) -> list[Row]:
 def deciding(quick: bool, store: Path) -> list[Row]:
     """Time to choose the engine of a small sweep."""
     configs = [config for row in grid("ngd", 4, 1, 30, store, defaults=True) for config in row]
-    decide = timed(lambda: Choices("auto", None, None, lambda line: None).of(configs))
+    decide = timed(lambda: Choices("auto", None, lambda line: None).of(configs))
 
     def at_length() -> float:
         with patch("bench.execute.choice._MEASURE_SHARE", math.inf):

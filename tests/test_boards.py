@@ -623,7 +623,7 @@ def test_a_study_that_gives_no_row_is_named(store):
         "mnist: adam has no row from its study elsewhere: the runs of its trials are not in these stores, so its"
         " winner is unknown",
         "mnist: adamw has no row from its study no-seeds:"
-        " no run of its winner on fresh seeds has finished (bench tune --resume no-seeds)",
+        " no run of its winner on fresh seeds has finished (study no-seeds)",
     ]
 
 

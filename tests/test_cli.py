@@ -17,7 +17,7 @@ from bench.commands.describe import _keys
 from bench.config.options import optimizer_options, task_options
 from bench.config.run_config import resolve
 from bench.grammar.commands import COMMANDS
-from bench.papers.experiments import experiments, load
+from bench.papers.experiments import experiments
 from bench.store.store import Store
 from optimizers import OPTIMIZERS
 from tasks import TASKS
@@ -187,41 +187,11 @@ def test_definitions_are_inherited_and_added_to(tmp_path, monkeypatch):
     assert _keys("pkg_of_tasks.below", "Below") == {"a": "two lines", "b": "two lines", "c": "new (x: y)"}
 
 
-@pytest.mark.matrix(keep=3)
-@pytest.mark.parametrize("name", experiments())
-def test_show_tells_an_experiments_arms_claims_and_commands(cli, name):
-    out, experiment = cli("show", name).out, load(name)
-    flat = " ".join(out.split())
-    assert out.startswith(f"{name}: {experiment.title}\n")
-    smaller = filter(None, [experiment.undersized])
-    for text in (experiment.paper, *smaller, *experiment.notes, *(claim.paper for claim in experiment.claims)):
-        assert " ".join(text.split()) in flat
-    arms = rows(out, "arms:")
-    for label, own in ({"all": experiment.common} | experiment.arms).items():
-        assert arms[label].split() == [word for key, value in own.items() for word in (f"--{key}", *str(value).split())]
-    assert [key for key in rows(out, "claims:") if key in {claim.name for claim in experiment.claims}] == [
-        claim.name for claim in experiment.claims
-    ]
-    assert rows(out, "figure:").keys() == {panel.title for panel in experiment.figure.panels}
-    assert f"bench reproduce {name} --quick" in out
-    assert (f"bench reproduce {name} --search" in out) == (experiment.search is not None)
-
-
-def test_show_of_an_experiment_in_full(cli):
-    out = cli("show", "vasudeva2025/fixed-decoder").out
-    head = rows(out, "vasudeva2025/fixed-decoder")
-    assert head["seeds"] == "0 to 9: 30 runs"
-    assert head["budget"] == "20000 steps: GD; 5000 steps: NGD; 1000 steps: PS"
-    assert head["run it"] == "bench reproduce vasudeva2025/fixed-decoder"
-    assert rows(out, "tests:")["slope"].startswith("The least-squares slope of y on x")
-    search = rows(out, "search over")
-    assert search["task.sigma"] == "0.25, 0.375, 0.5"
-    assert search["seeds"] == "0 to 4: 180 runs"
-    assert "sooner                     measure: alignment; fast: NGD; slow: GD\n" in out
-    assert "readings                   above: 0.9 or 0.95 or 0.98 or 0.99; factor: 2 or 5 or 10\n" in out
-    out = cli("show", "vasudeva2025/mnist").out
-    assert rows(out, "vasudeva2025/mnist")["budget"] == "50 epochs"
-    assert "better: SNGD (paper), SPS (paper) or SNGD (length), SPS (length)" in " ".join(out.split())
+def test_show_prints_the_file_of_an_experiment(cli):
+    name = "vasudeva2025/fixed-decoder"
+    first, *lines = cli("show", name).out.splitlines()
+    assert first == f"# run it: bench reproduce {name}"
+    assert yaml.safe_load("\n".join(lines)) == yaml.safe_load(experiments()[name].read_text())
 
 
 def test_runs_are_listed_with_status_steps_and_result(cli, store):
@@ -560,38 +530,6 @@ def test_a_wrong_request(cli, words, message):
     assert message in fails(cli, *words.split())
 
 
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        ("fit --task synthetic --opt {}", "name what you mean in this file: {0}:Mine, {0}:Other"),
-        ("show {}", "name what you mean in this file: {0}:SPEC, {0}:Mine, {0}:Other"),
-        ("fit --task {} --opt gd", "name what you mean in this file: {0}:SPEC"),
-    ],
-)
-def test_a_file_without_a_class_name_lists_its_classes_and_is_not_run(cli, tmp_path, words, hint):
-    path = tmp_path / "mine.py"
-    path.write_text("SPEC = Spec()\n_X = 1\nclass Mine: pass\nclass _Hidden: pass\nclass Other: pass\nexit(7)\n")
-    assert hint.format(path) in fails(cli, *words.format(path).split())
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "there is no such file; name your own as my_file.py:MyClass"),
-        (b"class Mine(:", "it is not valid Python (line 1: invalid syntax)"),
-        (b"\0", "it is not valid Python (source code string cannot contain null bytes)"),
-        (b"x = 1\n", "it defines no class; name your own as my_file.py:MyClass"),
-        (b"\xef\xbb\xbfclass Mine: pass\n", "name what you mean in this file: "),
-        (b"# coding: latin-1\nclass Mine: '\xe9'\n", "name what you mean in this file: "),
-    ],
-)
-def test_a_file_without_a_class_is_refused_with_the_reason(cli, tmp_path, content, message):
-    path = tmp_path / "mine.py"
-    if content is not None:
-        path.write_bytes(content)
-    assert message in fails(cli, "fit", "--task", "synthetic", "--opt", str(path))
-
-
 def test_a_plug_in_takes_the_parameters_first(cli, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("import torch\nclass Mine(torch.optim.Optimizer):\n    def __init__(self, lr=1e-3): pass\n")
@@ -732,21 +670,7 @@ def test_a_wrong_setting_of_an_image_task(cli, fake_mnist, words, message):
         (b"seed: 1\nopt.lr: 1\nseed: 2", "at line 3, column 1: the key 'seed' is given twice, first in line 1"),
         (b"yes: 1\ntrue: 2", "at line 2, column 1: the key True is given twice, first in line 1"),
         (b"opt: {lr: 1}\nopt.lr: 2", "run.yaml: opt.lr is given twice, nested and dotted; give it once"),
-        (
-            b"a: " + b"[" * 10_000 + b"]" * 10_000,
-            "at line 1, column 53: lists and mappings are nested more than 50 deep",
-        ),
-        (
-            b"a0: &a0 [x]\n" + b"".join(b"a%d: &a%d [*a%d]\n" % (i + 1, i + 1, i) for i in range(99)),
-            "more than 50 deep",
-        ),
-        (b"a: &a {b: *a}", "at line 1, column 11: *a refers to itself"),
-        (
-            b"a0: &a0 [1, 1]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (i + 1, i + 1, i, i) for i in range(40)),
-            "there are more than 20,000 values",
-        ),
-        (b"a: [" + b"1," * 20_000 + b"]", "there are more than 20,000 values"),
-        (b"a: " + b"x" * 2**20, "is longer than 1,048,576 bytes"),
+        (b"a: " + b"[" * 10_000 + b"]" * 10_000, "is not valid YAML: it is nested too deeply"),
         (b"a: 2001-99-99", "at line 1, column 4: '2001-99-99' is not a valid timestamp"),
         (b"a: !!bool maybe", "at line 1, column 4: 'maybe' is not a valid bool"),
         (b"a: " + b"9" * 5000, "at line 1, column 4: '9999999999999999999999999999999999999999' is not a valid int"),

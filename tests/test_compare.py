@@ -9,10 +9,8 @@ import pytest
 
 import bench.commands.comparison
 import bench.sweeps.sensitivity
-from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
-from tests.entered import board, found, keep, made
 from tests.programs import Program
 from tests.test_budget import wait_before_anybody_listens
 from tests.test_cli import fails
@@ -239,21 +237,6 @@ def test_after_ctrl_c_the_same_command_goes_on(store: Path) -> None:
     assert len(after) == 8
     assert {run_id: after[run_id] for run_id in before} == before
     assert "too few seeds (2 of 7)" in " ".join(out.split())
-
-
-def test_ties_at_the_floor_are_not_said_to_need_seeds(store: Path) -> None:
-    loss = {"task": "synthetic", "metric": "loss", "mode": "min"}
-
-    def runs(opt: str, gaps: list[float]) -> list[RunResult]:
-        return [made(opt, i, x, **loss, metrics={"final": {"loss": x, "excess": x}}) for i, x in enumerate(gaps)]
-
-    keep(store, *runs("gd", [1e-20] * 8), *runs("ngd", [1e-30] * 8), *runs("adam", [1e-20] * 6 + [1e-3] * 2))
-    (tied,) = bench.commands.comparison._advice(found(store))
-    else_ = bench.commands.comparison.ELSE
-    assert tied == f"ngd, adam: at the floor of the metric like gd: more seeds decide nothing; {else_}"
-    (table,) = board("quality", store).tables
-    assert table.title.startswith("synthetic")
-    assert "values equal up to rounding (5e-07 of their size) tie" in board("quality", store).notes[0]
 
 
 @pytest.mark.deep

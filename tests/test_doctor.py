@@ -209,14 +209,8 @@ def test_gpu_that_torch_does_not_find(
 
 
 def test_gpus_that_the_driver_shows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text(
-        "#!/bin/sh\necho 'GPU 0: Tesla V100-SXM2-32GB (UUID: GPU-1)'\necho 'GPU 1: NVIDIA H200 (UUID: GPU-2)'\n"
-    )
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(devices, "DRIVER", tmp_path / "gpus")
-    assert visible_gpus() == ["Tesla V100-SXM2-32GB", "NVIDIA H200"]
+    assert visible_gpus() == []
     (tmp_path / "gpus" / "0000:01:00.0").mkdir(parents=True)
     (tmp_path / "gpus" / "0000:01:00.0" / "information").write_text(
         "Model: \t\t NVIDIA A100-PCIE-40GB\nIRQ:   \t\t 1\n"

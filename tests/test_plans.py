@@ -4,11 +4,9 @@ import json
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,9 +29,6 @@ from bench.progress import Advance, RunInPlan, SweepProgress
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.train.stop import StopRequest
-from optimizers import Parameter
-from optimizers.groups import divide
-from tests.slow import SLOW
 
 SWEEP = ("sweep", "--task", "synthetic", "--opt", "ngd", "--opt.lr", "0.1:1:4", "--seeds", "2", "--device", "cpu")
 SMALL = (*SWEEP, "--trainer.max_steps", "30")
@@ -93,7 +88,6 @@ def progress() -> SweepProgress:
 def test_a_repeated_command_has_the_same_blocks(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, width = plan_of(here / "runs"), iter((1, 2))
     monkeypatch.setattr(Choices, "of", lambda *_: Choice(lanes=True, width=next(width), seconds=(0.0, 1.0)))
-    monkeypatch.setattr(Choices, "compile_pays", lambda *_: False)
     blocks = [[len(grid) for grid in cut(plan, progress(), StopRequest())[0].blocks] for _ in range(2)]
     assert blocks == [[1, 1], [1, 1]]
     assert [path.name for path in (here / "runs" / "cuts").iterdir()] == [f"{plan.name}.json"]
@@ -109,7 +103,7 @@ def test_blocks_of_a_stopped_command_are_not_recorded(here: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", "null", "\0", '{"cuts": 1}', '{"cuts": []}',
-     '{"cuts": [{"lanes": true, "compiled": false, "blocks": [["../../x"]]}]}'],
+     '{"cuts": [{"lanes": true, "blocks": [["../../x"]]}]}'],
 )  # fmt: skip
 def test_damaged_blocks_are_cut_again(here: Path, text: str) -> None:
     plan = replace(plan_of(here / "runs"), width=2)
@@ -160,7 +154,7 @@ def test_runs_that_are_made_alone_say_how_far_they_are(here: Path, monkeypatch: 
     progress = SweepProgress("", "min", enabled=False)
     progress.processes = 2
     config = resolve({"task": "synthetic", "opt": "ngd", "trainer.max_steps": 4, "device": "cpu"})
-    assert train_cuts(Plan("p", [config]), [Cut(False, False, [[[config]]])], progress, StopRequest())
+    assert train_cuts(Plan("p", [config]), [Cut(False, [[[config]]])], progress, StopRequest())
     assert shown == [
         (0, "1 in training, 0%"),
         (1, "1 in training, 25%"),
@@ -272,7 +266,7 @@ def test_runs_that_failed_since_the_command_began_are_not_repeated(here: Path) -
     fragile(here, 0.2)
     settings = {"task": "synthetic", "trainer.max_steps": 5, "device": "cpu", "store": here / "runs"}
     config = resolve(settings | {"opt": "fragile.py:Fragile", "opt.lr": 0.2})
-    cuts, progress = [Cut(False, False, [[[config]]])], SweepProgress("", "min", enabled=False)
+    cuts, progress = [Cut(False, [[[config]]])], SweepProgress("", "min", enabled=False)
     before, tried = time.time() - 60, []
     for since in (None, before, None):
         with pytest.raises(RunBroke, match="this step is too long"):
@@ -293,7 +287,7 @@ def test_a_worker_takes_free_blocks_before_it_waits(here: Path, monkeypatch: pyt
         return bench.train.runner.run(config, **words)
 
     monkeypatch.setattr(bench.execute.here, "run", run)
-    cuts = [Cut(lanes=False, compiled=False, blocks=[[[config]]]) for config in configs]
+    cuts = [Cut(lanes=False, blocks=[[[config]]]) for config in configs]
     assert train_cuts(Plan("p", configs), cuts, SweepProgress("", "min", enabled=False), StopRequest())
     assert tried == ["gd", "ngd", "ps", "gd"]
     assert Counter(run.status for run in Store(here / "runs").runs()) == {"completed": 3}
@@ -385,38 +379,3 @@ def test_cutting_makes_no_process_take_longer(groups: list[tuple[int, int, float
         assert sorted(run.run_id for block in blocks for row in block for run in row) == sorted(
             run.run_id for run in group.runs
         )
-
-
-MATRIX = Parameter("w", (2, 2), "matrix")
-
-
-class FakeLanes:
-    """Lanes with an empty update."""
-
-    def __init__(self, grid: Any, *, compiled: bool = False) -> None:
-        self.compiled = compiled
-        self.plan = SimpleNamespace(total_steps=100, parts=divide(grid[0][0].opt_spec, None, {}, [MATRIX]))
-
-    def update_alone(self) -> Callable[[], bool]:
-        return lambda: self.compiled
-
-
-@pytest.mark.parametrize(
-    ("opt", "most", "plain", "compiled", "said"),
-    [
-        ("adam", 1e6, 1.0, 0.25, "4 times as fast, and 0 s more of compiling; used for 400 s"),
-        ("adam", 1e6, 1.0, 1.25, "0.8 times as fast, and 0 s more of compiling; not used for 400 s"),
-        ("adam", 1e6, 0.01, 0.001, ""),  # 4 s of updates
-        ("adam", 9.0, 1.0, 0.25, ""),  # the whole training takes less time than compiling would have to save
-        (SLOW, 1e6, 1.0, 0.25, ""),  # it has no pure update
-    ],
-)
-def test_an_update_is_compiled_where_that_saves_time(
-    monkeypatch: pytest.MonkeyPatch, opt: str, most: float, plain: float, compiled: float, said: str
-) -> None:
-    monkeypatch.setattr(bench.execute.choice, "make_lanes", FakeLanes)
-    monkeypatch.setattr(bench.execute.choice, "seconds_of", lambda update, ahead: compiled if update() else plain)
-    lines: list[str] = []
-    blocks = [[[resolve({"task": "synthetic", "opt": opt, "opt.lr": lr})]] for lr in (0.1, 0.2, 0.3, 0.4)]
-    assert Choices("lanes", None, None, lines.append).compile_pays(blocks, most) == ("; used" in said)
-    assert [line.partition("the update ")[2].partition(" of updates")[0] for line in lines] == [said] * bool(said)

@@ -197,19 +197,3 @@ def test_a_signal_in_a_callback_of_c_code_ends_the_program(name: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "bench: interrupted\n")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux schedules sessions as groups")
-@pytest.mark.parametrize("own_session", [True, False])
-def test_a_worker_keeps_the_priority_that_nice_gave(own_session: bool, tmp_path: Path) -> None:
-    group = tmp_path / "autogroup"  # of the kernel's own, some have none and some none for this session
-    code = (
-        "import os; from pathlib import Path; from bench import process;"
-        f" process.GROUP = Path({str(group)!r}); os.nice(7); process.begin()"
-    )
-    nice = min(os.nice(0) + 7, 19)
-    subprocess.run([sys.executable, "-c", code], check=True, start_new_session=own_session)
-    assert not group.exists()
-    group.write_text("0")
-    subprocess.run([sys.executable, "-c", code], check=True, start_new_session=own_session)
-    assert group.read_text() == (str(nice) if own_session else "0")

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import shlex
 import signal
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import yaml
 from bench.config.checks import check
 from bench.config.tuned import tuned_settings
 from bench.errors import RunBusy
-from bench.output import ROOM
 from bench.papers import reproduce
 from bench.papers.experiments import Experiment, _read, experiments, load
 from bench.papers.reproduction import Version, _effect
@@ -276,42 +274,6 @@ def test_settings_and_seeds_from_the_command_line_are_in_every_run_and_on_the_pa
 
 
 @pytest.mark.deep
-def test_settings_of_one_arm_from_the_command_line(cli: Any, folder: Path, store: Path) -> None:
-    rewrite(
-        folder,
-        arms={"GD": TINY["arms"]["GD"], "N = 1": TINY["arms"]["NGD"]},
-        claims=[TINY["claims"][0] | {"arms": ["N = 1"]}],
-        quick={"seeds": [0]},
-        search=None,
-    )
-    words = ("--trainer.max_steps", "9", "--arm", "N = 1", "opt.lr", "0.3", "--arm", "N = 1", "trainer.max_steps", "7")
-    answer = cli("reproduce", "nobody/tiny", *words)
-    assert answer.code == 0, answer.err
-    runs = {(run.config["opt"], run.config["opt_options"]["lr"], run.steps) for run in Store(store).runs()}
-    assert runs == {("gd", 0.5, 9), ("ngd", 0.3, 7)}
-    out = Path("reproduced/nobody/tiny-changed")
-    again = "--trainer.max_steps 9 --arm 'N = 1' opt.lr 0.3 --arm 'N = 1' trainer.max_steps 7"
-    assert f"`bench reproduce nobody/tiny {again}`" in (out / "report.md").read_text()
-    assert json.loads((out / "claims.json").read_text())["changed_arms"] == {
-        "N = 1": {"opt.lr": "0.3", "trainer.max_steps": "7"}
-    }
-    assert "all 4 runs are stored" in cli("reproduce", "nobody/tiny", *shlex.split(again)).err
-
-
-@pytest.mark.deep
-def test_a_search_takes_settings_of_one_arm_too(cli: Any, folder: Path, store: Path) -> None:
-    rewrite(folder, search=TINY["search"] | {"arms": ["NGD"]})
-    words = ("--trainer.max_steps", "5", "--arm", "GD", "opt.lr", "0.4", "--arm", "NGD", "opt.lr", "0.3")
-    answer = cli("reproduce", "nobody/tiny", "--search", *words)
-    assert answer.code == 0, answer.err
-    runs = {
-        (run.config["opt"], run.config["opt_options"]["lr"], run.config["task_options"]["d"])
-        for run in Store(store).runs()
-    }
-    assert runs == {("gd", 0.4, 3), ("ngd", 0.3, 3), ("ngd", 0.3, 4)}
-
-
-@pytest.mark.deep
 def test_seeds_without_a_solution_are_left_out_and_named(cli: Any, folder: Path) -> None:
     answer = cli("reproduce", "nobody/tiny", "--seeds", "5")  # seed 3 is infeasible
     assert answer.code == 0, answer.err
@@ -551,38 +513,9 @@ def test_an_effect_is_told_with_the_interval_that_is_known(
 
 
 @pytest.mark.deep
-def test_all_small_versions_leave_nothing_and_name_broken_ones(
-    cli: Any, folder: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    (folder / "broken.yaml").write_text("title: [")
-    before = sorted(tmp_path.iterdir())
-    answer = cli("reproduce", "--all", "--quick", "--trainer.max_steps", "3")
-    assert answer.code == 1
-    assert [line for line in answer.out.splitlines() if line.startswith("nobody/")] == [
-        "nobody/tiny: Two ways downhill"
-    ]
-    assert "bench: error: nobody/broken: " in answer.err
-    assert sorted(tmp_path.iterdir()) == before
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--all",), "--all: add --quick; the full experiments take days"),
-        (("--all", "--quick", "nobody/tiny"), "--all: not allowed with NAME; remove one of them"),
-        (("--all", "--quick", "--search"), "--all: not allowed with --search; remove one of them"),
-    ],
-)
-def test_options_that_do_not_go_with_all(cli: Any, folder: Path, words: tuple[str, ...], message: str) -> None:
-    answer = cli("reproduce", *words)
-    assert (answer.code, answer.out, answer.err) == (2, "", f"bench: error: {message}\n")
-
-
-@pytest.mark.deep
 @pytest.mark.parametrize("name", experiments())
 def test_every_experiment_comes_to_a_page(cli: Any, tmp_path: Path, name: str) -> None:
-    """Like `bench reproduce --all --quick`, but one by one with fewer steps, so that a failure names its experiment."""
+    """Each with `--quick` and few steps, so that a failure names its experiment."""
     answer = cli("reproduce", name, "--quick", "--seeds", "1", "--trainer.max_steps", "4", "--device", "cpu",
                  "--data", DATA, "--out", tmp_path / "out")  # fmt: skip
     if answer.code == 2 and TASKS[load(name).common["task"]].files and "--data" in answer.err:
@@ -682,15 +615,6 @@ def test_a_run_that_another_process_trains_is_waited_for(
         (("tiny",), "unknown experiment 'tiny'; known: nobody/tiny"),
         (("tny",), "unknown experiment 'tny'; known: nobody/tiny"),
         (("xyzzy",), "unknown experiment 'xyzzy'; known: nobody/tiny"),
-        (("nobody/tiny", "--arm", "NDG", "opt.lr", "1"), "unknown arm 'NDG'; did you mean 'NGD'?"),
-        (
-            ("nobody/tiny", "--arm", "NGD", "opt.lrr", "1"),
-            "arm NGD: unknown option '--opt.lrr'; did you mean '--opt.lr'?",
-        ),
-        (("nobody/tiny", "--arm", "NGD", "lr", "1"), "arm NGD: unknown option '--lr'; did you mean '--opt.lr'?"),
-        (("nobody/tiny", "--arm", "NGD", "opt.lr", "fast"), "arm NGD: --opt.lr 'fast': it takes a number"),
-        (("nobody/tiny", "--arm", "NGD", "seed", "1"), "--arm NGD seed: it is the same in all arms; remove it"),
-        (("nobody/tiny", "--arm", "NGD", "opt.lr=1"), "--arm needs values: --arm ARM SETTING VALUE"),
     ],
 )
 def test_bad_requests_are_one_line(cli: Any, folder: Path, words: tuple[str, ...], message: str) -> None:
@@ -699,14 +623,6 @@ def test_bad_requests_are_one_line(cli: Any, folder: Path, words: tuple[str, ...
     assert (answer.code, answer.out) == (2, "")
     assert answer.err.startswith(f"bench: error: {message}")
     assert answer.err.count("\n") == 1
-
-
-def test_arms_that_a_claim_compares_need_common_seeds_of_both_kinds(cli: Any, folder: Path) -> None:
-    less = {"name": "less", "paper": "", "test": "lower", "measure": "loss", "better": ["NGD"], "worse": "GD"}
-    rewrite(folder, claims=[less], search=None)
-    answer = cli("reproduce", "nobody/tiny", "--arm", "NGD", "data_seed", "7")
-    assert (answer.code, answer.out) == (2, "")
-    assert "claim less: arms NGD, GD have no common seed; train the same seeds" in answer.err
 
 
 CLAIM = {"name": "x", "paper": "y", "test": "reaches", "arms": ["GD"], "measure": "loss", "below": 1}
@@ -814,23 +730,6 @@ def test_an_experiment_keeps_to_the_width_that_it_is_told(cli: Any, folder: Path
     runs = list(Store(store).runs())
     assert {run.engine for run in runs} == {"lanes"}
     assert len(list(store.glob("*/done/runs.jsonl"))) == len(runs) > 1
-
-
-def test_a_full_disk_is_noticed_before_anything_is_trained(
-    cli: Any, folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path, content: bytes) -> None:
-        assert len(content) == ROOM
-        path.touch()
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    answer = cli("reproduce", "nobody/tiny", "--out", "there")
-    assert (answer.code, answer.out) == (2, "")
-    said = "cannot write to there: No space left on device; 10 MiB must be free; choose another with --out DIR"
-    assert answer.err == f"bench: error: {said}\n"
-    assert not Path("there").exists()
-    assert not store.exists()
 
 
 @pytest.mark.deep

@@ -135,7 +135,6 @@ def test_a_file_may_nest_roles(tmp_path: Path) -> None:
         ({"opt__momo__head__wieght_decay": "1"}, "did you mean '--opt.head.weight_decay'?"),
         ({"opt__rest": "adamw,sgd"}, "`bench sweep` takes several"),
         ({"opt": "muon", "opt__vector__lr": "1"}, "muon moves only the matrices; write --opt.rest.vector.lr"),
-        ({"opt": "muon", "opt__rest__matrix__lr": "1"}, "which has no matrices; write --opt.matrix.lr"),
         ({"opt__vector__lr": "high"}, "--opt.vector.lr 'high'"),
     ],
 )

@@ -205,22 +205,15 @@ def test_a_run_reports_its_activity_from_the_start(tmp_path: Path) -> None:
     assert lines[-1].startswith("synthetic sgd: completed")
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
 @pytest.mark.parametrize(("step", "total", "seconds"), [(640, 2750, 46), (0, 1, None), (999_999, 1_000_000, 360_000)])
-def test_the_bar_of_a_run_shows_step_and_time_left(columns: int, step: int, total: int, seconds: float | None) -> None:
+def test_the_line_of_a_run_begins_with_step_and_time_left(step: int, total: int, seconds: float | None) -> None:
     bar = Progress(total, "civil_comments adamw", epoch=550)
     bar.values(2.31, 0.031, 0.12)
     bar.validated(step, "val", {"accuracy": 0.2})
-    timed = SimpleNamespace(speed=None if seconds is None else 45.21, time_remaining=seconds)
-    line = bar.line(step, timed, columns)
-    assert len(line) <= columns
-    assert f"step {step:,}/{total:,}  " in line
-    assert f"ETA {clock(seconds)}" in line
-    if total == 2750:
-        assert "45.2 it/s  ETA 0:46  step size 0.031" in line
-        assert ("epoch 1.2/5  step 640/2,750" in line) == (columns >= 80)
-    if columns == 120:
-        assert "loss 2.31" in line
+    line = bar.line(step, SimpleNamespace(speed=None if seconds is None else 45.21, time_remaining=seconds))
+    first = f"civil_comments adamw  step {step:,}/{total:,}  ETA {clock(seconds)}"
+    assert line.startswith(f"{first}  step size 0.031  loss 2.31  acc 0.120  epoch ")
+    assert len(first) <= 60
 
 
 def test_times_to_go() -> None:

@@ -251,26 +251,6 @@ def test_two_sweeps_of_a_task_lie_side_by_side_and_the_same_one_again_refreshes_
     assert sorted(tables(here)[OUT].splitlines()) == sorted(first[OUT].splitlines())
 
 
-def test_the_table_of_another_sweep_is_never_overwritten(cli, here):
-    first = ("sweep", *SMALL, *FOUR, *LANES, "-o", "mine")
-    assert cli(*first).code == 0
-    table = here / "mine" / "sensitivity.csv"
-    before = table.read_text()
-    for _ in range(2):  # neither before nor after its runs are stored
-        answer = cli(*first, "--opt.lr", "0.5,2")
-        assert answer.code == 2
-        assert "-o mine: it has the table of another sweep (4 runs that this one lacks); name another" in answer.err
-        assert table.read_text() == before
-    assert cli(*first).code == 0
-    assert sorted(table.read_text().splitlines()) == sorted(before.splitlines())
-    assert cli(*first, "--seeds", 3).code == 0  # it has all runs of the first
-    assert set(table.read_text().splitlines()) >= set(before.splitlines())
-    for content in (b"\xff\x00 no table", b"a,b\n1,2\n"):
-        table.write_bytes(content)
-        assert "it has a file sensitivity.csv that is not of a sweep" in cli(*first).err
-        assert table.read_bytes() == content
-
-
 def test_folders_of_sweeps_have_names_of_files(store):
     many = configs_of(store, opt=",".join(["adam", "adamw", "gd", "ngd", "ps", "sgd", "sngd", "sps"] * 2))
     assert re.fullmatch(r"synthetic/adam-adamw-gd-ngd-ps-sgd-sngd-sps-[0-9a-f]{8}", str(folder_of(many)))
@@ -1247,21 +1227,14 @@ def test_a_folder_for_the_output_that_is_none(cli, store, here):
     assert not store.exists()
 
 
-@pytest.mark.parametrize(
-    ("number", "needs"), [(errno.EROFS, ""), (errno.ENOSPC, "; 10 MiB must be free"), (errno.EACCES, "")]
-)
-def test_a_folder_for_the_output_that_cannot_be_written_is_found_before_anything_is_trained(
-    cli, store, here, monkeypatch, number, needs
-):
-    def refuse(self: Path, content: bytes) -> int:
-        raise OSError(number, os.strerror(number))
+def test_an_output_folder_is_tried_before_training(cli, store, here, monkeypatch):
+    def refuse(dir: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr("bench.output.TemporaryFile", refuse)
     answer = cli("sweep", *SMALL, *FOUR)
-    assert (answer.code, last_line(answer)) == (
-        2,
-        f"cannot write to {OUT}: {os.strerror(number)}{needs}; choose another with --out DIR",
-    )
+    said = f"cannot write to {OUT}: {os.strerror(errno.EROFS)}; choose another with --out DIR"
+    assert (answer.code, last_line(answer)) == (2, said)
     assert not store.exists()
     assert not (here / OUT).parent.exists()
 

@@ -6,7 +6,7 @@ state and raises KeyboardInterrupt.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 from bench.api.arguments import (
     arguments_of,
@@ -37,49 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["board", "compare", "fit", "load", "plot", "sweep", "tune"]
 
 
-@overload
-def fit(
-    task: str,
-    opt: "Opt",
-    *,
-    seeds: None = None,
-    seed: int | None = None,
-    task_options: "Settings | None" = None,
-    trainer: "Settings | None" = None,
-    settings: "Settings | None" = None,
-    tuned: bool = False,
-    data_seed: int | None = None,
-    precision: str | None = None,
-    device: str | None = None,
-    logger: str | None = None,
-    data: "Place | None" = None,
-    store: "Place | None" = None,
-    rerun: bool = False,
-    progress: bool = True,
-    **hyperparameters: Any,
-) -> Run: ...
-@overload
-def fit(
-    task: str,
-    opt: "Opt",
-    *,
-    seeds: "Seeds",
-    task_options: "Settings | None" = None,
-    trainer: "Settings | None" = None,
-    settings: "Settings | None" = None,
-    tuned: bool = False,
-    data_seed: int | None = None,
-    precision: str | None = None,
-    device: str | None = None,
-    logger: str | None = None,
-    engine: "Engine | None" = None,
-    workers: int | str | None = None,
-    width: int | None = None,
-    data: "Place | None" = None,
-    store: "Place | None" = None,
-    progress: bool = True,
-    **hyperparameters: Any,
-) -> Runs: ...
 def fit(
     task: str,
     opt: "Opt",

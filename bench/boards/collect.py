@@ -292,7 +292,7 @@ def _why_no_row(study: StudyRecord, entries: Sequence[Entry], by_id: Mapping[str
     if study.winner not in by_id:
         return "the runs of its trials are not in these stores, so its winner is unknown"
     if not any(study in entry.studies and entry.runs for entry in entries):
-        return f"no run of its winner on fresh seeds has finished (bench tune --resume {study.name})"
+        return f"no run of its winner on fresh seeds has finished (study {study.name})"
     return None
 
 

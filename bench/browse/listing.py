@@ -17,7 +17,6 @@ from bench.errors import UserError
 from bench.results.selection import GAP, above_infimum, best_index, equal_below, final_value, score_text, seed_median
 from bench.results.table import Column, Table
 from bench.run_summary import result_json
-from bench.store.block import RUNS, Block
 from bench.store.record import RunResult, Status
 from bench.store.reports import StudyRecord
 from bench.store.stores import Stores
@@ -128,17 +127,16 @@ def lines(stores: Stores, asked: Filters) -> list[Line]:
     """
     studies = studies_of(stores)
     stores.refuse_unknown(asked.tasks, asked.opts, stores.runs)
-    begun = {run.run_id: begun_at(run, stores.blocks[run.run_id]) for run in stores.runs}
     runs = [
         run
         for run in stores.runs
         if run.is_of(asked.tasks, asked.opts)
         and (not asked.statuses or run.status in asked.statuses)
-        and begun[run.run_id] >= asked.since
+        and run.begun >= asked.since
     ]
-    runs.sort(key=lambda run: (begun[run.run_id], run.run_id), reverse=True)
+    runs.sort(key=lambda run: (run.begun, run.run_id), reverse=True)
     winners = {record.winner: record for record in stores.studies if record.winner is not None}
-    return _folded(runs, studies, begun, asked, winners)
+    return _folded(runs, studies, asked, winners)
 
 
 def studies_of(stores: Stores) -> dict[str, str]:
@@ -152,30 +150,18 @@ def planned_by(run: RunResult) -> str | None:
     return run.plan.removeprefix(_STUDY) if run.plan and run.plan.startswith(_STUDY) else None
 
 
-def begun_at(run: RunResult, block: Block | None) -> str:
-    """When a run began; if not recorded, when its record was written."""
-    if run.begun or block is None:
-        return run.begun
-    try:
-        seconds = (block.at / RUNS).stat().st_mtime
-        return datetime.fromtimestamp(seconds, UTC).strftime(_FORM)
-    except (OSError, ValueError, OverflowError):
-        return ""
-
-
 # -- folding ----------------------------------------------------------------------------------------------------------
 
 
 def _folded(
     runs: Sequence[RunResult],
     studies: Mapping[str, str],
-    begun: Mapping[str, str],
     asked: Filters,
     winners: Mapping[str, StudyRecord],
 ) -> list[Line]:
     """Lines of runs, given newest first."""
     if asked.each:
-        return [_line(run.run_id, [[run]], begun) for run in runs]
+        return [_line(run.run_id, [[run]]) for run in runs]
     folded: dict[tuple[str, ...], dict[str, list[RunResult]]] = {}
     for run in runs:
         group, study = _but_for_seeds(run), studies.get(run.run_id)
@@ -193,7 +179,7 @@ def _folded(
         first = next(iter(groups.values()))[0]
         alone = len(groups) == 1 and len(groups[next(iter(groups))]) == 1
         shared = f"{slug(first.config['task'])}-{slug(first.config['opt'])}-*"
-        line = _line(first.run_id if alone else name or shared, list(groups.values()), begun)
+        line = _line(first.run_id if alone else name or shared, list(groups.values()))
         if name.startswith(_STUDY):
             _show_winner(line, winners)
         found.append(line)
@@ -220,8 +206,8 @@ def _but_for_seeds(run: RunResult) -> str:
     return json.dumps([own, run.part], sort_keys=True)
 
 
-def _line(name: str, groups: list[list[RunResult]], begun: Mapping[str, str]) -> Line:
-    line = Line(name, groups, max(begun[run.run_id] for group in groups for run in group))
+def _line(name: str, groups: list[list[RunResult]]) -> Line:
+    line = Line(name, groups, max(run.begun for group in groups for run in group))
     ended = [[run for run in group if run.finished and _is_alike(run, groups)] for group in groups]
     above = above_infimum([run for group in ended for run in group])
     scores = [

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from bench.browse.listing import begun_at, local, planned_by
+from bench.browse.listing import local, planned_by
 from bench.config.plugins import naming
 from bench.config.run_config import settings_of
 from bench.results.render import shown
@@ -80,7 +80,7 @@ def _facts(run: RunResult, store: Store, study: str | None) -> list[str]:
         + f": {run.split} {run.metric} ({run.mode}){target}",
         "optimizer": config["opt"] + f": {run.formula}" * bool(run.formula),
         "seed": seeds,
-        "begun": local(begun_at(run, store.find(run.run_id))),
+        "begun": local(run.begun),
         "time": f"{_seconds(run.wall_s)}{evaluated}",
         "steps": f"{run.steps}" + f", {run.skipped} of them not taken" * bool(run.skipped),
         "made for": f"study {study}" if study else run.plan,

@@ -265,7 +265,7 @@ def as_text(found: Sequence[Row], kind: str, notes: Sequence[str] = ()) -> str:
 
 
 def command(args: Args, limit: float) -> None:
-    """Compute the matrix and write it; after an interruption, the part so far is written too.
+    """Compute the matrix and write it.
 
     The report on an optimizer is added to the store once all of its checks are done.
 
@@ -275,7 +275,6 @@ def command(args: Args, limit: float) -> None:
 
     Raises:
         UserError: a word names no optimizer, or a file cannot be written.
-        KeyboardInterrupt: it was interrupted.
     """
     checks_of("optimizer", args.only)  # refuses an unknown check before anything is imported
     kinds = [kind_of(path) for path in args.out]
@@ -283,23 +282,15 @@ def command(args: Args, limit: float) -> None:
     found: list[Row] = []
     progress = _Progress(sum(map(len, groups)))
 
-    def write_all(notes: Sequence[str] = ()) -> None:
-        progress.line.clear()
-        plain = [(None, "json" if args.json else "md")]
-        for path, kind in zip(args.out, kinds, strict=True) if args.out else plain:
-            write(path, as_text(found, kind, notes))
-
-    try:
-        for row in rows(groups, only=args.only, limit=limit, show=progress.show):
-            found.append(row)
-            if args.only is None:
-                write_verdict(args.store, row.report)
-            progress.row(row)
-        write_all()
-    except KeyboardInterrupt:
-        if found:
-            write_all([f"interrupted: {len(found)} of {progress.total} optimizers were checked"])
-        raise
+    for row in rows(groups, only=args.only, limit=limit, show=progress.show):
+        found.append(row)
+        if args.only is None:
+            write_verdict(args.store, row.report)
+        progress.row(row)
+    progress.line.clear()
+    plain = [(None, "json" if args.json else "md")]
+    for path, kind in zip(args.out, kinds, strict=True) if args.out else plain:
+        write(path, as_text(found, kind))
 
 
 class _Progress:

@@ -18,12 +18,11 @@ from bench.grammar.values import parts, reference_folder
 from bench.output import answer, check_output, note, remark, warn_of, write
 from bench.process import as_options
 from bench.progress import doing
-from bench.text import CONVERGED, counted, listed, spanned
+from bench.text import CONVERGED, counted, listed
 from optimizers.plugins import bare, slug
 
 if TYPE_CHECKING:
     from bench.boards.collect import Collected
-    from bench.boards.entries import Problem
     from bench.config.run_config import RunConfig
     from bench.execute.execute import Crew
     from bench.results.chart import Chart
@@ -32,13 +31,6 @@ if TYPE_CHECKING:
     from bench.tuning.spec import StudySpec
     from bench.tuning.study import Study, StudyResult
     from bench.tuning.suite import Settings, Suite
-
-
-ELSE = (
-    "compare the steps to a loss instead (bench leaderboard --board speed --target LOSS), or take a smaller budget"
-    " (--trainer.max_steps) or a harder task"
-)
-"""What can decide a comparison in which all reach the floor of the metric."""
 
 
 def main(args: Args) -> int:
@@ -201,7 +193,11 @@ def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":
     best = max(same, key=lambda study: study.weight, default=None)
     gap = None if best is None or config.task_spec.target is not None else runs[best.winner or ""].excess()
     if gap is not None and gap <= CONVERGED:
-        note(f"{config.opt} reaches the floor of the metric here, so this may end in ties only: {ELSE}")
+        note(
+            f"{config.opt} reaches the floor of the metric here, so this may end in ties only: take a smaller budget"
+            " (--trainer.max_steps) or a harder task, or compare the steps to a loss (bench leaderboard --board speed"
+            " --target LOSS)"
+        )
     if not same and others:
         note(
             f"reference results exist for {config.task} with {' or '.join(others)}; {config.opt} is tuned again for"
@@ -301,7 +297,7 @@ def ranking(found: "Sequence[StudyResult]", args: Args) -> Ranking:
     every = _together(ranked)
     several = len(every.problems) > 1
     said = [f"{name}: {text}" if several else text for name, text in headlines(every)]
-    return Ranking([quality(every)], said + _advice(every), forest(every))
+    return Ranking([quality(every)], said, forest(every))
 
 
 def _together(ranked: "Sequence[Collected]") -> "Collected":
@@ -367,34 +363,3 @@ def _ranked(found: "Sequence[StudyResult]", args: Args) -> "Collected | None":
         if e.problem == problem and (e.opt in named or (args.against is None and e.kind == "tuned"))
     ]
     return replace(every, entries=chosen, chosen=chosen)
-
-
-def _advice(found: "Collected") -> list[str]:
-    """What may decide open verdicts: the numbers of seeds, a line each; nothing but another problem at the floor."""
-    several = len(found.problems) > 1
-    return [f"{problem.name}: " * several + line for problem in found.problems for line in _advice_on(found, problem)]
-
-
-def _advice_on(found: "Collected", problem: "Problem") -> list[str]:
-    from bench.boards.quality import judged
-    from bench.results.sequential import LEAST_SEEDS, Comparison, advice
-
-    metric, verdicts, _ = judged(found, problem)
-    lines, tied = [], []
-    for entry in verdicts.ordered(found.problems[problem]):
-        of = verdicts.of(entry)
-        if of == f"not compared: {verdicts.obstacle(entry)}" and verdicts.measure is metric:
-            tied.append(entry.name)
-        elif isinstance(of, Comparison) and not of.decided:
-            more, wanted = advice(of.n, of.wins, of.losses), max(2 * of.n, LEAST_SEEDS)
-            lines.append(
-                f"{entry.name}: {spanned(more)} seeds in total will probably decide it: --report_seeds {more[1]}"
-                if more
-                else f"{entry.name}: how many seeds decide it is unknown; --report_seeds {wanted} adds {wanted - of.n}"
-            )
-    if tied:
-        lines.append(
-            f"{', '.join(tied)}: at the floor of the metric like {found.reference_name(problem)}: more seeds decide"
-            f" nothing; {ELSE}"
-        )
-    return lines

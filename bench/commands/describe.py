@@ -2,20 +2,19 @@
 
 import ast
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bench.config.options import Option, _parse, _source, optimizer_options, task_options
-from bench.config.run_config import resolve
 from bench.grammar.help import hyperparameter_rows, row, rows, wrapped_lines
-from bench.text import seeds_in_words, word_of
+from bench.text import word_of
 from optimizers import LogUniform, OptimizerSpec
 from tasks import TASKS, TaskSpec
 from tasks.core.quantities import HEADS, MODEL, OBSERVED
 from tasks.core.spec import place_of
 
 if TYPE_CHECKING:
-    from bench.papers.experiments import Experiment
+    pass
 
 
 def describe_optimizer(spec: OptimizerSpec) -> str:
@@ -166,88 +165,6 @@ def _key_section(doc: str) -> dict[str, str]:
     return {name: " ".join(text.split()).rstrip(".") for names, _, text in parts for name in names.split(", ")}
 
 
-def describe_experiment(name: str, experiment: "Experiment") -> str:
-    """Arms, seeds, budget, figure, claims, small version and search of a paper's experiment, and how to run them."""
-    from bench.papers.claims import CLAIMS
-
-    quick, search = experiment.quick, experiment.search
-    budgets: dict[str, list[str]] = {}
-    for label, own in experiment.arms.items():
-        trainer = resolve(experiment.common | own).trainer
-        limits = [f"{trainer.max_steps} steps"] if trainer.max_steps else []
-        limits += [f"{trainer.max_epochs:g} epochs"] if trainer.max_epochs else []
-        budgets.setdefault(" or ".join(limits), []).append(label)
-    lines = [
-        *wrapped_lines(f"{name}: {experiment.title}", "", "  "),
-        *row("paper", experiment.paper),
-        *(row("smaller", experiment.undersized) if experiment.undersized else []),
-        *row("run it", f"bench reproduce {name}"),
-        *row("seeds", _seeds(experiment.seeds, len(experiment.arms))),
-        *row("budget", "; ".join(budgets if len(budgets) == 1 else [f"{k}: {_list(v)}" for k, v in budgets.items()])),
-        "",
-        "arms:",
-        *_settings({"all": experiment.common} | experiment.arms),
-        "",
-        "figure:",
-    ]
-    for panel in experiment.figure.panels:
-        axes = {"": "", "x": ", x logarithmic", "y": ", y logarithmic", "xy": ", both logarithmic"}[panel.log]
-        lines += row(panel.title or panel.y, f"{panel.y} over {panel.x}{axes}", _list(panel.arms or []))
-    lines += ["", "claims: the paper's statement and its test"]
-    for claim in experiment.claims:
-        said = [f"{name}:{_TIE}{_listed(value)}" for name, value in (claim.model_extra or {}).items()]
-        lines += [*row(claim.name, claim.statement), *row(f"  {claim.test}", "; ".join(said))]
-        read = [f"{name}:{_TIE}{' or '.join(map(_listed, values))}" for name, values in claim.readings.items()]
-        lines += row("  readings", "; ".join(read)) if read else []
-    lines += ["", "tests:"]
-    for test in dict.fromkeys(claim.test for claim in experiment.claims):
-        lines += row(test, (CLAIMS[test].__doc__ or "").partition("\n")[0])
-    lines += ["", "small version (no evidence):", *row("run it", f"bench reproduce {name} --quick")]
-    lines += row("seeds", _seeds(quick.seeds, len(experiment.arms)))
-    lines += _settings({"all": quick.settings} | quick.arms)
-    if search:
-        arms, claims = search.arms or experiment.arms, search.claims or [claim.name for claim in experiment.claims]
-        lines += ["", "search over constants that the paper does not state:", *row("why", search.why)]
-        lines += row("run it", f"bench reproduce {name} --search")
-        lines += [line for setting, values in search.grid.items() for line in row(setting, _list(values))]
-        lines += row("points", str(len(search.points)))
-        lines += row("seeds", _seeds(search.seeds, len(arms) * len(search.points)))
-        lines += _settings({"all": search.settings})
-        lines += [*row("arms", _list(arms)), *row("claims", _list(claims))]
-    lines += ["", "notes:"]
-    for note in experiment.notes:
-        lines += wrapped_lines(note, "  * ", "    ")
-    return "\n".join(lines).replace(_TIE, " ")
-
-
 def _fact(name: str, text: str) -> list[str]:
     """A line of the head, wrapped; none without a text."""
     return wrapped_lines(text, f"  {name:<8}", " " * 10)
-
-
-_TIE = "\N{NO-BREAK SPACE}"
-
-
-def _list(items: Iterable[Any]) -> str:
-    """With commas; no item is broken over two lines."""
-    return ", ".join(str(item).replace(" ", _TIE) for item in items)
-
-
-def _listed(value: Any) -> str:
-    """A value, or several, of an argument."""
-    return _list(value if isinstance(value, list) else [value])
-
-
-def _settings(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The settings of each arm that has any, as command-line options."""
-    return [
-        line
-        for label, own in arms.items()
-        if own
-        for line in row(label, " ".join(f"--{setting}{_TIE}{value}" for setting, value in own.items()))
-    ]
-
-
-def _seeds(seeds: Sequence[int], runs: int) -> str:
-    """The seeds and the resulting number of runs."""
-    return f"{seeds_in_words(seeds)}: {runs * len(seeds)} runs"

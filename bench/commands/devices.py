@@ -4,8 +4,6 @@ import math
 import os
 import platform
 import re
-import shutil
-import subprocess
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -121,12 +119,9 @@ def visible_gpus() -> list[str]:
     """Names of the GPUs that the NVIDIA driver shows, whether or not torch can use them."""
     try:
         texts = [path.read_text() for path in sorted(DRIVER.glob("*/information"))]
-        if not texts and shutil.which("nvidia-smi"):
-            command = ["nvidia-smi", "-L"]
-            texts = [subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout]
-    except (OSError, subprocess.SubprocessError):
+    except OSError:
         return []
-    return [name.strip() for text in texts for name in re.findall(r"^(?:Model|GPU \d+):([^(\n]*)", text, re.MULTILINE)]
+    return [name.strip() for text in texts for name in re.findall(r"^Model:(.*)", text, re.MULTILINE)]
 
 
 def gpu_halves(capability: tuple[int, int]) -> list[str]:

@@ -92,11 +92,8 @@ def run_show(args: Args) -> int:
     from bench.papers.experiments import experiments, load
 
     if name in experiments():
-        from bench.commands.describe import describe_experiment
-
-        experiment = load(name)
-        value = {"kind": "experiment", "name": name} | experiment.model_dump(mode="json")
-        reply(args, value, [describe_experiment(name, experiment)])
+        value = {"kind": "experiment", "name": name} | load(name).model_dump(mode="json")
+        reply(args, value, [f"# run it: bench reproduce {name}", experiments()[name].read_text("utf-8").rstrip()])
         return 0
     if not likely and (code := _show_run(path.name, folders, as_json=args.json)) is not None:
         return code
@@ -107,9 +104,6 @@ def run_show(args: Args) -> int:
     if broken:
         remark("error", broken[0])
         return RunFailed.exit_code
-    begun = [run_id for run_id in stores.blocks if run_id.startswith(path.name)]
-    if begun:
-        raise unknown("run", path.name, begun[:1], f" in {stores.shown}")
     near = get_close_matches(path.name, stores.blocks, n=1, cutoff=0.9)
     if near or re.fullmatch(r".+-[0-9a-f]{10}", path.name):  # ids end in a digest
         raise unknown_run(path.name, stores.blocks, stores.shown or " and ".join(map(str, stores_of(args))))

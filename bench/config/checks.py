@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from bench.config.options import MISSING, all_optimizer_options, optimizer_options
+from bench.config.options import all_optimizer_options
 from bench.config.run_config import RunConfig
 from bench.errors import UserError, described
 from bench.machine import is_main_process
@@ -188,7 +188,7 @@ def _check_constructor(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any
         spec.cls(_invented(spec), **given)
     except BROKEN as error:
         if spec.package is None or isinstance(error, ValueError):
-            raise _at_fault(spec, prefix, given, error) or option_error(prefix, error, given) from None
+            raise option_error(prefix, error, given) from None
         raise UserError(f"{spec.name} cannot be made: {described(error)}") from None
 
 
@@ -200,30 +200,6 @@ def _invented(spec: OptimizerSpec) -> Any:
 
     parameter = torch.nn.Parameter(torch.zeros(2, 2))
     return [("weight", parameter) if takes_names(spec.cls) else parameter]
-
-
-def _at_fault(spec: OptimizerSpec, prefix: str, given: Mapping[str, Any], error: BaseException) -> UserError | None:
-    """The error with the refused option and its range, if the constructor does not name it.
-
-    The option at fault is refused even with defaults for all others.
-    """
-    if str(error).partition("=")[0] in given:
-        return None
-    options = optimizer_options(spec)
-    usual = {
-        name: options[name].default if options[name].default not in (MISSING, TASK_VALUE) else value
-        for name, value in given.items()
-    }
-    for name, value in given.items():
-        if value == usual[name]:
-            continue
-        try:
-            spec.cls(_invented(spec), **usual | {name: value})
-        except BROKEN as again:
-            if str(again) == str(error):
-                why = _outside(options[name].help, value) or f": {str(error).partition(chr(10))[0]}"
-                return UserError(f"--{prefix}.{name}={value}{why}")
-    return None
 
 
 def _outside(text: str, value: Any) -> str:

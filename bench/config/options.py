@@ -413,9 +413,6 @@ def no_such_option(spec: Any, given: Mapping[str, Any], name: str, others: Itera
     if rest is not None and first in ROLES and (other := f"{REST}.{name}") in known:
         why = f"with --opt.{REST} {rest}, {spec.name} moves only the matrices"
         return UserError(f"--opt.{name}: {why}; write --opt.{other} for {rest}'s value")
-    if rest is not None and first == REST and tail.startswith("matrix.") and tail in known:
-        why = f"{rest} moves the rest, which has no matrices"
-        return UserError(f"--opt.{name}: {why}; write --opt.{tail} for {spec.name}'s value")
     if first in OPTIMIZERS and tail in known:
         return UserError(f"unknown option '--opt.{name}'; did you mean '--opt.{tail}'? A run has one optimizer")
     own = tail if first in OPTIMIZERS and tail else name

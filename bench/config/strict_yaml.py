@@ -31,12 +31,13 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         """Report the place of a value that is invalid for its type, such as the 99th of a month."""
         try:
-            return super().construct_object(node, deep)
+            value = super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError, ArithmeticError):
             kind = node.tag.rpartition(":")[2]
             raise ConstructorError(
                 None, None, f"{str(node.value)[:40]!r} is not a valid {kind}", node.start_mark
             ) from None
+        return value
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -53,6 +54,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is not text in UTF-8; settings are YAML") from None
+    except RecursionError:
+        raise UserError(f"{path} is not valid YAML: it is nested too deeply") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""

@@ -1,4 +1,4 @@
-"""The choice of execution: lanes or single runs, the number of lanes, and compiled updates or not."""
+"""The choice of execution: lanes or single runs, and the number of lanes."""
 
 import gc
 import time
@@ -26,8 +26,6 @@ from tasks.core.order import micro_batches_per_rank
 from tasks.core.task import Task
 
 _WIDTHS = tuple(4**k for k in range(9))
-COMPILE_SECONDS = 10
-"""Total seconds of updates above which `torch.compile` is tried. Ours."""
 LANES_GAIN = 0.9
 """Lanes are used if a step takes less than this fraction of a single run's step. Ours.
 
@@ -166,50 +164,6 @@ class Choices:
         if pays or self.engine == "lanes":
             return Choice(lanes=True, width=width, seconds=_line(costs, ahead / len(group)))
         return Choice(lanes=False, width=1, seconds=(ahead / len(group) * alone, 0.0) if alone < inf else None)
-
-    def compile_pays(self, blocks: Sequence[Grid], most: float) -> bool:
-        """Whether `torch.compile` saves more time in the optimizer's updates than it costs; short sweeps do not try.
-
-        Args:
-            blocks: of lanes; all runs have one `block_key`.
-            most: total training time in seconds, an upper bound on that of the updates; infinite if not measured.
-        """
-        if most < COMPILE_SECONDS or self._stop.signal is not None:
-            return False
-        name = " and ".join(spec.name for spec in blocks[0][0][0].methods)
-        grid, sizes = max(blocks, key=_lanes), {_lanes(block) for block in blocks}
-        try:
-            lanes = make_lanes(grid)
-            if not have_pure_update(lanes.plan.parts):
-                return False
-            ahead = sum(map(_lanes, blocks)) / _lanes(grid) * lanes.plan.total_steps  # updates, in units of this block
-            plain = seconds_of(lanes.update_alone(), ahead)
-            del lanes
-            gc.collect()
-        except UserError:
-            raise
-        except BROKEN:  # training will fail the same way and record it
-            return False
-        if ahead * plain < COMPILE_SECONDS:
-            return False
-        try:
-            update = make_lanes(grid, compiled=True).update_alone()
-            begun = time.perf_counter()
-            with doing(f"compiling the update of {name}"):
-                update()
-                update()  # the first step initialises the state, which compiles another program
-            compiling = (time.perf_counter() - begun) * (len(sizes) - 1)  # other sizes; this one is compiled now
-            compiled = seconds_of(update, ahead)
-        except BROKEN as error:  # this machine may lack a working compiler
-            self.say(f"{name}: torch.compile does not work here ({first_line(error)}); continuing without it")
-            return False
-        pays = ahead * (plain - compiled) > compiling
-        self.say(
-            f"{name}: torch.compile makes the update {plain / compiled:.2g} times as fast,"
-            f" and {compiling:.0f} s more of compiling; {'used' if pays else 'not used'} for"
-            f" {ahead * plain:,.0f} s of updates"
-        )
-        return pays
 
 
 def _bytes_of_lane(peak: Peak, lanes: Lanes) -> float:

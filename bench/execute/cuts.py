@@ -31,12 +31,10 @@ class Cut:
 
     Attributes:
         lanes: as lanes, block by block, or one run at a time.
-        compiled: whether the optimizer's update goes through `torch.compile`.
         blocks: the runs.
     """
 
     lanes: bool
-    compiled: bool
     blocks: Sequence[Grid]
 
     @property
@@ -50,7 +48,6 @@ def decisions(cuts: Sequence[Cut]) -> list[Decision]:
     return [
         {
             "lanes": each.lanes,
-            "compiled": each.compiled,
             "blocks": [[config.run_id for row in grid for config in row] for grid in each.blocks],
         }
         for each in cuts
@@ -64,7 +61,7 @@ def cuts_of(decided: Sequence[Decision], runs: Mapping[str, RunConfig]) -> list[
         left = [[runs[run_id] for run_id in block if run_id in runs] for block in each["blocks"]]
         if any(left):
             blocks = [grid for block in left if block for grid in rectangles(block, len(block))]
-            cuts.append(Cut(each["lanes"], each["compiled"], blocks))
+            cuts.append(Cut(each["lanes"], blocks))
     return cuts
 
 
@@ -106,16 +103,14 @@ def cut(
     blocks = balanced(wanted, plan.shares if plan.width is None else 1)
     longest = [max(map(group.seconds, own)) for group, own in zip(wanted, blocks, strict=True)]
     cuts, alone = list[Cut](), set[str]()
-    for _, group, (_, choice), grids in sorted(
-        zip(longest, wanted, chosen, blocks, strict=True), key=lambda each: -each[0]
-    ):
+    for i in sorted(range(len(blocks)), key=lambda i: -longest[i]):
+        group, choice = chosen[i]
         if choice.lanes:
-            all_seconds = inf if choice.seconds is None else sum(map(group.seconds, grids))
-            cuts.append(Cut(True, choices.compile_pays(grids, all_seconds), grids))
+            cuts.append(Cut(True, blocks[i]))
         else:
-            alone |= {config.run_id for config in group.runs}
+            alone |= {config.run_id for config in group}
     if alone:  # in the order of the plan, in which optimizers may alternate
-        cuts.append(Cut(False, False, [[[config]] for run_id, config in todo.items() if run_id in alone]))
+        cuts.append(Cut(False, [[[config]] for run_id, config in todo.items() if run_id in alone]))
     if len(plan.configs) == 1 or stop.signal is not None:
         return cuts
     with making(plan.store.folder):

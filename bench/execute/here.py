@@ -150,10 +150,8 @@ def _train(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bo
         waiting = False
         try:
             first = grid[0][0]
-            study = plan.tuned_by(first)
-            results = train_block(
-                grid, stop, progress, compiled=cut.compiled, plan=plan.titles[first.run_id], tuned_by=study
-            )
+            title, study = plan.titles[first.run_id], plan.tuned_by(first)
+            results = train_block(grid, stop, progress, plan=title, tuned_by=study)
             if results is None:
                 return False
             outcomes.finished(results)

@@ -117,7 +117,6 @@ class Decision(TypedDict):
     """A cut as stored while its runs train: ids instead of configurations."""
 
     lanes: bool
-    compiled: bool
     blocks: list[list[RunId]]
 
 

@@ -223,7 +223,7 @@ _ALL = (
             *RUNNING,
             _out("folder of table and plot (default: swept/TASK/OPT-HASH, with a hash of the set of runs)"),
             RUN_DEVICE, replace(PRECISION, help="lanes need 32-true or 64-true (default: the task's)"),
-            DATA_SEED, replace(LOGGER, hidden=True),
+            DATA_SEED, LOGGER,
             JSON, Option("dry-run", "list the runs and exit"), DATA, STORE,
         ),
     ),
@@ -359,12 +359,9 @@ _ALL = (
         options=(
             Option("list", "list the experiments and exit"),
             Option("quick", "few seeds and steps, under a minute; not evidence"),
-            Option("all", "with --quick: run all experiments as a smoke test; their output and runs are removed"),
             Option("search", "also search the constants that the paper does not state"),
             Option("seeds", "a number (5: those of the experiment first, then the next integers) or a list (0,1,2;"
                    " 10:15 is 10 to 14)", "SEEDS", seeds_or_count),
-            Option("arm", "change a setting of one arm, by its label: --arm NGD opt.lr 0.05 --arm 'H = 1' opt.lr 2",
-                   "ARM SETTING VALUE", words=3, many=True),
             _out("folder of the output (default: reproduced/NAME, NAME-quick, NAME-changed)"),
             DEVICE, JSON, *RUNNING, Option("dry-run", "list the runs and exit"), DATA, STORE,
         ),
@@ -464,8 +461,8 @@ _ALL = (
         text="List tasks, optimizers, stored runs (newest first), or studies.",
         more="The filters apply only to runs; --store also applies to studies. Runs that differ only in their"
              " seeds share a line, with the median of their results. The runs of a study share a line, and so do the"
-             " sweeps of an optimizer on a problem, with the median at the best settings. A run without a date gets"
-             " the date of its file. Exit code 1: something could not be read.",
+             " sweeps of an optimizer on a problem, with the median at the best settings."
+             " Exit code 1: something could not be read.",
         positionals=(Option("what", "what to list", "WHAT",
                             choices=("tasks", "optimizers", "runs", "studies")),),
         options=(

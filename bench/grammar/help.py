@@ -61,10 +61,9 @@ def command_help(command: Command, words: Sequence[str] = ()) -> str:
     """
     form = command.form or " ".join([*(_form(each) for each in command.positionals), "[options]"])
     lines = [*wrapped_lines(f"usage: {command.typed} {form}", "", "  "), "", *wrapped_lines(command.text)]
-    shown = [option for option in command.options if not option.hidden]
     if command.positionals:
         lines += ["", *(line for each in command.positionals for line in row(each.value, _meaning(each)))]
-    lines += ["", *(line for option in shown for line in row(_flags(option), _meaning(option)))] if shown else []
+    lines += ["", *(line for option in command.options for line in row(_flags(option), _meaning(option)))]
     if command.groups:
         lines += _settings(command, words)
     return "\n".join([*lines, *(["", *wrapped_lines(command.more)] if command.more else [])])

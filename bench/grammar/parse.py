@@ -26,9 +26,7 @@ class Option:
         kind: what it names: `task`, `opt` or `experiment`; a command that trains refuses unknown names early.
         short: its one-letter form.
         many: whether it may be given several times; its value is then a list.
-        words: number of words of its value.
         setting: whether it is a setting of the command's runs.
-        hidden: whether help omits it.
         least, most: of a positional argument, the fewest and the most words; most 0 is any number.
     """
 
@@ -41,9 +39,7 @@ class Option:
     kind: str = ""
     short: str = ""
     many: bool = False
-    words: int = 1
     setting: bool = False
-    hidden: bool = False
     least: int = 1
     most: int = 1
 
@@ -174,18 +170,15 @@ def parse(command: Command, words: Sequence[str]) -> Args:
                 raise UserError(f"{given} is a switch and takes no value")
             found[option.key] = True
             continue
-        texts = [value] if equals else []
-        while len(texts) < option.words and rest and not rest[0].startswith("--"):
-            if _is_option(rest[0]) and rest[0][1:] in shorts:
-                break
-            texts.append(rest.pop(0))
-        if len(texts) < option.words:
-            raise UserError(f"{given} needs {'a value' if option.words == 1 else 'values'}: {given} {option.value}")
-        read = option.parsed(texts[0], given) if option.words == 1 else texts
-        before = typed.setdefault(option.key, texts[0])
-        if option.name in ("task", "opt") and option.value != "A,B" and before != texts[0]:
+        if not equals:
+            if not rest or rest[0].startswith("--") or (_is_option(rest[0]) and rest[0][1:] in shorts):
+                raise UserError(f"{given} needs a value: {given} {option.value}")
+            value = rest.pop(0)
+        read = option.parsed(value, given)
+        before = typed.setdefault(option.key, value)
+        if option.name in ("task", "opt") and option.value != "A,B" and before != value:
             # Of other options, the last one counts.
-            raise UserError(f"{option.flag} is given twice, {before} and {texts[0]}; {command.typed} takes one")
+            raise UserError(f"{option.flag} is given twice, {before} and {value}; {command.typed} takes one")
         if option.value == "A,B" and option.key in found:  # several are a list
             read = f"{found[option.key]},{read}" if isinstance(read, str) else [*found[option.key], *read]
         found[option.key] = [*found.get(option.key, []), read] if option.many else read
@@ -288,7 +281,7 @@ def known_options(command: Command, task: str | None = None, opts: Sequence[str]
     from optimizers.groups import REST
     from tasks import TASKS
 
-    known = [option.flag for option in command.options if not option.hidden]
+    known = [option.flag for option in command.options]
     if "opt" in command.groups:
         own = [opt for opt in opts if opt in OPTIMIZERS.own]
         every = dict.fromkeys(name for opt in own for name in optimizer_options(OPTIMIZERS[opt])) if own else GLOSSARY

@@ -42,7 +42,6 @@ class Lanes:
         tasks: one for each problem, length G; equal except for data, initial weights and seeds.
         plans: of each lane, shape (G, R); equal except for float hyperparameters and seeds.
         device, dtype: device and precision.
-        compiled: whether the optimizer's pure update goes through `torch.compile`.
 
     Attributes:
         weights: parameters by name, shape (G, R, ...).
@@ -58,8 +57,6 @@ class Lanes:
         plans: Sequence[Sequence[TrainingPlan]],
         device: torch.device,
         dtype: torch.dtype,
-        *,
-        compiled: bool = False,
     ) -> None:
         self.tasks, self.plans, self.device, self.dtype = tasks, plans, device, dtype
         self.plan = plans[0][0]
@@ -99,7 +96,7 @@ class Lanes:
         observed = self.plan.observed
         self.observers = [[Observer(task, observed) for _ in range(R)] for task in self.tasks] if observed else []
         self.stepper = (
-            Together(self.weights, plans, self.trained, compiled=compiled, replayed=replayed)
+            Together(self.weights, plans, self.trained, replayed=replayed)
             if have_pure_update(self.plan.parts)
             else OneByOne(self)
         )
@@ -134,12 +131,6 @@ class Lanes:
         if self.average is not None:
             self.average.take(self.steps_done, self._of_average())
         return torch.stack([loss, norm, raw, applied])
-
-    def update_alone(self) -> Callable[[], object]:
-        """A function that repeats only the optimizer's part of a step, for timing."""
-        loss, grads = self.evaluate(self.steps_done)
-        norm = self._norm(grads.values())
-        return lambda: self.stepper.step(loss, grads, {"loss_grad_norm": norm, "grad_norm": norm})
 
     def evaluate(self, step: int) -> tuple[Tensor, Weights]:
         """Losses of the step's batches, shape (G, R), and gradients by name, shape (G, R, ...)."""

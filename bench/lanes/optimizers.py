@@ -22,7 +22,6 @@ from optimizers.groups import Part
 from optimizers.hybrid import own_norms
 from optimizers.norms import scalar_dtype
 from optimizers.pure import norm
-from tasks.core.compiled import through_compiler
 from tasks.core.schedule import Schedule
 from tasks.core.training_step import TrainingPlan
 
@@ -40,8 +39,7 @@ class Together:
         weights: of the lanes; a step replaces the tensors in the dictionary.
         plans: of each lane, shape (G, R); all of their methods have a pure update.
         names: of the trained parameters, in order.
-        compiled: whether the update goes through `torch.compile`.
-        replayed: whether it is replayed (`bench.lanes.replay`), if not compiled.
+        replayed: whether it is replayed (`bench.lanes.replay`).
     """
 
     def __init__(
@@ -50,7 +48,6 @@ class Together:
         plans: Sequence[Sequence[TrainingPlan]],
         names: Sequence[str],
         *,
-        compiled: bool = False,
         replayed: bool = False,
     ) -> None:
         self.weights = weights
@@ -72,11 +69,11 @@ class Together:
                 if len(self.parts) == 1 or not part.spec.traits.unscheduled:
                     self.initial_lr[f"{prefix}lr"] = self.hparams[f"{prefix}lr"]
         self._moved: Sequence[str] = ()
-        self._names, self._compiled = {name: i for i, name in enumerate(names)}, compiled
+        self._names = {name: i for i, name in enumerate(names)}
         told = set[str]().union(*(part.spec.update_keywords for part in self.parts))
         self.keywords = sorted(STEP_KEYWORDS if told and len(self.parts) > 1 else told)
         self._updates: dict[tuple[str, ...], Callable[..., Any]] = {}
-        self._replayed = replayed and not compiled
+        self._replayed = replayed
         self._replays: dict[Any, Replay] = {}
 
     @property
@@ -110,7 +107,7 @@ class Together:
                         for i, part in enumerate(self.parts)
                     )
                 )
-            self._updates[names] = _for_all(one, tuple(self.keywords), tuple(self._differs.items()), self._compiled)
+            self._updates[names] = _for_all(one, tuple(self.keywords), tuple(self._differs.items()))
         return self._updates[names]
 
     def follow(self, schedule: Schedule, step: int) -> None:
@@ -254,15 +251,14 @@ def _joined(parts: tuple[tuple[Any, tuple[str, ...], tuple[tuple[tuple[int, ...]
 
 @cache
 def _for_all(
-    update: Callable[..., Any], keywords: Sequence[str], differs: tuple[tuple[str, Any], ...], compiled: bool
+    update: Callable[..., Any], keywords: Sequence[str], differs: tuple[tuple[str, Any], ...]
 ) -> Callable[..., Any]:
-    """The pure update of one run, vectorised over lanes; cached, so that all blocks share one compiled function."""
+    """The pure update of one run, vectorised over lanes; cached, so that all blocks share it."""
 
     def one(grads: Any, state: Any, params: Any, loss: Any, hparams: Any, norms: Any) -> Any:
         return update(grads, state, params, loss, hparams, **dict(zip(keywords, norms, strict=True)))
 
-    many = vmap(one, in_dims=(0, 0, 0, 0, dict(differs), 0))
-    return through_compiler(many, dynamic=False) if compiled else many
+    return vmap(one, in_dims=(0, 0, 0, 0, dict(differs), 0))
 
 
 class OneByOne:

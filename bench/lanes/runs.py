@@ -33,12 +33,11 @@ Grid = Sequence[Sequence[RunConfig]]
 """Configurations of a block, shape (G, R): a row shares task, seed and data seed; all share one `block_key`."""
 
 
-def make_lanes(grid: Grid, *, compiled: bool = False, solved: bool = False) -> Lanes:
+def make_lanes(grid: Grid, *, solved: bool = False) -> Lanes:
     """The lanes of a block in their initial state.
 
     Args:
         grid: the configurations.
-        compiled: whether the optimizer's update goes through `torch.compile`.
         solved: whether to compute the facts about the problems, which may take long, while the data still have full
             precision.
 
@@ -56,7 +55,7 @@ def make_lanes(grid: Grid, *, compiled: bool = False, solved: bool = False) -> L
         plans.append([make_plan(config, task) for config in row])
     plans[0][0].make_optimizer(tasks[0].parameters())  # raises as it would for a single run
     dtype = torch.float64 if first.precision == "64-true" else torch.float32
-    return Lanes(tasks, plans, torch.device(first.device), dtype, compiled=compiled)
+    return Lanes(tasks, plans, torch.device(first.device), dtype)
 
 
 @or_afresh
@@ -65,7 +64,6 @@ def train_block(
     stop: StopRequest,
     progress: SweepProgress,
     *,
-    compiled: bool = False,
     plan: str | None = None,
     tuned_by: TunedBy | None = None,
     resume: bool = True,
@@ -78,7 +76,6 @@ def train_block(
         grid: the configurations.
         stop: listens to signals.
         progress: shows the progress.
-        compiled: whether the optimizer's update goes through `torch.compile`.
         plan: purpose of the runs (`RunResult.plan`).
         tuned_by: the source of their hyperparameters.
         resume: whether to look for a checkpoint.
@@ -99,7 +96,7 @@ def train_block(
     attempt: Attempt | None = None
     recorder: LanesRecorder | None = None
     try:
-        lanes = make_lanes(grid, compiled=compiled, solved=True)
+        lanes = make_lanes(grid, solved=True)
         results = [
             new_result(config, task, lanes.plan, plan, tuned_by)
             for row, task in zip(grid, lanes.tasks, strict=True)

@@ -3,8 +3,6 @@
 import os
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 from bench.errors import UserError
 from bench.grammar.parse import Args
@@ -20,8 +18,6 @@ def run_claims(args: Args) -> int:
         raise UserError(f"--into {args.into}: not allowed with --out; remove one of them")
     if args.into is not None and (args.json or args.format):
         raise UserError(f"--into {args.into}: it writes Markdown; remove --{'json' if args.json else 'format'}")
-    if args.json and args.format not in (None, "json"):
-        raise UserError(f"--json: not allowed with --format {args.format}; remove one of them")
     from bench.output import format_of, remark, write, write_into
     from bench.papers.shipped import board, by_experiment, read, summary
     from bench.results.render import FORMATS, written
@@ -33,10 +29,7 @@ def run_claims(args: Args) -> int:
     if args.into is not None:
         link = os.path.relpath(folder, args.into.parent)
         texts = {"claims": summary(found), "claims-by-experiment": by_experiment(found, link)}
-        try:
-            there = args.into.read_text("utf-8", errors="replace") if args.into.is_file() else ""
-        except OSError:
-            there = ""  # writing reports the error
+        there = args.into.read_text("utf-8", errors="replace") if args.into.is_file() else ""
         wanted = [name for name in texts if f"<!-- leaderboard {name} -->" in there] or ["claims"]
         write_into(args.into, {name: texts[name] for name in wanted})
         print(f"written into {args.into}", file=sys.stderr)
@@ -61,42 +54,11 @@ def results_folder() -> Path:
 
 
 def run_reproduce(args: Args) -> int:
-    """`bench reproduce` with these arguments: 0 done, 1 one of several failed, 130 stopped.
+    """`bench reproduce` with these arguments: 0 done, 130 stopped.
 
     Raises:
         UserError: the request is invalid.
     """
-    if args.all:
-        return _all(args)
-    return _one(args)
-
-
-def _all(args: Args) -> int:
-    """The small versions of all experiments; the store is removed, and so are the pages unless `--out` is given."""
-    from bench.grammar.values import experiments
-    from bench.output import remark
-
-    for name in ("name", "list", "search", "arm", "dry-run", "json"):
-        if getattr(args, name.replace("-", "_")):
-            raise UserError(f"--all: not allowed with {'NAME' if name == 'name' else f'--{name}'}; remove one of them")
-    if not args.quick:
-        raise UserError("--all: add --quick; the full experiments take days")
-    code = 0
-    with TemporaryDirectory(prefix="bench-") as temporary:
-        for name in experiments():
-            places = {"out": (args.out or Path(temporary) / "out") / name, "store": Path(temporary) / "store"}
-            own = Args(**(vars(args) | places | {"name": name}))
-            try:
-                if stopped := _one(own):
-                    return stopped
-            except UserError as error:
-                remark("error", f"{name}: {error}")
-                code = 1
-    return code
-
-
-def _one(args: Args) -> int:
-    """An experiment, or the list of all."""
     from bench.grammar.values import experiments
     from bench.output import reply
     from bench.papers.experiments import title
@@ -118,10 +80,7 @@ def _one(args: Args) -> int:
         from bench.papers.reproduction import Version, as_json, claim_lines
 
     places = {"data": args.data, "store": args.store, "device": args.device}
-    arms: dict[str, dict[str, Any]] = {}
-    for label, setting, value in args.arm:
-        arms.setdefault(label, {})[setting] = value
-    version = Version(args.quick, args.search, args.seeds, args.of_runs, arms)
+    version = Version(args.quick, args.search, args.seeds, args.of_runs)
     kind = "-quick" * version.quick + "-changed" * version.changed  # so that no trial overwrites the real page
     folder = args.out or Path("reproduced") / f"{args.name}{kind}"
     if args.dry_run:

@@ -11,7 +11,7 @@ import numpy as np
 from bench.config.checks import check_places
 from bench.config.run_config import RunConfig, decided, on_device, resolve
 from bench.config.settings import SAME_RESULT
-from bench.errors import UserError, check_known
+from bench.errors import UserError
 from bench.execute import Effort
 from bench.execute.blocks import check_all
 from bench.execute.command import results_of
@@ -126,19 +126,14 @@ def ask(name: str, places: Settings, version: Version) -> WantedRuns:
     if version.search and version.quick:
         raise UserError("--search has no small version; remove --quick or --search")
     full.refuse_too_many(version.count, search=version.search)
-    check_known("arm", version.arms, full.arms)
-    for label, own in version.arms.items():
-        if shared := own.keys() & {"seed", *places}:
-            raise UserError(f"--arm {label} {min(shared)}: it is the same in all arms; remove it")
-
     altered = version.count is not None and version.count < len(full.seeds)
 
     def planned(there: Experiment) -> tuple[Experiment, list[ArmRun]]:
         nonlocal altered
-        changed = there.changed(version.changes, version.seeds, version.arms)
+        changed = there.changed(version.changes, version.seeds)
         changed.rehearse()
         own = jobs(changed, places)
-        if version.changes or version.arms:
+        if version.changes:
             usual = jobs(there.changed({}, version.seeds), places)
             altered = altered or not all(_is_same(one, other) for one, other in zip(own, usual, strict=True))
         return changed, own

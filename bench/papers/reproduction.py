@@ -1,7 +1,6 @@
 """Results of an experiment, as a page for people and as JSON for programs."""
 
 import json
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -38,14 +37,12 @@ class Version:
         search: with the search over open constants.
         seeds: number of seeds, the experiment's own first, or which; None: all of its own.
         changes: settings changed in all arms.
-        arms: settings changed in one arm, by label.
     """
 
     quick: bool = False
     search: bool = False
     seeds: int | Sequence[int] | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
-    arms: Mapping[str, Settings] = field(default_factory=dict)
 
     @property
     def count(self) -> int | None:
@@ -55,15 +52,14 @@ class Version:
     @property
     def changed(self) -> bool:
         """Whether this is not the experiment as its YAML defines it, small or whole."""
-        return bool(self.changes or self.arms) or self.seeds is not None
+        return bool(self.changes) or self.seeds is not None
 
     @property
     def words(self) -> str:
         """The words of the command line."""
         seeds = self.seeds if isinstance(self.seeds, int | None) else f"{','.join(map(str, self.seeds))},"
         flags = {"--quick": self.quick, "--search": self.search, f"--seeds {seeds}": self.seeds}
-        arms = [shlex.join(["--arm", arm, name, str(x)]) for arm, own in self.arms.items() for name, x in own.items()]
-        return " ".join(filter(None, [*(flag for flag, on in flags.items() if on), *as_options(self.changes), *arms]))
+        return " ".join([*(flag for flag, on in flags.items() if on), *as_options(self.changes)])
 
 
 @dataclass(frozen=True)
@@ -126,7 +122,6 @@ def as_json(result: Reproduction) -> dict[str, Any]:
             "paper": result.experiment.paper,
             "quick": result.version.quick,
             "changes": dict(result.version.changes),
-            "changed_arms": dict(result.version.arms),
             "small_run": result.small,
             "undersized": result.experiment.undersized,
             "seeds": result.experiment.seeds,

@@ -39,7 +39,6 @@ def main(args: Args) -> int:
 
     folder = args.out or Path("swept") / folder_of(configs)
     check_output(folder)  # fail before hours of training
-    sensitivity.refuse_other_sweep(folder, {config.run_id for config in configs})
     broke: RunBroke | None = None
     try:
         results = results_of(configs, progress, Effort.of(args), plan="sweep", sources=sources)

@@ -4,7 +4,6 @@ A seed that diverged counts as worse than all others, in medians, quartiles and 
 settings that are stable only for some seeds.
 """
 
-import csv
 import json
 import math
 from collections import Counter
@@ -472,25 +471,6 @@ def write(folder: Path, sweep: Sensitivity, command: str = "bench sweep") -> lis
             file.writelines(csv_lines(own, rows))
         pictures = write_pictures(describe(sweep, CONVERGED), folder / "sensitivity")
     return [md, table, *pictures]
-
-
-def refuse_other_sweep(folder: Path, run_ids: Collection[str]) -> None:
-    """Refuse a folder with the table of another sweep, which `write` would overwrite.
-
-    Raises:
-        UserError: its table has runs that this sweep lacks, or is none of a sweep.
-    """
-    table = folder / "sensitivity.csv"
-    try:
-        with table.open(encoding="utf-8", newline="") as file:
-            others = {row["run_id"] for row in csv.DictReader(file)} - {*run_ids}
-            whose = f"the table of another sweep ({counted(len(others), 'run')} that this one lacks)"
-    except OSError:
-        return
-    except (KeyError, ValueError, csv.Error):
-        others, whose = {table.name}, f"a file {table.name} that is not of a sweep"
-    if others:
-        raise UserError(f"-o {folder}: it has {whose}; name another folder, or remove this one")
 
 
 def _page(sweep: Sensitivity, command: str) -> str:

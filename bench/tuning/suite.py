@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from bench.config.checks import check_places
 from bench.config.run_config import NoBooleans
 from bench.config.strict_yaml import flattened, read_yaml
-from bench.errors import UserError, check_known, unknown
+from bench.errors import UserError, check_known
 from bench.execute import Effort
 from bench.execute.execute import Crew
 from bench.grammar.values import refuse_too_many, suite_file, suites
@@ -21,7 +21,7 @@ from bench.results.render import shown
 from bench.results.selection import score_text
 from bench.results.table import Column, Table
 from bench.sweeps import sensitivity
-from bench.text import counted, duration, listed, options_text
+from bench.text import counted, duration, listed, options_text, why_wrong
 from bench.tuning import tuned
 from bench.tuning.design import Sampler
 from bench.tuning.spec import (
@@ -203,21 +203,6 @@ def _text(seeds: int | list[int]) -> str:
     return str(seeds) if isinstance(seeds, int) else ",".join(map(str, seeds)) + ","
 
 
-KEYS = {
-    "title": "one line of text",
-    "tasks": "names, such as [mnist, cifar10], or settings by name, such as {mnist: {trainer.max_epochs: 1}}",
-    "optimizers": "names, such as [sgd, adam], or settings by name, such as {sgd: {opt.momentum: 0.9}}",
-    "settings": "settings by name, such as {trainer.max_epochs: 1}",
-    "seeds": "how many, as 5, or which, as [0, 3]",
-    "tune": "tuning of each optimizer, such as {trials: 9, seeds: 2}",
-    "tune.trials": "how many, as 9",
-    "tune.seeds": "how many, as 2, or which, as [1000, 1001]",
-    "tune.sampler": "grid, qmc or tpe",
-    "tune.total": "how many, as 9",
-}
-"""Valid values of each key in a suite's file."""
-
-
 def load(name: str) -> list[Suite]:
     """Load a suite from a file or by the name of a shipped one, as a list of its parts.
 
@@ -239,11 +224,8 @@ def load(name: str) -> list[Suite]:
         raise UserError(f"{path}: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][: 2 if first["loc"][0] == "tune" else 1])
-        if first["type"] == "extra_forbidden":
-            raise UserError(f"{path}: {unknown('key', where, KEYS)}") from None
-        wrong = "is missing" if first["type"] == "missing" else f"is {first['input']!r}"
-        raise UserError(f"{path}: {where} {wrong}; it takes {KEYS[where]}") from None
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path}: {where}: {why_wrong(first['msg'])}") from None
 
 
 # -- the plan ---------------------------------------------------------------------------------------------------------

@@ -17,18 +17,17 @@ class CompileError(RuntimeError):
     """`torch.compile` cannot compile the task's loss, on this machine or at all."""
 
 
-def through_compiler(function: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
+def through_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function through `torch.compile`, which compiles it at its first call.
 
     Args:
         function: it draws the same numbers from torch's generators as without compiling.
-        dynamic: whether tensor sizes may vary; None for only those that have varied.
     """
     import torch._dynamo
 
     torch._dynamo.config.recompile_limit = 256  # for all runs together: beyond it torch silently stops compiling
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # warns of a CUDA toolkit without a GPU
-    return torch.compile(function, dynamic=dynamic, options={"fallback_random": True})
+    return torch.compile(function, options={"fallback_random": True})
 
 
 def compiled_loss(loss: Callable[[Any], Any], where: BatchRandomness, device: torch.device) -> Callable[[Any], Any]:
