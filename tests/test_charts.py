@@ -13,21 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import rgb_to_hsv, to_rgb
-from matplotlib.text import Text
 from PIL import Image
 from scipy.stats import beta, t
 
 from bench.boards.charts import CHARTS, budget, performance_profile, profile, sensitivity
 from bench.boards.collect import Collected, collect
-from bench.boards.curves import MOST_POINTS, curves, of_problem, steps
-from bench.boards.entries import Problem, entries_of
+from bench.boards.curves import MOST_POINTS, curves, steps
+from bench.boards.entries import entries_of
 from bench.boards.forest import forest
 from bench.cli import dispatch as results
 from bench.errors import UserError
-from bench.grammar.commands import CHART_NAMES
-from bench.results.chart import Chart, Panel, Trace, caption
-from bench.results.draw import harmless, make, picture
-from bench.results.embed import embed
+from bench.results.chart import Panel, Trace, caption
+from bench.results.draw import picture
 from bench.results.selection import End
 from bench.results.styles import styles
 from bench.store.files import write_json
@@ -155,24 +152,6 @@ def test_means_are_geometric_on_a_logarithmic_axis(store):
     assert "geometric mean over 3 seeds" in chart.note
 
 
-def test_a_mean_of_huge_values_has_a_finite_band(store):
-    for seed in range(3):
-        add_run(store, seed=seed, loss=[1e200 * (1 + seed), 1e200])
-    (chart,) = curves(asked(store)).panels
-    band = trace(chart, "sgd").band
-    assert chart.log == ""
-    assert band is not None
-    assert np.isfinite(band).all()
-
-
-def test_two_seeds_are_two_lines_without_bands(store):
-    for seed in range(2):
-        add_run(store, seed=seed, loss=[1.0, 0.5 + seed])
-    (chart,) = curves(asked(store)).panels
-    assert [(line.name, line.band) for line in chart.traces] == [("sgd", None)] * 2
-    assert "a line for each seed" in chart.note
-
-
 def test_a_curve_ends_with_the_first_seed_that_diverged(store):
     for seed in range(3):
         add_run(store, seed=seed, loss=[1.0, 0.9, 0.8, 0.7])
@@ -188,15 +167,6 @@ def test_a_run_that_converged_keeps_its_last_value(store):
     (chart,) = curves(asked(store)).panels
     np.testing.assert_allclose(trace(chart, "sgd").y, [3, 2, 5 / 3, 5 / 3])
     assert "after which" not in chart.note
-
-
-def test_runs_without_common_steps_are_named_and_not_drawn(store):
-    add_run(store, seed=0, loss=[float("nan"), 1.0])
-    add_run(store, seed=1, loss=[1.0, float("nan")], status="timeout")
-    add_run(store, opt="adam")
-    (chart,) = curves(asked(store)).panels
-    assert {line.name for line in chart.traces} == {"adam"}
-    assert "sgd is not drawn" in chart.note
 
 
 @pytest.mark.parametrize("task", ["mnist", "synthetic"])
@@ -247,15 +217,6 @@ def test_a_band_far_wider_than_the_lines_is_cut_off(store):
     assert found.y.max() < chart.limits[1] < found.band[1].max()
 
 
-def test_an_infinite_end_of_a_band_reaches_the_edge_of_the_panel():
-    x, y = np.array([1.0, 2.0, 4.0]), np.array([1.0, 3.0, 9.0])
-    band = np.array([0.5, -math.inf, 8.0]), np.array([2.0, 4.0, math.inf])
-    axes = make(Chart([Panel("p", "", "x", "y", "xy", [Trace("sgd", x, y, band)], "")], {"sgd": "sgd"}, 1)).axes[0]
-    corners = {tuple(corner) for corner in axes.collections[0].get_paths()[0].vertices}
-    assert {(1.0, 0.5), (2.0, axes.get_ylim()[0]), (4.0, axes.get_ylim()[1])} <= corners
-    assert axes.get_ylim()[0] < 0.5 < 9.0 < axes.get_ylim()[1]
-
-
 @pytest.mark.parametrize(("losses", "shown"), [([2.0, 1e30, 1e35], True), ([2.0, 19.0], False)])
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_run_that_explodes_leaves_the_panel_and_the_note_names_it(store, losses, shown, n):
@@ -293,18 +254,6 @@ def test_sensitivity_shows_each_trial_and_names_those_without_a_score(store):
     assert "2 tuning seeds" in chart.note
 
 
-def test_no_line_joins_the_trials_of_a_search_over_two_settings(store):
-    (chart,) = sensitivity(tuned(store, {1.0: 0.5, 0.1: 0.75}, axes=["opt.lr", "opt.momentum"])).panels
-    assert [(found.name, len(found.x)) for found in chart.traces] == [("sgd", 1)] * 2
-    assert "points without a line: sgd searched several settings" in chart.note
-
-
-def test_a_search_that_no_logarithm_shows_is_named(store):
-    (chart,) = sensitivity(tuned(store, {0.0: 0.5, 0.1: 0.75})).panels
-    assert not chart.traces
-    assert "sgd is not drawn, since opt.lr has no positive values" in chart.note
-
-
 def test_the_budget_begins_where_no_trial_can_be_without_a_score(store):
     (chart,) = budget(tuned(store, {1.0: 0.5, 0.1: 0.75, 10.0: None})).panels
     found = trace(chart, "sgd")
@@ -312,14 +261,6 @@ def test_the_budget_begins_where_no_trial_can_be_without_a_score(store):
     assert found.x.tolist() == [2, 3]
     np.testing.assert_allclose(found.y, [(0.75 + 0.5 + 0.75) / 3, 0.75])
     assert "sgd begins at k = 2" in chart.note
-
-
-@pytest.mark.parametrize("kind", ["sensitivity", "budget"])
-def test_nothing_tuned_is_said(store, kind):
-    add_run(store)
-    (chart,) = CHARTS[kind](asked(store)).panels
-    assert not chart.traces
-    assert "no optimizer is tuned" in chart.note
 
 
 # -- targets --------------------------------------------------------------------------------------------------------
@@ -337,13 +278,6 @@ def test_a_profile_is_the_share_of_runs_at_the_target_with_its_exact_interval(st
     high = [beta.ppf(0.975, k + 1, 4 - k) for k in (0, 1, 3)]
     np.testing.assert_allclose(found.band, [np.repeat(low, 2), np.repeat(high, 2)])
     assert chart.limits == (-0.03, 1.03)
-
-
-def test_the_budget_of_a_run_that_diverged_is_that_of_the_others(store):
-    add_run(store, seed=0, steps=10, status="diverged", final=None)
-    (chart,) = profile(asked(store)).panels
-    assert "budget: 100 steps" in chart.note
-    assert trace(chart, "sgd").y.tolist() == [0, 0]
 
 
 def test_profiles_of_several_problems_are_also_shown_together(store):
@@ -406,16 +340,6 @@ def test_effects_are_those_of_the_board_in_its_order_with_verdicts_in_words_and_
     assert chart.x == "test accuracy: gain over adamw (default); positive is better"
 
 
-def test_an_interval_without_an_end_reaches_the_edge(store):
-    keep(store, *seeds("adamw", [0.5] * 7), *seeds("sgd", [0.75, 0.25, None, *[0.25] * 4]))
-    (chart,) = forest(asked(store)).panels
-    found = trace(chart, "sgd")
-    assert chart.x_limits is not None
-    assert found.x_band is not None
-    assert [float(end[0]) for end in found.x_band] == [chart.x_limits[0], 0.25]
-    assert chart.x_limits[0] < -0.25 < 0.25 < chart.x_limits[1]
-
-
 def test_ratios_have_a_logarithmic_axis_around_1(store):
     for opt, scale in (("gd", 1.0), ("ngd", 0.01)):
         for seed in range(7):
@@ -425,20 +349,6 @@ def test_ratios_have_a_logarithmic_axis_around_1(store):
     assert (chart.log, chart.guides[0].x.tolist()) == ("x", [1, 1])
     assert row(chart, "ngd") == ("ngd: better", pytest.approx(0.01))
     assert chart.x.endswith("(suboptimality gap): ratio to gd (default); below 1 is better")
-
-
-@pytest.mark.parametrize(
-    ("opts", "why"),
-    [
-        (("sgd",), "the reference adamw has no runs in these stores: train some, or choose another with --reference"),
-        (("adamw",), "there is no entry besides the reference adamw"),
-    ],
-)
-def test_no_effects_are_said(store, opts, why):
-    for opt in opts:
-        add_run(store, opt=opt)
-    (chart,) = forest(asked(store)).panels
-    assert (chart.traces, chart.note) == ([], why)
 
 
 def test_long_names_are_broken_and_rows_are_as_high_as_their_words(store):
@@ -535,12 +445,6 @@ def test_nobody_changes_the_profile_of_another(base, last, ends, tau):
         assert share(chart, name, tau) == count / whole
 
 
-def test_few_problems_have_no_performance_profile():
-    chart = profiles([100] * 7 + [None], {"sgd": [[50]] * 8})
-    assert not chart.traces
-    assert "7 of 8 problems have a target that their reference reaches" in chart.note
-
-
 # -- step sizes -----------------------------------------------------------------------------------------------------
 
 
@@ -554,13 +458,6 @@ def test_steps_are_of_methods_that_compute_them_or_are_capped(store):
     np.testing.assert_allclose(trace(chart, "sps raw").y, [4, 2])
     np.testing.assert_allclose(trace(chart, "sps applied").y, [1, 1])
     assert "sps: 50 % of the steps are at the cap" in chart.note
-
-
-def test_no_such_method_is_said(store):
-    add_run(store, cap_share=0.0)
-    (chart,) = steps(asked(store)).panels
-    assert not chart.traces
-    assert "no optimizer in these runs computes" in chart.note
 
 
 # -- all of them ----------------------------------------------------------------------------------------------------
@@ -632,10 +529,6 @@ def test_every_number_can_be_drawn_and_every_chart_has_a_note(store, kind):
                 assert axis not in chart.log or (values > 0).all()
 
 
-def test_the_command_line_knows_all_charts():
-    assert list(CHARTS) == list(CHART_NAMES)
-
-
 # -- on paper -------------------------------------------------------------------------------------------------------
 
 
@@ -651,32 +544,11 @@ def test_a_figure_is_drawn(store, kind, recwarn):
     assert not recwarn.list
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("ending", [".png", ".pdf", ".SVG"])
-def test_a_figure_is_the_same_every_time(store, ending):
-    chart = profile(everything(store)).shown
-    image = picture(chart, ending)
-    assert image == picture(chart, ending)
-    assert len(image) > 5000
-
-
 def test_names_are_no_formulas_and_no_tags_in_an_svg_and_stay_words(store):
     svg = picture(profile(everything(store)).shown, ".svg").decode()
     assert "<script" not in svg
     words = ["".join(text.itertext()) for text in ElementTree.fromstring(svg).iter(f"{SVG}text")]
     assert any("ev_il$x^$ <script>alert(1)</script> \"q\" 'a' [/bold]" in text for text in words)
-
-
-def test_a_title_is_no_wider_than_its_axes():
-    line = Trace("a", np.ones(3), np.ones(3))
-    long = Panel("a", "effects: a problem with a rather long name", "x", "", traces=[line], guides=[line])
-    ticks = {1.0: "a long label of a row\nno difference found"}
-    chart = Chart([long, replace(long, key="b", y_ticks=ticks)], labelled=True)
-    figure = make(chart)
-    figure.savefig(BytesIO())  # places everything
-    for axes in figure.axes[:2]:
-        (title,) = axes.findobj(lambda artist: isinstance(artist, Text) and "effects" in artist.get_text())
-        assert title.get_window_extent().x1 <= axes.get_window_extent().x1 + 2
 
 
 def test_a_caption_says_once_what_holds_for_all_panels():
@@ -697,24 +569,6 @@ def test_settings_of_an_optimizer_are_shades_of_its_colour_and_differ_in_dash():
     assert len({*shades}) == 3
     assert list(brightness) == sorted(brightness)
     assert len({(style.color, str(style.linestyle)) for style in found.values()}) == len(found) == 6
-
-
-def test_a_name_has_its_style_whoever_else_is_drawn(store):
-    for opt in ("adam", "sgd", "sps"):
-        add_run(store, opt=opt)
-    every, few = (curves(asked(store, opts=opts)).series for opts in (None, ["sps"]))
-    assert few["sps"] == "sps"
-    assert set(every) == {"adam", "sgd", "sps"}
-    assert styles(curves(asked(store)).shown.series)["sps"] == styles(every)["sps"]
-
-
-@pytest.mark.parametrize("word", ["$x_$", "\ufffe\uffff", "a\ud800b", "]]>", "--&amp;"])
-def test_any_name_can_be_embedded(store, word):
-    add_run(store, opt=f"s {word}")
-    chart = curves(asked(store))
-    svg = embed(chart, replace(chart.panels[0], x=word, y=word))["svg"]
-    (group,) = (each for each in ElementTree.fromstring(svg).iter("g") if each.get("class") == "series")
-    assert group.get("data-name") == harmless(chart.panels[0].traces[0].name)
 
 
 def test_the_commands_words_become_a_figure(store, tmp_path, capsys):
@@ -754,17 +608,3 @@ def test_impossible_charts_are_refused(store, tmp_path, monkeypatch, words, mess
         results(["plot", *words])
     assert message in str(refused.value)
     assert not list(tmp_path.glob("*.png"))
-
-
-@pytest.mark.parametrize(
-    ("name", "part", "title", "note"),
-    [
-        ("lm, max_steps 2000", None, "losses: lm, max_steps 2000", "lines"),
-        (f"lm, {'x' * 60}", None, "losses: lm", f"lines\nproblem: lm, {'x' * 60}"),
-        (f"lm, {'x' * 60}, not the whole task: 8 rows", "8 rows", "losses: lm, not the whole task", None),
-    ],
-)
-def test_a_title_has_a_short_name_and_the_note_the_whole_one(name, part, title, note):
-    problem = Problem("key", name, "lm", part, "loss", "min", None, False)
-    panel = of_problem(problem, Panel("key", "losses", "x", "y", note="lines"))
-    assert (panel.title, panel.note) == (title, note or f"lines\nproblem: {name}")

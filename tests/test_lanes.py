@@ -646,18 +646,8 @@ def test_in_single_precision_the_facts_are_those_of_fit_and_the_rest_agrees_to_t
 
 
 def numbers(value: Any) -> list[float]:
-    parts = (
-        value.values()
-        if isinstance(step_arguments, dict)
-        else step_arguments
-        if isinstance(step_arguments, list | tuple)
-        else [step_arguments]
-    )
-    return (
-        [step_arguments]
-        if isinstance(step_arguments, float)
-        else [x for part in parts if part is not step_arguments for x in numbers(part)]
-    )
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+    return [value] if isinstance(value, float) else [x for part in parts if part is not value for x in numbers(part)]
 
 
 @pytest.mark.matrix(keep=1)

@@ -21,7 +21,6 @@ from bench.grammar.commands import BOARD_NAMES
 from bench.results.render import FORMATS, markdown
 from bench.store.block import DONE, RUNS
 from bench.store.store import Store
-from bench.text import plain
 from tests.entered import board, keep, keep_block, made, seeds, tuned
 from tests.stored import WILD
 
@@ -77,15 +76,6 @@ def strict(text: str) -> Any:
 def test_columns_and_labels_that_are_not_there(store, cli, words, message):
     keep(store, *seeds("adam", [0.5, 0.6, 0.7]), *seeds("sgd", [0.5, 0.6, 0.7]))
     assert message in cli("leaderboard", *words.split()).err
-
-
-@pytest.mark.parametrize("labels", [("sgd (lr 0.1)=A", "sgd=B", "adam=sgd"), ("adam=sgd", "sgd=B", "sgd (lr 0.1)=A")])
-def test_labels_are_of_the_names_before_them_in_any_order(store, cli, labels):
-    keep(store, *(run for lr in (0.1, 0.2) for run in seeds("sgd", [0.5] * 3, words={"opt.lr": lr})))
-    keep(store, *seeds("adam", [0.9] * 3))
-    words = [part for label in labels for part in ("--label", label)]
-    (table,) = json.loads(cli("leaderboard", "--settings", "all", "--no-reference", "--json", *words).out)[0]["tables"]
-    assert sorted(row["opt"] for row in table["rows"]) == ["A", "B (lr 0.2)", "sgd"]
 
 
 def test_a_paper_has_its_own_names_and_columns(store, cli):
@@ -171,27 +161,6 @@ def test_verdicts_of_this_version_of_an_optimizer_are_shown(cli, filled, tmp_pat
     words = ["leaderboard", "--store", str(filled), "--store", str(tmp_path / "other"), "--format", "json"]
     rows = strict(cli(*words).out)[0]["tables"][0]["rows"]
     assert {row["opt"]: row["conformance"] for row in rows} == {"adam": "pass", "sgd": "fails groups"}
-
-
-def test_csv_has_three_columns_for_an_interval_whichever_row_is_first(cli, filled):
-    keep(filled, *seeds("adamw", [None, 0.9, 0.9]))
-    lines = list(csv.DictReader(io.StringIO(cli("leaderboard", "--reference", "adam", "--format", "csv").out)))
-    assert list(lines[0])[4:15] == [
-        "final",
-        "final_low",
-        "final_high",
-        "verdict",
-        "won",
-        "effect",
-        "effect_low",
-        "effect_high",
-        "more",
-        "final_tuned",
-        "final_tuned_low",
-    ]
-    own = {line["opt"]: line for line in lines}
-    assert float(own["adam"]["final_low"]) == pytest.approx(0.7983, abs=2e-4)
-    assert (own["adamw"]["final"], own["adamw"]["final_low"]) == ("1 of 3 diverged", "")
 
 
 @pytest.mark.parametrize(
@@ -299,13 +268,6 @@ def test_names_do_no_harm_to_a_terminal(cli, hostile):
     assert "\x1b" not in cli("leaderboard").err
 
 
-def test_names_are_whole_in_json(cli, hostile):
-    names = {
-        row["opt"] for table in strict(cli("leaderboard", "--format", "json").out)[0]["tables"] for row in table["rows"]
-    }
-    assert set(map(plain, HARM)) <= names
-
-
 # -- places -----------------------------------------------------------------------------------------------------------
 
 
@@ -349,16 +311,6 @@ def test_a_file_without_a_place_for_the_board_stays_as_it_is(cli, filled, tmp_pa
     assert [p.name for p in tmp_path.iterdir() if p.suffix == ".tmp"] == []
 
 
-@pytest.mark.parametrize("out", ["/dev/full", "/proc/nothing/out.md", "."])
-@pytest.mark.parametrize("flag", ["-o", "--into"])
-def test_a_place_that_takes_nothing_is_one_line(cli, filled, out, flag):
-    answer = cli("leaderboard", flag, out)
-    assert answer.code == 2
-    assert re.fullmatch(
-        r"bench: error: cannot write (into )?\S+: .*\n|bench: error: .* has no markers for this board.*\n", answer.err
-    )
-
-
 @pytest.mark.parametrize(
     ("out", "says"),
     [(".", "it is a folder; name a file, such as -o report.html"), ("/proc/nothing/a.html", "cannot write to /proc/")],
@@ -369,26 +321,6 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_boards_are_made(c
     assert answer.code == 2
     assert says in answer.err
     assert answer.err.count("\n") == 1
-
-
-def test_a_device_or_pipe_is_written_as_it_is(cli, filled):
-    assert cli("leaderboard", "-o", "/dev/null").code == 0
-    assert Path("/dev/null").is_char_device()
-
-
-def test_one_place_at_a_time(cli, filled):
-    answer = cli("leaderboard", "-o", "a", "--into", "b")
-    assert (answer.code, answer.err.count("\n")) == (2, 1)
-    assert "not allowed with" in answer.err
-
-
-@pytest.mark.deep
-def test_a_reader_that_goes_away_is_no_error(filled):
-    command = (
-        f"{sys.executable} -c 'from bench.cli import main; main()' leaderboard --board all --format json | head -c 1"
-    )
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[", "")
 
 
 # -- damaged stores ---------------------------------------------------------------------------------------------------
@@ -412,20 +344,6 @@ def test_a_store_without_finished_runs_says_so(cli, store):
     assert "nothing to compare: no optimizer has finished runs here; `bench list runs` shows all runs" in answer.err
 
 
-def test_a_store_that_is_a_file_is_refused(cli, tmp_path):
-    (tmp_path / "file").touch()
-    assert "it is a file, not a folder" in cli("leaderboard", "--store", tmp_path / "file").err
-
-
-def test_a_store_with_nothing_but_damage_names_it(cli, store):
-    keep(store, made())
-    record = store / made().run_id / DONE / RUNS
-    record.write_text("{")
-    answer = cli("leaderboard")
-    assert answer.code == 2
-    assert f"there are no readable runs in {store} ({record}: " in answer.err
-
-
 def test_damaged_runs_are_named_and_left_out_and_the_exit_code_says_so(cli, filled):
     whole = cli("leaderboard").out
     torn, foreign = (filled / run.run_id / DONE / RUNS for run in (made("sgd", 5), made("sgd", 6)))
@@ -441,32 +359,6 @@ def test_damaged_runs_are_named_and_left_out_and_the_exit_code_says_so(cli, fill
         assert str(path) in answer.err
 
 
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        (("versions", "opt"), [1]),
-        (("config", "trainer", "devices"), "auto"),
-        (("config", "trainer", "max_steps"), 10**400),
-        (("steps",), 10**400),
-        (("config", "task"), ["mnist"]),
-    ],
-)
-def test_a_record_of_another_kind_is_named_and_left_out(cli, filled, place, value):
-    whole = cli("leaderboard", "--board", "all").out
-    run = made("sgd", 9)
-    keep(filled, run)
-    path = filled / run.run_id / DONE / RUNS
-    record = json.loads(path.read_text())
-    inner = record
-    for name in place[:-1]:
-        inner = inner[name]
-    inner[place[-1]] = value
-    path.write_text(json.dumps(record))
-    answer = cli("leaderboard", "--board", "all")
-    assert (answer.code, answer.out) == (1, whole)
-    assert answer.err.startswith(f"bench: warning: {path}: ")
-
-
 def test_names_in_warnings_and_errors_do_no_harm_to_a_terminal(cli, filled):
     keep(filled, *seeds("sgd", B, name=WILD))
     (filled / "\x1b[31mred").mkdir()
@@ -475,17 +367,6 @@ def test_names_in_warnings_and_errors_do_no_harm_to_a_terminal(cli, filled):
         answer = cli(*words)
         assert "\x1b" not in answer.out + answer.err
     assert "[31mred" in cli("leaderboard").err
-
-
-def test_a_damaged_table_is_named_when_a_board_reads_it(cli, store):
-    runs = seeds("ngd", [0.1, 0.2, 0.3, 0.4], task="synthetic")
-    keep(store, *runs, measured={"step": [0, 20], "alignment": [0.5, 1.0]})
-    (store / runs[0].run_id / DONE / "measurements.parquet").write_bytes(b"PAR1")
-    assert cli("leaderboard").code == 0
-    answer = cli("leaderboard", "--board", "theory", "--format", "json")
-    assert answer.code == 1
-    assert strict(answer.out)[0]["tables"][0]["rows"][0]["n"] == 3
-    assert answer.err.count("bench: warning: cannot read the tables of run") == 1
 
 
 def test_stores_of_several_machines_are_read_as_one(cli, filled, tmp_path):

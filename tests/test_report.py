@@ -6,9 +6,7 @@ import json
 import re
 import shlex
 import shutil
-from dataclasses import replace
 from html.parser import HTMLParser
-from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,14 +18,13 @@ from bench.boards import BOARDS
 from bench.boards.charts import CHARTS
 from bench.boards.collect import Collected
 from bench.boards.explain import commands
-from bench.boards.page import KINDS, page, stores_in_words
+from bench.boards.page import page
 from bench.cli import dispatch as results
 from bench.config.run_config import resolve
 from bench.config.settings import described
-from bench.errors import UserError
 from bench.grammar.commands import parse
 from bench.run_summary import fit_words
-from bench.store.block import DONE, RUNS
+from bench.store.block import DONE
 from bench.store.record import RunResult
 from bench.store.stores import Stores
 from tests.browser import Chromium, Page
@@ -133,40 +130,6 @@ def test_notes_of_boards_tables_and_charts_are_shown(store):
 
 
 @pytest.mark.deep
-def test_notes_on_the_stores_are_folded_and_names_of_options_do_not_break(store):
-    what = everything(store)
-    text = report(replace(what, notes=["first, see --trainer.max_steps", "another note"]))
-    folded = re.search(r"<details><summary>Left out and limited: 2 notes</summary>(.*?)</details>", text, re.S)
-    assert folded is not None
-    assert 'see <span class="whole">--trainer.max_steps</span></li>' in folded[1]
-    assert "another note" not in text.replace(folded[0], "")
-
-
-@pytest.mark.deep
-def test_a_legend_shows_marks_and_lines_as_they_are_drawn(store):
-    what = everything(store)
-    keys = {"forest": (False, True), "curves": (True, False)}
-    figures = figures_of(report(what))
-    for kind, (line, mark) in keys.items():
-        legends = [re.findall(r"<button.*?</button>", body) for own, body in figures if own["id"].startswith(kind)]
-        assert any(legends)
-        for button in (button for legend in legends for button in legend):
-            assert ('d="M0 4H30"' in button, "translate(15 4)" in button) == (line, mark)
-
-
-def test_the_reference_results_are_named_as_such(store, tmp_path):
-    add_run(store, seed=0)
-    shutil.copytree(store, tmp_path / "shipped" / store.name)
-    stores = Stores([store], tmp_path / "shipped" / store.name)
-    assert stores_in_words(stores) == f"the store “{store.name}” and the reference results"
-    assert stores_in_words(Stores([], store)) == "the reference results"
-
-
-def test_every_kind_of_chart_is_explained():
-    assert list(KINDS) == list(CHARTS)
-
-
-@pytest.mark.deep
 def test_the_same_store_gives_the_same_bytes_and_no_trace_of_the_machine(store, tmp_path, capsys):
     everything(store)
     elsewhere = tmp_path / "elsewhere" / "runs"
@@ -181,15 +144,6 @@ def test_the_same_store_gives_the_same_bytes_and_no_trace_of_the_machine(store, 
     assert "in the store “runs”" in re.sub(r"\s+", " ", text)
 
 
-def test_damaged_runs_are_counted(store, tmp_path, capsys):
-    for seed in range(3):
-        run_id = add_run(store, seed=seed)
-    (store / run_id / DONE / RUNS).write_text("{", "utf-8")
-    assert results(["report", "-o", str(tmp_path / "a.html")]) == 1
-    assert "1 record could not be read" in (tmp_path / "a.html").read_text("utf-8")
-    assert f"{store / run_id / DONE / RUNS}: " in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("command", [["report"], ["plot", "curves"]])
 def test_a_run_with_a_damaged_table_is_told_and_left_out(store, tmp_path, capsys, command):
     for seed in range(4):
@@ -201,17 +155,6 @@ def test_a_run_with_a_damaged_table_is_told_and_left_out(store, tmp_path, capsys
     text = re.sub(r"\s+", " ", out.read_text("utf-8"))
     assert command != ["report"] or "sgd: 1 of 4 runs have no such values" in text
     assert command != ["report"] or "1 record could not be read" in text
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [(["--task", "mnits"], "did you mean 'mnist'"), (["-o", "/proc/none/a.html"], "cannot write to /proc/none: ")],
-)
-def test_impossible_reports_are_refused(store, tmp_path, words, message):
-    add_run(store)
-    with pytest.raises(UserError) as refused:
-        results(["report", "-o", str(tmp_path / "a.html"), *words])
-    assert message in str(refused.value)
 
 
 # -- commands -------------------------------------------------------------------------------------------------------
@@ -236,11 +179,6 @@ def test_the_command_of_a_row_makes_its_runs(words):
     assert again.run_id == config.run_id
 
 
-def test_a_command_says_what_differs_from_the_defaults_and_nothing_else():
-    config = resolve({"task": "mnist", "opt": "sgd", "opt.lr": 0.5, "device": "cpu"})
-    assert fit_words(RunResult(**described(config))) == "bench fit --task mnist --opt sgd --device cpu --opt.lr 0.5"
-
-
 def test_runs_that_differ_in_their_seeds_share_a_command(store):
     for seed in (2, 0, 1):
         add_run(store, seed=seed)
@@ -250,15 +188,6 @@ def test_runs_that_differ_in_their_seeds_share_a_command(store):
     expected = [f"for seed in 0 1 2; do {fit} --seed $seed; done", f"{fit} --seed 3 --data_seed 7"]
     found = commands(entry.runs.values())  # in the order of their ids
     assert sorted(sorted(command.split()) for command in found) == sorted(sorted(line.split()) for line in expected)
-
-
-def test_each_row_leads_to_its_command_versions_and_machine(store):
-    for seed in range(3):
-        add_run(store, seed=seed, words={"opt.lr": 0.25})
-    text = Reader(report(asked(store))).text
-    assert "--opt.lr 0.25" in text
-    for word in ("by hand: lr 0.25", "torch 2.15.0", "lightning 2.6.6", "task ", "opt ", "abacus, 1 thread"):
-        assert word in text
 
 
 # -- malicious values -----------------------------------------------------------------------------------------------
@@ -312,21 +241,6 @@ def figures_of(text: str) -> list[tuple[dict[str, str], str]]:
     return [({"id": key}, body) for key, body in re.findall(r'<figure id="([^"]+)">(.*?)</figure>', text, re.S)]
 
 
-def test_empty_sections_are_left_out(store):
-    for seed in range(3):
-        add_run(store, seed=seed, cap_share=0.0)
-    read = Reader(report(asked(store)))
-    ids = {attributes.get("id") for _, attributes in read.tags}
-    assert ids >= {"quality", "charts-curves", "charts-profile"}
-    assert not ids & {"theory", "tuning", *(f"charts-{name}" for name in ("sensitivity", "steps", "budget"))}
-    assert "no optimizer is tuned here" not in read.text
-
-
-@pytest.mark.deep
-def test_a_page_is_small(hostile):
-    assert len(hostile) < 400_000
-
-
 def test_code_that_a_store_names_is_not_imported(store, tmp_path):
     harm = tmp_path / "harm.py"
     harm.write_text(f"open({str(tmp_path / 'harmed')!r}, 'w')\nfrom torch.optim import SGD as Harm\n", "utf-8")
@@ -335,16 +249,6 @@ def test_code_that_a_store_names_is_not_imported(store, tmp_path):
     text = report(asked(store))
     assert f"--opt {harm}:Harm --" in text
     assert not (tmp_path / "harmed").exists()
-
-
-def test_half_of_a_surrogate_pair_is_written(store, tmp_path):
-    add_run(store, "mnist", "half \ud800 of it")
-    assert results(["report", "-o", str(tmp_path / "a.html")]) == 0
-    assert "half ? of it" in (tmp_path / "a.html").read_text("utf-8")
-
-
-def test_the_template_lies_in_the_package():
-    assert (files("bench.boards") / "page.html.j2").is_file()
 
 
 # -- in a browser ---------------------------------------------------------------------------------------------------
@@ -440,29 +344,6 @@ def test_a_pointer_near_a_line_is_told_its_name_and_the_nearest_values(chromium:
 
 
 @pytest.mark.deep
-def test_a_pointer_at_an_effect_is_told_it_without_the_place_of_its_row(chromium: Chromium, store, tmp_path):
-    for seed in range(7):
-        add_run(store, opt="adamw", seed=seed, final=0.5)
-        add_run(store, seed=seed, final=0.25 + 0.03125 * seed)
-    path = tmp_path / "a.html"
-    path.write_text(report(asked(store)), "utf-8")
-    place = """(() => {
-        const mark = document.querySelector("#forest-0 .series use"), svg = mark.ownerSVGElement;
-        svg.scrollIntoView();
-        const at = new DOMPoint(+mark.getAttribute("x"), +mark.getAttribute("y")).matrixTransform(svg.getScreenCTM());
-        return [at.x, at.y];
-    })()"""
-    with chromium.page(path) as tab:
-        settle(tab)
-        x, y = tab.evaluate(place)
-        tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + 3, y=y)
-        settle(tab)
-        name, value = tab.evaluate("document.querySelector('#forest-0 .tip:not([hidden])').textContent").split(": ")
-        assert (name, float(value)) == ("sgd", pytest.approx(-0.15625, abs=1e-3))
-        assert tab.complaints == []
-
-
-@pytest.mark.deep
 @pytest.mark.parametrize("key", [("Enter", "\r"), (" ", " ")])
 def test_tables_sort_by_keyboard(chromium: Chromium, store, tmp_path, key):
     for opt, lr in (("sgd", 0.1), ("adam", 0.1), ("adamw", 0.1), ("sngd", 0.1)):
@@ -490,16 +371,6 @@ def test_tables_sort_by_keyboard(chromium: Chromium, store, tmp_path, key):
         assert column(tab, 0, "optimizer")[0] == ["sngd", "adam", "sgd", "adamw"]
         tab.press(*key)
         assert tab.evaluate('document.querySelectorAll("th[aria-sort=ascending]").length') == 1
-
-
-@pytest.mark.deep
-def test_the_heads_are_reached_by_the_tab_key(chromium: Chromium, shown):
-    with chromium.page(shown) as tab:
-        tab.press("Tab")
-        assert tab.evaluate("document.activeElement.textContent") == "Skip to the results"
-        focus(tab, 0, "optimizer")
-        tab.press("Tab")
-        assert tab.evaluate("document.activeElement.parentElement.tagName") == "TH"
 
 
 def colours(tab: Page, path: Path) -> tuple[float, list[Any]]:
@@ -533,15 +404,6 @@ def test_light_and_dark_differ_and_the_button_changes_them_until_the_page_is_lef
             assert tab.complaints == []
     assert seen[False][0] > 200 > 60 > seen[True][0]
     assert seen[False][1] != seen[True][1]
-
-
-@pytest.mark.deep
-def test_a_rows_name_leads_to_its_command(chromium: Chromium, shown):
-    with chromium.page(shown) as tab:
-        tab.evaluate('document.querySelector("tbody a").click()')
-        settle(tab)
-        assert tab.evaluate("document.querySelector('details:target').open")
-        assert "bench fit --task" in tab.evaluate("document.querySelector('details:target pre').textContent")
 
 
 @pytest.mark.deep

@@ -84,29 +84,6 @@ def test_the_seed_alone_decides_the_initial_weights_whatever_reading_the_data_dr
     assert not torch.equal(one.A, other.A)
 
 
-class Drawn(Kept):
-    """Points from torch's generator."""
-
-    def __init__(self, root: Any = None, seed: int = 0) -> None:
-        points = torch.randn(24, 4, dtype=torch.float64)
-        super().__init__()
-        self.splits["train"] = (points, self.splits["train"][1])
-
-
-def test_data_that_do_not_depend_on_the_seed_are_the_same_whichever_run_reads_them(
-    built: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(TASKS, "kept", replace(NET, name="kept", data=Drawn))
-    one, other = (built(first=True, seed=seed).data.splits["train"][0] for seed in (0, 1))
-    assert torch.equal(one, other)
-
-
-def test_a_run_in_float64_does_not_get_data_that_one_in_float32_has_rounded(built: Callable[..., Any]) -> None:
-    built(first=True, precision="32-true").data.to(torch.device("cpu"), torch.float32)
-    points, _ = built(first=False, precision="64-true").data.splits["train"]
-    assert torch.equal(points, Kept().splits["train"][0])
-
-
 STRICT = """
 import torch
 
@@ -131,14 +108,6 @@ def test_an_optimizer_with_modes_is_in_train_mode_from_the_first_step(store: Pat
     (tmp_path / "strict.py").write_text(STRICT)
     result = fit(store, task, f"{tmp_path}/strict.py:Strict", trainer__max_steps=3, opt__lr=0.1)
     assert (result.status, result.steps) == ("completed", 3)
-
-
-@pytest.mark.deep
-def test_every_optimizer_starts_from_the_same_weights_and_sees_the_same_first_batch(store: Path) -> None:
-    stochastic = [name for name, spec in OPTIMIZERS.items() if not spec.traits.full_batch]
-    first = [curve(store, fit(store, opt=name, trainer__max_steps=2))[0]["loss"] for name in stochastic]
-    assert len(set(first)) == 1
-    assert curve(store, fit(store, trainer__max_steps=2, seed=1))[0]["loss"] != first[0]
 
 
 def test_the_data_seed_changes_the_order_and_not_the_start(store: Path) -> None:
@@ -182,15 +151,6 @@ def test_the_selection_split_decides_only_the_best_step(
     for run in (now, before):
         assert min(run.validations, key=lambda row: row["loss"])["step"] == run.best_step
     assert now.best_step != before.best_step  # held-out loss grows while the training loss falls
-
-
-@pytest.mark.deep
-def test_the_first_validation_at_the_target_is_the_time_to_target(store: Path) -> None:
-    result = fit(store, opt="adam", opt__lr=0.005, trainer__max_steps=60, trainer__val_every=3)
-    reached = [row for row in result.validations if row["accuracy"] >= tiny.TINY.target]
-    assert result.steps_to_target == reached[0]["step"] > 3
-    assert result.seconds_to_target == reached[0]["train_s"] <= result.train_s
-    assert fit(store, opt="sgd", opt__lr=0, trainer__max_steps=3).steps_to_target is None
 
 
 def test_a_cap_that_binds_on_nearly_every_step_is_said(store: Path) -> None:
@@ -242,30 +202,6 @@ def test_a_run_out_of_time_is_a_result(store: Path) -> None:
     assert result.final is not None
 
 
-@pytest.mark.parametrize("budget", [{"max_steps": 10**15}, {"max_epochs": 1e308}], ids=str)
-def test_a_time_limit_makes_any_number_of_steps_possible(budget: dict[str, Any], store: Path) -> None:
-    words = {f"trainer__{name}": value for name, value in budget.items()}
-    assert fit(store, trainer__max_seconds=1e-6, trainer__val_every=1000, **words).status == "timeout"
-    with pytest.raises(RunFailed, match="the disk is full"):
-        fit(store, trainer__val_every=1000, **words)
-
-
-def test_evaluation_does_not_count_as_training_time(store: Path) -> None:
-    result = fit(store, trainer__max_steps=30, trainer__val_every=1)
-    assert 0 < result.train_s < result.wall_s
-    assert result.validations[-1]["train_s"] <= result.train_s
-
-
-def test_every_rank_returns_a_stored_run_so_that_none_waits_for_another(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = fit(store, trainer__max_steps=3)
-    monkeypatch.setattr(runner, "make_trainer", lambda *_: pytest.fail("it trained again"))
-    for rank in ("0", "1"):
-        monkeypatch.setenv("RANK", rank)
-        assert fit(store, trainer__max_steps=3) == first
-
-
 class SAM(torch.optim.Optimizer):
     """Sharpness-aware minimisation: evaluates the loss again at the worst point nearby."""
 
@@ -315,13 +251,6 @@ def test_a_method_that_moves_the_weights_before_its_closure_gets_a_new_evaluatio
         )
         > 1e-4
     )
-
-
-def test_a_timeout_and_a_zero_gradient_end_with_an_evaluation(store: Path) -> None:
-    late = fit(store, trainer__max_steps=1000, trainer__max_seconds=1e-6, trainer__val_every=1000)
-    assert (late.status, late.validations[-1]["step"], late.best) == ("timeout", late.steps, late.final)
-    converged = fit(store, "synthetic", "ps", opt__c=1.0, trainer__val_every=2000)
-    assert converged.validations[-1]["step"] == converged.best_step == converged.steps
 
 
 @pytest.mark.deep
@@ -447,22 +376,6 @@ def test_a_run_started_by_hand_on_several_machines_states_its_wait(
     assert "not set" not in there.said
 
 
-@pytest.mark.parametrize(
-    ("words", "environment"),
-    [
-        ({"devices": 2}, {}),
-        ({"num_nodes": 5, "devices": 2}, {"LOCAL_RANK": "1"}),  # the first process of its machine has printed it
-        ({"num_nodes": 5}, {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "5"}),  # torchrun
-    ],
-)
-def test_other_runs_state_no_wait(
-    words: dict[str, int], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert awaited(**words) is None
-
-
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize(
     ("port", "why"),
@@ -479,73 +392,6 @@ def test_a_port_that_cannot_be_served_is_refused(
         monkeypatch.setenv("MASTER_PORT", port)
         with pytest.raises(UserError, match=rf"^MASTER_PORT '{port}': {why}; unset it, or name a free port$"):
             fit(store, trainer__strategy=strategy, trainer__max_steps=2)
-
-
-@pytest.mark.parametrize(("name", "value"), [("LOCAL_RANK", "1"), ("TORCHELASTIC_RUN_ID", "x"), ("NODE_RANK", "1")])
-def test_a_port_that_another_process_serves_may_be_taken(
-    name: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        for variable, text in {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", name: value}.items():
-            monkeypatch.setenv(variable, text)
-        monkeypatch.setenv("MASTER_PORT", str(server.getsockname()[1]))
-        config = resolve({"task": "tiny", "opt": "sgd", "device": "cpu", "trainer.devices": 2})
-        runner.refuse_unusable_port(runner.make_trainer(config, []))
-
-
-def test_an_interruption_that_no_signal_caused_is_stored_as_one(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(runner.Recorder, "on_train_batch_end", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        fit(store, trainer__max_steps=4)
-    (stored,) = Store(store).runs()
-    assert (stored.status, stored.reason) == ("killed", "interrupted at once")
-
-
-IMPATIENT = """
-import sys
-from datetime import timedelta
-from bench import cli
-from bench.train import runner
-
-make = runner.make_trainer
-
-def impatient(*arguments):
-    trainer = make(*arguments)
-    trainer.strategy._timeout = timedelta(seconds=1)
-    return trainer
-
-runner.make_trainer = impatient
-cli.main(sys.argv[1:])
-"""
-
-
-@pytest.mark.deep
-def test_machines_that_do_not_come_end_a_run_with_one_line(store: Path) -> None:
-    words = [
-        "fit",
-        "--store",
-        str(store),
-        "--task",
-        "synthetic",
-        "--opt",
-        "sgd",
-        "--device",
-        "cpu",
-        "--trainer.num_nodes",
-        "3",
-    ]
-    alone = {name: value for name, value in os.environ.items() if name not in NODES}
-    done = subprocess.run(
-        [sys.executable, "-c", IMPATIENT, *words], cwd=tiny.ROOT, env=alone, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    waits, error = (line for line in done.stderr.splitlines() if line.startswith("bench: "))
-    assert waits.startswith("bench: machine 0 of 3 waits up to ")
-    assert error.startswith("bench: error: --trainer.num_nodes 3: the other 2 machines did not connect within ")
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.deep
