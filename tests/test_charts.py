@@ -1,7 +1,6 @@
 """Charts as numbers and in print: means, bands and step functions against other implementations; printable figures."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from io import BytesIO
 from pathlib import Path
@@ -10,22 +9,18 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from matplotlib.colors import rgb_to_hsv, to_rgb
 from PIL import Image
 from scipy.stats import beta, t
 
-from bench.boards.charts import CHARTS, budget, performance_profile, profile, sensitivity
+from bench.boards.charts import CHARTS, budget, profile, sensitivity
 from bench.boards.collect import Collected, collect
 from bench.boards.curves import MOST_POINTS, curves, steps
-from bench.boards.entries import entries_of
 from bench.boards.forest import forest
 from bench.cli import dispatch as results
 from bench.errors import UserError
 from bench.results.chart import Panel, Trace, caption
 from bench.results.draw import picture
-from bench.results.selection import End
 from bench.results.styles import styles
 from bench.store.files import write_json
 from bench.store.reports import StudyRecord, study_path
@@ -364,87 +359,6 @@ def test_long_names_are_broken_and_rows_are_as_high_as_their_words(store):
     assert heights[0] < 5 < heights[1]
 
 
-# -- performance profiles -------------------------------------------------------------------------------------------
-
-
-def profiles(
-    reference: Sequence[End], entrants: Mapping[str, Sequence[Sequence[End] | None]], shown: Iterable[str] = ()
-) -> Panel:
-    """The chart of problems with these steps to the target: for each one run of the reference, any of entrants."""
-    runs = []
-    for k, base in enumerate(reference):
-        ends = {"adamw": [base], **{opt: own[k] or [] for opt, own in entrants.items()}}
-        for opt, at_target in ends.items():
-            name = None if opt in ("adamw", "sgd") else opt
-            runs += [
-                made(
-                    "sgd" if name else opt,
-                    seed,
-                    name=name,
-                    words={"trainer.max_steps": 100 + k},
-                    steps_to_target=None if at is None else int(at),
-                )
-                for seed, at in enumerate(at_target)
-            ]
-    entries = entries_of(runs, {}, [])
-    for entry in entries:
-        entry.name = entry.opt
-    own = [entry for entry in entries if not shown or entry.name in shown]
-    (panel,) = performance_profile(Collected(own, entries, entries, {}, lambda _: {})).panels
-    return panel
-
-
-def share(chart: Panel, name: str, tau: float) -> float:
-    """The value of a step function at x."""
-    found = trace(chart, name)
-    return float(found.y[np.searchsorted(found.x, tau, side="right") - 1])
-
-
-def test_a_performance_profile_is_that_of_eight_problems_by_hand():
-    ends = [[50], [100], [100, 300], [20], [25], [900], [100, None], None]  # ratios 1/2, 1, 2, 1/5, 1/4, 9, -, -
-    chart = profiles([100] * 8, {"sgd": ends})
-    found = trace(chart, "sgd")
-    assert found.x.tolist() == [1 / 4, 1 / 4, 1 / 4, 1 / 2, 1 / 2, 1, 1, 2, 2, 4]
-    assert found.y.tolist() == [0, 0, 2 / 8, 2 / 8, 3 / 8, 3 / 8, 4 / 8, 4 / 8, 5 / 8, 5 / 8]
-    assert trace(chart, "adamw").y.tolist() == [0, 0, 1, 1]
-    # On the logarithmic axis: two whole, three quarters, a half, a quarter.
-    assert f"adamw 0.50, sgd {(2 + 0.75 + 0.5 + 0.25) / 8:.2f}" in chart.note
-    assert "sgd counts as missing the target where it has no runs to compare: mnist, max_steps 107" in chart.note
-
-
-END = st.one_of(st.none(), st.integers(1, 1000))
-ENTRANT = st.lists(st.one_of(st.none(), st.lists(END, min_size=1, max_size=3)), min_size=9, max_size=9)
-
-
-@pytest.mark.deep
-@settings(max_examples=25, deadline=None)
-@given(
-    st.lists(st.integers(1, 1000), min_size=8, max_size=8),
-    END,
-    st.lists(ENTRANT, min_size=1, max_size=3),
-    st.floats(0.2501, 3.999),
-)
-def test_nobody_changes_the_profile_of_another(base, last, ends, tau):
-    entrants = dict(zip(("sgd", "other.One", "other.Two"), ends, strict=False))
-    chart = profiles([*base, last], entrants)
-    whole = 8 + (last is not None)
-    for name, own in entrants.items():
-        if name not in {found.name for found in chart.traces}:
-            assert not any(own)
-            continue
-        alone = [profiles([*base, last], {name: own}), profiles([*base, last], entrants, [name])]
-        for other in alone:
-            np.testing.assert_array_equal(trace(other, name).x, trace(chart, name).x)
-            np.testing.assert_array_equal(trace(other, name).y, trace(chart, name).y)
-        count = 0
-        for own_ends, reference in zip(own, [*base, last], strict=True):
-            there = sorted(at for at in own_ends or () if at is not None)
-            if reference is not None and 2 * len(there) > len(own_ends or ()):
-                every = [*there, *[math.inf] * (len(own_ends or ()) - len(there))]
-                count += float(np.median(every)) / reference <= tau
-        assert share(chart, name, tau) == count / whole
-
-
 # -- step sizes -----------------------------------------------------------------------------------------------------
 
 
@@ -499,16 +413,8 @@ def everything(store: Path) -> Collected:
     return asked(store, settings="all", reference="sgd")
 
 
-def eight(store: Path) -> Collected:
-    """Eight problems; in each the reference reaches the target."""
-    for k in range(8):
-        for opt in ("adamw", "sgd"):
-            add_run(store, opt=opt, words={"trainer.max_steps": 100 + k}, steps_to_target=10)
-    return asked(store)
-
-
-EMPTY = ("performance_profile", "attention", "stability")
-"""Charts that need more than the store of these tests has: eight problems, observed runs."""
+EMPTY = ("attention", "stability")
+"""Charts of observed runs, which these tests lack."""
 
 
 @pytest.mark.parametrize("kind", CHARTS)
@@ -533,9 +439,9 @@ def test_every_number_can_be_drawn_and_every_chart_has_a_note(store, kind):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("kind", [kind for kind in CHARTS if kind not in ("attention", "stability")])
+@pytest.mark.parametrize("kind", [kind for kind in CHARTS if kind not in EMPTY])
 def test_a_figure_is_drawn(store, kind, recwarn):
-    chart = CHARTS[kind](eight(store) if kind == "performance_profile" else everything(store)).shown
+    chart = CHARTS[kind](everything(store)).shown
     drawn = picture(chart, ".png")
     assert len(drawn) > 5000
     with Image.open(BytesIO(drawn)) as image:

@@ -24,7 +24,6 @@ from typing import Any
 import pytest
 
 from bench.progress import Advance, Progress, clock, doing, say
-from bench.store.store import Store
 from bench.tuning.progress import TuningProgress
 from tasks.core.files import DataError, md5
 from tasks.vision.sources import ImageSource
@@ -87,11 +86,6 @@ def test_early_faults_are_reported_without_torch(words: str, said: str, tmp_path
     line = done.stderr.splitlines()[-1]
     assert line.startswith("bench: error: ")
     assert said in line
-
-
-def test_testing_a_store_for_writing_leaves_no_trace(tmp_path: Path) -> None:
-    Store(tmp_path / "a" / "b").refuse_unwritable()
-    assert list(tmp_path.iterdir()) == []
 
 
 class Silent(http.server.SimpleHTTPRequestHandler):
@@ -239,11 +233,6 @@ def test_the_bar_of_a_run_shows_step_and_time_left(columns: int, step: int, tota
         assert ("epoch 1.2/5  step 640/2,750" in line) == (columns >= 80)
     if columns == 120:
         assert "loss 2.31" in line
-
-
-def test_times_to_go() -> None:
-    times = {None: "-:--", 0: "0:00", 59.6: "1:00", 3599.4: "59:59", 3600: "1:00:00", 360_000: "100:00:00"}
-    assert {seconds: clock(seconds) for seconds in times} == times
 
 
 def test_json_stays_alone_on_standard_output(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -24,13 +23,13 @@ from bench.boards.curves import (
 from bench.boards.entries import Entry, Problem
 from bench.boards.forest import forest
 from bench.boards.shared import FEW_SEEDS
-from bench.boards.speed import cut_short, reached, steps_to
+from bench.boards.speed import reached
 from bench.boards.tuning import expected_scores
 from bench.errors import UserError
 from bench.results import stats
 from bench.results.chart import MOST, Chart, Panel, Trace
 from bench.results.group import HUGE
-from bench.results.selection import End, equal_below, seed_median
+from bench.results.selection import equal_below
 from bench.store.reports import StudyRecord
 from bench.store.tables import Columns
 from bench.text import cell, is_number, listed, spanned
@@ -192,95 +191,6 @@ def _stairs(
     return Trace(name, np.repeat([ends[0], *at, ends[1]], 2)[1:-1], mean, (low, high) if banded else None)
 
 
-# -- over problems ----------------------------------------------------------------------------------------------------
-
-LEAST_PROBLEMS = 8
-"""Minimum number of problems for a performance profile: as many as AlgoPerf has. Ours."""
-FARTHEST = 4.0
-"""Largest ratio of a performance profile, as in AlgoPerf, and inverse of the smallest."""
-
-
-def performance_profile(found: Collected) -> Chart:
-    """Performance profiles (Dolan and Moré 2002) of the steps to the target, as ratios to each problem's reference.
-
-    AlgoPerf (Dahl et al. 2023) divides by the fastest entrant. With a fixed reference no curve depends on the other
-    entrants: the problems are those with a reference that reaches the target.
-    """
-    chosen: dict[Problem, dict[str, Entry]] = {}
-    for entry in found.chosen:  # the reference, even if not shown
-        chosen.setdefault(entry.problem, {})[entry.name] = entry
-    shown = dict.fromkeys(entry.name for entry in found.entries)
-    ratios: dict[str, list[float]] = {name: [] for name in shown}
-    missing: dict[str, list[str]] = {name: [] for name in shown}
-    whole = 0
-    for problem, own in chosen.items():
-        ref = found.reference_of(problem)
-        base = _median_steps(ref, found.target) if ref is not None and _counts(ref, found.target) else None
-        if base is None:
-            continue
-        whole += 1
-        for name in shown:
-            if name not in own or not _counts(own[name], found.target):
-                missing[name].append(problem.name)
-            elif (steps := _median_steps(own[name], found.target)) is not None:
-                ratios[name].append(steps / base)
-    panel = Panel(
-        "performance-profile",
-        "performance profiles against the reference",
-        "steps to the target / those of the reference",
-        "share of problems",
-    )
-    if whole < LEAST_PROBLEMS:
-        why = f"{whole} of {len(chosen)} problems have a target that their reference reaches on more than half of its"
-        return Chart([replace(panel, note=f"{why} seeds, and {LEAST_PROBLEMS} are needed")], series(found))
-    chosen_here = sorted({entry.name for own in chosen.values() for entry in own.values() if entry.best_of})
-    areas = ", ".join(f"{name} {_area(own, whole):.2f}" for name, own in ratios.items())
-    notes = [
-        f"{whole} problems; steps: median over seeds; none if half of the seeds or more miss the target",
-        "the reference is fixed, so further entrants change no curve (AlgoPerf's profiles are against the fastest"
-        " entrant)",
-        f"area below each curve on this logarithmic axis, at most 1 (AlgoPerf's is linear, from 1 to 4): {areas}",
-        *(
-            f"{name} counts as missing the target where it has no runs to compare: {', '.join(where)}"
-            for name, where in missing.items()
-            if where
-        ),
-        *([f"settings chosen on these seeds: {', '.join(chosen_here)}"] if chosen_here else []),
-    ]
-    ends = 1 / FARTHEST, FARTHEST
-    drawn = replace(
-        panel,
-        log="x",
-        traces=[
-            _stairs(name, [max(ratio, ends[0]) for ratio in own if ratio <= FARTHEST], whole, ends)
-            for name, own in ratios.items()
-        ],
-        note="\n".join(notes),
-        limits=(-0.03, 1.03),
-        x_limits=ends,
-        x_ticks={ends[0]: "1/4", 0.5: "1/2", 1.0: "1", 2.0: "2", FARTHEST: "4"},
-    )
-    return Chart([drawn], series(found))
-
-
-def _counts(entry: Entry, target: float | None) -> bool:
-    """Whether an entry's steps to the target are comparable."""
-    return not entry.refused and not cut_short(entry, target)
-
-
-def _median_steps(entry: Entry, target: float | None) -> End:
-    """Median steps to the target; None if half of the runs or more miss it."""
-    return seed_median(steps_to(target, entry.problem.mode).values(entry), "min")
-
-
-def _area(ratios: Sequence[float], whole: int) -> float:
-    """The area below a curve on its logarithmic axis, relative to the maximum; 0.5 for the reference itself.
-
-    AlgoPerf's area, linear from 1 on, would be the same for all that are faster than a fixed reference.
-    """
-    return math.fsum(min(max(0.5 - math.log(ratio, FARTHEST) / 2, 0), 1) for ratio in ratios) / whole
-
-
 # -- of observations --------------------------------------------------------------------------------------------------
 
 CURVED = {
@@ -371,7 +281,6 @@ CHARTS: dict[str, Callable[[Collected], Chart]] = {
     "curves": curves,
     "sensitivity": sensitivity,
     "profile": profile,
-    "performance_profile": performance_profile,
     "steps": steps,
     "budget": budget,
     "attention": attention,

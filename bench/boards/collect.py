@@ -174,16 +174,9 @@ def collect(
     Raises:
         UserError: no entry remains, a name is unknown, or versions are mixed.
     """
-    # The budget is part of every problem: a record without one is too old to compare.
-    runs = [run for run in stores.runs if run.problem]
-    damaged = [
-        f"run {run.run_id} in {stores.place(run.run_id)} was written by an older version and lacks keys that"
-        " comparisons need"
-        for run in stores.runs
-        if not run.problem
-    ]
+    runs = stores.runs
     if not runs:
-        broken = "; ".join([*map(str, stores.damaged), *damaged][:3])
+        broken = "; ".join(map(str, stores.damaged[:3]))
         what = f"no readable runs in {stores.shown} ({broken})" if broken else f"no runs in {stores.shown}"
         raise UserError(f"there are {what}; {HOW_TO_FILL}")
     notes: list[str] = []
@@ -214,7 +207,7 @@ def collect(
             entry.name = f"{entry.opt} ({differing(entry, own)})" if several else entry.opt
             entry.conformance = _conformance(entry, stores.checks)
     shown = [entry for entry in chosen if opts is None or entry.opt in opts]
-    return Collected(shown, chosen, entries, by_id, stores.tables, reference, target, unranked, notes, damaged)
+    return Collected(shown, chosen, entries, by_id, stores.tables, reference, target, unranked, notes)
 
 
 def cap_shares(study: StudyRecord | None, by_id: Mapping[str, RunResult]) -> list[float | None]:

@@ -31,10 +31,6 @@ KINDS = {
     "curves": ("Training loss", "Loss against optimizer steps, at the settings of the tables."),
     "sensitivity": ("Sensitivity", "Score against the first searched setting."),
     "profile": ("Runs at the target", "Share of runs at the task's target, by fraction of the budget."),
-    "performance_profile": (
-        "Performance profiles",
-        "Share of problems solved within a multiple of the reference's steps.",
-    ),
     "steps": ("Step sizes", "Step sizes of methods that compute them, before (raw) and after (applied) the cap."),
     "budget": ("Tuning budget", "The expected best of k trials."),
     "attention": ("Attention", "Attention during training, averaged over heads."),
