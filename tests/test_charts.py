@@ -61,11 +61,7 @@ def add_run(
     final = {"mnist": 0.5, "cifar10": 0.5}.get(task, 0.25) + 0.01 * seed
     known = opt if opt.isidentifier() else "sgd"
     run = made(known, seed, final, task=task, name=None if opt == known else opt, words=words)
-    values: dict[str, Any] = {
-        "best_step": len(loss),
-        "steps": len(loss),
-        "train_s": 0.0,
-    }
+    values: dict[str, Any] = {"best_step": len(loss), "steps": len(loss), "train_s": 0.0}
     if (end := changes.get("final", final)) is not None:
         values["metrics"] = {"final": {run.metric: end}}
     run = replace(run, **(values | changes))

@@ -564,12 +564,7 @@ def opt(spec: OptimizerSpec, monkeypatch: pytest.MonkeyPatch) -> str:
     return spec.name
 
 
-DRAWN = {
-    "task__dropout": 0.2,
-    "trainer__gradient_clip_val": 0.2,
-    "trainer__micro_batch_size": 4,
-    "data_seed": 7,
-}
+DRAWN = {"task__dropout": 0.2, "trainer__gradient_clip_val": 0.2, "trainer__micro_batch_size": 4, "data_seed": 7}
 UNCLIPPED = {name: value for name, value in DRAWN.items() if name != "trainer__gradient_clip_val"}
 RUNS = [(spec, {}) for spec in OTHERS]
 RUNS += [(spec, DRAWN if may_clip(spec) else UNCLIPPED) for spec in (*AT_ONCE, *ONE_BY_ONE)]

@@ -316,7 +316,7 @@ def test_a_file_without_a_place_for_the_board_stays_as_it_is(cli, filled, tmp_pa
     [(".", "it is a folder; name a file, such as -o report.html"), ("/proc/nothing/a.html", "cannot write to /proc/")],
 )
 def test_a_report_that_cannot_be_written_is_refused_before_the_boards_are_made(cli, filled, out, says, monkeypatch):
-    monkeypatch.setattr("bench.boards.cli.asked", lambda args: pytest.fail("the store was read"))
+    monkeypatch.setattr("bench.boards.cli.requested", lambda args: pytest.fail("the store was read"))
     answer = cli("report", "-o", out)
     assert answer.code == 2
     assert says in answer.err

@@ -619,8 +619,7 @@ def test_a_full_disk_is_noticed_before_anything_is_trained(
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    "name",
-    ["bhojanapalli2020/theorem1", "deora2024/fig5", "vasudeva2025/fixed-decoder", "vasudeva2025/joint"],
+    "name", ["bhojanapalli2020/theorem1", "deora2024/fig5", "vasudeva2025/fixed-decoder", "vasudeva2025/joint"]
 )
 def test_shipped_verdicts_on_generated_data_do_not_change(cli: Any, tmp_path: Path, name: str) -> None:
     shipped = json.loads((Path("results") / name / "claims.json").read_text())["claims"]

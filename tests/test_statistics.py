@@ -10,16 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats as reference
 
 from bench.results import stats
-from bench.results.sequential import (
-    LEAST_SEEDS,
-    SHARES,
-    advice,
-    compare,
-    decided_at,
-    grid,
-    least_wins,
-    places,
-)
+from bench.results.sequential import LEAST_SEEDS, SHARES, advice, compare, decided_at, grid, least_wins, places
 from tools.statistics import (
     NULLS,
     UNEQUAL,

@@ -10,13 +10,13 @@ from bench.results.sequential import NO_VALUE, Comparison
 from bench.text import cell, listed
 
 
-def headlines(found: Collected) -> list[tuple[str, str]]:
+def headlines(collected: Collected) -> list[tuple[str, str]]:
     """The name of each problem, and its result on the board `quality`, in words."""
-    return [(problem.name, _said(found, problem, entries)) for problem, entries in found.problems.items()]
+    return [(problem.name, _said(collected, problem, entries)) for problem, entries in collected.problems.items()]
 
 
-def _said(found: Collected, problem: Problem, entries: Sequence[Entry]) -> str:
-    metric, verdicts, said = judged(found, problem)
+def _said(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> str:
+    metric, verdicts, said = judged(collected, problem)
     ordered = verdicts.ordered(entries)
     if verdicts.ref is None:
         first = next((entry for entry in ordered if entry.refused is None and metric.mean(entry)), None)
@@ -24,7 +24,7 @@ def _said(found: Collected, problem: Problem, entries: Sequence[Entry]) -> str:
         if first is not None:
             best = f"{first.name} ({first.settings}) has the best mean ({metric.words} {cell(metric.mean(first))})"
             best += ", on the seeds that chose its settings" * bool(first.best_of)
-        return f"{best}; no verdicts, since {found.no_reference(problem)}."
+        return f"{best}; no verdicts, since {collected.no_reference(problem)}."
     compared = {entry: verdicts.of(entry) for entry in ordered if entry is not verdicts.ref}
     groups: dict[str, list[Entry]] = {}
     for entry, of in compared.items():
@@ -68,7 +68,7 @@ def _said(found: Collected, problem: Problem, entries: Sequence[Entry]) -> str:
         sentences.append(
             f"Settings were selected on these seeds, so there is no verdict on {those('selected on these seeds')}."
         )
-    if absent := [*(entry.name for entry in groups.get("not compared", ())), *found.excluded(problem)]:
+    if absent := [*(entry.name for entry in groups.get("not compared", ())), *collected.excluded(problem)]:
         sentences.append(f"Not compared: {listed(absent)}.")
     if said:
         sentences.append(f"{said[0].upper()}{said[1:]}.")

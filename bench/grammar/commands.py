@@ -347,8 +347,8 @@ _ALL = (
         more="forest: effect of each optimizer against the reference, with interval and verdict; curves: training loss,"
         " or --y COLUMN, against optimizer steps; sensitivity: score of each trial against the searched settings;"
         " profile: share of runs that have reached the target against the budget; steps: step sizes"
-        " before and after their cap; budget: expected best of k trials; attention, stability: measurements of runs with"
-        " --trainer.observe. Exit code 1: a run could not be read.",
+        " before and after their cap; budget: expected best of k trials; attention, stability: measurements of runs"
+        " with --trainer.observe. Exit code 1: a run could not be read.",
         positionals=(Option("chart", "what to draw", "CHART", choices=CHART_NAMES),),
         options=(
             _out("ends in .png, .pdf or .svg", "FILE"),

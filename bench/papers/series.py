@@ -58,8 +58,8 @@ def values_at(results: Mapping[str, Arm], arm: Arm, measure: str, first: float |
     last value of every completed run counts.
     """
     first, last = (math.inf if step is None else step for step in (first, last))
-    steps, values, own = common_series(results, arm, measure, "step")
-    latest = np.maximum.accumulate(np.where(np.isnan(own), 0, np.arange(steps.size)), axis=1)
+    steps, values, at = common_series(results, arm, measure, "step")
+    latest = np.maximum.accumulate(np.where(np.isnan(at), 0, np.arange(steps.size)), axis=1)
     held = np.take_along_axis(values, latest, axis=1)
     chosen = (steps >= first) & (steps <= last)
     if not chosen.any():
@@ -69,7 +69,7 @@ def values_at(results: Mapping[str, Arm], arm: Arm, measure: str, first: float |
     at_end, runs = last == math.inf, arm.runs.values()
     end = max(np.max(table["step"], initial=0) for other in results.values() for table in other.every_table)
     stays = np.array([run.status == "completed" if at_end else run.converged and last <= end for run in runs])
-    covered = np.max(own, axis=1, where=~np.isnan(own), initial=-1) >= last
+    covered = np.max(at, axis=1, where=~np.isnan(at), initial=-1) >= last
     return np.where(stays | covered, held[:, chosen].mean(axis=1), np.nan)
 
 

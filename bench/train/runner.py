@@ -287,7 +287,7 @@ def rendezvous_of_its_own(config: RunConfig) -> Iterator[None]:
     Lightning writes the ranks' address, port and number into the environment, and keeps the process group and its port.
     A group of several ranks stays until the process ends, since others may still use its store.
     """
-    there = torch.distributed.is_available() and torch.distributed.is_initialized()
+    initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
     before = {name: os.environ.get(name) for name in _RENDEZVOUS}
     try:
         yield
@@ -297,7 +297,7 @@ def rendezvous_of_its_own(config: RunConfig) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        if config.trainer.ranks == 1 and not there and torch.distributed.is_initialized():
+        if config.trainer.ranks == 1 and not initialized and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
 
@@ -349,12 +349,7 @@ def awaited_machines(trainer: pl.Trainer) -> AwaitedMachines | None:
 
 def versions(config: RunConfig) -> dict[str, Any]:
     """Versions of suite, specs, plug-ins, Python and libraries."""
-    return {
-        "suite": __version__,
-        **config.spec_versions,
-        "python": platform.python_version(),
-        **_library_versions(),
-    }
+    return {"suite": __version__, **config.spec_versions, "python": platform.python_version(), **_library_versions()}
 
 
 @cache

@@ -26,7 +26,7 @@ def limit_threads(parameters: Iterable[torch.Tensor]) -> None:
     """Use one thread from now on if these parameters are few, else as many as before a small model."""
     global _before
     now = torch.get_num_threads()
-    if sum(each.numel() for each in parameters) < SMALL:
+    if sum(p.numel() for p in parameters) < SMALL:
         if now > 1:
             _before = now
             torch.set_num_threads(1)
