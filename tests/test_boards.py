@@ -85,7 +85,7 @@ def test_the_direction_of_a_metric_is_that_of_the_task(store, task, first, verdi
     )
 
 
-def test_a_row_that_is_not_told_from_the_reference_says_how_many_seeds_would_do(store):
+def test_an_undecided_row_estimates_the_seeds_it_needs(store):
     near = [x + d for x, d in zip(HIGH, [0.02, -0.02, 0.01, -0.01, 0.01, 0.02, -0.02], strict=True)]
     keep(store, *seeds("adam", HIGH), *seeds("adamw", near), *seeds("sgd", [x + 0.1 for x in HIGH[:5]]))
     own = rows("quality", store)
@@ -103,7 +103,7 @@ def test_a_row_that_is_not_told_from_the_reference_says_how_many_seeds_would_do(
     assert not own["sgd"]["effect"].bounded
 
 
-def test_a_run_that_diverged_is_worse_than_all_numbers_and_is_counted(store):
+def test_a_diverged_run_is_worse_than_every_number(store):
     keep(store, *seeds("adam", HIGH), *seeds("sgd", [0.99, 0.99, None, *[0.99] * 4]), *seeds("adamw", [None] * 7))
     table = board("quality", store).tables[-1]
     assert [row["opt"] for row in table.rows] == ["adam", "sgd", "adamw"]
@@ -130,14 +130,14 @@ def test_below_three_seeds_a_row_is_provisional(store):
 @pytest.mark.parametrize(
     "strange", [{"final": None}, {"final": float("nan")}, {"final": 1e308}, {"final": -1e308}, {"final": 2 * HUGE}]
 )
-def test_a_completed_run_without_a_sensible_value_is_counted_and_no_number(store, strange):
+def test_a_completed_run_without_a_sensible_value_is_counted(store, strange):
     keep(store, *seeds("adam", HIGH), *seeds("sgd", LOW[:4]), made("sgd", 4, **strange))
     own = rows("quality", store)["sgd"]
     assert (own["final"], own["n"], own["runs"]) == ("a run without a value", 5, {"completed": 5})
     assert json.loads(everything(store))[0]["tables"][0]["rows"][1]["opt"] == "sgd"
 
 
-def test_seeds_without_deviation_are_told_apart_and_equal_ones_are_one_method(store):
+def test_equal_seeds_are_decided_and_equal_runs_are_flagged(store):
     keep(store, *seeds("adam", [0.5] * 7), *seeds("sgd", [0.25] * 7), *seeds("adamw", [0.5] * 7))
     own = rows("quality", store)
     assert (own["sgd"]["effect"].low, own["sgd"]["effect"].high) == (-0.25, -0.25)
@@ -153,7 +153,7 @@ def test_seeds_without_deviation_are_told_apart_and_equal_ones_are_one_method(st
     assert "adamw is not compared: same runs as adam" in grid.notes
 
 
-def test_runs_that_converged_or_differ_on_the_way_are_not_the_same(store):
+def test_converged_or_differing_runs_are_not_flagged_as_equal(store):
     on_the_way = [{"step": 50, "train_s": 1.0, "accuracy": 0.3}]
     keep(store, *seeds("adam", [0.5] * 5), *seeds("sgd", [0.5] * 5, validations=on_the_way))
     keep(store, *(replace(run, validations=[on_the_way[0] | {"accuracy": 0.4}]) for run in seeds("adamw", [0.5] * 5)))
@@ -177,7 +177,7 @@ def test_settings_that_were_tuned_for_another_metric_are_not_compared(store):
     assert ([row["opt"] for row in grid.rows], grid.notes) == (["adam"], ["sgd is not compared: tuned for loss"])
 
 
-def test_settings_that_training_data_chose_are_not_compared_on_held_out_data(store):
+def test_settings_tuned_on_training_data_are_not_compared(store):
     keep(store, *seeds("adam", HIGH), *seeds("adamw", HIGH, tuned_by="elsewhere", tuned_on="train"))
     tuned(store, "sgd", LOW, select_split="train")
     own = rows("quality", store)
@@ -188,7 +188,7 @@ def test_settings_that_training_data_chose_are_not_compared_on_held_out_data(sto
     assert rows("quality", store, tasks=["synthetic"], reference="gd")["ngd"]["verdict"] == "better"
 
 
-def test_tuned_settings_whose_cap_sets_the_steps_are_not_the_methods_result(store):
+def test_capped_tuned_settings_are_not_compared(store):
     keep(store, *seeds("adam", HIGH), *seeds("sngd", LOW, words={"opt.lr": 0.2}, tuned_by="elsewhere", cap_share=0.99))
     keep(store, *seeds("sps", LOW, words={"opt.c": 4.0}, tuned_by="elsewhere", cap_share=0.5))
     own = rows("quality", store, reference="adam")
@@ -196,7 +196,7 @@ def test_tuned_settings_whose_cap_sets_the_steps_are_not_the_methods_result(stor
     assert own["sps"]["verdict"] == "worse"
 
 
-def test_on_the_floor_of_the_metric_rows_are_compared_by_steps_to_the_target(store):
+def test_rows_at_the_floor_are_compared_by_steps(store):
     def runs(opt: str, steps: list[int | None]) -> list[RunResult]:
         floor = {"metrics": {"final": {"loss": 1e-20, "excess": 1e-20}}}
         return [made(opt, i, 1e-20, **LOSS, **floor, target=0.1, steps_to_target=n) for i, n in enumerate(steps)]
@@ -285,7 +285,7 @@ def test_the_reference_is_adamw_and_gd_where_batches_are_full(store):
     assert named == {"over all tasks": [], "mnist, max_steps 100": ["adamw"], "synthetic, max_steps 100": ["gd"]}
 
 
-def test_a_reference_that_diverged_has_other_seeds_or_is_not_there(store, tmp_path):
+def test_a_diverged_disjoint_or_absent_reference(store, tmp_path):
     keep(store, *seeds("adam", [None] * 7), *seeds("sgd", LOW))
     own = rows("quality", store)["sgd"]
     assert (own["verdict"], own["won"], own["effect"]) == ("better", "7 of 7", None)
@@ -339,7 +339,7 @@ def widened(store: Path) -> tuple[Any, list[str]]:
 FRESH = [0.7, 0.8, 0.9]
 
 
-def test_the_noise_of_tuning_is_that_of_choosing_again_from_the_tuning_seeds(store):
+def test_tuning_noise_comes_from_resampled_tuning_seeds(store):
     tried(store, CHOICE, {0.1: [0.8, 0.6], 1.0: [0.7, 0.3]}, FRESH, won=0.1)
     (own, notes), plain = widened(store), rows("quality", store)["adam"]["final"]
     # One resample of four chooses the other setting, whose reported mean over both seeds is lower by 0.2.
@@ -351,7 +351,7 @@ def test_the_noise_of_tuning_is_that_of_choosing_again_from_the_tuning_seeds(sto
     assert notes == []
 
 
-def test_on_a_logarithmic_scale_the_noise_of_tuning_is_that_of_ratios(store):
+def test_tuning_noise_on_a_logarithmic_scale_is_of_ratios(store):
     losses = {0.1: [1e-4, 1e-2], 1.0: [1e-3, 1e-3]}
     tried(store, losses, {0.1: [1e-3, 1e-3], 1.0: [1e-4, 1e-4]}, [1e-3, 1e-4], won=1.0, task="synthetic", mode="min")
     own, notes = widened(store)
@@ -365,7 +365,7 @@ def test_on_a_logarithmic_scale_the_noise_of_tuning_is_that_of_ratios(store):
     assert notes == []
 
 
-def test_with_the_noise_of_tuning_a_mean_of_losses_at_the_floor_is_still_a_bound(store):
+def test_tuning_noise_keeps_the_bound_at_the_floor(store):
     losses = {0.1: [1e-4, 1e-4], 1.0: [1e-3, 1e-3]}
     tried(store, losses, losses, [1e-17, 1e-4], won=0.1, task="synthetic", mode="min")
     row = rows("quality", store)["adam"]
@@ -381,7 +381,7 @@ def test_with_the_noise_of_tuning_a_mean_of_losses_at_the_floor_is_still_a_bound
         ({"metric": "loss"}, "tuned for loss"),
     ],
 )
-def test_why_there_is_no_interval_with_the_noise_of_tuning_is_said_once(store, changes, why):
+def test_a_missing_tuning_noise_interval_is_explained_once(store, changes, why):
     tried(store, CHOICE, CHOICE, FRESH, **{"won": 0.1} | changes)
     assert widened(store) == (None, [f"no interval with the noise of tuning: adam ({why})"])
 
@@ -398,7 +398,7 @@ def repeat(store: Path, won: float, fresh: list[End], i: int, **changes: Any) ->
     tried(store, scores, scores, fresh, **{"won": won, "first": 1000 + 10 * i, "name": f"study{i}"} | changes)
 
 
-def test_over_three_repeated_studies_the_interval_is_that_of_their_means(store):
+def test_three_repeated_studies_give_the_interval_of_their_means(store):
     for i, (won, fresh) in enumerate([(0.1, [0.7, 0.9, 0.8]), (1.0, [0.6, 0.7, 0.65]), (10.0, [0.5, 0.5, 0.5])]):
         repeat(store, won, list(fresh), i)
     own, notes = widened(store)
@@ -428,7 +428,7 @@ def test_a_repeated_study_whose_winner_diverged_leaves_no_mean(store):
     "change",
     [{"first": 1000}, {"select_split": "val"}, {"prune": True}, {"missing": 1}, {"axes": ["opt.lr", "opt.eps"]}],
 )
-def test_studies_with_other_budgets_or_the_same_seeds_are_no_repetitions(store, change):
+def test_repetitions_have_equal_budgets_and_other_seeds(store, change):
     for i, won in enumerate((0.1, 1.0, 10.0)):
         repeat(store, won, [*FRESH, 0.75], i, **change if i == 2 else {})
     assert widened(store)[0].n == 4  # fresh seeds, not studies
@@ -460,7 +460,7 @@ def test_however_runs_lie_in_stores_the_bytes_are_the_same(tmp_path_factory, whe
     assert merged == everything(*(folder / name for name in order), folder / "all")
 
 
-def test_one_of_several_results_of_a_run_is_taken_in_any_order(store, tmp_path):
+def test_conflicting_results_resolve_in_any_order(store, tmp_path):
     keep(store, *seeds("adam", A))
     keep(tmp_path / "other", made("adam", 0, 0.1), replace(made("adam", 1, None), status="failed"))
     stores = [Stores(folders) for folders in ((store, tmp_path / "other"), (tmp_path / "other", store))]
@@ -482,7 +482,7 @@ def test_tuning_seeds_stay_out_and_seeds_by_hand_come_in(store):
     assert (row["n"], row["settings"], row["trials"]) == (7, "tuned", 3)
 
 
-def test_the_study_with_most_trials_is_shown_and_the_others_are_named(store):
+def test_the_largest_study_is_shown_and_others_are_named(store):
     tuned(store, "adam", A)
     runs = {lr: [made("adam", 1000, 0.4, words={"opt.lr": lr})] for lr in (3.0, 4.0, 5.0, 6.0)}
     for each in runs.values():
@@ -533,7 +533,7 @@ def test_a_study_record_that_is_garbage_is_named(store, change):
     assert everything(store)
 
 
-def test_runs_that_did_not_end_are_counted_and_a_row_of_none_but_them_is_named(store):
+def test_unfinished_runs_are_counted_and_named(store):
     keep(store, *seeds("adam", A), made("adam", 8, None, status="killed"), made("adam", 9, None, status="failed"))
     keep(store, made("sgd", 0, None, status="killed"))
     (row,) = rows("quality", store).values()
@@ -541,7 +541,7 @@ def test_runs_that_did_not_end_are_counted_and_a_row_of_none_but_them_is_named(s
     assert found(store).notes == ["mnist, max_steps 100: no run of sgd has finished (1 killed)"]
 
 
-def test_seeds_that_ran_twice_count_once_with_the_whole_budget_first(store):
+def test_repeated_seeds_count_once_with_the_whole_budget_first(store):
     keep(store, *seeds("adam", A))
     keep(store, *seeds("adam", [0.1] * 5, words={"trainer.max_seconds": 1.0}, status="timeout"))
     (row,) = rows("quality", store).values()
@@ -627,7 +627,7 @@ def test_mixed_versions_are_refused_unless_asked_for(store, what):
     assert len(entry.runs) == 2
 
 
-def test_budgets_parts_and_settings_of_the_task_are_problems_of_their_own(store):
+def test_budgets_parts_and_task_settings_separate_problems(store):
     for words in (
         {},
         {"trainer.max_steps": 200},
@@ -651,7 +651,7 @@ def sweep(store: Path, opt: str, finals: dict[float, list[float | None]], first:
         keep(store, *seeds(opt, own, first, words={"opt.lr": lr}))
 
 
-def test_the_best_of_each_optimizer_of_a_sweep_is_shown_without_a_verdict(store):
+def test_the_best_of_a_sweep_has_no_verdict(store):
     sweep(store, "adamw", {0.1: [0.5] * 8, 0.2: [0.9] * 8, 0.3: [0.7] * 8})
     sweep(store, "adam", {0.1: [0.8] * 8, 0.2: [None] * 8})
     own = rows("quality", store)
@@ -672,7 +672,7 @@ def test_the_best_of_each_optimizer_of_a_sweep_is_shown_without_a_verdict(store)
     ]
 
 
-def test_the_best_of_a_sweep_is_chosen_on_the_selection_split(store):
+def test_the_selection_split_chooses_the_best_of_a_sweep(store):
     def runs(lr: float, test: float, selection: float) -> list[RunResult]:
         rows = [{"step": 100, "train_s": 1.0, "accuracy": selection}]
         return seeds("adam", [test] * 3, words={"opt.lr": lr}, validations=rows)
@@ -681,14 +681,14 @@ def test_the_best_of_a_sweep_is_chosen_on_the_selection_split(store):
     assert rows("quality", store)["adam"]["final"].mean == pytest.approx(0.8)
 
 
-def test_defaults_with_the_seeds_of_a_sweep_are_one_of_its_settings(store):
+def test_defaults_with_equal_seeds_join_the_sweep(store):
     keep(store, *seeds("adam", A))
     sweep(store, "adam", {0.2: [0.9] * 5, 0.3: [0.1] * 5})
     row = rows("quality", store)["adam"]
     assert (row["settings"], row["final"].mean) == ("best of 3", 0.9)
 
 
-def test_a_run_at_the_defaults_does_not_hide_a_sweep_with_more_seeds(store):
+def test_a_default_run_does_not_hide_a_larger_sweep(store):
     keep(store, *seeds("adam", A[:1]))
     sweep(store, "adam", {0.2: [0.9] * 5, 0.3: [0.1] * 5}, first=50)
     row = rows("quality", store)["adam"]
@@ -703,7 +703,7 @@ def test_settings_with_different_seeds_are_chosen_by_nobody(store):
     assert [entry.name for entry in found(store, settings="all").entries] == ["adam (lr 0.2)", "adam (lr 0.20000001)"]
 
 
-def test_settings_of_a_sweep_with_more_seeds_than_others_compete_on_the_common_ones(store):
+def test_sweep_settings_compete_on_their_common_seeds(store):
     for lr, own in {0.1: [0.5] * 8, 0.2: [0.9] * 7, 0.3: [0.4] * 12, 0.4: [1.0]}.items():
         keep(store, *seeds("adam", own, 0 if lr < 0.4 else 50, words={"opt.lr": lr}))
     row = rows("quality", store)["adam"]
@@ -797,7 +797,7 @@ def test_runs_of_plug_ins_are_shown_without_the_plug_ins(store, tmp_path, monkey
     ("change", "words"),
     [({"metric": "f1"}, "metric f1"), ({"mode": "min"}, "mode min"), ({"target": 0.5}, "target 0.5")],
 )
-def test_a_task_that_is_another_under_one_name_is_another_problem(store, change, words):
+def test_a_changed_task_of_one_name_is_another_problem(store, change, words):
     keep(store, *seeds("adam", A), *seeds("sgd", B, **change))
     what = words.split()[0]
     names = [problem.name for problem in found(store).problems]
@@ -907,7 +907,7 @@ def test_trials_that_diverged_are_explained_as_such(store, cli):
         assert f"{option[0]}: --explain prints no board; remove one of them" in refused.err
 
 
-def test_a_run_that_converged_reached_the_target_at_the_next_regular_evaluation(store):
+def test_converged_runs_reach_targets_at_the_next_regular_evaluation(store):
     """Else it would need fewer steps than a faster run whose first evaluation is later than its own end."""
     row = {"train_s": 1.0, "loss": 1e-9}
     late = {"steps": 2000, "validations": [{"step": 100, **row}, {"step": 2000, **row}]}
@@ -931,7 +931,7 @@ def test_a_run_that_converged_elsewhere_never_reaches_the_target(store):
     assert (cell(of["gd"]["steps"]), cell(of["ngd"]["steps"])) == ("> 2000", "never")
 
 
-def test_another_target_is_of_the_loss_above_its_infimum_where_that_is_known(store):
+def test_a_given_target_is_of_the_suboptimality_gap(store):
     values = [
         {"step": 10 * i, "train_s": 1.0, "loss": 0.3 + excess, "excess": excess}
         for i, excess in enumerate((0.1, 1e-3, 1e-7), 1)
@@ -966,7 +966,7 @@ def test_a_task_without_a_target_is_named(store):
 # -- tuning -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_expected_score_of_k_trials_is_the_mean_over_all_choices(store):
+def test_the_expected_score_averages_over_all_choices(store):
     scores = {1.0: 0.5, 0.1: 0.75, 0.01: 0.6, 10.0: 0.2}
     runs = {lr: [made("adam", 1000, words={"opt.lr": lr})] for lr in scores}
     keep(store, *(run for each in runs.values() for run in each), *seeds("adam", A, words={"opt.lr": 0.1}))
@@ -1133,7 +1133,7 @@ def test_two_settings_of_the_reference_are_none_and_said(store):
     assert named["sgd"]["verdict"] == "worse"
 
 
-def test_a_run_that_time_stopped_before_the_target_gives_its_row_no_verdict(store):
+def test_a_timeout_before_the_target_gives_no_verdict(store):
     keep(store, *(replace(run, steps_to_target=60) for run in seeds("adam", A)))
     keep(store, *(replace(run, status="timeout", steps=10) for run in seeds("sgd", B)))
     table = board("speed", store, target=None).tables[-1]
@@ -1144,7 +1144,7 @@ def test_a_run_that_time_stopped_before_the_target_gives_its_row_no_verdict(stor
 
 
 @pytest.mark.parametrize("more", [("--opt", "adam"), ("--label", "sgd (lr 0.1)=plain")])
-def test_a_reference_named_with_its_settings_remains_with_filters_and_labels(cli, store, more):
+def test_a_reference_with_settings_survives_filters_and_labels(cli, store, more):
     put(store, *(run for lr in (0.1, 0.2) for run in seeds("sgd", [0.5] * 7, words={"opt.lr": lr})))
     put(store, *seeds("adam", [0.9 + 0.001 * i for i in range(7)]))
     words = ("leaderboard", "--store", store, "--no-reference", "--settings", "all", "--json")
@@ -1171,7 +1171,7 @@ def test_the_headline_says_in_words_what_the_verdicts_say(store):
     assert fourth == "Too few seeds to judge sps"
 
 
-def test_the_headline_without_a_reference_names_the_best_mean_and_no_verdict(store):
+def test_a_headline_without_a_reference_names_the_best_mean(store):
     keep(store, *seeds("adam", [0.7] * 3), *seeds("sgd", [0.6] * 3))
     ((_, said),) = headlines(found(store))
     assert said.startswith(
@@ -1200,7 +1200,7 @@ def test_steps_to_alignment_are_those_of_the_measurements(store):
     assert (own["ngd"]["alignment"].low, own["ngd"]["alignment"].high) == (pytest.approx(0.116, abs=1e-3), 1)
 
 
-def test_runs_whose_measurements_are_lost_or_damaged_are_left_out_and_named(store):
+def test_runs_with_lost_or_damaged_measurements_are_named(store):
     align(store, "ngd", [20, 40, 60, 60, 60])
     folders = [store / made("ngd", seed, **LOSS).run_id for seed in (0, 1)]
     (folders[0] / DONE / "measurements.parquet").unlink()

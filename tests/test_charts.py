@@ -111,7 +111,7 @@ def trace(chart: Panel, name: str) -> Trace:
 # -- curves ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_curve_is_the_mean_over_seeds_with_its_t_interval(store):
+def test_a_curve_is_the_mean_with_its_t_interval(store):
     losses = np.array([[2.0, 1.5], [2.5, 1.0], [3.0, 2.0]])
     for seed, loss in enumerate(losses):
         add_run(store, seed=seed, loss=loss)
@@ -172,7 +172,7 @@ def test_long_curves_are_thinned_and_keep_their_ends(store, task):
     assert gaps.max() < 2.5 * gaps.min()
 
 
-def test_a_loss_is_drawn_above_its_infimum_and_not_below_what_counts_as_converged(store):
+def test_a_loss_is_drawn_as_a_clipped_suboptimality_gap(store):
     for seed in range(3):
         add_run(store, "synthetic", seed=seed, loss=[1.25, 0.26, 0.25], facts={"f_star": 0.25})
     (chart,) = curves(asked(store)).panels
@@ -191,7 +191,7 @@ def test_another_column_of_either_table_can_be_drawn(store):
     assert trace(chart, "sgd").y.tolist() == [3, 2]
 
 
-def test_a_column_that_is_not_there_is_refused_with_the_nearest(store):
+def test_an_unknown_column_is_refused_with_the_nearest(store):
     add_run(store)
     with pytest.raises(UserError, match="unknown column 'grad_nrom'; did you mean 'grad_norm'"):
         curves(asked(store), "grad_nrom")
@@ -210,7 +210,7 @@ def test_a_band_far_wider_than_the_lines_is_cut_off(store):
 
 @pytest.mark.parametrize(("losses", "shown"), [([2.0, 1e30, 1e35], True), ([2.0, 19.0], False)])
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_run_that_explodes_leaves_the_panel_and_the_note_names_it(store, losses, shown, n):
+def test_an_exploding_run_is_cut_off_and_named(store, losses, shown, n):
     for seed in range(n):
         add_run(store, opt="sgd", seed=seed, loss=losses)
         add_run(store, opt="adam", seed=seed, loss=[2.0, 1.0, 0.5])
@@ -245,7 +245,7 @@ def test_sensitivity_shows_each_trial_and_names_those_without_a_score(store):
     assert "2 tuning seeds" in chart.note
 
 
-def test_the_budget_begins_where_no_trial_can_be_without_a_score(store):
+def test_the_budget_begins_where_every_draw_has_a_score(store):
     (chart,) = budget(tuned(store, {1.0: 0.5, 0.1: 0.75, 10.0: None})).panels
     found = trace(chart, "sgd")
     # One trial of three has no score: two draws are {0.5, 0.75}, {0.5, -}, {0.75, -}.
@@ -257,7 +257,7 @@ def test_the_budget_begins_where_no_trial_can_be_without_a_score(store):
 # -- targets --------------------------------------------------------------------------------------------------------
 
 
-def test_a_profile_is_the_share_of_runs_at_the_target_with_its_exact_interval(store):
+def test_a_profile_shows_shares_with_exact_intervals(store):
     for seed, at in enumerate((25, 50, 50, None)):
         add_run(store, seed=seed, steps=100, steps_to_target=at)
     (chart,) = profile(asked(store)).panels
@@ -283,7 +283,7 @@ def test_profiles_of_several_problems_are_also_shown_together(store):
     assert "adam has no runs on mnist, n_train 100, max_steps 100" in together.note
 
 
-def test_a_target_can_be_given_and_is_looked_for_in_the_evaluations(store):
+def test_a_given_target_is_read_from_the_evaluations(store):
     rows = [{"step": 10, "train_s": 1.0, "loss": 0.5}, {"step": 50, "train_s": 2.0, "loss": 0.1}]
     add_run(store, "synthetic", steps=100, validations=rows)
     (chart,) = profile(asked(store)).panels
@@ -303,7 +303,7 @@ def row(chart: Panel, name: str) -> tuple[str, float]:
     return chart.y_ticks[found.y[0]].replace("\n", " "), float(found.x[0])
 
 
-def test_effects_are_those_of_the_board_in_its_order_with_verdicts_in_words_and_marks(store):
+def test_the_forest_shows_effects_and_verdicts_of_the_board(store):
     ends = [0.5 + 0.01 * seed for seed in range(8)]
     gains = {"sgd": -0.2, "adam": 0.1, "sngd": 0.0}
     keep(store, *seeds("adamw", ends), *seeds("sps", [None] * 7))
@@ -342,7 +342,7 @@ def test_ratios_have_a_logarithmic_axis_around_1(store):
     assert chart.x.endswith("(suboptimality gap): ratio to gd (default); below 1 is better")
 
 
-def test_long_names_are_broken_and_rows_are_as_high_as_their_words(store):
+def test_long_names_wrap_and_rows_grow_with_them(store):
     keep(store, *seeds("adamw", [0.5] * 2), *seeds("sgd", [0.5] * 2), *seeds("sgd", [0.5] * 2, name="x" * 100 + "$"))
     chart = forest(asked(store))
     words = [*(chart.panels[0].y_ticks or {}).values()]
@@ -414,7 +414,7 @@ EMPTY = ("attention", "stability")
 
 
 @pytest.mark.parametrize("kind", CHARTS)
-def test_every_number_can_be_drawn_and_every_chart_has_a_note(store, kind):
+def test_every_chart_is_drawable_and_has_a_note(store, kind):
     charts = CHARTS[kind](everything(store)).panels
     assert len({chart.key for chart in charts}) == len(charts) >= 1 + (kind not in EMPTY)
     for chart in charts:
@@ -446,7 +446,7 @@ def test_a_figure_is_drawn(store, kind, recwarn):
     assert not recwarn.list
 
 
-def test_names_are_no_formulas_and_no_tags_in_an_svg_and_stay_words(store):
+def test_names_in_an_svg_are_escaped(store):
     svg = picture(profile(everything(store)).shown, ".svg").decode()
     assert "<script" not in svg
     words = ["".join(text.itertext()) for text in ElementTree.fromstring(svg).iter(f"{SVG}text")]
@@ -459,7 +459,7 @@ def test_a_caption_says_once_what_holds_for_all_panels():
     assert caption([one]) == "Bands: x; only 0; and 0."
 
 
-def test_settings_of_an_optimizer_are_shades_of_its_colour_and_differ_in_dash():
+def test_settings_of_an_optimizer_are_shades_and_dashes():
     series = {"adam": "adam", "sgd a": "sgd", "sgd b": "sgd", "sgd c": "sgd", "ngd": "ngd"}
     found = styles(series, ["other"])
     assert found["adam"] == styles({"adam": "adam"})["adam"]

@@ -155,20 +155,20 @@ def test_reaches_has_the_numbers_of_the_worst_arm():
     )
 
 
-def test_reaches_at_a_step_takes_the_latest_measurement_up_to_it():
+def test_reaches_uses_the_latest_measurement_before_the_step():
     falling = arm("GD", *(run([0.9, 0.5, 0.1], [0, 100, 200]) for _ in range(2)))
     for at, expected in ((0, 0.9), (99, 0.9), (100, 0.5), (150, 0.5), (200, 0.1), (None, 0.1)):
         assert finding("reaches", falling, measure="loss", arms=["GD"], below=1, at=at).effect == expected
 
 
 @pytest.mark.parametrize("status", ["timeout", "killed", "failed", "running"])
-def test_a_run_that_was_cut_off_counts_only_for_steps_it_made(status):
+def test_a_cut_off_run_counts_only_for_its_steps(status):
     cut = arm("GD", run([0.1, 0.1]), run([0.1, 0.1, 0.1]), statuses=[status, "completed"])
     for at, expected in ((1, "holds"), (2, "holds"), (3, "undecided"), (None, "undecided")):
         assert verdict("reaches", cut, measure="loss", arms=["GD"], below=0.2, at=at) == expected
 
 
-def test_nothing_is_known_beyond_the_last_step_or_before_the_first():
+def test_values_outside_the_measured_steps_are_unknown():
     arms = flat("GD", 0.1, 0.1), arm("long", run(np.ones(20)))
     for at, expected in ((20, "holds"), (21, "undecided"), (0, "undecided"), (-1, "undecided")):
         found = finding("reaches", *arms, measure="loss", arms=["GD"], below=0.2, at=at)
@@ -186,7 +186,7 @@ def test_a_diverged_run_fails():
     assert found.text == "1 of 2 runs of GD did not complete (1 diverged)"
 
 
-def test_a_value_that_does_not_exist_at_the_end_is_not_taken_from_before():
+def test_a_missing_final_value_is_not_replaced():
     gone = arm("GD", run([0.1, np.nan]), run([0.1, 0.1]))
     assert verdict("reaches", gone, measure="loss", arms=["GD"], below=0.2) == "undecided"
     assert verdict("reaches", gone, measure="loss", arms=["GD"], below=0.2, at=1) == "holds"
@@ -233,7 +233,7 @@ def test_sooner_fails_and_is_undecided():
     assert sooner(step_down("fast", 10), step_down("slow", 100), 2).verdict == "undecided"
 
 
-def test_a_slow_run_that_never_got_there_gives_a_lower_bound():
+def test_a_slow_run_that_misses_gives_a_lower_bound():
     fast = step_down("fast", 10, 20, 30)
     found = sooner(fast, step_down("slow", 300, None, None))
     assert found.verdict == "holds"
@@ -248,7 +248,7 @@ def test_a_slow_run_that_never_got_there_gives_a_lower_bound():
     )
 
 
-def test_a_fast_run_that_never_got_there_fails_unless_it_was_cut_off():
+def test_a_fast_run_that_misses_fails_unless_cut_off():
     slow = step_down("slow", 100, 200)
     found = sooner(step_down("fast", 10, None), slow)
     assert (found.verdict, found.effect) == ("fails", None)
@@ -378,7 +378,7 @@ def test_a_poor_fit_does_not_hold():
     assert slope(arm("GD", good, good), min_r2=0.9).verdict == "holds"
 
 
-def test_a_poor_fit_with_a_wrong_slope_fails_at_the_lower_level():
+def test_a_poor_fit_with_a_wrong_slope_fails():
     wiggle = 10.0 ** (np.arange(1000) % 2)
     gd = arm("GD", run(wiggle / STEPS**0.01), run(wiggle / STEPS**0.02))
     alone, both = slope(gd, at_least=1), slope(gd, at_least=1, min_r2=0.9)

@@ -95,7 +95,7 @@ def arm_lines(axes) -> list:
     ("spec", "arms", "width"),
     [(ONE, METHODS, 990), (FOUR, METHODS, 2040), (SIX, HEADS, 2040), (ONE, {"a": arm("a", 1.0, seeds=1)}, 990)],
 )
-def test_a_figure_is_a_png_and_a_pdf_and_the_same_every_time(tmp_path, spec, arms, width):
+def test_a_figure_is_reproducible_as_png_and_pdf(tmp_path, spec, arms, width):
     png, pdf = draw(spec, arms, tmp_path / "new" / "folder")
     assert (png.name, pdf.name) == ("figure.png", "figure.pdf")
     with Image.open(png) as image:
@@ -150,7 +150,7 @@ def test_lines_differ_in_colour_and_without_colour(n, ordered):
     assert len({to_hex(line.get_color()) for line in drawn}) >= min(n, 7)
 
 
-def test_panels_of_two_methods_share_the_lines_of_their_numbers_of_heads():
+def test_panels_of_two_methods_share_styles_by_heads():
     arms = {f"{method} H = {h}": arm(f"{method} H = {h}", 0.01 * h) for method in ("GD", "Adam") for h in (1, 2)}
     panels = [Panel(y="loss", strip=f"{m} ", arms=[f"{m} H = 1", f"{m} H = 2"]) for m in ("GD", "Adam")]
     figure = make(FigureSpec(panels=panels, ordered=True), arms)
@@ -188,7 +188,7 @@ def test_a_line_is_the_mean_and_a_band_all_seeds():
     assert line.band is None
 
 
-def test_a_run_that_diverged_before_its_first_value_is_no_line_and_is_told():
+def test_a_run_without_values_is_named_and_not_drawn():
     some, none = ({"step": STEPS, "v": np.ones(len(STEPS))},), ({"step": STEPS, "other": STEPS},)
     arms = {
         "a fine": arm_of("a fine", (some, some), statuses=("completed", "completed")),
@@ -279,7 +279,7 @@ def test_smoothing_is_a_mean_over_steps():
     assert "(d): running mean over at most 5 steps." in caption(make(FOUR, METHODS))
 
 
-def test_seeds_with_an_x_of_their_own_are_averaged_at_equal_x():
+def test_seeds_with_different_x_are_averaged_at_equal_x():
     ((line,), _) = lines(Panel(y="off_optimal", x="norm_W", log="y"), METHODS["gd"])
     np.testing.assert_allclose(line.y, 0.8 * np.exp(-line.x))
     assert line.band is not None
@@ -303,7 +303,7 @@ def test_limits_are_those_asked_for():
     assert high.get_ylim()[0] < 0.8 < high.get_ylim()[1]
 
 
-def test_a_guide_goes_through_the_first_arm_and_stays_in_the_panel():
+def test_a_guide_follows_the_first_arm_within_the_panel():
     guide = Guide(slope=-0.5, label="$t^{-1/2}$")
     figure = make(FigureSpec(panels=[Panel(y="distance", log="xy", guides=[guide])]), METHODS)
     (axes,) = figure.axes
@@ -363,7 +363,7 @@ def test_impossible_charts_are_refused(spec, arms, message, tmp_path):
 # -- maps of constants ------------------------------------------------------------------------------------------------
 
 
-def test_a_map_has_a_panel_for_each_value_of_the_first_constant_and_a_mark_for_each_verdict():
+def test_a_map_has_panels_by_constant_and_marks_by_verdict():
     grid = [{"task.S": s, "task.sigma": 0.1, "times.opt.lr": k} for s in (1.0, 2.0) for k in (0.1, 1.0)]
     verdicts = ["holds", "fails", "undecided", "holds"]
     region = [(at, {"train": Finding(v, 1, 0, 2, "", "")}) for at, v in zip(grid, verdicts, strict=True)]
@@ -378,7 +378,7 @@ def test_a_map_has_a_panel_for_each_value_of_the_first_constant_and_a_mark_for_e
     assert picture(found, ".png").startswith(b"\x89PNG")
 
 
-def test_a_map_of_one_constant_has_one_panel_and_leaves_out_claims_without_a_verdict():
+def test_a_map_of_one_constant_has_one_panel():
     region = [({"task.d": 3}, {"x": Finding("holds", 1, 0, 2, "", "")}), ({"task.d": 4}, {})]
     (panel,) = constants_map(region).panels
     assert [(t.name, t.x.tolist()) for t in panel.traces] == [("holds", [0])]

@@ -313,7 +313,7 @@ def with_twins(grid: Grid, problem: Problem, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.matrix(keep=2)
 @each_optimizer
 @each_problem
-def test_a_stable_lane_is_the_run_that_fit_makes(
+def test_a_stable_lane_equals_a_single_run(
     problem: Problem, opt: str, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grid = problem.block(store, opt, problem.factors)
@@ -328,9 +328,7 @@ def test_a_stable_lane_is_the_run_that_fit_makes(
             assert gap(lane["measurements"][name], alone["measurements"][name]) < 1e-6
 
 
-def test_a_chaotic_lane_is_told_from_a_stable_one_and_steps_as_it_should(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chaotic_lanes_are_detected_and_step_correctly(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grid = block(store, "synthetic", "ngd", lrs(0.01, 3.0), trainer__max_steps=100)
     assert with_twins(grid, PROBLEMS[0], monkeypatch)[1] == [True, False, True, False]
     assert_the_same_steps(grid, 100)
@@ -408,7 +406,7 @@ def assert_the_same_steps(grid: Grid, steps: int = 30) -> None:
 @pytest.mark.matrix(keep=6)
 @each_optimizer
 @each_problem
-def test_every_step_of_every_lane_is_that_of_a_plain_loop(problem: Problem, opt: str, store: Path) -> None:
+def test_every_lane_steps_like_a_plain_loop(problem: Problem, opt: str, store: Path) -> None:
     assert_the_same_steps(problem.block(store, opt, problem.wild))
 
 
@@ -417,14 +415,14 @@ ALL_ARGUMENTS = [(case.name, case.arguments) for case in CASES] + MORE_ARGUMENTS
 
 @pytest.mark.matrix(keep=8)
 @pytest.mark.parametrize(("opt", "arguments"), ALL_ARGUMENTS, ids=lambda value: str(value))
-def test_every_step_with_any_arguments_is_that_of_a_plain_loop(opt: str, arguments: Settings, store: Path) -> None:
+def test_any_arguments_step_like_a_plain_loop(opt: str, arguments: Settings, store: Path) -> None:
     lanes = [arguments, arguments | {"lr": 3 * arguments["lr"]}]
     assert_the_same_steps(block(store, "net", opt, lanes, seeds=(0,), trainer__gradient_clip_val=0.5))
 
 
 @pytest.mark.matrix(keep=6)
 @each_optimizer
-def test_lanes_that_differ_in_every_number_each_make_their_own_steps(opt: str, store: Path) -> None:
+def test_lanes_that_differ_in_every_number_step_correctly(opt: str, store: Path) -> None:
     lanes = [
         {name: values[(i * (j + 1) + i) % len(values)] for j, (name, values) in enumerate(VALUES[opt].items())}
         for i in range(6)
@@ -574,9 +572,7 @@ RUNS += [(spec, DRAWN if may_clip(spec) else UNCLIPPED) for spec in (*AT_ONCE, *
 @pytest.mark.parametrize(
     ("spec", "words"), RUNS, ids=[f"{way_of(spec)}{'-drawn and clipped' * bool(words)}" for spec, words in RUNS]
 )
-def test_lanes_of_any_optimizer_are_the_runs_that_fit_makes(
-    spec: OptimizerSpec, opt: str, words: Settings, store: Path
-) -> None:
+def test_lanes_of_any_optimizer_equal_single_runs(spec: OptimizerSpec, opt: str, words: Settings, store: Path) -> None:
     grid = block(store, "net", opt, lrs(0.01, 0.05), trainer__max_steps=25, trainer__val_every=10, **words)
     lanes = lanes_of(grid)
     assert gap(lanes[0], fit(grid[0][0])) < 1e-9
@@ -598,14 +594,14 @@ def test_random_draws_are_replayed_as_those_of_the_step(
 
 @pytest.mark.parametrize(("problems", "lanes"), [(1, 1), (1, 3), (3, 1)])
 @pytest.mark.parametrize("task", ["net", "synthetic"])
-def test_a_block_of_any_shape_is_the_runs_that_fit_makes(task: str, problems: int, lanes: int, store: Path) -> None:
+def test_a_block_of_any_shape_equals_single_runs(task: str, problems: int, lanes: int, store: Path) -> None:
     grid = block(store, task, "sngd", lrs(0.01, 0.02, 0.05)[:lanes], seeds=range(problems), trainer__max_steps=20)
     for lane, alone in zip(lanes_of(grid), fits(grid), strict=True):
         assert gap(lane, alone) < 1e-9
 
 
 @pytest.mark.parametrize("problems", [1, 2])
-def test_rows_with_lengths_and_more_splits_to_report_are_as_in_fit(
+def test_lengths_and_further_splits_equal_single_runs(
     problems: int, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     n = Blobs(Path()).sizes["train"]
@@ -629,7 +625,7 @@ def test_lanes_follow_a_schedule_as_fit_does(opt: str, store: Path) -> None:
 
 
 @pytest.mark.deep
-def test_in_single_precision_the_facts_are_those_of_fit_and_the_rest_agrees_to_that_precision(store: Path) -> None:
+def test_single_precision_lanes_agree_to_that_precision(store: Path) -> None:
     grid = block(store, "synthetic_joint", "ngd", lrs(0.01, 0.1), trainer__max_steps=100, precision="32-true")
     lanes = lanes_of(grid)
     for lane, alone in zip(lanes, fits(grid), strict=True):
@@ -656,7 +652,7 @@ def numbers(value: Any) -> list[float]:
     ],
 )
 @pytest.mark.parametrize("way", [{}, {"update": None}], ids=["together", "one by one"])
-def test_a_lane_that_diverges_ends_as_in_fit_and_harms_no_other(
+def test_a_diverging_lane_ends_early_and_harms_no_other(
     task: str, wild: float, reason: str, way: Settings, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(OPTIMIZERS, "sgd", replace(OPTIMIZERS["sgd"], **way))
@@ -677,7 +673,7 @@ def test_a_lane_that_diverges_ends_as_in_fit_and_harms_no_other(
 
 
 @pytest.mark.deep
-def test_a_converged_lane_keeps_its_final_weights_while_the_block_goes_on(store: Path) -> None:
+def test_a_converged_lane_keeps_its_final_weights(store: Path) -> None:
     lanes = [{"lr": 0.3, "momentum": 0.9}, {"lr": 0.001, "momentum": 0.9}]  # momentum moves weights without a gradient
     grid = block(store, "hinge", "gd", lanes, seeds=(0,), trainer__max_steps=120)
     converged, other = lanes_of(grid)
@@ -704,7 +700,7 @@ def test_an_absurd_step_that_saturates_is_told_as_in_fit(task: str, val_every: i
 
 
 @pytest.mark.deep
-def test_a_measurement_that_a_problem_lacks_is_missing_in_its_lanes_only(store: Path) -> None:
+def test_a_missing_measurement_is_missing_in_its_lanes_only(store: Path) -> None:
     words = {"task__n": 8, "task__n_test": 6, "task__T": 4, "task__d": 3, "trainer__max_steps": 40}
     grid = block(store, "synthetic", "gd", lrs(0.1, 1.0), seeds=(1, 2), **words)  # infeasible, feasible
     lanes, alone = lanes_of(grid), fits(grid)
@@ -722,7 +718,7 @@ def test_a_measurement_that_a_problem_lacks_is_missing_in_its_lanes_only(store: 
 
 
 @pytest.mark.parametrize("words", [{"task__dropout": 0.3}, {"task__flip": True}, {"task__crop": 2}, {}], ids=str)
-def test_random_draws_depend_on_seed_and_step_and_not_on_the_lane(words: Settings, store: Path) -> None:
+def test_random_draws_depend_on_seed_and_step_only(words: Settings, store: Path) -> None:
     full = {"task__dropout": 0.0, "trainer__batch_size": "full", **words}
     lanes = make_lanes(block(store, "tiny", "sgd", lrs(0.0, 0.0), seeds=(0, 1, 0), **full))
     for w in lanes.weights.values():
@@ -780,7 +776,7 @@ def test_metrics_of_many_runs_are_those_of_each(metric: Metric, kind: str, stack
 
 @pytest.mark.parametrize("size", [3, 5, 14])
 @pytest.mark.parametrize("task", ["net", "tiny"])
-def test_a_split_that_is_evaluated_in_uneven_pieces_is_all_there(task: str, size: int, store: Path) -> None:
+def test_uneven_evaluation_batches_cover_the_whole_split(task: str, size: int, store: Path) -> None:
     lanes = make_lanes(block(store, task, "sgd", lrs(0.1, 0.2)))
     lanes.plan.evaluation_batch_size = size
     lanes.step()
@@ -823,7 +819,7 @@ def assert_goes_on(grid: Grid, whole: list[dict[str, Any]], steps: int) -> None:
 
 @pytest.mark.matrix(keep=2)
 @pytest.mark.parametrize("spec", [*AT_ONCE, *OTHERS, AVERAGED], ids=way_of)
-def test_a_block_that_was_stopped_goes_on_as_if_it_had_not_been(spec: OptimizerSpec, opt: str, store: Path) -> None:
+def test_a_stopped_block_resumes_bit_for_bit(spec: OptimizerSpec, opt: str, store: Path) -> None:
     grid, stop = interrupted_block(store, opt), StopRequest()
     whole = lanes_of(elsewhere(grid))
     assert train(grid, stop, Silent(4, lambda: stop.note(signal.SIGINT))) is None  # the third call ends at step 15

@@ -121,7 +121,7 @@ def test_the_table_shows_settings_scores_verdicts_and_the_reference(cli, filled)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_all_boards_are_written_in_all_formats_with_the_same_bytes_each_time(cli, filled, tmp_path, kind):
+def test_all_boards_have_the_same_bytes_in_every_format(cli, filled, tmp_path, kind):
     words = ("leaderboard", "--board", "all", "--format", kind)
     answer = cli(*words)
     assert answer.code == 0
@@ -271,7 +271,7 @@ def test_names_do_no_harm_to_a_terminal(cli, hostile):
 # -- places -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_board_is_written_between_its_markers_and_nothing_else_changes(cli, filled, tmp_path):
+def test_a_board_replaces_only_what_its_markers_enclose(cli, filled, tmp_path):
     path, marks = (
         tmp_path / "README.md",
         "before\r\n<!-- leaderboard quality -->\r\nold\r\n<!-- /leaderboard -->\r\nafter ü\r\n",
@@ -300,7 +300,7 @@ BEGIN, END = "<!-- leaderboard quality -->", "<!-- /leaderboard -->"
     "content",
     [b"", BEGIN.encode(), f"{END}{BEGIN}".encode(), f"{BEGIN}<!-- leaderboard speed -->{END}".encode(), b"\xff"],
 )
-def test_a_file_without_a_place_for_the_board_stays_as_it_is(cli, filled, tmp_path, content):
+def test_a_file_without_markers_stays_unchanged(cli, filled, tmp_path, content):
     path = tmp_path / "README.md"
     path.write_bytes(content)
     answer = cli("leaderboard", "--into", path)
@@ -315,7 +315,7 @@ def test_a_file_without_a_place_for_the_board_stays_as_it_is(cli, filled, tmp_pa
     ("out", "says"),
     [(".", "it is a folder; name a file, such as -o report.html"), ("/proc/nothing/a.html", "cannot write to /proc/")],
 )
-def test_a_report_that_cannot_be_written_is_refused_before_the_boards_are_made(cli, filled, out, says, monkeypatch):
+def test_an_unwritable_report_is_refused_first(cli, filled, out, says, monkeypatch):
     monkeypatch.setattr("bench.boards.cli.requested", lambda args: pytest.fail("the store was read"))
     answer = cli("report", "-o", out)
     assert answer.code == 2
@@ -344,7 +344,7 @@ def test_a_store_without_finished_runs_says_so(cli, store):
     assert "nothing to compare: no optimizer has finished runs here; `bench list runs` shows all runs" in answer.err
 
 
-def test_damaged_runs_are_named_and_left_out_and_the_exit_code_says_so(cli, filled):
+def test_damaged_runs_are_named_and_give_exit_code_1(cli, filled):
     whole = cli("leaderboard").out
     torn, foreign = (filled / run.run_id / DONE / RUNS for run in (made("sgd", 5), made("sgd", 6)))
     keep(filled, made("sgd", 5), made("sgd", 6))
@@ -359,7 +359,7 @@ def test_damaged_runs_are_named_and_left_out_and_the_exit_code_says_so(cli, fill
         assert str(path) in answer.err
 
 
-def test_names_in_warnings_and_errors_do_no_harm_to_a_terminal(cli, filled):
+def test_names_in_warnings_and_errors_are_escaped(cli, filled):
     keep(filled, *seeds("sgd", B, name=WILD))
     (filled / "\x1b[31mred").mkdir()
     (filled / "\x1b[31mred" / "file").touch()

@@ -129,7 +129,7 @@ def test_notes_of_boards_tables_and_charts_are_shown(store):
 
 
 @pytest.mark.deep
-def test_the_same_store_gives_the_same_bytes_and_no_trace_of_the_machine(store, tmp_path, capsys):
+def test_reports_are_reproducible_and_name_no_machine(store, tmp_path, capsys):
     everything(store)
     elsewhere = tmp_path / "elsewhere" / "runs"
     shutil.copytree(store, elsewhere)
@@ -144,7 +144,7 @@ def test_the_same_store_gives_the_same_bytes_and_no_trace_of_the_machine(store, 
 
 
 @pytest.mark.parametrize("command", [["report"], ["plot", "curves"]])
-def test_a_run_with_a_damaged_table_is_told_and_left_out(store, tmp_path, capsys, command):
+def test_a_run_with_a_damaged_table_is_named(store, tmp_path, capsys, command):
     for seed in range(4):
         run_id = add_run(store, seed=seed)
     (store / run_id / DONE / "curve.parquet").write_bytes(b"PAR1")
@@ -200,7 +200,7 @@ def test_names_are_words_and_nothing_else(hostile):
     assert not [name for _, attributes in read.tags for name in attributes if name.startswith("on")]
 
 
-def test_no_script_but_the_pages_own_may_run_and_nothing_may_be_loaded(hostile):
+def test_the_page_runs_one_script_and_loads_nothing(hostile):
     read = Reader(hostile)
     (policy,) = (m["content"] for m in read.of("meta") if m.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None
@@ -215,7 +215,7 @@ def test_no_script_but_the_pages_own_may_run_and_nothing_may_be_loaded(hostile):
 
 
 @pytest.mark.deep
-def test_each_series_is_a_group_with_its_name_and_a_line_of_the_legend(store):
+def test_each_series_is_a_group_with_a_legend_entry(store):
     what = everything(store)
     text = report(what)
     figures = {own["id"]: body for own, body in figures_of(text)}
@@ -302,7 +302,7 @@ def test_a_script_that_gets_into_the_page_does_not_run(chromium: Chromium, shown
 
 
 @pytest.mark.deep
-def test_a_click_in_the_legend_hides_a_series_and_shows_it_again(chromium: Chromium, shown):
+def test_a_legend_click_hides_and_shows_a_series(chromium: Chromium, shown):
     line = "getComputedStyle(document.querySelector('#curves-0 [data-series=\"1\"].series')).display"
     other = "getComputedStyle(document.querySelector('#curves-1 [data-series=\"1\"].series')).display"
     with chromium.page(shown) as tab:
@@ -317,7 +317,7 @@ def test_a_click_in_the_legend_hides_a_series_and_shows_it_again(chromium: Chrom
 
 
 @pytest.mark.deep
-def test_a_pointer_near_a_line_is_told_its_name_and_the_nearest_values(chromium: Chromium, store, tmp_path):
+def test_a_pointer_near_a_line_shows_its_values(chromium: Chromium, store, tmp_path):
     for seed in range(3):
         add_run(store, seed=seed, loss=[4000.0, 2000.0, 1000.0])
         add_run(store, opt="adam", seed=seed, loss=[4.0, 2.0, 1.0])
@@ -387,7 +387,7 @@ def colours(tab: Page, path: Path) -> tuple[float, list[Any]]:
 
 
 @pytest.mark.deep
-def test_light_and_dark_differ_and_the_button_changes_them_until_the_page_is_left(chromium: Chromium, shown, tmp_path):
+def test_the_button_switches_light_and_dark(chromium: Chromium, shown, tmp_path):
     seen = {}
     for dark in (False, True):
         with chromium.page(shown, dark=dark) as tab:

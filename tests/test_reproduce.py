@@ -185,7 +185,7 @@ def test_an_experiment_writes_figure_data_claims_and_page(cli: Any, folder: Path
 
 
 @pytest.mark.deep
-def test_the_data_behind_the_figure_are_tables_of_arms_seeds_and_steps(cli: Any, folder: Path, store: Path) -> None:
+def test_the_figures_data_have_arms_seeds_and_steps(cli: Any, folder: Path, store: Path) -> None:
     cli("reproduce", "nobody/tiny")
     table = pq.read_table("reproduced/nobody/tiny/measurements.parquet").to_pydict()
     rows = list(zip(table["arm"], table["seed"], table["step"], strict=True))
@@ -241,9 +241,7 @@ def test_runs_smaller_than_the_papers_settle_no_claim(cli: Any, folder: Path, st
 
 
 @pytest.mark.deep
-def test_settings_and_seeds_from_the_command_line_are_in_every_run_and_on_the_page(
-    cli: Any, folder: Path, store: Path
-) -> None:
+def test_command_line_settings_reach_every_run_and_the_page(cli: Any, folder: Path, store: Path) -> None:
     answer = cli("reproduce", "--trainer.max_steps", "7", "nobody/tiny", "--task.d=4", "--seeds", "3", "--out", "here")
     assert answer.code == 0, answer.err
     runs = list(Store(store).runs())
@@ -345,7 +343,7 @@ def test_a_claim_may_have_several_readings(cli: Any, folder: Path) -> None:
     assert "| **fails** | grows | above 50, arms: GD, NGD |" in page
 
 
-def test_a_search_leaves_out_readings_of_arms_that_it_does_not_train(folder: Path) -> None:
+def test_a_search_omits_readings_of_untrained_arms(folder: Path) -> None:
     claim = TINY["claims"][0] | {"readings": {"arms": [["NGD"], ["GD", "NGD"]]}}
     del claim["arms"]
     rewrite(folder, claims=[claim], search=TINY["search"] | {"arms": ["NGD"]})
@@ -393,7 +391,7 @@ def finding(verdict: str, p: float | None) -> Finding:
     return Finding(verdict, 1.0, 0.5, 1.5, "", "text", p)  # pyright: ignore[reportArgumentType]
 
 
-def test_a_map_has_holms_correction_over_the_points_of_each_claim() -> None:
+def test_a_map_has_holms_correction_over_its_points() -> None:
     levels = {"x": (0.01, 0.03, None), "y": (0.01, 0.02, 0.04)}
     points = [
         ({"task.d": i}, {name: finding("holds" if own[i] else "undecided", own[i]) for name, own in levels.items()})
@@ -416,7 +414,7 @@ def test_more_seeds_go_on_after_the_experiments_own() -> None:
     assert experiment.changed({}, 5).seeds == [1, 2, 3, 4, 5]
 
 
-def test_a_tuned_arm_has_the_shipped_settings_whatever_lies_in_the_folder(folder: Path) -> None:
+def test_a_tuned_arm_ignores_local_tuned_files(folder: Path) -> None:
     arms = {"GD": {"opt": "gd", "tuned": True, "opt.momentum": 0.5}, "NGD": {"opt": "ngd", "opt.lr": 0.1}}
     rewrite(folder, arms=arms, common=TINY["common"] | {"trainer.max_steps": 20})
     own = Path("tuned/synthetic/gd.yaml")
@@ -431,7 +429,7 @@ def test_a_tuned_arm_has_the_shipped_settings_whatever_lies_in_the_folder(folder
     assert {each["lr"] for each in options} == {shipped["opt.lr"]}
 
 
-def test_given_values_override_tuned_ones_and_those_of_another_rest_do_not_apply(folder: Path) -> None:
+def test_given_values_override_tuned_ones(folder: Path) -> None:
     arms = {"one": {"opt": "muon", "tuned": True}, "two": {"opt": "muon", "tuned": True, "opt.rest": "sgd"}}
     common = {"task": "lm", "opt.lr": 0.5, "trainer.max_steps": 20}
     (folder / "tiny.yaml").write_text(yaml.safe_dump(TINY | {"arms": arms, "common": common}))
@@ -489,7 +487,7 @@ def test_every_experiment_comes_to_a_page(cli: Any, tmp_path: Path, name: str) -
 
 
 @pytest.mark.deep
-def test_an_interrupted_experiment_stops_and_goes_on_with_the_same_command(
+def test_the_same_command_resumes_an_interrupted_experiment(
     cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
@@ -590,9 +588,7 @@ def test_a_faulty_experiment_is_one_line(cli: Any, folder: Path, changes: dict[s
     assert answer.err.count("\n") == 1  # nothing was trained before the error
 
 
-def test_a_change_that_leaves_nothing_to_judge_is_refused_before_anything_is_trained(
-    cli: Any, folder: Path, store: Path
-) -> None:
+def test_a_change_that_leaves_nothing_to_judge_is_refused(cli: Any, folder: Path, store: Path) -> None:
     rewrite(folder, claims=[TREND | {"factor": "opt.lr"}], search=None)
     answer = cli("reproduce", "nobody/tiny", "--opt.lr", "1")
     assert (answer.code, answer.out) == (2, "")

@@ -236,7 +236,7 @@ def without_curve(path: Path) -> None:
 
 @pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("harm", [halve, of_another_program, without_curve])
-def test_a_checkpoint_that_cannot_be_used_is_put_aside_and_the_run_starts_afresh(cli, killed, store, tmp_path, harm):
+def test_an_unusable_checkpoint_is_set_aside_and_the_run_restarts(cli, killed, store, tmp_path, harm):
     cli(*SYNTHETIC, *SPS, "--store", tmp_path / "whole")
     path = Store(store).checkpoint(killed.run_id)
     harm(path)

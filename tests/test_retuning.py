@@ -29,7 +29,7 @@ def test_all_draws_are_looked_at_where_there_are_few() -> None:
         assert draws(seeds)[1].sum() == pytest.approx(1)
 
 
-def test_a_fixed_sample_of_draws_is_examined_if_there_are_many_seeds() -> None:
+def test_many_seeds_use_a_fixed_sample_of_draws() -> None:
     indices, chances = draws(8)
     draws.cache_clear()
     again = draws(8)

@@ -78,7 +78,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return build
 
 
-def test_the_seed_alone_decides_the_initial_weights_whatever_reading_the_data_draws(built: Callable[..., Any]) -> None:
+def test_the_seed_alone_decides_the_initial_weights(built: Callable[..., Any]) -> None:
     one, again, other = (built(first=first, seed=seed) for first, seed in ((True, 0), (False, 0), (True, 1)))
     assert torch.equal(one.A, again.A)
     assert not torch.equal(one.A, other.A)
@@ -104,7 +104,7 @@ class Strict(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("task", ["tiny", "synthetic"])
-def test_an_optimizer_with_modes_is_in_train_mode_from_the_first_step(store: Path, tmp_path: Path, task: str) -> None:
+def test_optimizers_with_modes_start_in_train_mode(store: Path, tmp_path: Path, task: str) -> None:
     (tmp_path / "strict.py").write_text(STRICT)
     result = fit(store, task, f"{tmp_path}/strict.py:Strict", trainer__max_steps=3, opt__lr=0.1)
     assert (result.status, result.steps) == ("completed", 3)
@@ -117,7 +117,7 @@ def test_the_data_seed_changes_the_order_and_not_the_start(store: Path) -> None:
     assert curve(store, one)[0]["loss"] != curve(store, other)[0]["loss"]
 
 
-def test_the_best_step_reports_the_test_metric_that_a_run_ended_there_reports(store: Path) -> None:
+def test_the_best_step_reports_the_metric_of_a_run_ending_there(store: Path) -> None:
     long = fit(store, opt="adam", opt__lr=0.3, trainer__max_steps=40, trainer__val_every=5)  # which is too large
     assert long.best_step is not None
     assert long.best_step < 40
@@ -176,7 +176,7 @@ def test_a_step_that_alone_saturates_the_model_is_said(store: Path) -> None:
     assert not any("saturated" in line for line in result_lines(honest, store))
 
 
-def test_the_polyak_step_of_the_curve_is_that_of_loss_norm_and_known_minimum(store: Path) -> None:
+def test_the_polyak_step_follows_from_loss_norm_and_minimum(store: Path) -> None:
     result = fit(store, "synthetic", "ps", opt__c=1.0, trainer__max_steps=20)
     f_star = TASKS["synthetic"].data_cls(seed=0).f_star
     for row in curve(store, result):
@@ -186,7 +186,7 @@ def test_the_polyak_step_of_the_curve_is_that_of_loss_norm_and_known_minimum(sto
     assert row["raw_step"] == pytest.approx((row["loss"] - 0.1) / row["grad_norm"] ** 2, rel=1e-12)
 
 
-def test_polyak_goes_on_until_the_gradient_is_zero_in_float64_and_says_so(store: Path) -> None:
+def test_polyak_converges_to_a_zero_gradient_in_float64(store: Path) -> None:
     result = fit(store, "synthetic", "ps", opt__c=1.0)
     assert (result.status, result.reason) == ("completed", "converged: the norm of the gradient is 0 in this precision")
     assert 300 < result.steps < 600
@@ -222,7 +222,7 @@ class SAM(torch.optim.Optimizer):
         return loss
 
 
-def test_a_method_that_moves_the_weights_before_its_closure_gets_a_new_evaluation(store: Path) -> None:
+def test_moving_weights_before_the_closure_triggers_a_new_evaluation(store: Path) -> None:
     config = config_of(Case("sgd", 4), **{"trainer.max_steps": 5})
     task, plan = build(config)
     plan.make_optimizer = SAM
@@ -275,7 +275,7 @@ def test_a_failed_run_goes_on_from_its_checkpoint(store: Path, monkeypatch: pyte
     assert not (store / resumed.run_id / "traceback.txt").exists()
 
 
-def test_steps_that_overflow_in_half_precision_are_counted_and_end_a_run_that_never_recovers(store: Path) -> None:
+def test_persistent_half_precision_overflow_is_counted_and_ends_the_run(store: Path) -> None:
     # Pixels times 1e30: the loss is finite through the layer norm, every gradient overflows.
     good = fit(store, precision="16-mixed", trainer__max_steps=14)
     assert (good.status, good.skipped) == ("completed", 0)
@@ -356,9 +356,7 @@ def awaited(**words: Any) -> "runner.AwaitedMachines | None":
 
 
 @pytest.mark.parametrize("strategy", ["auto", "fsdp"])
-def test_a_run_started_by_hand_on_several_machines_states_its_wait(
-    strategy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_multi_machine_run_says_what_it_waits_for(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in NODES:
         monkeypatch.delenv(name, raising=False)
     here = awaited(num_nodes=5, strategy=strategy)
@@ -452,7 +450,7 @@ def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     ],
     ids=["ddp, file", "ddp, sps", "fsdp, adam"],
 )
-def test_two_devices_from_the_command_line_stop_resume_and_equal_one_device(
+def test_two_devices_stop_resume_and_equal_one_device(
     strategy: str, opt: list[str], again: list[str], steps: int, tolerance: float, store: Path
 ) -> None:
     words = ["--task", "synthetic", "--trainer.batch_size", "10", "--trainer.max_steps", str(steps), "--opt", *opt]

@@ -153,7 +153,7 @@ def test_best_usable_range_and_edge(medians, mode, best, usable, at_edge, may_be
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
-def test_if_exactly_half_diverged_the_median_is_shown_but_not_chosen_nor_usable(mode):
+def test_half_diverged_shows_a_median_that_cannot_win(mode):
     good, bad = (0.1, 5.0) if mode == "min" else (5.0, 0.1)
     curve = only([*at(0.1, bad, bad), *at(0.2, bad, bad), *at(0.4, good, good, None, None)], mode=mode)
     assert [p.median for p in curve.points] == [bad, bad, good]
@@ -175,7 +175,7 @@ def test_nothing_is_best_where_half_diverged_or_more(few):
 @pytest.mark.parametrize(
     ("values", "log"), [((1.0, 9.0), False), ((1.0, 10.0), True), ((0.0, 100.0), False), ((1, 20), True)]
 )
-def test_x_is_logarithmic_where_it_is_positive_and_spans_a_decade(values, log):
+def test_x_is_logarithmic_over_a_positive_decade(values, log):
     assert analyse([one for v in values for one in at(v, 1.0)], ["opt.lr"], "min").log == log
 
 
@@ -206,7 +206,7 @@ def test_hyperparameters_by_role_and_of_the_rest_keep_their_names():
         ((None, 3), ["None", "3"]),
     ],
 )
-def test_words_are_in_the_order_of_the_runs_and_have_no_range(values, xs, tmp_path):
+def test_words_keep_their_order_and_have_no_range(values, xs, tmp_path):
     results = [run(seed=s, final=1.0 + i, task__recipe=v) for i, v in enumerate(values) for s in range(SEEDS)]
     sweep = analyse(results, ["task.recipe"], "min")
     (curve,) = sweep.curves
@@ -442,7 +442,7 @@ def test_optimizers_that_vary_different_settings_go_over_their_own(tmp_path):
     assert all(path.is_file() for path in write(tmp_path, sweep))
 
 
-def test_the_best_is_chosen_on_the_selection_split_and_shown_on_the_other():
+def test_the_selection_split_chooses_and_the_other_is_shown():
     results = at(0.1, 0.5, 0.6, opt="gd") + at(1.0, 0.4, 0.4, opt="gd")  # better on the test set
     for result, value in zip(results, (0.1, 0.2, 0.3, 0.3), strict=True):
         result.validations = [{"step": 1, "train_s": 0.0, result.metric: value}]
@@ -463,9 +463,7 @@ class Fails(torch.optim.SGD):
 """
 
 
-def test_failed_runs_of_a_sweep_are_in_its_table_and_are_no_edge(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_runs_are_listed_and_are_no_edge(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("fails.py").write_text(FAILS, "utf-8")
     words = ("--task", "synthetic", "--opt", "fails.py:Fails", "--opt.lr", "0.1,0.3,1", "--trainer.max_steps", 5)

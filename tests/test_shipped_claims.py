@@ -146,7 +146,7 @@ def test_names_in_pages_do_no_harm(cli: Any, tmp_path: Path) -> None:
 # -- what is shipped --------------------------------------------------------------------------------------------------
 
 
-def test_shipped_pages_are_read_and_agree_with_the_lines_that_quote_them() -> None:
+def test_documents_quote_the_shipped_pages() -> None:
     """README and docs agree with the pages; `bench claims --into` updates them."""
     found = read(results_folder())
     assert not found.damaged

@@ -90,7 +90,7 @@ def values_of(d: list[float]) -> tuple[list[float | None], list[float | None]]:
 
 
 @pytest.mark.parametrize(("share", "tests"), [(SHARES[0], 1), (SHARES[1], 1), (SHARES[0], 45)])
-def test_wins_by_chance_reach_the_boundary_with_less_than_the_share(share: float, tests: int) -> None:
+def test_chance_wins_cross_the_boundary_less_often_than_allowed(share: float, tests: int) -> None:
     """Against all sequences of 14 coin flips, and 2,000 flips by another recursion."""
     coins = np.array(list(product([0, 1], repeat=14))).cumsum(1)
     least = np.array([least_wins(n, share, tests) for n in range(1, 15)])
@@ -218,7 +218,7 @@ def test_illegal_pairs_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", NULLS | UNEQUAL)
-def test_without_a_difference_a_verdict_is_rare_for_any_number_of_looks(name: str) -> None:
+def test_equal_methods_rarely_get_a_verdict_under_optional_stopping(name: str) -> None:
     found = false_verdicts((NULLS | UNEQUAL)[name], most=40, repeats=3000)
     assert found["any"] <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 3000)  # plus the simulation error
     assert found["3"] == found["5"] == 0
@@ -254,7 +254,7 @@ def test_a_grid_is_holms_procedure(rows: list[list[float]]) -> None:
         assert place == (1 + better, len(rows) - worse)
 
 
-def test_a_grid_of_sixty_rows_is_decided_where_all_seeds_agree() -> None:
+def test_unanimous_seeds_decide_a_grid_of_sixty_rows() -> None:
     """1,770 pairs, each tested at its own level."""
     rows = [[float(i)] * 30 for i in range(60)]
     found = grid([[row] * 60 for row in rows], "min")

@@ -300,7 +300,7 @@ def test_lanes_with_different_budgets_end_on_their_own(sweep, store):
     ("option", "status", "diverged"), [("lr", "completed", "0/2"), ("weight_decay", "diverged", "2/2")]
 )
 @pytest.mark.numeric
-def test_a_lane_that_converges_or_diverges_ends_early_and_the_others_go_on(sweep, store, option, status, diverged):
+def test_a_lane_may_end_before_the_others(sweep, store, option, status, diverged):
     answer = sweep("--opt", "gd", f"--opt.{option}", "0.1,1e300", "--seeds", 2, *LANES)
     assert answer.code == 0
     found = {(run.config["opt_options"][option], run.status, run.steps == STEPS) for run in Store(store).runs()}
@@ -404,7 +404,7 @@ OBSTACLES = [
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
 @pytest.mark.parametrize(("words", "reason"), OBSTACLES)
-def test_runs_that_cannot_be_lanes_are_refused_if_lanes_are_requested(sweep, store, tiny_task, words, reason, dry):
+def test_runs_that_cannot_be_lanes_are_refused_on_request(sweep, store, tiny_task, words, reason, dry):
     answer = sweep("--opt", "sgd", "--opt.lr", "0.1,1", "--seeds", 1, *words, "--engine", "lanes", *dry)
     assert (answer.code, last_line(answer)) == (2, f"--engine lanes: {reason}; use --engine lightning")
     assert not store.exists()
@@ -482,7 +482,7 @@ def test_with_too_little_memory_it_goes_on_in_smaller_blocks(sweep, store, break
 
 
 @pytest.mark.deep
-def test_memory_that_runs_out_while_it_is_measured_bounds_the_width(sweep, store, breaks, trained):
+def test_memory_exhausted_while_measuring_bounds_the_width(sweep, store, breaks, trained):
     breaks(SHORT[0], more_than=4)
     answer = sweep(*SIXTEEN, "--engine", "lanes")
     assert "need more memory" not in answer.err
@@ -505,7 +505,7 @@ def test_a_lane_that_does_not_fit_alone_is_one_line(sweep, store, breaks, error)
     assert sweep(*FOUR, *LANES).code == 0
 
 
-def test_a_lane_that_does_not_fit_alone_may_fit_without_lanes(sweep, store, breaks):
+def test_a_lane_too_large_may_fit_without_lanes(sweep, store, breaks):
     breaks(SHORT[0])
     answer = sweep(*FOUR)
     assert (answer.code, answer.err) == (0, "synthetic: runs one by one, since memory is short\n")
@@ -545,7 +545,7 @@ def test_a_crashed_run_continues_from_its_checkpoint(sweep, store, breaks, tmp_p
     assert same(outcome(store), outcome(tmp_path / "whole"))
 
 
-def test_lanes_that_break_while_they_are_measured_are_trained_one_after_the_other(sweep, store, breaks):
+def test_lanes_that_break_while_measured_train_one_by_one(sweep, store, breaks):
     breaks(RuntimeError("vmap: It looks like you're calling .item() on a Tensor.\nand more"))
     answer = sweep(*FOUR)
     assert (answer.code, answer.err) == (
@@ -589,7 +589,7 @@ def whole(sweep, tmp_path) -> dict[str, tuple[dict, dict]]:
 
 @pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_in_mid_block_and_the_same_command_goes_on(sweep, store, interrupt, whole, trained, number):
+def test_the_same_command_resumes_after_a_signal(sweep, store, interrupt, whole, trained, number):
     handler = signal.getsignal(number)
     interrupt(4 * STEPS + 4 * 12, number)
     answer = sweep(*SIXTEEN, *LANES, *OFTEN)
@@ -739,7 +739,7 @@ def test_a_block_with_lanes_of_another_sweep_is_left_alone(sweep, store, interru
 
 
 @pytest.mark.parametrize("engine", ["lanes", "lightning"])
-def test_a_run_that_was_begun_on_its_own_goes_on_on_its_own(sweep, store, trained, engine):
+def test_a_single_run_resumes_as_a_single_run(sweep, store, trained, engine):
     one, *_ = configs_of(store)
     attempt = Store(store).begin([RunResult(**described(one))])
     attempt.leave([RunResult(**described(one), status="killed")])
@@ -850,7 +850,7 @@ def test_a_full_disk_in_mid_block(sweep, store, monkeypatch, whole, table):
 
 
 @pytest.mark.parametrize(("name", "way"), [("curve.parquet", "replace"), ("done", "rename")])
-def test_a_full_disk_at_the_end_of_a_block_keeps_what_there_is(sweep, store, monkeypatch, breaks, name, way):
+def test_a_full_disk_at_the_end_keeps_the_checkpoint(sweep, store, monkeypatch, breaks, name, way):
     moved = getattr(Path, way)
     with monkeypatch.context() as full:
         full.setattr(Path, way, lambda self, to: no_space() if to.name == name else moved(self, to))

@@ -85,9 +85,9 @@ def _all(args: Args) -> int:
     with TemporaryDirectory(prefix="bench-") as temporary:
         for name in experiments():
             places = {"out": (args.out or Path(temporary) / "out") / name, "store": Path(temporary) / "store"}
-            own = Args(**(vars(args) | places | {"name": name}))
+            named = Args(**(vars(args) | places | {"name": name}))
             try:
-                if stopped := _one(own):
+                if stopped := _one(named):
                     return stopped
             except UserError as error:
                 remark("error", f"{name}: {error}")
@@ -127,7 +127,8 @@ def _one(args: Args) -> int:
     if args.dry_run:
         request = ask(args.name, places, version)
         todo = [*request.jobs, *(job for _, _, jobs in request.points for job in jobs)]
-        return dry_run(args, [config for _, config in todo], [{"arm": arm, "seed": config.seed} for arm, config in todo])
+        named = [{"arm": arm, "seed": config.seed} for arm, config in todo]
+        return dry_run(args, [config for _, config in todo], named)
     result = reproduce(args.name, folder, places, version, Effort.of(args))
     if result is None:
         return 130
