@@ -28,7 +28,7 @@ from bench.store.stores import Stores
 from bench.text import CONVERGED
 from optimizers import OPTIMIZERS
 from tasks import TASKS
-from tests.entered import keep, made, rows, seeds
+from tests.entered import keep, make_run, rows, seeds
 from tests.stored import put
 
 HOSTILE = "ev_il$x^$ <script>alert(1)</script> \"q\" 'a' [/bold] ü 漢 %{x} <b>"
@@ -60,7 +60,7 @@ def add_run(
     """
     final = {"mnist": 0.5, "cifar10": 0.5}.get(task, 0.25) + 0.01 * seed
     known = opt if opt.isidentifier() else "sgd"
-    run = made(known, seed, final, task=task, name=None if opt == known else opt, words=words)
+    run = make_run(known, seed, final, task=task, name=None if opt == known else opt, words=words)
     values: dict[str, Any] = {"best_step": len(loss), "steps": len(loss), "train_s": 0.0}
     if (end := changes.get("final", final)) is not None:
         values["metrics"] = {"final": {run.metric: end}}
@@ -99,13 +99,13 @@ def add_study(
     write_json(path, asdict(record) | changes)
 
 
-def asked(store: Path, target: float | None = None, **options: Any) -> Collected:
+def collect_all(store: Path, target: float | None = None, **options: Any) -> Collected:
     return collect(Stores([store]), target=target, **options)
 
 
 def trace(chart: Panel, name: str) -> Trace:
-    (found,) = (trace for trace in chart.traces if trace.name == name)
-    return found
+    (line,) = (trace for trace in chart.traces if trace.name == name)
+    return line
 
 
 # -- curves ---------------------------------------------------------------------------------------------------------
@@ -115,14 +115,14 @@ def test_a_curve_is_the_mean_with_its_t_interval(store):
     losses = np.array([[2.0, 1.5], [2.5, 1.0], [3.0, 2.0]])
     for seed, loss in enumerate(losses):
         add_run(store, seed=seed, loss=loss)
-    (chart,) = curves(asked(store)).panels
-    found = trace(chart, "sgd")
+    (chart,) = curves(collect_all(store)).panels
+    line = trace(chart, "sgd")
     assert chart.log == ""
-    assert found.x.tolist() == [1, 2]
-    np.testing.assert_allclose(found.y, losses.mean(0))
+    assert line.x.tolist() == [1, 2]
+    np.testing.assert_allclose(line.y, losses.mean(0))
     low, high = t.interval(0.95, 2, losses.mean(0), losses.std(0, ddof=1) / math.sqrt(3))
-    assert found.band is not None
-    np.testing.assert_allclose(found.band, [low, high])
+    assert line.band is not None
+    np.testing.assert_allclose(line.band, [low, high])
     assert "mean over 3 seeds" in chart.note
     assert "geometric" not in chart.note
 
@@ -131,15 +131,15 @@ def test_means_are_geometric_on_a_logarithmic_axis(store):
     losses = np.array([[1.0, 1e-3], [1.0, 1e-5], [2.0, 1e-4]])
     for seed, loss in enumerate(losses):
         add_run(store, seed=seed, loss=loss)
-    (chart,) = curves(asked(store)).panels
-    found = trace(chart, "sgd")
+    (chart,) = curves(collect_all(store)).panels
+    line = trace(chart, "sgd")
     assert chart.log == "y"
     logs = np.log(losses)
-    np.testing.assert_allclose(found.y, np.exp(logs.mean(0)))
-    assert found.band is not None
+    np.testing.assert_allclose(line.y, np.exp(logs.mean(0)))
+    assert line.band is not None
     half = t.ppf(0.975, 2) * logs.std(0, ddof=1) / math.sqrt(3)
-    np.testing.assert_allclose(found.band[0], np.exp(logs.mean(0) - half))
-    np.testing.assert_allclose(found.band[1], np.exp(logs.mean(0) + half))
+    np.testing.assert_allclose(line.band[0], np.exp(logs.mean(0) - half))
+    np.testing.assert_allclose(line.band[1], np.exp(logs.mean(0) + half))
     assert "geometric mean over 3 seeds" in chart.note
 
 
@@ -147,7 +147,7 @@ def test_a_curve_ends_with_the_first_seed_that_diverged(store):
     for seed in range(3):
         add_run(store, seed=seed, loss=[1.0, 0.9, 0.8, 0.7])
     add_run(store, seed=3, loss=[1.0, 9.0, float("nan")], status="diverged", final=None)
-    (chart,) = curves(asked(store)).panels
+    (chart,) = curves(collect_all(store)).panels
     assert trace(chart, "sgd").x.tolist() == [1, 2]
     assert "drawn up to step 2: later steps lack values of some runs: sgd" in chart.note
 
@@ -155,7 +155,7 @@ def test_a_curve_ends_with_the_first_seed_that_diverged(store):
 def test_a_run_that_converged_keeps_its_last_value(store):
     for seed, loss in enumerate(([3.0, 2.0, 1.0, 1.0], [3.0, 2.0], [3.0, 2.0, 2.0])):
         add_run(store, seed=seed, loss=loss)
-    (chart,) = curves(asked(store)).panels
+    (chart,) = curves(collect_all(store)).panels
     np.testing.assert_allclose(trace(chart, "sgd").y, [3, 2, 5 / 3, 5 / 3])
     assert "after which" not in chart.note
 
@@ -163,7 +163,7 @@ def test_a_run_that_converged_keeps_its_last_value(store):
 @pytest.mark.parametrize("task", ["mnist", "synthetic"])
 def test_long_curves_are_thinned_and_keep_their_ends(store, task):
     add_run(store, task, loss=np.linspace(3, 2, 5000))
-    (chart,) = curves(asked(store)).panels
+    (chart,) = curves(collect_all(store)).panels
     x = chart.traces[0].x
     assert len(x) <= MOST_POINTS
     assert (x[0], x[-1]) == (1, 5000)
@@ -175,7 +175,7 @@ def test_long_curves_are_thinned_and_keep_their_ends(store, task):
 def test_a_loss_is_drawn_as_a_clipped_suboptimality_gap(store):
     for seed in range(3):
         add_run(store, "synthetic", seed=seed, loss=[1.25, 0.26, 0.25], facts={"f_star": 0.25})
-    (chart,) = curves(asked(store)).panels
+    (chart,) = curves(collect_all(store)).panels
     np.testing.assert_allclose(trace(chart, "sgd").y, [1, 0.01, CONVERGED])
     assert chart.y == "training loss (suboptimality gap)"
     assert "losses below 1e-16 are drawn at that value" in chart.note
@@ -185,27 +185,27 @@ def test_another_column_of_either_table_can_be_drawn(store):
     for seed in range(3):
         at = {"step": [0, 20], "alignment": [0.5, 0.75]}
         add_run(store, "synthetic", seed=seed, measured=at, more={"grad_norm": [3.0, 2.0]})
-    (chart,) = curves(asked(store), "alignment").panels
+    (chart,) = curves(collect_all(store), "alignment").panels
     assert trace(chart, "sgd").y.tolist() == [0.75]  # there is no step 0 on a logarithmic axis
-    (chart,) = curves(asked(store), "grad_norm").panels
+    (chart,) = curves(collect_all(store), "grad_norm").panels
     assert trace(chart, "sgd").y.tolist() == [3, 2]
 
 
 def test_an_unknown_column_is_refused_with_the_nearest(store):
     add_run(store)
     with pytest.raises(UserError, match="unknown column 'grad_nrom'; did you mean 'grad_norm'"):
-        curves(asked(store), "grad_nrom")
+        curves(collect_all(store), "grad_nrom")
 
 
 def test_a_band_far_wider_than_the_lines_is_cut_off(store):
     for seed, loss in enumerate(([1.0, 1e-15], [1.0, 1e-2], [1.0, 1e-8])):
         add_run(store, seed=seed, loss=loss)
-    (chart,) = curves(asked(store)).panels
+    (chart,) = curves(collect_all(store)).panels
     assert chart.limits is not None
-    found = trace(chart, "sgd")
-    assert found.band is not None
-    assert found.band[0].min() < chart.limits[0] < found.y.min()
-    assert found.y.max() < chart.limits[1] < found.band[1].max()
+    line = trace(chart, "sgd")
+    assert line.band is not None
+    assert line.band[0].min() < chart.limits[0] < line.y.min()
+    assert line.y.max() < chart.limits[1] < line.band[1].max()
 
 
 @pytest.mark.parametrize(("losses", "shown"), [([2.0, 1e30, 1e35], True), ([2.0, 19.0], False)])
@@ -214,7 +214,7 @@ def test_an_exploding_run_is_cut_off_and_named(store, losses, shown, n):
     for seed in range(n):
         add_run(store, opt="sgd", seed=seed, loss=losses)
         add_run(store, opt="adam", seed=seed, loss=[2.0, 1.0, 0.5])
-    (chart,) = curves(asked(store)).panels
+    (chart,) = curves(collect_all(store)).panels
     said = "cut off above 20, 10 times the highest initial value: sgd"
     assert (said in chart.note.splitlines()) == shown
     assert trace(chart, "sgd").y.max() == pytest.approx(losses[-1])  # the data stay
@@ -231,15 +231,15 @@ def tuned(store: Path, scores: dict[float, float | None], **changes: Any) -> Col
     for seed in range(3):
         add_run(store, seed=seed)
     add_study(store, "mnist", "sgd", scores, winner, **changes)
-    return asked(store)
+    return collect_all(store)
 
 
 def test_sensitivity_shows_each_trial_and_names_those_without_a_score(store):
     (chart,) = sensitivity(tuned(store, {1.0: 0.5, 0.1: 0.75, 10.0: None, 0.01: 0.25})).panels
-    found = trace(chart, "sgd")
-    assert found.x.tolist() == [0.01, 0.1, 1]
-    assert found.y.tolist() == [0.25, 0.75, 0.5]
-    assert found.marks
+    line = trace(chart, "sgd")
+    assert line.x.tolist() == [0.01, 0.1, 1]
+    assert line.y.tolist() == [0.25, 0.75, 0.5]
+    assert line.marks
     assert (chart.x, chart.y, chart.log) == ("opt.lr", "selection accuracy", "x")
     assert "sgd: 1 of 4 trials have no score, at opt.lr 10" in chart.note
     assert "2 tuning seeds" in chart.note
@@ -247,10 +247,10 @@ def test_sensitivity_shows_each_trial_and_names_those_without_a_score(store):
 
 def test_the_budget_begins_where_every_draw_has_a_score(store):
     (chart,) = budget(tuned(store, {1.0: 0.5, 0.1: 0.75, 10.0: None})).panels
-    found = trace(chart, "sgd")
+    line = trace(chart, "sgd")
     # One trial of three has no score: two draws are {0.5, 0.75}, {0.5, -}, {0.75, -}.
-    assert found.x.tolist() == [2, 3]
-    np.testing.assert_allclose(found.y, [(0.75 + 0.5 + 0.75) / 3, 0.75])
+    assert line.x.tolist() == [2, 3]
+    np.testing.assert_allclose(line.y, [(0.75 + 0.5 + 0.75) / 3, 0.75])
     assert "sgd begins at k = 2" in chart.note
 
 
@@ -260,14 +260,14 @@ def test_the_budget_begins_where_every_draw_has_a_score(store):
 def test_a_profile_shows_shares_with_exact_intervals(store):
     for seed, at in enumerate((25, 50, 50, None)):
         add_run(store, seed=seed, steps=100, steps_to_target=at)
-    (chart,) = profile(asked(store)).panels
-    found = trace(chart, "sgd")
-    assert found.x.tolist() == [0, 0.25, 0.25, 0.5, 0.5, 1]
-    assert found.y.tolist() == [0, 0, 0.25, 0.25, 0.75, 0.75]
-    assert found.band is not None
+    (chart,) = profile(collect_all(store)).panels
+    line = trace(chart, "sgd")
+    assert line.x.tolist() == [0, 0.25, 0.25, 0.5, 0.5, 1]
+    assert line.y.tolist() == [0, 0, 0.25, 0.25, 0.75, 0.75]
+    assert line.band is not None
     low = [0.0, beta.ppf(0.025, 1, 4), beta.ppf(0.025, 3, 2)]
     high = [beta.ppf(0.975, k + 1, 4 - k) for k in (0, 1, 3)]
-    np.testing.assert_allclose(found.band, [np.repeat(low, 2), np.repeat(high, 2)])
+    np.testing.assert_allclose(line.band, [np.repeat(low, 2), np.repeat(high, 2)])
     assert chart.limits == (-0.03, 1.03)
 
 
@@ -276,8 +276,8 @@ def test_profiles_of_several_problems_are_also_shown_together(store):
         add_run(store, seed=seed, steps=100, steps_to_target=50)
         add_run(store, seed=seed, words={"task.n_train": 100}, steps=100)
     add_run(store, opt="adam", steps=100)
-    *each, together = profile(asked(store)).panels
-    assert len(each) == 2
+    *panel, together = profile(collect_all(store)).panels
+    assert len(panel) == 2
     assert together.key == "profile-all"
     assert trace(together, "sgd").y.tolist() == [0, 0, 0.5, 0.5]
     assert "adam has no runs on mnist, n_train 100, max_steps 100" in together.note
@@ -286,10 +286,10 @@ def test_profiles_of_several_problems_are_also_shown_together(store):
 def test_a_given_target_is_read_from_the_evaluations(store):
     rows = [{"step": 10, "train_s": 1.0, "loss": 0.5}, {"step": 50, "train_s": 2.0, "loss": 0.1}]
     add_run(store, "synthetic", steps=100, validations=rows)
-    (chart,) = profile(asked(store)).panels
+    (chart,) = profile(collect_all(store)).panels
     assert not chart.traces
     assert "no target" in chart.note
-    (chart,) = profile(asked(store, target=0.2)).panels
+    (chart,) = profile(collect_all(store, target=0.2)).panels
     assert trace(chart, "sgd").x.tolist() == [0, 0.5, 0.5, 1]
 
 
@@ -298,9 +298,9 @@ def test_a_given_target_is_read_from_the_evaluations(store):
 
 def row(chart: Panel, name: str) -> tuple[str, float]:
     """The text beside an optimizer's row, and its median."""
-    found = trace(chart, name)
+    line = trace(chart, name)
     assert chart.y_ticks is not None
-    return chart.y_ticks[found.y[0]].replace("\n", " "), float(found.x[0])
+    return chart.y_ticks[line.y[0]].replace("\n", " "), float(line.x[0])
 
 
 def test_the_forest_shows_effects_and_verdicts_of_the_board(store):
@@ -310,20 +310,20 @@ def test_the_forest_shows_effects_and_verdicts_of_the_board(store):
     keep(store, *seeds("sgd", [0.6, 0.6], name="few"), *seeds("sgd", ends, 9, name="late"))
     for opt, gain in gains.items():
         keep(store, *seeds(opt, [x + gain + (-1) ** i * 0.01 * i for i, x in enumerate(ends)]))
-    (chart,) = forest(asked(store)).panels
+    (chart,) = forest(collect_all(store)).panels
     board = rows("quality", store, reference=None)
-    assert [found.name for found in chart.traces] == [opt for opt in board if opt in {*gains, "few"}]
-    assert [found.y[0] for found in chart.traces] == sorted((found.y[0] for found in chart.traces), reverse=True)
-    for found in chart.traces:
-        effect, verdict = board[found.name]["effect"], board[found.name]["verdict"]
-        assert row(chart, found.name) == (f"{found.name}: {verdict}", effect.mean)
-        assert found.hollow == (verdict not in ("better", "worse"))
-        if found.name == "few":
-            assert found.x_band is None
+    assert [line.name for line in chart.traces] == [opt for opt in board if opt in {*gains, "few"}]
+    assert [line.y[0] for line in chart.traces] == sorted((line.y[0] for line in chart.traces), reverse=True)
+    for line in chart.traces:
+        effect, verdict = board[line.name]["effect"], board[line.name]["verdict"]
+        assert row(chart, line.name) == (f"{line.name}: {verdict}", effect.mean)
+        assert line.hollow == (verdict not in ("better", "worse"))
+        if line.name == "few":
+            assert line.x_band is None
         else:
-            assert found.x_band is not None
-            assert [float(end[0]) for end in found.x_band] == [effect.low, effect.high]
-    assert [found.name for found in chart.traces if not found.hollow] == ["adam", "sgd"]
+            assert line.x_band is not None
+            assert [float(end[0]) for end in line.x_band] == [effect.low, effect.high]
+    assert [line.name for line in chart.traces if not line.hollow] == ["adam", "sgd"]
     assert "sps: worse; there is no median, since 7 of its and 0 of the reference's 7 runs have no value" in chart.note
     assert "late: no common seeds" in chart.note
     assert "none below 7 seeds" in chart.note
@@ -335,8 +335,8 @@ def test_ratios_have_a_logarithmic_axis_around_1(store):
     for opt, scale in (("gd", 1.0), ("ngd", 0.01)):
         for seed in range(7):
             above = {"final": {"loss": 1.0, "excess": scale * 2.0**seed}}
-            keep(store, made(opt, seed, 1.0, task="synthetic", metrics=above))
-    (chart,) = forest(asked(store)).panels
+            keep(store, make_run(opt, seed, 1.0, task="synthetic", metrics=above))
+    (chart,) = forest(collect_all(store)).panels
     assert (chart.log, chart.guides[0].x.tolist()) == ("x", [1, 1])
     assert row(chart, "ngd") == ("ngd: better", pytest.approx(0.01))
     assert chart.x.endswith("(suboptimality gap): ratio to gd (default); below 1 is better")
@@ -344,9 +344,9 @@ def test_ratios_have_a_logarithmic_axis_around_1(store):
 
 def test_long_names_wrap_and_rows_grow_with_them(store):
     keep(store, *seeds("adamw", [0.5] * 2), *seeds("sgd", [0.5] * 2), *seeds("sgd", [0.5] * 2, name="x" * 100 + "$"))
-    chart = forest(asked(store))
+    chart = forest(collect_all(store))
     words = [*(chart.panels[0].y_ticks or {}).values()]
-    assert max(len(line) for own in words for line in own.split("\n")) <= 24
+    assert max(len(line) for values in words for line in values.split("\n")) <= 24
     heights = []
     for least in (0.0, 5.0):
         panel = replace(chart.panels[0], least=least)
@@ -363,8 +363,8 @@ def test_steps_are_of_methods_that_compute_them_or_are_capped(store):
         add_run(store, opt="sps", seed=seed, more={"raw_step": [4.0, 2.0], "applied_step": [1.0, 1.0]}, cap_share=0.5)
         add_run(store, opt="sngd", seed=seed, cap_share=0.0)
         add_run(store, opt="ps", seed=seed, words={"trainer.batch_size": 100})
-    (chart,) = steps(asked(store)).panels
-    assert {found.name for found in chart.traces} == {"sps raw", "sps applied", "ps raw", "ps applied"}
+    (chart,) = steps(collect_all(store)).panels
+    assert {line.name for line in chart.traces} == {"sps raw", "sps applied", "ps raw", "ps applied"}
     np.testing.assert_allclose(trace(chart, "sps raw").y, [4, 2])
     np.testing.assert_allclose(trace(chart, "sps applied").y, [1, 1])
     assert "sps: 50 % of the steps are at the cap" in chart.note
@@ -406,7 +406,7 @@ def everything(store: Path) -> Collected:
         scores = {10.0**k: 0.9 - 0.1 * abs(k) for k in range(-4, 3)} | {100.0: None}
         add_study(store, "mnist", opt if opt.isidentifier() else "strange", scores, winner)
     add_run(store, "mnist", "adam", 0, [2.0, 9.0], words={"trainer.max_steps": 300}, status="diverged", final=None)
-    return asked(store, settings="all", reference="sgd")
+    return collect_all(store, settings="all", reference="sgd")
 
 
 EMPTY = ("attention", "stability")
@@ -419,14 +419,14 @@ def test_every_chart_is_drawable_and_has_a_note(store, kind):
     assert len({chart.key for chart in charts}) == len(charts) >= 1 + (kind not in EMPTY)
     for chart in charts:
         assert chart.note
-        for found in chart.traces:
+        for line in chart.traces:
             for values, axis in (
-                (found.x, "x"),
-                (found.y, "y"),
-                *((end, "y") for end in found.band or ()),
-                *((end, "x") for end in found.x_band or ()),
+                (line.x, "x"),
+                (line.y, "y"),
+                *((end, "y") for end in line.band or ()),
+                *((end, "x") for end in line.x_band or ()),
             ):
-                assert len(values) == len(found.x)
+                assert len(values) == len(line.x)
                 assert np.isfinite(values).all()
                 assert axis not in chart.log or (values > 0).all()
 
@@ -461,16 +461,16 @@ def test_a_caption_says_once_what_holds_for_all_panels():
 
 def test_settings_of_an_optimizer_are_shades_and_dashes():
     series = {"adam": "adam", "sgd a": "sgd", "sgd b": "sgd", "sgd c": "sgd", "ngd": "ngd"}
-    found = styles(series, ["other"])
-    assert found["adam"] == styles({"adam": "adam"})["adam"]
+    line = styles(series, ["other"])
+    assert line["adam"] == styles({"adam": "adam"})["adam"]
     assert len({styles({opt: opt})[opt].color for opt in OPTIMIZERS}) == len(OPTIMIZERS)
-    assert found["ngd"].color == styles({"sngd": "sngd", "ngd": "ngd"})["ngd"].color  # whoever else is drawn
-    shades = [found[f"sgd {word}"].color for word in "abc"]
+    assert line["ngd"].color == styles({"sngd": "sngd", "ngd": "ngd"})["ngd"].color  # whoever else is drawn
+    shades = [line[f"sgd {word}"].color for word in "abc"]
     hues, _, brightness = zip(*(rgb_to_hsv(to_rgb(shade)) for shade in shades), strict=True)
     assert max(hues) - min(hues) < 0.02
     assert len({*shades}) == 3
     assert list(brightness) == sorted(brightness)
-    assert len({(style.color, str(style.linestyle)) for style in found.values()}) == len(found) == 6
+    assert len({(style.color, str(style.linestyle)) for style in line.values()}) == len(line) == 6
 
 
 def test_the_commands_words_become_a_figure(store, tmp_path, capsys):

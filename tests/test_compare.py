@@ -13,7 +13,7 @@ from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.tuning.workers import Workers
-from tests.entered import board, found, keep, made
+from tests.entered import board, collect_from, keep, make_run
 from tests.programs import Program
 from tests.test_budget import wait_before_anybody_listens
 from tests.test_cli import fails
@@ -261,10 +261,10 @@ def test_ties_at_the_floor_are_not_said_to_need_seeds(store: Path) -> None:
     loss = {"task": "synthetic", "metric": "loss", "mode": "min"}
 
     def runs(opt: str, gaps: list[float]) -> list[RunResult]:
-        return [made(opt, i, x, **loss, metrics={"final": {"loss": x, "excess": x}}) for i, x in enumerate(gaps)]
+        return [make_run(opt, i, x, **loss, metrics={"final": {"loss": x, "excess": x}}) for i, x in enumerate(gaps)]
 
     keep(store, *runs("gd", [1e-20] * 8), *runs("ngd", [1e-30] * 8), *runs("adam", [1e-20] * 6 + [1e-3] * 2))
-    (tied,) = bench.commands.comparison._advice(found(store))
+    (tied,) = bench.commands.comparison._advice(collect_from(store))
     else_ = bench.commands.comparison.ELSE
     assert tied == f"ngd, adam: at the floor of the metric like gd: more seeds decide nothing; {else_}"
     (table,) = board("quality", store).tables

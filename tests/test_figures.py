@@ -367,15 +367,15 @@ def test_a_map_has_panels_by_constant_and_marks_by_verdict():
     grid = [{"task.S": s, "task.sigma": 0.1, "times.opt.lr": k} for s in (1.0, 2.0) for k in (0.1, 1.0)]
     verdicts = ["holds", "fails", "undecided", "holds"]
     region = [(at, {"train": Finding(v, 1, 0, 2, "", "")}) for at, v in zip(grid, verdicts, strict=True)]
-    found = constants_map(region)
-    assert [(panel.title, panel.x) for panel in found.panels] == [
+    figure = constants_map(region)
+    assert [(panel.title, panel.x) for panel in figure.panels] == [
         ("S = 1.0", "factor of lr"),
         ("S = 2.0", "factor of lr"),
     ]
-    assert [dict(panel.x_ticks or {}) for panel in found.panels] == [{0: "0.1", 1: "1.0"}] * 2
-    marks = [{t.name: (t.x.tolist(), t.y.tolist()) for t in panel.traces} for panel in found.panels]
+    assert [dict(panel.x_ticks or {}) for panel in figure.panels] == [{0: "0.1", 1: "1.0"}] * 2
+    marks = [{t.name: (t.x.tolist(), t.y.tolist()) for t in panel.traces} for panel in figure.panels]
     assert marks == [{"holds": ([0], [0]), "fails": ([1], [0])}, {"holds": ([1], [0]), "undecided": ([0], [0])}]
-    assert picture(found, ".png").startswith(b"\x89PNG")
+    assert picture(figure, ".png").startswith(b"\x89PNG")
 
 
 def test_a_map_of_one_constant_has_one_panel():

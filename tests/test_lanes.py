@@ -288,8 +288,8 @@ class Twins(Lanes):
     def step(self) -> Tensor:
         if self.steps_done < 2:  # for a weight of 0 the next float makes no difference in arithmetic
             for w in self.weights.values():
-                own, twin = w.chunk(2, dim=1)
-                twin.copy_(torch.nextafter(own, torch.full_like(own, inf)))
+                alone, twin = w.chunk(2, dim=1)
+                twin.copy_(torch.nextafter(alone, torch.full_like(alone, inf)))
         return super().step()
 
 
@@ -766,9 +766,9 @@ def test_metrics_of_many_runs_are_those_of_each(metric: Metric, kind: str, stack
     for rows in (16, 9, 16):
         predictions, labels = drawn(rows, kind)
         scores.update(predictions, labels)
-        for own, p, y in zip(alone, predictions.flatten(0, 1), labels.flatten(0, 1), strict=True):
-            own.update(p, y)
-    expected = torch.stack([own.compute() for own in alone]).view(2, 3)
+        for result, p, y in zip(alone, predictions.flatten(0, 1), labels.flatten(0, 1), strict=True):
+            result.update(p, y)
+    expected = torch.stack([result.compute() for result in alone]).view(2, 3)
     assert (scores.states is not None) == stacked
     assert len(expected.unique()) > 1
     torch.testing.assert_close(scores.compute(), expected)
@@ -780,7 +780,7 @@ def test_uneven_evaluation_batches_cover_the_whole_split(task: str, size: int, s
     lanes = make_lanes(block(store, task, "sgd", lrs(0.1, 0.2)))
     lanes.plan.evaluation_batch_size = size
     lanes.step()
-    found = lanes.evaluate_split("val")
+    scores = lanes.evaluate_split("val")
     with DoublePrecision().forward_context(), torch.no_grad():
         for g, of_problem in enumerate(lanes.tasks):
             of_problem.eval()
@@ -789,10 +789,10 @@ def test_uneven_evaluation_batches_cover_the_whole_split(task: str, size: int, s
                 for name, p in of_problem.named_parameters():
                     p.copy_(lanes.weights[name][g, r])
                 outcome = of_problem.loss(of_split)
-                assert found["loss"][g, r] == pytest.approx(float(outcome.loss), rel=1e-12)
+                assert scores["loss"][g, r] == pytest.approx(float(outcome.loss), rel=1e-12)
                 for name, metric in of_problem.metrics().items():
                     expected = float(metric(outcome.predictions, outcome.labels))
-                    assert found[name][g, r] == pytest.approx(expected, rel=1e-6)
+                    assert scores[name][g, r] == pytest.approx(expected, rel=1e-6)
 
 
 # -- interrupted blocks ------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from bench.grammar.commands import BOARD_NAMES
 from bench.results.render import FORMATS, markdown
 from bench.store.block import DONE, RUNS
 from bench.store.store import Store
-from tests.entered import board, keep, keep_block, made, seeds, tuned
+from tests.entered import add_tuned, board, keep, keep_block, make_run, seeds
 from tests.stored import WILD
 
 A, B = [0.81, 0.84, 0.80, 0.86, 0.83], [0.70, 0.72, 0.69, 0.77, 0.71]
@@ -40,7 +40,7 @@ HARM = [
 
 @pytest.fixture
 def filled(store: Path) -> Path:
-    tuned(store, "adam", A)
+    add_tuned(store, "adam", A)
     keep(store, *seeds("sgd", B), *seeds("adam", B))
     return store
 
@@ -140,8 +140,8 @@ def test_another_process_writes_the_same_bytes(cli, filled):
 
 
 def test_json_holds_every_row_with_its_runs_and_its_comparison(cli, filled):
-    (found,) = strict(cli("leaderboard", "--reference", "adam", "--format", "json").out)
-    (table,) = found["tables"]
+    (quality,) = strict(cli("leaderboard", "--reference", "adam", "--format", "json").out)
+    (table,) = quality["tables"]
     first, second = table["rows"]
     assert (first["settings"], first["n"], first["runs"], first["conformance"]) == ("tuned", 5, {"completed": 5}, None)
     assert first["final"]["mean"] == pytest.approx(0.828)
@@ -176,7 +176,7 @@ def test_the_name_of_the_file_says_the_format(cli, filled, tmp_path, ending, beg
 def test_boards_are_asked_for_by_name(cli, filled):
     (one, other) = strict(cli("leaderboard", "--board", "robustness,speed,robustness", "--format", "json").out)
     assert (one["board"], other["board"]) == ("robustness", "speed")
-    assert [each["board"] for each in strict(cli("leaderboard", "--board", "all", "--format", "json").out)] == list(
+    assert [item["board"] for item in strict(cli("leaderboard", "--board", "all", "--format", "json").out)] == list(
         BOARD_NAMES
     )
     refused = cli("leaderboard", "--board", "qualty")
@@ -264,7 +264,7 @@ def test_names_do_no_harm_to_a_terminal(cli, hostile):
     assert answer.code == 0
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", answer.out + answer.err)
     assert "ü 漢" in answer.out
-    keep(hostile, made("sgd", 77, on="\x1b[31mmoon"))
+    keep(hostile, make_run("sgd", 77, on="\x1b[31mmoon"))
     assert "\x1b" not in cli("leaderboard").err
 
 
@@ -337,7 +337,7 @@ def test_an_empty_store_says_what_to_run(cli, store, make, says):
 
 
 def test_a_store_without_finished_runs_says_so(cli, store):
-    keep(store, made("sgd", 0, None, status="killed"))
+    keep(store, make_run("sgd", 0, None, status="killed"))
     answer = cli("leaderboard")
     assert (answer.code, answer.out) == (2, "")
     assert "note: mnist, max_steps 100: no run of sgd has finished (1 killed)" in answer.err
@@ -346,8 +346,8 @@ def test_a_store_without_finished_runs_says_so(cli, store):
 
 def test_damaged_runs_are_named_and_give_exit_code_1(cli, filled):
     whole = cli("leaderboard").out
-    torn, foreign = (filled / run.run_id / DONE / RUNS for run in (made("sgd", 5), made("sgd", 6)))
-    keep(filled, made("sgd", 5), made("sgd", 6))
+    torn, foreign = (filled / run.run_id / DONE / RUNS for run in (make_run("sgd", 5), make_run("sgd", 6)))
+    keep(filled, make_run("sgd", 5), make_run("sgd", 6))
     torn.write_text(torn.read_text()[:100])
     foreign.write_text('{"run_id": "x", "config": {"task": "mnist"}}')
     study = filled / "studies" / "torn.json"
@@ -370,15 +370,15 @@ def test_names_in_warnings_and_errors_are_escaped(cli, filled):
 
 
 def test_stores_of_several_machines_are_read_as_one(cli, filled, tmp_path):
-    keep(tmp_path / "b", *seeds("adamw", A), made("sgd", 0, 0.99))
+    keep(tmp_path / "b", *seeds("adamw", A), make_run("sgd", 0, 0.99))
     both = cli("leaderboard", "--store", filled, "--store", tmp_path / "b")
     assert both.code == 0
     assert both.out == cli("leaderboard", "--store", tmp_path / "b", "--store", filled).out
     assert both.out == cli("leaderboard", *("--store", filled) * 2, "--store", tmp_path / "b").out
-    assert f"{made('sgd', 0).run_id} is stored several times with different results" in both.err
-    keep_block(tmp_path / "d", made("sgd", 0, 0.5), made("sgd", 1, 0.5))
-    keep_block(tmp_path / "d", made("sgd", 0, 0.9), made("sgd", 2, 0.5))
-    assert f"{made('sgd', 0).run_id} is stored several times" in cli("leaderboard", "--store", tmp_path / "d").err
+    assert f"{make_run('sgd', 0).run_id} is stored several times with different results" in both.err
+    keep_block(tmp_path / "d", make_run("sgd", 0, 0.5), make_run("sgd", 1, 0.5))
+    keep_block(tmp_path / "d", make_run("sgd", 0, 0.9), make_run("sgd", 2, 0.5))
+    assert f"{make_run('sgd', 0).run_id} is stored several times" in cli("leaderboard", "--store", tmp_path / "d").err
     shutil.copytree(tmp_path / "b", tmp_path / "c")
     assert cli("leaderboard", "--store", tmp_path / "b").out == cli("leaderboard", "--store", tmp_path / "c").out
 

@@ -50,12 +50,12 @@ def test_a_recording_gives_the_same_without_going_through_python() -> None:
         x[0, 0] = 0  # its log is infinite
         x[0, 1] = float("nan")
         kept = x.clone(), y.clone()
-        found, rest = replay(x, y)
-        made = function.calls
+        outputs, rest = replay(x, y)
+        calls = function.calls
         assert rest == "rest"
-        assert_equal(found, function(x, y)[0])
+        assert_equal(outputs, function(x, y)[0])
         assert_equal(kept, (x, y))
-        function.calls = made
+        function.calls = calls
     assert function.calls == 4  # two plain calls, one recorded, one compared
 
 
@@ -65,9 +65,9 @@ def test_other_shapes_layouts_and_precisions_are_recorded_apart() -> None:
     square = torch.arange(9.0).view(3, 3)
     for x in (square, square.T, square.double(), square[:2]):
         for _ in range(5):
-            found, _ = replay(x, x)
-            assert found[0].equal(2 * (x * x + x))
-            assert found[0].dtype == x.dtype
+            outputs, _ = replay(x, x)
+            assert outputs[0].equal(2 * (x * x + x))
+            assert outputs[0].dtype == x.dtype
     assert function.calls == 4 * 4
 
 
@@ -77,8 +77,8 @@ def test_steps_that_read_values_are_not_recorded() -> None:
 
     replay = Replay(function)
     for value in (1.0, 2.0, -3.0, 4.0, -5.0):
-        (found,), _ = replay(torch.tensor([value]))
-        assert found.item() == abs(value)
+        (outputs,), _ = replay(torch.tensor([value]))
+        assert outputs.item() == abs(value)
 
 
 def test_steps_that_differ_from_their_recording_are_not_replayed() -> None:

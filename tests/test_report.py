@@ -28,7 +28,7 @@ from bench.store.block import DONE
 from bench.store.record import RunResult
 from bench.store.stores import Stores
 from tests.browser import Chromium, Page
-from tests.test_charts import HOSTILE, add_run, add_study, asked, everything
+from tests.test_charts import HOSTILE, add_run, add_study, collect_all, everything
 
 
 class Reader(HTMLParser):
@@ -118,7 +118,7 @@ def test_all_boards_are_tables_that_a_screen_reader_can_read(hostile):
 def test_notes_of_boards_tables_and_charts_are_shown(store):
     what = everything(store)
     text = re.sub(r"\s+", " ", Reader(re.sub(r'<span class="whole">(.*?)</span>', r"\1", report(what))).text)
-    for board in (made for make in BOARDS.values() if (made := make(what)).tables):
+    for board in (board for make in BOARDS.values() if (board := make(what)).tables):
         for note in (*board.notes, *(note for table in board.tables for note in table.notes)):
             assert re.sub(r"\s+", " ", note) in text
     charts = [chart for make in CHARTS.values() if (chart := make(what)).shown.panels]  # an empty one vanishes
@@ -182,11 +182,11 @@ def test_runs_that_differ_in_their_seeds_share_a_command(store):
     for seed in (2, 0, 1):
         add_run(store, seed=seed)
     add_run(store, seed=3, words={"data_seed": 7})
-    (entry,) = asked(store).entries
+    (entry,) = collect_all(store).entries
     fit = "bench fit --task mnist --opt sgd --device cpu --trainer.max_steps 100"
     expected = [f"for seed in 0 1 2; do {fit} --seed $seed; done", f"{fit} --seed 3 --data_seed 7"]
-    found = commands(entry.runs.values())  # in the order of their ids
-    assert sorted(sorted(command.split()) for command in found) == sorted(sorted(line.split()) for line in expected)
+    lines = commands(entry.runs.values())  # in the order of their ids
+    assert sorted(sorted(command.split()) for command in lines) == sorted(sorted(line.split()) for line in expected)
 
 
 # -- malicious values -----------------------------------------------------------------------------------------------
@@ -218,17 +218,21 @@ def test_the_page_runs_one_script_and_loads_nothing(hostile):
 def test_each_series_is_a_group_with_a_legend_entry(store):
     what = everything(store)
     text = report(what)
-    figures = {own["id"]: body for own, body in figures_of(text)}
+    figures = {attributes["id"]: body for attributes, body in figures_of(text)}
     panels = [panel for make in CHARTS.values() for panel in make(what).panels]
     assert list(figures) == [panel.key for panel in panels if panel.traces]
     for panel in panels:
         names = {trace.name for trace in panel.traces}
-        groups = [own for own in Reader(figures.get(panel.key, "")).of("g") if own.get("class") == "series"]
-        assert {own["data-name"] for own in groups} == names
+        groups = [
+            attributes
+            for attributes in Reader(figures.get(panel.key, "")).of("g")
+            if attributes.get("class") == "series"
+        ]
+        assert {attributes["data-name"] for attributes in groups} == names
         parts = sum(1 + (trace.band is not None) + (trace.x_band is not None) for trace in panel.traces)
         assert len(groups) == parts
-        numbers = {own["data-name"]: own["data-series"] for own in groups}
-        buttons = [own["data-series"] for own in Reader(figures.get(panel.key, "")).of("button")]
+        numbers = {attributes["data-name"]: attributes["data-series"] for attributes in groups}
+        buttons = [attributes["data-series"] for attributes in Reader(figures.get(panel.key, "")).of("button")]
         assert sorted(buttons) == sorted(map(str, numbers.values()))
     for word in ("<script>alert", 'data-name="ev_il$x^$ <', "<!--", "<metadata", "<style>*"):
         assert word not in text
@@ -245,7 +249,7 @@ def test_code_that_a_store_names_is_not_imported(store, tmp_path):
     harm.write_text(f"open({str(tmp_path / 'harmed')!r}, 'w')\nfrom torch.optim import SGD as Harm\n", "utf-8")
     for seed in range(3):
         add_run(store, "mnist", f"{harm}:Harm", seed)
-    text = report(asked(store))
+    text = report(collect_all(store))
     assert f"--opt {harm}:Harm --" in text
     assert not (tmp_path / "harmed").exists()
 
@@ -322,7 +326,7 @@ def test_a_pointer_near_a_line_shows_its_values(chromium: Chromium, store, tmp_p
         add_run(store, seed=seed, loss=[4000.0, 2000.0, 1000.0])
         add_run(store, opt="adam", seed=seed, loss=[4.0, 2.0, 1.0])
     path = tmp_path / "a.html"
-    path.write_text(report(asked(store)), "utf-8")
+    path.write_text(report(collect_all(store)), "utf-8")
     # The last point of the line, from the page's own geometry.
     place = """(() => {
         const path = document.querySelector('#curves-0 .series[data-name="sgd"] > path'), svg = path.ownerSVGElement;
@@ -335,10 +339,10 @@ def test_a_pointer_near_a_line_shows_its_values(chromium: Chromium, store, tmp_p
         settle(tab)
         x, y = tab.evaluate(place)
         tip = "document.querySelector('#curves-0 .tip:not([hidden])')?.textContent"
-        for away, told in ((3, "sgd: 3, 1000"), (-150, None)):
+        for away, tip_text in ((3, "sgd: 3, 1000"), (-150, None)):
             tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + min(away, 0), y=y - max(away, 0))
             settle(tab)
-            assert tab.evaluate(tip) == told
+            assert tab.evaluate(tip) == tip_text
         assert tab.complaints == []
 
 
@@ -349,7 +353,7 @@ def test_tables_sort_by_keyboard(chromium: Chromium, store, tmp_path, key):
         for seed in range(2 if opt == "adamw" else 3):
             add_run(store, opt=opt, seed=seed, words={"opt.lr": lr}, final={"sgd": 0.5, "adam": 9, "sngd": 10}.get(opt))
     path = tmp_path / "a.html"
-    path.write_text(report(asked(store, settings="all")), "utf-8")
+    path.write_text(report(collect_all(store, settings="all")), "utf-8")
     with chromium.page(path) as tab:
         names, sorts = column(tab, 0, "optimizer")
         assert set(sorts) == {"none"}

@@ -84,7 +84,7 @@ def test_every_experiment_names_runs_arms_and_tests_that_exist(name: str) -> Non
 @pytest.mark.deep
 @pytest.mark.parametrize("name", ["vasudeva2025/fixed-decoder", "vasudeva2025/joint"])
 def test_lanes_of_an_experiment_equal_runs_one_after_the_other(cli: Any, tmp_path: Path, name: str) -> None:
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for engine in ("lanes", "lightning"):
         store = tmp_path / engine
         answer = cli("reproduce", name, "--trainer.max_steps", 200, "--seeds", 2, "--device", "cpu", "--engine", engine,
@@ -92,13 +92,13 @@ def test_lanes_of_an_experiment_equal_runs_one_after_the_other(cli: Any, tmp_pat
         assert answer.code == 0, answer.err
         runs = list(Store(store).runs())
         assert {run.engine for run in runs} == {engine}
-        found[engine] = {run.run_id: Store(store).tables(run.run_id) for run in runs}
-    assert found["lanes"].keys() == found["lightning"].keys()
-    for run_id, tables in found["lanes"].items():
+        results[engine] = {run.run_id: Store(store).tables(run.run_id) for run in runs}
+    assert results["lanes"].keys() == results["lightning"].keys()
+    for run_id, tables in results["lanes"].items():
         for kind, columns in tables.items():
             for column, values in columns.items():
                 if column not in ("train_s", "wall_s", "seconds", "test_error"):  # an error is a step of the weights
-                    alone = found["lightning"][run_id][kind][column]
+                    alone = results["lightning"][run_id][kind][column]
                     np.testing.assert_allclose(values, alone, rtol=1e-9, atol=1e-9, err_msg=f"{run_id} {column}")
 
 
@@ -117,8 +117,8 @@ def test_a_step_may_be_a_share_of_the_budget(folder: Path) -> None:
     rewrite(folder, claims=[early], search=TINY["search"] | {"settings": {"trainer.max_steps": 10}, "claims": None})
     full = load("nobody/tiny")
 
-    def window(there: Experiment) -> list[int]:
-        return there.arguments(there.claims[0])["window"]
+    def window(version: Experiment) -> list[int]:
+        return version.arguments(version.claims[0])["window"]
 
     assert window(full) == [2, 20]  # the shorter of its arms takes 20 steps
     assert window(full.small()) == [1, 5]
@@ -195,10 +195,10 @@ def test_the_figures_data_have_arms_seeds_and_steps(cli: Any, folder: Path, stor
         for seed in (0, 1)
         for step in range(0, last + 1, 10)
     ]
-    found = pq.read_table("reproduced/nobody/tiny/validations.parquet").to_pydict()
+    results = pq.read_table("reproduced/nobody/tiny/validations.parquet").to_pydict()
     runs = {(run.config["opt"], run.config["seed"]): run.validations for run in Store(store).runs()}
-    assert sorted(set(found)) == ["arm", "seed", "step", "train_s", "val_accuracy", "val_excess", "val_loss"]
-    assert len(found["step"]) == sum(map(len, runs.values()))
+    assert sorted(set(results)) == ["arm", "seed", "step", "train_s", "val_accuracy", "val_excess", "val_loss"]
+    assert len(results["step"]) == sum(map(len, runs.values()))
     curve = pq.read_table("reproduced/nobody/tiny/curve.parquet")
     assert curve.num_rows == 2 * (30 + 20)
     assert curve.column("loss").null_count == 0
@@ -333,9 +333,9 @@ def test_a_claim_may_have_several_readings(cli: Any, folder: Path) -> None:
     assert answer.code == 0, answer.err
     assert "decided by our reading  grows: the norm | grows" in answer.out
     out = Path("reproduced/nobody/tiny")
-    (found,) = json.loads((out / "claims.json").read_text())["claims"]
-    assert (found["said"], found["verdict"]) == ("decided by our reading", "undecided")
-    verdicts = {reading: each["verdict"] for reading, each in found["readings"].items()}
+    (results,) = json.loads((out / "claims.json").read_text())["claims"]
+    assert (results["said"], results["verdict"]) == ("decided by our reading", "undecided")
+    verdicts = {reading: item["verdict"] for reading, item in results["readings"].items()}
     assert verdicts["above 0.5, arms: NGD"] == "holds"
     assert verdicts["above 50, arms: GD, NGD"] == "fails"
     page = (out / "report.md").read_text()
@@ -348,8 +348,8 @@ def test_a_search_omits_readings_of_untrained_arms(folder: Path) -> None:
     del claim["arms"]
     rewrite(folder, claims=[claim], search=TINY["search"] | {"arms": ["NGD"]})
     full = load("nobody/tiny")
-    there = full.at({"task.d": 3})
-    assert list(there.readings(there.claims[0])) == ["arms: NGD"]
+    version = full.at({"task.d": 3})
+    assert list(version.readings(version.claims[0])) == ["arms: NGD"]
     assert list(full.readings(full.claims[0])) == ["arms: NGD", "arms: GD, NGD"]
 
 
@@ -377,8 +377,10 @@ def test_fewer_seeds_are_a_small_run_and_more_are_none(cli: Any, folder: Path) -
 def test_settings_that_change_no_result_make_no_small_run(
     folder: Path, tmp_path: Path, changes: dict[str, Any], altered: bool, quick: bool
 ) -> None:
-    asked = reproduce.ask("nobody/tiny", {"store": tmp_path / "runs", "device": "cpu"}, Version(quick, changes=changes))
-    assert asked.altered is altered
+    request = reproduce.ask(
+        "nobody/tiny", {"store": tmp_path / "runs", "device": "cpu"}, Version(quick, changes=changes)
+    )
+    assert request.altered is altered
 
 
 def test_a_constant_that_a_search_varies_alters_its_points(folder: Path, tmp_path: Path) -> None:
@@ -394,12 +396,15 @@ def finding(verdict: str, p: float | None) -> Finding:
 def test_a_map_has_holms_correction_over_its_points() -> None:
     levels = {"x": (0.01, 0.03, None), "y": (0.01, 0.02, 0.04)}
     points = [
-        ({"task.d": i}, {name: finding("holds" if own[i] else "undecided", own[i]) for name, own in levels.items()})
+        (
+            {"task.d": i},
+            {name: finding("holds" if p_values[i] else "undecided", p_values[i]) for name, p_values in levels.items()},
+        )
         for i in range(3)
     ]
     points.append(({"task.d": 3}, {}))  # an instance without a solution
-    found = [{name: f.verdict for name, f in there.items()} for _, there in reproduce._map(points)]
-    assert found == [
+    verdicts = [{name: f.verdict for name, f in findings.items()} for _, findings in reproduce._map(points)]
+    assert verdicts == [
         {"x": "holds", "y": "holds"},
         {"x": "undecided", "y": "holds"},
         {"x": "undecided", "y": "holds"},
@@ -417,16 +422,16 @@ def test_more_seeds_go_on_after_the_experiments_own() -> None:
 def test_a_tuned_arm_ignores_local_tuned_files(folder: Path) -> None:
     arms = {"GD": {"opt": "gd", "tuned": True, "opt.momentum": 0.5}, "NGD": {"opt": "ngd", "opt.lr": 0.1}}
     rewrite(folder, arms=arms, common=TINY["common"] | {"trainer.max_steps": 20})
-    own = Path("tuned/synthetic/gd.yaml")
-    own.parent.mkdir(parents=True)
-    own.write_text("task: synthetic\nopt: {name: gd, lr: 77.0}\n")
+    local = Path("tuned/synthetic/gd.yaml")
+    local.parent.mkdir(parents=True)
+    local.write_text("task: synthetic\nopt: {name: gd, lr: 77.0}\n")
     shipped = tuned_settings("synthetic", "gd", shipped=True)
     assert tuned_settings("synthetic", "gd")["opt.lr"] == 77
     assert shipped["opt.lr"] != 77
     experiment = load("nobody/tiny")
     assert experiment.arms == {"GD": shipped | {"opt": "gd", "opt.momentum": 0.5}, "NGD": arms["NGD"]}
     options = [config.opt_options for label, config in reproduce.jobs(experiment, {"device": "cpu"}) if label == "GD"]
-    assert {each["lr"] for each in options} == {shipped["opt.lr"]}
+    assert {item["lr"] for item in options} == {shipped["opt.lr"]}
 
 
 def test_given_values_override_tuned_ones(folder: Path) -> None:
@@ -446,7 +451,7 @@ def test_a_search_may_multiply_an_arms_own_setting(folder: Path) -> None:
     full = load("nobody/tiny")
     assert [full.at(point).arms["GD"]["opt.lr"] for point in full.search.points] == [0.05, 1.0]
     assert full.arms["GD"]["opt.lr"] == 0.5
-    arms = {label: own | {"opt.lr": "5e-1"} for label, own in TINY["arms"].items()}  # YAML reads 5e-1 as text
+    arms = {label: settings | {"opt.lr": "5e-1"} for label, settings in TINY["arms"].items()}  # YAML reads 5e-1 as text
     rewrite(folder, arms=arms, search=TINY["search"] | {"grid": {"times.opt.lr": ["1e-1", 2]}})
     full = load("nobody/tiny")
     assert [full.at(point).arms["GD"]["opt.lr"] for point in full.search.points] == [0.05, 1.0]
@@ -622,5 +627,5 @@ def test_shipped_verdicts_on_generated_data_do_not_change(cli: Any, tmp_path: Pa
     answer = cli("reproduce", name, "--device", "cpu", "--store", tmp_path / "runs", "--out", tmp_path / "out")
     assert answer.code == 0, answer.err
     again = json.loads((tmp_path / "out" / "claims.json").read_text())["claims"]
-    own = [(claim["name"], claim["test"], claim["verdict"]) for claim in again]
-    assert own == [(claim["name"], claim["test"], claim["verdict"]) for claim in shipped]
+    claims = [(claim["name"], claim["test"], claim["verdict"]) for claim in again]
+    assert claims == [(claim["name"], claim["test"], claim["verdict"]) for claim in shipped]

@@ -81,14 +81,14 @@ def configs_of(store: Path, opt: str = "ngd", lr: str = "0.1,1", seeds: str = "2
 
 def outcome(store: Path) -> dict[str, tuple[dict, dict]]:
     """The results of all runs of a store, without times: records and tables."""
-    found = {}
+    results = {}
     for run in Store(store).runs():
         record = {name: value for name, value in asdict(run).items() if name not in CLOCKS}
         record["validations"] = [{k: v for k, v in row.items() if k != "train_s"} for row in run.validations]
         record["config"] = {**run.config, "trainer": run.config["trainer"] | {"checkpoint_seconds": None}}
         record["chosen"] = run.chosen | {"trainer.checkpoint_seconds": None}
-        found[run.run_id] = record, Store(store).tables(run.run_id)
-    return found
+        results[run.run_id] = record, Store(store).tables(run.run_id)
+    return results
 
 
 def same(one: object, other: object) -> bool:
@@ -175,8 +175,8 @@ def test_every_run_of_a_sweep_is_an_ordinary_run(cli, store, here):
     listed = cli("list", "runs", "--all").out.splitlines()[1:]
     assert sorted(line.split()[0] for line in listed) == sorted(runs)
     for run_id, run in runs.items():
-        own = named[run_id]
-        fit = ("--opt", own["opt"], "--opt.lr", own["opt.lr"], "--seed", own["seed"])
+        settings = named[run_id]
+        fit = ("--opt", settings["opt"], "--opt.lr", settings["opt.lr"], "--seed", settings["seed"])
         again = cli("fit", *SMALL, *fit, "--json")
         assert again.err == "bench: already stored; --rerun trains again\n"
         assert strict_json(again.out)["final"] == run.final
@@ -195,7 +195,7 @@ def test_every_run_of_a_sweep_is_an_ordinary_run(cli, store, here):
         rows = list(csv.DictReader(file))
     assert {row["run_id"]: float(row["final"]) for row in rows} == {run.run_id: run.final for run in runs.values()}
     assert {(row["opt"], float(row["opt.lr"]), int(row["seed"])) for row in rows} == {
-        (own["opt"], own["opt.lr"], own["seed"]) for own in named.values()
+        (settings["opt"], settings["opt.lr"], settings["seed"]) for settings in named.values()
     }
     assert (folder / "sensitivity.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / "sensitivity.pdf").read_bytes().startswith(b"%PDF")
@@ -303,8 +303,8 @@ def test_lanes_with_different_budgets_end_on_their_own(sweep, store):
 def test_a_lane_may_end_before_the_others(sweep, store, option, status, diverged):
     answer = sweep("--opt", "gd", f"--opt.{option}", "0.1,1e300", "--seeds", 2, *LANES)
     assert answer.code == 0
-    found = {(run.config["opt_options"][option], run.status, run.steps == STEPS) for run in Store(store).runs()}
-    assert found == {(0.1, "completed", True), (1e300, status, False)}
+    results = {(run.config["opt_options"][option], run.status, run.steps == STEPS) for run in Store(store).runs()}
+    assert results == {(0.1, "completed", True), (1e300, status, False)}
     assert diverged in next(line for line in answer.out.splitlines() if "1e+300" in line)
 
 
@@ -771,7 +771,7 @@ def meet(store: Path, journal: Path) -> None:
     bench.execute.here.train_block, Lanes.step = train_block, step_together
 
 
-def have_little_memory(more: int, each: int) -> None:
+def have_little_memory(more: int, size: int) -> None:
     """Limit memory to this much more than at the start of the first block; each lane of a step needs a given amount."""
     os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # Arrow's own pool may loop forever if an allocation fails
     import_module("pyarrow.parquet")
@@ -789,7 +789,7 @@ def have_little_memory(more: int, each: int) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
     def greedy_step(self):
-        torch.empty(self.alive.size * each, dtype=torch.uint8)
+        torch.empty(self.alive.size * size, dtype=torch.uint8)
         return step(self)
 
     bench.execute.here.train_block, Lanes.step = train_block, greedy_step
@@ -862,12 +862,12 @@ def test_a_full_disk_at_the_end_keeps_the_checkpoint(sweep, store, monkeypatch, 
 
 
 def test_a_store_that_may_only_be_read(sweep, store, monkeypatch):
-    made = os.mkdir
+    original = os.mkdir
 
     def read_only(path, *mode, **more):  # root, who may run this, is not bound by permissions
         if str(path).startswith(str(store)):
             raise OSError(errno.EROFS, "Read-only file system")
-        return made(path, *mode, **more)
+        return original(path, *mode, **more)
 
     monkeypatch.setattr(os, "mkdir", read_only)
     answer = sweep(*FOUR, *LANES)

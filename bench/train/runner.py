@@ -6,7 +6,6 @@ import os
 import platform
 import resource
 import signal
-import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -128,7 +127,6 @@ def run(
         with quiet(), stop.listening(), rendezvous_of_its_own(config):
             trainer = make_trainer(config, [recorder])
             steps = StepRanges(task, recorder.val_every, config.task_spec.steps_per_call)
-            refuse_unusable_port(trainer)
             awaited = awaited_machines(trainer)
             if awaited is not None:
                 print(f"bench: {awaited.said}", file=sys.stderr, flush=True)
@@ -299,24 +297,6 @@ def rendezvous_of_its_own(config: RunConfig) -> Iterator[None]:
                 os.environ[name] = value
         if config.trainer.ranks == 1 and not initialized and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-
-
-def refuse_unusable_port(trainer: pl.Trainer) -> None:
-    """Check the MASTER_PORT that this process will serve; torch would fail without naming it, and other ranks wait.
-
-    Raises:
-        UserError: it is not a port, or it is taken.
-    """
-    environment, text = getattr(trainer.strategy, "cluster_environment", None), os.environ.get("MASTER_PORT")
-    if text is None or type(environment) is not LightningEnvironment or not is_main_process():
-        return
-    try:
-        with socket.socket() as server:
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch does
-            server.bind(("", int(text)))
-    except (ValueError, OverflowError, OSError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it must be a whole number from 0 to 65535"
-        raise UserError(f"MASTER_PORT {text!r}: {why}; unset it, or name a free port") from None
 
 
 @dataclass(frozen=True)
