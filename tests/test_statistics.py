@@ -126,7 +126,7 @@ def test_a_verdict_is_that_of_the_first_seeds_that_decide(d: list[float]) -> Non
     often = divergences(np.array([d]))[0] if d else [0]
     assert (result.sign, result.diverges) == (expected[-1], often[-1])
     deciding = expected if result.sign else often
-    assert result.told == next((n for n, sign in enumerate(deciding, 1) if sign), None)
+    assert result.decided_after == next((n for n, sign in enumerate(deciding, 1) if sign), None)
     assert (result.wins, result.losses) == (sum(x > 0 for x in d), sum(x < 0 for x in d))
     assert result.verdict in (
         ("too few seeds",) if len(d) < LEAST_SEEDS else ("better", "worse", "no difference found")
@@ -165,7 +165,7 @@ def test_an_effect_excludes_nothing_but_what_the_wins_decide(d: list[float]) -> 
 def test_a_scale_changes_no_verdict_and_ratios_are_positive(values: list[tuple[float, float]]) -> None:
     first, second = map(list, zip(*values, strict=True))
     plain, log = compare(first, second, "min"), compare(first, second, "min", log=True)
-    assert (plain.verdict, plain.wins, plain.told) == (log.verdict, log.wins, log.told)
+    assert (plain.verdict, plain.wins, plain.decided_after) == (log.verdict, log.wins, log.decided_after)
     assert log.effect is not None
     assert 0 <= log.effect.low <= log.effect.mean <= log.effect.high or not log.effect.bounded
     assert log.effect.mean > 0

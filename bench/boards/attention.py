@@ -109,7 +109,7 @@ def attention_board(collected: Collected) -> Board:
     shown = []
     for problem, entries in collected.problems.items():
         read = {entry: collected.read(entry) for entry in entries}
-        observed = {entry: runs for entry, own in read.items() if (runs := observations(entry, own))}
+        observed = {entry: runs for entry, tables in read.items() if (runs := observations(entry, tables))}
         if not observed:
             continue
         sound = [entry for entry in observed if not entry.refused] or observed
@@ -129,7 +129,7 @@ def attention_board(collected: Collected) -> Board:
                 **verdict,
                 **{name: _mean(name, list(_at(name, level, runs).values()), "do not reach it") for name in SHOWN},
                 "start_entropy": _mean("entropy", [run["entropy"][0] for run in runs.values()]),
-                **{f"end_{name}": _mean(name, [values[-1] for values in own]) for name, own in last.items()},
+                **{f"end_{name}": _mean(name, [values[-1] for values in tables]) for name, tables in last.items()},
             }
         columns = [
             *(

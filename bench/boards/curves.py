@@ -209,8 +209,8 @@ def _means(name: str, at: Array, values: Array, log: str) -> list[Trace]:
     at, values, n = at[some], values[:, some], len(values)
     if n < FEW_SEEDS:
         return [Trace(name, at, row) for row in values]
-    own = np.log(values) if "y" in log else np.clip(values, -MOST, MOST)  # squares of larger numbers overflow
-    mean, half = own.mean(0), float(stdtrit(n - 1, 0.975)) * own.std(0, ddof=1) / math.sqrt(n)
+    scaled = np.log(values) if "y" in log else np.clip(values, -MOST, MOST)  # squares of larger numbers overflow
+    mean, half = scaled.mean(0), float(stdtrit(n - 1, 0.975)) * scaled.std(0, ddof=1) / math.sqrt(n)
     low, middle, high = (np.exp(np.clip(x, -690, 690)) if "y" in log else x for x in (mean - half, mean, mean + half))
     return [Trace(name, at, middle, (low, high))]
 

@@ -161,7 +161,7 @@ class Verdicts:
             "verdict": words,
             "won": f"{result.wins} of {result.n}" + f" ({counted(ties, 'tie')})" * bool(ties),
             "effect": result.effect,
-            "more": result.told or (more and f"after {spanned(more)}"),
+            "more": result.decided_after or (more and f"after {spanned(more)}"),
             "compared": {
                 "n": result.n,
                 "wins": result.wins,

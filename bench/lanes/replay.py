@@ -123,7 +123,7 @@ def _simplify(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.op != "call_function" or not (node.args and isinstance(source := node.args[0], fx.Node)):
             continue
-        old, new = (each.meta.get("tensor_meta") for each in (source, node))
+        old, new = (item.meta.get("tensor_meta") for item in (source, node))
         as_it_was = old is not None and new is not None and (old.shape, old.stride) == (new.shape, new.stride)
         if node.target in _IDENTITY or (node.target in _RESHAPING and as_it_was):
             node.replace_all_uses_with(source)

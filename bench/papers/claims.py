@@ -148,7 +148,7 @@ def sooner(
             slower = "completed" in never and not np.isnan(slow_steps).all()
             return without_numbers("fails" if slower else "undecided", unit, text)
         censored = np.isnan(slow_steps)[j]
-        last, first = (np.where(censored, ends[j], each[j]) for each in (slow_steps, slow_earliest))
+        last, first = (np.where(censored, ends[j], first_at[j]) for first_at in (slow_steps, slow_earliest))
         ratios = (last / steps[i], first / steps[i], last / earliest[i])
         x, least, most = (stats.t_interval(np.log(ratio)) for ratio in ratios)
         x = replace(x, low=least.low, high=math.inf if censored.any() else most.high)

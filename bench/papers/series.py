@@ -83,8 +83,8 @@ def first_reached(
         after the measurement before; the last step of the measure.
     """
     steps, values = common_series(results, arm, measure)
-    there = np.asarray((values >= level[0]) & (values <= level[1]))
-    first = np.where(there.any(axis=1), steps[np.argmax(there, axis=1)], np.nan)
+    inside = np.asarray((values >= level[0]) & (values <= level[1]))
+    first = np.where(inside.any(axis=1), steps[np.argmax(inside, axis=1)], np.nan)
     ends = np.max(np.broadcast_to(steps, values.shape), axis=1, where=~np.isnan(values), initial=1)
     before = np.where(~np.isnan(values) & (steps < first[:, None]), steps, 0).max(axis=1)
     return np.maximum(first, 1), np.minimum(before + 1, np.maximum(first, 1)), ends

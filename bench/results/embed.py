@@ -107,44 +107,44 @@ def _mark(marker: str | None) -> str:
 
 def _clean(root: ElementTree.Element, key: str, names: list[str]) -> None:
     """Prepare matplotlib's SVG for a page: unique ids, no global style, nothing superfluous."""
-    values = (value for element in root.iter() for value in element.attrib.values())
+    values = (value for each in root.iter() for value in each.attrib.values())
     used = {name: f"{key}-{i}" for i, name in enumerate(dict.fromkeys(m for v in values for m in _REFERRED.findall(v)))}
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)
-    for element in root.iter():
-        for child in [child for child in element if child.tag in _DROPPED]:
-            element.remove(child)
-        element.tag = element.tag.removeprefix(_SVG)
-        element.text, element.tail = element.text if (element.text or "").strip() else None, None
-        attributes, series = element.attrib, element.attrib.get("id", "").partition("series-")[2]
-        if attributes.get("id") in used:
-            attributes["id"] = used[attributes["id"]]
+    for each in root.iter():
+        for child in [child for child in each if child.tag in _DROPPED]:
+            each.remove(child)
+        each.tag = each.tag.removeprefix(_SVG)
+        each.text, each.tail = each.text if (each.text or "").strip() else None, None
+        own, series = each.attrib, each.attrib.get("id", "").partition("series-")[2]
+        if own.get("id") in used:
+            own["id"] = used[own["id"]]
         else:
-            attributes.pop("id", None)
+            own.pop("id", None)
         if series:
-            attributes |= {"class": "series", "data-series": series, "data-name": harmless(names[int(series)])}
-        if _LINK in attributes:
-            attributes["href"] = f"#{used[attributes.pop(_LINK)[1:]]}"
-        if "clip-path" in attributes:
-            attributes["clip-path"] = f"url(#{used[attributes['clip-path'][5:-1]]})"
-        if "style" in attributes:
-            attributes["style"] = _variable(
-                attributes["style"].replace("font-family: 'DejaVu Sans'", "").strip("; ")
-            ).replace("; ; ", "; ")
-        band = len(attributes.get("d", "")) > _LONG and "fill: none" not in attributes.get("style", "")
-        for name in attributes.keys() & {"d", "x", "y", "transform", "width", "height"}:
-            line = name == "d" and "fill: none" in attributes.get("style", "")  # the pointer reads values from it
+            own |= {"class": "series", "data-series": series, "data-name": harmless(names[int(series)])}
+        if _LINK in own:
+            own["href"] = f"#{used[own.pop(_LINK)[1:]]}"
+        if "clip-path" in own:
+            own["clip-path"] = f"url(#{used[own['clip-path'][5:-1]]})"
+        if "style" in own:
+            own["style"] = _variable(own["style"].replace("font-family: 'DejaVu Sans'", "").strip("; ")).replace(
+                "; ; ", "; "
+            )
+        band = len(own.get("d", "")) > _LONG and "fill: none" not in own.get("style", "")
+        for name in own.keys() & {"d", "x", "y", "transform", "width", "height"}:
+            line = name == "d" and "fill: none" in own.get("style", "")  # the pointer reads values from it
             digits = 3 if line else 1 if band else 2
-            attributes[name] = " ".join(_NUMBER.sub(partial(_rounded, digits), attributes[name]).split())
+            own[name] = " ".join(_NUMBER.sub(partial(_rounded, digits), own[name]).split())
         if band:
-            attributes["d"] = attributes["d"].replace(" L ", " ")  # as further points of M
-        if attributes.get("transform", "").startswith("rotate(-0 "):
-            del attributes["transform"]
+            own["d"] = own["d"].replace(" L ", " ")  # as further points of M
+        if own.get("transform", "").startswith("rotate(-0 "):
+            del own["transform"]
 
 
 def _join_grid(root: ElementTree.Element) -> None:
     """Draw the grid, clipped lines outside of series, as one path for each style."""
-    series = {element for group in root.iterfind(".//g[@class='series']") for element in group.iter()}
+    series = {each for group in root.iterfind(".//g[@class='series']") for each in group.iter()}
     first: dict[tuple[str | None, str], ElementTree.Element] = {}
     for group in [*root.iter("g")]:
         for path in [path for path in group.findall("path[@clip-path]") if path.get("d", "").count("L") == 1]:
@@ -156,16 +156,16 @@ def _join_grid(root: ElementTree.Element) -> None:
 
 def _shorten(root: ElementTree.Element) -> None:
     """Remove groups with nothing or only one other element, and styles of uses that repeat those of what they use."""
-    styles = {element.get("id"): element.get("style") for element in root.iter() if "id" in element.attrib}
-    for element in root.iter():
-        if element.tag == "use" and element.get("style") == styles.get(element.get("href", "")[1:], ""):
-            del element.attrib["style"]
-        for child in [child for child in element if child.tag == "g" and not len(child)]:
-            element.remove(child)
-        for i, child in enumerate(element):
+    styles = {each.get("id"): each.get("style") for each in root.iter() if "id" in each.attrib}
+    for each in root.iter():
+        if each.tag == "use" and each.get("style") == styles.get(each.get("href", "")[1:], ""):
+            del each.attrib["style"]
+        for child in [child for child in each if child.tag == "g" and not len(child)]:
+            each.remove(child)
+        for i, child in enumerate(each):
             while child.tag == "g" and not child.attrib and len(child) == 1 and child[0].tag in ("g", "use"):
-                element[i] = child = child[0]
+                each[i] = child = child[0]
 
 
-def _rounded(digits: int, number: re.Match[str]) -> str:
-    return f"{float(number[0]):.{digits}f}".rstrip("0").rstrip(".")
+def _rounded(digits: int, found: re.Match[str]) -> str:
+    return f"{float(found[0]):.{digits}f}".rstrip("0").rstrip(".")

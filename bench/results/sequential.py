@@ -111,7 +111,7 @@ class Comparison:
         verdict: of the wins; see the module.
         diverges: 1 if it diverges less often than the other, -1 if more often, 0 if that is undecided.
         often: both in words.
-        told: number of seeds at which the verdict was decided, else how often they diverge; None if both are undecided.
+        decided_after: number of seeds at which the verdict was decided, else how often they diverge; None if neither is.
         effect: median over seeds of the paired difference, oriented so that positive is better, or of the ratio of the
             values on a logarithmic scale. Its interval excludes zero effect if the wins decide, and covers the true
             median with probability 96 % or more, simultaneously for all numbers of seeds; it is unbounded if the seeds
@@ -125,7 +125,7 @@ class Comparison:
     lost: tuple[int, int]
     verdict: Verdict
     diverges: int
-    told: int | None
+    decided_after: int | None
     effect: Interval | None
     often: tuple[str, str] = OFTEN
 
@@ -151,7 +151,7 @@ class Comparison:
     def selected(self) -> "Comparison":
         """Without verdict and interval, which are invalid for settings chosen on these seeds."""
         effect = self.effect and replace(self.effect, low=-math.inf, high=math.inf)
-        return replace(self, verdict="selected on these seeds", diverges=0, told=None, effect=effect)
+        return replace(self, verdict="selected on these seeds", diverges=0, decided_after=None, effect=effect)
 
 
 def compare(
@@ -175,18 +175,18 @@ def compare(
     n, lost = len(first), (sum(x is None for x in first), sum(x is None for x in second))
     d = _gains(first, second, mode, log)
     low, other_low = (np.array([x is not None and x == floor for x in side], dtype=bool) for side in (first, second))
-    sign, told = _first_told(d > 0, d < 0, SHARES[0], tests)
+    sign, decided_after = _first_decided(d > 0, d < 0, SHARES[0], tests)
     only = np.flatnonzero(np.isinf(d))  # seeds on which exactly one has a value
-    diverges, of_those = _first_told(d[only] > 0, d[only] < 0, SHARES[1], tests)
-    if told is None and of_those is not None:
-        told = int(only[of_those - 1]) + 1
+    diverges, of_those = _first_decided(d[only] > 0, d[only] < 0, SHARES[1], tests)
+    if decided_after is None and of_those is not None:
+        decided_after = int(only[of_those - 1]) + 1
     undecided: Verdict = "too few seeds" if n < LEAST_SEEDS else "no difference found"
     verdict: Verdict = "better" if sign > 0 else "worse" if sign < 0 else undecided
     effect = None if lost == (n, n) else _effect(d, low, other_low, mode, log)
-    return Comparison(n, int((d > 0).sum()), int((d < 0).sum()), lost, verdict, diverges, told, effect)
+    return Comparison(n, int((d > 0).sum()), int((d < 0).sum()), lost, verdict, diverges, decided_after, effect)
 
 
-def _first_told(won: NDArray[np.bool_], lost: NDArray[np.bool_], share: float, tests: int) -> tuple[int, int | None]:
+def _first_decided(won: NDArray[np.bool_], lost: NDArray[np.bool_], share: float, tests: int) -> tuple[int, int | None]:
     """The decided sign and the smallest deciding number of seeds; 0 and None if undecided."""
     least = _least_wins(len(won), share, tests)[1:]
     reached = [(np.flatnonzero(of.cumsum() >= least), sign) for of, sign in ((won, 1), (lost, -1))]
@@ -241,7 +241,7 @@ def _effect(
     smaller, larger = (first & ~second, second & ~first)[:: 1 if mode == "max" else -1]
     least, most = np.where(smaller, -math.inf, d), np.where(larger, math.inf, d)
     low, middle, high = _bounds(least)[0], float(pair.mean()), _bounds(most)[1]
-    below, above = (bool((_middle(own) != pair).any()) for own in (least, most))
+    below, above = (bool((_middle(gains) != pair).any()) for gains in (least, most))
     if log and mode == "min":  # a larger gain is a smaller ratio
         low, middle, high, below, above = -high, -middle, -low, above, below
     bound = "<=" if below and not above else ">=" if above and not below else ""
