@@ -111,7 +111,7 @@ class Comparison:
         verdict: of the wins; see the module.
         diverges: 1 if it diverges less often than the other, -1 if more often, 0 if that is undecided.
         often: both in words.
-        decided_after: number of seeds at which the verdict was decided, else how often they diverge; None if neither is.
+        decided_after: number of seeds at which the verdict was decided, or how often they diverge; or None.
         effect: median over seeds of the paired difference, oriented so that positive is better, or of the ratio of the
             values on a logarithmic scale. Its interval excludes zero effect if the wins decide, and covers the true
             median with probability 96 % or more, simultaneously for all numbers of seeds; it is unbounded if the seeds
