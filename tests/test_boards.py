@@ -1178,7 +1178,7 @@ def test_a_timeout_before_the_target_gives_no_verdict(store):
     table = board("speed", store, target=None).tables[-1]
     assert {row["opt"]: row["verdict"] for row in table.rows} == {
         "adam": "reference",
-        "sgd": "not compared: has runs that time stopped before the target",
+        "sgd": "not compared: a time limit ended runs before the target",
     }
 
 

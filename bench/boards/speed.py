@@ -62,7 +62,7 @@ def cut_short(entry: Entry, target: float | None) -> bool:
 
 def by_steps(ref: Entry | None, target: float | None, mode: Mode) -> Verdicts:
     """Verdicts by the steps to the target; none on entries that the time limit cut short."""
-    why = "has runs that time stopped before the target"
+    why = "a time limit ended runs before the target"
     return Verdicts(ref, steps_to(target, mode), lambda entry: why if cut_short(entry, target) else None)
 
 

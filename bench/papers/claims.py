@@ -325,7 +325,7 @@ def trend(
 
 
 def slope_region(results: Results, /, *, arms: Names, x: str, y: str, between: Range, decades: Positive) -> Finding:
-    """Over so many decades of x without a break, the local exponent of y in x is in a range.
+    """The local exponent of y in x stays in a range over at least this many decades of x.
 
     `stats.power_law_decades` defines the local exponent. Points without a logarithm are excluded.
 

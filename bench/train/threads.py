@@ -16,7 +16,7 @@ _before: int | None = None
 
 
 def set_threads(count: int) -> None:
-    """Let this process use so many threads."""
+    """Set the number of threads of this process, also for later models."""
     global _before
     _before = None
     torch.set_num_threads(count)
