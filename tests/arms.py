@@ -27,7 +27,7 @@ def arm_of(
         task: options of the task.
         reason: of all runs; None if they used up their budget.
     """
-    own = [{str(k): table for k, table in enumerate(of)} for of in tables]
+    tables_of = [{str(k): table for k, table in enumerate(of)} for of in tables]
     config: Any = {"task_options": dict(task or {}), "opt_options": {}, "trainer": {}}
     runs = [
         RunResult(
@@ -36,16 +36,16 @@ def arm_of(
             status,  # pyright: ignore[reportArgumentType]
             reason,
         )
-        for seed, status in zip(seeds or range(len(own)), statuses or ["completed"] * len(own), strict=True)
+        for seed, status in zip(seeds or range(len(tables_of)), statuses or ["completed"] * len(tables_of), strict=True)
     ]
-    return Arm.of_each(label, zip(runs, own, strict=True))
+    return Arm.of_each(label, zip(runs, tables_of, strict=True))
 
 
 def changed(source: Arm, **changes: Any) -> Arm:
     """The arm with other arguments of `arm_of`; all its runs get one reason."""
     runs = list(source.runs.values())
     same: dict[str, Any] = {
-        "tables": [list(own.values()) for own in source.tables.values()],
+        "tables": [list(tables_of.values()) for tables_of in source.tables.values()],
         "statuses": [run.status for run in runs],
         "seeds": [run.config["seed"] for run in runs],
         "task": runs[0].config["task_options"],

@@ -28,7 +28,7 @@ def _described(task: str, opt: str, words: str) -> str:
     return json.dumps(described(resolve({"task": task, "opt": opt, "device": "cpu", **json.loads(words)})))
 
 
-def made(
+def make_run(
     opt: str = "adam",
     seed: int = 0,
     final: End = 0.5,
@@ -49,11 +49,11 @@ def made(
         words: further settings in dotted form.
         changes: fields of the record.
     """
-    own = json.loads(_described(task, opt, json.dumps({"trainer.max_steps": 100, "seed": seed, **(words or {})})))
+    settings = json.loads(_described(task, opt, json.dumps({"trainer.max_steps": 100, "seed": seed, **(words or {})})))
     for key, unknown in (("opt", name), ("task", on)):
         if unknown is not None:
-            own["config"][key], own["identity"][key] = plain(unknown), bare(plain(unknown))
-    own["run_id"] = id_of(own["config"]["task"], own["config"]["opt"], own["identity"])
+            settings["config"][key], settings["identity"][key] = plain(unknown), bare(plain(unknown))
+    settings["run_id"] = id_of(settings["config"]["task"], settings["config"]["opt"], settings["identity"])
     values: dict[str, Any] = {
         "status": "completed",
         "versions": VERSIONS,
@@ -66,14 +66,14 @@ def made(
         "environment": CPU,
         "thinned": True,
     }
-    return RunResult(**(own | values | changes))
+    return RunResult(**(settings | values | changes))
 
 
 def seeds(opt: str, finals: Sequence[End], first: int = 0, **changes: Any) -> list[RunResult]:
     """A run for each value, with consecutive seeds; None for a diverged run."""
     lost: dict[str, Any] = {"status": "diverged"}
     return [
-        made(opt, seed, final, **((lost if final is None else {}) | changes))
+        make_run(opt, seed, final, **((lost if final is None else {}) | changes))
         for seed, final in enumerate(finals, first)
     ]
 
@@ -135,10 +135,11 @@ def study(
     return record
 
 
-def tuned(store: Path, opt: str, finals: Sequence[End], lr: float = 0.1, **changes: Any) -> None:
+def add_tuned(store: Path, opt: str, finals: Sequence[End], lr: float = 0.1, **changes: Any) -> None:
     """A study with three trials of two seeds, and the winner on as many fresh seeds as there are values."""
     trials = {
-        each: [made(opt, seed, 0.4, words={"opt.lr": each}) for seed in (1000, 1001)] for each in (lr / 10, lr, lr * 10)
+        rate: [make_run(opt, seed, 0.4, words={"opt.lr": rate}) for seed in (1000, 1001)]
+        for rate in (lr / 10, lr, lr * 10)
     }
     for runs in trials.values():
         keep(store, *runs)
@@ -147,7 +148,7 @@ def tuned(store: Path, opt: str, finals: Sequence[End], lr: float = 0.1, **chang
     keep(store, *seeds(opt, finals, words={"opt.lr": lr}))
 
 
-def tried(
+def add_tried(
     store: Path,
     scores: Mapping[float, Sequence[End]],
     finals: Mapping[float, Sequence[End]],
@@ -175,9 +176,11 @@ def tried(
     runs: dict[float, list[RunResult]] = {}
     for lr, row in finals.items():
         for i, (score, final) in enumerate(zip(scores[lr], row, strict=True)):
-            own = excess_of(task, final) | {"validations": [{"step": 100, "train_s": 1.0, metric: score}] * bool(final)}
-            runs.setdefault(lr, []).extend(seeds(opt, [final], first + i, task=task, words={"opt.lr": lr}, **own))
-    keep(store, *(run for lr, own in runs.items() for run in own if kept or run is runs[won][0]))
+            settings = excess_of(task, final) | {
+                "validations": [{"step": 100, "train_s": 1.0, metric: score}] * bool(final)
+            }
+            runs.setdefault(lr, []).extend(seeds(opt, [final], first + i, task=task, words={"opt.lr": lr}, **settings))
+    keep(store, *(run for lr, group in runs.items() for run in group if kept or run is runs[won][0]))
     for seed, final in enumerate(fresh):
         keep(store, *seeds(opt, [final], seed, task=task, words={"opt.lr": won}, **excess_of(task, final)))
     values = {"opt": opt, "task": task, "seeds": [first + i for i in range(len(finals[won]))]}
@@ -189,7 +192,7 @@ def excess_of(task: str, final: End) -> dict[str, Any]:
     return {"metrics": {"final": {"loss": final, "excess": final}}} if task == "synthetic" and final else {}
 
 
-def found(*folders: Path, **words: Any) -> Collected:
+def collect_from(*folders: Path, **words: Any) -> Collected:
     """The entries of some stores."""
     return collect(Stores(folders), **words)
 

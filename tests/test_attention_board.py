@@ -30,9 +30,9 @@ def test_the_mean_over_heads_is_of_all_layers_and_of_one_measurement() -> None:
         "stable_rank_QK_l0_h0": np.array([9.0, 9.0]),
         "top_rank_l0_h0": np.array([9.0, 9.0]),
     }
-    found = over_heads({"measurements": table}, "rank")
-    assert found is not None
-    assert [own.tolist() for own in found] == [[0, 1], [2, 4]]
+    result = over_heads({"measurements": table}, "rank")
+    assert result is not None
+    assert [values.tolist() for values in result] == [[0, 1], [2, 4]]
     assert over_heads({"measurements": table}, "entropy") is None
     assert over_heads({}, "rank") is None
 
@@ -46,19 +46,19 @@ def test_the_direction_is_compared_with_that_at_the_end_and_its_distance_shrinks
         f"direction_at_{t}_l0_h{h}": np.array([np.nan, c]) for t, c in zip(steps, cosines, strict=True) for h in (0, 1)
     }
     table |= {"direction_at_1_l1_h0": np.array([np.nan, cosines[1]]), "step": np.array([0.0, 1000.0])}
-    found = directions({"measurements": table})
-    assert list(found) == steps.tolist()
-    assert list(found.values()) == pytest.approx(cosines.tolist())
-    assert rate(found) == pytest.approx(0.75)
-    assert rate({t: c for t, c in found.items() if t not in (18, 32, 56)}) is None  # two snapshots from 1 % to 10 %
+    result = directions({"measurements": table})
+    assert list(result) == steps.tolist()
+    assert list(result.values()) == pytest.approx(cosines.tolist())
+    assert rate(result) == pytest.approx(0.75)
+    assert rate({t: c for t, c in result.items() if t not in (18, 32, 56)}) is None  # two snapshots from 1 % to 10 %
     assert directions({}) == {}
 
 
 def test_a_training_loss_is_the_mean_of_the_last_tenth_of_the_steps() -> None:
     curve = {"step": np.arange(1.0, 101), "loss": np.arange(100, 0, -1.0)}
-    found = loss_at(curve, np.array([0, 1, 5, 10, 100]))
-    assert np.isnan(found[0])
-    assert found[1:].tolist() == [100, 96, 91, np.mean(np.arange(10, 0, -1))]
+    result = loss_at(curve, np.array([0, 1, 5, 10, 100]))
+    assert np.isnan(result[0])
+    assert result[1:].tolist() == [100, 96, 91, np.mean(np.arange(10, 0, -1))]
 
 
 def test_a_thinned_curve_gives_the_loss_at_its_own_steps() -> None:
@@ -110,25 +110,27 @@ def test_the_board_compares_attention_at_equal_loss(cli, observed: Path) -> None
 
 
 def test_verdicts_are_of_entropy_on_common_seeds() -> None:
-    own: dict[Any, float | None] = {seed: 1.0 + 0.01 * seed for seed in range(8)}
-    base = {seed: value + 0.1 for seed, value in own.items() if value is not None}
-    found = against(own, base)
-    assert found["verdict"] == "sparser"
-    assert found["difference"].mean == pytest.approx(-0.1)
-    assert against(base, own)["verdict"] == "less sparse"
-    assert against(own | {0: 9.9}, base)["verdict"] == "no difference found"
-    assert against(dict.fromkeys(own), base) == {"difference": None, "verdict": None}
-    assert against({seed: own[seed] for seed in range(3)}, base)["verdict"] == "too few seeds"
+    values: dict[Any, float | None] = {seed: 1.0 + 0.01 * seed for seed in range(8)}
+    base = {seed: value + 0.1 for seed, value in values.items() if value is not None}
+    result = against(values, base)
+    assert result["verdict"] == "sparser"
+    assert result["difference"].mean == pytest.approx(-0.1)
+    assert against(base, values)["verdict"] == "less sparse"
+    assert against(values | {0: 9.9}, base)["verdict"] == "no difference found"
+    assert against(dict.fromkeys(values), base) == {"difference": None, "verdict": None}
+    assert against({seed: values[seed] for seed in range(3)}, base)["verdict"] == "too few seeds"
 
 
 def test_a_head_that_starts_at_0_has_no_direction_and_no_stable_rank(store: Path) -> None:
     """Both are 0 / 0."""
     steps = np.arange(5.0)
     curve = {"step": steps[1:], **dict.fromkeys(CURVE_FIELDS[1:], np.ones(4))}
-    own = {f"{name}_l0_h0": np.ones(5) for name in SHOWN} | {"stable_rank_QK_l0_h0": np.full(5, math.nan)}
-    own |= {f"direction_at_{step}_l0_h0": np.array([0, 0, 0, 0, math.nan if step == 0 else 1.0]) for step in range(5)}
+    values = {f"{name}_l0_h0": np.ones(5) for name in SHOWN} | {"stable_rank_QK_l0_h0": np.full(5, math.nan)}
+    values |= {
+        f"direction_at_{step}_l0_h0": np.array([0, 0, 0, 0, math.nan if step == 0 else 1.0]) for step in range(5)
+    }
     for run in seeds("adam", [0.5] * 3, steps=4):
-        put(store, run, tables={"curve": {run.run_id: curve}, "measurements": {run.run_id: {"step": steps, **own}}})
+        put(store, run, tables={"curve": {run.run_id: curve}, "measurements": {run.run_id: {"step": steps, **values}}})
     table, directions = board("attention", store).tables
     assert table.rows[0]["end_entropy"].mean == 1
     assert table.rows[0]["end_stable_rank_QK"] == directions.rows[0]["cosine_0"] == "3 of 3 runs have none"

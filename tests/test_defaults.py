@@ -15,7 +15,7 @@ from bench.store.stores import Stores
 from bench.tuning import suite
 from optimizers import OPTIMIZERS
 from tasks import TASKS
-from tests.entered import made
+from tests.entered import make_run
 from tools import defaults
 from tools.defaults import Cell, beats_chance, choice, default, reference_studies
 
@@ -54,7 +54,7 @@ def test_points_without_a_score_on_every_task_are_not_chosen() -> None:
 
 
 def test_points_excluded_by_their_cap_count_only_if_the_choice_does_not_beat_chance() -> None:
-    capped = [made("sps", 1000, value, words={"opt.max_step": value}, cap_share=0.99) for value in (0.9, 0.6)]
+    capped = [make_run("sps", 1000, value, words={"opt.max_step": value}, cap_share=0.99) for value in (0.9, 0.6)]
     runs = {run.run_id: run for run in capped}
 
     def tried(score: float | None) -> StudyRecord:

@@ -19,7 +19,7 @@ from bench.store.record import now
 from bench.store.store import Store
 from bench.terminal import wrapped
 from bench.text import width
-from tests.entered import keep, keep_block, made, seeds, study
+from tests.entered import keep, keep_block, make_run, seeds, study
 from tests.stored import WILD, add_run, begin, begin_block, kill, record
 
 FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--device", "cpu", "--trainer.max_steps", 20)
@@ -79,9 +79,9 @@ def test_date_and_plan_are_no_part_of_what_two_records_should_agree_in():
 def test_the_newest_comes_first_with_date_seconds_and_metric(cli, store, monkeypatch):
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()
-    old = made("sgd", begun=day(1), wall_s=200.0)
-    new = made("adam", begun=day(3), wall_s=1.5, final=0.875)
-    keep(store, old, new, made("sngd", begun=day(2), final=None, best=None, status="diverged"))
+    old = make_run("sgd", begun=day(1), wall_s=200.0)
+    new = make_run("adam", begun=day(3), wall_s=1.5, final=0.875)
+    keep(store, old, new, make_run("sngd", begun=day(2), final=None, best=None, status="diverged"))
     answer = cli("list", "runs")
     monkeypatch.undo()
     time.tzset()
@@ -94,8 +94,8 @@ def test_the_newest_comes_first_with_date_seconds_and_metric(cli, store, monkeyp
 
 
 def test_runs_that_differ_in_their_seeds_alone_share_a_line(cli, store):
-    keep(store, *seeds("adam", [0.5, 0.7, 0.6], begun=day(1), wall_s=5.0), made("adam", 7, None, status="diverged"))
-    keep(store, made("adam", 3, words={"opt.lr": 0.5}), made("adam", 8, None, status="failed"))
+    keep(store, *seeds("adam", [0.5, 0.7, 0.6], begun=day(1), wall_s=5.0), make_run("adam", 7, None, status="diverged"))
+    keep(store, make_run("adam", 3, words={"opt.lr": 0.5}), make_run("adam", 8, None, status="failed"))
     answer = cli("list", "runs")
     alike = next(row for row in rows(answer) if row[0] == "mnist-adam-*")
     assert alike[1] == "3 completed, 1 diverged, 1 failed"
@@ -113,7 +113,7 @@ def test_a_loss_is_shown_above_its_infimum_where_that_is_known(cli, store):
 
 
 def test_an_order_of_samples_of_its_own_is_no_other_seed(cli, store):
-    keep(store, *seeds("adam", [0.5, 0.6]), made("adam", 2, words={"data_seed": 7}))
+    keep(store, *seeds("adam", [0.5, 0.6]), make_run("adam", 2, words={"data_seed": 7}))
     assert len(names(cli("list", "runs"))) == 2
 
 
@@ -125,10 +125,10 @@ def test_a_group_with_half_of_its_runs_diverged_has_no_median(cli, store):
 def test_the_runs_of_a_sweep_share_a_line_with_the_best_setting(cli, store):
     def swept(lr: float, final: float, **changes):
         words = {"opt.lr": lr}
-        return [made("sgd", seed, final, words=words, plan="sweep", begun=day(2), **changes) for seed in (0, 1, 2)]
+        return [make_run("sgd", seed, final, words=words, plan="sweep", begun=day(2), **changes) for seed in (0, 1, 2)]
 
     keep_block(store, *swept(0.1, 0.5), *swept(0.25, 0.75), *swept(0.5, 0.6))
-    keep(store, made("sgd", 5, words={"opt.lr": 0.1}, begun=day(1)))
+    keep(store, make_run("sgd", 5, words={"opt.lr": 0.1}, begun=day(1)))
     first, second = rows(cli("list", "runs"))
     assert first[:2] == ["sweep of mnist-sgd", "9 completed"]
     assert first[5:] == ["0 to 2", "test accuracy 0.75 best", "opt.lr 0.25  trainer.max_steps 100"]
@@ -138,7 +138,7 @@ def test_the_runs_of_a_sweep_share_a_line_with_the_best_setting(cli, store):
 
 def test_the_middle_one_of_equal_points_is_the_best(cli, store):
     for number, lr in enumerate((2.0, 0.25, 10.0, 0.5, 1.0)):
-        keep(store, made("sgd", 0, 0.75, words={"opt.lr": lr}, plan="sweep", begun=day(number + 1)))
+        keep(store, make_run("sgd", 0, 0.75, words={"opt.lr": lr}, plan="sweep", begun=day(number + 1)))
     (line,) = rows(cli("list", "runs"))
     assert line[7] == "opt.lr 1  trainer.max_steps 100"
 
@@ -146,12 +146,12 @@ def test_the_middle_one_of_equal_points_is_the_best(cli, store):
 @pytest.fixture
 def studied(store):
     """A study of two points with a run that is not recorded in it yet, fresh seeds of the winner, and another run."""
-    trials = {lr: [made("adam", seed, lr, words={"opt.lr": lr}) for seed in (1000, 1001)] for lr in (0.25, 0.5)}
+    trials = {lr: [make_run("adam", seed, lr, words={"opt.lr": lr}) for seed in (1000, 1001)] for lr in (0.25, 0.5)}
     for runs in trials.values():
         keep(store, *runs)
-    keep(store, made("adam", 1000, None, words={"opt.lr": 0.75}, plan="study lr-of-adam", status="failed"))
+    keep(store, make_run("adam", 1000, None, words={"opt.lr": 0.75}, plan="study lr-of-adam", status="failed"))
     study(store, {0.25: 0.25, 0.5: 0.5}, trials, trials[0.5][0], name="lr-of-adam")
-    keep(store, *seeds("adam", [0.4, 0.6], words={"opt.lr": 0.5}), made("sgd"))
+    keep(store, *seeds("adam", [0.4, 0.6], words={"opt.lr": 0.5}), make_run("sgd"))
     return store
 
 
@@ -182,10 +182,10 @@ def test_runs_of_a_block_that_trains_now_are_running(cli, store):
 @pytest.fixture
 def several(store):
     kept = {
-        "sgd": made("sgd", begun=day(1), wall_s=3.0, steps=10, final=0.5),
-        "adam": made("adam", begun=day(3), wall_s=1.0, steps=30, final=0.25),
-        "ngd": made("ngd", begun=day(2), wall_s=2.0, steps=20, final=0.125, task="synthetic"),
-        "ps": made("ps", begun=day(4), wall_s=0.5, steps=5, final=None, status="failed", reason="broke"),
+        "sgd": make_run("sgd", begun=day(1), wall_s=3.0, steps=10, final=0.5),
+        "adam": make_run("adam", begun=day(3), wall_s=1.0, steps=30, final=0.25),
+        "ngd": make_run("ngd", begun=day(2), wall_s=2.0, steps=20, final=0.125, task="synthetic"),
+        "ps": make_run("ps", begun=day(4), wall_s=0.5, steps=5, final=None, status="failed", reason="broke"),
     }
     keep(store, *kept.values())
     return {run.run_id: name for name, run in kept.items()}
@@ -285,7 +285,7 @@ def test_an_illegal_time_of_since_is_refused(text):
 
 def test_several_stores_are_read_as_one(cli, tmp_path):
     for name, opt in (("one", "sgd"), ("two", "adam")):
-        keep(tmp_path / name, made(opt), made("ngd"))
+        keep(tmp_path / name, make_run(opt), make_run("ngd"))
     stores = ("--store", tmp_path / "one", "--store", tmp_path / "two")
     assert len(names(cli("list", "runs", *stores))) == 3
     assert json.loads(cli("list", "runs", "--json", "--opt", "adam", *stores).out)[0]["store"] == str(tmp_path / "two")
@@ -365,7 +365,7 @@ def test_a_run_says_which_study_it_is_of(cli, studied):
 
 def test_metrics_of_other_splits_have_rows_of_their_own(cli, store):
     metrics = {"final": {"accuracy": 0.5, "hard": {"accuracy": 0.25}}, "best": {"accuracy": 0.75}}
-    run = made("adam", best=0.75, metrics=metrics, target=0.5, steps_to_target=7, seconds_to_target=2.5)
+    run = make_run("adam", best=0.75, metrics=metrics, target=0.5, steps_to_target=7, seconds_to_target=2.5)
     keep(store, run)
     out = cli("show", run.run_id).out
     assert re.search(r"^  test accuracy  0\.5 +0\.75$", out, re.MULTILINE)
@@ -381,7 +381,7 @@ def test_metrics_of_other_splits_have_rows_of_their_own(cli, store):
     ],
 )
 def test_a_name_that_nothing_has(cli, store, name, error):
-    run = made("sgd")
+    run = make_run("sgd")
     keep(store, run)
     name = name.replace("mnist-sgd-0", run.run_id[:-4])
     assert error.format(store=store).replace("mnist-sgd-0", name) in fails(cli("show", name))
@@ -389,8 +389,8 @@ def test_a_name_that_nothing_has(cli, store, name, error):
 
 def test_nothing_in_a_record_harms_the_terminal_or_the_shell(cli, store):
     evil = "\x1b[31m\n$(touch harmed) `touch harmed`; touch harmed #'\" "
-    run = made("sgd", name=evil, on=WILD, reason=evil, formula=evil, plan=f"study {evil}", specimen=f"{evil}\n\x07")
-    keep(store, run, made("sgd", 1, name=evil, on=WILD, plan=f"study {evil}"))
+    run = make_run("sgd", name=evil, on=WILD, reason=evil, formula=evil, plan=f"study {evil}", specimen=f"{evil}\n\x07")
+    keep(store, run, make_run("sgd", 1, name=evil, on=WILD, plan=f"study {evil}"))
     for words in (["list", "runs"], ["list", "runs", "--all"], ["list", "runs", "--json"], ["show", run.run_id]):
         answer = cli(*words)
         assert answer.code == 0

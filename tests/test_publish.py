@@ -8,7 +8,7 @@ import yaml
 
 from bench.store.stores import Stores
 from bench.store.tables import CURVE_FIELDS
-from tests.entered import found, made, seeds
+from tests.entered import collect_from, make_run, seeds
 from tests.stored import add_study, put
 from tools import publish, schedules, thinning
 
@@ -60,7 +60,7 @@ def test_each_method_with_a_schedule_is_compared_with_itself_and_with_the_refere
     constant, arms = tmp_path / "constant", tmp_path / "arms"
     fill(constant, dict.fromkeys(CONSTANT, 0.0))
     fill(arms, {"adam": 0.05, "adamw": -0.05, "sgd": 0.0}, COSINE)
-    page = schedules.page(found(constant), found(arms))
+    page = schedules.page(collect_from(constant), collect_from(arms))
     assert page is not None
     text = " ".join(page.split())
     assert "against itself at a constant rate: better: adam; worse: adamw; no difference found: sgd." in text
@@ -70,14 +70,14 @@ def test_each_method_with_a_schedule_is_compared_with_itself_and_with_the_refere
     assert rows["adam"].endswith("| better |")
     assert rows["adamw"].endswith("| reference |")
     assert rows["sgd"].endswith("| worse |")
-    assert schedules.page(found(constant), None) is None
+    assert schedules.page(collect_from(constant), None) is None
 
 
 def test_a_method_without_runs_at_a_constant_rate_is_not_compared(tmp_path: Path) -> None:
     constant, arms = tmp_path / "constant", tmp_path / "arms"
     fill(constant, {"adamw": 0.0})
     fill(arms, {"adam": 0.05, "adamw": 0.0}, COSINE)
-    page = schedules.page(found(constant), found(arms))
+    page = schedules.page(collect_from(constant), collect_from(arms))
     assert page is not None
     assert "not compared: adam" in page
 
@@ -89,7 +89,7 @@ def test_shipped_runs_are_replaced_only_where_task_and_schedule_are_those_of_the
     monkeypatch.setattr(publish, "FOLDER", shipped)
     fill(shipped, {"adam": 0.0, "sgd": 0.0})
     fill(shipped, {"adam": 0.1}, COSINE)
-    put(shipped, made("adam", task="cifar10"))
+    put(shipped, make_run("adam", task="cifar10"))
     before = {run.run_id: publish._arm(run) for run in Stores([shipped]).runs}
     publish._withdraw({("mnist", "cosine")})
     left = {run.run_id: publish._arm(run) for run in Stores([shipped]).runs}
@@ -120,13 +120,13 @@ def test_the_readme_has_findings_and_a_mark_for_each_verdict(tmp_path: Path) -> 
     ]
     runs += seeds("sngd", [0.99] * 3)
     put(tmp_path, *runs, tables={"curve": {run.run_id: CURVE for run in runs}})
-    lines = publish.text(found(tmp_path)).splitlines()
+    lines = publish.text(collect_from(tmp_path)).splitlines()
     assert lines[:2] == ["* Muon beats AdamW on 2 of 2 vision tasks.", "* SGD loses to AdamW on 2 of 2 vision tasks."]
     cells = dict(line.removeprefix("| ").split(" | ", 1) for line in lines if line.startswith("| "))
     assert [cells[opt] for opt in ("muon", "sgd", "adam", "sngd")] == ["▲ | ▲ |", "▼ | ▼ |", "≈ | ≈ |", "- | ? |"]
-    table = publish._by_optimizer(publish._columns(found(tmp_path)), values=True)
+    table = publish._by_optimizer(publish._columns(collect_from(tmp_path)), values=True)
     assert "| muon | 0.903 [0.901, 0.905] ▲ | 0.903 [0.901, 0.905] ▲ |" in table
-    assert [panel.title for panel in publish.figure(found(tmp_path)).panels] == ["cifar10, max_steps 100"]
+    assert [panel.title for panel in publish.figure(collect_from(tmp_path)).panels] == ["cifar10, max_steps 100"]
 
 
 def test_tuned_files_flag_the_edges_that_boards_flag() -> None:

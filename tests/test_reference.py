@@ -20,7 +20,7 @@ from bench.text import word_of
 from optimizers import OPTIMIZERS
 from tasks import TASKS
 from tests.conftest import Answer, Cli
-from tests.entered import CPU, keep, made, seeds
+from tests.entered import CPU, keep, make_run, seeds
 
 ROOT = Path(__file__).parents[1]
 HERE = {
@@ -49,8 +49,8 @@ def reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store of reference results: seven seeds of adam and sgd on MNIST."""
     folder = tmp_path / "reference"
     monkeypatch.setenv("BENCH_REFERENCE", str(folder))
-    shown = [made("adam", seed, 0.9 + seed / 100, versions=HERE) for seed in range(7)]
-    keep(folder, *shown, *(made("sgd", seed, 0.5 + seed / 100, versions=HERE) for seed in range(7)))
+    shown = [make_run("adam", seed, 0.9 + seed / 100, versions=HERE) for seed in range(7)]
+    keep(folder, *shown, *(make_run("sgd", seed, 0.5 + seed / 100, versions=HERE) for seed in range(7)))
     return folder
 
 
@@ -106,7 +106,7 @@ def test_ones_own_runs_of_other_versions_are_refused_as_before(cli: Cli, referen
 
 @pytest.mark.parametrize("kind", ["task", "opt"])
 def test_results_of_another_version_of_task_or_optimizer_are_left_out(cli: Cli, reference: Path, kind: str) -> None:
-    keep(reference, made("adam", 9, 0.1, versions=HERE | {kind: HERE[kind] + 1}))
+    keep(reference, make_run("adam", 9, 0.1, versions=HERE | {kind: HERE[kind] + 1}))
     answer = cli("leaderboard", "--format", "json", "--reference", "adam")
     rows = {row["opt"]: row for row in strict_json(answer.out)[0]["tables"][0]["rows"]}
     assert rows["adam"]["n"] == 7
@@ -116,7 +116,7 @@ def test_results_of_another_version_of_task_or_optimizer_are_left_out(cli: Cli, 
 def test_an_own_run_takes_the_place_of_the_shipped_one_and_more_seeds_join(
     cli: Cli, reference: Path, store: Path
 ) -> None:
-    keep(store, made("adam", 0, 0.2, versions=HERE), made("adam", 7, 0.97, versions=HERE | {"torch": "2.99.0"}))
+    keep(store, make_run("adam", 0, 0.2, versions=HERE), make_run("adam", 7, 0.97, versions=HERE | {"torch": "2.99.0"}))
     answer = cli("leaderboard", "--format", "json", "--reference", "adam", "--mixed-versions")
     assert answer.code == 0
     assert "different results" not in answer.err  # it is no conflict
@@ -206,7 +206,7 @@ def test_runs_are_confirmed_and_invented_numbers_refuted(cli: Cli, swept: Path, 
 def test_a_run_that_cannot_be_trained_here_stops_no_other(cli: Cli, tmp_path: Path) -> None:
     store = tmp_path / "runs"
     assert cli("fit", "--task", "synthetic", "--opt", "gd", "--trainer.max_steps", 20, "--store", store).code == 0
-    keep(store, made("gd", task="synthetic", words={"device": "mps"}))
+    keep(store, make_run("gd", task="synthetic", words={"device": "mps"}))
     answer = cli("verify", store, "--runs", 2, "--json")
     assert answer.code == 0, answer.err
     found = {each["verdict"]: each["why"] for each in strict_json(answer.out)}

@@ -29,7 +29,7 @@ def test_all_draws_are_looked_at_where_there_are_few() -> None:
         assert draws(seeds)[1].sum() == pytest.approx(1)
 
 
-def test_a_fixed_sample_of_draws_is_examined_if_there_are_many_seeds() -> None:
+def test_many_seeds_use_a_fixed_sample_of_draws() -> None:
     indices, chances = draws(8)
     draws.cache_clear()
     again = draws(8)
@@ -42,18 +42,18 @@ def test_a_fixed_sample_of_draws_is_examined_if_there_are_many_seeds() -> None:
 
 @given(st.integers(1, 3).flatmap(lambda s: st.lists(st.tuples(*[st.tuples(ends, ends)] * s), min_size=1, max_size=4)))
 def test_the_variance_is_that_over_all_draws_written_out(trials: list[tuple[tuple[float | None, float | None], ...]]):
-    scores = [[score for score, _ in own] for own in trials]
-    finals = [[final for _, final in own] for own in trials]
+    scores = [[score for score, _ in values] for values in trials]
+    finals = [[final for _, final in values] for values in trials]
     seeds, gaps = range(len(scores[0])), []
     for draw in product(seeds, repeat=len(seeds)):
         index = winner([[row[seed] for seed in draw] for row in scores], "max", "accuracy")
         if index is None or None in (*finals[index], *finals[0]):
             gaps = None
             break
-        own, there = (np.array(finals[i], dtype=float) for i in (index, 0))
-        gaps.append(float((own - there).mean()))
-    found = tuning_variance(scores, finals, 0, "max", "accuracy")
-    assert found == (None if gaps is None else pytest.approx(np.var(gaps), abs=1e-12))
+        values, present = (np.array(finals[i], dtype=float) for i in (index, 0))
+        gaps.append(float((values - present).mean()))
+    result = tuning_variance(scores, finals, 0, "max", "accuracy")
+    assert result == (None if gaps is None else pytest.approx(np.var(gaps), abs=1e-12))
 
 
 def winner(scores: list[list[float | None]], mode: Mode, metric: str) -> int | None:
@@ -83,8 +83,8 @@ def test_a_draw_without_any_winner_is_not_bounded() -> None:
 
 
 def test_one_fresh_seed_bounds_nothing() -> None:
-    found = retuned_interval([[0.9, 0.5], [0.6, 0.7]], [[0.9, 0.5], [0.6, 0.7]], 0, [0.5], "max", "accuracy")
-    assert found == stats.Interval(0.5, -math.inf, math.inf, 1)
+    result = retuned_interval([[0.9, 0.5], [0.6, 0.7]], [[0.9, 0.5], [0.6, 0.7]], 0, [0.5], "max", "accuracy")
+    assert result == stats.Interval(0.5, -math.inf, math.inf, 1)
 
 
 values = st.lists(st.floats(0.001, 1000).map(lambda x: round(x, 3)), min_size=2, max_size=8)
@@ -92,14 +92,14 @@ values = st.lists(st.floats(0.001, 1000).map(lambda x: round(x, 3)), min_size=2,
 
 @given(values, st.lists(st.tuples(st.floats(0, 10), st.integers(1, 9)), max_size=3), st.booleans())
 def test_more_noise_never_makes_an_interval_narrower(
-    own: list[float], more: list[tuple[float, int]], log: bool
+    sample: list[float], more: list[tuple[float, int]], log: bool
 ) -> None:
-    found = stats.noisier_interval(own, more, log=log)
-    plain = stats.geometric_interval(own) if log else stats.t_interval(own)
-    assert found.mean == pytest.approx(plain.mean)
-    assert found.low <= plain.low * (1 + 1e-9 * math.copysign(1, plain.low))
-    assert found.high >= plain.high * (1 - 1e-9)
-    assert found == plain or any(of > 0 for of, _ in more)
+    result = stats.noisier_interval(sample, more, log=log)
+    plain = stats.geometric_interval(sample) if log else stats.t_interval(sample)
+    assert result.mean == pytest.approx(plain.mean)
+    assert result.low <= plain.low * (1 + 1e-9 * math.copysign(1, plain.low))
+    assert result.high >= plain.high * (1 - 1e-9)
+    assert result == plain or any(of > 0 for of, _ in more)
 
 
 def test_variances_and_degrees_of_freedom_are_those_of_welch() -> None:
@@ -107,13 +107,13 @@ def test_variances_and_degrees_of_freedom_are_those_of_welch() -> None:
     first, second = [1.0, 2.0, 4.0, 3.5], [2.0, 2.5, 7.0]
     welch = reference.ttest_ind(first, second, equal_var=False).confidence_interval()
     more = float(np.var(second, ddof=1)) / 3
-    found = stats.noisier_interval(first, [(more, 2)])
-    assert found.high - found.low == pytest.approx(welch.high - welch.low)
+    result = stats.noisier_interval(first, [(more, 2)])
+    assert result.high - result.low == pytest.approx(welch.high - welch.low)
 
 
 def test_noise_that_is_not_known_bounds_nothing() -> None:
-    found = repeated_interval([{0: 0.5}, {0: 0.5}, {0: 0.6, 1: 0.7}])
-    assert (found.mean, found.low, found.high) == (pytest.approx(1.65 / 3), -math.inf, math.inf)
+    result = repeated_interval([{0: 0.5}, {0: 0.5}, {0: 0.6, 1: 0.7}])
+    assert (result.mean, result.low, result.high) == (pytest.approx(1.65 / 3), -math.inf, math.inf)
 
 
 def test_over_repeated_studies_fresh_seeds_vary_too() -> None:
@@ -122,11 +122,11 @@ def test_over_repeated_studies_fresh_seeds_vary_too() -> None:
     parts = [(np.var([-0.001, 0, 0.001], ddof=1) / 3, 2), (np.var(fresh, ddof=1) / 5, 4)]
     total = sum(of for of, _ in parts)
     half = reference.t.ppf(0.975, total**2 / sum(of**2 / df for of, df in parts)) * math.sqrt(total)
-    found = repeated_interval(studies)
-    assert (found.mean, found.high, found.n) == pytest.approx((0.75, 0.75 + half, 3))
+    result = repeated_interval(studies)
+    assert (result.mean, result.high, result.n) == pytest.approx((0.75, 0.75 + half, 3))
     assert half == pytest.approx(stats.t_interval(fresh).high - 0.75, rel=1e-3)
-    disjoint = [{(i, seed): value for seed, value in own.items()} for i, own in enumerate(studies)]
-    assert repeated_interval(disjoint).high < found.high  # 15 seeds are more precise than 5
+    disjoint = [{(i, seed): value for seed, value in values.items()} for i, values in enumerate(studies)]
+    assert repeated_interval(disjoint).high < result.high  # 15 seeds are more precise than 5
     logs = repeated_interval([{0: 1.0, 1: 100.0}, {0: 10.0, 1: 10.0}, {0: 1000.0, 1: 1000.0}], log=True)
     assert (logs.mean, logs.n) == (pytest.approx(10 ** (5 / 3)), 3)
     assert logs.low > 0

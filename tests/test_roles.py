@@ -31,7 +31,7 @@ from tasks.core.order import BatchOrder
 from tasks.core.roles import described
 from tasks.core.schedule import Schedule
 from tests import tiny, tiny_lm, tiny_text
-from tests.entered import made as run_of
+from tests.entered import make_run as run_of
 from tests.test_lanes import block, fits, gap, lanes_of
 
 SMALL = {"tiny": tiny.SIZES, "tiny_text": tiny_text.SIZES, "tiny_lm": tiny_lm.SIZES}

@@ -158,18 +158,6 @@ def test_a_bad_schedule_is_refused(words: dict[str, str], said: str) -> None:
         resolve({**SMALL, "opt": "adam", **words})
 
 
-def test_older_records_without_an_option_have_its_default(store) -> None:
-    older, newer = seeds("adam", [0.5, 0.6]), seeds("sgd", [0.4, 0.5])
-    scheduled = seeds("sngd", [0.3, 0.4], words={"trainer.schedule": "cosine"})
-    for run_ in older:
-        for name in ("schedule", "warmup", "floor"):
-            del run_.config["trainer"][name]
-        del run_.config["task_options"]["crop"]
-    keep(store, *older, *newer, *scheduled)
-    problems = {p.name: [e.opt for e in entries] for p, entries in collect(Stores([store])).problems.items()}
-    assert problems == {"mnist, max_steps 100": ["adam", "sgd"], "mnist, max_steps 100, schedule cosine": ["sngd"]}
-
-
 def test_a_board_says_who_was_left_out_of_the_schedule(store) -> None:
     words = {"trainer.schedule": "cosine"}
     keep(store, *seeds("adam", [0.5, 0.6], words=words), *seeds("sps", [0.4, 0.5], words=words, unscheduled=True))

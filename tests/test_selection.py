@@ -149,8 +149,8 @@ def test_the_best_is_the_middle_one_of_equals(scores, mode, least, best):
 @given(st.lists(ends, max_size=9), modes, st.sampled_from([-math.inf, CONVERGED, 1.0]))
 def test_nothing_is_better_than_the_best(scores, mode, least):
     best = best_index(scores, mode, least)
-    there = [max(score, least) for score in scores if score is not None]
-    assert (best is None) == (not there)
+    present = [max(score, least) for score in scores if score is not None]
+    assert (best is None) == (not present)
     if best is not None:
         assert scores[best] is not None
-        assert max(scores[best], least) == (min(there) if mode == "min" else max(there))
+        assert max(scores[best], least) == (min(present) if mode == "min" else max(present))

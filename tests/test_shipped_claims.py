@@ -146,19 +146,19 @@ def test_names_in_pages_do_no_harm(cli: Any, tmp_path: Path) -> None:
 # -- what is shipped --------------------------------------------------------------------------------------------------
 
 
-def test_shipped_pages_are_read_and_agree_with_the_lines_that_quote_them() -> None:
+def test_documents_quote_the_shipped_pages() -> None:
     """The docs agree with the pages; `bench claims --into` updates them."""
-    found = read(results_folder())
-    assert not found.damaged
+    shipped = read(results_folder())
+    assert not shipped.damaged
     text = (ROOT / "docs" / "results.md").read_text()
-    assert f"<!-- leaderboard claims -->\n{summary(found)}<!-- /leaderboard -->" in text
-    table = by_experiment(found, "../results")
+    assert f"<!-- leaderboard claims -->\n{summary(shipped)}<!-- /leaderboard -->" in text
+    table = by_experiment(shipped, "../results")
     assert f"<!-- leaderboard claims-by-experiment -->\n{table}<!-- /leaderboard -->" in text
 
 
 def test_shipped_pages_say_what_their_json_says() -> None:
-    for own in read(results_folder()).pages:
-        text = (results_folder() / own.experiment / "report.md").read_text()
-        for claim in own.claims:
-            assert f"| **{claim.said}** | {claim.name} |" in text, (own.experiment, claim.name)
-            assert in_markdown(claim.text) in text, (own.experiment, claim.name)
+    for experiment in read(results_folder()).pages:
+        text = (results_folder() / experiment.experiment / "report.md").read_text()
+        for claim in experiment.claims:
+            assert f"| **{claim.said}** | {claim.name} |" in text, (experiment.experiment, claim.name)
+            assert in_markdown(claim.text) in text, (experiment.experiment, claim.name)

@@ -24,7 +24,6 @@ from typing import Any
 import pytest
 
 from bench.progress import Progress, clock, doing, say
-from bench.store.store import Store
 from tasks.core.files import DataError, md5
 from tasks.vision.sources import ImageSource
 
@@ -86,11 +85,6 @@ def test_early_faults_are_reported_without_torch(words: str, said: str, tmp_path
     line = done.stderr.splitlines()[-1]
     assert line.startswith("bench: error: ")
     assert said in line
-
-
-def test_testing_a_store_for_writing_leaves_no_trace(tmp_path: Path) -> None:
-    Store(tmp_path / "a" / "b").refuse_unwritable()
-    assert list(tmp_path.iterdir()) == []
 
 
 class Silent(http.server.SimpleHTTPRequestHandler):
@@ -214,11 +208,6 @@ def test_the_line_of_a_run_begins_with_step_and_time_left(step: int, total: int,
     first = f"civil_comments adamw  step {step:,}/{total:,}  ETA {clock(seconds)}"
     assert line.startswith(f"{first}  step size 0.031  loss 2.31  acc 0.120  epoch ")
     assert len(first) <= 60
-
-
-def test_times_to_go() -> None:
-    times = {None: "-:--", 0: "0:00", 59.6: "1:00", 3599.4: "59:59", 3600: "1:00:00", 360_000: "100:00:00"}
-    assert {seconds: clock(seconds) for seconds in times} == times
 
 
 def test_json_stays_alone_on_standard_output(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,16 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats as reference
 
 from bench.results import stats
-from bench.results.sequential import (
-    LEAST_SEEDS,
-    SHARES,
-    advice,
-    compare,
-    decided_at,
-    grid,
-    least_wins,
-    places,
-)
+from bench.results.sequential import LEAST_SEEDS, SHARES, advice, compare, decided_at, grid, least_wins, places
 from tools.statistics import (
     NULLS,
     UNEQUAL,
@@ -59,17 +50,17 @@ def test_a_percentile_bootstrap_over_three_seeds_would_not_cover() -> None:
 def test_shares_have_exact_intervals(count: int, n: int) -> None:
     count = min(count, n)
     expected = reference.binomtest(count, n).proportion_ci(method="exact")
-    found = stats.share_interval(count, n)
-    assert (found.mean, found.n) == (count / n, n)
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    result = stats.share_interval(count, n)
+    assert (result.mean, result.n) == (count / n, n)
+    assert (result.low, result.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
 @given(st.lists(numbers, min_size=3, max_size=12, unique=True))
 def test_deviations_have_chi_squared_intervals(values: list[float]) -> None:
-    found = stats.deviation_interval(values)
+    result = stats.deviation_interval(values)
     df, sd = len(values) - 1, float(np.std(values, ddof=1))
     low, high = (sd * math.sqrt(df / reference.chi2.ppf(q, df)) for q in (0.975, 0.025))
-    assert (found.mean, found.low, found.high) == pytest.approx((sd, low, high), rel=1e-9)
+    assert (result.mean, result.low, result.high) == pytest.approx((sd, low, high), rel=1e-9)
 
 
 @pytest.mark.parametrize("n", [3, 5, 10, 20])
@@ -78,9 +69,9 @@ def test_geometric_intervals_cover_95_percent_of_log_normal_seeds(n: int) -> Non
 
 
 def test_geometric_intervals_are_those_of_the_logarithms_and_never_negative() -> None:
-    found = stats.geometric_interval([1e-5, 1e-3, 1e-4])
+    result = stats.geometric_interval([1e-5, 1e-3, 1e-4])
     logs = stats.t_interval(np.log([1e-5, 1e-3, 1e-4]))
-    assert (found.low, found.mean, found.high) == pytest.approx(np.exp([logs.low, logs.mean, logs.high]))
+    assert (result.low, result.mean, result.high) == pytest.approx(np.exp([logs.low, logs.mean, logs.high]))
     assert stats.geometric_interval([3.0, 3.0]) == stats.Interval(3, 3, 3, 2)
     assert not stats.geometric_interval([3.0]).bounded or stats.geometric_interval([3.0]).low == -math.inf
     with pytest.raises(ValueError, match="positive"):
@@ -99,7 +90,7 @@ def values_of(d: list[float]) -> tuple[list[float | None], list[float | None]]:
 
 
 @pytest.mark.parametrize(("share", "tests"), [(SHARES[0], 1), (SHARES[1], 1), (SHARES[0], 45)])
-def test_wins_by_chance_reach_the_boundary_with_less_than_the_share(share: float, tests: int) -> None:
+def test_chance_wins_cross_the_boundary_less_often_than_allowed(share: float, tests: int) -> None:
     """Against all sequences of 14 coin flips, and 2,000 flips by another recursion."""
     coins = np.array(list(product([0, 1], repeat=14))).cumsum(1)
     least = np.array([least_wins(n, share, tests) for n in range(1, 15)])
@@ -130,24 +121,26 @@ def test_larger_levels_decide_whatever_smaller_ones_decide(n: int, tests: int) -
 
 @given(gains)
 def test_a_verdict_is_that_of_the_first_seeds_that_decide(d: list[float]) -> None:
-    found = compare(*values_of(d), "max")
+    result = compare(*values_of(d), "max")
     expected = verdicts(np.array([d]))[0] if d else [0]
     often = divergences(np.array([d]))[0] if d else [0]
-    assert (found.sign, found.diverges) == (expected[-1], often[-1])
-    deciding = expected if found.sign else often
-    assert found.told == next((n for n, sign in enumerate(deciding, 1) if sign), None)
-    assert (found.wins, found.losses) == (sum(x > 0 for x in d), sum(x < 0 for x in d))
-    assert found.verdict in (("too few seeds",) if len(d) < LEAST_SEEDS else ("better", "worse", "no difference found"))
+    assert (result.sign, result.diverges) == (expected[-1], often[-1])
+    deciding = expected if result.sign else often
+    assert result.decided_after == next((n for n, sign in enumerate(deciding, 1) if sign), None)
+    assert (result.wins, result.losses) == (sum(x > 0 for x in d), sum(x < 0 for x in d))
+    assert result.verdict in (
+        ("too few seeds",) if len(d) < LEAST_SEEDS else ("better", "worse", "no difference found")
+    )
 
 
 @given(gains)
 def test_swapping_the_methods_reverses_the_verdict(d: list[float]) -> None:
     first, second = values_of(d)
-    found, turned = compare(first, second, "max"), compare(second, first, "max")
-    assert (found.sign, found.wins, found.lost) == (-turned.sign, turned.losses, turned.lost[::-1])
-    assert found.diverges == -turned.diverges
+    result, turned = compare(first, second, "max"), compare(second, first, "max")
+    assert (result.sign, result.wins, result.lost) == (-turned.sign, turned.losses, turned.lost[::-1])
+    assert result.diverges == -turned.diverges
     smaller = compare([x and -x for x in first], [x and -x for x in second], "min")
-    assert smaller == found
+    assert smaller == result
 
 
 @given(gains, gains)
@@ -161,18 +154,18 @@ def test_a_verdict_stands_when_seeds_are_added(d: list[float], more: list[float]
 
 @given(st.lists(numbers, min_size=LEAST_SEEDS, max_size=25))
 def test_an_effect_excludes_nothing_but_what_the_wins_decide(d: list[float]) -> None:
-    found = compare(list(d), [0.0] * len(d), "max")
-    assert found.effect is not None
-    assert found.effect.mean == pytest.approx(float(np.median([x if abs(x) > 0 else 0.0 for x in d])))
-    assert found.effect.low <= found.effect.high
-    assert found.sign == (1 if found.effect.low > 0 else -1 if found.effect.high < 0 else 0)
+    result = compare(list(d), [0.0] * len(d), "max")
+    assert result.effect is not None
+    assert result.effect.mean == pytest.approx(float(np.median([x if abs(x) > 0 else 0.0 for x in d])))
+    assert result.effect.low <= result.effect.high
+    assert result.sign == (1 if result.effect.low > 0 else -1 if result.effect.high < 0 else 0)
 
 
 @given(st.lists(st.tuples(st.floats(1e-9, 1e3), st.floats(1e-9, 1e3)), min_size=1, max_size=20))
 def test_a_scale_changes_no_verdict_and_ratios_are_positive(values: list[tuple[float, float]]) -> None:
     first, second = map(list, zip(*values, strict=True))
     plain, log = compare(first, second, "min"), compare(first, second, "min", log=True)
-    assert (plain.verdict, plain.wins, plain.told) == (log.verdict, log.wins, log.told)
+    assert (plain.verdict, plain.wins, plain.decided_after) == (log.verdict, log.wins, log.decided_after)
     assert log.effect is not None
     assert 0 <= log.effect.low <= log.effect.mean <= log.effect.high or not log.effect.bounded
     assert log.effect.mean > 0
@@ -185,21 +178,21 @@ def test_a_value_at_the_floor_bounds_an_effect(values: list[tuple[float, float]]
     """The interval of the values at the floor contains that of the values below it, whatever they are."""
     first, second = ([math.exp(pair[k]) for pair in values] for k in (0, 1))
     lowest = math.exp(floor)
-    cut = [[max(x, lowest) for x in own] for own in (first, second)]
+    cut = [[max(x, lowest) for x in side] for side in (first, second)]
     pairs = [i for i, ends in enumerate(zip(*cut, strict=True)) if max(ends) > lowest]  # two at the floor are equal
     true = compare([first[i] for i in pairs], [second[i] for i in pairs], "min", log=True)
-    found = compare([cut[0][i] for i in pairs], [cut[1][i] for i in pairs], "min", log=True, floor=lowest)
+    result = compare([cut[0][i] for i in pairs], [cut[1][i] for i in pairs], "min", log=True, floor=lowest)
     if not pairs:
         return
-    assert found.effect is not None
+    assert result.effect is not None
     assert true.effect is not None
     near = 1 + 1e-6
-    assert found.effect.low <= true.effect.low * near or not found.effect.bounded
-    assert found.effect.high * near >= true.effect.high or not found.effect.bounded
-    if found.effect.bound == "<=":
-        assert true.effect.mean <= found.effect.mean * near
-    if found.effect.bound == ">=":
-        assert true.effect.mean * near >= found.effect.mean
+    assert result.effect.low <= true.effect.low * near or not result.effect.bounded
+    assert result.effect.high * near >= true.effect.high or not result.effect.bounded
+    if result.effect.bound == "<=":
+        assert true.effect.mean <= result.effect.mean * near
+    if result.effect.bound == ">=":
+        assert true.effect.mean * near >= result.effect.mean
 
 
 @pytest.mark.parametrize("survivors", [[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]], ids=str)
@@ -227,10 +220,10 @@ def test_illegal_pairs_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", NULLS | UNEQUAL)
-def test_without_a_difference_a_verdict_is_rare_for_any_number_of_looks(name: str) -> None:
-    found = false_verdicts((NULLS | UNEQUAL)[name], most=40, repeats=3000)
-    assert found["any"] <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 3000)  # plus the simulation error
-    assert found["3"] == found["5"] == 0
+def test_equal_methods_rarely_get_a_verdict_under_optional_stopping(name: str) -> None:
+    result = false_verdicts((NULLS | UNEQUAL)[name], most=40, repeats=3000)
+    assert result["any"] <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 3000)  # plus the simulation error
+    assert result["3"] == result["5"] == 0
 
 
 def test_t_tests_after_every_seed_would_not_do() -> None:
@@ -248,27 +241,27 @@ def test_two_deviations_are_told_by_ten_seeds() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 3).map(float), min_size=14, max_size=14), min_size=2, max_size=5))
 def test_a_grid_is_holms_procedure(rows: list[list[float]]) -> None:
-    found = grid([[row] * len(rows) for row in rows], "max")
-    left = dict.fromkeys(found)
+    result = grid([[row] * len(rows) for row in rows], "max")
+    left = dict.fromkeys(result)
     while True:  # step down, with the level divided by the number of remaining pairs
-        told = [pair for pair in left if compare(rows[pair[0]], rows[pair[1]], "max", tests=len(left)).sign]
-        if not told:
+        decided = [pair for pair in left if compare(rows[pair[0]], rows[pair[1]], "max", tests=len(left)).sign]
+        if not decided:
             break
-        for pair in told:
+        for pair in decided:
             del left[pair]
-    assert {pair for pair, each in found.items() if not each.sign} == set(left)
-    for i, place in enumerate(places(found, len(rows))):
-        better = sum(each.sign * (1 if pair[1] == i else -1) > 0 for pair, each in found.items() if i in pair)
-        worse = sum(each.sign * (1 if pair[0] == i else -1) > 0 for pair, each in found.items() if i in pair)
+    assert {pair for pair, item in result.items() if not item.sign} == set(left)
+    for i, place in enumerate(places(result, len(rows))):
+        better = sum(item.sign * (1 if pair[1] == i else -1) > 0 for pair, item in result.items() if i in pair)
+        worse = sum(item.sign * (1 if pair[0] == i else -1) > 0 for pair, item in result.items() if i in pair)
         assert place == (1 + better, len(rows) - worse)
 
 
-def test_a_grid_of_sixty_rows_is_decided_where_all_seeds_agree() -> None:
+def test_unanimous_seeds_decide_a_grid_of_sixty_rows() -> None:
     """1,770 pairs, each tested at its own level."""
     rows = [[float(i)] * 30 for i in range(60)]
-    found = grid([[row] * 60 for row in rows], "min")
-    assert {each.sign for each in found.values()} == {1}
-    assert [low for low, _ in places(found, 60)] == list(range(1, 61))
+    result = grid([[row] * 60 for row in rows], "min")
+    assert {item.sign for item in result.values()} == {1}
+    assert [low for low, _ in places(result, 60)] == list(range(1, 61))
 
 
 def test_grids_of_equal_optimizers_are_rarely_decided() -> None:
@@ -285,11 +278,11 @@ def test_the_probability_of_a_decision_is_that_of_a_simulation(n: int, wins: int
     won = wins + (rng.random((4000, 40 - n)) < chance).cumsum(1)
     seeds = np.arange(n + 1, 41)
     least = np.array([least_wins(int(m)) for m in seeds])
-    told = (won >= least) | (seeds - won >= least)
-    first = np.where(told.any(1), seeds[told.argmax(1)], 0)
-    found = decided_at(n, wins, n - wins, 40)
-    assert found.sum() == pytest.approx(told.any(1).mean(), abs=0.03)
-    assert found[n + 1 :] == pytest.approx([(first == m).mean() for m in seeds], abs=0.03)
+    decided = (won >= least) | (seeds - won >= least)
+    first = np.where(decided.any(1), seeds[decided.argmax(1)], 0)
+    result = decided_at(n, wins, n - wins, 40)
+    assert result.sum() == pytest.approx(decided.any(1).mean(), abs=0.03)
+    assert result[n + 1 :] == pytest.approx([(first == m).mean() for m in seeds], abs=0.03)
 
 
 @pytest.mark.parametrize("n", [5, 8, 15])
@@ -321,23 +314,23 @@ def test_median_time_counts_misses_and_does_not_drop_them() -> None:
 
 @given(st.lists(st.integers(1, 40), min_size=6, max_size=30))
 def test_median_times_hold_the_true_median(times: list[int]) -> None:
-    found = stats.median_time(times, [50] * len(times))
-    assert found.low is not None
-    assert found.high is not None
-    assert found.low <= found.median <= found.high
-    below = reference.binom.cdf(sum(t < found.low for t in times), len(times), 0.5)
-    assert below <= 0.025 or found.low == min(times)
+    result = stats.median_time(times, [50] * len(times))
+    assert result.low is not None
+    assert result.high is not None
+    assert result.low <= result.median <= result.high
+    below = reference.binom.cdf(sum(t < result.low for t in times), len(times), 0.5)
+    assert below <= 0.025 or result.low == min(times)
 
 
 @given(st.lists(st.none() | numbers, min_size=1, max_size=7), st.sampled_from(["min", "max"]))
 def test_expected_best_is_the_mean_over_all_draws(scores: list[float | None], mode: str) -> None:
     best = max if mode == "max" else min
-    for k, found in enumerate(stats.expected_best(scores, mode), 1):
+    for k, result in enumerate(stats.expected_best(scores, mode), 1):
         draws = [[score for score in draw if score is not None] for draw in combinations(scores, k)]
         if all(draws):
-            assert found == pytest.approx(np.mean([best(draw) for draw in draws]), abs=1e-9)
+            assert result == pytest.approx(np.mean([best(draw) for draw in draws]), abs=1e-9)
         else:
-            assert found is None
+            assert result is None
 
 
 def test_the_ratio_of_means_has_a_jackknife_interval() -> None:

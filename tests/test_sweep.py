@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -34,7 +33,6 @@ import bench.sweeps.sensitivity
 from bench.config.run_config import RunConfig, decided, resolve
 from bench.config.settings import described
 from bench.errors import RunBusy
-from bench.execute.blocks import rectangles
 from bench.execute.choice import Choices, single_step
 from bench.grammar.values import read_seeds
 from bench.lanes.engine import Lanes
@@ -45,7 +43,6 @@ from bench.store.store import Store
 from bench.sweeps.grid import configurations, folder_of
 from bench.train.callbacks import Watcher
 from bench.train.memory import Peak
-from bench.train.stop import StopRequest
 from tasks import TASKS
 from tests import tiny
 from tests.programs import Program
@@ -84,14 +81,14 @@ def configs_of(store: Path, opt: str = "ngd", lr: str = "0.1,1", seeds: str = "2
 
 def outcome(store: Path) -> dict[str, tuple[dict, dict]]:
     """The results of all runs of a store, without times: records and tables."""
-    found = {}
+    results = {}
     for run in Store(store).runs():
         record = {name: value for name, value in asdict(run).items() if name not in CLOCKS}
         record["validations"] = [{k: v for k, v in row.items() if k != "train_s"} for row in run.validations]
         record["config"] = {**run.config, "trainer": run.config["trainer"] | {"checkpoint_seconds": None}}
         record["chosen"] = run.chosen | {"trainer.checkpoint_seconds": None}
-        found[run.run_id] = record, Store(store).tables(run.run_id)
-    return found
+        results[run.run_id] = record, Store(store).tables(run.run_id)
+    return results
 
 
 def same(one: object, other: object) -> bool:
@@ -167,20 +164,7 @@ def tiny_task() -> None:
 
 @pytest.mark.deep
 def test_every_run_of_a_sweep_is_an_ordinary_run(cli, store, here):
-    words = (
-        "--opt",
-        "ngd,adam",
-        "--opt.lr",
-        "0.1,1",
-        "--opt.adam.lr",
-        "0.01,0.1",
-        "--seeds",
-        2,
-        "--engine",
-        "lanes",
-        "--width",
-        4,
-    )
+    words = ("--opt", "ngd,adam", "--opt.lr", "0.1,1", "--opt.adam.lr", "0.01,0.1", "--seeds", 2, *LANES)
     named = strict_json(cli("sweep", *SMALL, *words, "--dry-run", "--json").out)
     answer = cli("sweep", *SMALL, *words, "--out", "here/below")
     assert answer.code == 0, answer.err
@@ -191,8 +175,8 @@ def test_every_run_of_a_sweep_is_an_ordinary_run(cli, store, here):
     listed = cli("list", "runs", "--all").out.splitlines()[1:]
     assert sorted(line.split()[0] for line in listed) == sorted(runs)
     for run_id, run in runs.items():
-        own = named[run_id]
-        fit = ("--opt", own["opt"], "--opt.lr", own["opt.lr"], "--seed", own["seed"])
+        settings = named[run_id]
+        fit = ("--opt", settings["opt"], "--opt.lr", settings["opt.lr"], "--seed", settings["seed"])
         again = cli("fit", *SMALL, *fit, "--json")
         assert again.err == "bench: already stored; --rerun trains again\n"
         assert strict_json(again.out)["final"] == run.final
@@ -211,44 +195,10 @@ def test_every_run_of_a_sweep_is_an_ordinary_run(cli, store, here):
         rows = list(csv.DictReader(file))
     assert {row["run_id"]: float(row["final"]) for row in rows} == {run.run_id: run.final for run in runs.values()}
     assert {(row["opt"], float(row["opt.lr"]), int(row["seed"])) for row in rows} == {
-        (own["opt"], own["opt.lr"], own["seed"]) for own in named.values()
+        (settings["opt"], settings["opt.lr"], settings["seed"]) for settings in named.values()
     }
     assert (folder / "sensitivity.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / "sensitivity.pdf").read_bytes().startswith(b"%PDF")
-
-
-@pytest.mark.deep
-def test_json_is_one_object_and_nothing_else(cli, store, here):
-    answer = cli("sweep", *SMALL, *FOUR, *LANES, "--json")
-    assert answer.code == 0
-    assert answer.out.count("\n") == 1
-    found = strict_json(answer.out)
-    assert (found["x"], found["varied"], found["runs"]) == ("opt.lr", ["opt.lr"], {"completed": 4})
-    assert [(point["x"], point["seeds"]) for point in found["curves"][0]["points"]] == [(0.1, 2), (1.0, 2)]
-    assert (found["store"], found["out"]) == (str(store), OUT)
-    assert sorted(path.name for path in (here / OUT).iterdir()) == FILES
-
-
-def tables(here: Path) -> dict[str, str]:
-    return {str(path.parent.relative_to(here)): path.read_text() for path in here.rglob("sensitivity.csv")}
-
-
-@pytest.mark.deep
-def test_two_sweeps_of_a_task_lie_side_by_side_and_the_same_one_again_refreshes_its_own(cli, store, here):
-    both, more = ("--opt", "gd,ngd", "--opt.lr", "0.1,1", "--seeds", 2), (*FOUR[:-1], 3)
-    for words in (FOUR, both, more):
-        answer = cli("sweep", *SMALL, *words, *LANES)
-        assert answer.code == 0, answer.err
-        assert "replaces" not in answer.err
-    first = tables(here)
-    assert len(first) == 3
-    assert sorted(len(table.splitlines()) - 1 for table in first.values()) == [4, 6, 8]
-    (here / OUT / "sensitivity.csv").write_text("old")
-    answer = cli("sweep", *SMALL, "--seeds", 2, "--opt.lr", "1,0.1", "--opt", "ngd", "--engine", "lightning")
-    assert answer.code == 0, answer.err
-    assert answer.out.splitlines()[-1].startswith(f"written to {OUT}: sensitivity.md, sensitivity.csv, ")
-    assert tables(here).keys() == first.keys()
-    assert sorted(tables(here)[OUT].splitlines()) == sorted(first[OUT].splitlines())
 
 
 def test_folders_of_sweeps_have_names_of_files(store):
@@ -330,11 +280,11 @@ def test_lanes_with_different_budgets_end_on_their_own(sweep, store):
     ("option", "status", "diverged"), [("lr", "completed", "0/2"), ("weight_decay", "diverged", "2/2")]
 )
 @pytest.mark.numeric
-def test_a_lane_that_converges_or_diverges_ends_early_and_the_others_go_on(sweep, store, option, status, diverged):
+def test_a_lane_may_end_before_the_others(sweep, store, option, status, diverged):
     answer = sweep("--opt", "gd", f"--opt.{option}", "0.1,1e300", "--seeds", 2, *LANES)
     assert answer.code == 0
-    found = {(run.config["opt_options"][option], run.status, run.steps == STEPS) for run in Store(store).runs()}
-    assert found == {(0.1, "completed", True), (1e300, status, False)}
+    results = {(run.config["opt_options"][option], run.status, run.steps == STEPS) for run in Store(store).runs()}
+    assert results == {(0.1, "completed", True), (1e300, status, False)}
     assert diverged in next(line for line in answer.out.splitlines() if "1e+300" in line)
 
 
@@ -374,18 +324,6 @@ def seconds(monkeypatch) -> Callable[[float, float], None]:
     return take
 
 
-@pytest.mark.parametrize(("ahead", "calls"), [(1, 5), (600, 14), (inf, 602)])
-def test_few_steps_are_timed_for_little_work(ahead, calls, monkeypatch):
-    made = []  # each call advances both clocks by 10 us
-
-    def clock() -> float:
-        return 1e-5 * len(made)
-
-    monkeypatch.setattr(bench.execute.choice, "time", SimpleNamespace(perf_counter=clock, thread_time=clock))
-    assert bench.execute.choice.seconds_of(lambda: made.append(1), ahead) == pytest.approx(1e-5)
-    assert len(made) == calls  # the first two, and three times a number
-
-
 def test_a_timed_step_has_the_dropout_of_training(tmp_path, monkeypatch):
     """Torch's own takes a quarter of a ViT's step on a CPU, so that lanes seemed faster than they are."""
     monkeypatch.setitem(TASKS, "tiny", tiny.TINY)
@@ -395,78 +333,31 @@ def test_a_timed_step_has_the_dropout_of_training(tmp_path, monkeypatch):
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-@pytest.mark.deep
-def test_a_run_that_cannot_be_timed_alone_is_made_in_lanes(sweep, store, monkeypatch):
-    def broken(config):
-        raise RuntimeError("not alone")
-
-    monkeypatch.setattr(bench.execute.choice, "build", broken)
-    answer = sweep(*FOUR)
-    assert answer.code == 0, answer.err
-    assert "in a plain loop" not in answer.err
-    assert statuses(store) == {("completed", "lanes"): 4}
-
-
-def test_lanes_where_they_are_faster(sweep, store, seconds, trained):
-    seconds(1e-3, 1e-4)
-    answer = sweep(*FOUR)
-    assert answer.err == "synthetic: 4 lanes at once; a step of one takes 25 us, 1,000 us in a plain loop\n"
-    assert statuses(store) == {("completed", "lanes"): 4}
-    assert list(map(len, trained)) == [4]
-
-
-@pytest.mark.deep
-def test_one_run_after_the_other_where_that_is_faster(sweep, store, seconds):
-    seconds(1e-4, 1e-3)
-    answer = sweep(*FOUR)
-    assert answer.err == (
-        "synthetic: runs one by one, since a step in lanes takes at best 2.50 times as long"
-        " (--engine lanes uses lanes anyway)\n"
-    )
-    assert statuses(store) == {("completed", "lightning"): 4}
-
-
-@pytest.mark.deep
-def test_a_block_of_one_lane_saves_nothing(sweep, store, seconds, monkeypatch):
-    seconds(1e-3, 1e-4)
-    monkeypatch.setattr(bench.execute.choice, "_WIDTHS", (1,))
-    assert "runs one by one, since a step in lanes takes at best 0.10 times as long" in sweep(*FOUR).err
-    assert statuses(store) == {("completed", "lightning"): 4}
-
-
-@pytest.mark.deep
-def test_lanes_where_they_are_asked_for(sweep, store, seconds):
-    seconds(1e-4, 1e-3)
-    answer = sweep(*FOUR, "--engine", "lanes")
-    assert answer.err == "synthetic: 4 lanes at once; a step of one takes 250 us, 100 us in a plain loop\n"
-    assert statuses(store) == {("completed", "lanes"): 4}
+@pytest.mark.parametrize(
+    ("words", "alone", "lanes", "message", "engine"),
+    [
+        ((), 1e-3, 1e-4, "4 lanes at once; a step of one takes 25 us, 1,000 us in a plain loop", "lanes"),
+        (
+            (),
+            1e-4,
+            1e-3,
+            "runs one by one, since a step in lanes takes at best 2.50 times as long"
+            " (--engine lanes uses lanes anyway)",
+            "lightning",
+        ),
+        (LANES[:2], 1e-4, 1e-3, "4 lanes at once; a step of one takes 250 us, 100 us in a plain loop", "lanes"),
+    ],
+)
+def test_the_faster_engine_trains_unless_one_is_named(sweep, store, seconds, words, alone, lanes, message, engine):
+    seconds(alone, lanes)
+    assert sweep(*FOUR, *words).err == f"synthetic: {message}\n"
+    assert statuses(store) == {("completed", engine): 4}
 
 
 def test_a_single_run_needs_no_lanes(sweep, store):
     answer = sweep("--opt", "ngd", "--opt.lr", "1", "--seeds", 1)
     assert (answer.code, answer.err) == (0, "")
     assert statuses(store) == {("completed", "lightning"): 1}
-
-
-@pytest.mark.deep
-def test_leftover_runs_of_one_optimizer_do_not_decide_for_the_others(sweep, seconds, trained):
-    seconds(1e-3, 1e-4)
-    sweep("--opt", "ngd", "--opt.lr", "0.1,0.5,1,2", "--seeds", 2)
-    trained.clear()
-    sweep("--opt", "ngd,gd", "--opt.lr", "0.1,0.5,1,2,3", "--seeds", 2)
-    assert sorted(map(len, trained)) == [2, 10]
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize(("gigabytes", "widths"), [(20, [2, 2, 2, 2]), (100, [8])])
-def test_memory_bounds_the_width(sweep, seconds, trained, monkeypatch, gigabytes, widths):
-    monkeypatch.setattr(bench.execute.choice, "usable_memory", lambda device: gigabytes * 2**30)
-    seconds(1e-3, 1e-4)
-    monkeypatch.setattr(bench.execute.choice, "watch_peak", lambda device: nullcontext(Peak(8 * 2**30)))
-    monkeypatch.setattr(bench.execute.choice, "_WIDTHS", (8,))
-    monkeypatch.setattr(bench.execute.choice, "_fitting_measurements", lambda group, width, limit: width)
-    sweep("--opt", "ngd", "--opt.lr", "0.01:1:4", "--seeds", 2)
-    assert list(map(len, trained)) == widths
 
 
 @pytest.mark.parametrize(("processes", "width"), [(1, 8), (16, 2)])
@@ -494,7 +385,7 @@ OBSTACLES = [
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
 @pytest.mark.parametrize(("words", "reason"), OBSTACLES)
-def test_runs_that_cannot_be_lanes_are_refused_if_lanes_are_requested(sweep, store, tiny_task, words, reason, dry):
+def test_runs_that_cannot_be_lanes_are_refused_on_request(sweep, store, tiny_task, words, reason, dry):
     answer = sweep("--opt", "sgd", "--opt.lr", "0.1,1", "--seeds", 1, *words, "--engine", "lanes", *dry)
     assert (answer.code, last_line(answer)) == (2, f"--engine lanes: {reason}; use --engine lightning")
     assert not store.exists()
@@ -506,13 +397,6 @@ def test_runs_that_cannot_be_lanes_go_one_by_one(sweep, store, tiny_task, words,
     assert answer.code == 0, answer.err
     assert answer.err.count(f": runs one by one, since {reason}\n") == 1
     assert set(statuses(store)) == {("completed", "lightning")}
-
-
-def test_an_obstacle_is_found_before_anything_is_trained(sweep, store):
-    answer = sweep(*FOUR, "--trainer.strategy", "auto,ddp", "--engine", "lanes")
-    assert answer.code == 2
-    assert last_line(answer).startswith("--engine lanes: --trainer.strategy ddp: lanes train on one device")
-    assert not store.exists()
 
 
 @pytest.mark.parametrize("engine", ["auto", "lanes", "lightning"])
@@ -529,7 +413,6 @@ def test_a_run_of_a_sweep_has_one_device(sweep, store, engine, more):
     ("words", "message"),
     [
         (("--opt.lr", "0.1,-1"), "--opt.lr=-1.0 is out of range: it must be in [0, inf)"),
-        (("--trainer.batch_size", "5,full"), "--trainer.batch_size 5: ngd is a full-batch method"),
         (("--trainer.batch_size", "full,5"), "--trainer.batch_size 5: ngd is a full-batch method"),
     ],
 )
@@ -537,12 +420,6 @@ def test_a_wrong_setting_is_found_before_anything_is_trained(sweep, store, words
     answer = sweep(*FOUR, *words, *more)
     assert (answer.code, last_line(answer)[: len(message)]) == (2, message)
     assert not store.exists()
-
-
-@pytest.mark.parametrize("engine", ["auto", "lanes", "lightning"])
-def test_a_setting_that_the_data_refuse(sweep, store, engine):
-    answer = sweep(*FOUR, "--task.n", "0", "--engine", engine)
-    assert (answer.code, last_line(answer)) == (2, "--task.n=0 is out of range: it must be in [1, inf)")
 
 
 # -- memory ---------------------------------------------------------------------------------------------------------
@@ -586,38 +463,12 @@ def test_with_too_little_memory_it_goes_on_in_smaller_blocks(sweep, store, break
 
 
 @pytest.mark.deep
-def test_memory_that_runs_out_while_it_is_measured_bounds_the_width(sweep, store, breaks, trained):
+def test_memory_exhausted_while_measuring_bounds_the_width(sweep, store, breaks, trained):
     breaks(SHORT[0], more_than=4)
     answer = sweep(*SIXTEEN, "--engine", "lanes")
     assert "need more memory" not in answer.err
     assert max(map(len, trained)) <= 4
     assert statuses(store) == {("completed", "lanes"): 16}
-
-
-@pytest.mark.deep
-def test_memory_that_runs_out_after_a_checkpoint_leaves_no_rest(sweep, store, breaks):
-    breaks(SHORT[0], more_than=4, after=12)
-    answer = sweep(*SIXTEEN, "--engine", "lanes", "--width", 16, "--trainer.checkpoint_seconds", 1e-9)
-    assert (answer.code, answer.err.count("need more memory")) == (0, 2)
-    assert list(finished(store).values()) == [4, 4, 4, 4]
-    assert Store(store).unfinished() == []
-
-
-@pytest.mark.deep
-def test_a_block_begun_where_there_was_more_memory_is_cut(sweep, store, breaks, interrupt, monkeypatch):
-    interrupt(100)
-    assert sweep(*SIXTEEN, "--engine", "lanes", "--width", 16).code == 130
-    make = bench.lanes.runs.make_lanes
-
-    def make_lanes(grid, **options):
-        if sum(map(len, grid)) > 8:
-            raise SHORT[1]
-        return make(grid, **options)
-
-    monkeypatch.setattr("bench.lanes.runs.make_lanes", make_lanes)
-    answer = sweep(*SIXTEEN, "--engine", "lanes", "--width", 16)
-    assert (answer.code, answer.err) == (0, "16 lanes at once need more memory than available; continuing with 8\n")
-    assert list(finished(store).values()) == [8, 8]
 
 
 @pytest.mark.matrix(keep=1)
@@ -635,27 +486,11 @@ def test_a_lane_that_does_not_fit_alone_is_one_line(sweep, store, breaks, error)
     assert sweep(*FOUR, *LANES).code == 0
 
 
-def test_a_lane_that_does_not_fit_alone_may_fit_without_lanes(sweep, store, breaks):
+def test_a_lane_too_large_may_fit_without_lanes(sweep, store, breaks):
     breaks(SHORT[0])
     answer = sweep(*FOUR)
     assert (answer.code, answer.err) == (0, "synthetic: runs one by one, since memory is short\n")
     assert statuses(store) == {("completed", "lightning"): 4}
-
-
-@pytest.mark.deep
-def test_a_block_leaves_no_weights_behind(sweep, monkeypatch):
-    kept: list[weakref.ref[torch.Tensor]] = []
-    make = bench.lanes.runs.make_lanes
-
-    def make_lanes(grid, **options):
-        assert not any(weights() is not None for weights in kept)
-        lanes = make(grid, **options)
-        kept.append(weakref.ref(next(iter(lanes.final.values()))))
-        return lanes
-
-    monkeypatch.setattr("bench.lanes.runs.make_lanes", make_lanes)
-    assert sweep(*SIXTEEN, *LANES).code == 0
-    assert len(kept) == 4
 
 
 # -- what breaks ----------------------------------------------------------------------------------------------------
@@ -691,7 +526,7 @@ def test_a_crashed_run_continues_from_its_checkpoint(sweep, store, breaks, tmp_p
     assert same(outcome(store), outcome(tmp_path / "whole"))
 
 
-def test_lanes_that_break_while_they_are_measured_are_trained_one_after_the_other(sweep, store, breaks):
+def test_lanes_that_break_while_measured_train_one_by_one(sweep, store, breaks):
     breaks(RuntimeError("vmap: It looks like you're calling .item() on a Tensor.\nand more"))
     answer = sweep(*FOUR)
     assert (answer.code, answer.err) == (
@@ -700,25 +535,6 @@ def test_lanes_that_break_while_they_are_measured_are_trained_one_after_the_othe
         " (RuntimeError: vmap: It looks like you're calling .item() on a Tensor.)\n",
     )
     assert statuses(store) == {("completed", "lightning"): 4}
-
-
-def test_lanes_that_break_are_not_replaced_where_they_are_asked_for(sweep, store, breaks):
-    breaks(TypeError("boom"))
-    answer = sweep(*FOUR, "--engine", "lanes")
-    assert answer.code == 1
-    assert "1 ngd lane failed: TypeError: boom; the traceback is in " in last_line(answer)
-
-
-@pytest.mark.deep
-def test_runs_that_break_on_their_own(sweep, store, monkeypatch):
-    monkeypatch.setattr("tasks.theory.synthetic.AttentionClassifier.loss", lambda *args: 1 / 0)
-    answer = sweep(*FOUR, "--engine", "lightning")
-    assert answer.code == 1
-    assert "failed: ZeroDivisionError: division by zero; the traceback is in " in last_line(answer)
-    monkeypatch.undo()
-    monkeypatch.setenv("BENCH_STORE", str(store))
-    assert sweep(*FOUR, *LANES).code == 0
-    assert statuses(store) == {("completed", "lanes"): 1, ("completed", "lightning"): 3}
 
 
 # -- interrupted ----------------------------------------------------------------------------------------------------
@@ -754,7 +570,7 @@ def whole(sweep, tmp_path) -> dict[str, tuple[dict, dict]]:
 
 @pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_in_mid_block_and_the_same_command_goes_on(sweep, store, interrupt, whole, trained, number):
+def test_the_same_command_resumes_after_a_signal(sweep, store, interrupt, whole, trained, number):
     handler = signal.getsignal(number)
     interrupt(4 * STEPS + 4 * 12, number)
     answer = sweep(*SIXTEEN, *LANES, *OFTEN)
@@ -786,28 +602,6 @@ def test_an_interrupted_block_goes_on_where_it_was(sweep, store, interrupt, brea
 
 
 @pytest.mark.deep
-def test_a_block_of_one_lane_goes_on_as_lanes(sweep, store, interrupt, trained, tmp_path):
-    words = (*FOUR, "--engine", "lanes", "--width", 1, *OFTEN)
-    assert sweep(*words, "--store", tmp_path / "whole").code == 0
-    interrupt(STEPS + 12)
-    assert sweep(*words).code == 130
-    assert statuses(store) == {("completed", "lanes"): 1, ("killed", "lanes"): 1}
-    trained.clear()
-    assert sweep(*words).code == 0
-    assert list(map(len, trained)) == [1, 1, 1]
-    assert same(outcome(store), outcome(tmp_path / "whole"))
-
-
-@pytest.mark.deep
-def test_a_sweep_may_be_interrupted_more_than_once(sweep, store, interrupt, whole):
-    for steps in (4 * 4, 4 * 8, 4 * 16):
-        interrupt(steps)
-        assert sweep(*SIXTEEN, *LANES, *OFTEN).code == 130
-    assert sweep(*SIXTEEN, *LANES, *OFTEN).code == 0
-    assert same(outcome(store), whole)
-
-
-@pytest.mark.deep
 def test_a_second_signal_ends_at_once(sweep, store, interrupt, whole, monkeypatch):
     interrupt(4 * STEPS + 4 * 8)
     save = Watcher._save
@@ -827,32 +621,12 @@ def test_a_second_signal_ends_at_once(sweep, store, interrupt, whole, monkeypatc
     assert same(outcome(store), whole)
 
 
-def test_a_signal_with_the_last_block_is_too_late_to_stop(sweep, interrupt):
-    interrupt(4 * STEPS)
-    answer = sweep(*FOUR, *LANES)
-    assert answer.code == 0
-    assert "opt.lr" in answer.out
-
-
 def test_a_signal_between_blocks_begins_none(sweep, store, interrupt, trained):
     interrupt(4 * STEPS)
     answer = sweep(*SIXTEEN, *LANES)
     assert (answer.code, answer.err.splitlines()[-1]) == (130, STOPPED)
     assert list(map(len, trained)) == [4]
     assert statuses(store) == {("completed", "lanes"): 4}
-
-
-def test_a_signal_while_it_is_measured_begins_no_block(sweep, store, monkeypatch):
-    measure = bench.execute.choice.Choices._measure
-
-    def measure_and_interrupt(self, *of):
-        signal.raise_signal(signal.SIGTERM)
-        return measure(self, *of)
-
-    monkeypatch.setattr(bench.execute.choice.Choices, "_measure", measure_and_interrupt)
-    answer = sweep(*FOUR, "--engine", "lanes")
-    assert (answer.code, answer.err.splitlines()[-1]) == (130, STOPPED)
-    assert not store.exists()
 
 
 @pytest.mark.parametrize(("step", "status"), [(8, "killed"), (STEPS, "completed")])
@@ -908,39 +682,12 @@ def test_runs_of_another_process_are_waited_for(sweep, store, monkeypatch, train
     assert answer.err.count("\n") == 2
 
 
-@pytest.mark.deep
-def test_runs_that_another_process_gives_up_are_trained(sweep, store, monkeypatch, trained):
-    attempt = Store(store).begin(begun(configs_of(store)[1:]))
-    monkeypatch.setattr(bench.execute.here, "time", Asleep(attempt.drop))
-    assert sweep(*FOUR, *LANES).code == 0
-    assert Counter(run_id for block in trained for run_id in block) == {c.run_id: 1 for c in configs_of(store)}
-    assert len(trained[0]) == 1
-
-
-def test_a_block_of_one_lane_that_another_process_trains_is_left_to_it(sweep, store, monkeypatch, trained):
-    one, *_ = configs_of(store)
-    attempt = Store(store).begin(begun([one]))
-    monkeypatch.setattr(bench.execute.here, "time", Asleep(lambda: None, attempt.drop))
-    assert sweep(*FOUR, *LANES).code == 0
-    assert [run_id for block in trained for run_id in block].count(one.run_id) == 1
-    assert trained[-1] == [one.run_id]
-
-
 def test_a_signal_ends_the_waiting(sweep, store, monkeypatch):
     attempt = Store(store).begin(begun(configs_of(store)))
     monkeypatch.setattr(bench.execute.here, "time", Asleep(lambda: signal.raise_signal(signal.SIGINT)))
     answer = sweep(*FOUR, *LANES)
     assert (answer.code, answer.err.splitlines()[-1]) == (130, STOPPED)
     attempt.drop()
-
-
-def test_a_block_that_another_process_has_just_trained_is_not_trained_again(sweep, store):
-    sweep(*FOUR, *LANES)
-    before = {path: path.stat().st_mtime_ns for path in store.rglob("*")}
-    (grid,) = rectangles(configs_of(store), 4)
-    with pytest.raises(RunBusy, match="or has just finished them"):
-        bench.execute.here.train_block(grid, StopRequest(), SweepProgress("", "max"))
-    assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
 
 
 def test_another_process_may_take_the_same_block_first(sweep, store, monkeypatch, trained):
@@ -973,7 +720,7 @@ def test_a_block_with_lanes_of_another_sweep_is_left_alone(sweep, store, interru
 
 
 @pytest.mark.parametrize("engine", ["lanes", "lightning"])
-def test_a_run_that_was_begun_on_its_own_goes_on_on_its_own(sweep, store, trained, engine):
+def test_a_single_run_resumes_as_a_single_run(sweep, store, trained, engine):
     one, *_ = configs_of(store)
     attempt = Store(store).begin([RunResult(**described(one))])
     attempt.leave([RunResult(**described(one), status="killed")])
@@ -984,34 +731,7 @@ def test_a_run_that_was_begun_on_its_own_goes_on_on_its_own(sweep, store, traine
     assert {run.status for run in Store(store).runs()} == {"completed"}
 
 
-@pytest.mark.parametrize("engine", ["lanes", "lightning"])
-def test_a_run_that_bench_fit_trains_now_is_waited_for(sweep, store, monkeypatch, trained, engine):
-    one, *_ = configs_of(store)
-    attempt = Store(store).begin([RunResult(**described(one))])
-
-    def ends() -> None:
-        attempt.end([RunResult(**described(one), status="completed", final=0.5)])
-
-    monkeypatch.setattr(bench.execute.here, "time", Asleep(lambda: None, ends))
-    answer = sweep(*FOUR, "--engine", engine, "--width", 4)
-    assert (answer.code, answer.err) == (0, "waiting for 1 run of other processes\n")
-    assert Store(store).get(one.run_id).final == 0.5
-    assert len(outcome(store)) == 4
-
-
 # -- in separate processes --------------------------------------------------------------------------------------
-
-
-def die_at(steps: int) -> None:
-    """Kill this process after this many steps of single runs."""
-    advance = SweepProgress.advance
-
-    def advance_and_die(self, *args, **options):
-        advance(self, *args, **options)
-        if self.steps >= steps:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    SweepProgress.advance = advance_and_die
 
 
 def meet(store: Path, journal: Path) -> None:
@@ -1032,7 +752,7 @@ def meet(store: Path, journal: Path) -> None:
     bench.execute.here.train_block, Lanes.step = train_block, step_together
 
 
-def have_little_memory(more: int, each: int) -> None:
+def have_little_memory(more: int, size: int) -> None:
     """Limit memory to this much more than at the start of the first block; each lane of a step needs a given amount."""
     os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # Arrow's own pool may loop forever if an allocation fails
     import_module("pyarrow.parquet")
@@ -1050,47 +770,10 @@ def have_little_memory(more: int, each: int) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
     def greedy_step(self):
-        torch.empty(self.alive.size * each, dtype=torch.uint8)
+        torch.empty(self.alive.size * size, dtype=torch.uint8)
         return step(self)
 
     bench.execute.here.train_block, Lanes.step = train_block, greedy_step
-
-
-def lose_standard_error() -> None:
-    """Redirect standard error to a pipe without a reader."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    os.dup2(writing, 2)
-    SweepProgress.LINE_SECONDS = 0
-
-
-@pytest.mark.deep
-def test_kill_9_in_mid_block(sweep, store, whole, trained, tmp_path):
-    words = ("sweep", *SMALL, *SIXTEEN, *LANES, *OFTEN, "--store", store)
-    code, out, _ = Program(tmp_path / "killed", words, die_at, 4 * STEPS + 4 * 12).end()
-    assert (code, out) == (-signal.SIGKILL, "")
-    assert statuses(store) == {("completed", "lanes"): 4, ("killed", "lanes"): 4}
-    (left,) = Store(store).unfinished()
-    assert not left.busy
-    before = snapshot(store / next(iter(finished(store))))
-    trained.clear()
-    assert sweep(*SIXTEEN, *LANES, *OFTEN).code == 0
-    assert trained[0] == list(left.runs)
-    assert list(map(len, trained)) == [4, 4, 4]
-    assert snapshot(next(iter(before)).parent) == before
-    assert same(outcome(store), whole)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("steps", range(8, 16 * STEPS + 1, 8))
-def test_kill_9_at_many_steps(sweep, store, whole, tmp_path, steps):
-    words = ("sweep", *SMALL, *SIXTEEN, *LANES, *OFTEN, "--store", store)
-    code, out, _ = Program(tmp_path / "killed", words, die_at, steps).end()
-    assert (code, out) == (-signal.SIGKILL, "")
-    assert {*statuses(store)} <= {("completed", "lanes"), ("killed", "lanes")}
-    assert Store(store).contents().damaged == []
-    assert sweep(*SIXTEEN, *LANES, *OFTEN).code == 0
-    assert same(outcome(store), whole)
 
 
 @pytest.mark.deep
@@ -1120,28 +803,11 @@ def test_real_memory_shortage(store, tmp_path):
     assert statuses(store) == {("completed", "lanes"): 16}
 
 
-@pytest.mark.deep
-def test_a_standard_error_that_nobody_reads_ends_nothing(store, tmp_path):
-    words = ("sweep", *SMALL, *FOUR, "--store", store, "--engine", "lanes")
-    code, out, _ = Program(tmp_path / "deaf", words, lose_standard_error).end()
-    assert code == 0
-    assert "opt.lr" in out
-    assert statuses(store) == {("completed", "lanes"): 4}
-
-
 # -- disks ----------------------------------------------------------------------------------------------------------
 
 
 def full_disk(store: Path) -> str:
     return f"cannot write to the store {store}: No space left on device; free some space, then repeat the command"
-
-
-def test_a_full_disk_at_the_start_of_a_block(sweep, store, monkeypatch):
-    with monkeypatch.context() as full:
-        full.setattr("bench.store.attempt.write_records", no_space)
-        answer = sweep(*FOUR, *LANES)
-    assert (answer.code, last_line(answer)) == (1, full_disk(store))
-    assert sweep(*FOUR, *LANES).code == 0
 
 
 @pytest.mark.matrix(keep=1)
@@ -1164,16 +830,8 @@ def test_a_full_disk_in_mid_block(sweep, store, monkeypatch, whole, table):
     assert same(outcome(store), whole)
 
 
-def test_a_full_disk_for_a_checkpoint(sweep, store, monkeypatch):
-    with monkeypatch.context() as full:
-        full.setattr("lightning.pytorch.Trainer.save_checkpoint", no_space)
-        answer = sweep(*FOUR, *LANES, *OFTEN)
-    assert (answer.code, last_line(answer)) == (1, full_disk(store))
-    assert sweep(*FOUR, *LANES, *OFTEN).code == 0
-
-
 @pytest.mark.parametrize(("name", "way"), [("curve.parquet", "replace"), ("done", "rename")])
-def test_a_full_disk_at_the_end_of_a_block_keeps_what_there_is(sweep, store, monkeypatch, breaks, name, way):
+def test_a_full_disk_at_the_end_keeps_the_checkpoint(sweep, store, monkeypatch, breaks, name, way):
     moved = getattr(Path, way)
     with monkeypatch.context() as full:
         full.setattr(Path, way, lambda self, to: no_space() if to.name == name else moved(self, to))
@@ -1185,35 +843,18 @@ def test_a_full_disk_at_the_end_of_a_block_keeps_what_there_is(sweep, store, mon
 
 
 def test_a_store_that_may_only_be_read(sweep, store, monkeypatch):
-    made = os.mkdir
+    original = os.mkdir
 
     def read_only(path, *mode, **more):  # root, who may run this, is not bound by permissions
         if str(path).startswith(str(store)):
             raise OSError(errno.EROFS, "Read-only file system")
-        return made(path, *mode, **more)
+        return original(path, *mode, **more)
 
     monkeypatch.setattr(os, "mkdir", read_only)
     answer = sweep(*FOUR, *LANES)
     assert (answer.code, last_line(answer)) == (
         2,
         f"cannot write to the store {store}: Read-only file system; choose another with --store DIR",
-    )
-
-
-def test_a_store_that_cannot_be_made(sweep, monkeypatch, store):
-    made = Path.mkdir
-
-    def vanish(self: Path, *args: Any, **options: Any) -> None:
-        made(self, *args, **options)
-        if self.parent == store:
-            self.rmdir()
-
-    monkeypatch.setattr(Path, "mkdir", vanish)
-    answer = sweep(*FOUR, *LANES)
-    assert answer.code == 2
-    assert (
-        last_line(answer)
-        == f"cannot write to the store {store}: No such file or directory; choose another with --store DIR"
     )
 
 
@@ -1225,18 +866,6 @@ def test_a_folder_for_the_output_that_is_none(cli, store, here):
         assert last_line(answer).startswith(f"cannot write to {out}: ")
         assert last_line(answer).endswith("; choose another with --out DIR")
     assert not store.exists()
-
-
-def test_an_output_folder_is_tried_before_training(cli, store, here, monkeypatch):
-    def refuse(dir: Path) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr("bench.output.TemporaryFile", refuse)
-    answer = cli("sweep", *SMALL, *FOUR)
-    said = f"cannot write to {OUT}: {os.strerror(errno.EROFS)}; choose another with --out DIR"
-    assert (answer.code, last_line(answer)) == (2, said)
-    assert not store.exists()
-    assert not (here / OUT).parent.exists()
 
 
 @pytest.mark.deep
@@ -1267,10 +896,6 @@ def test_progress_is_a_line_now_and_then(sweep, monkeypatch):
     assert counts[-1] == ["4/4 runs", "0 in training"]
     assert lines[-1].endswith("(gd lr 1)")
     assert "trial-steps/s, best 0.0" in lines[-1]
-
-
-def test_short_sweeps_say_nothing(sweep):
-    assert sweep(*FOUR, *LANES).err == ""
 
 
 @pytest.mark.parametrize(
@@ -1327,37 +952,17 @@ def test_without_a_standard_error_a_sweep_goes_on(sweep, store, monkeypatch, str
         ("", "--opt is missing: name one or more optimizers, such as --opt ngd,adam"),
         ("--opt ngd", "--task is missing; see `bench list tasks`"),
         ("--task synthetc --opt ngd", "unknown task 'synthetc'; did you mean 'synthetic'?"),
-        ("--task synthetic --opt ngd,adm", "unknown optimizer 'adm'; did you mean 'adam'?"),
         ("--task synthetic --opt ngd --opt.lrr 1,2", "unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
         ("--task synthetic --opt ngd --opt.lr 1e-3:1e1:1", "--opt.lr 1e-3:1e1:1: a grid is LOW:HIGH:POINTS"),
-        ("--task synthetic --opt ngd --lr 1,2", "unknown option '--lr'; did you mean '--opt.lr'?"),
-        (
-            "--task synthetic --opt ngd --max_steps 5",
-            "unknown option '--max_steps'; did you mean '--trainer.max_steps'?",
-        ),
         ("--task synthetic --opt ngd --seed 3", "--seed 3: a sweep has several; write --seeds 3,... or --seeds COUNT"),
-        ("--task synthetic --opt ngd --seed=3", "--seed 3: a sweep has several; write --seeds 3,... or --seeds COUNT"),
         (
             "--task synthetic --opt ngd --seeds x",
             "--seeds x: write how many (--seeds 32), or which (--seeds 3,5,8, or --seeds 10:15)",
         ),
-        ("--task synthetic --opt ngd --seeds -3", "--seeds -3: write how many"),
-        ("--task synthetic --opt ngd --sead 3", "unknown option '--sead'; did you mean '--seeds'?"),
-        ("--task synthetic --opt ngd --widht 3", "unknown option '--widht'; did you mean '--width'?"),
-        ("--task synthetic --opt ngd --dry-rum", "unknown option '--dry-rum'; did you mean '--dry-run'?"),
-        ("--task synthetic --opt ngd --jsn", "unknown option '--jsn'; did you mean '--json'?"),
         ("--task synthetic --opt sngd --tuned", "nothing is tuned for synthetic with sngd"),
-        ("--task synthetic --opt ngd --tuned yes", "unexpected word 'yes'"),
-        ("--task synthetic --opt ngd --engine lane", "unknown --engine 'lane'; did you mean 'lanes'?"),
         ("--task synthetic --opt ngd --width 0", "--width 0: it must be at least 1"),
-        ("--task synthetic --opt ngd --width wide", "--width wide: it must be a whole number"),
-        ("--task synthetic --opt ngd --device tpu", "--device 'tpu': it must be 'cpu', 'cuda', 'mps' or 'auto'"),
-        ("--task synthetic --opt ngd --data_seed x", "--data_seed 'x': it must be a whole number"),
         ("--task synthetic --opt", "--opt needs a value: --opt A,B"),
-        ("--task synthetic --opt ngd --opt.lr", "--opt.lr needs a value"),
-        ("synthetic --opt ngd", "unexpected word 'synthetic': settings are written --name value"),
         ("--task synthetic --opt ngd --opt.lr 1 2", "unexpected word '2'"),
-        ("--task synthetic --opt sgd 5 --opt.nesterov", "unexpected word '5'"),
     ],
 )
 def test_a_wrong_request(cli, store, here, words, message):
@@ -1366,47 +971,3 @@ def test_a_wrong_request(cli, store, here, words, message):
     assert message in last_line(answer)
     assert answer.err.count("\n") == 1
     assert list(here.iterdir()) == []
-
-
-def test_settings_may_be_written_in_any_order_and_form(cli):
-    one = cli(
-        "sweep",
-        "--opt.lr=0.1:1:3",
-        "--opt",
-        "sgd",
-        "--opt.nesterov",
-        "--opt.momentum=.9",
-        *SMALL,
-        "--dry-run",
-        "--seeds=2",
-    )
-    other = cli(
-        "sweep",
-        *SMALL,
-        "--opt=sgd",
-        "--seeds",
-        2,
-        "--dry-run",
-        "--opt.momentum",
-        0.9,
-        "--opt.lr",
-        "0.1:1:3",
-        "--opt.nesterov",
-        "true",
-    )
-    assert one == other
-    assert one.code == 0
-    assert len(one.out.splitlines()) == 6
-
-
-def test_help_says_how_grids_lists_and_seeds_are_written(cli):
-    text = " ".join(cli("sweep", "--help").out.split())
-    for words in (
-        "LOW:HIGH:POINTS",
-        "--opt.lr 1e-3:1e1:16",
-        "--opt.adam.lr",
-        "32: seeds 0 to 31",
-        "swept/TASK/OPT-HASH",
-        "80%",
-    ):
-        assert words in text

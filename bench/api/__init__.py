@@ -436,7 +436,7 @@ def plot(
     """Draw stored runs, a panel for each problem (`bench plot`).
 
     Args:
-        chart: `forest`, `curves`, `sensitivity`, `profile`, `performance_profile`, `steps`, `budget`, `attention` or
+        chart: `forest`, `curves`, `sensitivity`, `profile`, `steps`, `budget`, `attention` or
             `stability`.
         y: for `curves`: a column such as `grad_norm`; the training loss by default.
         store: as for `load`.

@@ -219,7 +219,7 @@ def board_input(
     reference_results: bool,
 ) -> tuple[Any, Any]:
     """The stores, and the input of their boards."""
-    from bench.boards.cli import asked
+    from bench.boards.cli import requested
     from bench.text import word_of
 
     given = {
@@ -228,4 +228,4 @@ def board_input(
         "mixed_versions": mixed_versions,
         "no_reference": not reference_results,
     }
-    return asked(arguments_of("leaderboard", {}, {}, given | dict(choice)))
+    return requested(arguments_of("leaderboard", {}, {}, given | dict(choice)))

@@ -41,17 +41,17 @@ NONE = "no run has observations; train with `--trainer.observe 4`"
 def over_heads(tables: Mapping[str, Columns], name: str) -> tuple[Array, Array] | None:
     """Steps, and the mean of a measurement over all heads, shape (P,) each; None without observations."""
     table = tables.get("measurements", {})
-    own = [values for column, values in table.items() if re.fullmatch(rf"{name}_l\d+_h\d+", column)]
-    return (table["step"], np.mean(own, axis=0)) if own else None
+    heads = [values for column, values in table.items() if re.fullmatch(rf"{name}_l\d+_h\d+", column)]
+    return (table["step"], np.mean(heads, axis=0)) if heads else None
 
 
 def directions(tables: Mapping[str, Columns]) -> dict[int, float]:
     """For each snapshot after N steps, the cosine of W_QK with its value at the end of the run: mean over heads."""
-    found: dict[int, list[float]] = {}
+    cosines: dict[int, list[float]] = {}
     for name, values in tables.get("measurements", {}).items():
         if (at := DIRECTION.fullmatch(name)) is not None:
-            found.setdefault(int(at[1]), []).append(float(values[-1]))
-    return {step: float(np.mean(found[step])) for step in sorted(found)}
+            cosines.setdefault(int(at[1]), []).append(float(values[-1]))
+    return {step: float(np.mean(cosines[step])) for step in sorted(cosines)}
 
 
 def rate(cosines: Mapping[int, float]) -> float | None:
@@ -61,8 +61,8 @@ def rate(cosines: Mapping[int, float]) -> float | None:
     the max-margin one; least squares in logarithms. The window is ours: later snapshots are near the end by definition.
     """
     last = max(cosines, default=0)
-    own = {t: d for t, c in cosines.items() if last / 100 <= t <= last / 10 and (d := np.sqrt(max(2 - 2 * c, 0))) > 0}
-    return -stats.slope(np.log(list(own)), np.log(list(own.values())))[0] if len(own) >= stats.LEAST_POINTS else None
+    gaps = {t: d for t, c in cosines.items() if last / 100 <= t <= last / 10 and (d := np.sqrt(max(2 - 2 * c, 0))) > 0}
+    return -stats.slope(np.log(list(gaps)), np.log(list(gaps.values())))[0] if len(gaps) >= stats.LEAST_POINTS else None
 
 
 def loss_at(curve: Columns, steps: Array) -> Array:
@@ -79,8 +79,8 @@ def loss_at(curve: Columns, steps: Array) -> Array:
 
 def at_loss(losses: Array, values: Array, level: float) -> float | None:
     """The value where the loss first reaches a level, linear between measurements; None if it never does."""
-    there = np.isfinite(losses) & np.isfinite(values)
-    losses, values = losses[there], values[there]
+    finite = np.isfinite(losses) & np.isfinite(values)
+    losses, values = losses[finite], values[finite]
     below = np.flatnonzero(losses <= level)
     if not below.size:
         return None
@@ -95,27 +95,27 @@ def observations(entry: Entry, read: Mapping[Seed, Mapping[str, Columns]]) -> di
     """The training `loss` and the shown quantities at the observed steps, by seed; without runs that lack them."""
     runs = {}
     for seed, tables in read.items():
-        found = {name: line for name in SHOWN if (line := over_heads(tables, name)) is not None}
+        lines = {name: line for name in SHOWN if (line := over_heads(tables, name)) is not None}
         curve = tables.get("curve", {})
-        if entry.runs[seed].status == "completed" and "entropy" in found and "loss" in curve:
-            loss = loss_at(curve, found["entropy"][0])
+        if entry.runs[seed].status == "completed" and "entropy" in lines and "loss" in curve:
+            loss = loss_at(curve, lines["entropy"][0])
             if np.isfinite(loss).any():
-                runs[seed] = {"loss": loss} | {name: values for name, (_, values) in found.items()}
+                runs[seed] = {"loss": loss} | {name: values for name, (_, values) in lines.items()}
     return runs
 
 
-def attention_board(found: Collected) -> Board:
+def attention_board(collected: Collected) -> Board:
     """Attention at equal training loss and at the end of training."""
     shown = []
-    for problem, entries in found.problems.items():
-        read = {entry: found.read(entry) for entry in entries}
-        observed = {entry: runs for entry, own in read.items() if (runs := observations(entry, own))}
+    for problem, entries in collected.problems.items():
+        read = {entry: collected.read(entry) for entry in entries}
+        observed = {entry: runs for entry, tables in read.items() if (runs := observations(entry, tables))}
         if not observed:
             continue
         sound = [entry for entry in observed if not entry.refused] or observed
         level = max(float(np.nanmin(run["loss"])) for entry in sound for run in observed[entry].values())
         entropy = {entry: _at("entropy", level, runs) for entry, runs in observed.items()}
-        of, rows = found.reference_of(problem), {}
+        of, rows = collected.reference_of(problem), {}
         for entry, runs in observed.items():
             if entry is of:
                 verdict = {"verdict": "reference"}
@@ -129,7 +129,7 @@ def attention_board(found: Collected) -> Board:
                 **verdict,
                 **{name: _mean(name, list(_at(name, level, runs).values()), "do not reach it") for name in SHOWN},
                 "start_entropy": _mean("entropy", [run["entropy"][0] for run in runs.values()]),
-                **{f"end_{name}": _mean(name, [values[-1] for values in own]) for name, own in last.items()},
+                **{f"end_{name}": _mean(name, [values[-1] for values in tables]) for name, tables in last.items()},
             }
         columns = [
             *(
@@ -166,11 +166,11 @@ def _direction(problem: str, cosines: Mapping[Entry, Sequence[Mapping[int, float
     """When the direction of W_QK is the final one; no table without snapshots."""
     rows = {}
     for entry, runs in cosines.items():
-        if not all(0 in own for own in runs):
+        if not all(0 in snapshots for snapshots in runs):
             continue
-        rows[entry] = {"n": len(runs), "rate": mean_interval([rate(own) for own in runs])}
+        rows[entry] = {"n": len(runs), "rate": mean_interval([rate(snapshots) for snapshots in runs])}
         for share in SHARES:
-            values = [own[max(t for t in own if t <= share * max(own))] for own in runs]
+            values = [snapshots[max(t for t in snapshots if t <= share * max(snapshots))] for snapshots in runs]
             rows[entry][f"cosine_{share:g}"] = _mean("cosine", values)
     columns = [
         *(
@@ -197,17 +197,17 @@ def _direction(problem: str, cosines: Mapping[Entry, Sequence[Mapping[int, float
 
 def _mean(name: str, values: Sequence[float | None], lacking: str = "have none") -> Interval | str | None:
     """The mean of a quantity over seeds, or the reason why there is none: the stable rank of 0 is NaN."""
-    there = [float(value) for value in values if value is not None and math.isfinite(value)]
-    if missing := len(values) - len(there):
+    finite = [float(value) for value in values if value is not None and math.isfinite(value)]
+    if missing := len(values) - len(finite):
         return f"{missing} of {len(values)} runs {lacking}"
-    return mean_interval(there, ends=_RANGES.get(name, (0.0, math.inf)))
+    return mean_interval(finite, ends=_RANGES.get(name, (0.0, math.inf)))
 
 
-def against(own: Mapping[Seed, float | None], base: Mapping[Seed, float | None]) -> dict[str, Any]:
+def against(values: Mapping[Seed, float | None], base: Mapping[Seed, float | None]) -> dict[str, Any]:
     """Entropy against the reference's on common seeds: mean difference with t-interval, and a verdict in words."""
-    pairs = [(a, b) for seed, a in own.items() if a is not None and (b := base.get(seed)) is not None]
+    pairs = [(a, b) for seed, a in values.items() if a is not None and (b := base.get(seed)) is not None]
     if not pairs:
         return {"difference": None, "verdict": None}
-    found = sequential.compare([a for a, _ in pairs], [b for _, b in pairs], "min")
-    words = {1: "sparser", -1: "less sparse", 0: found.verdict}
-    return {"difference": stats.t_interval([a - b for a, b in pairs]), "verdict": words[found.sign]}
+    comparison = sequential.compare([a for a, _ in pairs], [b for _, b in pairs], "min")
+    words = {1: "sparser", -1: "less sparse", 0: comparison.verdict}
+    return {"difference": stats.t_interval([a - b for a, b in pairs]), "verdict": words[comparison.sign]}

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -24,13 +23,13 @@ from bench.boards.curves import (
 from bench.boards.entries import Entry, Problem
 from bench.boards.forest import forest
 from bench.boards.shared import FEW_SEEDS
-from bench.boards.speed import cut_short, reached, steps_to
+from bench.boards.speed import reached
 from bench.boards.tuning import expected_scores
 from bench.errors import UserError
 from bench.results import stats
 from bench.results.chart import MOST, Chart, Panel, Trace
 from bench.results.group import HUGE
-from bench.results.selection import End, equal_below, seed_median
+from bench.results.selection import equal_below
 from bench.store.reports import StudyRecord
 from bench.store.tables import Columns
 from bench.text import cell, is_number, listed, spanned
@@ -38,10 +37,10 @@ from bench.text import cell, is_number, listed, spanned
 # -- of studies -------------------------------------------------------------------------------------------------------
 
 
-def sensitivity(found: Collected) -> Chart:
+def sensitivity(collected: Collected) -> Chart:
     """Selection scores of studies' trials against the first setting that each study searched."""
     panels = []
-    for key, problem, tuned in _tuned(found, "sensitivity"):
+    for key, problem, tuned in _tuned(collected, "sensitivity"):
         traces, notes = _joined([_trials(entry, study, problem.metric) for entry, study in tuned])
         if several := [entry.name for entry, study in tuned if len(study.axes) > 1]:
             notes.append(f"points without a line: {listed(several)} searched several settings")
@@ -52,13 +51,13 @@ def sensitivity(found: Collected) -> Chart:
             notes.insert(0, f"points: median over {seeds} {words}")
         panel = _scores(key, "sensitivity", x, f"selection {problem.metric}", "x", traces, notes)
         panels.append(of_problem(problem, panel))
-    return Chart(panels, series(found))
+    return Chart(panels, series(collected))
 
 
-def budget(found: Collected) -> Chart:
+def budget(collected: Collected) -> Chart:
     """Expected selection score of the best of k trials against k."""
     panels = []
-    for key, problem, tuned in _tuned(found, "budget"):
+    for key, problem, tuned in _tuned(collected, "budget"):
         traces, notes = _joined([_expected(entry) for entry, _ in tuned])
         if tuned:
             notes.insert(0, "expected best of k of the trials, drawn at random without replacement")
@@ -66,12 +65,12 @@ def budget(found: Collected) -> Chart:
         y = f"expected selection {problem.metric}"
         panel = _scores(key, "tuning budget", "trials k", y, log, traces, notes)
         panels.append(of_problem(problem, panel))
-    return Chart(panels, series(found))
+    return Chart(panels, series(collected))
 
 
-def _tuned(found: Collected, kind: str) -> Iterator[tuple[str, Problem, list[tuple[Entry, StudyRecord]]]]:
+def _tuned(collected: Collected, kind: str) -> Iterator[tuple[str, Problem, list[tuple[Entry, StudyRecord]]]]:
     """Key, problem and tuned entries of each panel."""
-    for i, (problem, entries) in enumerate(found.problems.items()):
+    for i, (problem, entries) in enumerate(collected.problems.items()):
         yield f"{kind}-{i}", problem, [(entry, entry.study) for entry in entries if entry.study is not None]
 
 
@@ -94,11 +93,11 @@ def _scores(key: str, title: str, x: str, y: str, log: str, traces: list[Trace],
 def _expected(entry: Entry) -> _Drawn:
     """Trace of the expected best of k trials."""
     scores = expected_scores(entry)
-    there = [(k, score) for k, score in enumerate(scores, 1) if score is not None]
-    late = f"{entry.name} begins at k = {len(scores) - len(there) + 1}: with fewer, all k may have no score"
+    points = [(k, score) for k, score in enumerate(scores, 1) if score is not None]
+    late = f"{entry.name} begins at k = {len(scores) - len(points) + 1}: with fewer, all k may have no score"
     late += " or be excluded" * bool(entry.excluded)
-    traces = [Trace(entry.name, *np.array(there, dtype=np.float64).T)] if there else []
-    return traces, [late] * (len(there) < len(scores))
+    traces = [Trace(entry.name, *np.array(points, dtype=np.float64).T)] if points else []
+    return traces, [late] * (len(points) < len(scores))
 
 
 def _trials(entry: Entry, study: StudyRecord, metric: str) -> _Drawn:
@@ -134,13 +133,13 @@ Times = dict[str, list[float | None]]
 """Fractions of the budget at which the runs of each name reach the target; None for a run that misses it."""
 
 
-def profile(found: Collected) -> Chart:
+def profile(collected: Collected) -> Chart:
     """Share of runs at the target against the fraction of the budget, by problem and over all."""
     panels: list[Panel] = []
     times: dict[Problem, Times] = {}
-    for i, (problem, entries) in enumerate(found.problems.items()):
+    for i, (problem, entries) in enumerate(collected.problems.items()):
         title, key = "runs at the target", f"profile-{i}"
-        goal = problem.target if found.target is None else found.target
+        goal = problem.target if collected.target is None else collected.target
         if goal is None:
             why = "the task has no target: give one with --target"
             panels.append(of_problem(problem, Panel(key, title, _FRACTION, _SHARE, note=why)))
@@ -148,7 +147,7 @@ def profile(found: Collected) -> Chart:
         whole = _whole(entries)
         times[problem] = {
             e.name: [
-                None if (step := reached(run, found.target, problem.mode)[0]) is None else step / max(1, whole)
+                None if (step := reached(run, collected.target, problem.mode)[0]) is None else step / max(1, whole)
                 for run in e.runs.values()
             ]
             for e in entries
@@ -156,27 +155,29 @@ def profile(found: Collected) -> Chart:
         fact = f"target: selection {problem.metric} {goal:g}; budget: {whole} steps; diverged runs never reach it"
         panels.append(of_problem(problem, _profile(key, title, times[problem], [fact])))
     if len(times) > 1:
-        names = dict.fromkeys(name for own in times.values() for name in own)
-        together = {name: [time for own in times.values() for time in own.get(name, [])] for name in names}
-        lacking = {name: [problem.name for problem, own in times.items() if name not in own] for name in names}
+        names = dict.fromkeys(name for fractions in times.values() for name in fractions)
+        together = {name: [time for fractions in times.values() for time in fractions.get(name, [])] for name in names}
+        lacking = {
+            name: [problem.name for problem, fractions in times.items() if name not in fractions] for name in names
+        }
         notes = [f"{name} has no runs on {', '.join(where)}" for name, where in lacking.items() if where]
         note = f"runs of the {len(times)} problems with a target, each counted once"
         panels.append(_profile("profile-all", "runs at the target: over all problems", together, [note, *notes]))
-    return Chart(panels, series(found))
+    return Chart(panels, series(collected))
 
 
 def _whole(entries: Sequence[Entry]) -> int:
     """The budget in steps, common to all runs of a problem; runs that end early take fewer."""
     runs = [run for entry in entries for run in entry.runs.values()]
     limits = [run.config["trainer"] for run in runs]
-    told = {trainer.get("max_steps") for trainer in limits if trainer.get("max_epochs") is None}
-    return max([run.steps for run in runs] + [limit for limit in told if limit])
+    steps = {trainer.get("max_steps") for trainer in limits if trainer.get("max_epochs") is None}
+    return max([run.steps for run in runs] + [limit for limit in steps if limit])
 
 
 def _profile(key: str, title: str, times: Times, facts: Sequence[str]) -> Panel:
-    traces = [_stairs(name, own, len(own), (0.0, 1.0), banded=True) for name, own in times.items()]
-    counts = ", ".join(f"{name} {len(own)}" for name, own in times.items())
-    if len({len(own) for own in times.values()}) == 1:
+    traces = [_stairs(name, fractions, len(fractions), (0.0, 1.0), banded=True) for name, fractions in times.items()]
+    counts = ", ".join(f"{name} {len(fractions)}" for name, fractions in times.items())
+    if len({len(fractions) for fractions in times.values()}) == 1:
         counts = f"{len(next(iter(times.values())))} each"
     note = f"bands: exact 95 % interval of the share at each point; runs: {counts}"
     return Panel(key, title, _FRACTION, _SHARE, "", traces, "\n".join([note, *facts]), (-0.03, 1.03))
@@ -188,97 +189,8 @@ def _stairs(
     """The cumulative share of n that these values are, as a step function between the ends."""
     at, counts = np.unique([value for value in values if value is not None], return_counts=True)
     shares = [stats.share_interval(int(count), n) for count in np.cumsum([0, *counts])]
-    mean, low, high = (np.repeat(each, 2) for each in zip(*((s.mean, s.low, s.high) for s in shares), strict=True))
+    mean, low, high = (np.repeat(column, 2) for column in zip(*((s.mean, s.low, s.high) for s in shares), strict=True))
     return Trace(name, np.repeat([ends[0], *at, ends[1]], 2)[1:-1], mean, (low, high) if banded else None)
-
-
-# -- over problems ----------------------------------------------------------------------------------------------------
-
-LEAST_PROBLEMS = 8
-"""Minimum number of problems for a performance profile: as many as AlgoPerf has. Ours."""
-FARTHEST = 4.0
-"""Largest ratio of a performance profile, as in AlgoPerf, and inverse of the smallest."""
-
-
-def performance_profile(found: Collected) -> Chart:
-    """Performance profiles (Dolan and Moré 2002) of the steps to the target, as ratios to each problem's reference.
-
-    AlgoPerf (Dahl et al. 2023) divides by the fastest entrant. With a fixed reference no curve depends on the other
-    entrants: the problems are those with a reference that reaches the target.
-    """
-    chosen: dict[Problem, dict[str, Entry]] = {}
-    for entry in found.chosen:  # the reference, even if not shown
-        chosen.setdefault(entry.problem, {})[entry.name] = entry
-    shown = dict.fromkeys(entry.name for entry in found.entries)
-    ratios: dict[str, list[float]] = {name: [] for name in shown}
-    missing: dict[str, list[str]] = {name: [] for name in shown}
-    whole = 0
-    for problem, own in chosen.items():
-        ref = found.reference_of(problem)
-        base = _median_steps(ref, found.target) if ref is not None and _counts(ref, found.target) else None
-        if base is None:
-            continue
-        whole += 1
-        for name in shown:
-            if name not in own or not _counts(own[name], found.target):
-                missing[name].append(problem.name)
-            elif (steps := _median_steps(own[name], found.target)) is not None:
-                ratios[name].append(steps / base)
-    panel = Panel(
-        "performance-profile",
-        "performance profiles against the reference",
-        "steps to the target / those of the reference",
-        "share of problems",
-    )
-    if whole < LEAST_PROBLEMS:
-        why = f"{whole} of {len(chosen)} problems have a target that their reference reaches on more than half of its"
-        return Chart([replace(panel, note=f"{why} seeds, and {LEAST_PROBLEMS} are needed")], series(found))
-    chosen_here = sorted({entry.name for own in chosen.values() for entry in own.values() if entry.best_of})
-    areas = ", ".join(f"{name} {_area(own, whole):.2f}" for name, own in ratios.items())
-    notes = [
-        f"{whole} problems; steps: median over seeds; none if half of the seeds or more miss the target",
-        "the reference is fixed, so further entrants change no curve (AlgoPerf's profiles are against the fastest"
-        " entrant)",
-        f"area below each curve on this logarithmic axis, at most 1 (AlgoPerf's is linear, from 1 to 4): {areas}",
-        *(
-            f"{name} counts as missing the target where it has no runs to compare: {', '.join(where)}"
-            for name, where in missing.items()
-            if where
-        ),
-        *([f"settings chosen on these seeds: {', '.join(chosen_here)}"] if chosen_here else []),
-    ]
-    ends = 1 / FARTHEST, FARTHEST
-    drawn = replace(
-        panel,
-        log="x",
-        traces=[
-            _stairs(name, [max(ratio, ends[0]) for ratio in own if ratio <= FARTHEST], whole, ends)
-            for name, own in ratios.items()
-        ],
-        note="\n".join(notes),
-        limits=(-0.03, 1.03),
-        x_limits=ends,
-        x_ticks={ends[0]: "1/4", 0.5: "1/2", 1.0: "1", 2.0: "2", FARTHEST: "4"},
-    )
-    return Chart([drawn], series(found))
-
-
-def _counts(entry: Entry, target: float | None) -> bool:
-    """Whether an entry's steps to the target are comparable."""
-    return not entry.refused and not cut_short(entry, target)
-
-
-def _median_steps(entry: Entry, target: float | None) -> End:
-    """Median steps to the target; None if half of the runs or more miss it."""
-    return seed_median(steps_to(target, entry.problem.mode).values(entry), "min")
-
-
-def _area(ratios: Sequence[float], whole: int) -> float:
-    """The area below a curve on its logarithmic axis, relative to the maximum; 0.5 for the reference itself.
-
-    AlgoPerf's area, linear from 1 on, would be the same for all that are faster than a fixed reference.
-    """
-    return math.fsum(min(max(0.5 - math.log(ratio, FARTHEST) / 2, 0), 1) for ratio in ratios) / whole
 
 
 # -- of observations --------------------------------------------------------------------------------------------------
@@ -293,12 +205,12 @@ CURVED = {
 """Quantities of `bench plot stability`."""
 
 
-def attention(found: Collected) -> Chart:
+def attention(collected: Collected) -> Chart:
     """Means over heads against optimizer steps, a panel for each problem and quantity."""
-    return _chart(found, "attention", SHOWN, over_heads)
+    return _chart(collected, "attention", SHOWN, over_heads)
 
 
-def stability(found: Collected) -> Chart:
+def stability(collected: Collected) -> Chart:
     """Sharpness times step size, gradient noise and updates against optimizer steps."""
 
     def of_model(tables: Mapping[str, Columns], name: str) -> Line | None:
@@ -307,32 +219,32 @@ def stability(found: Collected) -> Chart:
             return (table["step"], table[name]) if name in table else None
         if name not in table or "applied_step" not in curve:
             return None
-        made = np.maximum(np.searchsorted(curve["step"], table["step"], side="right") - 1, 0)
-        return table["step"], table["sharpness"] * curve["applied_step"][made]
+        before = np.maximum(np.searchsorted(curve["step"], table["step"], side="right") - 1, 0)
+        return table["step"], table["sharpness"] * curve["applied_step"][before]
 
-    return _chart(found, "stability", CURVED, of_model)
+    return _chart(collected, "stability", CURVED, of_model)
 
 
 def _chart(
-    found: Collected,
+    collected: Collected,
     kind: str,
     quantities: Mapping[str, str],
     read: Callable[[Mapping[str, Columns], str], Line | None],
 ) -> Chart:
     panels = []
-    for i, (problem, entries) in enumerate(found.problems.items()):
-        tables = {entry.name: found.every(entry) for entry in entries}
+    for i, (problem, entries) in enumerate(collected.problems.items()):
+        tables = {entry.name: collected.every(entry) for entry in entries}
         for name, words in quantities.items():
             if name == "noise_scale":
                 panels += _noise(f"{kind}-{i}-{name}", problem, words, tables)
                 continue
-            measured = {own: [read(each, name) for each in there] for own, there in tables.items()}
-            lines = {own: [line and finite(*line) for line in there] for own, there in measured.items() if any(there)}
+            measured = {label: [read(run, name) for run in runs] for label, runs in tables.items()}
+            lines = {label: [line and finite(*line) for line in runs] for label, runs in measured.items() if any(runs)}
             if lines:
                 panels.append(over_steps(f"{kind}-{i}-{name}", problem, words, words, lines, log_x=True))
     if not panels:
         panels.append(Panel(kind, kind, "optimizer steps", kind, note=NONE))
-    return Chart(panels, series(found))
+    return Chart(panels, series(collected))
 
 
 def _noise(
@@ -371,7 +283,6 @@ CHARTS: dict[str, Callable[[Collected], Chart]] = {
     "curves": curves,
     "sensitivity": sensitivity,
     "profile": profile,
-    "performance_profile": performance_profile,
     "steps": steps,
     "budget": budget,
     "attention": attention,

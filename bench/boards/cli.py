@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bench.results.table import Board
 
 
-def asked(args: Args) -> tuple[Any, Any]:
+def requested(args: Args) -> tuple[Any, Any]:
     """The stores, and their entries that these arguments ask for.
 
     Raises:
@@ -29,7 +29,7 @@ def asked(args: Args) -> tuple[Any, Any]:
             raise UserError(f"--only {word}: write NAME=VALUE, as in --only trainer.max_steps=1000")
         only[name.removeprefix("--")] = value
     stores = open_stores(args)
-    found = collect(
+    collected = collect(
         stores,
         tasks=args.task,
         opts=args.opt,
@@ -39,17 +39,17 @@ def asked(args: Args) -> tuple[Any, Any]:
         reference=args.reference,
         target=args.target,
     )
-    known = sorted({name for entry in found.chosen for name in (entry.opt, entry.name)})
-    _label(found, args.label, known)
+    known = sorted({name for entry in collected.chosen for name in (entry.opt, entry.name)})
+    _label(collected, args.label, known)
     if args.reference is not None and args.reference not in known:
         raise unknown("optimizer of --reference", args.reference, known)
-    metrics = sorted({problem.metric for problem in found.problems})
+    metrics = sorted({problem.metric for problem in collected.problems})
     if args.target is not None and len(metrics) > 1:
         raise UserError(f"--target {args.target:g}: which of {' and '.join(metrics)}? Choose tasks with --task")
-    return stores, found
+    return stores, collected
 
 
-def _label(found: Any, words: list[str], known: list[str]) -> None:
+def _label(collected: Any, words: list[str], known: list[str]) -> None:
     """Rename rows; the label of a row precedes that of its optimizer.
 
     Raises:
@@ -63,27 +63,27 @@ def _label(found: Any, words: list[str], known: list[str]) -> None:
         if name not in known:
             raise unknown("row of --label", name, known)
         texts[name] = text
-    for entry in found.chosen:
+    for entry in collected.chosen:
         renamed = texts.get(entry.name) or entry.name.replace(entry.opt, texts.get(entry.opt, entry.opt), 1)
-        if found.reference == entry.name != entry.opt:
-            found.reference = renamed
+        if collected.reference == entry.name != entry.opt:
+            collected.reference = renamed
         entry.name = renamed
-    count = Counter((entry.problem.name, entry.name) for entry in found.chosen)
+    count = Counter((entry.problem.name, entry.name) for entry in collected.chosen)
     for (problem, name), n in count.items():
         if n > 1 and name in texts.values():
             raise UserError(f"--label: {n} rows of {problem} would be called {name!r}; give them different names")
 
 
-def warn(stores: Any, found: Any) -> int:
+def warn(stores: Any, collected: Any) -> int:
     """Report on standard error what is damaged or excluded; return the exit code."""
-    code = warn_of(stores, sorted(set(found.damaged)))
-    for note in found.notes:
+    code = warn_of(stores, sorted(set(collected.damaged)))
+    for note in collected.notes:
         remark("note", note)
     return code
 
 
-def _left_out(stores: Any, found: Any) -> dict[str, list[str]]:
-    return {"damaged": list(dict.fromkeys([*map(str, stores.damaged), *found.damaged])), "notes": found.notes}
+def _left_out(stores: Any, collected: Any) -> dict[str, list[str]]:
+    return {"damaged": list(dict.fromkeys([*map(str, stores.damaged), *collected.damaged])), "notes": collected.notes}
 
 
 def run_leaderboard(args: Args) -> int:
@@ -104,7 +104,7 @@ def run_leaderboard(args: Args) -> int:
     kind = format_of(args, FORMATS)
     names = list(dict.fromkeys(args.board or ["quality"]))
     check_known("board", names, [*BOARDS, "all"])
-    stores, what = asked(args)
+    stores, what = requested(args)
     if args.explain is not None:
         from bench.boards.explain import explain, lines
 
@@ -132,11 +132,11 @@ def run_leaderboard(args: Args) -> int:
 def _with_columns(boards: "list[Board]", names: list[str]) -> "list[Board]":
     """The boards with the optimizers and these columns alone, without tables that lack them."""
     check_known("column", names, sorted({c.key for board in boards for table in board.tables for c in table.columns}))
-    found = []
+    kept = []
     for board in boards:
         tables = [replace(t, columns=[c for c in t.columns if c.key in ("opt", *names)]) for t in board.tables]
-        found.append(replace(board, tables=[table for table in tables if len(table.columns) > 1]))
-    return found
+        kept.append(replace(board, tables=[table for table in tables if len(table.columns) > 1]))
+    return kept
 
 
 def run_report(args: Args) -> int:
@@ -147,7 +147,7 @@ def run_report(args: Args) -> int:
         raise UserError(f"-o {args.out}: it is a folder; name a file, such as -o {args.out / 'report.html'}")
     if not args.out.exists():
         check_output(args.out.parent)  # fail before the boards are made
-    stores, what = asked(args)
+    stores, what = requested(args)
     text = page(what, len(stores.runs), stores_in_words(stores), len(stores.damaged))
     code = warn(stores, what)
     write(args.out, text)
@@ -166,7 +166,7 @@ def run_plot(args: Args) -> int:
     from bench.results.draw import check_ending, picture
 
     check_ending(args.out)
-    stores, what = asked(args)
+    stores, what = requested(args)
     chart = curves(what, args.y) if args.y is not None else CHARTS[args.chart](what)
     code = warn(stores, what)
     if not chart.shown.panels:

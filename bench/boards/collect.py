@@ -70,13 +70,13 @@ class Collected:
     def excluded(self, problem: Problem) -> dict[str, str]:
         """Optimizers without a row on a problem, since their study has no winner, and why."""
         rows = {entry.opt for entry in self.chosen if entry.problem.key == problem.key}
-        found = {}
+        reasons = {}
         for study, why in self.unranked:
             run = next(iter(self.trial_runs(study)), None)
             is_here = study.winner is None and run is not None and problem_key(run) == problem.key
             if is_here and bare(study.opt) not in rows:
-                found[bare(study.opt)] = why
-        return found
+                reasons[bare(study.opt)] = why
+        return reasons
 
     @classmethod
     def of(cls, runs: Sequence[RunResult], tables: Tables) -> "Collected":
@@ -101,18 +101,18 @@ class Collected:
         return best[0] if len(best) == 1 else None
 
     def _references(self, problem: Problem) -> list[Entry]:
-        own = [e for e in self.chosen if e.problem == problem and self.reference_name(problem) in (e.opt, e.name)]
-        kind = min((KINDS.index(entry.kind) for entry in own), default=None)
-        return [entry for entry in own if KINDS.index(entry.kind) == kind]
+        named = [e for e in self.chosen if e.problem == problem and self.reference_name(problem) in (e.opt, e.name)]
+        kind = min((KINDS.index(entry.kind) for entry in named), default=None)
+        return [entry for entry in named if KINDS.index(entry.kind) == kind]
 
     def no_reference(self, problem: Problem) -> str:
         """The reason why a problem has no reference, and what to do."""
         name, best = self.reference_name(problem), self._references(problem)
         if best:
             return f"the reference {name} has {len(best)} settings here: choose one with --reference '{best[0].name}'"
-        there = sum(e.problem == problem and name in (e.opt, e.name) and bool(e.runs) for e in self.all)
-        if there:
-            some = f"it has {counted(there, 'setting')}, of which none was chosen"
+        count = sum(e.problem == problem and name in (e.opt, e.name) and bool(e.runs) for e in self.all)
+        if count:
+            some = f"it has {counted(count, 'setting')}, of which none was chosen"
             return f"the reference {name} is not shown ({some}): choose another with --reference"
         return f"the reference {name} has no runs in these stores: train some, or choose another with --reference"
 
@@ -122,18 +122,18 @@ class Collected:
 
     def read(self, group: Group) -> dict[Seed, Mapping[str, Columns]]:
         """The tables of a group's runs by seed, without runs whose tables are damaged, which are noted."""
-        found: dict[Seed, Mapping[str, Columns]] = {}
+        tables: dict[Seed, Mapping[str, Columns]] = {}
         for seed, run in group.runs.items():
             try:
-                found[seed] = self.tables(run.run_id)
+                tables[seed] = self.tables(run.run_id)
             except UserError as error:
                 self.damaged.append(str(error))
-        return found
+        return tables
 
     def every(self, entry: Entry) -> list[Mapping[str, Columns]]:
         """The tables of each of an entry's runs; none of a run whose tables are damaged, which is noted."""
-        found = self.read(entry)
-        return [found.get(seed, {}) for seed in entry.runs]
+        tables = self.read(entry)
+        return [tables.get(seed, {}) for seed in entry.runs]
 
     def trial_runs(self, study: StudyRecord | None) -> list[RunResult]:
         """The stored runs of a study's trials; none without a study."""
@@ -142,8 +142,8 @@ class Collected:
 
     def default_of(self, entry: Entry) -> Entry | None:
         """The entry with the default settings of the same optimizer on the same problem, if it has runs."""
-        own = [e for e in self.all if (e.problem, e.opt, e.source) == (entry.problem, entry.opt, entry.source)]
-        return next((e for e in own if e.default and e.runs), None)
+        alike = [e for e in self.all if (e.problem, e.opt, e.source) == (entry.problem, entry.opt, entry.source)]
+        return next((e for e in alike if e.default and e.runs), None)
 
 
 def collect(
@@ -174,16 +174,9 @@ def collect(
     Raises:
         UserError: no entry remains, a name is unknown, or versions are mixed.
     """
-    # The budget is part of every problem: a record without one is too old to compare.
-    runs = [run for run in stores.runs if run.problem]
-    damaged = [
-        f"run {run.run_id} in {stores.place(run.run_id)} was written by an older version and lacks keys that"
-        " comparisons need"
-        for run in stores.runs
-        if not run.problem
-    ]
+    runs = stores.runs
     if not runs:
-        broken = "; ".join([*map(str, stores.damaged), *damaged][:3])
+        broken = "; ".join(map(str, stores.damaged[:3]))
         what = f"no readable runs in {stores.shown} ({broken})" if broken else f"no runs in {stores.shown}"
         raise UserError(f"there are {what}; {HOW_TO_FILL}")
     notes: list[str] = []
@@ -208,13 +201,13 @@ def collect(
         mine = [study for study in mine if study.winner is None and study.run_ids & by_id.keys()]
     unranked = [(study, why) for study in mine if (why := _why_no_row(study, entries, by_id))]
     notes += [f"{s.task}: {s.opt} has no row from its study {s.name}: {why}" for s, why in unranked]
-    for own in _by_problem(chosen).values():
-        for entry in own:
-            several = sum(other.opt == entry.opt for other in own) > 1
-            entry.name = f"{entry.opt} ({differing(entry, own)})" if several else entry.opt
+    for group in _by_problem(chosen).values():
+        for entry in group:
+            several = sum(other.opt == entry.opt for other in group) > 1
+            entry.name = f"{entry.opt} ({differing(entry, group)})" if several else entry.opt
             entry.conformance = _conformance(entry, stores.checks)
     shown = [entry for entry in chosen if opts is None or entry.opt in opts]
-    return Collected(shown, chosen, entries, by_id, stores.tables, reference, target, unranked, notes, damaged)
+    return Collected(shown, chosen, entries, by_id, stores.tables, reference, target, unranked, notes)
 
 
 def cap_shares(study: StudyRecord | None, by_id: Mapping[str, RunResult]) -> list[float | None]:
@@ -263,8 +256,8 @@ def _filtered(
     of_libraries = {f"versions.{name}" for name in LIBRARIES}
 
     def has(run: RunResult) -> bool:
-        own, free = facts(run), of_libraries if run.run_id in shipped else ()
-        return all(name in free or (name in own and _is(own[name], word)) for name, word in only.items())
+        values, free = facts(run), of_libraries if run.run_id in shipped else ()
+        return all(name in free or (name in values and _is(values[name], word)) for name, word in only.items())
 
     return [run for run in runs if has(run)]
 
@@ -309,23 +302,23 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
     chosen: list[Entry] = []
     swept: dict[str, list[str]] = {}
     for group in groups.values():
-        own, opt, problem = [entry for entry in group if entry.runs], group[0].opt, group[0].problem
-        if not own:
+        finished, opt, problem = [entry for entry in group if entry.runs], group[0].opt, group[0].problem
+        if not finished:
             counts = sum((entry.others for entry in group), Counter[str]())
             notes.append(f"{problem.name}: no run of {opt} has finished ({cell(dict(sorted(counts.items())))})")
             continue
         if settings == "all":
-            searched, _ = _search([entry for entry in own if entry.kind != "tuned"])
+            searched, _ = _search([entry for entry in finished if entry.kind != "tuned"])
             for entry in searched:
                 entry.one_of = len(searched)
-            chosen += own
+            chosen += finished
             continue
-        kind = min((entry.kind for entry in own), key=KINDS.index) if settings == "best" else settings
-        searched, seeds = _search(own) if settings == "best" and kind != "tuned" else ([], set[Seed]())
-        best = [entry for entry in own if (entry.default if kind == settings == "default" else entry.kind == kind)]
+        kind = min((entry.kind for entry in finished), key=KINDS.index) if settings == "best" else settings
+        searched, seeds = _search(finished) if settings == "best" and kind != "tuned" else ([], set[Seed]())
+        best = [entry for entry in finished if (entry.default if kind == settings == "default" else entry.kind == kind)]
         if kind == "tuned" and best:
             best.sort(key=lambda entry: entry.study.weight if entry.study else (0, ""), reverse=True)
-            mine = [e for e in own if e.kind == "by hand" and e.shipped < len(e.runs)]
+            mine = [e for e in finished if e.kind == "by hand" and e.shipped < len(e.runs)]
             if settings == "best" and mine:
                 notes.append(
                     f"{problem.name}: {opt} is shown at its tuned settings, without {counted(len(mine), 'setting')} set"
@@ -336,12 +329,12 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
         elif searched:
             best = [_best_of(searched, seeds)]
             swept.setdefault(problem.name, []).append(opt)
-            if rest := len(own) - len(searched):
+            if rest := len(finished) - len(searched):
                 notes.append(
                     f"{problem.name}: {opt}: {counted(rest, 'further setting')} with other seeds were not considered;"
                     " --settings all shows all"
                 )
-        elif settings == "best" and kind == "default" and (rest := len(own) - len(best)):
+        elif settings == "best" and kind == "default" and (rest := len(finished) - len(best)):
             notes.append(
                 f"{problem.name}: {opt} is shown at its defaults, without {counted(rest, 'other setting')} set by"
                 " hand: tune it, or show all with --settings all"
@@ -363,26 +356,26 @@ def _chosen(entries: Sequence[Entry], settings: str, notes: list[str]) -> list[E
     return chosen
 
 
-def _search(own: Sequence[Entry]) -> tuple[list[Entry], set[Seed]]:
+def _search(entries: Sequence[Entry]) -> tuple[list[Entry], set[Seed]]:
     """The largest set of settings of an optimizer with the same seeds, and these seeds.
 
     None if the defaults are not in this set and have as many seeds.
     """
-    found: tuple[list[Entry], set[Seed]] = [], set()
-    for seeds in {frozenset(entry.runs): None for entry in own}:
-        there = [entry for entry in own if seeds <= entry.runs.keys()]
-        if len(there) > 1 and len(there) * len(seeds) > len(found[0]) * len(found[1]):
-            found = there, {*seeds}
-    apart = [entry for entry in own if entry.default and entry not in found[0]]
-    return ([], set()) if any(len(entry.runs) >= len(found[1]) for entry in apart) else found
+    largest: tuple[list[Entry], set[Seed]] = [], set()
+    for seeds in {frozenset(entry.runs): None for entry in entries}:
+        shared = [entry for entry in entries if seeds <= entry.runs.keys()]
+        if len(shared) > 1 and len(shared) * len(seeds) > len(largest[0]) * len(largest[1]):
+            largest = shared, {*seeds}
+    apart = [entry for entry in entries if entry.default and entry not in largest[0]]
+    return ([], set()) if any(len(entry.runs) >= len(largest[1]) for entry in apart) else largest
 
 
 def _best_of(searched: Sequence[Entry], seeds: Collection[Seed]) -> Entry:
     """The best by the median over the seeds on the selection split; without any median, the one that diverged least."""
     runs = [[entry.runs[seed] for seed in seeds] for entry in searched]
-    above = above_infimum([run for own in runs for run in own])
+    above = above_infimum([run for of_setting in runs for run in of_setting])
     mode, metric = searched[0].problem.mode, searched[0].problem.metric
-    scores = [score_of(own, above, mode) for own in runs]
+    scores = [score_of(of_setting, above, mode) for of_setting in runs]
     best = best_index(scores, mode, equal_below(scores, metric))
     entry = min(searched, key=lambda entry: entry.diverged) if best is None else searched[best]
     entry.best_of = len(searched)
@@ -411,28 +404,28 @@ def _of_these_versions(runs: Sequence[RunResult], shipped: Collection[str], note
 
 
 def _refuse_mixed(entries: Sequence[Entry], shipped: Collection[str]) -> None:
-    for problem, own in _by_problem(entries).items():
-        groups = [(what, what, own) for what in VERSIONS]
+    for problem, here in _by_problem(entries).items():
+        groups = [(what, what, here) for what in VERSIONS]
         groups += [
             (what, f"optimizer {e.options.get(REST) if what == REST else e.opt}", [e])
-            for e in own
+            for e in here
             for what in OWN_VERSIONS
         ]
         for what, of, group in groups:
             runs = [run for e in group for run in e.runs.values() if not (what in LIBRARIES and run.run_id in shipped)]
             count = Counter(str(run.versions.get(what, "unknown")) for run in runs)
             if len(count) > 1:
-                found = ", ".join(f"{version} ({counted(n, 'run')})" for version, n in sorted(count.items()))
+                listed = ", ".join(f"{version} ({counted(n, 'run')})" for version, n in sorted(count.items()))
                 most = min(count, key=lambda version: (-count[version], version))
                 raise UserError(
-                    f"{problem.name} has runs of several versions of {of}: {found}; choose one with --only"
+                    f"{problem.name} has runs of several versions of {of}: {listed}; choose one with --only"
                     f" versions.{what}={shlex.quote(most)} (and --task {problem.task}),"
                     " or compare them anyway with --mixed-versions"
                 )
 
 
 def _by_problem(entries: Sequence[Entry]) -> dict[Problem, list[Entry]]:
-    found: dict[Problem, list[Entry]] = {}
+    grouped: dict[Problem, list[Entry]] = {}
     for entry in entries:
-        found.setdefault(entry.problem, []).append(entry)
-    return found
+        grouped.setdefault(entry.problem, []).append(entry)
+    return grouped

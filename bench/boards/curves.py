@@ -30,37 +30,37 @@ LABELS = WORDS | {"alignment": "alignment (cosine)", "distance": "distance of di
 """Axis labels of columns; others have their own name."""
 
 
-def series(found: Collected, of: Iterable[str] = ("",)) -> dict[str, str]:
+def series(collected: Collected, of: Iterable[str] = ("",)) -> dict[str, str]:
     """Names of all entries, shown or not, with each ending, by optimizer: an entry has the same style in all charts."""
     ends = [f" {word}".rstrip() for word in of]
-    pairs = sorted({(entry.opt, entry.name) for entry in found.chosen})
+    pairs = sorted({(entry.opt, entry.name) for entry in collected.chosen})
     return {name + end: opt for opt, name in pairs for end in ends}
 
 
-def curves(found: Collected, column: str = "loss") -> Chart:
+def curves(collected: Collected, column: str = "loss") -> Chart:
     """A column of the runs' tables against optimizer steps: means over seeds with pointwise t-intervals.
 
     The training loss is shown as suboptimality gap if the infimum is known, and not below `CONVERGED`.
 
     Args:
-        found: the entries.
+        collected: the entries.
         column: of the curve, or else of the measurements.
 
     Raises:
         UserError: no run has this column.
     """
     panels, known = [], set()
-    for i, (problem, entries) in enumerate(found.problems.items()):
+    for i, (problem, entries) in enumerate(collected.problems.items()):
         lines, words, facts = {}, LABELS.get(column, column), []
         above = column == "loss" and all(run.infimum is not None for e in entries for run in e.runs.values())
         for entry in entries:
-            read, runs = found.every(entry), entry.runs.values()
+            read, runs = collected.every(entry), entry.runs.values()
             known |= {name for tables in read for table in tables.values() for name in table}
             lines[entry.name] = _held(columns(read, column), [run.status for run in runs])
             if column == "loss":
-                own = zip(lines[entry.name], runs, strict=True)
-                lines[entry.name] = [line and _clipped(line, run.infimum if above else None) for line, run in own]
-        every = [line for own in lines.values() for line in own if line is not None]
+                pairs = zip(lines[entry.name], runs, strict=True)
+                lines[entry.name] = [line and _clipped(line, run.infimum if above else None) for line, run in pairs]
+        every = [line for of_runs in lines.values() for line in of_runs if line is not None]
         if column == "loss" and any((values == CONVERGED).any() for _, values in every):
             facts.append(f"losses below {CONVERGED:g} are drawn at that value")
         words += GAP * above
@@ -68,7 +68,7 @@ def curves(found: Collected, column: str = "loss") -> Chart:
         panels.append(over_steps(f"curves-{i}", problem, words, words, lines, facts, cut=cut))
     if column not in known and (known or column != "loss"):
         raise unknown("column", column, sorted(known - {"step"}))
-    return Chart(panels, series(found))
+    return Chart(panels, series(collected))
 
 
 def _clipped(line: "Line", infimum: Any) -> "Line":
@@ -79,10 +79,10 @@ def _clipped(line: "Line", infimum: Any) -> "Line":
     return at, np.maximum(values - (infimum or 0.0), CONVERGED)
 
 
-def steps(found: Collected) -> Chart:
+def steps(collected: Collected) -> Chart:
     """Step sizes of the methods that choose them, before and after their cap, against optimizer steps."""
     panels = []
-    for i, (problem, entries) in enumerate(found.problems.items()):
+    for i, (problem, entries) in enumerate(collected.problems.items()):
         shown = [entry for entry in entries if _chooses(entry)]
         title = "step sizes"
         if not shown:
@@ -91,13 +91,13 @@ def steps(found: Collected) -> Chart:
             continue
         lines, facts = {}, []
         for entry in shown:
-            read = found.every(entry)
+            read = collected.every(entry)
             lines[f"{entry.name} applied"] = columns(read, "applied_step")
             lines[f"{entry.name} raw"] = columns(read, "raw_step")
             if share := cap_share(entry.runs.values()):
                 facts.append(f"{entry.name}: {100 * share:.3g} % of the steps are at the cap")
         panels.append(over_steps(f"steps-{i}", problem, title, "step size", lines, facts))
-    return Chart(panels, series(found, ("applied", "raw")))
+    return Chart(panels, series(collected, ("applied", "raw")))
 
 
 def _chooses(entry: Entry) -> bool:
@@ -120,20 +120,20 @@ def columns(read: Iterable[Mapping[str, Columns]], column: str) -> list[Line | N
 
 def finite(at: Array, values: Array) -> Line | None:
     """The points with finite values; None if there are none."""
-    there = np.isfinite(values)
-    return (at[there], values[there]) if there.any() else None
+    mask = np.isfinite(values)
+    return (at[mask], values[mask]) if mask.any() else None
 
 
 def _held(lines: Sequence[Line | None], statuses: Sequence[str]) -> list[Line | None]:
     """The lines; runs that converged early continue with their last value."""
     longest = max((line[0] for line in lines if line is not None), key=lambda at: at[-1], default=np.empty(0))
-    found = []
+    held = []
     for line, status in zip(lines, statuses, strict=True):
         if line is not None and status == "completed":
             later = longest[longest > line[0][-1]]
             line = np.append(line[0], later), np.append(line[1], np.full(len(later), line[1][-1]))
-        found.append(line)
-    return found
+        held.append(line)
+    return held
 
 
 def over_steps(
@@ -151,13 +151,15 @@ def over_steps(
 
     Lines above `cut` times the highest initial value leave the panel, so that an exploding run does not hide others.
     """
-    whole = {name: there for name, own in lines.items() if (there := [line for line in own if line is not None])}
-    common = {name: at_common_steps(own) for name, own in whole.items()}
+    whole = {
+        name: drawn for name, of_runs in lines.items() if (drawn := [line for line in of_runs if line is not None])
+    }
+    common = {name: at_common_steps(of_runs) for name, of_runs in whole.items()}
     # The theory's rates are powers of the steps.
     log = ("x" if problem.measures or log_x else "") + log_axis([values for _, values in common.values()])
     traces, notes, seeds, early = [], [], {}, {}
     for name, (at, values) in common.items():
-        last = max(float(own[0][-1]) for own in whole[name])
+        last = max(float(of_runs[0][-1]) for of_runs in whole[name])
         shown = ((values > 0).all(0) | ("y" not in log)) & ((at > 0) | ("x" not in log))
         if not shown.any():
             notes.append(f"{name} is not drawn: no step has values of all its runs")
@@ -169,7 +171,7 @@ def over_steps(
     notes += [
         f"drawn up to step {at}: later steps lack values of some runs: {', '.join(of)}" for at, of in early.items()
     ]
-    missing = {name: sum(line is None for line in own) for name, own in lines.items()}
+    missing = {name: sum(line is None for line in of_runs) for name, of_runs in lines.items()}
     notes += [f"{name}: {n} of {len(lines[name])} runs have no such values" for name, n in missing.items() if n]
     most = cut * max((abs(float(trace.y[0])) for trace in traces), default=0.0) or math.inf
     if exploded := dict.fromkeys(trace.name for trace in traces if trace.y.max() > most):
@@ -190,13 +192,13 @@ def of_problem(problem: Problem, panel: Panel) -> Panel:
 
 def at_common_steps(lines: Sequence[Line]) -> Line:
     """Steps at which all runs have values, shape (P,), and the values, shape (S, P)."""
-    at = reduce(np.intersect1d, [own for own, _ in lines])
-    return at, np.array([values[np.searchsorted(own, at)] for own, values in lines])
+    at = reduce(np.intersect1d, [steps for steps, _ in lines])
+    return at, np.array([values[np.searchsorted(steps, at)] for steps, values in lines])
 
 
 def log_axis(values: Sequence[Array]) -> str:
     """Whether values get a logarithmic axis: `y`, or nothing."""
-    every = np.concatenate([np.ravel(each) for each in values]) if values else np.empty(0)
+    every = np.concatenate([np.ravel(array) for array in values]) if values else np.empty(0)
     positive = every[every > 0]
     return "y" if positive.size and every.min() >= 0 and positive.max() > SPAN * positive.min() else ""
 
@@ -207,8 +209,8 @@ def _means(name: str, at: Array, values: Array, log: str) -> list[Trace]:
     at, values, n = at[some], values[:, some], len(values)
     if n < FEW_SEEDS:
         return [Trace(name, at, row) for row in values]
-    own = np.log(values) if "y" in log else np.clip(values, -MOST, MOST)  # squares of larger numbers overflow
-    mean, half = own.mean(0), float(stdtrit(n - 1, 0.975)) * own.std(0, ddof=1) / math.sqrt(n)
+    scaled = np.log(values) if "y" in log else np.clip(values, -MOST, MOST)  # squares of larger numbers overflow
+    mean, half = scaled.mean(0), float(stdtrit(n - 1, 0.975)) * scaled.std(0, ddof=1) / math.sqrt(n)
     low, middle, high = (np.exp(np.clip(x, -690, 690)) if "y" in log else x for x in (mean - half, mean, mean + half))
     return [Trace(name, at, middle, (low, high))]
 

@@ -177,10 +177,10 @@ def _add(entry: Entry, run: RunResult) -> None:
         entry.others[run.status] += 1
         return
     seed = seed_of(run)
-    there = entry.runs.get(seed)
-    entry.twice += there is not None
+    stored = entry.runs.get(seed)
+    entry.twice += stored is not None
     # Prefer a run with its full budget, then newer versions, then the first by name, whatever the order of files.
-    if there is None or (_standing(run), there.run_id) > (_standing(there), run.run_id):
+    if stored is None or (_standing(run), stored.run_id) > (_standing(stored), run.run_id):
         entry.runs[seed] = run
 
 
@@ -240,20 +240,20 @@ def _distinguish(entries: Iterable[Entry]) -> None:
     same: dict[str, dict[str, Problem]] = {}
     for entry in entries:
         same.setdefault(entry.problem.name, {})[entry.problem.key] = entry.problem
-    told: dict[str, Problem] = {}
-    for own in same.values():
+    renamed: dict[str, Problem] = {}
+    for namesakes in same.values():
         for what in ("task", "metric", "mode", "target", "measures"):
-            if len({getattr(problem, what) for problem in own.values()}) > 1:
-                for key, problem in own.items():
-                    name = f"{told.get(key, problem).name}, {what} {cell(getattr(problem, what))}"
-                    told[key] = replace(problem, name=name)
+            if len({getattr(problem, what) for problem in namesakes.values()}) > 1:
+                for key, problem in namesakes.items():
+                    name = f"{renamed.get(key, problem).name}, {what} {cell(getattr(problem, what))}"
+                    renamed[key] = replace(problem, name=name)
     for entry in entries:
-        entry.problem = told.get(entry.problem.key, entry.problem)
+        entry.problem = renamed.get(entry.problem.key, entry.problem)
 
 
-def differing(entry: Entry, own: Sequence[Entry]) -> str:
+def differing(entry: Entry, entries: Sequence[Entry]) -> str:
     """The hyperparameters and the source that distinguish an entry from others of its optimizer, in words."""
-    others = [other.options for other in own if other.opt == entry.opt]
+    others = [other.options for other in entries if other.opt == entry.opt]
     alike = [other for other in others if other.get(REST) == entry.options.get(REST)]  # with the same rest
     names = [
         name
@@ -261,5 +261,5 @@ def differing(entry: Entry, own: Sequence[Entry]) -> str:
         if len({_text(o.get(name)) for o in (alike if name.startswith(f"{REST}.") else others)}) > 1
     ]
     words = [f"{name} {word_of(entry.options.get(name))}" for name in names]
-    words += [entry.source] * (len({other.source for other in own if other.opt == entry.opt}) > 1)
+    words += [entry.source] * (len({other.source for other in entries if other.opt == entry.opt}) > 1)
     return ", ".join(words)

@@ -20,7 +20,7 @@ from optimizers.plugins import bare
 SAMPLERS = {"grid": "a log-spaced grid, extended at its edges", "qmc": "a Halton sequence"}
 
 
-def explain(found: Collected, name: str) -> list[dict[str, Any]]:
+def explain(collected: Collected, name: str) -> list[dict[str, Any]]:
     """Explanation of the rows with this name, or of this optimizer: facts in words, trials, commands.
 
     Studies without a row are explained too.
@@ -28,49 +28,50 @@ def explain(found: Collected, name: str) -> list[dict[str, Any]]:
     Raises:
         UserError: there is no such row or study.
     """
-    own = [entry for entry in found.entries if name in (entry.name, entry.opt)]
-    studies = [(study, why) for study, why in found.unranked if name in (study.opt, bare(study.opt))]
-    if not own and not studies:
-        known = {entry.name for entry in found.entries} | {bare(study.opt) for study, _ in found.unranked}
+    entries = [entry for entry in collected.entries if name in (entry.name, entry.opt)]
+    studies = [(study, why) for study, why in collected.unranked if name in (study.opt, bare(study.opt))]
+    if not entries and not studies:
+        known = {entry.name for entry in collected.entries} | {bare(study.opt) for study, _ in collected.unranked}
         raise unknown("row", name, sorted(known))
-    return [*(explained(entry, found) for entry in own), *(_without_row(study, why, found) for study, why in studies)]
+    rows = [explained(entry, collected) for entry in entries]
+    return rows + [_without_row(study, why, collected) for study, why in studies]
 
 
-def _without_row(study: StudyRecord, why: str, found: Collected) -> dict[str, Any]:
+def _without_row(study: StudyRecord, why: str, collected: Collected) -> dict[str, Any]:
     """Explanation of a study without a row."""
-    runs = found.trial_runs(study)
-    names = {problem.key: problem.name for problem in found.problems}
+    runs = collected.trial_runs(study)
+    names = {problem.key: problem.name for problem in collected.problems}
     return {
         "row": bare(study.opt),
         "problem": names.get(problem_key(runs[0]), study.task) if runs else study.task,
-        "facts": {"no row": why, **_searched(study, found)},
-        "tried": _tried_points(study, found),
+        "facts": {"no row": why, **_searched(study, collected)},
+        "tried": _tried_points(study, collected),
         "commands": [_tune_words(study, runs[0], ())] if runs else [],
     }
 
 
-def _tried_points(study: StudyRecord | None, found: Collected) -> list[dict[str, Any]]:
+def _tried_points(study: StudyRecord | None, collected: Collected) -> list[dict[str, Any]]:
     """The trials of a study; none without one."""
     if study is None:
         return []
-    above, tried = above_infimum(found.trial_runs(study)), []
-    for trial, share in zip(study.trials, cap_shares(study, found.by_id), strict=True):
-        own = [found.by_id[run_id] for run_id in trial["runs"] if run_id in found.by_id]
-        diverged = sum(run.status == "diverged" for run in own)
+    above, tried = above_infimum(collected.trial_runs(study)), []
+    for trial, share in zip(study.trials, cap_shares(study, collected.by_id), strict=True):
+        runs = [collected.by_id[run_id] for run_id in trial["runs"] if run_id in collected.by_id]
+        diverged = sum(run.status == "diverged" for run in runs)
         excluded = (share or 0) > CAP_BINDS
         tried.append(
             {
                 **{name: trial[name] for name in ("point", "kind", "state", "score")},
                 "diverged": diverged,
                 "cap_share": share,
-                "excluded_score": seed_median([selected(run, above) for run in own], study.mode) if excluded else None,
-                "ended": f"{diverged} of {len(own)} diverged" if diverged else trial["state"],
+                "excluded_score": seed_median([selected(run, above) for run in runs], study.mode) if excluded else None,
+                "ended": f"{diverged} of {len(runs)} diverged" if diverged else trial["state"],
             }
         )
     return tried
 
 
-def explained(entry: Entry, found: Collected) -> dict[str, Any]:
+def explained(entry: Entry, collected: Collected) -> dict[str, Any]:
     """Explanation of one row; see `explain`."""
     runs, study = list(entry.runs.values()), entry.study
     elsewhere = sorted({run.tuned_by for run in runs if run.tuned_by})
@@ -79,13 +80,13 @@ def explained(entry: Entry, found: Collected) -> dict[str, Any]:
     )
     facts = {
         "settings": f"{entry.settings}: {options_text(entry.options)}",
-        **(_searched(study, found) if study else {"searched": unsearched}),
+        **(_searched(study, collected) if study else {"searched": unsearched}),
         "shown": f"{'/'.join(sorted({run.split for run in runs}))} {entry.problem.metric} of"
         f" {counted(len(runs), 'run')}, {_seeds([run.config['seed'] for run in runs])}: {cell(entry.statuses)}",
         "their cost": _cost(runs),
         "cut": _cut(entry),
         "flags": ", ".join(flags(entry)) or "none",
-        "versions": ", ".join(f"{what} {' and '.join(each)}" for what, each in entry.versions.items()),
+        "versions": ", ".join(f"{what} {' and '.join(known)}" for what, known in entry.versions.items()),
         "machine": " and ".join(entry.machines),
     }
     seeds = [run.config["seed"] for run in runs]
@@ -94,7 +95,7 @@ def explained(entry: Entry, found: Collected) -> dict[str, Any]:
         "row": entry.name,
         "problem": entry.problem.name,
         "facts": facts,
-        "tried": _tried_points(study, found),
+        "tried": _tried_points(study, collected),
         "commands": [*tuning, *commands(runs)],
     }
 
@@ -110,8 +111,8 @@ def lines(row: Mapping[str, Any]) -> Iterator[str]:
             for t in row["tried"]
         ]
         heads = ["setting", "why", "ended", "score"]
-        if any(each["cap_share"] for each in row["tried"]):
-            rows = [(*own, _capped(each["cap_share"])) for own, each in zip(rows, row["tried"], strict=True)]
+        if any(trial["cap_share"] for trial in row["tried"]):
+            rows = [(*words, _capped(trial["cap_share"])) for words, trial in zip(rows, row["tried"], strict=True)]
             heads.append("steps set by the cap")
         yield from shown(Table.of(heads, rows), "    ")
     if row["commands"]:
@@ -124,8 +125,8 @@ def _capped(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}" + ": excluded" * (share > CAP_BINDS)
 
 
-def _searched(study: StudyRecord, found: Collected) -> dict[str, str]:
-    runs = found.trial_runs(study)
+def _searched(study: StudyRecord, collected: Collected) -> dict[str, str]:
+    runs = collected.trial_runs(study)
     kinds = Counter(trial["kind"] for trial in study.trials)
     ranges = [f"{axis} (tried: {ends})" for axis, ends in tried(study).items()]
     scores = [trial["score"] for trial in study.trials]
@@ -145,13 +146,13 @@ def _searched(study: StudyRecord, found: Collected) -> dict[str, str]:
 
 def tried(study: StudyRecord) -> dict[str, str]:
     """The tried values of each searched setting: from the smallest to the largest number, or all words."""
-    found = {}
+    ranges = {}
     for axis in study.axes:
         values = [trial["point"].get(axis) for trial in study.trials]
         numbers = [v for v in values if is_number(v)]
         words = f"{min(numbers):g} to {max(numbers):g}" if numbers else ", ".join(sorted({word_of(v) for v in values}))
-        found[axis] = words
-    return found
+        ranges[axis] = words
+    return ranges
 
 
 def _cut(entry: Entry) -> str:
@@ -172,8 +173,8 @@ def _cost(runs: Sequence[RunResult]) -> str:
 
 
 def _seeds(seeds: Sequence[int]) -> str:
-    own = sorted({*seeds})
-    return f"seed{'s' * (len(own) != 1)} {seeds_in_words(own)}"
+    distinct = sorted({*seeds})
+    return f"seed{'s' * (len(distinct) != 1)} {seeds_in_words(distinct)}"
 
 
 def _tune_words(study: StudyRecord, run: RunResult, fresh: Sequence[int]) -> str:
@@ -205,11 +206,11 @@ def commands(runs: Iterable[RunResult]) -> list[str]:
     for run in runs:
         seed, order = run.config["seed"], run.config["data_seed"]
         seeds.setdefault((fit_words(run), None if order == seed else order), []).append(seed)
-    found = []
-    for (words, order), own in seeds.items():
+    lines = []
+    for (words, order), of_setting in seeds.items():
         more = "" if order is None else f" --data_seed {order}"
-        if len(own) == 1:
-            found.append(f"{words} --seed {own[0]}{more}")
+        if len(of_setting) == 1:
+            lines.append(f"{words} --seed {of_setting[0]}{more}")
         else:
-            found.append(f"for seed in {' '.join(map(str, sorted(own)))}; do {words} --seed $seed{more}; done")
-    return found
+            lines.append(f"for seed in {' '.join(map(str, sorted(of_setting)))}; do {words} --seed $seed{more}; done")
+    return lines

@@ -23,21 +23,22 @@ _GAP = 0.7
 """Lines between rows."""
 
 
-def forest(found: Collected) -> Chart:
+def forest(collected: Collected) -> Chart:
     """Effect of each optimizer against the reference with its interval, the best on top; a panel for each problem."""
-    panels = [of_problem(problem, _panel(f"forest-{i}", found, problem)) for i, problem in enumerate(found.problems)]
-    return Chart(panels, series(found), labelled=True)
+    numbered = enumerate(collected.problems)
+    panels = [of_problem(problem, _panel(f"forest-{i}", collected, problem)) for i, problem in numbered]
+    return Chart(panels, series(collected), labelled=True)
 
 
-def _panel(key: str, found: Collected, problem: Problem) -> Panel:
-    _, verdicts, said = judged(found, problem)
+def _panel(key: str, collected: Collected, problem: Problem) -> Panel:
+    _, verdicts, said = judged(collected, problem)
     ref, measure = verdicts.ref, verdicts.measure
     panel = Panel(key, "effects", f"{measure.words}: {'; '.join(verdicts.scale)}", "")
     if ref is None:
-        return replace(panel, note=found.no_reference(problem))
+        return replace(panel, note=collected.no_reference(problem))
     rows: list[tuple[Entry, Comparison, Interval]] = []
     left_out = []
-    for entry in verdicts.ordered(found.problems[problem]):
+    for entry in verdicts.ordered(collected.problems[problem]):
         of = verdicts.of(entry)
         if isinstance(of, str):
             left_out.append(f"{entry.name}: {of}")
@@ -49,15 +50,15 @@ def _panel(key: str, found: Collected, problem: Problem) -> Panel:
     if not rows:
         return replace(panel, note="; ".join(left_out) or f"there is no entry besides the reference {ref.name}")
     log, none = measure.log, 1.0 if measure.log else 0.0
-    ends = np.array([(each.low, each.high) for _, _, each in rows])
+    ends = np.array([(effect.low, effect.high) for _, _, effect in rows])
     ends[(ends <= 0) & log] = -math.inf
-    limits = axis_limits([np.array([each.mean for _, _, each in rows]), ends, np.array([none])], log, 0.06)
+    limits = axis_limits([np.array([effect.mean for _, _, effect in rows]), ends, np.array([none])], log, 0.06)
     traces, words, down = [], {}, 0.0
-    for (entry, of, middle), own in zip(rows, ends, strict=True):
+    for (entry, of, middle), interval in zip(rows, ends, strict=True):
         lines = _lines(entry.name, verdicts.values(entry, of)["verdict"])
         y = down - (len(lines) + _GAP) / 2
         words[y], down = "\n".join(lines), down - len(lines) - _GAP
-        bar = tuple(np.clip(own[k : k + 1], *limits) for k in (0, 1)) if np.isfinite(own).any() else None
+        bar = tuple(np.clip(interval[k : k + 1], *limits) for k in (0, 1)) if np.isfinite(interval).any() else None
         at = np.array([middle.mean]), np.array([y])
         traces.append(Trace(entry.name, *at, marks="all", joined=False, x_band=bar, hollow=not of.sign))
     notes = [
@@ -83,7 +84,7 @@ def _panel(key: str, found: Collected, problem: Problem) -> Panel:
 
 def _lines(name: str, verdict: str) -> list[str]:
     """Text beside a row: the verdict in the name's line, or in its own."""
-    own = textwrap.wrap(f"{clean(name)}:", _LETTERS, break_on_hyphens=False)
-    if len(own[-1]) + len(verdict) < _LETTERS:
-        return [*own[:-1], f"{own[-1]} {verdict}"]
-    return [*own, *textwrap.wrap(verdict, _LETTERS)]
+    wrapped = textwrap.wrap(f"{clean(name)}:", _LETTERS, break_on_hyphens=False)
+    if len(wrapped[-1]) + len(verdict) < _LETTERS:
+        return [*wrapped[:-1], f"{wrapped[-1]} {verdict}"]
+    return [*wrapped, *textwrap.wrap(verdict, _LETTERS)]

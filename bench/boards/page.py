@@ -31,10 +31,6 @@ KINDS = {
     "curves": ("Training loss", "Loss against optimizer steps, at the settings of the tables."),
     "sensitivity": ("Sensitivity", "Score against the first searched setting."),
     "profile": ("Runs at the target", "Share of runs at the task's target, by fraction of the budget."),
-    "performance_profile": (
-        "Performance profiles",
-        "Share of problems solved within a multiple of the reference's steps.",
-    ),
     "steps": ("Step sizes", "Step sizes of methods that compute them, before (raw) and after (applied) the cap."),
     "budget": ("Tuning budget", "The expected best of k trials."),
     "attention": ("Attention", "Attention during training, averaged over heads."),
@@ -45,38 +41,38 @@ KINDS = {
 _WHOLE = re.compile(r"--\w[\w.]*|\[[-+.,\de ]+\]|\d[\d.]*e[-+]\d+")
 
 
-def page(found: Collected, runs: int, stores: str, damaged: int = 0) -> str:
+def page(collected: Collected, runs: int, stores: str, damaged: int = 0) -> str:
     """The page; the same store gives the same bytes.
 
     Args:
-        found: the shown entries.
+        collected: the shown entries.
         runs: number of runs in the stores.
         stores: in words (`stores_in_words`).
         damaged: number of unreadable runs and records.
     """
-    found = replace(found, tables=cache(found.tables))  # charts and boards use the same runs
-    entries = found.entries
-    made = {run.run_id: i for i, entry in enumerate(entries) for run in entry.runs.values()}
-    boards = [make(found) for make in BOARDS.values()]
-    charts = [_kind(kind, *KINDS[kind], make(found)) for kind, make in CHARTS.items()]
-    damaged += len({*found.damaged})  # boards and charts may have found more
+    collected = replace(collected, tables=cache(collected.tables))  # charts and boards use the same runs
+    entries = collected.entries
+    place_of = {run.run_id: i for i, entry in enumerate(entries) for run in entry.runs.values()}
+    boards = [make(collected) for make in BOARDS.values()]
+    charts = [_kind(kind, *KINDS[kind], make(collected)) for kind, make in CHARTS.items()]
+    damaged += len({*collected.damaged})  # boards and charts may have found more
     light, dark = variables("".join(panel["svg"] for chart in charts for panel in chart["panels"]))
     return template("bench.boards", "page.html.j2", digest=_digest, clean=cell, whole=_whole).render(
         version=__version__,
-        boards=[_board(board, made) for board in boards if any(table.rows for table in board.tables)],
+        boards=[_board(board, place_of) for board in boards if any(table.rows for table in board.tables)],
         first=next(iter(CHARTS)),
         kinds=[chart for chart in charts if chart["panels"]],
-        headlines=[(cell(name), cell(words)) for name, words in headlines(found)],
+        headlines=[(cell(name), cell(words)) for name, words in headlines(collected)],
         light=light,
         dark=dark,
         runs=runs,
-        shown=len(made),
+        shown=len(place_of),
         stores=stores,
         damaged=damaged,
-        notes=list(map(cell, found.notes)),
-        reference=found.reference,
+        notes=list(map(cell, collected.notes)),
+        reference=collected.reference,
         entries=[
-            {"place": i, "kind": entry.kind, "n": len(entry.runs), **explained(entry, found)}
+            {"place": i, "kind": entry.kind, "n": len(entry.runs), **explained(entry, collected)}
             for i, entry in enumerate(entries)
         ],
     )
@@ -97,7 +93,7 @@ def _digest(script: str) -> str:
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _board(board: Board, made: Mapping[str, int]) -> dict[str, Any]:
+def _board(board: Board, place_of: Mapping[str, int]) -> dict[str, Any]:
     """A board's tables with rows; its notes mention the others."""
     bare = [f"{table.title}: nothing to show" for table in board.tables if not table.rows]
     notes = [note for table in board.tables if not table.rows for note in table.notes]
@@ -105,16 +101,16 @@ def _board(board: Board, made: Mapping[str, int]) -> dict[str, Any]:
         "key": board.name,
         "title": board.title,
         "notes": list(map(cell, (*board.notes, *bare, *notes))),
-        "tables": [_table(table, made) for table in board.tables if table.rows],
+        "tables": [_table(table, place_of) for table in board.tables if table.rows],
     }
 
 
-def _table(table: Table, made: Mapping[str, int]) -> dict[str, Any]:
+def _table(table: Table, place_of: Mapping[str, int]) -> dict[str, Any]:
     """A table's texts and sort keys; columns without any value are omitted."""
     table = telling(table)
     rows = []
     for row in table.rows:
-        place = next((made[run_id] for run_id in row.get("run_ids", ()) if run_id in made), None)
+        place = next((place_of[run_id] for run_id in row.get("run_ids", ()) if run_id in place_of), None)
         cells = [_cell(column, row) for column in table.columns]
         rows.append({"cells": cells, "made": place})
     columns = [{"key": c.key, "title": heading(c), "help": cell(c.help)} for c in table.columns]
@@ -158,5 +154,5 @@ def _kind(kind: str, title: str, words: str, chart: Chart) -> dict[str, Any]:
 def stores_in_words(stores: Stores) -> str:
     """Stores for a shared page: the names of their folders, without paths of this machine."""
     names = [f"“{cell(store.folder.name)}”" for store in stores.own]
-    own = [f"the store{'s' * (len(names) > 1)} {listed(names)}"] if names else []
-    return " and ".join([*own, *["the reference results"] * (stores.reference is not None)])
+    named = [f"the store{'s' * (len(names) > 1)} {listed(names)}"] if names else []
+    return " and ".join([*named, *["the reference results"] * (stores.reference is not None)])

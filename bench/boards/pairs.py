@@ -17,9 +17,11 @@ MOST_ROWS = 100
 _SIGNS = {1: "better", -1: "worse", 0: "undecided"}
 
 
-def pairs(found: Collected) -> Board:
+def pairs(collected: Collected) -> Board:
     """A grid of pairwise verdicts by the measure of `quality`, with the rank interval of each row."""
-    tables = [_table(found, problem, entries) for problem, entries in found.problems.items() if len(entries) > 1]
+    tables = [
+        _table(collected, problem, entries) for problem, entries in collected.problems.items() if len(entries) > 1
+    ]
     notes = [
         "sign tests over common seeds, Holm-corrected over all pairs of a table: family-wise error rate at most 5 %,"
         " also with optional stopping; a verdict therefore depends on the other rows"
@@ -27,8 +29,8 @@ def pairs(found: Collected) -> Board:
     return Board("pairs", "All pairs", tables, notes)
 
 
-def _table(found: Collected, problem: Problem, entries: list[Entry]) -> Table:
-    _, verdicts, floor = judged(found, problem)
+def _table(collected: Collected, problem: Problem, entries: list[Entry]) -> Table:
+    _, verdicts, floor = judged(collected, problem)
     refused: dict[str, str] = {}
     sound: list[Entry] = []
     for entry in verdicts.ordered(entries):
@@ -68,5 +70,5 @@ def _table(found: Collected, problem: Problem, entries: list[Entry]) -> Table:
         needed = next(n for n in count(seeds + 1) if least_wins(n, tests=number) <= n)
         which = "the pair" if number == 1 else f"any of {number} pairs"
         notes.append(f"{counted(seeds, 'seed')} cannot decide {which}; it takes {needed} seeds or more")
-    notes += [f"{name} is not compared: {why}" for name, why in {**refused, **found.excluded(problem)}.items()]
+    notes += [f"{name} is not compared: {why}" for name, why in {**refused, **collected.excluded(problem)}.items()]
     return Table(f"{problem.name}: Holm over {counted(number, 'pair')}", columns, rows, notes)

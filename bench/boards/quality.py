@@ -32,18 +32,18 @@ TUNING_NOISE = (
 """Help of the column; the numbers are from `results/statistics`."""
 
 
-def quality(found: Collected) -> Board:
+def quality(collected: Collected) -> Board:
     """Final metric on the reporting split at the tuned settings and a fixed budget."""
     tables, effects = [], {}
-    for problem, entries in found.problems.items():
-        metric, verdicts, said = judged(found, problem)
+    for problem, entries in collected.problems.items():
+        metric, verdicts, said = judged(collected, problem)
         ref, at_best = verdicts.ref, final(problem.metric, problem.mode, metric.log, best=True)
         rows, silent = {}, dict[str, list[str]]()
         for entry in verdicts.ordered(entries):
             compared = verdicts.of(entry)
             effects.setdefault(entry.name, {})[problem] = compared
             same = coinciding(entry, entries)
-            retuned, why = with_tuning_noise(found, entry, metric)
+            retuned, why = with_tuning_noise(collected, entry, metric)
             if why:
                 silent.setdefault(why, []).append(entry.name)
             rows[entry] = verdicts.values(entry, compared) | {
@@ -71,7 +71,7 @@ def quality(found: Collected) -> Board:
             Column("trials", "trials", "tried settings"),
         ]
         notes = [said] if said else []
-        for opt, why in found.excluded(problem).items():
+        for opt, why in collected.excluded(problem).items():
             effects.setdefault(opt, {}).setdefault(problem, f"not compared: {why}")
             notes.append(f"{opt} is not compared: {why}")
         notes += budget_notes(entries)
@@ -79,13 +79,13 @@ def quality(found: Collected) -> Board:
             words = "; ".join(f"{listed(names)} ({why})" for why, names in silent.items())
             notes.append(f"no interval with the noise of tuning: {words}")
         if ref is None:
-            notes.append(f"no verdicts, since {found.no_reference(problem)}")
+            notes.append(f"no verdicts, since {collected.no_reference(problem)}")
         elif ref.kind != "tuned" and not ref.best_of:
             notes.append(f"the reference {ref.name} is not tuned ({ref.settings}), so verdicts favour tuned optimizers")
         if any(v == CONVERGED for e in entries for v in metric.values(e)):
             notes.append(f"losses below {CONVERGED:g} count as equal to it")
         tables.append(board_table(problem.name, columns, rows, notes))
-    compared_on = [problem for problem in found.problems if found.reference_of(problem) is not None]
+    compared_on = [problem for problem in collected.problems if collected.reference_of(problem) is not None]
     if len(compared_on) > 1:
         tables.insert(0, _over_tasks(compared_on, effects))
     notes = [
@@ -96,14 +96,14 @@ def quality(found: Collected) -> Board:
     return Board("quality", "Quality at a fixed budget", tables, notes)
 
 
-def judged(found: Collected, problem: Problem) -> tuple[Measure, Verdicts, str | None]:
+def judged(collected: Collected, problem: Problem) -> tuple[Measure, Verdicts, str | None]:
     """The final metric, the verdicts, and the reason if they use another measure.
 
     If the reference reaches the floor of the metric on half of its seeds or more, final values carry no information.
     The measure is then the number of steps to the target; runs that miss it have no value.
     """
-    ref = found.reference_of(problem)
-    metric = metric_of(found.problems[problem], ref)
+    ref = collected.reference_of(problem)
+    metric = metric_of(collected.problems[problem], ref)
     if ref is None or not at_floor(metric, ref):
         return metric, Verdicts(ref, metric), None
     floor = [value == CONVERGED for value in metric.values(ref)]
@@ -113,8 +113,8 @@ def judged(found: Collected, problem: Problem) -> tuple[Measure, Verdicts, str |
         said += ", where differences vanish, and the task has no target: use another task, or the steps to a"
         said += " target that you choose (--board speed --target)"
         said += ", or the directions (--board theory)" * problem.measures
-        there = "at the floor of the metric, like the reference"
-        return metric, Verdicts(ref, metric, lambda e: there if e is not ref and at_floor(metric, e) else None), said
+        why = "at the floor of the metric, like the reference"
+        return metric, Verdicts(ref, metric, lambda e: why if e is not ref and at_floor(metric, e) else None), said
     return metric, by_steps(ref, None, problem.mode), f"{said}, so rows are compared by the steps to the target"
 
 
@@ -127,15 +127,15 @@ def at_floor(metric: Measure, entry: Entry) -> bool:
 def _over_tasks(problems: Sequence[Problem], effects: Mapping[str, Mapping[Problem, Comparison | str | None]]) -> Table:
     """The verdicts of each optimizer, task by task; effects of different tasks have no mean."""
     rows: list[dict[str, Any]] = []
-    for name, own in sorted(effects.items()):
-        if own.keys().isdisjoint(problems):
+    for name, by_problem in sorted(effects.items()):
+        if by_problem.keys().isdisjoint(problems):
             continue
         row: dict[str, Any] = {"opt": name}
         for problem in problems:
-            there = own.get(problem, "no runs")
-            row[problem.name] = "reference" if there is None else there if isinstance(there, str) else there.words
-            if isinstance(there, Comparison):
-                row[f"effect on {problem.name}"] = there.effect
+            effect = by_problem.get(problem, "no runs")
+            row[problem.name] = "reference" if effect is None else effect if isinstance(effect, str) else effect.words
+            if isinstance(effect, Comparison):
+                row[f"effect on {problem.name}"] = effect.effect
         rows.append(row)
     columns = [
         Column("opt", "optimizer", "name"),

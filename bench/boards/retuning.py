@@ -16,7 +16,7 @@ UNBOUNDED = "unbounded: a possible choice has a run without a value"
 """Note if a draw of the tuning seeds chooses such a setting, or none."""
 
 
-def with_tuning_noise(found: Collected, entry: Entry, measure: Measure) -> tuple[Interval | str | None, str | None]:
+def with_tuning_noise(collected: Collected, entry: Entry, measure: Measure) -> tuple[Interval | str | None, str | None]:
     """The mean of an entry with the noise of its tuning in the interval.
 
     Returns:
@@ -30,19 +30,19 @@ def with_tuning_noise(found: Collected, entry: Entry, measure: Measure) -> tuple
         return None, "its study is not in these stores"
     if study.metric and study.metric != entry.problem.metric:
         return None, f"tuned for {study.metric}"
-    repeats = repetitions(found, entry, study)
+    repeats = repetitions(collected, entry, study)
     if len(repeats) >= REPEATS:
-        values = [there for e in repeats if (there := _whole(measure, e)) is not None]
+        values = [by_seed for e in repeats if (by_seed := _whole(measure, e)) is not None]
         if len(values) < len(repeats):
             return next(lost(e) for e in repeats if _whole(measure, e) is None), None
-        every = [value for own in values for value in own.values()]
+        every = [value for by_seed in values for value in by_seed.values()]
         return measure.within(repeated_interval(values, log=measure.log), every), None
     fresh = _whole(measure, entry)
     if fresh is None:
         return lost(entry), None
     if len(study.seeds) < 2:
         return None, "one tuning seed"
-    read = _trials(found, study, measure)
+    read = _trials(collected, study, measure)
     if read is None:
         return None, "the runs of its trials are not in these stores"
     scores, finals, chosen = read
@@ -50,26 +50,26 @@ def with_tuning_noise(found: Collected, entry: Entry, measure: Measure) -> tuple
     medians = [seed_median(row, mode) for row in scores]
     least = equal_below(medians, metric)
     clipped = [max(median, least) for median in medians if median is not None]
-    best, own = (min if mode == "min" else max)(clipped, default=None), medians[chosen]
-    if own is None or max(own, least) != best:
+    best, median = (min if mode == "min" else max)(clipped, default=None), medians[chosen]
+    if median is None or max(median, least) != best:
         return None, "the runs of its trials do not choose its winner"
     ends = list(fresh.values())
     retuned = retuned_interval(scores, finals, chosen, ends, mode, metric, log=measure.log)
     return UNBOUNDED if retuned is None else measure.within(retuned, ends), None
 
 
-def repetitions(found: Collected, entry: Entry, study: StudyRecord) -> list[Entry]:
+def repetitions(collected: Collected, entry: Entry, study: StudyRecord) -> list[Entry]:
     """The entry that each repetition of a study has chosen, the study itself first.
 
     A repetition has the same design and other seeds; extensions are not part of the design, since they depend on
     scores.
     """
-    alike = [e for e in found.all if e.runs and _place(e) == _place(entry)]
+    alike = [e for e in collected.all if e.runs and _place(e) == _place(entry)]
     design, seeds, chosen = _design(entry, study), {*study.seeds}, [entry]
-    for own, each in ((e, each) for e in alike for each in sorted(e.studies, key=lambda s: s.name)):
-        if each.seeds and not seeds & {*each.seeds} and _design(own, each) == design:
-            seeds |= {*each.seeds}
-            chosen.append(own)
+    for candidate, other in ((e, other) for e in alike for other in sorted(e.studies, key=lambda s: s.name)):
+        if other.seeds and not seeds & {*other.seeds} and _design(candidate, other) == design:
+            seeds |= {*other.seeds}
+            chosen.append(candidate)
     return chosen
 
 
@@ -89,11 +89,11 @@ def _design(entry: Entry, study: StudyRecord) -> Any:
 def _whole(measure: Measure, entry: Entry) -> dict[Seed, float] | None:
     """The values of an entry's runs by seed; None if one is missing."""
     values = zip(sorted(entry.runs), measure.values(entry), strict=True)
-    there = {seed: value for seed, value in values if value is not None}
-    return there if len(there) == len(entry.runs) else None
+    present = {seed: value for seed, value in values if value is not None}
+    return present if len(present) == len(entry.runs) else None
 
 
-def _trials(found: Collected, study: StudyRecord, measure: Measure) -> tuple[Ends, Ends, int] | None:
+def _trials(collected: Collected, study: StudyRecord, measure: Measure) -> tuple[Ends, Ends, int] | None:
     """Scores and reported values of the trials by tuning seed, and the winner's index; None if a run is missing."""
     runs: list[dict[int, RunResult]] = []
 
@@ -102,15 +102,15 @@ def _trials(found: Collected, study: StudyRecord, measure: Measure) -> tuple[End
 
     ordered = sorted(study.trials, key=numbers)
     for trial in ordered:
-        own = [found.by_id[run_id] for run_id in trial["runs"] if run_id in found.by_id]
-        runs.append({run.config["seed"]: run for run in own if run.finished} if trial["state"] == "completed" else {})
+        row = [collected.by_id[run_id] for run_id in trial["runs"] if run_id in collected.by_id]
+        runs.append({run.config["seed"]: run for run in row if run.finished} if trial["state"] == "completed" else {})
     seeds, index = sorted(study.seeds), [study.winner in trial["runs"] for trial in ordered]
-    whole = all(sorted(own) == seeds for own, trial in zip(runs, ordered, strict=True) if trial["state"] == "completed")
+    whole = all(sorted(row) == seeds for row, trial in zip(runs, ordered, strict=True) if trial["state"] == "completed")
     if not whole or not any(index):
         return None
-    above = above_infimum([run for own in runs for run in own.values()])
+    above = above_infimum([run for row in runs for run in row.values()])
     scores = [  # all None for a setting that cannot be chosen
-        [selected(own[seed], above) if own and not is_capped(own.values()) else None for seed in seeds] for own in runs
+        [selected(row[seed], above) if row and not is_capped(row.values()) else None for seed in seeds] for row in runs
     ]
-    finals = [[measure.of(own[seed]) if own else None for seed in seeds] for own in runs]
+    finals = [[measure.of(row[seed]) if row else None for seed in seeds] for row in runs]
     return scores, finals, index.index(True)

@@ -6,17 +6,17 @@ from bench.results import stats
 from bench.results.table import Board, Column
 
 
-def robustness(found: Collected) -> Board:
+def robustness(collected: Collected) -> Board:
     """How often runs diverge, and how much seeds differ."""
     tables = []
-    for problem, entries in found.problems.items():
-        metric = metric_of(entries, found.reference_of(problem))
+    for problem, entries in collected.problems.items():
+        metric = metric_of(entries, collected.reference_of(problem))
         worst = min if problem.mode == "max" else max
         rows = {}
         for entry in sorted(entries, key=lambda entry: (entry.diverged / len(entry.runs), entry.name)):
             values = [value for value in metric.values(entry) if value is not None]
             whole = len(values) == len(entry.runs)
-            ended = [run for run in found.trial_runs(entry.study) if run.finished]
+            ended = [run for run in collected.trial_runs(entry.study) if run.finished]
             diverged = sum(run.status == "diverged" for run in ended)
             rows[entry] = {
                 "diverged": stats.share_interval(entry.diverged, len(entry.runs)),

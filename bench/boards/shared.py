@@ -40,7 +40,7 @@ def board_table(
     title: str, columns: Sequence[Column], rows: Mapping[Entry, dict[str, Any]], notes: Sequence[str] = ()
 ) -> Table:
     """The table of a board: its own columns and values, which override those that every board has."""
-    return Table(title, [*_WHO, *columns, *_EVERY], [_who(entry) | own for entry, own in rows.items()], [*notes])
+    return Table(title, [*_WHO, *columns, *_EVERY], [_who(entry) | values for entry, values in rows.items()], [*notes])
 
 
 def _who(entry: Entry) -> dict[str, Any]:
@@ -103,10 +103,10 @@ def metric_of(entries: Sequence[Entry], reference: Entry | None) -> Measure:
     It is a gap if the infimum of the reference's runs is known, unless their task declares a linear scale. Without a
     reference, the runs of all entries count; whether the infimum is known is a property of the instance.
     """
-    own = [run for entry in (entries if reference is None else [reference]) for run in entry.runs.values()]
+    runs = [run for entry in (entries if reference is None else [reference]) for run in entry.runs.values()]
     splits = sorted({run.split for entry in entries for run in entry.runs.values() if run.final is not None})
     problem = entries[0].problem
-    return final(problem.metric, problem.mode, above_infimum(own), split="/".join(splits))
+    return final(problem.metric, problem.mode, above_infimum(runs), split="/".join(splits))
 
 
 COLORS = {"better": "green", "worse": "red"}
@@ -135,31 +135,38 @@ class Verdicts:
         """An entry against the reference on common seeds, or the reason why not."""
         if self.ref is None or entry is self.ref:
             return None
-        own, other = (e.refused or self.obstacle(e) for e in (entry, self.ref))
-        if own or other:
-            return f"not compared: {own or f'the reference: {other}'}"
-        found = self.measure.compare(entry, self.ref)
-        return "no common seeds" if found is None else found.selected if entry.best_of or self.ref.best_of else found
+        reason, other = (e.refused or self.obstacle(e) for e in (entry, self.ref))
+        if reason or other:
+            return f"not compared: {reason or f'the reference: {other}'}"
+        result = self.measure.compare(entry, self.ref)
+        if result is None:
+            return "no common seeds"
+        return result.selected if entry.best_of or self.ref.best_of else result
 
-    def values(self, entry: Entry, found: Comparison | str | None) -> dict[str, Any]:
+    def values(self, entry: Entry, result: Comparison | str | None) -> dict[str, Any]:
         """The values of `columns`."""
-        if not isinstance(found, Comparison):
-            return {"verdict": "reference" if entry is self.ref else found, "is_reference": entry is self.ref}
-        words = found.words
+        if not isinstance(result, Comparison):
+            return {"verdict": "reference" if entry is self.ref else result, "is_reference": entry is self.ref}
+        words = result.words
         if words == "too few seeds":
-            words = f"too few seeds ({found.n} of {LEAST_SEEDS})"
-        ties = found.n - found.wins - found.losses
+            words = f"too few seeds ({result.n} of {LEAST_SEEDS})"
+        ties = result.n - result.wins - result.losses
         selected = words == "selected on these seeds"
         if selected and not entry.best_of:
             words = f"reference {words}"
-        told = found.decided or selected
-        more = None if told else advice(found.n, found.wins, found.losses)
+        settled = result.decided or selected
+        more = None if settled else advice(result.n, result.wins, result.losses)
         return {
             "verdict": words,
-            "won": f"{found.wins} of {found.n}" + f" ({counted(ties, 'tie')})" * bool(ties),
-            "effect": found.effect,
-            "more": found.told or (more and f"after {spanned(more)}"),
-            "compared": {"n": found.n, "wins": found.wins, "losses": found.losses, "without_value": list(found.lost)},
+            "won": f"{result.wins} of {result.n}" + f" ({counted(ties, 'tie')})" * bool(ties),
+            "effect": result.effect,
+            "more": result.decided_after or (more and f"after {spanned(more)}"),
+            "compared": {
+                "n": result.n,
+                "wins": result.wins,
+                "losses": result.losses,
+                "without_value": list(result.lost),
+            },
             "is_reference": False,
         }
 

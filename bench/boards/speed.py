@@ -62,21 +62,21 @@ def cut_short(entry: Entry, target: float | None) -> bool:
 
 def by_steps(ref: Entry | None, target: float | None, mode: Mode) -> Verdicts:
     """Verdicts by the steps to the target; none on entries that the time limit cut short."""
-    why = "has runs that time stopped before the target"
+    why = "a time limit ended runs before the target"
     return Verdicts(ref, steps_to(target, mode), lambda entry: why if cut_short(entry, target) else None)
 
 
-def speed(found: Collected) -> Board:
+def speed(collected: Collected) -> Board:
     """Steps and seconds to the target, and how many runs reach it."""
-    tables, notes, target = [], [], found.target
-    for problem, entries in found.problems.items():
+    tables, notes, target = [], [], collected.target
+    for problem, entries in collected.problems.items():
         goal = problem.target if target is None else target
         if goal is None:
             more = ", or see the board `theory`" * problem.measures
             notes.append(f"{problem.name} has no target: give one with --target" + more)
             continue
         mode = problem.mode
-        verdicts = by_steps(found.reference_of(problem), target, mode)
+        verdicts = by_steps(collected.reference_of(problem), target, mode)
         machines = sorted({name for entry in entries for name in entry.machines})
         rows = {}
         for entry in verdicts.ordered(entries):
@@ -110,19 +110,19 @@ def speed(found: Collected) -> Board:
                 for i, name in enumerate(machines, 1)
             ),
         ]
-        own: list[str] = []
+        table_notes: list[str] = []
         if all(len(run.validations) <= 1 for entry in entries for run in entry.runs.values()):
-            own.append(
+            table_notes.append(
                 "runs were evaluated once, at the end: steps and seconds only show which runs reached the target by"
                 " then"
             )
-        own.append("steps count up to the first evaluation at the target")
+        table_notes.append("steps count up to the first evaluation at the target")
         numbered = [f"({i}) {name}" for i, name in enumerate(machines, 1)] if len(machines) > 1 else machines
-        own.append(f"machine: {'; '.join(numbered)}")
-        own.append("seconds are wall time, so they include waiting for other processes of the machine")
+        table_notes.append(f"machine: {'; '.join(numbered)}")
+        table_notes.append("seconds are wall time, so they include waiting for other processes of the machine")
         if len(machines) > 1:
-            own.append("seconds are compared on one type of machine only, so each type has its own column")
-        tables.append(board_table(f"{problem.name}: {problem.metric} {goal:g}", columns, rows, own))
+            table_notes.append("seconds are compared on one type of machine only, so each type has its own column")
+        tables.append(board_table(f"{problem.name}: {problem.metric} {goal:g}", columns, rows, table_notes))
     return Board("speed", "Speed to a target", tables, [VERDICTS, *notes])
 
 

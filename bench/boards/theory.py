@@ -44,12 +44,12 @@ _DIRECTION = Column(
 )
 
 
-def theory(found: Collected) -> Board:
+def theory(collected: Collected) -> Board:
     """Steps to alignment 0.99, fitted rates, and whether the max-margin problem has a solution."""
     shown, missing = [], []
-    for problem, entries in found.problems.items():
+    for problem, entries in collected.problems.items():
         if problem.measures:
-            shown.append(_table(found, problem, entries))
+            shown.append(_table(collected, problem, entries))
             if not any(column.key == "aligned" for column in shown[-1].columns):
                 missing.append(f"{problem.name} has no alignment measurements, so the board shows only its rate")
     none = ["none of these problems is a theory task; `bench suite theory` has four"] * (not shown)
@@ -58,19 +58,19 @@ def theory(found: Collected) -> Board:
     return Board("theory", "The theory's tasks", shown, [ties, *exponents, *missing, *none])
 
 
-def _table(found: Collected, problem: Problem, entries: Sequence[Entry]) -> Table:
-    of = found.reference_of(problem)
+def _table(collected: Collected, problem: Problem, entries: Sequence[Entry]) -> Table:
+    of = collected.reference_of(problem)
     every = [*entries, *([of] if of is not None and of not in entries else [])]  # the reference may not be shown
-    read = {e.runs[seed].run_id: _join(own) for e in every for seed, own in found.read(e).items()}
-    column = next((name for name in ALIGNMENTS if any(name in own for own in read.values())), None)
+    read = {e.runs[seed].run_id: _join(table) for e in every for seed, table in collected.read(e).items()}
+    column = next((name for name in ALIGNMENTS if any(name in table for table in read.values())), None)
     kept = {e: replace(e, runs={s: r for s, r in e.runs.items() if _counts(r, read, column)}) for e in every}
     shown = [kept[entry] for entry in entries if kept[entry].runs]
 
-    def own(run: RunResult) -> Columns:
+    def table(run: RunResult) -> Columns:
         return {} if run.status == "diverged" else read[run.run_id]
 
     def steps(run: RunResult) -> End:
-        step = _first_aligned(own(run), column)
+        step = _first_aligned(table(run), column)
         return None if step is None else max(1.0, step)
 
     ref = kept[of] if of is not None and kept[of].runs else None
@@ -78,14 +78,16 @@ def _table(found: Collected, problem: Problem, entries: Sequence[Entry]) -> Tabl
     rows = {}
     for entry in verdicts.ordered(shown) if column else shown:
         runs = list(entry.runs.values())
-        at = [_first_aligned(own(run), column) for run in runs]
+        at = [_first_aligned(table(run), column) for run in runs]
         verdict = verdicts.values(entry, verdicts.of(entry)) if column else {}
         rows[entry] = verdict | {
             "aligned": f"{sum(step is not None for step in at)} of {len(at)}" if column else None,
             "steps": median_time_to(runs, at, [run.steps for run in runs]) if column else None,
-            "alignment": mean_interval([_last(own(run), column) for run in runs], ends=(-1.0, 1.0)) if column else None,
-            "rate": _mean([loss_rate(own(run), run.infimum or 0.0) for run in runs]),
-            "direction": _mean([direction_rate(own(run)) for run in runs]),
+            "alignment": mean_interval([_last(table(run), column) for run in runs], ends=(-1.0, 1.0))
+            if column
+            else None,
+            "rate": _mean([loss_rate(table(run), run.infimum or 0.0) for run in runs]),
+            "direction": _mean([direction_rate(table(run)) for run in runs]),
             "solved": _solved(runs),
             "trials": len(entry.study.trials) if entry.study else None,
         }
@@ -128,35 +130,35 @@ def _counts(run: RunResult, read: Mapping[str, Columns], column: str | None) -> 
     return run.run_id in read and (column is None or column in read[run.run_id] or run.status == "diverged")
 
 
-def _first_aligned(own: Columns, column: str | None) -> float | None:
-    there = np.flatnonzero(own[column] >= ALIGNED) if column in own else np.empty(0, int)
-    return float(own["step"][there[0]]) if there.size else None
+def _first_aligned(table: Columns, column: str | None) -> float | None:
+    rows = np.flatnonzero(table[column] >= ALIGNED) if column in table else np.empty(0, int)
+    return float(table["step"][rows[0]]) if rows.size else None
 
 
-def _last(own: Columns, column: str) -> float | None:
-    values = own.get(column, np.empty(0))
+def _last(table: Columns, column: str) -> float | None:
+    values = table.get(column, np.empty(0))
     return float(values[-1]) if len(values) and np.isfinite(values[-1]) else None
 
 
-def loss_rate(own: Columns, infimum: float) -> float | None:
+def loss_rate(table: Columns, infimum: float) -> float | None:
     """Exponent of the training loss (suboptimality gap) over its last decade of steps; None with too few values.
 
     It ends where the loss is within rounding of the infimum.
     """
-    if "curve.loss" not in own:
+    if "curve.loss" not in table:
         return None
-    return _exponent(own["curve.step"], own["curve.loss"] - infimum, max(CONVERGED, 1e3 * EPS * abs(infimum)))
+    return _exponent(table["curve.step"], table["curve.loss"] - infimum, max(CONVERGED, 1e3 * EPS * abs(infimum)))
 
 
-def direction_rate(own: Columns) -> float | None:
+def direction_rate(table: Columns) -> float | None:
     """Exponent of the distance of directions over the last decade of steps; None if it has too few values."""
-    return None if "distance" not in own else _exponent(own["step"], own["distance"], CONVERGED)
+    return None if "distance" not in table else _exponent(table["step"], table["distance"], CONVERGED)
 
 
 def _exponent(step: Array, value: Array, least: float) -> float | None:
     low = np.flatnonzero(np.isfinite(value) & (value < least))  # later values are rounding
-    there = np.isfinite(value) & (step > 0) & (step < (step[low[0]] if low.size else math.inf))
-    x, y = step[there], value[there]
+    usable = np.isfinite(value) & (step > 0) & (step < (step[low[0]] if low.size else math.inf))
+    x, y = step[usable], value[usable]
     if x.size:
         x, y = x[x >= x[-1] / 10], y[x >= x[-1] / 10]
     kept = stats.thin(x)

@@ -15,10 +15,10 @@ from tasks import TASKS
 SHOWN_BUDGETS = (1, 2, 4, 8, 16, 32)
 
 
-def tuning(found: Collected) -> Board:
+def tuning(collected: Collected) -> Board:
     """Results of tuning: expected score after k trials, width of the good range, gain over the defaults."""
     tables = []
-    for problem, entries in found.problems.items():
+    for problem, entries in collected.problems.items():
         tuned = sorted((entry for entry in entries if entry.study is not None), key=lambda entry: entry.name)
         if not tuned:
             continue
@@ -36,7 +36,7 @@ def tuning(found: Collected) -> Board:
                 "basin": basin and basin[0],
                 "open": basin and basin[1],
                 "basin_text": _basin_text(basin),
-                "gain": _gain(entry, found),
+                "gain": _gain(entry, collected),
                 "unscored": sum(trial["score"] is None for trial in entry.study.trials) - entry.excluded,
                 "excluded": entry.excluded,
             }
@@ -57,11 +57,7 @@ def tuning(found: Collected) -> Board:
                 "range of the first searched setting around the best with similar scores (by the rule of `bench"
                 " sweep`); a lower bound if it reaches the grid's edge",
             ),
-            Column(
-                "unscored",
-                "no score",
-                "failed trials, and trials in which half of the seeds or more diverged",
-            ),
+            Column("unscored", "no score", "failed trials, and trials in which half of the seeds or more diverged"),
             Column("excluded", "excluded (cap)", "settings whose step cap set nearly all steps"),
             Column(
                 "gain",
@@ -70,7 +66,7 @@ def tuning(found: Collected) -> Board:
                 " interval from 7 seeds on",
             ),
         ]
-        lacking = {entry.opt: entry for entry in tuned if entry.runs and found.default_of(entry) is None}
+        lacking = {entry.opt: entry for entry in tuned if entry.runs and collected.default_of(entry) is None}
         notes = budget_notes(entries)
         if same := [opt for opt, entry in lacking.items() if _has_defaults(entry)]:
             notes.append(f"the defaults are these settings: {', '.join(same)}")
@@ -119,9 +115,9 @@ def _basin_text(basin: tuple[float, bool] | None) -> str | None:
     return f"{'at least ' * basin[1]}{basin[0]:.2g}" if basin[0] or basin[1] else "the best alone"
 
 
-def _gain(entry: Entry, found: Collected) -> Interval | str | None:
+def _gain(entry: Entry, collected: Collected) -> Interval | str | None:
     """The gain over the default settings, or the reason for its absence; None without runs at the defaults."""
-    default = found.default_of(entry)
+    default = collected.default_of(entry)
     if default is None:
         return None
     if entry.default:

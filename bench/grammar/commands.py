@@ -123,7 +123,6 @@ CHART_NAMES = (
     "curves",
     "sensitivity",
     "profile",
-    "performance_profile",
     "steps",
     "budget",
     "attention",
@@ -335,10 +334,9 @@ _ALL = (
         text="Draw stored runs for a paper, one panel per problem, as PNG, PDF or SVG by the file's suffix.",
         more="forest: effect of each optimizer against the reference, with interval and verdict; curves: training loss,"
         " or --y COLUMN, against optimizer steps; sensitivity: score of each trial against the searched settings;"
-        " profile: share of runs that have reached the target against the budget; performance_profile: share of"
-        " problems whose target is reached within a multiple of the reference's steps; steps: step sizes before and"
-        " after their cap; budget: expected best of k trials; attention, stability: measurements of runs with"
-        " --trainer.observe. Exit code 1: a run could not be read.",
+        " profile: share of runs that have reached the target against the budget; steps: step sizes"
+        " before and after their cap; budget: expected best of k trials; attention, stability: measurements of runs"
+        " with --trainer.observe. Exit code 1: a run could not be read.",
         positionals=(Option("chart", "what to draw", "CHART", choices=CHART_NAMES),),
         options=(
             _out("ends in .png, .pdf or .svg", "FILE"),

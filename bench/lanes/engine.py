@@ -140,10 +140,10 @@ class Lanes:
 
     def evaluate_lane(self, step: int, g: int, r: int, params: Mapping[str, Tensor]) -> tuple[Tensor, Weights]:
         """Loss of one lane at other weights, shape (), and its gradients in the parameters' shapes, clipped if set."""
-        own = {name: params.get(name, w[g, r])[None] for name, w in self.weights.items()}
+        lane = {name: params.get(name, w[g, r])[None] for name, w in self.weights.items()}
         loss, grads = self._summed(
             lambda first, last: self._gradients(
-                own, self._batch(step, g, first, last), partial(_outcome_of, self.tasks[g]), self._share(first, last)
+                lane, self._batch(step, g, first, last), partial(_outcome_of, self.tasks[g]), self._share(first, last)
             )
         )
         clipped, *_ = self._clip({name: grad[None] for name, grad in grads.items()})
@@ -174,8 +174,8 @@ class Lanes:
         if share != 1:
             loss = loss * share
         parts = torch.autograd.grad(loss.sum(), leaves, allow_unused=True)
-        found = {name: part for name, part in zip(self.trained, parts, strict=True) if part is not None}
-        return loss.detach(), found
+        grads = {name: part for name, part in zip(self.trained, parts, strict=True) if part is not None}
+        return loss.detach(), grads
 
     def _replayed_gradients(self, batch: Any, share: float) -> tuple[Tensor, Weights]:
         """`_gradients` of all lanes, replayed if possible."""
@@ -209,14 +209,14 @@ class Lanes:
     @torch.no_grad()
     def observe(self, done: int) -> dict[str, Tensor] | None:
         """Observations (`Observer`) after `done` steps, shape (1, G, R) each; None if none are due."""
-        found = [
-            [observer.note(done, partial(self._weights_of, g, r)) for r, observer in enumerate(own)]
-            for g, own in enumerate(self.observers)
+        notes = [
+            [observer.note(done, partial(self._weights_of, g, r)) for r, observer in enumerate(row)]
+            for g, row in enumerate(self.observers)
         ]
-        there = [[values for values in own if values is not None] for own in found]
-        if not any(there):
+        due = [[values for values in row if values is not None] for row in notes]
+        if not any(due):
             return None
-        return {name: torch.stack([torch.stack([v[name] for v in own]) for own in there])[None] for name in there[0][0]}
+        return {name: torch.stack([torch.stack([v[name] for v in row]) for row in due])[None] for name in due[0][0]}
 
     def _weights_of(self, g: int, r: int) -> Weights:
         return {name: w[g, r] for name, w in self.weights.items()}
@@ -226,14 +226,14 @@ class Lanes:
         """`Task.measure_at` for the weights at P steps, shape (P, G, R) each; NaN if a problem lacks a measurement."""
         shape = len(points), self.shape[1]
         with self._in_eval_mode(switch=False):
-            found = []
+            measured = []
             for g, task in enumerate(self.tasks):
-                own = {name: torch.stack([weights[name][g] for weights in points]) for name in self.weights}
-                found.append(task.measure_at({name: w.flatten(0, 1) for name, w in own.items()}))
-        names = list(dict.fromkeys(name for values in found for name in values))
+                stacked = {name: torch.stack([weights[name][g] for weights in points]) for name in self.weights}
+                measured.append(task.measure_at({name: w.flatten(0, 1) for name, w in stacked.items()}))
+        names = list(dict.fromkeys(name for values in measured for name in values))
         absent = torch.full(shape, float("nan"), dtype=self.dtype, device=self.device)
         return {
-            name: torch.stack([values[name].view(shape) if name in values else absent for values in found], dim=1)
+            name: torch.stack([values[name].view(shape) if name in values else absent for values in measured], dim=1)
             for name in names
         }
 
@@ -287,7 +287,7 @@ class Lanes:
             "steps_done": self.steps_done,
             "stepper": self.stepper.state_dict(),
             "average": self.average and self.average.state_dict(),
-            "observers": [[observer.state_dict() for observer in own] for own in self.observers],
+            "observers": [[observer.state_dict() for observer in row] for row in self.observers],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -299,9 +299,9 @@ class Lanes:
         self.stepper.load_state_dict(state["stepper"])
         if self.average is not None:
             self.average.load_state_dict(state["average"], self._of_average())
-        for own, states in zip(self.observers, state["observers"], strict=True):
-            for observer, each in zip(own, states, strict=True):
-                observer.load_state_dict(each)
+        for row, states in zip(self.observers, state["observers"], strict=True):
+            for observer, saved in zip(row, states, strict=True):
+                observer.load_state_dict(saved)
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -356,10 +356,10 @@ class Lanes:
         """
         if not self.apart and len(self.tasks) > 1:
             return vmap(partial(_outcome_of, self.tasks[0]))(weights, batches, *places)
-        each = batches if self.apart else [tree_map(lambda part: part[0], batches)]
+        of_problem = batches if self.apart else [tree_map(lambda part: part[0], batches)]
         outcomes = [
             _outcome_of(task, {name: w[g] for name, w in weights.items()}, batch, *(part[g] for part in places))
-            for g, (task, batch) in enumerate(zip(self.tasks, each, strict=True))
+            for g, (task, batch) in enumerate(zip(self.tasks, of_problem, strict=True))
         ]
         return Outcome(*(torch.stack(parts) for parts in zip(*outcomes, strict=True)))
 
@@ -441,8 +441,8 @@ class LanesModule(pl.LightningModule):
 
     def _note(self, done: int) -> None:
         """Observe the weights after `done` steps, and keep a copy if a measurement is due."""
-        if (found := self.lanes.observe(done)) is not None:
-            self.measured.append(([done], found))
+        if (values := self.lanes.observe(done)) is not None:
+            self.measured.append(([done], values))
         every = self.plan.measure_every
         if every and (done % every == 0 or done == self.plan.total_steps):
             self._noted.append((done, self.lanes.snapshot()))

@@ -62,7 +62,7 @@ class Together:
             defaults = {k: p.default for k, p in inspect.signature(part.spec.cls).parameters.items() if k != "params"}
             for j, group in enumerate(part.groups):
                 prefix = self._prefix(i, j)
-                given = [defaults | {**own[i].hyperparameters, **own[i].groups[j].values} for own in every]
+                given = [defaults | {**parts[i].hyperparameters, **parts[i].groups[j].values} for parts in every]
                 for name in defaults | dict(group.values):
                     key, values = f"{prefix}{name}", [hparams[name] for hparams in given]
                     self.hparams[key], self._differs[key] = _gathered(values, first, always=name == "lr")
@@ -70,8 +70,8 @@ class Together:
                     self.initial_lr[f"{prefix}lr"] = self.hparams[f"{prefix}lr"]
         self._moved: Sequence[str] = ()
         self._names = {name: i for i, name in enumerate(names)}
-        told = set[str]().union(*(part.spec.update_keywords for part in self.parts))
-        self.keywords = sorted(STEP_KEYWORDS if told and len(self.parts) > 1 else told)
+        keywords = set[str]().union(*(part.spec.update_keywords for part in self.parts))
+        self.keywords = sorted(STEP_KEYWORDS if keywords and len(self.parts) > 1 else keywords)
         self._updates: dict[tuple[str, ...], Callable[..., Any]] = {}
         self._replayed = replayed
         self._replays: dict[Any, Replay] = {}
@@ -165,8 +165,8 @@ class Together:
 
             replay = self._replays[key] = Replay(flat)
         hparams = [self.hparams[name] for name in varying]
-        found, of_new = replay(*grads, *params, loss, *norms, *hparams, *state)
-        return found[: len(params)], tree_unflatten(list(found[len(params) :]), of_new)
+        updated, of_new = replay(*grads, *params, loss, *norms, *hparams, *state)
+        return updated[: len(params)], tree_unflatten(list(updated[len(params) :]), of_new)
 
     @contextmanager
     def in_eval_mode(self) -> Iterator[None]:
@@ -219,25 +219,25 @@ def _joined(parts: tuple[tuple[Any, tuple[str, ...], tuple[tuple[tuple[int, ...]
     def update(grads: Any, state: Any, params: Any, loss: Tensor, hparams: Any, **norms: Tensor) -> Any:
         moved: list[Tensor] = list(params)
         new, shown = dict[str, Any](), dict[int, Tensor]()
-        for own_update, keywords, groups in parts:
-            told = norms
+        for method_update, keywords, groups in parts:
+            given = norms
             if len(parts) > 1 and keywords:
-                own = [grads[place] for places, _ in groups for place in places]
-                told = own_norms(norm(own), norms["grad_norm"], norms["loss_grad_norm"]) if own else norms
+                mine = [grads[place] for places, _ in groups for place in places]
+                given = own_norms(norm(mine), norms["grad_norm"], norms["loss_grad_norm"]) if mine else norms
             for places, names in groups:
                 if not places:
                     continue
                 prefix = names[0].rpartition(".")[0]
                 values = {name.removeprefix(f"{prefix}."): hparams[name] for name in names}
-                found, new[prefix] = own_update(
+                stepped, new[prefix] = method_update(
                     [grads[place] for place in places],
                     state.get(prefix, {}),
                     [params[place] for place in places],
                     loss,
                     values,
-                    **{name: told[name] for name in keywords},
+                    **{name: given[name] for name in keywords},
                 )
-                for place, p in zip(places, found, strict=True):
+                for place, p in zip(places, stepped, strict=True):
                     moved[place] = p
                 shown |= zip(places, new[prefix].get("evaluated", ()), strict=False)
                 if "step_sizes" not in new:  # the curve has those of the first group
@@ -289,14 +289,14 @@ class OneByOne:
         lanes, R = self.lanes, loss.shape[1]
         step, alive = lanes.steps_done, lanes.alive.ravel()
         # Copies: autograd may return one tensor for two parameters, and the optimizer may change gradients in place.
-        own = {name: g.flatten(0, 1).clone().unbind() for name, g in grads.items()}
+        copies = {name: g.flatten(0, 1).clone().unbind() for name, g in grads.items()}
         losses = loss.flatten().unbind()
-        told = {name: norms[name].flatten().unbind() for name in lanes.plan.step_keywords}
+        arguments = {name: norms[name].flatten().unbind() for name in lanes.plan.step_keywords}
         for i, (optimizer, params) in enumerate(zip(self.optimizers, self.params, strict=True)):
             if not alive[i]:
                 continue
             for name, p in params.items():
-                p.grad = own[name][i] if name in own else None
+                p.grad = copies[name][i] if name in copies else None
 
             def again(i: int = i, params: dict[str, nn.Parameter] = params) -> Tensor:
                 value, fresh = lanes.evaluate_lane(step, i // R, i % R, params)
@@ -306,7 +306,7 @@ class OneByOne:
 
             closure = once_known(losses[i], list(params.values()), again)
             try:
-                optimizer.step(closure, **{name: values[i] for name, values in told.items()})
+                optimizer.step(closure, **{name: values[i] for name, values in arguments.items()})
             except SystemExit as error:  # would end the process without a word
                 raise RuntimeError(f"the step raises SystemExit: {error}") from error
             self._take_over(i)
@@ -342,8 +342,8 @@ class OneByOne:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from states."""
-        for optimizer, own in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(own)
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
 
 
 def _column(sizes: Sequence[Tensor | float], like: Tensor) -> Tensor:

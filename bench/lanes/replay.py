@@ -65,7 +65,7 @@ class Replay:
             return program.run(*tensors), program.rest
         versions = [x._version for x in tensors]
         begun = time.perf_counter()
-        found, rest = self.function(*tensors)
+        outputs, rest = self.function(*tensors)
         seconds = time.perf_counter() - begun
         if program is None:
             if len(self._programs) < MAX_PROGRAMS:
@@ -77,7 +77,7 @@ class Replay:
             program.run = self._plain
         if key in self._programs and versions != [x._version for x in tensors]:
             self._programs[key].run = self._plain  # it works in place, so an extra call to record it would be wrong
-        return found, rest
+        return outputs, rest
 
     def _plain(self, *tensors: Tensor) -> Sequence[Tensor]:
         return self.function(*tensors)[0]
@@ -123,7 +123,7 @@ def _simplify(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.op != "call_function" or not (node.args and isinstance(source := node.args[0], fx.Node)):
             continue
-        old, new = (each.meta.get("tensor_meta") for each in (source, node))
+        old, new = (item.meta.get("tensor_meta") for item in (source, node))
         as_it_was = old is not None and new is not None and (old.shape, old.stride) == (new.shape, new.stride)
         if node.target in _IDENTITY or (node.target in _RESHAPING and as_it_was):
             node.replace_all_uses_with(source)

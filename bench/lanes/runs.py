@@ -154,12 +154,14 @@ def train_block(
     return results
 
 
-def _refuse_if_taken(store: Store, configs: Sequence[RunConfig], own: Attempt | None = None) -> None:
+def _refuse_if_taken(store: Store, configs: Sequence[RunConfig], attempt: Attempt | None = None) -> None:
     """Raise RunBusy if another process trains some of the runs, or has just done so."""
     wanted = {config.run_id for config in configs}
-    there = store.find_all(wanted)
-    others = [block for block in (*store.unfinished(), *there.values()) if own is None or block.folder != own.folder]
-    ended = any(block.runs[run_id].finished for run_id, block in there.items())
+    stored = store.find_all(wanted)
+    others = [
+        block for block in (*store.unfinished(), *stored.values()) if attempt is None or block.folder != attempt.folder
+    ]
+    ended = any(block.runs[run_id].finished for run_id, block in stored.items())
     if ended or any(block.busy and wanted & block.runs.keys() for block in others):
         raise RunBusy("another process is training some of these runs, or has just finished them")
 
@@ -259,14 +261,14 @@ class LanesRecorder(Watcher):
         with self.aside():
             values = self._rows(self.lanes.evaluate_split(self.select))
             chosen = {id(watch) for watch in watches}
-            better = [w for w, own in zip(self.watches, values, strict=True) if id(w) in chosen and w.validated(own)]
+            better = [w for w, row in zip(self.watches, values, strict=True) if id(w) in chosen and w.validated(row)]
             self.lanes.keep(self.lanes.best, self._mask(better))
 
     def _record_measurements(self, module: LanesModule) -> None:
-        for steps, found in module.measured:
-            if found:
-                values = torch.stack(list(found.values()), dim=-1).flatten(1, 2)
-                self.block.append_measurements(list(found), steps, values.cpu().double().numpy())
+        for steps, by_name in module.measured:
+            if by_name:
+                values = torch.stack(list(by_name.values()), dim=-1).flatten(1, 2)
+                self.block.append_measurements(list(by_name), steps, values.cpu().double().numpy())
         module.measured.clear()
 
     def _advance(self, steps: int, ended: Sequence[Watch], evaluated: Sequence[Watch] = ()) -> None:

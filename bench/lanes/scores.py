@@ -43,8 +43,8 @@ class Scores:
             self.states = self._updated(self.states, predictions, labels)
         elif not self.copies:
             self._begin(predictions, labels)
-        for i, each in enumerate(self.copies):
-            each.update(predictions[i], labels[i])
+        for i, metric in enumerate(self.copies):
+            metric.update(predictions[i], labels[i])
 
     def _begin(self, predictions: Tensor, labels: Tensor) -> None:
         """Update with the first predictions, and decide between stacked states and copies."""
@@ -64,12 +64,12 @@ class Scores:
     def compute(self) -> Tensor:
         """The metric's values, shape (G, R)."""
         if self.states is None:
-            return torch.stack([each.compute() for each in self.copies]).view(self.shape)
+            return torch.stack([states.compute() for states in self.copies]).view(self.shape)
         try:
             values = vmap(lambda state: self._with(state).compute())(self.states)
         except (RuntimeError, TypeError):
-            each = zip(*self.states.values(), strict=True)
-            values = torch.stack([self._with(dict(zip(self.states, state, strict=True))).compute() for state in each])
+            states = zip(*self.states.values(), strict=True)
+            values = torch.stack([self._with(dict(zip(self.states, state, strict=True))).compute() for state in states])
         return values.view(self.shape)
 
     @without_warning()

@@ -28,9 +28,9 @@ class Arm(Group):
     tables: Mapping[Seed, Mapping[str, Columns]]
 
     @classmethod
-    def of_each(cls, label: str, found: Iterable[tuple[RunResult, Mapping[str, Columns]]]) -> "Arm":
+    def of_each(cls, label: str, results: Iterable[tuple[RunResult, Mapping[str, Columns]]]) -> "Arm":
         """The arm of these runs with their tables."""
-        pairs = list(found)
+        pairs = list(results)
         return cls(Group.of(run for run, _ in pairs).runs, label=label, tables={seed_of(run): t for run, t in pairs})
 
     @cached_property
@@ -41,7 +41,7 @@ class Arm(Group):
     @property
     def every_table(self) -> Iterator[Columns]:
         """The tables of all runs."""
-        return (table for own in self.tables.values() for table in own.values())
+        return (table for tables in self.tables.values() for table in tables.values())
 
     def series(self, *names: str, lenient: bool = False) -> tuple[Array, ...]:
         """Step numbers, shape (P,), and for each name its values, shape (S, P), all from one table.

@@ -53,7 +53,7 @@ def judge(test: str, arms: Mapping[str, Arm], /, **arguments: Any) -> Finding:
         return CLAIMS[test](arms, **arguments)
     except ValidationError as error:
         # A misspelt argument is also a missing one.
-        first = min(error.errors(), key=lambda each: each["type"] != "unexpected_keyword_argument")
+        first = min(error.errors(), key=lambda error_item: error_item["type"] != "unexpected_keyword_argument")
         name, known = str(first["loc"][0]), list(signature(CLAIMS[test]).parameters)[1:]
         if first["type"] == "unexpected_keyword_argument":
             raise unknown(f"argument of {test}", name, known) from None
@@ -148,7 +148,7 @@ def sooner(
             slower = "completed" in never and not np.isnan(slow_steps).all()
             return without_numbers("fails" if slower else "undecided", unit, text)
         censored = np.isnan(slow_steps)[j]
-        last, first = (np.where(censored, ends[j], each[j]) for each in (slow_steps, slow_earliest))
+        last, first = (np.where(censored, ends[j], first_at[j]) for first_at in (slow_steps, slow_earliest))
         ratios = (last / steps[i], first / steps[i], last / earliest[i])
         x, least, most = (stats.t_interval(np.log(ratio)) for ratio in ratios)
         x = replace(x, low=least.low, high=math.inf if censored.any() else most.high)
@@ -225,16 +225,16 @@ def slope(
         limit: Verdict = "holds"
         if min_r2 is not None and (r2 < min_r2).any():
             limit = "fails" if (r2 < min_r2).all() else "undecided"
-        found = stats.t_interval(gradients)
+        gradient = stats.t_interval(gradients)
         begin, end = min(u[0] for u, _ in points), max(u[-1] for u, _ in points)
         if logs_y == 2:
-            text = f"{y} of {arm.label} goes as exp(-c {x}^p) with p = {in_words(found)}"
+            text = f"{y} of {arm.label} goes as exp(-c {x}^p) with p = {in_words(gradient)}"
         elif logs_x and logs_y:
-            text = f"{y} of {arm.label} goes as {f'ln({x})' if logs_x == 2 else x} to the power {in_words(found)}"
+            text = f"{y} of {arm.label} goes as {f'ln({x})' if logs_x == 2 else x} to the power {in_words(gradient)}"
         else:
-            text = f"{name} of {arm.label} changes by {in_words(found)} per unit of {per}"
+            text = f"{name} of {arm.label} changes by {in_words(gradient)} per unit of {per}"
         text += f", for {x} from {number(begin)} to {number(end)}, with R^2 from {r2.min():.4f} to {r2.max():.4f}"
-        return within(found, low, high, unit, text, limit=limit, faster=faster)
+        return within(gradient, low, high, unit, text, limit=limit, faster=faster)
 
     return together(map(part, _arms(results, arms)))
 
@@ -262,16 +262,16 @@ def lower(results: Results, /, *, measure: str, better: Names, worse: str, last:
         start = end = None
         steps = "at the end of each run"
         if last is not None:
-            end = max(common_series(results, each, measure)[0][-1] for each in (arm, other))
+            end = max(common_series(results, side, measure)[0][-1] for side in (arm, other))
             start = end * (1 - last)
             steps = f"over steps {number(start)} to {number(end)}"
-        own, others = (values_at(results, each, measure, start, end) for each in (arm, other))
+        values, others = (values_at(results, side, measure, start, end) for side in (arm, other))
         if diverged := how_ended(arm, "diverged"):
             return without_numbers("fails", unit, diverged)
         if diverged := how_ended(other, "diverged"):
             return without_numbers("undecided", unit, f"{diverged}, so {arm.label} has no {measure} to compare with")
-        x = over_seeds(own[i] - others[j])
-        means = "" if x is None else f"; means {number(own[i].mean())} and {number(others[j].mean())}"
+        x = over_seeds(values[i] - others[j])
+        means = "" if x is None else f"; means {number(values[i].mean())} and {number(others[j].mean())}"
         text = f"{measure} of {arm.label} minus that of {other.label} {steps} is {in_words(x)}{means}"
         return within(x, -math.inf, 0, unit, text, ties=False)
 
@@ -315,17 +315,17 @@ def trend(
             missing = f"{what} {lack} in {bad.sum()} of {bad.size} runs"
     if missing:
         return together([without_numbers("undecided", unit, missing)])
-    found = stats.t_interval([stats.slope(np.log(settings), y)[0] for y in np.log(values).T])
+    exponent = stats.t_interval([stats.slope(np.log(settings), y)[0] for y in np.log(values).T])
     rises, up = np.diff(np.log(values).mean(axis=1)), direction == "increases"
     monotone = bool(np.all(rises > 0 if up else rises < 0))
-    text = f"{what} goes as {factor} to the power {in_words(found)}; the means of the arms"
+    text = f"{what} goes as {factor} to the power {in_words(exponent)}; the means of the arms"
     text += f" {direction[:-1]} throughout" if monotone else f" do not {direction[:-1]} monotonically"
     low, high = (0.0, math.inf) if up else (-math.inf, 0.0)
-    return together([within(found, low, high, unit, text, limit="holds" if monotone else "undecided")])
+    return together([within(exponent, low, high, unit, text, limit="holds" if monotone else "undecided")])
 
 
 def slope_region(results: Results, /, *, arms: Names, x: str, y: str, between: Range, decades: Positive) -> Finding:
-    """Over so many decades of x without a break, the local exponent of y in x is in a range.
+    """The local exponent of y in x stays in a range over at least this many decades of x.
 
     `stats.power_law_decades` defines the local exponent. Points without a logarithm are excluded.
 
@@ -347,9 +347,9 @@ def slope_region(results: Results, /, *, arms: Names, x: str, y: str, between: R
         points = points_within(results, arm, x, y, log_x=True, log_y=True)
         if missing := how_ended(arm) or too_few(arm, points):
             return without_numbers("undecided", "decades", missing)
-        found = stats.t_interval([stats.power_law_decades(u, v, low, high) for u, v in points])
-        text = f"{y} of {arm.label} goes as {x} to a power from {low:g} to {high:g} over {in_words(found)} decades of"
-        return within(found, decades, math.inf, "decades", f"{text} {x}")
+        length = stats.t_interval([stats.power_law_decades(u, v, low, high) for u, v in points])
+        text = f"{y} of {arm.label} goes as {x} to a power from {low:g} to {high:g} over {in_words(length)} decades of"
+        return within(length, decades, math.inf, "decades", f"{text} {x}")
 
     return together(map(part, _arms(results, arms)))
 

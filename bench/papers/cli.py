@@ -23,19 +23,19 @@ def run_claims(args: Args) -> int:
     from bench.results.render import FORMATS, written
 
     folder = args.folder if args.folder is not None else results_folder()
-    found = read(folder, args.paper or ())
-    for what in found.damaged:
+    shipped = read(folder, args.paper or ())
+    for what in shipped.damaged:
         remark("warning", f"{what}; it is ignored")
     if args.into is not None:
         link = os.path.relpath(folder, args.into.parent)
-        texts = {"claims": summary(found), "claims-by-experiment": by_experiment(found, link)}
+        texts = {"claims": summary(shipped), "claims-by-experiment": by_experiment(shipped, link)}
         there = args.into.read_text("utf-8", errors="replace") if args.into.is_file() else ""
         wanted = [name for name in texts if f"<!-- leaderboard {name} -->" in there] or ["claims"]
         write_into(args.into, {name: texts[name] for name in wanted})
         print(f"written into {args.into}", file=sys.stderr)
     else:
-        write(args.out, written([board(found)], format_of(args, FORMATS), args.out))
-    return 1 if found.damaged else 0
+        write(args.out, written([board(shipped)], format_of(args, FORMATS), args.out))
+    return 1 if shipped.damaged else 0
 
 
 def results_folder() -> Path:
@@ -84,9 +84,10 @@ def run_reproduce(args: Args) -> int:
     kind = "-quick" * version.quick + "-changed" * version.changed  # so that no trial overwrites the real page
     folder = args.out or Path("reproduced") / f"{args.name}{kind}"
     if args.dry_run:
-        asked = ask(args.name, places, version)
-        own = [*asked.jobs, *(job for _, _, jobs in asked.points for job in jobs)]
-        return dry_run(args, [config for _, config in own], [{"arm": arm, "seed": config.seed} for arm, config in own])
+        request = ask(args.name, places, version)
+        todo = [*request.jobs, *(job for _, _, jobs in request.points for job in jobs)]
+        named = [{"arm": arm, "seed": config.seed} for arm, config in todo]
+        return dry_run(args, [config for _, config in todo], named)
     result = reproduce(args.name, folder, places, version, Effort.of(args))
     if result is None:
         return 130

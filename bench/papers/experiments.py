@@ -176,11 +176,11 @@ class Experiment(Described):
     def at(self, point: Settings) -> "Experiment":
         """The version at a point of the search."""
         assert self.search is not None
-        there = self.changed(self.search.settings | point, self.search.seeds)
+        version = self.changed(self.search.settings | point, self.search.seeds)
         wanted = self.search.claims
         claims = [self._in_steps(claim) for claim in self.claims if wanted is None or claim.name in wanted]
-        arms = {label: there.arms[label] for label in self.search.arms or self.arms}
-        return there.model_copy(update={"claims": [claim.about(arms) for claim in claims], "arms": arms})
+        arms = {label: version.arms[label] for label in self.search.arms or self.arms}
+        return version.model_copy(update={"claims": [claim.about(arms) for claim in claims], "arms": arms})
 
     def changed(
         self,
@@ -198,18 +198,18 @@ class Experiment(Described):
         """
         factors = {name.removeprefix("times."): x for name, x in settings.items() if name.startswith("times.")}
         plain = {name: x for name, x in settings.items() if not name.startswith("times.")}
-        changed = {label: own | plain | (arms or {}).get(label, {}) for label, own in self.arms.items()}
-        for label, own in changed.items():
+        changed = {label: of_arm | plain | (arms or {}).get(label, {}) for label, of_arm in self.arms.items()}
+        for label, of_arm in changed.items():
             for name, factor in factors.items():
-                if name not in own:
+                if name not in of_arm:
                     raise UserError(f"times.{name}: the arm {label} does not set {name}")
                 if isinstance(factor, bool):
                     raise UserError(f"times.{name} {factor}: it takes a number, and {NO_BOOLEAN}")
                 try:
-                    own[name] = _number(own[name]) * _number(factor)
+                    of_arm[name] = _number(of_arm[name]) * _number(factor)
                 except (TypeError, ValueError):
                     raise UserError(
-                        f"times.{name} {factor}: it and {own[name]!r}, the setting of {label}, must be numbers"
+                        f"times.{name} {factor}: it and {of_arm[name]!r}, the setting of {label}, must be numbers"
                     ) from None
         if isinstance(seeds, int):
             after = range(max(self.seeds) + 1, max(self.seeds) + 1 + seeds)
@@ -222,8 +222,8 @@ class Experiment(Described):
 
     def readings(self, claim: Claim) -> dict[str, Settings]:
         """The arguments of a claim's test by reading; at least one."""
-        own = self._in_steps(claim)
-        return {_in_words(reading): (own.model_extra or {}) | reading for reading in combinations(own.readings)}
+        claim = self._in_steps(claim)
+        return {_in_words(reading): (claim.model_extra or {}) | reading for reading in combinations(claim.readings)}
 
     def judge(self, claim: Claim, results: Mapping[str, Arm]) -> Finding:
         """The verdict on a claim over all its readings.
@@ -276,9 +276,9 @@ class Experiment(Described):
             UserError: with the arm or claim at fault.
         """
         results = {}
-        for label, own in self.arms.items():
+        for label, settings in self.arms.items():
             with _blaming(f"arm {label}"):
-                results[label] = _made_up(label, self.common | own)
+                results[label] = _made_up(label, self.common | settings)
         for claim in self.claims:
             with _blaming(f"claim {claim.name}"):
                 check_known("arm", claim.arms, self.arms)
@@ -344,7 +344,7 @@ def _made_up(label: str, settings: Settings) -> Arm:
     }
     tables = {kind: {**dict.fromkeys(names, 1 / steps), "step": steps} for kind, names in columns.items()}
     seeds = [{"seed": seed, "data_seed": settings.get("data_seed", seed)} for seed in (0, 1)]
-    return Arm.of_each(label, ((RunResult(label, stored | own, "completed", "converged"), tables) for own in seeds))
+    return Arm.of_each(label, ((RunResult(label, stored | seed, "completed", "converged"), tables) for seed in seeds))
 
 
 def _number(value: Any) -> Any:
@@ -402,18 +402,18 @@ def _read(name: str) -> Experiment:
 
 def _with_tuned(experiment: Experiment) -> Iterator[tuple[str, Settings]]:
     """The arms; in one with `tuned: true`, the shipped tuned settings of its task and optimizer in its place."""
-    for label, own in experiment.arms.items():
-        if "tuned" in own:
-            mine = {name: value for name, value in own.items() if name != "tuned"}
+    for label, settings in experiment.arms.items():
+        if "tuned" in settings:
+            mine = {name: value for name, value in settings.items() if name != "tuned"}
             named = experiment.common | mine
             with _blaming(f"arm {label}"):
-                if own["tuned"] is not True:
-                    raise UserError(f"tuned {own['tuned']}: it is true, or left out")
+                if settings["tuned"] is not True:
+                    raise UserError(f"tuned {settings['tuned']}: it is true, or left out")
                 task, opt = str(named.get("task")), str(named.get("opt"))
                 check_known("optimizer", [opt], OPTIMIZERS)
                 of_opt = tuned_for(task, opt, named, shipped=True)
-            own = {name: value for name, value in of_opt.items() if name not in named} | mine
-        yield label, own
+            settings = {name: value for name, value in of_opt.items() if name not in named} | mine
+        yield label, settings
 
 
 def _place(loc: Sequence[int | str], content: Any) -> str:

@@ -52,8 +52,8 @@ def describe(spec: FigureSpec, arms: Mapping[str, Arm], *, watermark: str = "") 
         raise UserError("there are no arms to draw")
     drawn: list[Drawn] = [[(arm, *lines(panel, arm)) for arm in _chosen(panel, arms)] for panel in spec.panels]
     return chart.Chart(
-        [_panel(k, panel, own) for k, (panel, own) in enumerate(zip(spec.panels, drawn, strict=True))],
-        {arm.label: arm.label for own in drawn for arm, _, _ in own},
+        [_panel(k, panel, rows) for k, (panel, rows) in enumerate(zip(spec.panels, drawn, strict=True))],
+        {arm.label: arm.label for rows in drawn for arm, _, _ in rows},
         spec.columns,
         _caption(spec, drawn),
         spec.ordered,
@@ -64,9 +64,9 @@ def describe(spec: FigureSpec, arms: Mapping[str, Arm], *, watermark: str = "") 
 
 def _panel(k: int, panel: Panel, arms: Drawn) -> chart.Panel:
     """Lines, bands and guides."""
-    drawn = [line for _, own, _ in arms for line in own]
+    drawn = [line for _, curves, _ in arms for line in curves]
     none = np.empty(0)
-    traces = [line for arm, own, _ in arms for line in own or [chart.Trace(arm.label, none, none, marks="some")]]
+    traces = [line for arm, curves, _ in arms for line in curves or [chart.Trace(arm.label, none, none, marks="some")]]
     ends = [values for line in drawn for values in line.band or (line.y,)]
     limits = axis_limits(ends, "y" in panel.log, 0.05, panel.floor)
     guides = [chart.Trace(g.label, *_guide_points(g, drawn[0], panel, limits)) for g in panel.guides if drawn]
@@ -107,15 +107,15 @@ def _caption(spec: FigureSpec, drawn: Sequence[Drawn]) -> str:
     for k, panel in enumerate(spec.panels):
         if (panel.smooth or 1) > 1:
             facts.setdefault(f"running mean over at most {panel.smooth} steps", []).append(k)
-    if apart := [k for k, own in enumerate(drawn) if any(len(found) > 1 for _, found, _ in own)]:
+    if apart := [k for k, rows in enumerate(drawn) if any(len(curves) > 1 for _, curves, _ in rows)]:
         facts["a line for each seed"] = apart
     parts = [_means(spec, drawn)]
     parts += [f"{'All' if len(ks) == len(spec.panels) else _letters(ks)}: {fact}." for fact, ks in facts.items()]
     if any(
         line.cross and (panel.floor is None or line.cross[1] >= panel.floor)
-        for panel, own in zip(spec.panels, drawn, strict=True)
-        for _, found, _ in own
-        for line in found
+        for panel, rows in zip(spec.panels, drawn, strict=True)
+        for _, curves, _ in rows
+        for line in curves
     ):
         parts.append("\N{MULTIPLICATION SIGN}: the first seed ends; the line continues with the others.")
     if any(panel.guides for panel in spec.panels):
@@ -130,8 +130,8 @@ def _letters(panels: Sequence[int]) -> str:
 def _means(spec: FigureSpec, drawn: Sequence[Drawn]) -> str:
     """The number of seeds, with the arms that have another one, and the kind of mean."""
     seeds: dict[str, dict[str, list[int]]] = {}  # panels by arm and number of seeds
-    for k, own in enumerate(drawn):
-        for arm, _, count in own:
+    for k, rows in enumerate(drawn):
+        for arm, _, count in rows:
             of = "" if count == len(arm.runs) else f" of {len(arm.runs)}"
             seeds.setdefault(arm.label, {}).setdefault(f"{count}{of}", []).append(k)
     tally = Counter(count for counts in seeds.values() for count, panels in counts.items() for _ in panels)
@@ -143,7 +143,7 @@ def _means(spec: FigureSpec, drawn: Sequence[Drawn]) -> str:
         if count != most
     ]
     number = f"{most} seed{'' if most == '1' else 's'}" + (f" ({', '.join(others)})" if others else "")
-    if not any(line.band for own in drawn for _, found, _ in own for line in found):
+    if not any(line.band for rows in drawn for _, curves, _ in rows for line in curves):
         return f"Lines: {number}."
     logs = {"y" in panel.log for panel in spec.panels}
     mean = "geometric mean" if logs == {True} else "mean"
@@ -163,24 +163,24 @@ def constants_map(region: Sequence[tuple[Mapping[str, object], Mapping[str, Find
         region: points of the search with their findings by claim; at least one.
     """
     points = [at for at, _ in region]
-    names = list(dict.fromkeys(name for _, there in region for name in there))
+    names = list(dict.fromkeys(name for _, findings in region for name in findings))
     vary = [key for key in points[0] if len({str(at[key]) for at in points}) > 1]
     first, *rest = vary if len(vary) > 1 else ["", *vary]
     panels = []
     for value in dict.fromkeys(at.get(first) for at in points):
-        own = [(at, there) for at, there in region if at.get(first) == value]
+        shown = [(at, findings) for at, findings in region if at.get(first) == value]
         traces = []
         for verdict in _MAP:
             marks = [
                 (i, k)
-                for i, (_, there) in enumerate(own)
+                for i, (_, findings) in enumerate(shown)
                 for k, name in enumerate(names)
-                if name in there and there[name].verdict == verdict
+                if name in findings and findings[name].verdict == verdict
             ]
             x, y = np.array(marks, dtype=np.float64).reshape(-1, 2).T
             hollow = verdict == "undecided"
             traces += [chart.Trace(verdict, x, -y, marks="all", joined=False, hollow=hollow)] * bool(marks)
-        ticks = {float(i): ", ".join(str(at[key]) for key in rest) for i, (at, _) in enumerate(own)}
+        ticks = {float(i): ", ".join(str(at[key]) for key in rest) for i, (at, _) in enumerate(shown)}
         across = ", ".join(_short(key) for key in rest)
         panels.append(
             chart.Panel(
@@ -191,7 +191,7 @@ def constants_map(region: Sequence[tuple[Mapping[str, object], Mapping[str, Find
                 "",
                 traces,
                 limits=(0.6 - len(names), 0.6),
-                x_limits=(-0.6, len(own) - 0.4),
+                x_limits=(-0.6, len(shown) - 0.4),
                 x_ticks=ticks,
                 y_ticks={-float(k): name for k, name in enumerate(names)},
             )

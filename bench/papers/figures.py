@@ -152,13 +152,13 @@ def _between(at: Array, x: Array, y: Array, *, log: bool) -> Array:
 
 def _mean_line(arm: Arm, x: Array, y: Array, panel: Panel) -> Trace:
     """The mean over seeds, geometric on a logarithmic axis, of y of shape (S, P) at x of shape (P,); NaN is skipped."""
-    there = np.isfinite(y)
-    keep = there.any(0)
-    x, y, there = x[keep], y[:, keep], there[:, keep]
+    present = np.isfinite(y)
+    keep = present.any(0)
+    x, y, present = x[keep], y[:, keep], present[:, keep]
     values = np.log(y) if "y" in panel.log else y
-    mean = np.where(there, values / there.sum(0), 0).sum(0)
+    mean = np.where(present, values / present.sum(0), 0).sum(0)
     mean = np.exp(mean) if "y" in panel.log else mean
-    last = len(x) - 1 - there[:, ::-1].argmax(1)[there.any(1)]
+    last = len(x) - 1 - present[:, ::-1].argmax(1)[present.any(1)]
     ended = (float(x[last.min()]), float(mean[last.min()])) if last.min() < len(x) - 1 else None
     low, high = np.fmin.reduce(y, axis=0), np.fmax.reduce(y, axis=0)
     some = thinned(x, "x" in panel.log, MOST_POINTS)

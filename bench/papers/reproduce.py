@@ -45,9 +45,9 @@ def jobs(experiment: Experiment, places: Settings) -> list[ArmRun]:
         UserError: a setting is unknown or illegal.
     """
     todo = [
-        (label, decided(resolve(experiment.common | own | {"seed": seed} | places)))
+        (label, decided(resolve(experiment.common | settings | {"seed": seed} | places)))
         for seed in experiment.seeds
-        for label, own in experiment.arms.items()
+        for label, settings in experiment.arms.items()
     ]
     check_all([config for _, config in todo], early=True)
     return todo
@@ -62,15 +62,15 @@ def collect(todo: Sequence[ArmRun]) -> tuple[dict[str, Arm], dict[int, str]]:
     A seed is left out of all arms if the instance of the problem has no reference solution.
     """
     store = Store(todo[0][1].store)
-    there = store.finished_all(config.run_id for _, config in todo)
-    found = [(label, config.seed, there[config.run_id]) for label, config in todo if config.run_id in there]
-    without = {seed: f"{n} is {why}" for _, seed, run in found for n, why in run.unsolved.items()}
+    stored = store.finished_all(config.run_id for _, config in todo)
+    present = [(label, config.seed, stored[config.run_id]) for label, config in todo if config.run_id in stored]
+    without = {seed: f"{n} is {why}" for _, seed, run in present for n, why in run.unsolved.items()}
     runs: dict[str, list[RunResult]] = {label: [] for label, _ in todo}
-    for label, seed, run in found:
+    for label, seed, run in present:
         if seed not in without:
             runs[label].append(run)
-    tables = {label: [(run, _tables(store, run)) for run in own] for label, own in runs.items() if own}
-    return {label: Arm.of_each(label, own) for label, own in tables.items()}, without
+    tables = {label: [(run, _tables(store, run)) for run in arm_runs] for label, arm_runs in runs.items() if arm_runs}
+    return {label: Arm.of_each(label, arm_runs) for label, arm_runs in tables.items()}, without
 
 
 def _judge(experiment: Experiment, arms: Mapping[str, Arm]) -> dict[str, Finding]:
@@ -80,11 +80,11 @@ def _judge(experiment: Experiment, arms: Mapping[str, Arm]) -> dict[str, Finding
 
 def _map(points: Sequence[tuple[Settings, Mapping[str, Finding]]]) -> list[tuple[Settings, dict[str, Finding]]]:
     """The findings at the points of a search, with Holm's correction over the points."""
-    found = {
-        name: corrected({i: there[name] for i, (_, there) in enumerate(points) if name in there})
-        for name in dict.fromkeys(name for _, there in points for name in there)
+    by_claim = {
+        name: corrected({i: findings[name] for i, (_, findings) in enumerate(points) if name in findings})
+        for name in dict.fromkeys(name for _, findings in points for name in findings)
     }
-    return [(at, {name: found[name][i] for name in there}) for i, (at, there) in enumerate(points)]
+    return [(at, {name: by_claim[name][i] for name in findings}) for i, (at, findings) in enumerate(points)]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class WantedRuns:
     @property
     def configs(self) -> list[RunConfig]:
         """Of all runs; the search comes last."""
-        return [config for own in (self.jobs, *(own for _, _, own in self.points)) for _, config in own]
+        return [config for group in (self.jobs, *(group for _, _, group in self.points)) for _, config in group]
 
 
 def ask(name: str, places: Settings, version: Version) -> WantedRuns:
@@ -128,36 +128,30 @@ def ask(name: str, places: Settings, version: Version) -> WantedRuns:
     full.refuse_too_many(version.count, search=version.search)
     altered = version.count is not None and version.count < len(full.seeds)
 
-    def planned(there: Experiment) -> tuple[Experiment, list[ArmRun]]:
+    def planned(version_of: Experiment) -> tuple[Experiment, list[ArmRun]]:
         nonlocal altered
-        changed = there.changed(version.changes, version.seeds)
+        changed = version_of.changed(version.changes, version.seeds)
         changed.rehearse()
-        own = jobs(changed, places)
+        wanted = jobs(changed, places)
         if version.changes:
-            usual = jobs(there.changed({}, version.seeds), places)
-            altered = altered or not all(_is_same(one, other) for one, other in zip(own, usual, strict=True))
-        return changed, own
+            usual = jobs(version_of.changed({}, version.seeds), places)
+            altered = altered or not all(_is_same(one, other) for one, other in zip(wanted, usual, strict=True))
+        return changed, wanted
 
     experiment, todo = planned(full.small() if version.quick else full)
     points = full.search.points if version.search and full.search else []
-    found = [(point, *planned(full.at(point))) for point in points]
-    return WantedRuns(experiment, todo, found, altered)
+    planned_points = [(point, *planned(full.at(point))) for point in points]
+    return WantedRuns(experiment, todo, planned_points, altered)
 
 
 def _is_same(one: ArmRun, other: ArmRun) -> bool:
     """Whether two runs have the same result: they differ only in how it is computed, or observed."""
-    (_, own), (_, usual) = one, other
-    trainer = own.trainer.model_copy(update={name: getattr(usual.trainer, name) for name in SAME_RESULT})
-    return own.model_copy(update={"trainer": trainer}).run_id == usual.run_id
+    (_, config), (_, usual) = one, other
+    trainer = config.trainer.model_copy(update={name: getattr(usual.trainer, name) for name in SAME_RESULT})
+    return config.model_copy(update={"trainer": trainer}).run_id == usual.run_id
 
 
-def reproduce(
-    name: str,
-    folder: Path,
-    places: Settings,
-    version: Version,
-    effort: Effort,
-) -> Reproduction | None:
+def reproduce(name: str, folder: Path, places: Settings, version: Version, effort: Effort) -> Reproduction | None:
     """Run an experiment and write figure, data, claims and page; None if a signal stopped it.
 
     Args:
@@ -171,8 +165,8 @@ def reproduce(
         UserError: an experiment or a setting is unknown, data are missing, or the folder cannot be written.
     """
     with doing("reading the experiment"):
-        asked = ask(name, places, version)
-        experiment, wanted = asked.experiment, asked.configs
+        request = ask(name, places, version)
+        experiment, wanted = request.experiment, request.configs
         if any(config.task_spec.family == "theory" for config in wanted) and not find_spec("clarabel"):
             raise UserError(f"{name}: {not_installed('clarabel', 'papers')}")  # before anything is trained
         if left := missing(wanted):
@@ -184,13 +178,13 @@ def reproduce(
     progress = SweepProgress("runs", wanted[0].task_spec.mode)
     if results_of(wanted, progress, effort, plan=f"experiment {name}") is None:
         return None
-    arms, without = collect(asked.jobs)
+    arms, without = collect(request.jobs)
     if not arms:
         seed, reason = next(iter(without.items()))
         raise UserError(f"{name}: no seed has a solution to compare with: with seed {seed}, {reason}")
     findings = corrected(_judge(experiment, arms))
-    region = _map([(point, _judge(there, collect(own)[0])) for point, there, own in asked.points])
-    result = Reproduction(name, experiment, version, findings, arms, without, region, asked.altered)
+    region = _map([(point, _judge(at_point, collect(point_jobs)[0])) for point, at_point, point_jobs in request.points])
+    result = Reproduction(name, experiment, version, findings, arms, without, region, request.altered)
     with doing("drawing"), writing(folder):
         write_pictures(describe(experiment.figure, arms, watermark="quick" if version.quick else ""), folder / "figure")
         if region:
@@ -227,8 +221,8 @@ def _write_data(arms: Iterable[Arm], folder: Path) -> None:
     import pyarrow.parquet as pq
 
     for kind in (*TABLES, "validations"):
-        own = [(arm.label, seed, tables.get(kind)) for arm in arms for (seed, _), tables in arm.tables.items()]
-        parts = [as_arrow(table, arm=label, seed=seed) for label, seed, table in own if table is not None]
+        tagged = [(arm.label, seed, tables.get(kind)) for arm in arms for (seed, _), tables in arm.tables.items()]
+        parts = [as_arrow(table, arm=label, seed=seed) for label, seed, table in tagged if table is not None]
         if any(map(len, parts)):
             with replacing(folder / f"{kind}.parquet") as temporary:
                 pq.write_table(pa.concat_tables(parts, promote_options="default"), temporary, compression="zstd")

@@ -97,10 +97,10 @@ class Reproduction:
 
     def said(self, claim: Claim) -> str:
         """A verdict in words; small or altered runs give no verdict on the paper."""
-        found = self.findings[claim.name]
-        readings = [each.verdict for each in found.readings.values()]
-        region = [there[claim.name].verdict for _, there in self.region if claim.name in there]
-        return said(found.verdict, readings, region, small=self.small)
+        finding = self.findings[claim.name]
+        readings = [reading.verdict for reading in finding.readings.values()]
+        region = [findings[claim.name].verdict for _, findings in self.region if claim.name in findings]
+        return said(finding.verdict, readings, region, small=self.small)
 
     @property
     def runs(self) -> list[RunResult]:
@@ -134,7 +134,7 @@ def as_json(result: Reproduction) -> dict[str, Any]:
                 for claim, finding in result.claims
             ],
             "search": [
-                {"at": point, **{name: asdict(f) for name, f in there.items()}} for point, there in result.region
+                {"at": point, **{name: asdict(f) for name, f in findings.items()}} for point, findings in result.region
             ],
             "environments": _distinct(run.environment for run in result.runs),
             "versions": _distinct(run.versions for run in result.runs),
@@ -164,25 +164,27 @@ def page(result: Reproduction) -> str:
     claims = [(result.said(claim), claim.name, claim.statement, finding) for claim, finding in result.claims]
     lines += _findings("the paper's statement, in short", claims)
     readings = [
-        (found.verdict, claim.name, reading, found)
+        (verdicts_at.verdict, claim.name, reading, verdicts_at)
         for claim, finding in result.claims
-        for reading, found in finding.readings.items()
+        for reading, verdicts_at in finding.readings.items()
     ]
     if readings:
         lines += ["", "## Readings", "", "Where the text, or our threshold, allows several readings.", ""]
         lines += _findings("reading", readings)
     if result.region:
         assert experiment.search is not None
-        names = list(dict.fromkeys(name for _, there in result.region for name in there))
+        names = list(dict.fromkeys(name for _, findings in result.region for name in findings))
         lines += ["", "## Where the claims hold", "", experiment.search.why, "", "![map](map.png)", ""]
-        found = [
-            [there[name].verdict if name in there else "no solution" for name in names] for _, there in result.region
+        verdicts_at = [
+            [findings[name].verdict if name in findings else "no solution" for name in names]
+            for _, findings in result.region
         ]
         rows = [
-            (" ".join(as_options(point)), *verdicts) for (point, _), verdicts in zip(result.region, found, strict=True)
+            (" ".join(as_options(point)), *verdicts)
+            for (point, _), verdicts in zip(result.region, verdicts_at, strict=True)
         ]
         lines += markdown_table(Table.of([Column("at", "open constants", markup="code"), *names], rows))
-        for name, *verdicts in zip(names, *found, strict=True):
+        for name, *verdicts in zip(names, *verdicts_at, strict=True):
             count = Counter(verdicts)
             where = ", ".join(f"{verdict} at {n}" for verdict, n in count.most_common())
             itself = result.findings[name].verdict
@@ -203,7 +205,9 @@ def page(result: Reproduction) -> str:
     settings = Column("settings", "settings", markup="code")
     lines += markdown_table(Table.of(["arm", settings, "seeds", "steps", "ended", "time in all"], rows))
     shared = {
-        name: x for name, x in experiment.common.items() if not any(name in own for own in experiment.arms.values())
+        name: x
+        for name, x in experiment.common.items()
+        if not any(name in settings for settings in experiment.arms.values())
     }
     lines += ["", f"All arms: `{' '.join(as_options(shared))}`."]
     thin = [label for label, arm in result.arms.items() if any(run.thinned for run in arm.runs.values())]
@@ -230,7 +234,7 @@ def page(result: Reproduction) -> str:
 def _findings(what: str, rows: Iterable[tuple[str, str, str, Finding]]) -> list[str]:
     """A table of findings: the verdict, the name of the claim and `what` come first."""
     columns = [Column("verdict", "verdict", markup="strong"), "claim", what, "here", "effect, 95 % interval over seeds"]
-    return markdown_table(Table.of(columns, [(*row, found.text, _effect(found)) for *row, found in rows]))
+    return markdown_table(Table.of(columns, [(*row, finding.text, _effect(finding)) for *row, finding in rows]))
 
 
 def _effect(finding: Finding) -> str:

@@ -58,8 +58,8 @@ def values_at(results: Mapping[str, Arm], arm: Arm, measure: str, first: float |
     last value of every completed run counts.
     """
     first, last = (math.inf if step is None else step for step in (first, last))
-    steps, values, own = common_series(results, arm, measure, "step")
-    latest = np.maximum.accumulate(np.where(np.isnan(own), 0, np.arange(steps.size)), axis=1)
+    steps, values, at = common_series(results, arm, measure, "step")
+    latest = np.maximum.accumulate(np.where(np.isnan(at), 0, np.arange(steps.size)), axis=1)
     held = np.take_along_axis(values, latest, axis=1)
     chosen = (steps >= first) & (steps <= last)
     if not chosen.any():
@@ -69,7 +69,7 @@ def values_at(results: Mapping[str, Arm], arm: Arm, measure: str, first: float |
     at_end, runs = last == math.inf, arm.runs.values()
     end = max(np.max(table["step"], initial=0) for other in results.values() for table in other.every_table)
     stays = np.array([run.status == "completed" if at_end else run.converged and last <= end for run in runs])
-    covered = np.max(own, axis=1, where=~np.isnan(own), initial=-1) >= last
+    covered = np.max(at, axis=1, where=~np.isnan(at), initial=-1) >= last
     return np.where(stays | covered, held[:, chosen].mean(axis=1), np.nan)
 
 
@@ -83,8 +83,8 @@ def first_reached(
         after the measurement before; the last step of the measure.
     """
     steps, values = common_series(results, arm, measure)
-    there = np.asarray((values >= level[0]) & (values <= level[1]))
-    first = np.where(there.any(axis=1), steps[np.argmax(there, axis=1)], np.nan)
+    inside = np.asarray((values >= level[0]) & (values <= level[1]))
+    first = np.where(inside.any(axis=1), steps[np.argmax(inside, axis=1)], np.nan)
     ends = np.max(np.broadcast_to(steps, values.shape), axis=1, where=~np.isnan(values), initial=1)
     before = np.where(~np.isnan(values) & (steps < first[:, None]), steps, 0).max(axis=1)
     return np.maximum(first, 1), np.minimum(before + 1, np.maximum(first, 1)), ends

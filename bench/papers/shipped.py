@@ -71,12 +71,12 @@ class Shipped:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Number of the paper's claims by paper and verdict, in the order of `SAID`."""
-        found: dict[str, dict[str, int]] = {}
+        counts: dict[str, dict[str, int]] = {}
         for page in self.pages:
             for claim in page.claims:
                 if not claim.ours:
-                    found.setdefault(page.paper, dict.fromkeys(SAID, 0))[claim.said] += 1
-        return {paper: {said: n for said, n in own.items() if n} for paper, own in found.items()}
+                    counts.setdefault(page.paper, dict.fromkeys(SAID, 0))[claim.said] += 1
+        return {paper: {said: n for said, n in by_verdict.items() if n} for paper, by_verdict in counts.items()}
 
 
 def read(folder: Path, papers: Sequence[str] = ()) -> Shipped:
@@ -110,10 +110,10 @@ def read(folder: Path, papers: Sequence[str] = ()) -> Shipped:
     return Shipped([page for page in pages if not papers or page.paper in papers], damaged)
 
 
-def board(found: Shipped) -> Board:
+def board(shipped: Shipped) -> Board:
     """Number of claims by paper and verdict, and every claim with its effect."""
-    words = [said for said in SAID if any(said in own for own in found.counts().values())]
-    rows: list[dict[str, Any]] = [{"paper": paper, **own} for paper, own in found.counts().items()]
+    words = [said for said in SAID if any(said in by_verdict for by_verdict in shipped.counts().values())]
+    rows: list[dict[str, Any]] = [{"paper": paper, **by_verdict} for paper, by_verdict in shipped.counts().items()]
     counts = Table("claims by paper", [Column("paper", "paper"), *(Column(said, said) for said in words)], rows)
     columns = [
         Column("experiment", "experiment"),
@@ -129,32 +129,32 @@ def board(found: Shipped) -> Board:
         {"experiment": page.experiment, "claim": claim.name}
         | claim.model_dump(exclude={"name"})
         | {"paper": statement(claim.paper, ours=claim.ours)}
-        for page in found.pages
+        for page in shipped.pages
         for claim in page.claims
     ]
-    notes = [f"{page.experiment}: {page.correction}" for page in found.pages if page.correction != CORRECTION]
+    notes = [f"{page.experiment}: {page.correction}" for page in shipped.pages if page.correction != CORRECTION]
     return Board("claims", "Claims of papers", [counts, Table("claims", columns, claims, notes)], [CORRECTION, OURS])
 
 
-def summary(found: Shipped) -> str:
+def summary(shipped: Shipped) -> str:
     """A paragraph of Markdown for each paper: its number of claims by verdict."""
     lines = [
-        f"* {in_markdown(paper)}: {', '.join(f'{said} ({n})' for said, n in own.items())}"
-        for paper, own in found.counts().items()
+        f"* {in_markdown(paper)}: {', '.join(f'{said} ({n})' for said, n in by_verdict.items())}"
+        for paper, by_verdict in shipped.counts().items()
     ]
     return "".join(f"{fill(line, 120, subsequent_indent='  ')}\n" for line in lines)
 
 
-def by_experiment(found: Shipped, link: str) -> str:
+def by_experiment(shipped: Shipped, link: str) -> str:
     """A table in Markdown: a row for each experiment and verdict, with the names of the claims.
 
     Args:
-        found: the claims.
+        shipped: the claims.
         link: path from the table to the folder of the pages, as `../results`.
     """
     rows = [
         (page.experiment, said, names)
-        for page in found.pages
+        for page in shipped.pages
         for said in SAID
         if (names := ", ".join(f"{claim.name}{' (ours)' * claim.ours}" for claim in page.claims if claim.said == said))
     ]

@@ -111,12 +111,12 @@ def within(
     """
     if x is None:
         return without_numbers("undecided", unit, text)
-    own: Verdict = "undecided"
+    reached: Verdict = "undecided"
     if x.high < low or x.low > high:
-        own = "faster than claimed" if faster == ("below" if x.high < low else "above") else "fails"
+        reached = "faster than claimed" if faster == ("below" if x.high < low else "above") else "fails"
     elif low <= x.low and x.high <= high and (ties or 0 not in (x.low, x.high)):
-        own = "holds"
-    verdict = _WORST_FIRST[min(map(_WORST_FIRST.index, (own, limit)))] if x.n > 1 else "undecided"
+        reached = "holds"
+    verdict = _WORST_FIRST[min(map(_WORST_FIRST.index, (reached, limit)))] if x.n > 1 else "undecided"
     text += f" ({x.n} seeds)" if x.n > 1 else " (one seed, so no verdict)"
     effect, least, most = shown or x, least or x, most or x
     if verdict == "undecided":
@@ -125,7 +125,7 @@ def within(
         p = max(_level(least, least.mean - low), _level(most, high - most.mean))
     else:
         levels = [0.5**x.n] * (limit == "fails")
-        if own == verdict:
+        if reached == verdict:
             levels.append(_level(most, low - most.mean) if x.high < low else _level(least, least.mean - high))
         p = min(1.0, len(levels) * min(levels))
     return min(x.mean - low, high - x.mean), Finding(verdict, effect.mean, *effect.ends, unit, text, p)
@@ -147,17 +147,17 @@ def without_numbers(verdict: Verdict, unit: str, text: str) -> Part:
 def corrected(findings: Mapping[Key, Finding]) -> dict[Key, Finding]:
     """The findings with Holm's correction (1979) over all of them; those that do not survive it become undecided."""
     count = len(findings)
-    levels = sorted(1.0 if found.p is None else found.p for found in findings.values())
+    levels = sorted(1.0 if finding.p is None else finding.p for finding in findings.values())
     standing = next((i for i, p in enumerate(levels) if p > LEVEL / (count - i)), count)
     bar = LEVEL / (count - standing) if standing < count else LEVEL
 
-    def after(found: Finding) -> Finding:
-        if found.p is None or found.p <= bar:
-            return found
-        aside = f"; {found.verdict} without correction (p = {found.p:.2g}), not with Holm's correction over {count}"
-        return replace(found, verdict="undecided", text=found.text + aside, p=None)
+    def after(finding: Finding) -> Finding:
+        if finding.p is None or finding.p <= bar:
+            return finding
+        aside = f"; {finding.verdict} without correction (p = {finding.p:.2g}), not with Holm's correction over {count}"
+        return replace(finding, verdict="undecided", text=finding.text + aside, p=None)
 
-    return {key: after(found) for key, found in findings.items()}
+    return {key: after(finding) for key, finding in findings.items()}
 
 
 def over_readings(findings: Mapping[str, Finding]) -> Finding:
@@ -171,19 +171,19 @@ def over_readings(findings: Mapping[str, Finding]) -> Finding:
     first = next(iter(findings.values()))
     if len(findings) == 1:
         return first
-    agree = all(found.verdict == first.verdict for found in findings.values())
+    agree = all(finding.verdict == first.verdict for finding in findings.values())
     findings = findings if agree else corrected(findings)
-    counts = Counter(found.verdict for found in findings.values())
+    counts = Counter(finding.verdict for finding in findings.values())
     text = ", ".join(f"{verdict} in {n}" for verdict, n in counts.most_common()) + f" of {len(findings)} readings"
-    levels = [found.p for found in findings.values() if found.p is not None]
+    levels = [finding.p for finding in findings.values() if finding.p is not None]
     verdict, p = (first.verdict, max(levels, default=None)) if agree else ("undecided", None)
     return Finding(verdict, None, None, None, "", text, p, findings)
 
 
 def _contradict(verdicts: Iterable[str]) -> bool:
     """Whether some verdicts are failures and others are not; undecided ones do not count."""
-    found = set(verdicts) - {"undecided"}
-    return "fails" in found and len(found) > 1
+    decided = set(verdicts) - {"undecided"}
+    return "fails" in decided and len(decided) > 1
 
 
 def said(verdict: str, readings: Iterable[str] = (), region: Iterable[str] = (), *, small: bool) -> str:

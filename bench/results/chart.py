@@ -137,8 +137,8 @@ def caption(panels: Sequence[Panel]) -> str:
     notes: dict[str, list[str]] = {}
     for line, of in letters.items():
         notes.setdefault("" if len(of) == len(panels) else ", ".join(of), []).append(line)
-    words = {of: "; ".join(own) for of, own in notes.items()}
-    return " ".join(f"{of}: {own}." if of else f"{own[0].upper()}{own[1:]}." for of, own in words.items())
+    words = {of: "; ".join(text) for of, text in notes.items()}
+    return " ".join(f"{of}: {text}." if of else f"{text[0].upper()}{text[1:]}." for of, text in words.items())
 
 
 def axis_limits(values: Iterable[Array], log: bool, margin: float, floor: float | None = None) -> tuple[float, float]:
@@ -146,7 +146,7 @@ def axis_limits(values: Iterable[Array], log: bool, margin: float, floor: float 
 
     No axis exceeds `MOST` (a diverged loss may), since matplotlib cannot place ticks near the largest number.
     """
-    every = np.concatenate([np.ravel(each) for each in values] or [np.empty(0)])
+    every = np.concatenate([np.ravel(array) for array in values] or [np.empty(0)])
     every = every[np.isfinite(every)]
     if not every.size:
         return (1.0, 10.0) if log else (0.0, 1.0)

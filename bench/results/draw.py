@@ -115,7 +115,7 @@ def make(chart: Chart) -> "Figure":
     rows = [chart.panels[k : k + columns] for k in range(0, len(chart.panels), columns)]
     width = ONE_COLUMN if columns == 1 else TWO_COLUMNS
     if chart.stacked:
-        shares = [_STACK * panel.share / sum(each.share for each in chart.panels) for panel in chart.panels]
+        shares = [_STACK * panel.share / sum(other.share for other in chart.panels) for panel in chart.panels]
     else:
         shares = [max(_ROWS[columns], *(panel.least for panel in row)) for row in rows]
     height = sum(shares)
@@ -194,8 +194,8 @@ class Legend:
         from matplotlib.lines import Line2D
 
         names = [] if self.labelled else self.names
-        own = [Line2D([], [], label=self.text(name), **self.looks(name)) for name in names]
-        return own + list(self.guides.values())
+        lines = [Line2D([], [], label=self.text(name), **self.looks(name)) for name in names]
+        return lines + list(self.guides.values())
 
 
 def draw_panel(axes: "Axes", panel: Panel, legend: Legend, room: tuple[float, float]) -> None:
@@ -207,16 +207,16 @@ def draw_panel(axes: "Axes", panel: Panel, legend: Legend, room: tuple[float, fl
 
     log_x, log_y = "x" in panel.log, "y" in panel.log
     axes.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
-    there = [trace for trace in panel.traces if np.isfinite(trace.y).any()]
-    ends = [end for trace in there for end in (trace.y, *(trace.band or ()))]
+    drawn = [trace for trace in panel.traces if np.isfinite(trace.y).any()]
+    ends = [end for trace in drawn for end in (trace.y, *(trace.band or ()))]
     limits = panel.limits or axis_limits(ends, log_y, 0.05)
     axes.set_ylim(*limits)
     axes.set_xlim(*(panel.x_limits or axis_limits([trace.x for trace in panel.traces], log_x, 0.02)))
-    pale = min(0.18, 0.9 / max(1, len(there)))  # so that lines can be seen through many bands
-    for i, trace in enumerate(there):
+    pale = min(0.18, 0.9 / max(1, len(drawn)))  # so that lines can be seen through many bands
+    for i, trace in enumerate(drawn):
         whole = bool(np.all((trace.y >= limits[0]) & (trace.y <= limits[1]) | np.isnan(trace.y)))
         gid = f"series-{legend.names.index(trace.name)}"
-        at = _marked(trace.x, log_x, i / len(there)) if trace.marks == "some" else None
+        at = _marked(trace.x, log_x, i / len(drawn)) if trace.marks == "some" else None
         looks: dict[str, Any] = legend.looks(trace.name) | dict(zorder=(3 if trace.joined else 4.5) + 0.01 * i)
         looks |= {"markerfacecolor": "white"} if trace.hollow else {}
         axes.plot(
@@ -237,7 +237,7 @@ def draw_panel(axes: "Axes", panel: Panel, legend: Legend, room: tuple[float, fl
         legend.guides.setdefault(guide.name, Line2D([], [], label=legend.text(guide.name), **thin))
     set_ticks(axes.xaxis, log_x)
     set_ticks(axes.yaxis, log_y)
-    if not there:
+    if not drawn:
         axes.set_yticks([])
         axes.text(0.5, 0.5, panel.empty, transform=axes.transAxes, ha="center", va="center", color="0.4")
     _name_ticks(axes, panel, legend)
@@ -250,7 +250,7 @@ def _label_axes(axes: "Axes", panel: Panel, legend: Legend, room: tuple[float, f
     assert figure is not None
     wide = room[0]
     if legend.labelled:
-        wide += 0.4 - max(size_inches(figure, own)[0] for own in axes.get_yticklabels())
+        wide += 0.4 - max(size_inches(figure, label)[0] for label in axes.get_yticklabels())
     axes.set_xlabel(wrap_text(figure, legend.text(panel.x), NORMAL, wide))
     axes.set_ylabel(wrap_text(figure, legend.text(panel.y), NORMAL, room[1]))
 
@@ -285,7 +285,7 @@ def _marked(x: Array, log: bool, phase: float) -> list[int]:
 def _name_ticks(axes: "Axes", panel: Panel, legend: Legend) -> None:
     """Replace tick numbers by the panel's labels, if any."""
     if panel.y_ticks is not None:
-        words = ["\n".join(map(legend.text, own.split("\n"))) for own in panel.y_ticks.values()]
+        words = ["\n".join(map(legend.text, words_of.split("\n"))) for words_of in panel.y_ticks.values()]
         axes.set_yticks(list(panel.y_ticks), words, multialignment="right")
     if panel.x_ticks is not None:
         words = list(map(legend.text, panel.x_ticks.values()))

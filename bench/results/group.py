@@ -95,8 +95,8 @@ class Measure:
     def mean(self, group: Group) -> Interval | None:
         """The mean over a group's runs (`mean_interval`, `within`)."""
         values = self.values(group)
-        found = mean_interval(values, self.log)
-        return found and self.within(found, values)
+        mean = mean_interval(values, self.log)
+        return mean and self.within(mean, values)
 
     def within(self, mean: Interval, values: Iterable[End]) -> Interval:
         """The interval of these values' mean without impossible ones; an upper bound if a value is at the floor."""
@@ -107,16 +107,16 @@ class Measure:
         seeds = first.common_seeds(second)
         if not seeds:
             return None
-        own, other, floor = self.values(first, seeds), self.values(second, seeds), CONVERGED if self.log else None
-        found = compare(own, other, self.mode, log=self.log, tests=tests, floor=floor)
-        return replace(found, often=self.often)
+        values, other, floor = self.values(first, seeds), self.values(second, seeds), CONVERGED if self.log else None
+        comparison = compare(values, other, self.mode, log=self.log, tests=tests, floor=floor)
+        return replace(comparison, often=self.often)
 
     def order(self, group: Group) -> tuple[float, float]:
         """Sort key of groups, best first: the share of runs without a value, then the mean of the others."""
         values = self.values(group)
-        there = [math.log(v) if self.log else v for v in values if v is not None]
-        mean = math.fsum(there) / len(there) if there else math.inf
-        return 1 - len(there) / max(1, len(values)), -mean if self.mode == "max" and there else mean
+        present = [math.log(v) if self.log else v for v in values if v is not None]
+        mean = math.fsum(present) / len(present) if present else math.inf
+        return 1 - len(present) / max(1, len(values)), -mean if self.mode == "max" and present else mean
 
 
 def final(metric: str, mode: Mode, above: bool, *, split: str = "", best: bool = False) -> Measure:
@@ -133,10 +133,10 @@ def final(metric: str, mode: Mode, above: bool, *, split: str = "", best: bool =
     """
 
     def value(run: RunResult) -> End:
-        found = final_value(run, above, "best" if best else "final")
-        if found is None or not abs(found) <= HUGE:
+        number = final_value(run, above, "best" if best else "final")
+        if number is None or not abs(number) <= HUGE:
             return None
-        return max(found, CONVERGED) if above or (run.metric == "loss" and found >= 0) else found
+        return max(number, CONVERGED) if above or (run.metric == "loss" and number >= 0) else number
 
     words = f"{split} {metric}{GAP * above}".strip()
     return Measure(words, mode, above, value, ends=(CONVERGED, math.inf) if above else RANGES.get(metric, Measure.ends))
@@ -150,7 +150,7 @@ def mean_interval(
     The interval is cut at the smallest and largest possible value.
     """
     every = list(values)
-    there = [value for value in every if value is not None]
-    if not there or len(there) < len(every):
+    present = [value for value in every if value is not None]
+    if not present or len(present) < len(every):
         return None
-    return stats.within(stats.geometric_interval(there) if log else stats.t_interval(there), *ends)
+    return stats.within(stats.geometric_interval(present) if log else stats.t_interval(present), *ends)

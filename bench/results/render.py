@@ -52,7 +52,7 @@ def telling(table: Table) -> Table:
     Flags of all rows become a note.
     """
     flags = [row.get("flags") or [] for row in table.rows]
-    common = [flag for flag in flags[0] if all(flag in own for own in flags)] if len(flags) > 1 else []
+    common = [flag for flag in flags[0] if all(flag in of_row for of_row in flags)] if len(flags) > 1 else []
     rows = [
         row | {"flags": [flag for flag in row["flags"] if flag not in common]} if common else row for row in table.rows
     ]
@@ -79,35 +79,35 @@ MOST_DRAWN = 1000
 """Maximum number of rows that rich draws, which takes it 1 to 3 ms each; longer tables have a row per line. Ours."""
 
 
-def text_lines(own: Sequence[Column], rows: Iterable[Row], wide: int | None, *, styled: bool = False) -> list[str]:
+def text_lines(cols: Sequence[Column], rows: Iterable[Row], wide: int | None, *, styled: bool = False) -> list[str]:
     """A table's lines. Columns that do not fit follow as further tables that repeat the first column; nothing is cut.
 
     Args:
-        own: columns, each with its alignment.
+        cols: columns, each with its alignment.
         rows: their values.
         wide: columns of the terminal; None for a file or a pipe, where a row is a line.
         styled: show the head bold and the columns' colors.
     """
-    head, words = list(map(heading, own)), [[word_in(c, row) for c in own] for row in rows]
+    head, words = list(map(heading, cols)), [[word_in(c, row) for c in cols] for row in rows]
     every = [head, *words] if any(head) else words
     empty = ["no rows"] * (any(head) and not words)
-    if wide is not None and own and len(words) <= MOST_DRAWN:
-        return [*_drawn(own, every, words, wide, styled=styled), *empty]
-    widths = [max([c.least, *(width(row[i]) for row in every)]) for i, c in enumerate(own)]
-    sides = [(n, c.side == "right") for n, c in zip(widths, own, strict=True)]
+    if wide is not None and cols and len(words) <= MOST_DRAWN:
+        return [*_drawn(cols, every, any(head), wide, styled=styled), *empty]
+    widths = [max([c.least, *(width(row[i]) for row in every)]) for i, c in enumerate(cols)]
+    sides = [(n, c.side == "right") for n, c in zip(widths, cols, strict=True)]
     cells = ([padded(word, n, right=right) for word, (n, right) in zip(row, sides, strict=True)] for row in every)
     return [*("  ".join(row).rstrip() for row in cells), *empty]
 
 
 def _drawn(
-    own: Sequence[Column], every: Sequence[Sequence[str]], words: Sequence[Sequence[str]], wide: int, *, styled: bool
+    cols: Sequence[Column], every: Sequence[Sequence[str]], headed: bool, wide: int, *, styled: bool
 ) -> list[str]:
     """The lines of a table for a terminal.
 
     Args:
-        own: columns.
+        cols: columns.
         every: words of all rows and, if there is one, of the head.
-        words: words of all rows.
+        headed: whether there is a head.
         wide: columns of the terminal.
         styled: use bold text and colors.
     """
@@ -116,8 +116,8 @@ def _drawn(
     from rich.table import Table as Grid
     from rich.text import Text
 
-    widths = [max([c.least, *(cell_len(row[i]) for row in every)]) for i, c in enumerate(own)]
-    needed = [max(c.least, min(NARROWEST, n)) if c.wraps else n for n, c in zip(widths, own, strict=True)]
+    widths = [max([c.least, *(cell_len(row[i]) for row in every)]) for i, c in enumerate(cols)]
+    needed = [max(c.least, min(NARROWEST, n)) if c.wraps else n for n, c in zip(widths, cols, strict=True)]
     file = io.StringIO()
     console = Console(
         file=file,
@@ -128,11 +128,11 @@ def _drawn(
         color_system="standard" if styled else None,
         legacy_windows=False,
     )
-    for k, group in enumerate(_groups(needed, own, wide)):
+    for k, group in enumerate(_groups(needed, cols, wide)):
         fits = sum(needed[i] + 2 for i in group) - 2 <= wide
-        grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=len(every) > len(words))
+        grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=headed)
         for i in group:
-            column = own[i]
+            column = cols[i]
             grid.add_column(
                 Text(heading(column), style="bold"),
                 justify=column.side or "left",
@@ -140,17 +140,17 @@ def _drawn(
                 overflow="fold",
                 min_width=column.least if fits else None,  # more than there is room for would be cut
             )
-        for row in words:
-            grid.add_row(*(Text(row[i], style=_color(row[i], own[i])) for i in group))
+        for row in every[headed:]:
+            grid.add_row(*(Text(row[i], style=_color(row[i], cols[i])) for i in group))
         if k:
             console.print()
         console.print(grid)
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
-def _groups(needed: Sequence[int], own: Sequence[Column], wide: int) -> list[list[int]]:
+def _groups(needed: Sequence[int], cols: Sequence[Column], wide: int) -> list[list[int]]:
     """Columns that fit a terminal of `wide` columns; further groups begin with the column that names the row."""
-    named = next((i for i, column in enumerate(own) if column.names), 0)
+    named = next((i for i, column in enumerate(cols) if column.names), 0)
     groups: list[list[int]] = [[]]
     left = wide + 2
     for i, room in enumerate(needed):
@@ -192,7 +192,7 @@ def text(boards: Sequence[Board], wide: int | None = None, *, styled: bool = Fal
 # -- for pages --------------------------------------------------------------------------------------------------------
 
 
-def markdown_lines(own: Sequence[Column], rows: Iterable[Row]) -> Iterator[str]:
+def markdown_lines(cols: Sequence[Column], rows: Iterable[Row]) -> Iterator[str]:
     """A table's lines as Markdown."""
 
     def line(words: Iterable[str]) -> str:
@@ -206,11 +206,11 @@ def markdown_lines(own: Sequence[Column], rows: Iterable[Row]) -> Iterator[str]:
             return column.markup(said)
         return f"**{in_markdown(said)}**" if column.markup == "strong" else _code(said)
 
-    yield line(map(in_markdown, map(heading, own)))
-    yield line("---:" if c.side == "right" else "---" for c in own)
+    yield line(map(in_markdown, map(heading, cols)))
+    yield line("---:" if c.side == "right" else "---" for c in cols)
     empty = True
     for row in rows:
-        yield line(word(c, row) for c in own)
+        yield line(word(c, row) for c in cols)
         empty = False
     if empty:
         yield from ("", "no rows")
@@ -250,16 +250,16 @@ def tex(boards: Sequence[Board]) -> str:
 
     for board in boards:
         for table in map(telling, board.tables):
-            own = _sided(table)
+            sided = _sided(table)
             lines += [
                 "\\begin{table}",
                 "\\centering",
                 f"\\caption{{{in_tex(board.title)}: {in_tex(table.title)}}}",
-                f"\\begin{{tabular}}{{{''.join(str(c.side)[0] for c in own)}}}",
+                f"\\begin{{tabular}}{{{''.join(str(c.side)[0] for c in sided)}}}",
                 "\\toprule",
-                " & ".join(in_tex(heading(c)) for c in own) + " \\\\",
+                " & ".join(in_tex(heading(c)) for c in sided) + " \\\\",
                 "\\midrule",
-                *(" & ".join(word(c, row) for c in own) + " \\\\" for row in table.rows),
+                *(" & ".join(word(c, row) for c in sided) + " \\\\" for row in table.rows),
                 "\\bottomrule",
                 "\\end{tabular}",
                 *(f"% {clean(note)}" for note in (*table.notes, *board.notes)),
@@ -301,9 +301,9 @@ def html_fragment(boards: Sequence[Board]) -> str:
     for board in boards:
         parts.append(f"<h2>{said(board.title)}</h2>")
         for table in map(telling, board.tables):
-            own = table.columns
-            head = "".join(f'<th scope="col" title="{said(c.help)}">{said(heading(c))}</th>' for c in own)
-            rows = ("".join(f"<td>{said(word_in(c, row))}</td>" for c in own) for row in table.rows)
+            cols = table.columns
+            head = "".join(f'<th scope="col" title="{said(c.help)}">{said(heading(c))}</th>' for c in cols)
+            rows = ("".join(f"<td>{said(word_in(c, row))}</td>" for c in cols) for row in table.rows)
             body = "".join(f"<tr>{row}</tr>" for row in rows)
             parts.append(
                 f"<table><caption>{said(table.title)}</caption><thead><tr>{head}</tr></thead>"
@@ -340,8 +340,8 @@ def _values(row: Row) -> dict[str, Any]:
 
 def _finite(ends: Any) -> dict[str, Any]:
     """An interval or a median time by name."""
-    found = {key: value for key, value in asdict(ends).items() if value != ""}  # most have no bound
-    return {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in found.items()}
+    fields = {key: value for key, value in asdict(ends).items() if value != ""}  # most have no bound
+    return {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in fields.items()}
 
 
 def other_json(value: Any) -> Any:
@@ -363,13 +363,13 @@ def json_lines(rows: Iterable[Row]) -> Iterator[str]:
     yield "[]\n" if before == "[" else "\n]\n"
 
 
-def csv_lines(own: Sequence[Column], rows: Iterable[Row]) -> Iterator[str]:
+def csv_lines(cols: Sequence[Column], rows: Iterable[Row]) -> Iterator[str]:
     """Rows as CSV; missing values and NaN are empty fields."""
     file: Any = SimpleNamespace(write=str)  # `writerow` returns what `write` returns: the line
     writer = csv.writer(file, lineterminator="\n")
-    yield writer.writerow(clean(c.key) for c in own)
+    yield writer.writerow(clean(c.key) for c in cols)
     for row in rows:
-        yield writer.writerow(_in_csv(c, row) for c in own)
+        yield writer.writerow(_in_csv(c, row) for c in cols)
 
 
 def _in_csv(column: Column, row: Row) -> Any:
@@ -381,7 +381,7 @@ def _in_csv(column: Column, row: Row) -> Any:
 
 def comma_separated(boards: Sequence[Board]) -> str:
     """As CSV, a row for each row of each table; an interval takes three columns."""
-    own: dict[str, Column] = {key: Column(key) for key in ("board", "table")}
+    csv_columns: dict[str, Column] = {key: Column(key) for key in ("board", "table")}
     records: list[dict[str, Any]] = []
     for board in boards:
         for table in board.tables:
@@ -390,9 +390,9 @@ def comma_separated(boards: Sequence[Board]) -> str:
                 for row, record in zip(table.rows, mine, strict=True):
                     flat = _flat(column.key, row.get(column.key))
                     record |= flat
-                    own |= {key: own.get(key, replace(column, key=key)) for key in flat}
+                    csv_columns |= {key: csv_columns.get(key, replace(column, key=key)) for key in flat}
             records += mine
-    return "".join(csv_lines(list(own.values()), records))
+    return "".join(csv_lines(list(csv_columns.values()), records))
 
 
 def _flat(key: str, value: Any) -> dict[str, Any]:
@@ -427,11 +427,11 @@ STREAMS = ("table", "md", "csv", "json")
 """Formats of one table; all except the first are written row by row."""
 
 
-def stream(own: Sequence[Column], rows: Iterable[Row], kind: str, out: Path | None) -> Iterator[str]:
+def stream(cols: Sequence[Column], rows: Iterable[Row], kind: str, out: Path | None) -> Iterator[str]:
     """A table in one of `STREAMS`, piece by piece; each column has its alignment."""
     if kind in ("csv", "json"):
-        yield from csv_lines(own, rows) if kind == "csv" else json_lines(rows)
+        yield from csv_lines(cols, rows) if kind == "csv" else json_lines(rows)
         return
     wide, styled = (columns(), is_styled()) if out is None else (None, False)
-    for line in markdown_lines(own, rows) if kind == "md" else text_lines(own, rows, wide, styled=styled):
+    for line in markdown_lines(cols, rows) if kind == "md" else text_lines(cols, rows, wide, styled=styled):
         yield f"{line}\n"

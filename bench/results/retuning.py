@@ -42,8 +42,8 @@ def draws(seeds: int) -> tuple[NDArray[np.int_], NDArray[np.float64]]:
         every = np.array(list(product(range(seeds), repeat=seeds)))
     else:
         every = np.random.default_rng(0).integers(seeds, size=(DRAWS, seeds))
-    found, counts = np.unique(np.sort(every, axis=1), axis=0, return_counts=True)
-    return found, counts / len(every)
+    distinct, counts = np.unique(np.sort(every, axis=1), axis=0, return_counts=True)
+    return distinct, counts / len(every)
 
 
 def winners(scores: Ends, mode: Mode, metric: str) -> NDArray[np.int_]:
@@ -112,9 +112,9 @@ def retuned_interval(
     Returns:
         The interval; None if the study does not bound it (`tuning_variance`).
     """
-    told = [[math.log(x) if log and x is not None else x for x in row] for row in finals]
-    found = tuning_variance(scores, told, chosen, mode, metric)
-    return None if found is None else stats.noisier_interval(fresh, [(found, len(scores[0]) - 1)], log=log)
+    scaled = [[math.log(x) if log and x is not None else x for x in row] for row in finals]
+    variance = tuning_variance(scores, scaled, chosen, mode, metric)
+    return None if variance is None else stats.noisier_interval(fresh, [(variance, len(scores[0]) - 1)], log=log)
 
 
 def repeated_interval(studies: Sequence[Mapping[Any, float]], *, log: bool = False) -> Interval:
@@ -131,14 +131,14 @@ def repeated_interval(studies: Sequence[Mapping[Any, float]], *, log: bool = Fal
     Returns:
         The interval; unbounded with one fresh seed.
     """
-    told = [{seed: math.log(value) if log else value for seed, value in own.items()} for own in studies]
-    means = [math.fsum(own.values()) / len(own) for own in told]
-    least, seeds = min(map(len, told)), {seed for own in told for seed in own}
+    scaled = [{seed: math.log(value) if log else value for seed, value in study.items()} for study in studies]
+    means = [math.fsum(study.values()) / len(study) for study in scaled]
+    least, seeds = min(map(len, scaled)), {seed for study in scaled for seed in study}
     parts = [
-        math.fsum((own[seed] - mean) / len(own) for own, mean in zip(told, means, strict=True) if seed in own)
+        math.fsum((study[seed] - mean) / len(study) for study, mean in zip(scaled, means, strict=True) if seed in study)
         for seed in seeds
     ]
     over_seeds = math.inf
     if least > 1:
-        over_seeds = math.fsum((part / len(told)) ** 2 for part in parts) * len(seeds) / (len(seeds) - 1)
+        over_seeds = math.fsum((part / len(scaled)) ** 2 for part in parts) * len(seeds) / (len(seeds) - 1)
     return stats.noisier_interval(np.exp(means) if log else means, [(over_seeds, max(1, least - 1))], log=log)

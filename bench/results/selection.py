@@ -41,9 +41,9 @@ def above_infimum(runs: Sequence[RunResult]) -> bool:
 
     It is False if their task declares a linear scale.
     """
-    there = [run for run in runs if run.final is not None]
-    return bool(there) and all(
-        run.metric == "loss" and run.excess() is not None and run.scale != "linear" for run in there
+    valued = [run for run in runs if run.final is not None]
+    return bool(valued) and all(
+        run.metric == "loss" and run.excess() is not None and run.scale != "linear" for run in valued
     )
 
 
@@ -61,11 +61,11 @@ def selected(run: RunResult, above: bool) -> End:
 
 def seed_median(values: Sequence[End], mode: Mode) -> End:
     """The median over seeds; diverged ones count as worse than all others; None if half of them or more diverged."""
-    there = [value for value in values if value is not None]
-    lost = len(values) - len(there)
+    present = [value for value in values if value is not None]
+    lost = len(values) - len(present)
     if 2 * lost >= len(values):
         return None
-    median = statistics.median([*there, *[math.inf if mode == "min" else -math.inf] * lost])
+    median = statistics.median([*present, *[math.inf if mode == "min" else -math.inf] * lost])
     return median if math.isfinite(median) else None  # the mean of two values may overflow
 
 
@@ -107,10 +107,10 @@ def best_index(scores: Sequence[End], mode: Mode, least: float) -> int | None:
         least: scores below it count as equal; minus infinity if every difference counts.
     """
     clipped = [None if score is None else max(score, least) for score in scores]
-    there = [score for score in clipped if score is not None]
-    if not there:
+    present = [score for score in clipped if score is not None]
+    if not present:
         return None
-    top = min(there) if mode == "min" else max(there)
+    top = min(present) if mode == "min" else max(present)
     equal = [i for i, score in enumerate(clipped) if score == top]
     return equal[(len(equal) - 1) // 2]
 

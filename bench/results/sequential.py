@@ -68,7 +68,7 @@ def _boundaries(share: float, tests: int, most: int) -> NDArray[np.int_]:
     """
     levels, spent = share / 2 / np.arange(1, tests + 1), np.zeros(tests)
     reached = np.ones((tests, 1))  # probability of k wins so far without reaching the boundary, under the null
-    found = [np.ones(tests, dtype=int)]
+    boundaries = [np.ones(tests, dtype=int)]
     for n in range(1, most + 1):
         half, reached = reached / 2, np.zeros((tests, n + 1))
         reached[:, :-1] += half
@@ -76,11 +76,11 @@ def _boundaries(share: float, tests: int, most: int) -> NDArray[np.int_]:
         tail = reached[:, ::-1].cumsum(axis=1)[:, ::-1]
         allowed = levels * (1 - RESERVE / n) - spent
         k = np.maximum.accumulate((tail > allowed[:, None]).sum(axis=1))  # the first with a tail within that level
-        there = k <= n
-        spent[there] += tail[there, k[there]]
+        decidable = k <= n
+        spent[decidable] += tail[decidable, k[decidable]]
         reached[np.arange(n + 1) >= k[:, None]] = 0.0
-        found.append(k)
-    return np.array(found)
+        boundaries.append(k)
+    return np.array(boundaries)
 
 
 def _least_wins(n: int, share: float, tests: int) -> NDArray[np.int_]:
@@ -111,7 +111,7 @@ class Comparison:
         verdict: of the wins; see the module.
         diverges: 1 if it diverges less often than the other, -1 if more often, 0 if that is undecided.
         often: both in words.
-        told: number of seeds at which the verdict was decided, else how often they diverge; None if both are undecided.
+        decided_after: number of seeds at which the verdict was decided, or how often they diverge; or None.
         effect: median over seeds of the paired difference, oriented so that positive is better, or of the ratio of the
             values on a logarithmic scale. Its interval excludes zero effect if the wins decide, and covers the true
             median with probability 96 % or more, simultaneously for all numbers of seeds; it is unbounded if the seeds
@@ -125,7 +125,7 @@ class Comparison:
     lost: tuple[int, int]
     verdict: Verdict
     diverges: int
-    told: int | None
+    decided_after: int | None
     effect: Interval | None
     often: tuple[str, str] = OFTEN
 
@@ -151,7 +151,7 @@ class Comparison:
     def selected(self) -> "Comparison":
         """Without verdict and interval, which are invalid for settings chosen on these seeds."""
         effect = self.effect and replace(self.effect, low=-math.inf, high=math.inf)
-        return replace(self, verdict="selected on these seeds", diverges=0, told=None, effect=effect)
+        return replace(self, verdict="selected on these seeds", diverges=0, decided_after=None, effect=effect)
 
 
 def compare(
@@ -174,24 +174,24 @@ def compare(
         raise ValueError(f"{len(first)} and {len(second)} values do not form pairs")
     n, lost = len(first), (sum(x is None for x in first), sum(x is None for x in second))
     d = _gains(first, second, mode, log)
-    low, other_low = (np.array([x is not None and x == floor for x in own], dtype=bool) for own in (first, second))
-    sign, told = _first_told(d > 0, d < 0, SHARES[0], tests)
+    low, other_low = (np.array([x is not None and x == floor for x in side], dtype=bool) for side in (first, second))
+    sign, decided_after = _first_decided(d > 0, d < 0, SHARES[0], tests)
     only = np.flatnonzero(np.isinf(d))  # seeds on which exactly one has a value
-    diverges, of_those = _first_told(d[only] > 0, d[only] < 0, SHARES[1], tests)
-    if told is None and of_those is not None:
-        told = int(only[of_those - 1]) + 1
+    diverges, of_those = _first_decided(d[only] > 0, d[only] < 0, SHARES[1], tests)
+    if decided_after is None and of_those is not None:
+        decided_after = int(only[of_those - 1]) + 1
     undecided: Verdict = "too few seeds" if n < LEAST_SEEDS else "no difference found"
     verdict: Verdict = "better" if sign > 0 else "worse" if sign < 0 else undecided
     effect = None if lost == (n, n) else _effect(d, low, other_low, mode, log)
-    return Comparison(n, int((d > 0).sum()), int((d < 0).sum()), lost, verdict, diverges, told, effect)
+    return Comparison(n, int((d > 0).sum()), int((d < 0).sum()), lost, verdict, diverges, decided_after, effect)
 
 
-def _first_told(won: NDArray[np.bool_], lost: NDArray[np.bool_], share: float, tests: int) -> tuple[int, int | None]:
+def _first_decided(won: NDArray[np.bool_], lost: NDArray[np.bool_], share: float, tests: int) -> tuple[int, int | None]:
     """The decided sign and the smallest deciding number of seeds; 0 and None if undecided."""
     least = _least_wins(len(won), share, tests)[1:]
     reached = [(np.flatnonzero(of.cumsum() >= least), sign) for of, sign in ((won, 1), (lost, -1))]
-    told = [(int(there[0]) + 1, sign) for there, sign in reached if there.size]
-    n, sign = min(told, default=(None, 0))
+    decisions = [(int(seeds[0]) + 1, sign) for seeds, sign in reached if seeds.size]
+    n, sign = min(decisions, default=(None, 0))
     return sign, n
 
 
@@ -204,9 +204,9 @@ def differences(first: ArrayLike, second: ArrayLike, mode: str) -> NDArray[np.fl
 
 def _gains(first: Values, second: Values, mode: str, log: bool) -> NDArray[np.float64]:
     """Gain of the first by seed; infinite where only one of the two has a value, 0 where neither has."""
-    there = np.array([[x is not None for x in own] for own in (first, second)], dtype=bool).reshape(2, -1)
-    both = there.all(0)
-    a, b = (np.array([math.nan if x is None else x for x in own], dtype=np.float64)[both] for own in (first, second))
+    present = np.array([[x is not None for x in side] for side in (first, second)], dtype=bool).reshape(2, -1)
+    both = present.all(0)
+    a, b = (np.array([math.nan if x is None else x for x in side], dtype=np.float64)[both] for side in (first, second))
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         raise ValueError(f"{first} and {second} must be finite numbers or None")
     if log and not ((a > 0).all() and (b > 0).all()):
@@ -214,9 +214,9 @@ def _gains(first: Values, second: Values, mode: str, log: bool) -> NDArray[np.fl
     d = differences(a, b, mode)
     if log:
         d = np.where(d == 0, 0.0, np.log(a / b) * (1 if mode == "max" else -1))
-    found = np.select([there[0] & ~there[1], there[1] & ~there[0]], [math.inf, -math.inf], 0.0)
-    found[both] = d
-    return found
+    gains = np.select([present[0] & ~present[1], present[1] & ~present[0]], [math.inf, -math.inf], 0.0)
+    gains[both] = d
+    return gains
 
 
 def _effect(
@@ -241,7 +241,7 @@ def _effect(
     smaller, larger = (first & ~second, second & ~first)[:: 1 if mode == "max" else -1]
     least, most = np.where(smaller, -math.inf, d), np.where(larger, math.inf, d)
     low, middle, high = _bounds(least)[0], float(pair.mean()), _bounds(most)[1]
-    below, above = (bool((_middle(own) != pair).any()) for own in (least, most))
+    below, above = (bool((_middle(gains) != pair).any()) for gains in (least, most))
     if log and mode == "min":  # a larger gain is a smaller ratio
         low, middle, high, below, above = -high, -middle, -low, above, below
     bound = "<=" if below and not above else ">=" if above and not below else ""
@@ -283,17 +283,17 @@ def grid(values: Sequence[Sequence[Values]], mode: str) -> dict[tuple[int, int],
         mode: of the values.
     """
     still = list(combinations(range(len(values)), 2))
-    found: dict[tuple[int, int], Comparison] = {}
+    comparisons: dict[tuple[int, int], Comparison] = {}
     before = -1
     while len(still) != before:
-        found |= {(i, j): compare(values[i][j], values[j][i], mode, tests=len(still)) for i, j in still}
-        before, still = len(still), [pair for pair in still if not found[pair].sign]
-    return found
+        comparisons |= {(i, j): compare(values[i][j], values[j][i], mode, tests=len(still)) for i, j in still}
+        before, still = len(still), [pair for pair in still if not comparisons[pair].sign]
+    return comparisons
 
 
 def places(pairs: Mapping[tuple[int, int], Comparison], n: int) -> list[tuple[int, int]]:
     """The lowest and highest rank of each of n rows that is compatible with the decided ones of all pairs i < j."""
-    better = {pair if found.sign > 0 else pair[::-1] for pair, found in pairs.items() if found.sign}
+    better = {pair if comparison.sign > 0 else pair[::-1] for pair, comparison in pairs.items() if comparison.sign}
     return [
         (1 + sum((j, i) in better for j in range(n)), n - sum((i, j) in better for j in range(n))) for i in range(n)
     ]
@@ -319,7 +319,7 @@ def decided_at(n: int, wins: int, losses: int, most: int) -> NDArray[np.float64]
     lead, other = max(wins, losses), min(wins, losses)
     a, b = lead + 0.5, n - lead + 0.5
     least = _least_wins(most, SHARES[0], 1)
-    ways, found = np.ones(1), np.zeros(most + 1)  # number of undecided orders by further wins of the leader
+    ways, chances = np.ones(1), np.zeros(most + 1)  # number of undecided orders by further wins of the leader
     for m in range(1, most - n + 1):
         grown = np.zeros(m + 1)
         grown[:-1] += ways
@@ -327,10 +327,10 @@ def decided_at(n: int, wins: int, losses: int, most: int) -> NDArray[np.float64]
         further = np.arange(m + 1)
         over = (lead + further >= least[n + m]) | (other + m - further >= least[n + m])
         share = np.exp(np.log(np.maximum(grown, 1e-300)) + betaln(a + further, b + m - further) - betaln(a, b))
-        found[n + m] = share[over & (grown > 0)].sum()
+        chances[n + m] = share[over & (grown > 0)].sum()
         grown[over] = 0.0
         ways = grown
-    return found
+    return chances
 
 
 @lru_cache(maxsize=10_000)

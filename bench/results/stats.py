@@ -96,10 +96,10 @@ def geometric_interval(values: ArrayLike) -> Interval:
     return of_logarithms(t_interval(np.log(array)))
 
 
-def of_logarithms(found: Interval) -> Interval:
+def of_logarithms(interval: Interval) -> Interval:
     """The interval of a geometric mean from that of the mean logarithm."""
-    low = exp(found.low) if math.isfinite(found.low) else -math.inf
-    return Interval(exp(found.mean), low, exp(found.high), found.n)
+    low = exp(interval.low) if math.isfinite(interval.low) else -math.inf
+    return Interval(exp(interval.mean), low, exp(interval.high), interval.n)
 
 
 def exp(x: float) -> float:
@@ -126,14 +126,14 @@ def noisier_interval(values: ArrayLike, more: Iterable[tuple[float, int]], *, lo
         return plain
     array = np.asarray(values, dtype=np.float64)
     known = t_interval(np.log(array) if log else array)
-    own = (known.high - known.mean) / float(stdtrit(known.n - 1, 0.975))  # standard error
-    total, half = math.fsum([own**2, *(of for of, _ in parts)]), math.inf
+    error = (known.high - known.mean) / float(stdtrit(known.n - 1, 0.975))  # standard error
+    total, half = math.fsum([error**2, *(of for of, _ in parts)]), math.inf
     if math.isfinite(total):
-        parts.append((own**2, known.n - 1))
+        parts.append((error**2, known.n - 1))
         df = 1 / math.fsum((of / total) ** 2 / df for of, df in parts)  # of shares: squares of small numbers underflow
         half = max(known.high - known.mean, float(stdtrit(df, 0.975)) * math.sqrt(total))
-    found = Interval(known.mean, known.mean - half, known.mean + half, known.n)
-    return of_logarithms(found) if log else found
+    wider = Interval(known.mean, known.mean - half, known.mean + half, known.n)
+    return of_logarithms(wider) if log else wider
 
 
 def ratio_of_means(above: ArrayLike, below: ArrayLike) -> tuple[NDArray[np.float64], ...]:
@@ -157,14 +157,14 @@ def ratio_of_means(above: ArrayLike, below: ArrayLike) -> tuple[NDArray[np.float
     return np.exp(log_ratio), np.exp(log_ratio - half), np.exp(log_ratio + half)
 
 
-def within(found: Interval, low: float, high: float) -> Interval:
+def within(interval: Interval, low: float, high: float) -> Interval:
     """The interval cut at the smallest and largest possible value.
 
     An unbounded one stays so, and so does one whose mean is out of range: a plug-in may give an accuracy in percent.
     """
-    if not (found.bounded and low <= found.mean <= high):
-        return found
-    return replace(found, low=max(found.low, low), high=min(found.high, high))
+    if not (interval.bounded and low <= interval.mean <= high):
+        return interval
+    return replace(interval, low=max(interval.low, low), high=min(interval.high, high))
 
 
 def are_equal(values: NDArray[np.float64]) -> bool:
@@ -308,8 +308,8 @@ def median_time(reached: Sequence[float | None], ended: Sequence[float]) -> Medi
 
     censored = [min(end, last) for time, end in zip(reached, ended, strict=True) if time is None]
     survival = ecdf(CensoredData(uncensored=[time for time in reached if time is not None], right=censored)).sf
-    there = np.flatnonzero(survival.probabilities <= 0.5 + 1e-12)
-    return MedianTime(float(survival.quantiles[there[0]]) if there.size else math.inf, *bounds, last)
+    reached_half = np.flatnonzero(survival.probabilities <= 0.5 + 1e-12)
+    return MedianTime(float(survival.quantiles[reached_half[0]]) if reached_half.size else math.inf, *bounds, last)
 
 
 def median_rank(n: int) -> int:

@@ -51,8 +51,8 @@ def styles(series: Mapping[str, str], names: Iterable[str] = (), ordered: bool =
     fixed = {group: _COLOURS[_OWN.index(group)] for group in groups if group in _OWN}
     free = cycle([colour for colour in _COLOURS if colour not in fixed.values()])
     colours: dict[str, str] = {}
-    for group, own in groups.items():
-        colours |= zip(own, _shades(fixed.get(group) or next(free), len(own)), strict=True)
+    for group, members in groups.items():
+        colours |= zip(members, _shades(fixed.get(group) or next(free), len(members)), strict=True)
     if ordered:
         import matplotlib
         from matplotlib.colors import to_hex

@@ -59,8 +59,8 @@ class Table:
         cls, columns: Sequence[Column | str], rows: Iterable[Sequence[Any]], title: str = "", notes: Sequence[str] = ()
     ) -> "Table":
         """A table from rows with values in the order of the columns; a title may replace a column."""
-        own = [each if isinstance(each, Column) else Column(str(i), each) for i, each in enumerate(columns)]
-        return cls(title, own, [{c.key: value for c, value in zip(own, row, strict=True)} for row in rows], [*notes])
+        cols = [c if isinstance(c, Column) else Column(str(i), c) for i, c in enumerate(columns)]
+        return cls(title, cols, [{c.key: value for c, value in zip(cols, row, strict=True)} for row in rows], [*notes])
 
     @classmethod
     def facts(cls, rows: Iterable[Sequence[Any]], least: int = 0) -> "Table":

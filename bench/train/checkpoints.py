@@ -61,10 +61,10 @@ def usable(path: Path | None, runs: int = 1, *, put_aside: bool) -> bool:
         with zipfile.ZipFile(path) as file:
             if (torn := file.testzip()) is not None:
                 raise ValueError(f"{torn} is torn")
-        found = torch.load(path, map_location="meta", weights_only=True)
-        if lacking := _PARTS - found.keys():
+        content = torch.load(path, map_location="meta", weights_only=True)
+        if lacking := _PARTS - content.keys():
             raise ValueError(f"it has no {min(lacking)}")
-        steps = [state[STEPS] for state in found["callbacks"].values() if isinstance(state.get(STEPS), int)]
+        steps = [state[STEPS] for state in content["callbacks"].values() if isinstance(state.get(STEPS), int)]
         if not steps:
             raise ValueError("it does not record the number of steps")
         tables = {name: path.with_name(f"{name}.raw") for name in TABLES}

@@ -6,7 +6,6 @@ import os
 import platform
 import resource
 import signal
-import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -128,7 +127,6 @@ def run(
         with quiet(), stop.listening(), rendezvous_of_its_own(config):
             trainer = make_trainer(config, [recorder])
             steps = StepRanges(task, recorder.val_every, config.task_spec.steps_per_call)
-            refuse_unusable_port(trainer)
             awaited = awaited_machines(trainer)
             if awaited is not None:
                 print(f"bench: {awaited.said}", file=sys.stderr, flush=True)
@@ -287,7 +285,7 @@ def rendezvous_of_its_own(config: RunConfig) -> Iterator[None]:
     Lightning writes the ranks' address, port and number into the environment, and keeps the process group and its port.
     A group of several ranks stays until the process ends, since others may still use its store.
     """
-    there = torch.distributed.is_available() and torch.distributed.is_initialized()
+    initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
     before = {name: os.environ.get(name) for name in _RENDEZVOUS}
     try:
         yield
@@ -297,26 +295,8 @@ def rendezvous_of_its_own(config: RunConfig) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        if config.trainer.ranks == 1 and not there and torch.distributed.is_initialized():
+        if config.trainer.ranks == 1 and not initialized and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-
-
-def refuse_unusable_port(trainer: pl.Trainer) -> None:
-    """Check the MASTER_PORT that this process will serve; torch would fail without naming it, and other ranks wait.
-
-    Raises:
-        UserError: it is not a port, or it is taken.
-    """
-    environment, text = getattr(trainer.strategy, "cluster_environment", None), os.environ.get("MASTER_PORT")
-    if text is None or type(environment) is not LightningEnvironment or not is_main_process():
-        return
-    try:
-        with socket.socket() as server:
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch does
-            server.bind(("", int(text)))
-    except (ValueError, OverflowError, OSError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it must be a whole number from 0 to 65535"
-        raise UserError(f"MASTER_PORT {text!r}: {why}; unset it, or name a free port") from None
 
 
 @dataclass(frozen=True)
@@ -349,12 +329,7 @@ def awaited_machines(trainer: pl.Trainer) -> AwaitedMachines | None:
 
 def versions(config: RunConfig) -> dict[str, Any]:
     """Versions of suite, specs, plug-ins, Python and libraries."""
-    return {
-        "suite": __version__,
-        **config.spec_versions,
-        "python": platform.python_version(),
-        **_library_versions(),
-    }
+    return {"suite": __version__, **config.spec_versions, "python": platform.python_version(), **_library_versions()}
 
 
 @cache

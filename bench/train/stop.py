@@ -55,7 +55,7 @@ class StopRequest:
         self.signal = number
         if is_main_process():
             with suppress(OSError):  # standard error may be closed
-                os.write(2, b"\nbench: finishing the steps at hand and saving; once more to stop at once\n")
+                os.write(2, b"\nbench: finishing the current steps and saving; interrupt again to stop at once\n")
 
     def heard(self, number: int) -> None:
         """Note that another rank was asked to stop; the same request may still reach this one."""

@@ -16,7 +16,7 @@ _before: int | None = None
 
 
 def set_threads(count: int) -> None:
-    """Let this process use so many threads."""
+    """Set the number of threads of this process, also for later models."""
     global _before
     _before = None
     torch.set_num_threads(count)
@@ -26,7 +26,7 @@ def limit_threads(parameters: Iterable[torch.Tensor]) -> None:
     """Use one thread from now on if these parameters are few, else as many as before a small model."""
     global _before
     now = torch.get_num_threads()
-    if sum(each.numel() for each in parameters) < SMALL:
+    if sum(p.numel() for p in parameters) < SMALL:
         if now > 1:
             _before = now
             torch.set_num_threads(1)

@@ -128,11 +128,11 @@ def _maker(
             of_groups = bool(config.opt_spec.groups) and str(error).startswith(config.opt_spec.groups)
             said = of_groups or str(error).partition("=")[0] in config.opt_options
             failed = f"{config.opt} cannot be made for the parameters of {config.task}: {first_line(error)}"
-            if not said and config.rest_spec is None and any(each.role != "matrix" for each in parameters):
+            if not said and config.rest_spec is None and any(p.role != "matrix" for p in parameters):
                 raise UserError(
                     f"{failed}; if it is a method for matrices, use another optimizer for the rest (--opt.{REST} adamw)"
                 ) from error
-            stacked = [each for each in parameters if each.role == "matrix" and len(each.shape) > 2]
+            stacked = [p for p in parameters if p.role == "matrix" and len(p.shape) > 2]
             if not said and stacked:
                 shape = " x ".join(map(str, stacked[0].shape))
                 raise UserError(

@@ -190,8 +190,8 @@ class Watch:
             values: on the reporting split, by name.
             also: the same on other splits.
         """
-        if all(math.isfinite(x) for each in (values, *also.values()) for x in each.values()):
-            self.result.metrics[which] = {**values, **{split: dict(each) for split, each in also.items()}}
+        if all(math.isfinite(x) for of in (values, *also.values()) for x in of.values()):
+            self.result.metrics[which] = {**values, **{split: dict(of) for split, of in also.items()}}
             setattr(self.result, which, values[self.result.metric])
         elif which == "final":
             self.diverged("the final weights give values that are not finite")
