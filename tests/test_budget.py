@@ -68,7 +68,8 @@ def test_more_runs_than_a_budget_are_refused(cli, monkeypatch, tmp_path, words: 
     monkeypatch.setattr("bench.commands.comparison._check", lambda *args, **more: None)
     more = ("--task", "synthetic", "--opt", "ngd", "--device", "cpu", "--trainer.max_steps", 5)
     said = f"--budget {runs - 1}runs: {runs} runs are to be trained; ask for fewer, or raise it"
-    assert said in fails(cli, *words, *more, "--budget", f"{runs - 1}runs")
+    answer = cli(*words, *more, "--budget", f"{runs - 1}runs")
+    assert (answer.code, answer.err.splitlines()[-1]) == (2, f"bench: error: {said}")
 
 
 SWEEP = ("sweep", "--task", "synthetic", "--opt", "ngd", "--opt.lr", "0.1,1", "--seeds", 2, "--device", "cpu")

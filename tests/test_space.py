@@ -729,15 +729,6 @@ def test_the_edge_among_values_and_words():
     assert not edges_of(["opt.c"], [{"opt.c": 1}, {"opt.c": 2}], {"opt.c": 1})  # two values are no range
 
 
-def test_the_neighbours_of_a_point():
-    design = Design({"opt.lr": LR, "opt.c": (1, 2)}, "grid")
-    for point, low, high in ((3.162, 1.0, 10.0), (10.0, 3.162, 31.62), (1e-4, 3.162e-05, 3.162e-04)):
-        assert design.around({"opt.lr": point, "opt.c": 1}) == {"opt.lr": LogUniform(low, high), "opt.c": (1, 2)}
-    near = Design({"opt.lr": LR}, "qmc").around({"opt.lr": 5.0})
-    assert near == {"opt.lr": LogUniform(1.581, 10.0)}
-    assert Design({"opt.lr": LR}, "qmc").around({"opt.lr": 0.001}) == {"opt.lr": LogUniform(0.001, 0.003162)}
-
-
 def test_torch_and_optuna_are_not_imported():
     code = (
         "import bench.tuning.design, bench.tuning.space, bench.results.selection, sys;"

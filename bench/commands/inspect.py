@@ -104,7 +104,7 @@ def run_show(args: Args) -> int:
     if broken:
         remark("error", broken[0])
         return RunFailed.exit_code
-    near = get_close_matches(path.name, stores.blocks, n=1, cutoff=0.9)
+    near = get_close_matches(path.name, stores.blocks, n=1, cutoff=0.85)
     if near or re.fullmatch(r".+-[0-9a-f]{10}", path.name):  # ids end in a digest
         raise unknown_run(path.name, stores.blocks, stores.shown or " and ".join(map(str, stores_of(args))))
     raise unknown(ANYTHING, name, [*TASKS, *OPTIMIZERS, *experiments()])

@@ -260,7 +260,7 @@ def plan(suite: Suite, places: Mapping[str, Any], measure: Callable[[StudySpec],
         suite.advance(studies)
         for study in studies:
             found, spec = study.result(), study.spec
-            trials = len(found.trials) + found.missing, len(found.trials)
+            trials = max(len(found.trials) + found.missing, study.total), len(found.trials)
             fresh = [] if found.missing else found.fresh
             step = Step(spec, trials, (len(spec.report_seeds), len(fresh)), 0.0)
             times = [run.wall_s for run in (*found.runs, *fresh)]
