@@ -269,7 +269,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
     """The lines written so far, except truncated and damaged ones."""
     found = []
     with suppress(FileNotFoundError):
-        for text in (out / "gpu.jsonl").read_text("utf-8").splitlines():
+        for text in (out / "gpu.jsonl").read_text("utf-8", "replace").splitlines():
             with suppress(ValueError):
                 line = json.loads(text)
                 if isinstance(line, dict) and line.get("part") in PARTS:
