@@ -178,7 +178,7 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     provenance = yaml.safe_load((folder / "sgd.yaml").read_text())["provenance"]
     assert provenance["study"] == name
     assert provenance["versions"] == {name: runs[0].versions[name] for name in ("torch", "lightning", "task", "opt")}
-    assert (provenance["seeds"], provenance["split"]) == ("1000, 1001", "val")
+    assert (provenance["seeds"], provenance["split"]) == ("1000, 1001", "train")
     fit = ("fit", "--task", "synthetic", "--opt", "sgd", "--trainer.max_steps", 40, "--device", "cpu")
     for words_ in ((*fit, "--tuned"), (*fit, "--config", "tuned/synthetic/sgd.yaml"), use.split()[1:]):
         stored = cli(*words_, "--seed", 2)
