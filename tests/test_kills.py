@@ -175,127 +175,42 @@ def test_kill_9_at_any_moment_changes_no_result(cli, start, store: Path, whole, 
     assert Store(store).contents().repeated == {}
 
 
-TUNE = (
-    "tune", "--task", "synthetic", "--opt", "ngd", "--trainer.max_steps", "40", "--trainer.checkpoint_seconds", "1e-3",
-    "--device", "cpu", "--trials", "3", "--seeds", "1", "--report_seeds", "1", "--workers", "1",
-    "--engine", "lightning",
-)  # fmt: skip
-
-
-OF_ROLES = (
-    "tune", "--task", "synthetic_joint", "--opt", "muon", "--opt.rest", "sngd", "--opt.lr", "0.01,0.1",
-    "--opt.rest.lr", "0.01,0.1", "--opt.rest.momentum", "0.5", *TUNE[5:], "--trials", "4",
-)  # fmt: skip
 SWEEP_SHARED = (
     *SWEEP, "--opt.lr", "0.01:1:6", "--trainer.max_steps", "1500", "--device", "cpu", "--workers", "2",
     "--engine", "lanes", "--width", "3", "--trainer.checkpoint_seconds", "1e-3",
 )  # fmt: skip
 LONG_SWEEP = (*SWEEP_SHARED, "--opt", SLOW, "--opt.lr", "0.01:1:6", "--trainer.max_steps", "400")
 """Blocks are left when the worker has imported torch."""
-REPRODUCE = (
-    "reproduce", "vasudeva2025/fixed-decoder", "--trainer.max_steps", "3000", "--trainer.checkpoint_seconds", "1e-3",
-    "--seeds", "4", "--device", "cpu", "--workers", "2", "--engine", "lanes", "--width", "4",
-)  # fmt: skip
-SUITE = {
-    "title": "small",
-    "tasks": ["synthetic"],
-    "optimizers": ["ngd", "gd"],
-    "seeds": 1,
-    "tune": {"trials": 2, "seeds": 1},
-    "settings": {"trainer.max_steps": 40, "trainer.checkpoint_seconds": 1e-3, "device": "cpu"},
-}
-WITH_WORKERS = {
-    "tune": TUNE,
-    "tune of roles": OF_ROLES,
-    "tune of two": (*TUNE, "--workers", "2"),
-    "sweep": SWEEP_SHARED,
-    "long sweep": LONG_SWEEP,
-    "reproduce": REPRODUCE,
-    "suite": ("suite", "SUITE", "--workers", "2", "--engine", "lightning"),
-}
+WITH_WORKERS = {"sweep": SWEEP_SHARED, "long sweep": LONG_SWEEP}
 
 
 class Sharing:
-    """A command, and its workers as separate programs."""
+    """A command with workers as separate programs."""
 
     def __init__(self, kind: str, folder: Path) -> None:
-        self.folder, self.store, self.out = folder, folder / "runs", folder / "out"
-        self._programs = 0
-        suite = folder / "suite.yaml"
-        suite.write_text(json.dumps(SUITE), "utf-8")
-        words = [str(suite) if word == "SUITE" else word for word in WITH_WORKERS[kind]]
-        self.words = [*words, "--store", str(self.store), "--out", str(self.out)]
+        self.folder, self.store = folder, folder / "runs"
+        self.words = [*WITH_WORKERS[kind], "--store", str(self.store)]
 
     def start(self) -> Program:
-        self._programs += 1
-        return Program(self.folder / f"command-{self._programs}", self.words)
-
-    def kill(self, program: Program) -> None:
-        """Kill the program and all its descendants."""
-        for pid in [*descendants(program.pid), program.pid]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        program.end()
+        return Program(self.folder / f"command-{len(list(self.folder.iterdir()))}", self.words)
 
     def repeat(self) -> None:
         """Start the command again, and wait until it has completed."""
         code, _, err = self.start().end()
         assert code == 0, err
 
-    def found(self) -> dict[str, Any]:
-        """Results of all runs, and the records of studies."""
-        studies = [json.loads(path.read_text()) for path in (self.store / "studies").glob("*.json")]
-        return {"runs": outcome(self.store), "studies": studies}
-
-
-def descendants(pid: int) -> list[int]:
-    """The descendants of a process."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            children.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
-    found, todo = list[int](), [pid]
-    while todo:
-        todo += (own := children.get(todo.pop(), []))
-        found += own
-    return found
-
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[dict[str, Any], float]]:
-    """The results of an uninterrupted command, and its duration in seconds."""
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """The results of an uninterrupted command."""
 
     @cache
-    def of(kind: str) -> tuple[dict[str, Any], float]:
+    def of(kind: str) -> dict[str, Any]:
         sharing = Sharing(kind, tmp_path_factory.mktemp(kind))
-        begun = time.monotonic()
         sharing.repeat()
-        return sharing.found(), time.monotonic() - begun
+        return outcome(sharing.store)
 
     return of
-
-
-@pytest.mark.deep
-@kills("tune", "tune of roles", "sweep", "reproduce", "suite", times=10)
-def test_kill_9_of_a_command_and_its_workers_changes_no_result(
-    cli, tmp_path: Path, undisturbed, kind: str, n: int
-) -> None:
-    result, seconds = undisturbed(kind)
-    sharing = Sharing(kind, tmp_path)
-    kill_and_repeat(cli, sharing, random.Random(f"{kind} {n}").uniform(0.3, 1) * seconds, result)
-    assert not (sharing.store / "cuts").exists()
-
-
-def kill_and_repeat(cli, sharing: Sharing, seconds: float, result: dict[str, Any]) -> None:
-    """Kill a command after this many seconds, and repeat it."""
-    program = sharing.start()
-    program.process.join(seconds)
-    sharing.kill(program)
-    if sharing.store.is_dir():
-        assert cli("list", "runs", "--store", sharing.store)[0] == 0
-    sharing.repeat()
-    assert sharing.found() == result
-    assert leftovers(sharing.store) == []
 
 
 def training_worker(sharing: Sharing, command: int) -> int | None:
@@ -309,7 +224,7 @@ def training_worker(sharing: Sharing, command: int) -> int | None:
 
 @pytest.mark.deep
 def test_a_worker_that_is_killed_is_replaced_and_its_block_goes_on(tmp_path: Path, undisturbed) -> None:
-    result, _ = undisturbed("long sweep")
+    result = undisturbed("long sweep")
     sharing = Sharing("long sweep", tmp_path)
     program = sharing.start()
     worker = program.until(lambda: training_worker(sharing, program.pid))
@@ -318,13 +233,13 @@ def test_a_worker_that_is_killed_is_replaced_and_its_block_goes_on(tmp_path: Pat
     code, _, err = program.end()
     assert code == 0, err
     assert "died (SIGKILL); starting another" in err
-    assert sharing.found() == result
+    assert outcome(sharing.store) == result
     assert leftovers(sharing.store) == []
 
 
 @pytest.mark.deep
 def test_a_signal_stops_the_workers_and_the_same_command_goes_on(tmp_path: Path, undisturbed) -> None:
-    result, _ = undisturbed("sweep")
+    result = undisturbed("sweep")
     sharing = Sharing("sweep", tmp_path)
     program = sharing.start()
     program.until(lambda: list(sharing.store.glob("*/attempt-1/last.ckpt")))
@@ -333,7 +248,7 @@ def test_a_signal_stops_the_workers_and_the_same_command_goes_on(tmp_path: Path,
     assert code == 130, err
     assert "the same command continues" in err
     sharing.repeat()
-    assert sharing.found() == result
+    assert outcome(sharing.store) == result
 
 
 @pytest.mark.deep
