@@ -1276,9 +1276,8 @@ def test_short_sweeps_say_nothing(sweep):
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        (120, r"sweep synthetic  ━+  4/4 runs  ETA 0:00  0 in training  [\d,]+ trial-steps/s  best \S+ \(\w+ lr 1\)"),
-        (80, r"sweep synthetic  (━+  )?4/4 runs  ETA 0:00  0 in training  [\d,]+ trial-steps/s"),
-        (60, r"4/4 runs  ETA 0:00  0 in training  [\d,]+ trial-steps/s"),
+        (120, r"sweep synthetic  4/4 runs  ETA 0:00  best \S+ \(\w+ lr 1\)  0 in training  [\d,]+ trial-steps/s"),
+        (60, r"sweep synthetic  4/4 runs  ETA 0:00  best \S+ \(\w+ lr.*…"),
     ],
 )
 def test_progress_on_a_terminal_is_one_line(sweep, monkeypatch, columns, words):
@@ -1407,6 +1406,5 @@ def test_help_says_how_grids_lists_and_seeds_are_written(cli):
         "--opt.adam.lr",
         "32: seeds 0 to 31",
         "swept/TASK/OPT-HASH",
-        "80%",
     ):
         assert words in text
