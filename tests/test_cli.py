@@ -213,7 +213,7 @@ def test_runs_of_a_task_and_optimizer_are_distinguished_by_their_settings(cli):
     alone = json.loads(cli(*(word if word != "sngd" else "ngd" for word in FIT), "--json").out)["run_id"]
     rows = {line.split()[0]: line for line in cli("list", "runs", "--all").out.splitlines()}
     assert rows[other].endswith("  opt.lr 0.5  trainer.max_steps 20")
-    assert rows[plain].split()[-4] == "opt.lr"
+    assert "opt." not in rows[plain]
     assert "opt." not in rows[alone]
 
 

@@ -86,13 +86,6 @@ def test_any_model_has_roles_by_its_modules() -> None:
         described(model, {}, {"0.*": 2})
 
 
-def test_bench_show_lists_parameters_with_shapes_and_roles(cli, tmp_path: Path) -> None:
-    out = cli("show", "attention_matrix").out
-    assert "query.weight, key.weight" in out
-    assert "8 x 16" in out
-    assert "parameters: unknown" in cli("show", "mnist", "--data", tmp_path).out
-
-
 # -- words ------------------------------------------------------------------------------------------------------------
 
 
@@ -253,21 +246,6 @@ def test_a_record_describes_all_methods_of_a_run() -> None:
     assert {k: v for k, v in chosen.items() if k.startswith("opt.")} == {"opt.rest": "sgd", "opt.rest.momentum": 0.5}
     assert record(config(opt="muon", opt__rest="none"))["chosen"]["opt.rest"] is None
     assert not any(k.startswith("opt.") for k in record(config(opt="muon"))["chosen"])
-
-
-def test_a_list_of_parameters_downloads_and_writes_nothing(
-    cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_mnist: Path
-) -> None:
-    monkeypatch.setenv("BENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: pytest.fail("it used the network"))
-    assert "nothing is downloaded or written" in cli("show", "mnist", "--data", tmp_path / "none").out
-    assert "model.head.weight" in cli("show", "mnist", "--data", fake_mnist).out
-    text = tmp_path / "data" / "tiny_shakespeare" / "input.txt"
-    text.parent.mkdir(parents=True)
-    text.write_text("to be or not to be\n" * 500)
-    before = sorted(tmp_path.rglob("*"))
-    assert "nothing is downloaded or written" in cli("show", "lm", "--data", tmp_path / "data").out
-    assert sorted(tmp_path.rglob("*")) == before
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def test_lines_for_other_documents(cli: Any, pages: Path, tmp_path: Path) -> Non
     [
         (("nowhere",), "nowhere has no claims (PAPER/EXPERIMENT/claims.json); name an output folder of"),
         (("pages", "--paper", "a2021"), "unknown paper 'a2021'; did you mean 'b2021'?"),
-        (("pages", "--json", "--format", "md"), "--json: not allowed with --format md; remove one of them"),
+        (("pages", "--json", "--format", "md"), "--json and --format md: remove one of them"),
         (("pages", "--into", "x.md", "-o", "y"), "--into x.md: not allowed with --out; remove one of them"),
         (("pages", "--into", "x.md", "--json"), "--into x.md: it writes Markdown; remove --json"),
         (("pages", "--into", "x.md", "--format", "md"), "--into x.md: it writes Markdown; remove --format"),

@@ -104,7 +104,10 @@ def run_show(args: Args) -> int:
     if broken:
         remark("error", broken[0])
         return RunFailed.exit_code
-    near = get_close_matches(path.name, stores.blocks, n=1, cutoff=0.85)
+    begun = [run_id for run_id in stores.blocks if run_id.startswith(path.name)]
+    if begun:
+        raise unknown("run", path.name, begun[:1], f" in {stores.shown}")
+    near = get_close_matches(path.name, stores.blocks, n=1, cutoff=0.9)
     if near or re.fullmatch(r".+-[0-9a-f]{10}", path.name):  # ids end in a digest
         raise unknown_run(path.name, stores.blocks, stores.shown or " and ".join(map(str, stores_of(args))))
     raise unknown(ANYTHING, name, [*TASKS, *OPTIMIZERS, *experiments()])
