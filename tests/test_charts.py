@@ -89,7 +89,6 @@ def add_study(
         ["opt.lr"],
         TASKS[task].mode,
         "grid",
-        False,
         trials,
         winner,
         False,

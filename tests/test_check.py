@@ -18,7 +18,7 @@ from bench.check.cli import listing
 from bench.check.report import read_verdict
 from bench.check.supervisor import Examination, _State, examination_of
 from bench.cli import dispatch
-from bench.errors import RunFailed, UserError
+from bench.errors import UserError
 from bench.store.stores import Stores
 from optimizers import OPTIMIZERS, OptimizerSpec
 from optimizers.plugins import PluginError
@@ -489,13 +489,3 @@ def test_a_store_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "checks").write_text("a file")
     with pytest.raises(UserError, match="choose another with --store DIR"):
         write_verdict(tmp_path, Report("adam"))
-
-
-def test_a_link_in_the_place_of_the_checks_is_not_followed(tmp_path: Path) -> None:
-    store, elsewhere = tmp_path / "store", tmp_path / "elsewhere"
-    store.mkdir()
-    elsewhere.mkdir()
-    (store / "checks").symlink_to(elsewhere)
-    with pytest.raises(RunFailed, match="is a symbolic link, and links are not followed"):
-        write_verdict(store, Report("adam"))
-    assert not [*elsewhere.iterdir()]

@@ -3,9 +3,6 @@
 import json
 import os
 import shutil
-import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,6 @@ from bench.text import plain
 from tests.conftest import Answer, Cli
 from tests.outcomes import leftovers, outcome
 from tests.stored import add_block, add_run, add_study, record
-from tests.test_studies import begin, drain
 
 SWEEP = (
     "sweep", "--task", "synthetic", "--trainer.max_steps", "60", "--trainer.val_every", "10", "--device", "cpu",
@@ -222,70 +218,6 @@ def test_a_misplaced_record_of_a_study_is_damaged(cli: Cli, here: Path) -> None:
     path = add_study(here / "runs", "s")
     path.rename(path.with_name("t.json"))
     warns_once(cli("merge", "runs", "copy"), "t.json: it is the record of s, which belongs at s.json; ")
-
-
-def database(here: Path) -> Path:
-    """A database with the finished study `mine`."""
-    if not (here / "runs" / "studies.db").exists():
-        drain(begin(here / "runs", 3, name="mine"))
-    return here / "runs" / "studies.db"
-
-
-def truncated(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:20_000])
-
-
-def half_written(path: Path) -> None:
-    """A process is killed in the middle of a write."""
-    code = (
-        f"import os, sqlite3\nc = sqlite3.connect({str(path)!r})\nc.execute('PRAGMA cache_size = 1')\n"
-        "c.execute('CREATE TABLE t (x)')\n"
-        "for i in range(2000): c.execute('INSERT INTO t VALUES (?)', ('x' * 1000,))\nos.kill(os.getpid(), 9)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=False)
-    assert path.with_name(f"{path.name}-journal").is_file()
-
-
-def in_wal(path: Path) -> None:
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA journal_mode=wal")
-    connection.close()
-
-
-DATABASES = {
-    "truncated": (truncated, "is damaged or not a database"),
-    "text": (lambda path: path.write_text("It was a dark and stormy night. " * 100), "file is not a database"),
-    "half written": (half_written, "a process died while writing to it; `bench tune --resume NAME` repairs"),
-    "in mode WAL": (in_wal, "is in SQLite's mode WAL"),
-}
-
-
-@pytest.mark.parametrize(("harm", "why"), DATABASES.values(), ids=DATABASES)
-def test_a_damaged_database_is_named_and_unchanged(
-    cli: Cli, here: Path, harm: Callable[[Path], object], why: str
-) -> None:
-    harm(database(here))
-    before = {path: path.read_bytes() for path in (here / "runs").iterdir()}
-    warns_once(cli("list", "studies"), why)
-    assert {path: path.read_bytes() for path in (here / "runs").iterdir()} == before
-
-
-@pytest.mark.parametrize(
-    ("table", "key", "value", "why"),
-    [
-        ("study", "bench", "'['", "study mine in "),
-        ("study", "bench", 'replace(value_json, \'"grid"\', \'"grid", "new": 1\')', "(bench: new: "),
-        ("study", "request", '\'{"trials": "9"}\'', "(request: trials: "),
-        ("trial", "runs", "'7'", "study mine: trial 0: runs: "),
-        ("trial", "point", "'{\"opt.lr\": []}'", "study mine: trial 0: point."),
-    ],
-)
-def test_damaged_studies_and_trials_are_named(cli: Cli, here: Path, table: str, key: str, value: str, why: str) -> None:
-    where = "trial_id = (SELECT min(trial_id) FROM trials)" if table == "trial" else "1"
-    with sqlite3.connect(database(here)) as connection:
-        connection.execute(f"UPDATE {table}_user_attributes SET value_json = {value} WHERE key = '{key}' AND {where}")
-    connection.close()
-    warns_once(cli("list", "studies"), why)
 
 
 @pytest.mark.parametrize(

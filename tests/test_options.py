@@ -135,7 +135,7 @@ def yaml_file(folder: Path, text: str) -> Path:
 
 def test_flags_beat_the_config_file_beats_tuned_beats_defaults(configs):
     (configs / "tuned" / "synthetic" / "sngd.yaml").write_text(
-        "opt: {lr: 2e-1, max_step: 2, momentum: 0.2}\nprovenance: {seeds: [1, 2]}\n"
+        "opt: {lr: 2e-1, max_step: 2, momentum: 0.2}\nprovenance: {seeds: '1, 2'}\n"
     )
     file = yaml_file(configs, "task: synthetic\nopt: {name: sngd, max_step: 3, momentum: 0.3}\n")
     config = resolve({"opt.momentum": "0.4"}, config=file, tuned=True)

@@ -125,19 +125,6 @@ def test_finished_cuts_and_leftovers_of_killed_writers_are_removed(cli, here: Pa
         assert not folder.exists()
 
 
-def test_a_link_in_the_place_of_the_cuts_is_not_followed(cli, here: Path) -> None:
-    mine = here / "mine"
-    mine.mkdir()
-    (mine / "thesis.tex").write_text("years")
-    (here / "runs").mkdir()
-    (here / "runs" / "cuts").symlink_to(mine)
-    refused = cli(*SMALL, "--engine", "lightning")
-    assert (refused.code, refused.out) == (2, "")
-    assert "is a symbolic link, and links are not followed" in refused.err
-    assert cli("sweep", *SMALL[1:-1], "5", "--opt.lr", "0.1", "--seeds", "1").code == 0  # one run has no cuts
-    assert [path.name for path in mine.iterdir()] == ["thesis.tex"]
-
-
 # -- single runs and workers ------------------------------------------------------------------------------------------
 
 

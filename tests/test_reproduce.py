@@ -466,13 +466,10 @@ def test_the_same_command_resumes_an_interrupted_experiment(
     [
         (("nobody/tny",), "unknown experiment 'nobody/tny'; did you mean 'nobody/tiny'?"),
         ((), "name an experiment: bench reproduce NAME; see `bench reproduce --list`"),
-        (("--all",), "--all: add --quick; the full experiments take days"),
-        (("--all", "--quick", "--search"), "--all: not allowed with --search; remove one of them"),
         (("nobody/tiny", "--opt.lrr", "1"), "arm GD: unknown option '--opt.lrr'; did you mean '--opt.lr'?"),
         (("nobody/tiny", "--seeds", "two"), "--seeds two: write how many"),
         (("nobody/tiny", "--seed", "3"), "--seed 3: an experiment has several; write --seeds COUNT"),
         (("nobody/tiny", "--quick", "--search"), "--search has no small version; remove --quick or --search"),
-        (("nobody/tiny", "--trainer.devices", "2", "--device", "cpu"), "a run of synthetic with gd needs 2 devices; "),
         (("nobody/tiny", "--out", "taken"), "cannot write to taken: Not a directory; choose another with --out DIR"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from bench.papers.cli import results_folder
 from bench.papers.reproduction import CORRECTION
-from bench.papers.shipped import MOST, OURS, by_experiment, read, summary
+from bench.papers.shipped import OURS, by_experiment, read, summary
 from bench.text import in_markdown
 
 ROOT = Path(__file__).parents[1]
@@ -123,7 +123,6 @@ def test_bad_requests_are_one_line(
         (lambda path: path.write_text(path.read_text().replace('"holds"', '"shines"')), "claims: 0: said: "),
         (lambda path: path.write_text(path.read_text().replace("null", "NaN")), "claims: 0: effect: "),
         (lambda path: (path.unlink(), path.mkdir()), "it is not a file"),
-        (lambda path: path.write_text(" " * (MOST + 1)), "more than the limit"),
     ],
 )
 def test_a_damaged_page_is_named_and_left_out(cli: Any, pages: Path, damage: Any, message: str) -> None:

@@ -399,12 +399,10 @@ def test_runs_that_cannot_be_lanes_go_one_by_one(sweep, store, tiny_task, words,
     assert set(statuses(store)) == {("completed", "lightning")}
 
 
-@pytest.mark.parametrize("engine", ["auto", "lanes", "lightning"])
-@pytest.mark.parametrize("more", [(), ("--dry-run",)])
-def test_a_run_of_a_sweep_has_one_device(sweep, store, engine, more):
-    answer = sweep(*FOUR, "--trainer.devices", 2, "--engine", engine, *more)
-    assert answer.code == 2
-    assert "needs 2 devices; remove --trainer.devices and distribute the runs over the devices" in last_line(answer)
+def test_lanes_have_one_device(sweep, store):
+    answer = sweep(*FOUR, "--trainer.devices", 2, "--engine", "lanes")
+    reason = "--trainer.devices 2: lanes train on one device"
+    assert (answer.code, last_line(answer)) == (2, f"--engine lanes: {reason}; use --engine lightning")
     assert not store.exists()
 
 

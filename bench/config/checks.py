@@ -118,6 +118,8 @@ def why_no_lanes(config: RunConfig) -> str | None:
         return f"the task {config.task} does not say that its loss is a function of weights and batch (TaskSpec.lanes)"
     if trainer.strategy != "auto":
         return f"--trainer.strategy {trainer.strategy}: lanes train on one device"
+    if trainer.ranks > 1:
+        return f"--trainer.devices {trainer.devices}: lanes train on one device"
     if config.precision not in ("32-true", "64-true"):
         return f"--precision {config.precision}: lanes train in 32-true or 64-true"
     if trainer.compile == "step":

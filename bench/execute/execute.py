@@ -80,9 +80,8 @@ def execute(
             memory than available.
     """
     effort, first, stop = effort or Effort(), on_device(configs[0]), stop or StopRequest()
-    titles = {config.run_id: plan for config in configs} if isinstance(plan, str) else plan
     with nullcontext(crew) if crew is not None else Crew(effort.workers, first, len(configs)) as workers:
-        wanted = Plan(titles, configs, effort.engine, effort.width, len(workers.slots), sources or {})
+        wanted = Plan(plan, configs, effort.engine, effort.width, len(workers.slots), sources or {})
         return _work(wanted, progress, workers, stop)
 
 

@@ -150,7 +150,7 @@ def _train(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bo
         waiting = False
         try:
             first = grid[0][0]
-            title, study = plan.titles[first.run_id], plan.tuned_by(first)
+            title, study = plan.title_of(first), plan.tuned_by(first)
             results = train_block(grid, stop, progress, plan=title, tuned_by=study)
             if results is None:
                 return False
@@ -204,7 +204,7 @@ def _each(runs: Sequence[RunConfig], outcomes: Outcomes, stop: StopRequest, *, w
                 if config.trainer.ranks > 1:
                     result = run_apart(config, stop)
                 else:
-                    title, study = plan.titles[config.run_id], plan.tuned_by(config)
+                    title, study = plan.title_of(config), plan.tuned_by(config)
                     result = run(config, progress=shown.bar, stop=stop, plan=title, tuned_by=study)
             except RunBusy:
                 busy.append(config)

@@ -28,7 +28,7 @@ class Plan:
     """Requested runs.
 
     Attributes:
-        titles: purpose of each run (`RunResult.plan`), by id.
+        title: purpose of all runs, or of each one by id (`RunResult.plan`).
         configs: the runs; all have one store, one data folder and one device.
         engine: `lanes`, `lightning` (one run at a time), or the faster one.
         width: maximum lanes of a block; measured by default.
@@ -36,7 +36,7 @@ class Plan:
         sources: the studies that found their hyperparameters (`RunResult.tuned_by`).
     """
 
-    titles: Mapping[str, str]
+    title: str | Mapping[str, str]
     configs: Sequence[RunConfig]
     engine: Engine = "auto"
     width: int | None = None
@@ -51,6 +51,10 @@ class Plan:
     def by_id(self) -> dict[str, RunConfig]:
         """The runs by id."""
         return {config.run_id: config for config in self.configs}
+
+    def title_of(self, config: RunConfig) -> str:
+        """The purpose of a run."""
+        return self.title if isinstance(self.title, str) else self.title[config.run_id]
 
     @property
     def store(self) -> Store:
@@ -81,7 +85,7 @@ class Plan:
         """The plan for another process of this command (`from_json`)."""
         first = self.configs[0]
         return {
-            "titles": {run_id: self.titles[run_id] for run_id in self.by_id},
+            "title": self.title,
             "engine": self.engine,
             "runs": {run_id: settings_of(as_stored(config)) for run_id, config in self.by_id.items()},
             "places": {"data": str(first.data), "store": str(first.store), "logger": first.logger},
@@ -102,7 +106,7 @@ class Plan:
                 raise UserError(f"the code of {config.task} or {config.opt} has changed; repeat the command")
             configs.append(config)
         sources = {(task, opt): TunedBy(*tuned_by) for task, opt, *tuned_by in content["sources"]}
-        return cls(content["titles"], configs, content["engine"], sources=sources)
+        return cls(content["title"], configs, content["engine"], sources=sources)
 
 
 def missing(configs: Sequence[RunConfig]) -> dict[str, RunConfig]:
