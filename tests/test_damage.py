@@ -163,9 +163,8 @@ def test_a_stored_run_with_damaged_tables_needs_rerun(cli: Cli, here: Path, name
     path = folder / "done" / f"{name}.parquet"
     path.unlink() if harm == "gone" else os.truncate(path, 0 if harm == "empty" else path.stat().st_size - 1)
     warns_once(cli(*fit), f"run {folder.name} is stored but damaged: ", path.name, "; --rerun trains it again")
-    assert cli("show", folder.name).code == 1
     assert cli(*fit, "--rerun").code == 0
-    assert cli(*fit).code == cli("show", folder.name).code == 0
+    assert cli(*fit).code == 0
 
 
 # -- checkpoints of lanes (those of single runs: test_resume) ---------------------------------------------------------
