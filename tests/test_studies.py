@@ -315,6 +315,15 @@ def test_impossible_studies_are_refused(words: dict[str, Any], message: str) -> 
         spec(**words)
 
 
+def test_more_than_two_ranges_are_searched_by_tpe() -> None:
+    two = {"opt__momentum": "0.009:0.9"}
+    assert [spec(**more).sampler for more in ({}, two, two | {"opt__weight_decay": "1e-5:1e-1"})] == [
+        "grid",
+        "grid",
+        "tpe",
+    ]
+
+
 def test_the_default_number_of_trials_is_whole_combinations() -> None:
     assert default_trials(spec().design) == 9
     assert default_trials(spec(opt="adam", opt__weight_decay="0,0.1").design) == 10

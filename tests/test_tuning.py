@@ -108,6 +108,9 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     assert found["cost"]["fresh_gradient_evaluations"] == sum(run.steps for run in runs if run.config["seed"] < 999)
     assert cli("list", "studies").out.startswith(f"{name}  5 of 5 trials")
     assert strict_json(cli("list", "studies", "--json").out)[0]["best"] == "opt.lr 1000"
+    trials = cli("show", name).out.splitlines()[2:]
+    assert [line.split()[:4] for line in trials if line.startswith("*")] == [["*", "opt.lr", "1000", "design"]]
+    assert len(trials) == len(strict_json(cli("show", name, "--json").out)["trials"]) == 5
 
     # `bench fit` uses the settings; that run is already stored.
     provenance = yaml.safe_load((folder / "sgd.yaml").read_text())["provenance"]

@@ -4,12 +4,16 @@ import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.errors import ANYTHING, RunFailed, UserError, check_known, unknown, unknown_run
 from bench.grammar.commands import COMMANDS, parse
 from bench.grammar.parse import Args
 from bench.output import answer, existing_stores, remark, reply, stores_of, warn_of
 from bench.text import clean
+
+if TYPE_CHECKING:
+    from bench.store.reports import StudyRecord
 
 
 def run_list(args: Args) -> int:
@@ -100,6 +104,9 @@ def run_show(args: Args) -> int:
     from bench.store.stores import Stores
 
     stores = Stores(folders)
+    if study := next((study for study in stores.studies if study.name == path.name), None):
+        reply(args, vars(study), _study_lines(study))
+        return 0
     broken = [each for each in stores.damaged if path.name in each.path.parts]
     if broken:
         remark("error", broken[0])
@@ -111,6 +118,22 @@ def run_show(args: Args) -> int:
     if near or re.fullmatch(r".+-[0-9a-f]{10}", path.name):  # ids end in a digest
         raise unknown_run(path.name, stores.blocks, stores.shown or " and ".join(map(str, stores_of(args))))
     raise unknown(ANYTHING, name, [*TASKS, *OPTIMIZERS, *experiments()])
+
+
+def _study_lines(study: "StudyRecord") -> list[str]:
+    """The trials of a study as a table; * marks the winner."""
+    from bench.results.render import shown
+    from bench.results.table import Table
+    from bench.text import options_text, seeds_in_words
+
+    rows = [
+        ("*" * (study.winner in trial["runs"]), options_text(trial["point"]), trial["kind"], trial["state"])
+        + (trial["score"],)
+        for trial in study.trials
+    ]
+    first = f"{study.name}: {study.opt} on {study.task}, sampler {study.sampler}, seeds {seeds_in_words(study.seeds)}"
+    heads = ("", "settings", "kind", "state", f"{study.select_split or 'selection'} {study.metric}".rstrip())
+    return [first, *shown(Table.of(heads, rows)), *[f"{study.missing} more to try"] * bool(study.missing)]
 
 
 def _show_run(run_id: str, folders: Sequence[Path], *, as_json: bool) -> int | None:

@@ -279,8 +279,9 @@ _ALL = (
                    " 10:15); default 2", "SEEDS"),
             Option("report_seeds", "fresh seeds of the winner: a number (default 7: seeds 0 to 6) or a list;"
                    " fewer than 7 cannot decide a verdict", "SEEDS"),
-            Option("sampler", "grid (default): half decades of the first range, decades of the others, more at an"
-                   " edge; qmc: Halton sequence; tpe: Optuna's TPE after nine points of that sequence", "S",
+            Option("sampler", "grid (default for up to two ranges): half decades of the first range, decades of the"
+                   " second, more at an edge; qmc: Halton sequence; tpe (default for more): Optuna's TPE after nine"
+                   " points of that sequence", "S",
                    choices=("grid", "qmc", "tpe")),
             Option("storage", "also add the trials to this storage of Optuna, such as sqlite:///studies.db", "URL"),
             _out("folder of TASK/OPT.yaml and the plot (default: tuned)"),

@@ -130,6 +130,8 @@ def make_spec(
 ) -> StudySpec:
     """The specification of a study; words may have ranges and lists of values (`bench.tuning.space.read_space`).
 
+    Without a sampler, up to two ranges make a grid, and more are searched by TPE.
+
     Raises:
         UserError: a setting is unknown or illegal, there is nothing to search, or a seed is in both lists.
     """
@@ -154,7 +156,8 @@ def make_spec(
             " the seeds that choose a winner give optimistic scores; use different seeds"
         )
     space, fixed = read_space(words, str(words["opt"]))
-    design = Design(space, sampler or "grid")
+    ranges = sum(isinstance(axis, LogUniform) for axis in space.values())
+    design = Design(space, sampler or ("tpe" if ranges > 2 else "grid"))
     refuse_too_many(f"this search with {counted(len(seeds), 'seed')}", default_trials(design) * len(seeds))
     first = design.wanted(default_trials(design))[0].point
     config = resolve({**fixed, **first, "seed": seeds[0]}, fallback=places)
