@@ -18,7 +18,7 @@ docs:  ## build the site into docs/_build, strictly and without a network
 test:  ## run the quick tests: every module and command
 	uv run pytest
 
-test-deep:  ## run all tests: also whole matrices, kills, servers, a browser, and other rounding (hours)
+test-deep:  ## run all tests: also whole matrices, kills, a browser, and other rounding (hours)
 	uv run pytest --dist worksteal -m 'not zoo and not minilm'
 	uv run python -m tools.rounding
 

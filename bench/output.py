@@ -179,12 +179,11 @@ def check_output(folder: Path) -> None:
 
 
 @contextmanager
-def writing(place: Path, option: str = "--out") -> Iterator[None]:
+def writing(place: Path) -> Iterator[None]:
     """Turn disk errors into one line for the user.
 
     Args:
         place: what is written.
-        option: names another folder.
 
     Raises:
         UserError: it cannot be written.
@@ -192,6 +191,4 @@ def writing(place: Path, option: str = "--out") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(
-            f"cannot write to {place}: {error.strerror or error}; choose another with {option} DIR"
-        ) from None
+        raise UserError(f"cannot write to {place}: {error.strerror or error}; choose another with --out DIR") from None

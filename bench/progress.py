@@ -6,7 +6,6 @@ terminal, the bar of a sweep, or, from a worker, its parent process.
 
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import gt, lt
@@ -148,32 +147,57 @@ def live_line(line: Callable[[Any], str]) -> Any:
     return Bar(Line(), console=console)
 
 
-class LiveView(ABC):
-    """Display of many runs: a line for all, and below it a line for each worker.
+class Advance(NamedTuple):
+    """Progress of a worker since its last report.
 
-    A terminal shows it while the runs train, and in the end only the first line.
+    Attributes:
+        steps: steps taken.
+        alive: lanes that still train.
+        share: their progress, from 0 to 1.
+        ended: ids of runs that have ended; several workers may report the same one.
+        best: value and name of the best run.
+    """
+
+    steps: int = 0
+    alive: int = 0
+    share: float = 0.0
+    ended: Sequence[str] = ()
+    best: tuple[float, str] | None = None
+
+
+class SweepProgress:
+    """Shows the progress of many runs: trial-steps (steps of single runs), their rate, runs in training, best run.
+
+    A terminal shows a line for all, and below it, while they train, a line for each process.
 
     Args:
         label: name of the work.
+        mode: whether the metric is better when smaller (`min`) or larger (`max`).
         enabled: whether to show anything.
     """
 
-    def __init__(self, label: str, *, enabled: bool = True) -> None:
+    LINE_SECONDS = 10
+
+    def __init__(self, label: str, mode: Literal["min", "max"], *, enabled: bool = True) -> None:
         self.label, self.enabled, self.is_live = label, enabled, False
         self._last = ""
         self._begun = time.monotonic()
+        self.better = gt if mode == "max" else lt
+        self.steps, self.runs, self.processes = 0, 0, 1
+        self._lock = Lock()  # one thread receives reports of workers, another draws the lines
+        self._over: set[str] = set()
+        self._alive: dict[int, tuple[int, float]] = {}
+        self._doing: dict[int, str] = {}
+        self._said = time.monotonic()
+        self.best: tuple[float, str] | None = None
 
-    @abstractmethod
-    def line(self) -> str:
-        """Overall progress."""
-
-    def workers(self) -> Sequence[str]:
-        """The activity of each worker; empty if the first line has it."""
-        return ()
-
-    def lines(self) -> list[str]:
-        """All lines."""
-        return [self.line(), *(f"  {number}  {what}" for number, what in enumerate(self.workers(), 1))]
+    @contextmanager
+    def showing(self, runs: int, processes: int = 1) -> Iterator[None]:
+        """Show the progress of `runs` runs within the context, trained by `processes` processes of this command."""
+        self.runs, self.processes = runs, processes
+        self._said = time.monotonic()
+        with self.live():
+            yield
 
     @contextmanager
     def live(self) -> Iterator[None]:
@@ -199,76 +223,11 @@ class LiveView(ABC):
             finally:
                 over, self.is_live = True, False
 
-    def doing(self, worker: int, what: str) -> None:  # noqa: B027 - workers of studies report it by events
-        """Note the activity of a worker before it trains (`bench.progress.doing`)."""
-
     def say(self, line: str) -> None:
         """Show a line, unless it repeats the last one."""
         if self.enabled and line != self._last:
             self._last = line
             say(line)
-
-    def counts(self, done: int, wanted: int, what: str, made: float, before: int = 0) -> str:
-        """Label, count and remaining time.
-
-        Args:
-            done: finished items.
-            wanted: items in all.
-            what: name of the items.
-            made: items finished since the view started, plus fractions of those in progress.
-            before: items finished before.
-        """
-        left = (time.monotonic() - self._begun) / made * (wanted - before - made) if made else None
-        return f"{self.label}  {done}/{wanted} {what}  ETA {clock(left)}"
-
-
-class Advance(NamedTuple):
-    """Progress of a worker since its last report.
-
-    Attributes:
-        steps: steps taken.
-        alive: lanes that still train.
-        share: their progress, from 0 to 1.
-        ended: ids of runs that have ended; several workers may report the same one.
-        best: value and name of the best run.
-    """
-
-    steps: int = 0
-    alive: int = 0
-    share: float = 0.0
-    ended: Sequence[str] = ()
-    best: tuple[float, str] | None = None
-
-
-class SweepProgress(LiveView):
-    """Shows the progress of a sweep: trial-steps (steps of single runs), their rate, runs in training, best run.
-
-    Args:
-        label: name of the sweep.
-        mode: whether the metric is better when smaller (`min`) or larger (`max`).
-        enabled: whether to show anything.
-    """
-
-    LINE_SECONDS = 10
-
-    def __init__(self, label: str, mode: Literal["min", "max"], *, enabled: bool = True) -> None:
-        super().__init__(label, enabled=enabled)
-        self.better = gt if mode == "max" else lt
-        self.steps, self.runs, self.processes = 0, 0, 1
-        self._lock = Lock()  # one thread receives reports of workers, another draws the lines
-        self._over: set[str] = set()
-        self._alive: dict[int, tuple[int, float]] = {}
-        self._doing: dict[int, str] = {}
-        self._said = time.monotonic()
-        self.best: tuple[float, str] | None = None
-
-    @contextmanager
-    def showing(self, runs: int, processes: int = 1) -> Iterator[None]:
-        """Show the progress of `runs` runs within the context, trained by `processes` processes of this command."""
-        self.runs, self.processes = runs, processes
-        self._said = time.monotonic()
-        with self.live():
-            yield
 
     def advance(
         self,
@@ -340,9 +299,14 @@ class SweepProgress(LiveView):
             doing = self._doing.get(0, "") if self.processes == 1 else ""
         best = "" if self.best is None else f"best {self.best[0]:.4g} ({self.best[1]})"
         rate = f"{alive} in training  {self._rate:,.0f} trial-steps/s"
-        return "  ".join(
-            filter(None, [self.counts(self.ended, self.runs, "runs", self.ended + share), best, doing, rate])
-        )
+        made = self.ended + share
+        left = (time.monotonic() - self._begun) / made * (self.runs - made) if made else None
+        counts = f"{self.label}  {self.ended}/{self.runs} runs  ETA {clock(left)}"
+        return "  ".join(filter(None, [counts, best, doing, rate]))
+
+    def lines(self) -> list[str]:
+        """All lines."""
+        return [self.line(), *(f"  {number}  {what}" for number, what in enumerate(self.workers(), 1))]
 
     def workers(self) -> Sequence[str]:
         """The activity of each process of this command, if there are several."""

@@ -562,7 +562,6 @@ EVERY = {
     "trend": {"measure": "loss", "arms": ["a", "b"], "factor": "task.H", "direction": "increases"},
     "slope_region": {"arms": ["a"], "x": "step", "y": "loss", "between": [-2, 0], "decades": 1},
 }
-TWICE = ["a", "a"]
 PAIR = {"a": power("a", -1, H=1), "b": power("b", -1, 2, H=2)}
 
 

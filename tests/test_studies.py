@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
@@ -217,10 +218,10 @@ def test_runs_of_several_studies_alternate(tmp_path: Path, monkeypatch: pytest.M
         return True
 
     monkeypatch.setattr(studies, "execute", execute)
-    nothing: Any = None
+    crew: Any = SimpleNamespace(trained=0)
     with pytest.raises(UserError, match="--budget 11runs: 12 runs are to be trained"):
-        studies.carry_out(two, nothing, Effort(budget=read_budget("11runs")), nothing)
-    assert studies.carry_out(two, nothing, Effort(), nothing)
+        studies.carry_out(two, crew, Effort(budget=read_budget("11runs")), crew)
+    assert studies.carry_out(two, crew, Effort(), crew)
     assert [config.opt for config in calls[0]] == ["sgd", "ngd"] * 6
 
 

@@ -80,8 +80,8 @@ def fit(
         logger: also log to `tensorboard`, `csv` or `wandb` (extras).
         engine: for several seeds: `lanes` (vectorised runs), `lightning` (one run at a time), or `auto` (default), the
             faster one.
-        workers: for several seeds: number of processes that share the runs, or `auto`; one for each GPU by default, and
-            on a CPU only this process.
+        workers: for several seeds: number of processes that share the runs, this one included, or `auto`; one for each
+            GPU by default, and on a CPU only this process.
         width: for several seeds: maximum number of lanes at once; measured by default.
         data: folder of the data sets; $BENCH_DATA by default, else `./data`.
         store: folder of the stored runs; $BENCH_STORE by default, else `./runs`.
@@ -243,7 +243,8 @@ def tune(
         precision: as for `fit`.
         device: as for `fit`.
         engine: as for `fit`.
-        workers: worker processes, or `auto`: one for each GPU, or each processor.
+        workers: number of processes that share the runs, this one included, or `auto`: one for each GPU, or else for
+            each processor.
         width: as for `fit`.
         data: as for `fit`.
         store: as for `fit`.

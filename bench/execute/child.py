@@ -37,8 +37,7 @@ class WorkerProgress(SweepProgress):
         self._ended += made.ended
         if made.ended or time.monotonic() - self._last > TELL_SECONDS:
             self._last = time.monotonic()
-            told = Advance(self._steps, made.alive, made.share, self._ended, self.best)
-            self._tell({"progress": told, "runs": self.runs, "over": self.ended})
+            self._tell({"progress": Advance(self._steps, made.alive, made.share, self._ended, self.best)})
             self._steps, self._ended = 0, []
 
     def say(self, line: str) -> None:
@@ -46,9 +45,7 @@ class WorkerProgress(SweepProgress):
         self._tell({"say": line})
 
     def waiting(self, runs: int) -> None:
-        """Report this for a study; runs of a plan mostly train in workers of the same command, whose lines show it."""
-        if self.runs:  # a study's `execute` has set it
-            super().waiting(runs)
+        """Say nothing: the other processes are mostly of the same command, whose lines show it."""
 
 
 def lines() -> Iterator[str]:

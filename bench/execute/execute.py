@@ -16,7 +16,7 @@ from bench.execute.choice import Choice
 from bench.execute.cuts import cut, decisions
 from bench.execute.here import train_cuts
 from bench.execute.plan import Plan, forget_finished
-from bench.execute.pool import Pool, WorkerProcess
+from bench.execute.pool import Pool
 from bench.execute.slots import sharing, slots
 from bench.progress import Advance, SweepProgress
 from bench.train.stop import StopRequest
@@ -44,6 +44,7 @@ class Crew(AbstractContextManager["Crew"]):
         self.slots = slots(workers, config, runs)
         self.pool = Pool(dict(enumerate(self.slots[1:], 1)))
         self.measured = dict[object, Choice]()
+        self.trained = 0  # runs so far, for a budget
 
     def __exit__(self, *error: Any) -> None:
         self.pool.__exit__(*error)
@@ -56,7 +57,6 @@ def execute(
     *,
     plan: str | Mapping[str, str] = "runs",
     sources: Sources | None = None,
-    stop: StopRequest | None = None,
     crew: Crew | None = None,
 ) -> bool:
     """Train missing runs, which have one store and one device; False if a signal asked to stop.
@@ -70,7 +70,6 @@ def execute(
         effort: how they are executed.
         plan: purpose of all runs, or of each one by id (`RunResult.plan`).
         sources: the studies that found their hyperparameters (`RunResult.tuned_by`).
-        stop: a stop request.
         crew: the processes, which stay for further runs; by default they end with these.
 
     Raises:
@@ -79,10 +78,10 @@ def execute(
         RunFailed: the first runs failed, the disk is full or gone, workers die at start, or a single lane needs more
             memory than available.
     """
-    effort, first, stop = effort or Effort(), on_device(configs[0]), stop or StopRequest()
+    effort, first = effort or Effort(), on_device(configs[0])
     with nullcontext(crew) if crew is not None else Crew(effort.workers, first, len(configs)) as workers:
         wanted = Plan(plan, configs, effort.engine, effort.width, len(workers.slots), sources or {})
-        return _work(wanted, progress, workers, stop)
+        return _work(wanted, progress, workers, StopRequest())
 
 
 def _work(plan: Plan, progress: SweepProgress, crew: Crew, stop: StopRequest) -> bool:
@@ -129,9 +128,9 @@ def _let_help(pool: Pool, job: str, progress: SweepProgress, stop: Callable[[], 
         if "progress" in event:
             progress.add(slot, Advance(*event["progress"]))
 
-    def died(worker: WorkerProcess, how: str) -> None:
-        progress.add(worker.slot, Advance())
-        progress.doing(worker.slot, "starting")
+    def died(slot: int) -> None:
+        progress.add(slot, Advance())
+        progress.doing(slot, "starting")
 
     try:
         pool.work(job, hear, died, progress.say, stop)

@@ -81,16 +81,16 @@ class Pool(AbstractContextManager["Pool"]):
         self,
         job: str,
         hear: Callable[[int, Event], None],
-        died: Callable[[WorkerProcess, str], None],
+        died: Callable[[int], None],
         say: Callable[[str], object],
         stop: Callable[[], bool],
-    ) -> bool:
-        """Let all workers work on a job until each has finished; False if they were asked to stop.
+    ) -> None:
+        """Let all workers work on a job until each has finished, or they are asked to stop.
 
         Args:
             job: a line for the workers.
             hear: called with a worker's slot and its event.
-            died: called with a worker that died unasked, and how.
+            died: called with the slot of a worker that died unasked.
             say: shows a line.
             stop: whether to ask the workers to stop; `Pool.stop` waits for them.
 
@@ -104,7 +104,7 @@ class Pool(AbstractContextManager["Pool"]):
             self._listen(hear)
             if stop():
                 self._ask_to_stop()
-                return False
+                return
             for worker in [worker for worker in self._running.values() if worker.process.poll() is not None]:
                 del self._running[worker.slot]
                 worker._hear_out()
@@ -112,7 +112,6 @@ class Pool(AbstractContextManager["Pool"]):
                 if worker.slot in self._busy:
                     self._refuse_or_report(worker, died, say)
                     self._send(worker.slot, job)
-        return True
 
     def _send(self, slot: int, job: str) -> None:
         """Give the job to a worker; start the worker if it does not run."""
@@ -174,7 +173,7 @@ class Pool(AbstractContextManager["Pool"]):
                 worker, event = self._events.get_nowait()
 
     def _refuse_or_report(
-        self, worker: WorkerProcess, died: Callable[[WorkerProcess, str], None], say: Callable[[str], object]
+        self, worker: WorkerProcess, died: Callable[[int], None], say: Callable[[str], object]
     ) -> None:
         """Raise the error of an ended worker, or report its death."""
         code = worker.process.returncode
@@ -184,7 +183,7 @@ class Pool(AbstractContextManager["Pool"]):
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         if code != 130:  # 130: it was asked to stop
             say(f"worker {worker.slot + 1} died ({how}); starting another")
-            died(worker, how)
+            died(worker.slot)
         self._stillborn += not worker._began
         if self._stillborn >= MAX_FAILED_STARTS:
             last = worker._said[-1] if worker._said else "it printed nothing"

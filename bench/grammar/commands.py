@@ -83,8 +83,8 @@ ENGINE = Option(
 )
 RUN_WORKERS = Option(
     "workers",
-    "number of processes that share the runs, or auto: one per GPU, or else one per CPU core (default: one per GPU,"
-    " or else one)",
+    "number of processes that share the runs, this one included, or auto: one per GPU, or else one per CPU core"
+    " (default: one per GPU, or else one)",
     "N",
     workers,
 )
@@ -99,11 +99,10 @@ BUDGET = Option(
 )
 RUNNING = (ENGINE, RUN_WORKERS, WIDTH, BUDGET)
 """How the runs of a plan are trained."""
-WORKERS = Option(
-    "workers",
-    "number of worker processes, or auto (default): one per GPU, or else one per CPU core",
-    "N",
-    workers,
+WORKERS = replace(
+    RUN_WORKERS,
+    help="number of processes that share the runs, this one included, or auto (default): one per GPU, or else one per"
+    " CPU core",
     default="auto",
 )
 REFERENCE = Option(

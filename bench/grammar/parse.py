@@ -151,11 +151,6 @@ def parse(command: Command, words: Sequence[str]) -> Args:
             option, equals, value = shorts[word[1]], "=", word[2:]  # -oFILE
         if option is None:
             group, dot, _ = name.partition(".")
-            alone = command.positionals if len(command.positionals) == 1 else ()  # of several, the order decides
-            known = any(name == each.name for each in alone)
-            if known and (equals or (rest and not rest[0].startswith("--"))):  # bench suite --file theory
-                free.append(value if equals else rest.pop(0))
-                continue
             if not dot or group not in command.groups:
                 raise unknown_option(command, given, words, value or next(iter(rest), ""))
             if equals:

@@ -242,11 +242,6 @@ def contradiction(run: RunResult) -> str | None:
     return None
 
 
-def is_file_name(name: str) -> bool:
-    """Whether a name is a valid file name on every system and cannot leave its folder."""
-    return re.fullmatch(FILE_NAME, name) is not None
-
-
 @cache
 def adapter(kind: Any) -> TypeAdapter[Any]:
     """The JSON validator of a type; cached, since building it takes longer than reading a record."""

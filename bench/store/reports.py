@@ -73,7 +73,7 @@ class Record(ABC):
 
 @dataclass(frozen=True)
 class StudyRecord(Record):
-    """The record of a study in a store, so that boards need no database.
+    """The record of a study in a store, for boards.
 
     Attributes:
         name: of the study.

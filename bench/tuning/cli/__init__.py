@@ -1,1 +1,1 @@
-"""The commands for studies: tune, suite, studies, worker."""
+"""The commands for studies: tune, suite, list studies."""
