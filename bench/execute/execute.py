@@ -44,6 +44,7 @@ class Crew(AbstractContextManager["Crew"]):
         self.slots = slots(workers, config, runs)
         self.pool = Pool(dict(enumerate(self.slots[1:], 1)))
         self.measured = dict[object, Choice]()
+        self.trained = 0  # runs of all studies so far, for a budget of runs
 
     def __exit__(self, *error: Any) -> None:
         self.pool.__exit__(*error)

@@ -303,15 +303,14 @@ def carry_out(studies: Sequence[Study], crew: Crew, effort: Effort, progress: Sw
         UserError: a run cannot be trained, or more runs are wanted than the budget allows.
         RunFailed: the first runs failed, the disk is full or gone, or workers die at start.
     """
-    trained = 0
     while True:
         todo = {study.name: results.todo for study in studies if (results := study.result()).todo}
         if not todo:
             return True
         configs = [config for row in zip_longest(*todo.values()) for config in row if config is not None]
         if effort.budget is not None:
-            trained += len(missing(configs))
-            effort.budget.refuse_beyond(trained)
+            crew.trained += len(missing(configs))
+            effort.budget.refuse_beyond(crew.trained)
         titles = {config.run_id: f"study {name}" for name, several in todo.items() for config in several}
         try:
             if not execute(configs, progress, effort, plan=titles, crew=crew):
