@@ -195,6 +195,7 @@ class SweepProgress:
     def showing(self, runs: int, processes: int = 1) -> Iterator[None]:
         """Show the progress of `runs` runs within the context, trained by `processes` processes of this command."""
         self.runs, self.processes = runs, processes
+        self._over.clear()
         self._said = time.monotonic()
         with self.live():
             yield

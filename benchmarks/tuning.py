@@ -9,7 +9,8 @@ from bench.execute import Effort
 from bench.execute.execute import Crew
 from bench.progress import SweepProgress
 from bench.tuning.spec import make_spec
-from bench.tuning.study import Study, carry_out
+from bench.tuning.study import Study
+from bench.tuning.training import carry_out
 from benchmarks.timing import Row
 
 TRIALS = 6

@@ -148,7 +148,7 @@ def test_an_optimizer_that_fails_a_check_is_stopped_unless_somebody_goes_on_anyw
 @pytest.mark.deep
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # so Python loses an interrupt
 def test_a_time_that_is_spent_ends_it_with_the_result_so_far(cli, unchecked: None, monkeypatch) -> None:
-    monkeypatch.setattr("bench.tuning.study.execute", wait_before_anybody_listens)
+    monkeypatch.setattr("bench.tuning.training.execute", wait_before_anybody_listens)
     answer = cli(*COMPARE, "--budget", "0.5s")
     assert answer.code == 1
     assert "the budget of 0.5s is spent; this is the result so far, and the same command continues" in answer.err

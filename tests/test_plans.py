@@ -201,7 +201,7 @@ def fragile(folder: Path, *bad: float) -> tuple[str, ...]:
 @pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("engine", ["lightning", "auto", "lanes"])
 def test_a_run_that_breaks_harms_no_other(cli, here: Path, engine: str) -> None:
-    answer = cli(*fragile(here, 0.2), "--engine", engine, "--width", "1" if engine == "lanes" else "4")
+    answer = cli(*fragile(here, 0.2), "--engine", engine, "--width", "4")
     assert answer.code == 1
     assert answer.err.splitlines()[-1].startswith("bench: error: ")
     assert "this step is too long" in answer.err.splitlines()[-1]

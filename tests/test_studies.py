@@ -19,8 +19,7 @@ from bench.grammar.values import read_budget
 from bench.store.record import RunResult
 from bench.store.stores import Stores
 from bench.text import CONVERGED
-from bench.tuning import study as studies
-from bench.tuning import summary, tuned
+from bench.tuning import summary, training, tuned
 from bench.tuning.design import TPE_STARTUP
 from bench.tuning.space import point_key
 from bench.tuning.spec import StudySpec, default_trials, make_spec, reporting_seeds, trials_of, tuning_seeds
@@ -217,11 +216,12 @@ def test_runs_of_several_studies_alternate(tmp_path: Path, monkeypatch: pytest.M
             put(tmp_path, ended(config))
         return True
 
-    monkeypatch.setattr(studies, "execute", execute)
-    crew: Any = SimpleNamespace(trained=0)
-    with pytest.raises(UserError, match="--budget 11runs: 12 runs are to be trained"):
-        studies.carry_out(two, crew, Effort(budget=read_budget("11runs")), crew)
-    assert studies.carry_out(two, crew, Effort(), crew)
+    monkeypatch.setattr(training, "execute", execute)
+    nothing: Any = None
+    crew: Any = SimpleNamespace(trained=1)  # by an earlier part of the command
+    with pytest.raises(UserError, match="--budget 12runs: 13 runs are to be trained"):
+        training.carry_out(two, crew, Effort(budget=read_budget("12runs")), nothing)
+    assert training.carry_out(two, crew, Effort(), nothing)
     assert [config.opt for config in calls[0]] == ["sgd", "ngd"] * 6
 
 
@@ -238,9 +238,9 @@ def test_failures_of_execution_end_up_in_the_study(tmp_path: Path, monkeypatch: 
             raise error
         return True
 
-    monkeypatch.setattr(studies, "execute", execute)
+    monkeypatch.setattr(training, "execute", execute)
     nothing: Any = None
-    assert studies.carry_out([study], nothing, Effort(), nothing)
+    assert training.carry_out([study], nothing, Effort(), nothing)
     failed = [trial.point for trial in study.result().trials if trial.state == "failed"]
     assert failed == [{"opt.lr": 0.1}]
 
@@ -267,6 +267,11 @@ def test_optuna_reads_the_journal_and_a_storage(tmp_path: Path) -> None:
         assert [trial.params for trial in there.trials] == [trial.point for trial in found.trials]
         assert there.best_value == pytest.approx(found.score)
         assert there.trials[0].user_attrs["runs"] == [run.run_id for run in found.trials[0].runs]
+    larger = study_in(tmp_path, 7, report=False)
+    finish(larger, slope)
+    tuned.mirror(larger.result(), url)
+    tried = {point_key(trial.params) for trial in optuna.load_study(study_name=study.name, storage=url).trials}
+    assert tried >= {point_key(trial.point) for trial in larger.result().trials}
     with pytest.raises(UserError, match="--storage nothing://x: "):
         tuned.mirror(found, "nothing://x")
 

@@ -266,7 +266,7 @@ def tune(
         from bench.tuning import tuned
         from bench.tuning.cli.shared import crew_of
         from bench.tuning.cli.tune import study_of
-        from bench.tuning.study import carry_out
+        from bench.tuning.training import carry_out
 
         design = {"trials": trials, "seeds": seeds, "report_seeds": report_seeds, "sampler": sampler}
         how = {"engine": engine, "workers": workers, "width": width}

@@ -81,7 +81,7 @@ class Outcomes:
             self.settled |= {result.run_id for result in done}
             self.progress.advance(0, 0, done)
         for run_id, block in new.items():
-            if block.runs[run_id].status == "failed" and (self.plan.engine == "lanes" or block.total == 1):
+            if block.runs[run_id].status == "failed" and block.total == 1:
                 with suppress(OSError):
                     if block.at.stat().st_mtime > self._since:
                         self.settled.add(run_id)
@@ -115,6 +115,7 @@ def _train(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bo
     plan, store = outcomes.plan, outcomes.plan.store
     blocks = [[config for row in grid for config in row] for grid in cut.blocks]
     widest, short, waiting, progress = inf, False, False, outcomes.progress
+    apart = set[str]()  # runs of a broken block: one lane may have broken the others
     while left := {config.run_id: config for config in cut.runs if config.run_id not in outcomes.settled}:
         if short:
             gc.collect()  # free the memory that the error's traceback kept
@@ -137,7 +138,7 @@ def _train(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bo
         busy = {run_id for block in (*others, *there.values()) if block.busy for run_id in block.runs}
         # Blocks of killed processes come first, since they have made progress.
         # Among them, failed blocks come last, since they may fail again.
-        idle = [block.runs for block in others if not block.busy and block.runs.keys() <= fresh.keys() - busy]
+        idle = [block.runs for block in others if not block.busy and block.runs.keys() <= fresh.keys() - busy - apart]
         begun = sorted(idle, key=lambda runs: any(run.status == "failed" for run in runs.values()))
         begun = [[fresh[run_id] for run_id in run_ids] for run_ids in begun if len(run_ids) <= widest]
         free = ([run for run in block if run.run_id in fresh and run.run_id not in busy] for block in blocks)
@@ -159,12 +160,15 @@ def _train(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bo
             time.sleep(0.1)
         except RunBroke as error:
             own = [config for row in grid for config in row]
-            if plan.engine == "lanes" or len(own) == 1:
-                outcomes.broke(error, own, more=len(own) < len(left))
-            else:
-                progress.say(f"{error}; continuing with one run at a time")
-                if not _each(own, outcomes, stop, wait=wait):
-                    return False
+            if len(own) == 1:
+                outcomes.broke(error, own, more=len(left) > 1)
+                continue
+            progress.say(f"{error}; continuing with one run at a time")
+            if plan.engine == "lanes":
+                apart |= {config.run_id for config in own}
+                blocks = [*([config] for config in own), *blocks]
+            elif not _each(own, outcomes, stop, wait=wait):
+                return False
         except (MemoryError, RuntimeError) as error:
             count = sum(map(len, grid))
             if not ran_out(error):

@@ -34,7 +34,7 @@ from bench.tuning.spec import (
     tuning_seeds,
 )
 from bench.tuning.study import Study, StudyResult
-from bench.tuning.study import carry_out as carry_out_studies
+from bench.tuning.training import carry_out as carry_out_studies
 from optimizers import OPTIMIZERS
 from optimizers.plugins import slug
 from tasks import TASKS

@@ -162,13 +162,16 @@ def mirror(found: StudyResult, url: str) -> None:
 
 
 def _mirror(found: StudyResult, storage: "str | BaseStorage") -> None:
-    """Add the trials that a storage lacks; the order of trials never changes."""
+    """Add the trials that a storage lacks."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     direction = "minimize" if found.spec.mode == "min" else "maximize"
     study = optuna.create_study(storage=storage, study_name=found.study.name, direction=direction, load_if_exists=True)
-    for trial in found.trials[len(study.get_trials(deepcopy=False)) :]:
+    known = {point_key(trial.params) for trial in study.get_trials(deepcopy=False)}
+    for trial in found.trials:
+        if point_key(trial.point) in known:
+            continue
         score = found.scores[point_key(trial.point)]
         axes = {name: distribution(axis, trial.point[name]) for name, axis in found.spec.axes.items()}
         about = {"kind": trial.kind, "seeds": found.spec.seeds, "runs": [run.run_id for run in trial.runs]}

@@ -25,21 +25,27 @@ def main(args: Args) -> int:
 
     places = {"data": args.data, "store": args.store}
     study = study_of(args, settings_in(args.config) | args.of_runs, places)
-    crew = crew_of(args.workers, [study.spec], places, args.engine)  # raises if it cannot be trained here
     note(f"study {study.name}: {study.spec.promise(study.trials)}")
     if args.dry_run:
+        crew_of(args.workers, [study.spec], places, args.engine)  # raises if it cannot be trained here
         points = [w.point for w in study.spec.design.wanted(study.trials)]
         reply(args, points, map(options_text, points))
         return 0
     out = args.out or Path("tuned")
     check_output(out)  # fail before hours of training
-    from bench.tuning.study import carry_out
+    found = study.result()
+    if found.todo:
+        crew, progress = (
+            crew_of(args.workers, [study.spec], places, args.engine),
+            SweepProgress(f"study {study.name}", study.spec.mode),
+        )
+        from bench.tuning.training import carry_out
 
-    progress = SweepProgress(f"study {study.name}", study.spec.mode)
-    with crew:
-        if not in_time(args, lambda: carry_out([study], crew, Effort.of(args), progress)):
-            return 130
-    return show(study.result(), args, out, command)
+        with crew:
+            if not in_time(args, lambda: carry_out([study], crew, Effort.of(args), progress)):
+                return 130
+        found = study.result()
+    return show(found, args, out, command)
 
 
 def study_of(args: Args, settings: Mapping[str, Any], places: Mapping[str, Path]) -> "Study":
@@ -59,8 +65,8 @@ def study_of(args: Args, settings: Mapping[str, Any], places: Mapping[str, Path]
         places=places,
     )
     trials = trials_of(spec.design, args.trials, len(spec.seeds))
-    with doing("importing torch"):
-        from bench.tuning.study import Study
+    from bench.tuning.study import Study
+
     return Study(spec, trials, places)
 
 
