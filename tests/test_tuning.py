@@ -328,8 +328,8 @@ def test_workers_that_die_at_once_are_not_started_for_ever(cli, here: Path, monk
     (here / "broken" / "torch.py").write_text("import sys; print('no torch for you', file=sys.stderr); sys.exit(7)\n")
     monkeypatch.setenv("PYTHONPATH", str(here / "broken"))
     answer = cli("tune", *SMALL, "--trials", 3, "--workers", 2)
-    assert answer.code == 1
-    assert last_line(answer) == "workers die at start (exit code 7): no torch for you"
+    assert answer.code == 0  # the command trains without them
+    assert "continuing without further workers: workers die at start (exit code 7): no torch for you\n" in answer.err
     assert answer.err.count("died (exit code 7); starting another") == 1  # repeated lines are shown once
 
 

@@ -6,7 +6,7 @@ state and raises KeyboardInterrupt.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from bench.api.arguments import (
     arguments_of,
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 __all__ = ["board", "compare", "fit", "load", "plot", "sweep", "tune"]
 
 
+@overload
+def fit(task: str, opt: "Opt", *, seeds: None = None, seed: int | None = None, **settings: Any) -> Run: ...
+@overload
+def fit(task: str, opt: "Opt", *, seeds: "Seeds", **settings: Any) -> Runs: ...
 def fit(
     task: str,
     opt: "Opt",

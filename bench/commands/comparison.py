@@ -160,14 +160,14 @@ def carry_out(contest: Contest, args: Args, crew: "Crew", *, progress: bool = Tr
         UserError: some runs cannot be trained; finished ones are stored.
         RunFailed: a failed check changes results.
     """
-    from bench.tuning import suite
     from bench.tuning.cli.shared import note_ignored
+    from bench.tuning.training import carry_out_suite
 
     specs = [study.spec for study in contest.studies]
     _check([spec for spec in specs if spec.opt in contest.opts], args, progress=progress)
     note(contest.suite.title if progress else None)
     note_ignored(specs, contest.places)
-    return suite.carry_out(contest.suite, contest.studies, crew, Effort.of(args), progress=progress)
+    return carry_out_suite(contest.suite, contest.studies, crew, Effort.of(args), progress=progress)
 
 
 def _shipped(config: "RunConfig", args: Args) -> "StudyRecord | None":

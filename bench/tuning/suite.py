@@ -9,14 +9,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
-from bench.config.checks import check_places
 from bench.config.run_config import NoBooleans
 from bench.config.strict_yaml import flattened, read_yaml
 from bench.errors import UserError, check_known
-from bench.execute import Effort
-from bench.execute.execute import Crew
 from bench.grammar.values import refuse_too_many, suite_file, suites
-from bench.progress import SweepProgress, doing, say
+from bench.progress import doing
 from bench.results.render import shown
 from bench.results.selection import score_text
 from bench.results.table import Column, Table
@@ -34,7 +31,6 @@ from bench.tuning.spec import (
     tuning_seeds,
 )
 from bench.tuning.study import Study, StudyResult
-from bench.tuning.training import carry_out as carry_out_studies
 from optimizers import OPTIMIZERS
 from optimizers.plugins import slug
 from tasks import TASKS
@@ -331,28 +327,6 @@ def plan_lines(steps: Sequence[Step], workers: int) -> list[str]:
 
 
 # -- execution --------------------------------------------------------------------------------------------------------
-
-
-def carry_out(suite: Suite, studies: Sequence[Study], crew: Crew, effort: Effort, *, progress: bool = True) -> bool:
-    """Tune the optimizers of a task, top up to equal budgets, and run the winners; False if a signal asked to stop.
-
-    Raises:
-        UserError: a run cannot be trained; finished runs are stored.
-    """
-    spec = studies[0].spec
-    names = listed([study.spec.opt for study in studies])
-    while True:
-        suite.advance(studies)
-        todo = [config for study in studies for config in study.result().todo]
-        if not todo:
-            return True
-        check_places(todo)
-        what = "fresh seeds" if studies[0].report else "tuning"
-        if progress:
-            say(f"{spec.task}: {what} of {names}, {counted(max(study.total for study in studies), 'trial')} each")
-        shown = SweepProgress(f"{spec.task}: {what}", spec.mode, enabled=progress)
-        if not carry_out_studies(studies, crew, effort, shown):
-            return False
 
 
 def by_task(found: Sequence[StudyResult]) -> dict[str, list[StudyResult]]:

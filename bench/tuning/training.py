@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from bench.config.checks import check_places
 from bench.errors import RunBroke
 from bench.execute import Effort
 from bench.execute.execute import Crew, execute
 from bench.execute.plan import missing
-from bench.progress import SweepProgress
+from bench.progress import SweepProgress, say
+from bench.text import counted, listed
 from bench.tuning.study import Study
+from bench.tuning.suite import Suite
 
 
 def carry_out(studies: Sequence[Study], crew: Crew, effort: Effort, progress: SweepProgress) -> bool:
@@ -37,3 +40,27 @@ def carry_out(studies: Sequence[Study], crew: Crew, effort: Effort, progress: Sw
                 raise
             for study in studies:
                 study.failed |= error.runs
+
+
+def carry_out_suite(
+    suite: Suite, studies: Sequence[Study], crew: Crew, effort: Effort, *, progress: bool = True
+) -> bool:
+    """Tune the optimizers of a task, top up to equal budgets, and run the winners; False if a signal asked to stop.
+
+    Raises:
+        UserError: a run cannot be trained; finished runs are stored.
+    """
+    spec = studies[0].spec
+    names = listed([study.spec.opt for study in studies])
+    while True:
+        suite.advance(studies)
+        todo = [config for study in studies for config in study.result().todo]
+        if not todo:
+            return True
+        check_places(todo)
+        what = "fresh seeds" if studies[0].report else "tuning"
+        if progress:
+            say(f"{spec.task}: {what} of {names}, {counted(max(study.total for study in studies), 'trial')} each")
+        shown = SweepProgress(f"{spec.task}: {what}", spec.mode, enabled=progress)
+        if not carry_out(studies, crew, effort, shown):
+            return False

@@ -12,7 +12,6 @@ from bench.execute import Effort
 from bench.grammar.parse import Args
 from bench.grammar.values import suite_file
 from bench.output import check_output, note, reply
-from bench.progress import doing
 from bench.tuning.cli.shared import crew_of, in_time, note_ignored
 
 if TYPE_CHECKING:
@@ -24,9 +23,8 @@ def main(args: Args) -> int:
     """`bench suite` with these arguments: 0 done, 1 an optimizer has no winner, 130 stopped."""
     command = shlex.join(["bench", "suite", *args.words])
     suite_file(args.file)  # before slow imports
-    with doing("importing torch"):
-        from bench.tuning import suite, tuned
-        from bench.tuning.summary import as_json
+    from bench.tuning import suite, tuned
+    from bench.tuning.summary import as_json
 
     places = {"data": args.data, "store": args.store}
     parts = suite.narrowed(suite.load(args.file), args.task, args.opt)
@@ -40,8 +38,10 @@ def main(args: Args) -> int:
     check_output(args.out)  # fail before hours of training
     note_ignored(specs, places)
     tasks = [(part, studies) for part in parts for studies in part.studies(places)]
+    from bench.tuning.training import carry_out_suite
+
     with crew:
-        if not in_time(args, lambda: all(suite.carry_out(*each, crew, Effort.of(args)) for each in tasks)):
+        if not in_time(args, lambda: all(carry_out_suite(*each, crew, Effort.of(args)) for each in tasks)):
             return 130
     found = [study.result() for _, studies in tasks for study in studies]
     for each in found:
