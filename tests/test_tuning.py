@@ -330,7 +330,6 @@ def test_workers_that_die_at_once_are_not_started_for_ever(cli, here: Path, monk
     answer = cli("tune", *SMALL, "--trials", 3, "--workers", 2)
     assert answer.code == 0  # the command trains without them
     assert "continuing without further workers: workers die at start (exit code 7): no torch for you\n" in answer.err
-    assert answer.err.count("died (exit code 7); starting another") == 1  # repeated lines are shown once
 
 
 @pytest.mark.deep
