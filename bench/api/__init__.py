@@ -280,9 +280,9 @@ def tune(
         with crew_of(args.workers, [study.spec], where, args.engine) as crew:
             if not carry_out([study], crew, Effort.of(args), shown):
                 raise KeyboardInterrupt(f"study {study.name} was stopped; nothing is lost, and the same call continues")
-        found = study.result()
-        tuned.remember(found)
-        return Study(found, where["store"])
+        result = study.result()
+        tuned.remember(result)
+        return Study(result, where["store"])
 
 
 def compare(
@@ -359,9 +359,9 @@ def compare(
         with contest.crew:
             if not comparison.carry_out(contest, args, contest.crew, progress=progress):
                 raise KeyboardInterrupt("the comparison was stopped; nothing is lost, and the same call continues")
-        found = comparison.results_of(contest)
-        ranking = comparison.ranking(found, args)
-        studies = {each.spec.opt: Study(each, where["store"]) for each in found}
+        results = comparison.results_of(contest)
+        ranking = comparison.ranking(results, args)
+        studies = {result.spec.opt: Study(result, where["store"]) for result in results}
         return Comparison(studies, ranking.said, ranking)
 
 

@@ -128,26 +128,26 @@ class Study:
     """Result of tuning.
 
     Attributes:
-        found: the study's trials and scores, as data.
+        result: the study's trials and scores, as data.
         store: the folder of its runs.
     """
 
-    found: "StudyResult" = field(repr=False)
+    result: "StudyResult" = field(repr=False)
     store: Path
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", self.found.study.name)
+        object.__setattr__(self, "name", self.result.study.name)
 
     @property
     def task(self) -> str:
         """The name of its task."""
-        return self.found.spec.task
+        return self.result.spec.task
 
     @property
     def opt(self) -> str:
         """The name of its optimizer."""
-        return self.found.spec.opt
+        return self.result.spec.opt
 
     @property
     def best(self) -> dict[str, Any]:
@@ -156,24 +156,24 @@ class Study:
         Raises:
             UserError: no trial has a score.
         """
-        if self.found.best is None:
+        if self.result.best is None:
             raise UserError(f"study {self.name}: no trial has a score, so there is no winner")
-        return self.found.hyperparameters
+        return self.result.hyperparameters
 
     @property
     def score(self) -> float | None:
         """The winner's median over the seeds of the trials, on the selection split; it is optimistic."""
-        return self.found.score
+        return self.result.score
 
     @cached_property
     def trials(self) -> Runs:
         """The runs of its trials."""
-        return Runs([Run(run, self.store) for run in self.found.runs])
+        return Runs([Run(run, self.store) for run in self.result.runs])
 
     @cached_property
     def fresh(self) -> Runs:
         """The winner's runs on fresh seeds, the results to report."""
-        return Runs([Run(run, self.store) for run in self.found.fresh])
+        return Runs([Run(run, self.store) for run in self.result.fresh])
 
     @property
     def sweep(self) -> Sweep:
@@ -182,7 +182,7 @@ class Study:
         Raises:
             UserError: no trial has ended.
         """
-        return Sweep(self.trials, self.found.analyse())
+        return Sweep(self.trials, self.result.analyse())
 
     def figure(self) -> "Figure":
         """The metric of the trials against the searched settings."""
@@ -196,12 +196,12 @@ class Study:
         """
         from bench.tuning import tuned
 
-        return tuned.write(Path(folder), self.found, "bench.tune")
+        return tuned.write(Path(folder), self.result, "bench.tune")
 
     def __str__(self) -> str:
         from bench.tuning import summary
 
-        return "\n".join(summary.lines(self.found))
+        return "\n".join(summary.lines(self.result))
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"

@@ -44,19 +44,19 @@ def main(args: Args) -> int:
         from bench.tuning.cli.shared import in_time
 
     contests = [ask(arguments) for arguments in _by_task(args)]
-    crew = min((each.crew for each in contests), key=lambda crew: len(crew.slots))
+    crew = min((contest.crew for contest in contests), key=lambda crew: len(crew.slots))
     if args.dry_run:
         from bench.tuning.cli.suite import show_plan
 
-        return show_plan(args, [each.suite for each in contests], contests[0].places, crew)
-    tasks = "-".join(slug(each.studies[0].spec.task) for each in contests)[:80]
+        return show_plan(args, [contest.suite for contest in contests], contests[0].places, crew)
+    tasks = "-".join(slug(contest.studies[0].spec.task) for contest in contests)[:80]
     out = args.out or Path("compared", tasks, "-".join(map(slug, contests[0].opts))[:80])
     check_output(out)
     with crew:
-        if not in_time(args, lambda: all(carry_out(each, args, crew) for each in contests)):
+        if not in_time(args, lambda: all(carry_out(contest, args, crew) for contest in contests)):
             return 130
     command = shlex.join(["bench", "compare", *args.words])
-    return _show([found for each in contests for found in results_of(each)], args, out, command)
+    return _show([result for contest in contests for result in results_of(contest)], args, out, command)
 
 
 def _by_task(args: Args) -> list[Args]:
@@ -104,18 +104,18 @@ def ask(args: Args) -> Contest:
     if not opts:
         raise UserError("--opt is missing: name one or more optimizers, such as --opt my_file.py:MyOpt")
     fresh = reporting_seeds(args.report_seeds)
-    common, own = by_optimizer(words, [*opts, *(args.against or REFERENCES)])
+    common, by_opt = by_optimizer(words, [*opts, *(args.against or REFERENCES)])
     theirs = {name: value for name, value in common.items() if name.startswith("opt.")}
     common = {name: value for name, value in common.items() if name not in theirs}
 
     def suite(names: Sequence[str], tune: "Tune") -> "Suite":
-        settings: dict[str, Settings | None] = {n: {**(theirs if n in opts else {}), **own[n]} for n in names}
+        settings: dict[str, Settings | None] = {n: {**(theirs if n in opts else {}), **by_opt[n]} for n in names}
         return Suite(title="", tasks={task: {}}, optimizers=settings, settings=common, tune=tune, seeds=fresh)
 
     first = suite(opts, Tune()).specs(places)[0]
     against = args.against or [default_reference(first.trainer.batch_size)]
     baseline = None
-    if not any(name in opts or own[name] for name in against):
+    if not any(name in opts or by_opt[name] for name in against):
         shipped = [_shipped(spec.typical(places), args) for spec in suite(against, Tune()).specs(places)]
         baseline = _common(against, shipped)
     if baseline is not None and not _has_equal_budget(baseline, against, args):
@@ -124,7 +124,7 @@ def ask(args: Args) -> Contest:
     every = list(dict.fromkeys([*tuned_here, *opts]))
     if len({*every, *against}) < 2:
         raise UserError(f"--opt {opts[0]}: it is the reference itself; name another one with --against")
-    if lost := [f"--opt.{name}.{key[4:]}" for name, values in own.items() for key in values if name not in every]:
+    if lost := [f"--opt.{name}.{key[4:]}" for name, values in by_opt.items() for key in values if name not in every]:
         raise UserError(f"{lost[0]}: it is not part of the comparison; name it with --against")
     seeds = tuning_seeds(args.seeds or "2") if args.seeds or baseline is None else baseline.seeds
     if baseline is None:
@@ -242,18 +242,18 @@ def _check(specs: "Sequence[StudySpec]", args: Args, *, progress: bool) -> None:
     from bench.check.supervisor import examination_of, reports
 
     given = [{name[4:]: spec.settings[name] for name in spec.chosen if name.startswith("opt.")} for spec in specs]
-    examinations = [examination_of(spec.opt, options=own) for spec, own in zip(specs, given, strict=True)]
-    before = [read_verdict(args.store, spec.opt, own, versions()) for spec, own in zip(specs, given, strict=True)]
+    examinations = [examination_of(spec.opt, options=options) for spec, options in zip(specs, given, strict=True)]
+    before = [read_verdict(args.store, spec.opt, of, versions()) for spec, of in zip(specs, given, strict=True)]
     names = ", ".join(spec.opt for spec in specs)
     note(f"checking {names}" if progress and not sys.stderr.isatty() else None)  # a terminal shows it below
     with doing(f"checking {names}"):
-        found = list(reports(examinations, known={report.name: report for report in before if report is not None}))
-    for report, own in zip(found, given, strict=True):
+        verdicts = list(reports(examinations, known={report.name: report for report in before if report is not None}))
+    for report, options in zip(verdicts, given, strict=True):
         write_verdict(args.store, report)
         note(f"{report.name}: {report.headline()}" if progress else None)
         wrong = [name for name in report.failed if name == "builds" or report.catalogue[name].severity == "results"]
         if wrong:
-            command = ["bench", "check", report.name, *as_options({f"opt.{k}": v for k, v in own.items()})]
+            command = ["bench", "check", report.name, *as_options({f"opt.{k}": v for k, v in options.items()})]
             why = f"{report.name} fails {', '.join(wrong)}, which changes results: {shlex.join(command)} gives advice"
             if not args.anyway:
                 raise RunFailed(f"{why}; --anyway continues")
@@ -284,14 +284,14 @@ class Ranking(NamedTuple):
     forest: "Chart | None"
 
 
-def ranking(found: "Sequence[StudyResult]", args: Args) -> Ranking:
+def ranking(results: "Sequence[StudyResult]", args: Args) -> Ranking:
     """The ranked tables of the results of these studies."""
     from bench.boards.forest import forest
     from bench.boards.headline import headlines
     from bench.boards.quality import quality
     from bench.tuning.suite import by_task
 
-    ranked = [there for own in by_task(found).values() if (there := _ranked(own, args)) is not None]
+    ranked = [entries for of_task in by_task(results).values() if (entries := _ranked(of_task, args)) is not None]
     if not ranked:
         return Ranking([], [], None)
     every = _together(ranked)
@@ -302,15 +302,16 @@ def ranking(found: "Sequence[StudyResult]", args: Args) -> Ranking:
 
 def _together(ranked: "Sequence[Collected]") -> "Collected":
     """The entries of several problems as one collection."""
-    own = [vars(each) for each in ranked]
+    fields = [vars(collected) for collected in ranked]
     joined = {
-        name: [entry for each in own for entry in each[name]] for name in ("entries", "chosen", "all", "unranked")
+        name: [entry for values in fields for entry in values[name]]
+        for name in ("entries", "chosen", "all", "unranked")
     }
-    by_id = {run_id: run for each in ranked for run_id, run in each.by_id.items()}
+    by_id = {run_id: run for collected in ranked for run_id, run in collected.by_id.items()}
     return replace(ranked[0], **joined, by_id=by_id)
 
 
-def _show(found: "Sequence[StudyResult]", args: Args, out: Path, command: str) -> int:
+def _show(results: "Sequence[StudyResult]", args: Args, out: Path, command: str) -> int:
     """Print and write the result."""
     from bench.results.draw import picture
     from bench.results.render import as_json, markdown, written
@@ -318,24 +319,24 @@ def _show(found: "Sequence[StudyResult]", args: Args, out: Path, command: str) -
     from bench.tuning.summary import as_json as study_json
 
     with doing("writing settings, table and plots"):
-        suite.write(out / "tuned", found, command)
-        boards, said, chart = ranking(found, args)
+        suite.write(out / "tuned", results, command)
+        boards, said, chart = ranking(results, args)
         if boards:
             write(out / "quality.md", markdown(boards) + "".join(f"\n{line}\n" for line in said))
         if chart is not None and chart.shown.panels:
             for ending in (".png", ".pdf"):
                 write(out / f"forest{ending}", picture(chart.shown, ending))
     if args.json:
-        studies = [study_json(each) for each in found]
+        studies = [study_json(result) for result in results]
         answer({"out": out, "studies": studies, "boards": as_json(boards), "said": said})
     else:
-        print("\n".join(suite.result_lines(found)))
+        print("\n".join(suite.result_lines(results)))
         print(written(boards, "table", None) if boards else "no winner has run on fresh seeds yet")
         print("\n".join(said))
-    return int(any(each.best is None for each in found))
+    return int(any(result.best is None for result in results))
 
 
-def _ranked(found: "Sequence[StudyResult]", args: Args) -> "Collected | None":
+def _ranked(results: "Sequence[StudyResult]", args: Args) -> "Collected | None":
     """Entries of a task: these optimizers, as tuned by these studies, and others tuned on the same problem.
 
     None if no winner has run on a fresh seed.
@@ -344,17 +345,18 @@ def _ranked(found: "Sequence[StudyResult]", args: Args) -> "Collected | None":
     from bench.boards.entries import VERSIONS
     from bench.store.stores import Stores
 
-    fresh = {run.run_id: run for each in found for run in each.fresh}
+    fresh = {run.run_id: run for result in results for run in result.fresh}
     if not fresh:
         return None
     reference_store = None if args.no_reference else reference_folder()
-    stores, mine = Stores([args.store], reference_store), {each.study.name: bare(each.spec.opt) for each in found}
+    stores = Stores([args.store], reference_store)
+    mine = {result.study.name: bare(result.spec.opt) for result in results}
     # Studies with larger budgets would replace these.
     stores.studies = [s for s in stores.studies if s.name in mine or bare(s.opt) not in mine.values()]
     versions = next(iter(fresh.values())).versions
     only = {f"versions.{name}": str(versions[name]) for name in VERSIONS if name in versions}
     reference, named = args.against[0] if args.against else None, {*mine.values(), *map(bare, args.against or ())}
-    every = collect(stores, tasks=[found[0].spec.task], only=only, mixed_versions=True, reference=reference)
+    every = collect(stores, tasks=[results[0].spec.task], only=only, mixed_versions=True, reference=reference)
     warn_of(stores, every.damaged)
     problem = next((e.problem for e in every.all if any(r.run_id in fresh for r in e.runs.values())), None)
     chosen = [

@@ -159,15 +159,15 @@ def _train(cut: Cut, outcomes: Outcomes, stop: StopRequest, *, wait: bool) -> bo
         except RunBusy:
             time.sleep(0.1)
         except RunBroke as error:
-            own = [config for row in grid for config in row]
-            if len(own) == 1:
-                outcomes.broke(error, own, more=len(left) > 1)
+            configs = [config for row in grid for config in row]
+            if len(configs) == 1:
+                outcomes.broke(error, configs, more=len(left) > 1)
                 continue
             progress.say(f"{error}; continuing with one run at a time")
             if plan.engine == "lanes":
-                apart |= {config.run_id for config in own}
-                blocks = [*([config] for config in own), *blocks]
-            elif not _each(own, outcomes, stop, wait=wait):
+                apart |= {config.run_id for config in configs}
+                blocks = [*([config] for config in configs), *blocks]
+            elif not _each(configs, outcomes, stop, wait=wait):
                 return False
         except (MemoryError, RuntimeError) as error:
             count = sum(map(len, grid))

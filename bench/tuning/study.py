@@ -91,32 +91,29 @@ class Study:
         while True:
             scores = self._scores(tried.values())
             wanted = self.spec.design.wanted(self.trials, self.total, scores)
-            new = self._read([each for each in wanted if each.key not in tried])
+            new = self._read([candidate for candidate in wanted if candidate.key not in tried])
             if not new:
                 break
             tried |= new
-        scored = [tried[each.key] for each in wanted if each.key in tried]
-        left = [each for each in wanted if each.key not in tried]
-        best = self.spec.design.best([trial.point for trial in scored], scores)
-        winner = None if best is None else tried[point_key(best)]
-        seeds = self.spec.report_seeds if winner is not None and self.report and not left else ()
-        fresh = [] if winner is None else [self.config(winner.point, seed) for seed in self.spec.report_seeds]
-        runs = self.store.finished_all(config.run_id for config in fresh)
-        if left:
-            points = [each.point for each in wanted if each.key not in tried or tried[each.key].runs]
+        trials = [tried[candidate.key] for candidate in wanted if candidate.key in tried]
+        missing = len(wanted) - len(trials)
+        best = self.spec.design.best([trial.point for trial in trials], scores)
+        fresh = [] if best is None else [self.config(best, seed) for seed in self.spec.report_seeds]
+        stored = self.store.finished_all(config.run_id for config in fresh)
+        todo = list[RunConfig]()
+        if missing:  # stored runs too, so that an interrupted round is divided into the same blocks
+            points = [new.point for new in wanted if new.key not in tried or tried[new.key].runs]
             todo = [self.config(point, seed) for point in points for seed in self.spec.seeds]
-        else:
-            todo = fresh if seeds else []
-        todo = [config for config in todo if config.run_id not in self.failed]
-        open_ = bool(left) or any(config.run_id not in runs for config in todo)
+        elif self.report and any(config.run_id not in {*stored, *self.failed} for config in fresh):
+            todo = fresh
         return StudyResult(
             study=self,
-            trials=scored,
+            trials=trials,
             scores=scores.by_key,
-            best=winner,
-            fresh=[runs[config.run_id] for config in fresh if config.run_id in runs],
-            missing=len(left),
-            todo=todo if open_ else [],
+            best=None if best is None else tried[point_key(best)],
+            fresh=[stored[config.run_id] for config in fresh if config.run_id in stored],
+            missing=missing,
+            todo=[config for config in todo if config.run_id not in self.failed],
         )
 
     def _read(self, wanted: Sequence[Wanted]) -> dict[Key, Trial]:
@@ -128,24 +125,24 @@ class Study:
             UserError: a point of the design itself is illegal.
         """
         trials, configs = dict[Key, Trial](), dict[Key, list[RunConfig]]()
-        for each in wanted:
+        for candidate in wanted:
             try:
-                configs[each.key] = [self.config(each.point, seed) for seed in self.spec.seeds]
+                configs[candidate.key] = [self.config(candidate.point, seed) for seed in self.spec.seeds]
             except UserError as error:
-                trials[each.key] = _illegal(each, error)
+                trials[candidate.key] = _illegal(candidate, error)
         stored = self.store.finished_all(config.run_id for several in configs.values() for config in several)
-        for each in wanted:
-            ids = [config.run_id for config in configs.get(each.key, [])]
+        for candidate in wanted:
+            ids = [config.run_id for config in configs.get(candidate.key, [])]
             failed = next((self.failed[run_id] for run_id in ids if run_id in self.failed), "")
             if failed:
-                trials[each.key] = Trial(each.point, each.kind, reason=failed)
+                trials[candidate.key] = Trial(candidate.point, candidate.kind, reason=failed)
             elif ids and all(run_id in stored for run_id in ids):
-                trials[each.key] = Trial(each.point, each.kind, [stored[run_id] for run_id in ids])
-            elif ids and each.kind != "design":
+                trials[candidate.key] = Trial(candidate.point, candidate.kind, [stored[run_id] for run_id in ids])
+            elif ids and candidate.kind != "design":
                 try:
-                    check(configs[each.key][0])
+                    check(configs[candidate.key][0])
                 except UserError as error:
-                    trials[each.key] = _illegal(each, error)
+                    trials[candidate.key] = _illegal(candidate, error)
         return trials
 
     def _scores(self, trials: Collection[Trial]) -> Scores:

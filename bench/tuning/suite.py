@@ -114,7 +114,7 @@ class Suite(NoBooleans, BaseModel):
             trials = trials_of(spec.design, self.tune.trials, len(spec.seeds))  # raises if invalid
             runs += trials * len(spec.seeds) + len(spec.report_seeds)
             if spec.design.can_grow:  # raises if equal budgets are impossible
-                spec.design.wanted(trials, self.common(each for each in specs if each.task == spec.task))
+                spec.design.wanted(trials, self.common(other for other in specs if other.task == spec.task))
         refuse_too_many(f"this suite of {len(specs)} studies", runs)
         fixed = [spec for spec in specs if not spec.design.can_grow]
         if fixed and len({(default_trials(spec.design), spec.design.can_grow) for spec in specs}) > 1:
@@ -154,10 +154,10 @@ class Suite(NoBooleans, BaseModel):
         """
         while True:
             results = [study.result() for study in studies]
-            if any(each.missing for each in results):
+            if any(result.missing for result in results):
                 return
-            most = max(len(each.trials) for each in results)
-            if all(len(each.trials) == most for each in results):
+            most = max(len(result.trials) for result in results)
+            if all(len(result.trials) == most for result in results):
                 for study in studies:
                     study.report = True
                 return
@@ -168,8 +168,8 @@ class Suite(NoBooleans, BaseModel):
     def common(self, specs: Iterable[StudySpec], least: int = 0) -> int:
         """The smallest number of trials, at least `least`, that all optimizers of a task can have."""
         designs = [spec.design for spec in specs]
-        wanted = max(least, self.tune.total, *(trials_of(each, self.tune.trials) for each in designs))
-        step = math.lcm(*(each.step for each in designs))
+        wanted = max(least, self.tune.total, *(trials_of(design, self.tune.trials) for design in designs))
+        step = math.lcm(*(design.step for design in designs))
         return -(-wanted // step) * step
 
 
@@ -192,7 +192,7 @@ def narrowed(parts: Sequence[Suite], tasks: Sequence[str] | None, opts: Sequence
 
 
 def _only(entries: Mapping[str, Settings | None], names: Sequence[str] | None) -> dict[str, Settings | None]:
-    return {name: own for name, own in entries.items() if names is None or name in names}
+    return {name: settings for name, settings in entries.items() if names is None or name in names}
 
 
 def _text(seeds: int | list[int]) -> str:
@@ -255,11 +255,11 @@ def plan(suite: Suite, places: Mapping[str, Any], measure: Callable[[StudySpec],
     for studies in suite.studies(places):
         suite.advance(studies)
         for study in studies:
-            found, spec = study.result(), study.spec
-            trials = max(len(found.trials) + found.missing, study.total), len(found.trials)
-            fresh = [] if found.missing else found.fresh
+            result, spec = study.result(), study.spec
+            trials = max(len(result.trials) + result.missing, study.total), len(result.trials)
+            fresh = [] if result.missing else result.fresh
             step = Step(spec, trials, (len(spec.report_seeds), len(fresh)), 0.0)
-            times = [run.wall_s for run in (*found.runs, *fresh)]
+            times = [run.wall_s for run in (*result.runs, *fresh)]
             seconds = median(times) if times else measure(spec) if step.runs_left else 0.0
             steps.append(replace(step, seconds=seconds * step.runs_left))
     return steps
@@ -284,10 +284,10 @@ def measured(places: Mapping[str, Any], threads: int) -> Callable[[StudySpec], f
         if key not in known:
             config = spec.typical(places)
             with doing(f"timing a step of {spec.task}"):
-                task, made = build(config)
-                rows = min(made.batch_size, made.micro_batch_size)
-                steps = math.ceil(made.batch_size / rows) * made.total_steps
-                data, looks = task.data, made.total_steps // val_every(config, task)
+                task, training = build(config)
+                rows = min(training.batch_size, training.micro_batch_size)
+                steps = math.ceil(training.batch_size / rows) * training.total_steps
+                data, looks = task.data, training.total_steps // val_every(config, task)
                 reported = 2 * sum(data.sizes[split] for split in (data.report, *data.also))  # best and final
                 evaluated = looks * data.sizes[data.select] + reported
                 known[key] = seconds_of(single_step(config, task)) * (steps + evaluated / rows / 3)
@@ -326,31 +326,28 @@ def plan_lines(steps: Sequence[Step], workers: int) -> list[str]:
     ]
 
 
-# -- execution --------------------------------------------------------------------------------------------------------
+def by_task(results: Sequence[StudyResult]) -> dict[str, list[StudyResult]]:
+    """The results by task."""
+    tasks = dict.fromkeys(result.spec.task for result in results)
+    return {task: [result for result in results if result.spec.task == task] for task in tasks}
 
 
-def by_task(found: Sequence[StudyResult]) -> dict[str, list[StudyResult]]:
-    """The results of each task."""
-    tasks = dict.fromkeys(each.spec.task for each in found)
-    return {task: [each for each in found if each.spec.task == task] for task in tasks}
-
-
-def result_lines(found: Sequence[StudyResult]) -> list[str]:
+def result_lines(results: Sequence[StudyResult]) -> list[str]:
     """Results of the studies, task by task."""
     lines: list[str] = []
-    for task, own in by_task(found).items():
-        metric = f"{own[0].spec.metric}{own[0].metric_suffix}"
+    for task, of_task in by_task(results).items():
+        metric = f"{of_task[0].spec.metric}{of_task[0].metric_suffix}"
         rows = [
             (
-                each.spec.opt,
-                len(each.trials),
-                "none" if each.best is None else options_text(each.best.point),
-                None if each.score is None else score_text(each.score, each.spec.metric),
-                each.fresh_interval,
-                each.lr_at_boundary,
-                each.cost["trial_gradient_evaluations"],
+                result.spec.opt,
+                len(result.trials),
+                "none" if result.best is None else options_text(result.best.point),
+                None if result.score is None else score_text(result.score, result.spec.metric),
+                result.fresh_interval,
+                result.lr_at_boundary,
+                result.cost["trial_gradient_evaluations"],
             )
-            for each in own
+            for result in of_task
         ]
         heads = ["optimizer", "trials", "best", f"selection {metric}", f"fresh seeds: {metric} [95 % t-interval]"]
         gradients = Column("gradients", "gradients", form=lambda count: f"{count:,}")
@@ -358,17 +355,19 @@ def result_lines(found: Sequence[StudyResult]) -> list[str]:
     return lines
 
 
-def write(out: Path, found: Sequence[StudyResult], command: str) -> list[Path]:
-    """Write each study's settings and, for each task, one figure with all optimizers: `TASK/sensitivity.*`.
+def write(out: Path, results: Sequence[StudyResult], command: str) -> list[Path]:
+    """Write the settings of all studies and, for each task, one figure with all optimizers: `TASK/sensitivity.*`.
 
     Raises:
         UserError: the folder cannot be written.
     """
     paths: list[Path] = []
-    for task, own in by_task([each for each in found if each.best is not None]).items():
-        for each in own:
-            paths += tuned.write(out, each, command)
-        varied = dict.fromkeys(name for each in own for name in each.spec.axes)
-        shown = sensitivity.analyse([run for each in own for run in each.runs], list(varied), own[0].spec.mode)
+    for task, of_task in by_task([result for result in results if result.best is not None]).items():
+        for result in of_task:
+            paths += tuned.write(out, result, command)
+        varied = dict.fromkeys(name for result in of_task for name in result.spec.axes)
+        shown = sensitivity.analyse(
+            [run for result in of_task for run in result.runs], list(varied), of_task[0].spec.mode
+        )
         paths += sensitivity.write(out / slug(task), shown, command)
     return paths

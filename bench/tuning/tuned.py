@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
 
-def tuned_yaml(found: StudyResult) -> str:
+def tuned_yaml(result: StudyResult) -> str:
     """The winner's settings with their provenance, as the content of `configs/tuned/<task>/<optimizer>.yaml`.
 
     Raises:
@@ -32,12 +32,12 @@ def tuned_yaml(found: StudyResult) -> str:
     """
     import yaml
 
-    if found.best is None:
-        raise UserError(f"study {found.study.name}: no trial has a score, so there is nothing to write")
-    spec, run = found.spec, found.best.runs[0]
+    if result.best is None:
+        raise UserError(f"study {result.study.name}: no trial has a score, so there is nothing to write")
+    spec, run = result.spec, result.best.runs[0]
     # Defaults are written too: later changes of them must not change tuned settings.
-    every = run.config["opt_options"].items()
-    values = found.hyperparameters | {k: v for k, v in every if v is not None and v is not False and v != TASK_VALUE}
+    options = run.config["opt_options"].items()
+    values = result.hyperparameters | {k: v for k, v in options if v is not None and v is not False and v != TASK_VALUE}
     where = run.environment.get("gpu") or run.environment.get("cpu")
     machine = f"{where}, " * bool(where) + counted(run.environment.get("threads") or 1, "thread") + " a run"
     names = ("torch", "lightning", "task", "opt", "rest", "task_package", "opt_package")
@@ -45,17 +45,17 @@ def tuned_yaml(found: StudyResult) -> str:
         "task": spec.task,
         "opt": {"name": spec.opt} | values,
         "provenance": {
-            "study": found.study.name,
+            "study": result.study.name,
             "date": str(date.today()),
             "machine": machine,
             "versions": {name: run.versions[name] for name in names if name in run.versions},
             "settings": {k: v for k, v in spec.settings.items() if v is not None and not k.startswith("opt.")},
-            "trials": len(found.trials),
+            "trials": len(result.trials),
             "seeds": seeds_in_words(spec.seeds),
-            "metric": f"{run.metric}{found.metric_suffix}",
-            "split": found.select_split or None,
-            "score": found.score,
-            "edge": found.lr_at_boundary,
+            "metric": f"{run.metric}{result.metric_suffix}",
+            "split": result.select_split or None,
+            "score": result.score,
+            "edge": result.lr_at_boundary,
         },
     }
     return yaml.safe_dump(plain(content), sort_keys=False, width=120)
@@ -66,38 +66,38 @@ def tuned_path(folder: Path, spec: StudySpec) -> Path:
     return folder / slug(spec.task) / f"{slug(spec.opt)}.yaml"
 
 
-def replaced(folder: Path, found: StudyResult) -> str | None:
+def replaced(folder: Path, result: StudyResult) -> str | None:
     """A note if writing the settings replaces a file of another study, or of none; else None."""
-    path = tuned_path(folder, found.spec)
+    path = tuned_path(folder, result.spec)
     if not path.is_file():
         return None
     try:
         before = read_tuned(path).study
     except UserError:
         before = None
-    if before == found.study.name:
+    if before == result.study.name:
         return None
     of = f"study {before}" if before else "no study"
-    return f"{path} belonged to {of}; it now belongs to study {found.study.name}"
+    return f"{path} belonged to {of}; it now belongs to study {result.study.name}"
 
 
-def write(folder: Path, found: StudyResult, command: str) -> list[Path]:
+def write(folder: Path, result: StudyResult, command: str) -> list[Path]:
     """Write `TASK/OPT.yaml`, and `TASK/OPT/sensitivity.{md,csv,png,pdf}`.
 
     Raises:
         UserError: the folder cannot be written, or there is no winner.
     """
-    spec = found.spec
-    content = tuned_yaml(found)
+    spec = result.spec
+    content = tuned_yaml(result)
     path = tuned_path(folder, spec)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             temporary.write_text(content, "utf-8")
-    return [path, *sensitivity.write(path.with_suffix(""), found.analyse(), command)]
+    return [path, *sensitivity.write(path.with_suffix(""), result.analyse(), command)]
 
 
-def remember(found: StudyResult) -> None:
+def remember(result: StudyResult) -> None:
     """Write the study's record for boards (`studies/NAME.json`), and an Optuna journal (`studies/NAME.log`).
 
     A record of more trials of the same study stays. `optuna-dashboard` and `optuna.load_study` read the journal.
@@ -105,9 +105,9 @@ def remember(found: StudyResult) -> None:
     Raises:
         RunFailed: the disk is full or unavailable.
     """
-    spec, store = found.spec, found.study.store.folder
+    spec, store = result.spec, result.study.store.folder
     record = StudyRecord(
-        name=found.study.name,
+        name=result.study.name,
         task=spec.task,
         opt=spec.opt,
         seeds=spec.seeds,
@@ -119,16 +119,16 @@ def remember(found: StudyResult) -> None:
                 "point": dict(trial.point),
                 "kind": trial.kind,
                 "state": trial.state,
-                "score": found.scores.get(point_key(trial.point)),
+                "score": result.scores.get(point_key(trial.point)),
                 "runs": [run.run_id for run in trial.runs],
             }
-            for trial in found.trials
+            for trial in result.trials
         ],
-        winner=found.best.runs[0].run_id if found.best is not None and found.best.runs else None,
-        lr_at_boundary=found.lr_at_boundary,
-        missing=found.missing,
+        winner=result.best.runs[0].run_id if result.best is not None and result.best.runs else None,
+        lr_at_boundary=result.lr_at_boundary,
+        missing=result.missing,
         metric=spec.metric,
-        select_split=found.select_split,
+        select_split=result.select_split,
     )
     path = study_path(store, record.name)
     with suppress(Damaged, FileNotFoundError):
@@ -138,7 +138,7 @@ def remember(found: StudyResult) -> None:
     record.write(store)
     with disk_errors(store), replacing(path.with_suffix(".log")) as temporary:
         temporary.touch()
-        _mirror(found, journal(temporary))
+        _mirror(result, journal(temporary))
 
 
 def journal(path: Path) -> "BaseStorage":
@@ -149,32 +149,32 @@ def journal(path: Path) -> "BaseStorage":
     return JournalStorage(JournalFileBackend(str(path)))
 
 
-def mirror(found: StudyResult, url: str) -> None:
+def mirror(result: StudyResult, url: str) -> None:
     """Add the trials of a study to a storage of Optuna, such as `sqlite:///studies.db`; those in it stay.
 
     Raises:
         UserError: the storage cannot be opened or written.
     """
     try:
-        _mirror(found, url)
+        _mirror(result, url)
     except Exception as error:  # each kind of storage raises its own
         raise UserError(f"--storage {url}: {first_line(error)}") from None
 
 
-def _mirror(found: StudyResult, storage: "str | BaseStorage") -> None:
+def _mirror(result: StudyResult, storage: "str | BaseStorage") -> None:
     """Add the trials that a storage lacks."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    direction = "minimize" if found.spec.mode == "min" else "maximize"
-    study = optuna.create_study(storage=storage, study_name=found.study.name, direction=direction, load_if_exists=True)
+    direction = "minimize" if result.spec.mode == "min" else "maximize"
+    study = optuna.create_study(storage=storage, study_name=result.study.name, direction=direction, load_if_exists=True)
     known = {point_key(trial.params) for trial in study.get_trials(deepcopy=False)}
-    for trial in found.trials:
+    for trial in result.trials:
         if point_key(trial.point) in known:
             continue
-        score = found.scores[point_key(trial.point)]
-        axes = {name: distribution(axis, trial.point[name]) for name, axis in found.spec.axes.items()}
-        about = {"kind": trial.kind, "seeds": found.spec.seeds, "runs": [run.run_id for run in trial.runs]}
+        score = result.scores[point_key(trial.point)]
+        axes = {name: distribution(axis, trial.point[name]) for name, axis in result.spec.axes.items()}
+        about = {"kind": trial.kind, "seeds": result.spec.seeds, "runs": [run.run_id for run in trial.runs]}
         study.add_trial(
             optuna.trial.create_trial(
                 state=optuna.trial.TrialState.FAIL if score is None else optuna.trial.TrialState.COMPLETE,

@@ -41,17 +41,17 @@ def main(args: Args) -> int:
     from bench.tuning.training import carry_out_suite
 
     with crew:
-        if not in_time(args, lambda: all(carry_out_suite(*each, crew, Effort.of(args)) for each in tasks)):
+        if not in_time(args, lambda: all(carry_out_suite(*task, crew, Effort.of(args)) for task in tasks)):
             return 130
-    found = [study.result() for _, studies in tasks for study in studies]
-    for each in found:
-        tuned.remember(each)
-        note(tuned.replaced(args.out, each) if each.best is not None else None)
-    paths = suite.write(args.out, found, command)
-    lines = [" + ".join(part.title for part in parts), "", *suite.result_lines(found)]
+    results = [study.result() for _, studies in tasks for study in studies]
+    for result in results:
+        tuned.remember(result)
+        note(tuned.replaced(args.out, result) if result.best is not None else None)
+    paths = suite.write(args.out, results, command)
+    lines = [" + ".join(part.title for part in parts), "", *suite.result_lines(results)]
     lines.append(f"written to {args.out}: {len(paths)} files, such as {paths[0] if paths else 'none'}")
-    reply(args, {"out": args.out, "studies": [as_json(each) for each in found]}, lines)
-    return 0 if all(each.best is not None for each in found) else 1
+    reply(args, {"out": args.out, "studies": [as_json(result) for result in results]}, lines)
+    return 0 if all(result.best is not None for result in results) else 1
 
 
 def show_plan(args: Args, suites: "Sequence[Suite]", places: Mapping[str, Path], crew: "Crew") -> int:

@@ -33,8 +33,8 @@ def main(args: Args) -> int:
         return 0
     out = args.out or Path("tuned")
     check_output(out)  # fail before hours of training
-    found = study.result()
-    if found.todo:
+    result = study.result()
+    if result.todo:
         crew, progress = (
             crew_of(args.workers, [study.spec], places, args.engine),
             SweepProgress(f"study {study.name}", study.spec.mode),
@@ -44,8 +44,8 @@ def main(args: Args) -> int:
         with crew:
             if not in_time(args, lambda: carry_out([study], crew, Effort.of(args), progress)):
                 return 130
-        found = study.result()
-    return show(found, args, out, command)
+        result = study.result()
+    return show(result, args, out, command)
 
 
 def study_of(args: Args, settings: Mapping[str, Any], places: Mapping[str, Path]) -> "Study":
@@ -70,36 +70,36 @@ def study_of(args: Args, settings: Mapping[str, Any], places: Mapping[str, Path]
     return Study(spec, trials, places)
 
 
-def show(found: "StudyResult", args: Args, out: Path, command: str) -> int:
+def show(result: "StudyResult", args: Args, out: Path, command: str) -> int:
     """Print and write the results of a study; the exit code."""
     from bench.tuning import summary, tuned
 
     with doing("writing the study"):
-        tuned.remember(found)
+        tuned.remember(result)
         if args.storage:
-            tuned.mirror(found, args.storage)
+            tuned.mirror(result, args.storage)
     paths: list[Path] = []
-    if found.best is not None:
-        note(tuned.replaced(out, found))
-        paths = tuned.write(out, found, command)
+    if result.best is not None:
+        note(tuned.replaced(out, result))
+        paths = tuned.write(out, result, command)
     if args.json:
-        answer(summary.as_json(found) | {"out": out if paths else None})
+        answer(summary.as_json(result) | {"out": out if paths else None})
     else:
-        print("\n".join(map(clean, summary.lines(found))))
+        print("\n".join(map(clean, summary.lines(result))))
         if paths:
             print(f"written to {out}: {', '.join(str(path.relative_to(out)) for path in paths)}")
-            print(f"use it: {_use(found, out)}")
-    return int(found.best is None)
+            print(f"use it: {_use(result, out)}")
+    return int(result.best is None)
 
 
-def _use(found: "StudyResult", out: Path) -> str:
+def _use(result: "StudyResult", out: Path) -> str:
     """The command that trains with the winner's settings."""
     from bench.tuning.tuned import tuned_path
 
-    spec = found.spec
+    spec = result.spec
     here = out.absolute() == Path("tuned").absolute()
-    there = ["--tuned"] if here else ["--config", str(tuned_path(out, spec))]
+    source = ["--tuned"] if here else ["--config", str(tuned_path(out, spec))]
     chosen = {name: spec.settings[name] for name in spec.chosen if not name.startswith("opt.")}  # budget, device, ...
     given = {k: ",".join(map(str, v)) if isinstance(v, list) else v for k, v in chosen.items() if v is not None}
     seed = {"seed": max(spec.seeds) + 1} if 0 in spec.seeds else {}  # `--tuned` refuses seeds that chose the settings
-    return shlex.join(["bench", "fit", "--task", spec.task, "--opt", spec.opt, *there, *as_options(given | seed)])
+    return shlex.join(["bench", "fit", "--task", spec.task, "--opt", spec.opt, *source, *as_options(given | seed)])
