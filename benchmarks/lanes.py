@@ -17,8 +17,8 @@ from bench.execute.execute import execute
 from bench.grammar.values import log_grid
 from bench.lanes.runs import Grid, make_lanes, train_block
 from bench.progress import SweepProgress
-from bench.store.attempt import Attempt
 from bench.store.store import Store
+from bench.store.writer import BlockWriter
 from bench.sweeps.grid import configurations
 from bench.train.memory import keep_freed_memory
 from bench.train.runner import run
@@ -95,7 +95,7 @@ def storing(quick: bool, store: Path) -> list[Row]:
 
     names, shares = ("append_curve", "append_measurements", "end"), []
     with (
-        patch.multiple(Attempt, **{name: counted(getattr(Attempt, name)) for name in names}),
+        patch.multiple(BlockWriter, **{name: counted(getattr(BlockWriter, name)) for name in names}),
         patch.object(Store, "begin", counted(Store.begin)),
     ):
         for _ in range(rounds):

@@ -12,14 +12,13 @@ import numpy as np
 
 from bench.config.run_config import resolve
 from bench.config.settings import described
-from bench.store.attempt import Attempt, write_records
 from bench.store.block import DONE, RUNS, name_of
-from bench.store.claims import CLAIM
-from bench.store.files import write_json
+from bench.store.lock import LOCK
 from bench.store.record import RunResult
 from bench.store.reports import study_path
 from bench.store.store import Store
 from bench.store.tables import CURVE_FIELDS, Columns, write_columns
+from bench.store.writer import BlockWriter, write_records
 
 LOSSES = (0.5, None, 0.25)
 WILD = "<script>alert(1)</script> [/bold] \"q\" 'a' | ü 漢 \x1b[31m"
@@ -51,25 +50,20 @@ def record(run_id: str, *, lr: float = 0.1, task: str = "synthetic", **changes: 
     return replace(made, metrics={"final": {made.metric: made.final}}) if there else made
 
 
-def begin(store: Path, result: RunResult, losses: Sequence[float | None] = LOSSES) -> Attempt:
+def begin(store: Path, result: RunResult, losses: Sequence[float | None] = LOSSES) -> BlockWriter:
     """Begin a run: a row of its curve for each loss, and a measurement; `end` takes its result."""
-    attempt = Store(store).begin([replace(result, status="running")], resume=False, again=True)
+    writer = Store(store).begin([replace(result, status="running")], resume=False, again=True)
     rows = [[np.nan if loss is None else loss, 1.0, 0.1, 0.1] for loss in losses]
-    attempt.append_curve(np.array(rows, float).reshape(-1, 1, 4))
-    attempt.append_measurements(["error"], [0, 2], np.array([[[0.75]], [[np.nan]]]))
-    return attempt
+    writer.append_curve(np.array(rows, float).reshape(-1, 1, 4))
+    writer.append_measurements(["error"], [0, 2], np.array([[[0.75]], [[np.nan]]]))
+    return writer
 
 
-def kill(attempt: Attempt) -> None:
-    """Leave an attempt as if its process had been killed: with the claim of a process that no longer exists."""
-    disown(attempt.path)
-    attempt.close()
-
-
-def disown(folder: Path) -> None:
-    """Replace the claim in a folder by that of a process that no longer exists."""
-    claim = folder / CLAIM
-    write_json(claim, {**json.loads(claim.read_bytes()), "started": "before all that lives"})
+def kill(writer: BlockWriter) -> None:
+    """Leave a block as if its process had been killed: rows since the last flush are lost, the lock file stays."""
+    path = writer.folder / LOCK
+    writer.close()
+    path.touch()
 
 
 def add_run(store: Path, run_id: str, losses: Sequence[float | None] = LOSSES, **changes: Any) -> Path:
@@ -81,7 +75,7 @@ def add_run(store: Path, run_id: str, losses: Sequence[float | None] = LOSSES, *
 
 
 def put(store: Path, *runs: RunResult, tables: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
-    """Write a block as training leaves it: results of finished runs, or an attempt that no process works on.
+    """Write a block as training leaves it: results of finished runs, or an interrupted block.
 
     Args:
         store: its folder.
@@ -89,7 +83,7 @@ def put(store: Path, *runs: RunResult, tables: Mapping[str, Mapping[str, Any]] |
         tables: by name (`curve`, `measurements`), then run id: columns.
     """
     folder = store / name_of([run.run_id for run in runs])
-    at = folder / (DONE if runs[0].finished else "attempt-1")
+    at = folder / DONE if runs[0].finished else folder
     at.mkdir(parents=True, exist_ok=True)
     write_records(at / RUNS, runs)
     for name, own in (tables or {}).items():
@@ -99,27 +93,27 @@ def put(store: Path, *runs: RunResult, tables: Mapping[str, Mapping[str, Any]] |
 
 def begin_block(
     store: Path, run_ids: Sequence[str], loss: float = 0.5, **changes: Any
-) -> tuple[Attempt, list[RunResult]]:
+) -> tuple[BlockWriter, list[RunResult]]:
     """A block whose training has begun, and the results that its `end` takes."""
     changes = {"engine": "lanes", **changes}
     results = [record(run_id, **changes) for run_id in run_ids]
     begun = [replace(result, status="running") for result in results]
-    attempt = Store(store).begin(begun, resume=False, again=True)
-    attempt.append_curve(np.full((results[0].steps, len(results), 4), loss))
-    attempt.append_measurements(["angle"], [0], np.full((1, len(results), 1), loss))
-    return attempt, results
+    writer = Store(store).begin(begun, resume=False, again=True)
+    writer.append_curve(np.full((results[0].steps, len(results), 4), loss))
+    writer.append_measurements(["angle"], [0], np.full((1, len(results), 1), loss))
+    return writer, results
 
 
 def add_block(store: Path, run_ids: Sequence[str], loss: float = 0.5, **changes: Any) -> Path:
     """A finished block; its folder."""
-    attempt, results = begin_block(store, run_ids, loss, **changes)
-    _finish(attempt, results)
-    return attempt.folder
+    writer, results = begin_block(store, run_ids, loss, **changes)
+    _finish(writer, results)
+    return writer.folder
 
 
-def _finish(attempt: Attempt, results: list[RunResult]) -> None:
-    """End the attempt, or abandon it if its runs have not finished."""
-    (attempt.end if results[0].finished else attempt.leave)(results)
+def _finish(writer: BlockWriter, results: list[RunResult]) -> None:
+    """End the writer, or abandon it if its runs have not finished."""
+    (writer.end if results[0].finished else writer.leave)(results)
 
 
 def add_study(store: Path, name: str, trials: int = 2, **changes: Any) -> Path:

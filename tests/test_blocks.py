@@ -14,17 +14,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import bench.store.attempt
+import bench.store.claims
 import numpy as np
 import pytest
+from bench.store.attempt import Attempt
+from bench.store.claims import CLAIM, PATIENCE_SECONDS
 
-import bench.store.attempt
 import bench.store.block
-import bench.store.claims
 import bench.store.files
 import bench.store.tables
 from bench.errors import RunBusy, RunFailed, UserError
-from bench.store.attempt import Attempt
-from bench.store.claims import CLAIM, PATIENCE_SECONDS
 from bench.store.load import Damaged
 from bench.store.record import RunResult
 from bench.store.store import Store

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.store.claims import CLAIM, is_alive
 
 from bench.execute.pool import PATIENCE_SECONDS
 from bench.progress import Progress, SweepProgress
 from bench.store.block import attempts
-from bench.store.claims import CLAIM, is_alive
 from bench.store.store import Store
 from bench.store.tables import RawTable
 from tests.outcomes import leftovers, outcome

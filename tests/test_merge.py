@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bench.store.attempt import write_records
 
 import bench.store.merge
 from bench.check.report import Report, Verdict, write_verdict
 from bench.errors import MAKE_ROOM
-from bench.store.attempt import write_records
 from bench.store.block import DONE, RUNS, name_of
 from bench.store.reports import StudyRecord, read_report
 from bench.store.store import Store

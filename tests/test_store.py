@@ -13,14 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import bench.store.attempt
+import pytest
+from bench.store.attempt import write_records
+
 import bench.store.block
 import bench.store.load
 from bench.errors import RunFailed
 from bench.run_summary import result_lines
-from bench.store.attempt import write_records
 from bench.store.load import parse_record
 from bench.store.record import RunResult
 from bench.store.store import Store

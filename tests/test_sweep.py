@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bench.store.attempt import Attempt
 
 import bench.execute.choice
 import bench.execute.here
@@ -37,7 +38,6 @@ from bench.execute.choice import Choices, single_step
 from bench.grammar.values import read_seeds
 from bench.lanes.engine import Lanes
 from bench.progress import RunInPlan, SweepProgress
-from bench.store.attempt import Attempt
 from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.sweeps.grid import configurations, folder_of

@@ -13,13 +13,13 @@ import numpy as np
 
 from bench.grammar.values import place
 from bench.output import remark
-from bench.store.attempt import write_block
 from bench.store.block import DONE, name_of
 from bench.store.files import disk_errors
 from bench.store.load import Damaged
 from bench.store.record import RunResult
 from bench.store.stores import Stores
 from bench.store.tables import Columns
+from bench.store.writer import write_block
 from optimizers.plugins import bare
 
 POINTS = 200

@@ -16,10 +16,9 @@ from bench.errors import RunBroke, RunBusy, UserError, first_line
 from bench.lanes.engine import Lanes, LanesModule
 from bench.lanes.optimizers import Weights
 from bench.progress import SweepProgress
-from bench.store.attempt import Attempt
-from bench.store.claims import start_beating
 from bench.store.record import RunResult
 from bench.store.store import Store
+from bench.store.writer import BlockWriter
 from bench.text import counted
 from bench.train.callbacks import Watcher
 from bench.train.checkpoints import STEPS, DoesNotFit, is_misfit, or_afresh, set_aside, usable
@@ -83,7 +82,7 @@ def train_block(
     Raises:
         RunBusy: another process is training this block, or just finished it.
         UserError: the configuration cannot be trained, or the store cannot be written.
-        RunBroke: the training failed; the attempt has the traceback.
+        RunBroke: the training failed; the block has the traceback.
         RunFailed: the disk is full or unavailable.
         Exception: memory is short (`bench.train.memory.ran_out`).
     """
@@ -91,9 +90,8 @@ def train_block(
     configs = [config for row in grid for config in row]
     store = Store(first.store)
     _refuse_if_taken(store, configs)
-    start_beating()  # before memory runs short: starting a thread needs some
     lanes: Lanes | None = None
-    attempt: Attempt | None = None
+    writer: BlockWriter | None = None
     recorder: LanesRecorder | None = None
     try:
         lanes = make_lanes(grid, solved=True)
@@ -111,55 +109,55 @@ def train_block(
             if (block := before.get(result.run_id)) is not None:
                 earlier = block.runs[result.run_id]
                 result.begun, result.plan = earlier.begun or result.begun, earlier.plan
-        attempt = store.begin(results, resume=resume, steps=lanes.plan.total_steps)
-        _refuse_if_taken(store, configs, attempt)  # meanwhile, in another process with other blocks
+        writer = store.begin(results, resume=resume, steps=lanes.plan.total_steps)
+        _refuse_if_taken(store, configs, writer)  # meanwhile, in another process with other blocks
         due = val_every(first, lanes.tasks[0])
-        recorder = LanesRecorder(results, lanes, configs, attempt, stop, progress, val_every=due)
+        recorder = LanesRecorder(results, lanes, configs, writer, stop, progress, val_every=due)
         module = LanesModule(lanes)
         with quiet():
             trainer = make_trainer(first, [recorder])
             steps = StepRanges(module, due, first.task_spec.steps_per_call)
-            trainer.fit(module, steps, ckpt_path=attempt.checkpoint if resume else None, weights_only=True)
+            trainer.fit(module, steps, ckpt_path=writer.checkpoint if resume else None, weights_only=True)
         if recorder.killed:
             why = f"stopped by {signal.Signals(stop.signal or signal.SIGTERM).name} at step {lanes.steps_done}"
-            attempt.leave([replace(result, status="killed", reason=why) for result in results])
+            writer.leave([replace(result, status="killed", reason=why) for result in results])
             return None
         for result in results:
             result.memory = peak_memory()
-        attempt.end(results)
+        writer.end(results)
     except SystemExit:
         if stop.signal is None:
             raise
         return None  # Lightning turns a KeyboardInterrupt into an exit with code 1
     except Exception as error:
-        if resume and attempt is not None and recorder is not None and recorder.restoring and is_misfit(error):
-            set_aside(attempt.checkpoint, error)
-            attempt.close()
+        if resume and writer is not None and recorder is not None and recorder.restoring and is_misfit(error):
+            set_aside(writer.checkpoint, error)
+            writer.close()
             raise DoesNotFit from None
-        if attempt is not None and ran_out(error) and len(configs) > 1:
-            attempt.checkpoint.unlink(missing_ok=True)  # smaller blocks cannot continue from it
+        if writer is not None and ran_out(error) and len(configs) > 1:
+            writer.checkpoint.unlink(missing_ok=True)  # smaller blocks cannot continue from it
         if isinstance(error, UserError) or ran_out(error):
             raise
         where = ""
-        if attempt is not None:
-            if trace := attempt.keep_traceback(error):
+        if writer is not None:
+            if trace := writer.keep_traceback(error):
                 where = f"; the traceback is in {trace}"
-            attempt.leave([replace(result, status="failed", reason=first_line(error)) for result in attempt.runs])
+            writer.leave([replace(result, status="failed", reason=first_line(error)) for result in writer.runs])
         raise RunBroke(f"{counted(len(configs), f'{first.opt} lane')} failed: {first_line(error)}{where}") from error
     finally:
-        if attempt is not None:
-            attempt.drop()
+        if writer is not None:
+            writer.drop()
         if lanes is not None:
             vars(lanes).clear()  # a Trainer's reference cycles would keep the weights until garbage collection
     return results
 
 
-def _refuse_if_taken(store: Store, configs: Sequence[RunConfig], attempt: Attempt | None = None) -> None:
+def _refuse_if_taken(store: Store, configs: Sequence[RunConfig], writer: BlockWriter | None = None) -> None:
     """Raise RunBusy if another process trains some of the runs, or has just done so."""
     wanted = {config.run_id for config in configs}
     stored = store.find_all(wanted)
     others = [
-        block for block in (*store.unfinished(), *stored.values()) if attempt is None or block.folder != attempt.folder
+        block for block in (*store.unfinished(), *stored.values()) if writer is None or block.folder != writer.folder
     ]
     ended = any(block.runs[run_id].finished for run_id, block in stored.items())
     if ended or any(block.busy and wanted & block.runs.keys() for block in others):
@@ -177,14 +175,14 @@ class LanesRecorder(Watcher):
         results: Sequence[RunResult],
         lanes: Lanes,
         configs: Sequence[RunConfig],
-        attempt: Attempt,
+        writer: BlockWriter,
         stop: StopRequest,
         progress: SweepProgress,
         *,
         val_every: int,
     ) -> None:
-        super().__init__(attempt, stop, configs[0].trainer.checkpoint_seconds)
-        self.lanes, self.block, self.progress, self.val_every = lanes, attempt, progress, val_every
+        super().__init__(writer, stop, configs[0].trainer.checkpoint_seconds)
+        self.lanes, self.block, self.progress, self.val_every = lanes, writer, progress, val_every
         data = lanes.tasks[0].data
         self.select, self.report, self.also = data.select, data.report, data.also
         self.watches = [Watch(result, lanes.full_batch) for result in results]

@@ -1,14 +1,15 @@
 """A block: one or more runs that train together, in one folder of the store.
 
-    BLOCK/attempt-N/    claim.json while a process trains it; runs.jsonl; curve.raw, measurements.raw; last.ckpt;
-                        traceback.txt
+    BLOCK/lock          locked by the process that trains it
+    BLOCK/runs.jsonl    records of its runs until they have finished; traceback.txt
+    BLOCK/part-STEP.npz, last.ckpt    rows between two checkpoints, and the last checkpoint
     BLOCK/done/         runs.jsonl; curve.parquet, measurements.parquet
 
 `runs.jsonl` has one record per line, in the order of the lanes. One atomic rename creates `done` with all its files;
-then the attempts are removed. An attempt is also created by a rename, so that only one of two processes gets it.
-Results that are being replaced (`--rerun`) are in `replaced` for a moment, and count until `done` exists. A `done`
-without readable results of the block is renamed to `done.unreadable`. Readers ignore it, and attempts that remain
-beside `done` after a kill. A block of one run has the name of the run; the name of any other is a digest of its ids.
+then everything else is removed. Results that are being replaced (`--rerun`) are in `replaced` for a moment, and count
+until `done` exists. A `done` without readable results of the block is renamed to `done.unreadable`. Readers take no
+lock for longer than a look, and ignore what a killed process left beside `done`. A block of one run has the name of the
+run; the name of any other is a digest of its ids.
 """
 
 import hashlib
@@ -19,10 +20,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.store.claims import is_alive
 from bench.store.load import Damaged, is_there, parse_record, read_bytes
+from bench.store.lock import LOCK, is_locked
 from bench.store.record import RunResult
-from bench.store.tables import MISSING, TABLES, Columns, has_ends, last_step, read_parquet, read_raw, rows_of
+from bench.store.tables import MISSING, TABLES, Columns, has_ends, parts_in, read_parquet, read_parts, rows_of
 
 STUDIES, CHECKS, CUTS = "studies", "checks", "cuts"
 """The folders of a store with records other than runs (`bench.store.reports`, `bench.execute.plan`)."""
@@ -32,10 +33,9 @@ FOLDERS = (STUDIES, CHECKS, CUTS, SOURCES)
 PREFIX = "block-"
 DONE, REPLACED = "done", "replaced"
 RUNS, CHECKPOINT, TRACEBACK = "runs.jsonl", "last.ckpt", "traceback.txt"
-_ATTEMPT = re.compile(r"attempt-([1-9][0-9]*)")
 _RUN_ID = re.compile(rb'^\{"run_id": "([\w.+-]+)"', re.MULTILINE | re.ASCII)
-_OLD = ("run.json", "lanes.json", RUNS)
-"""Files in a run's folder in older store formats."""
+_OLD = ("run.json", "lanes.json", "attempt-1")
+"""Names in a run's folder in older store formats."""
 
 
 def name_of(run_ids: Sequence[str]) -> str:
@@ -51,7 +51,7 @@ class Block:
 
     Attributes:
         folder: of the block.
-        at: its subfolder with records and tables (`current`).
+        at: the folder with its records and tables (`current`).
         runs: records by id, in the order of the file, without damaged ones.
         done: whether `at` holds results.
         busy: whether a process trains it now.
@@ -72,7 +72,7 @@ class Block:
     results: tuple[int, int] | None
 
     def tables(self, run_id: str) -> dict[str, Columns]:
-        """A run's tables by name; the current ones if the block has finished or was trained again since it was read.
+        """A run's tables by name; the current ones if the block was trained further or again since it was read.
 
         An unfinished block that was removed meanwhile has none.
 
@@ -80,36 +80,41 @@ class Block:
             Damaged: a table cannot be read, the curve of a finished run lacks rows for some steps, or the results were
                 removed meanwhile.
         """
+        tables, damaged, changed = dict[str, Columns](), None, False
         try:
-            found, damaged = self._read_tables(run_id), None
+            tables = self._finished_tables(run_id) if self.done else self._parts(run_id)
         except Damaged as error:
-            found, damaged = {}, error
-        changed = len(found) < len(TABLES) and (current(self.folder) != self.at or ended(self.folder) != self.results)
-        if changed:  # it has other results or another attempt than when it was read
+            damaged = error
+        except FileNotFoundError:  # a part has just been dropped
+            changed = True
+        if changed or (len(tables) < len(TABLES) and ended(self.folder) != self.results):
             now = read_block(self.folder)
             if now is not None and run_id in now.runs:
                 return now.tables(run_id)
-            if not self.done:
-                return {}
-            damaged = Damaged(self.folder, "it was removed while it was being read")
+            damaged = Damaged(self.folder, "it was removed while it was being read") if self.done else None
         if damaged is not None:
             raise damaged
-        return found
+        return tables
 
-    def _read_tables(self, run_id: str) -> dict[str, Columns]:
-        if self.done:
-            found = {name: read_parquet(self.at / f"{name}.parquet", run_id) for name in TABLES}
-            run, path = self.runs[run_id], self.at / "curve.parquet"
-            steps = found["curve"].get("step")
-            rows, last = (len(steps), steps[-1]) if steps is not None and len(steps) else (0, 0)
-            if rows != run.steps and not run.thinned:
-                raise _misfit(path, f"it has {rows} rows of {run_id}, which took {run.steps} steps")
-            if last > run.steps:
-                raise Damaged(path, f"it has step {last:g} of {run_id}, which took {run.steps} steps")
-        else:
-            place = self.places[run_id]
-            found = {name: read_raw(self.at / f"{name}.raw", self.total, place) for name in TABLES}
-        return {name: columns for name, columns in found.items() if columns}
+    def _parts(self, run_id: str) -> dict[str, Columns]:
+        import numpy as np
+
+        tables = read_parts(self.folder, self.total).tables(self.places[run_id])
+        return {
+            name: {column: np.where(np.isfinite(values), values, np.nan) for column, values in columns.items()}
+            for name, columns in tables.items()
+        }
+
+    def _finished_tables(self, run_id: str) -> dict[str, Columns]:
+        tables = {name: read_parquet(self.at / f"{name}.parquet", run_id) for name in TABLES}
+        run, path = self.runs[run_id], self.at / "curve.parquet"
+        steps = tables["curve"].get("step")
+        rows, last = (len(steps), steps[-1]) if steps is not None and len(steps) else (0, 0)
+        if rows != run.steps and not run.thinned:
+            raise _misfit(path, f"it has {rows} rows of {run_id}, which took {run.steps} steps")
+        if last > run.steps:
+            raise Damaged(path, f"it has step {last:g} of {run_id}, which took {run.steps} steps")
+        return {name: columns for name, columns in tables.items() if columns}
 
     def check_ends(self) -> None:
         """Check quickly that the tables of a finished block exist and are not truncated.
@@ -153,20 +158,21 @@ def read_block(folder: Path) -> Block | None:
         raise Damaged(folder, "it is a symbolic link, and links are ignored; copy the folder itself")
     with suppress(FileNotFoundError):
         return _block(folder, folder / DONE)
-    at, damaged = current(folder), None
+    busy = is_locked(folder)  # before the rest: a process that has ended meanwhile has left its results
+    for at in (folder / DONE, folder / REPLACED, folder):
+        with suppress(FileNotFoundError):
+            return _block(folder, at, busy=busy)
+    if any(is_there(folder / name) or (folder / name).is_dir() for name in _OLD):
+        raise Damaged(folder, "it has an older store format, which this version cannot read; train it again")
     try:
-        found = _without_results(folder) if at is None else _block(folder, at)
-        if found is not None and (found.done or found.busy):
-            return found
-    except FileNotFoundError:
-        found, damaged = None, Damaged(at or folder, f"it has no {RUNS}")
-    except Damaged as error:
-        found, damaged = None, error
-    if current(folder) != at:  # it has just ended, or begun again
-        return read_block(folder)
-    if damaged is not None:
-        raise damaged
-    return found
+        names = [name for name in os.listdir(folder) if name[0] != "."]  # noqa: PTH208 - names are enough
+    except FileNotFoundError:  # the process that trained it has just dropped it
+        return None
+    except OSError as error:
+        raise Damaged(folder, f"it cannot be read ({error.strerror})") from None
+    if names in ([], [LOCK]) or busy:
+        return None
+    raise Damaged(folder, f"it has neither results nor {RUNS}")
 
 
 def readable(folder: Path) -> Block | None:
@@ -193,49 +199,20 @@ def _state(found: os.stat_result) -> tuple[int, int]:
     return found.st_ino, found.st_mtime_ns
 
 
-def attempts(folder: Path) -> list[tuple[int, Path]]:
-    """The attempts at a block, newest first."""
-    try:
-        with os.scandir(folder) as entries:
-            found = [
-                (int(match[1]), folder / each.name)
-                for each in entries
-                if (match := _ATTEMPT.fullmatch(each.name)) and each.is_dir(follow_symlinks=False)
-            ]
-    except OSError:
-        return []
-    return sorted(found, reverse=True)
+def current(folder: Path) -> Path:
+    """The folder from which a block is read: its results, else the block itself."""
+    return results_in(folder) or folder
 
 
-def current(folder: Path) -> Path | None:
-    """The subfolder from which a block is read: its results, else its newest attempt, if any."""
-    return results_in(folder) or next((path for _, path in attempts(folder)), None)
-
-
-def _without_results(folder: Path) -> None:
-    """A folder without results or attempts must be empty or missing."""
-    if any(is_there(folder / name) for name in _OLD):
-        raise Damaged(folder, "it has an older store format, which this version cannot read; train it again")
-    try:
-        with os.scandir(folder) as entries:
-            left = any(not entry.name.startswith(".") for entry in entries)
-    except FileNotFoundError:  # the process that trained it has just dropped it
-        return
-    except OSError as error:
-        raise Damaged(folder, f"it cannot be read ({error.strerror})") from None
-    if left:
-        raise Damaged(folder, "it contains neither results nor an attempt")
-
-
-def _block(folder: Path, at: Path) -> Block:
-    """The block with these results or this attempt.
+def _block(folder: Path, at: Path, *, busy: bool = False) -> Block:
+    """The block with the records in `at`, its results or the block itself.
 
     Raises:
         FileNotFoundError: there are no records.
         Damaged: its records do not match its name or their place.
     """
-    done = at.name in (DONE, REPLACED)
-    busy = not done and is_alive(at)  # before its records are read
+    done = at != folder
+    busy = busy and not done
     path = at / RUNS
     found = is_there(path)  # before the content: a later change shows
     lines = read_bytes(path).splitlines()
@@ -261,7 +238,7 @@ def _block(folder: Path, at: Path) -> Block:
         raise Damaged(path, f"{wrong[0].run_id} has the impossible status {wrong[0].status}")
     if not (done or busy):
         where = "" if is_there(at / CHECKPOINT) else ", before its first checkpoint"
-        steps = last_step(at / "curve.raw", len(lines))  # the record may be older than the table
+        steps = max((step for step, _ in parts_in(folder)), default=0)  # the record may be older
         reason = f"its process ended without a message{where}"
         for run in [run for run in runs.values() if run.status == "running"]:
             runs[run.run_id] = replace(run, status="killed", reason=reason, steps=max(run.steps, steps))
@@ -271,7 +248,7 @@ def _block(folder: Path, at: Path) -> Block:
 def names_in(folder: Path) -> tuple[list[str], bool]:
     """The ids of the runs in a block, and whether they are final: the block's name is the digest of these ids."""
     with suppress(Damaged, FileNotFoundError):
-        found = _RUN_ID.findall(read_bytes((current(folder) or folder) / RUNS))
+        found = _RUN_ID.findall(read_bytes(current(folder) / RUNS))
         ids = [each.decode() for each in found]
         if ids and name_of(ids) == folder.name:
             return ids, True

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from bench.errors import MAKE_ROOM, RunBusy, RunFailed, UserError
+from bench.errors import MAKE_ROOM, RunFailed, UserError
 from bench.text import plain
 
 
@@ -73,14 +73,6 @@ def disk_errors(store: Path, todo: str = "") -> Iterator[None]:
 def making(store: Path, todo: str = "choose another with --store DIR") -> AbstractContextManager[None]:
     """`disk_errors` for the first write to a store."""
     return disk_errors(store, todo)
-
-
-def move(folder: Path, to: Path, busy: RunBusy) -> None:
-    """Rename a folder to a name that only one process can take; raise `busy` if another one has."""
-    try:
-        folder.rename(to)
-    except OSError as error:
-        raise busy if error.errno in (errno.EEXIST, errno.ENOTEMPTY) else error from None
 
 
 def link(path: Path, to: Path) -> None:

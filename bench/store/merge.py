@@ -1,33 +1,31 @@
-"""Merging stores: `bench merge`.
+"""Merging stores: `bench merge` copies the results that the destination lacks.
 
-Only files that the suite writes are copied, and only from blocks with valid records and the number of rows that these
-declare. Copies are written to a hidden folder of the destination and then renamed, so the process may be killed at any
-time; the same command continues. Nothing is written if nothing is new.
+Only files that the suite writes are copied, and only from blocks with valid records and tables. Copies are written to
+a hidden folder of the destination's block, under its lock, and then renamed, so the process may be killed at any time;
+the same command continues. Nothing is written if nothing is new.
 """
 
-import errno
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
 from bench.errors import RunBusy, UserError
-from bench.store.attempt import commit, prepare, write_block, write_records
-from bench.store.block import CHECKPOINT, DONE, RUNS, Block, attempts, blocks_in, ended, name_of, read_block, readable
-from bench.store.claims import beating, is_alive
-from bench.store.files import copy, disk_errors, making, move, remove, remove_empty, replacing
+from bench.store.block import DONE, RUNS, Block, blocks_in, readable, results_in
+from bench.store.files import copy, disk_errors, making, remove, remove_empty, replacing
 from bench.store.load import Damaged, is_there, read_bytes
+from bench.store.lock import Lock
 from bench.store.reports import KINDS, Record, read_report, reports_in
 from bench.store.store import Store
 from bench.store.stores import no_store
 from bench.store.tables import TABLES
+from bench.store.writer import clear, commit, restore_replaced
 from bench.text import counted
 
-_WORKPLACE = ".merging-"
 _SECONDS = 5  # between progress lines
 
 
@@ -73,32 +71,27 @@ def merge(sources: Sequence[Path], into: Path, say: Callable[[str], object]) -> 
                 f"{into} is inside the store {source}, which would read it as a damaged run; choose a folder outside"
             )
     for folder in (*sources, into):
-        if any(is_there(path / RUNS) for path in (folder / DONE, *(path for _, path in attempts(folder)))):
+        if results_in(folder) is not None or is_there(folder / RUNS):
             raise UserError(f"{folder} is the folder of a run; name its store")
-    with _Merging(into) as merging:
-        for source in dict.fromkeys(source.resolve() for source in sources):
-            merging.store(source, say)
+    merging = _Merging(into)
+    for source in dict.fromkeys(source.resolve() for source in sources):
+        merging.store(source, say)
     return merging.merged
 
 
-class _Merging(ExitStack):
+class _Merging:
     """A merge into a store."""
 
     def __init__(self, into: Path) -> None:
-        super().__init__()
         self.into, self.merged = into, Merged()
         self._there = Store(into).contents().runs
         self._sound: dict[Path, bool] = {}
-        self._workplace: Path | None = None
 
     def store(self, source: Path, say: Callable[[str], object]) -> None:
         """Copy the content of a store: blocks of one run first, then others by name."""
-        for left in self.into.glob(f"{_WORKPLACE}*"):  # by killed processes
-            if left != self._workplace and not is_alive(left):
-                remove(left)
         blocks = list(blocks_in(source))
         said = time.monotonic()
-        for n, block in enumerate(sorted(blocks, key=lambda each: isinstance(each, Block) and each.total > 1)):
+        for n, block in enumerate(sorted(blocks, key=lambda block: isinstance(block, Block) and block.total > 1)):
             if time.monotonic() - said > _SECONDS:
                 said = time.monotonic()
                 say(f"bench: {source}: {n} of {len(blocks)} folders, {counted(self.merged.copied, 'run')} copied")
@@ -119,80 +112,54 @@ class _Merging(ExitStack):
             self.merged.damaged.append(error)
 
     def _block(self, block: Block | Damaged) -> None:
-        """Copy the needed part of a block."""
+        """Copy the results of a block, unless the destination has all of its runs."""
         if isinstance(block, Damaged):
             raise block
         self.merged.damaged += block.damaged
-        if block.busy:
-            self._skip(f"{block.folder} is in training", len(block.runs))
-            return
-        block.check_tables()
         if not block.done:
-            if not block.damaged:  # with a damaged record, the others can be neither read nor resumed
-                self._unfinished(block)
+            self._skip(f"{block.folder} has not finished", len(block.runs))
             return
-        known = {run_id: self._finished(run_id) for run_id in block.runs}
-        for run_id, there in known.items():
-            if there is not None and there.runs[run_id].outcome != block.runs[run_id].outcome:
+        present = {run_id: self._finished(run_id) for run_id in block.runs}
+        for run_id, old in present.items():
+            if old is not None and old.runs[run_id].outcome != block.runs[run_id].outcome:
                 self.merged.differing.append(run_id)
-        wanted = [run_id for run_id, there in known.items() if there is None or _is_fuller(block, there, run_id)]
-        self.merged.there += len(block.runs) - len(wanted)
-        if not wanted:
+        new = self._lacking(block)
+        self.merged.there += len(block.runs) - len(new)
+        if not new:
             return
-        for run_id in wanted:
-            block.tables(run_id)  # reads and checks all values
-        out = self._free_place()
-        if len(wanted) == block.total:
+        block.check_tables(values=True)
+        target = self.into / block.folder.name
+        try:
+            lock = Lock(target, RunBusy(f"{target} is in training"))
+        except RunBusy as error:
+            self._skip(str(error), len(new))
+            return
+        out = target / f".{uuid4().hex}"
+        try:
+            restore_replaced(target)
+            now = readable(target)
+            if now is not None and now.done:  # another process may have just stored it
+                self._there |= {run_id: now for run_id in now.runs if run_id not in self._there}
+            if not (new := self._lacking(block)):
+                return
+            out.mkdir()
             for name in (RUNS, *(f"{table}.parquet" for table in TABLES)):
                 _take(block.at / name, out / name)
-        else:
-            write_block(out, [(block.runs[run_id], block.tables(run_id)) for run_id in wanted])
-        target = self.into / name_of(wanted)
-        before, now = ended(target), readable(target)
-        if now is not None and now.done and all(_keeps(now, block, run_id) for run_id in wanted) and _is_sound(now):
-            self._there |= dict.fromkeys(wanted, now)  # another process has just stored them
-            self.merged.there += len(wanted)
-            return
-        if any(is_alive(path) for _, path in attempts(target)):
-            self._skip(f"{target} is in training", len(wanted))
-            return
-        late = f"{target} was just stored by another process"
-        if self._placed(target, late, wanted, lambda: commit(out, target, before)):
-            for _, path in attempts(target):
-                if not is_alive(path):
-                    remove(path)
-            self._sound[target] = True
-
-    def _placed(self, target: Path, busy: str, run_ids: Collection[str], place: Callable[[], None]) -> bool:
-        """Move runs into their block; whether no other process has taken it."""
-        target.mkdir(parents=True, exist_ok=True)
-        try:
-            place()
-        except RunBusy:
-            self._skip(busy, len(run_ids))
-            return False
+            commit(out, target)
+            clear(target, state=True)
         finally:
+            remove(out)
+            lock.release()
             remove_empty(target)
-        block = read_block(target)
-        assert block is not None
-        self._there |= dict.fromkeys(run_ids, block)
-        self.merged.copied += len(run_ids)
-        return True
+        copied = Block(target, target / DONE, block.runs, True, False, block.places, block.total, block.damaged, None)
+        self._there |= dict.fromkeys(new, copied)
+        self._sound[target] = True
+        self.merged.copied += len(new)
 
-    def _unfinished(self, block: Block) -> None:
-        """Copy interrupted runs, if the destination has none of them."""
-        target = self.into / block.folder.name
-        if any(run_id in self._there for run_id in block.runs) or (target.exists() and any(target.iterdir())):
-            self.merged.there += len(block.runs)
-            return
-        for run_id in block.runs:
-            block.tables(run_id)
-        out = self._free_place()
-        write_records(out / RUNS, list(block.runs.values()))
-        for name in (CHECKPOINT, *(f"{table}.raw" for table in TABLES)):
-            _take(block.at / name, out / name)
-        busy = f"{target} is in training"
-        self._placed(target, busy, block.runs, lambda: move(out, target / "attempt-1", RunBusy(busy)))
+    def _lacking(self, block: Block) -> list[str]:
+        """The runs of a finished block that the destination lacks, or has with a thinned curve only."""
+        present = {run_id: self._finished(run_id) for run_id in block.runs}
+        return [run_id for run_id, old in present.items() if old is None or _is_fuller(block, old, run_id)]
 
     def _finished(self, run_id: str) -> Block | None:
         """The destination's block with undamaged results of a run, or None."""
@@ -200,7 +167,11 @@ class _Merging(ExitStack):
         if block is None or not block.runs[run_id].finished:
             return None
         if block.folder not in self._sound:
-            self._sound[block.folder] = _is_sound(block)
+            try:
+                block.check_tables(values=True)
+                self._sound[block.folder] = True
+            except Damaged:
+                self._sound[block.folder] = False
         return block if self._sound[block.folder] else None
 
     def _report(self, path: Path, record: Record | Damaged) -> None:
@@ -225,37 +196,11 @@ class _Merging(ExitStack):
         self.merged.notes.append(why)
         self.merged.skipped += runs
 
-    def _free_place(self) -> Path:
-        """A new empty folder for this process alone."""
-        if self._workplace is None:
-            if self.into.is_file():
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-            self.into.mkdir(parents=True, exist_ok=True)
-            self._workplace, _ = prepare(self.into, _WORKPLACE)
-            self.callback(remove, self._workplace)
-            self.enter_context(beating(self._workplace))
-        place = self._workplace / uuid4().hex
-        place.mkdir()
-        return place
-
 
 def _is_fuller(new: Block, old: Block, run_id: str) -> bool:
     """Whether a block has the whole curve of a run, and another one only a thinned curve of the same result."""
     one, other = new.runs[run_id], old.runs[run_id]
     return other.thinned and not one.thinned and one.outcome == other.outcome
-
-
-def _keeps(now: Block, new: Block, run_id: str) -> bool:
-    """Whether a finished block of the destination keeps its result of a run."""
-    return run_id in now.runs and not _is_fuller(new, now, run_id)
-
-
-def _is_sound(block: Block) -> bool:
-    try:
-        block.check_tables(values=True)
-    except Damaged:
-        return False
-    return True
 
 
 def _take(path: Path, to: Path) -> None:

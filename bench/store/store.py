@@ -15,12 +15,12 @@ from tempfile import TemporaryFile
 
 from bench.config.run_config import RunConfig, on_device
 from bench.errors import RunFailed, UserError
-from bench.store import attempt
 from bench.store.block import CHECKPOINT, PREFIX, Block, blocks_in, ended, name_of, names_in, readable
 from bench.store.files import existing, making
 from bench.store.load import Damaged, is_there
 from bench.store.record import RunResult
 from bench.store.tables import Columns
+from bench.store.writer import BlockWriter
 
 _SETTLED = 2e9  # nanoseconds after which a modification time reveals further changes, on any file system
 
@@ -159,7 +159,7 @@ class Store:
     def unfinished(self) -> list[Block]:
         """Blocks of several runs that are in training or were interrupted."""
         names = sorted(name for name in _names(self.folder) if name.startswith(PREFIX))
-        blocks = (readable(self.folder / name) for name in names)
+        blocks = (readable(self.folder / name) for name in names if ended(self.folder / name) is None)
         return [block for block in blocks if block is not None and not block.done and not block.damaged]
 
     def refuse_unwritable(self) -> None:
@@ -173,9 +173,9 @@ class Store:
 
     def begin(
         self, runs: Sequence[RunResult], *, resume: bool = True, again: bool = False, steps: int = 0
-    ) -> attempt.Attempt:
-        """Take the block of these runs for this process; see `bench.store.attempt.begin`."""
-        return attempt.begin(self.folder, runs, resume=resume, again=again, steps=steps)
+    ) -> BlockWriter:
+        """Take the block of these runs for this process; see `BlockWriter`."""
+        return BlockWriter(self.folder, runs, resume=resume, again=again, steps=steps)
 
 
 def stored_result(config: RunConfig) -> RunResult | None:

@@ -1,21 +1,19 @@
-"""The tables of a block: one row of float64 values per step during training; one Parquet file at the end.
+"""The tables of a block: rows of float64 values per step, in parts during training, in Parquet files at the end.
 
-During training, `NAME.raw` has a line with the names, then rows of float64: step, values (L, M). A killed process
-leaves a valid table, except for a truncated last row. At the end, `NAME.parquet` has the rows of each run: run_id,
-step, values, sorted by run and step.
+During training, `part-STEP.npz` has the rows between two checkpoints, up to this step: `curve` (S, L, 4), consecutive
+steps of L runs; `names` (M,), `steps` (K,) and `values` (K, L, M) of measurements. At the end, `NAME.parquet` has the
+rows of each run: run_id, step, values, sorted by run and step.
 """
 
-import json
 import math
-import os
-import struct
-from bisect import bisect_right
+import re
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from bench.errors import RunFailed
 from bench.store.files import replacing
 from bench.store.load import Damaged, is_there
 
@@ -33,183 +31,103 @@ ROW_GROUP = 10_000
 MISSING = "it does not exist, or is not a regular file"
 """What is wrong with the table of a run that must have one."""
 _MAGIC = b"PAR1"  # first and last bytes of a Parquet file; the footer's length precedes the last ones
+_PART = re.compile(r"part-([0-9]{12})\.npz")
 
 Columns = dict[str, "NDArray[np.float64]"]
 """A run's table: columns by name, NaN for non-finite values; `step` comes first and ascends."""
 
 
-class RawTable:
-    """A raw table, to which the training process appends.
-
-    Args:
-        path: of the file; existing rows are kept.
-        runs: how many train together, L.
-        mode: `rb` only reads.
+@dataclass
+class Rows:
+    """Rows of a block of L runs in training.
 
     Attributes:
-        names: of the M values; empty before the first row.
-        last_step: step of the last row; 0 without a valid one.
+        curve: of steps 1 to S, shape (S, L, 4), in the order of `CURVE_FIELDS`.
+        names: of the M measurements; empty before the first.
+        steps, values: of the measurements, shapes (K,) and (K, L, M).
     """
 
-    def __init__(self, path: Path, runs: int, mode: Literal["a+b", "rb"] = "a+b") -> None:
-        self.path, self.runs = path, runs
-        self._file = path.open(mode)
-        self._file.seek(0)
-        header = self._file.readline()
-        names: Any = []
-        with suppress(ValueError):
-            names = json.loads(header) if header.endswith(b"\n") else []
-        good = isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
-        self.names, self._offset = (tuple(names), len(header)) if good else ((), 0)
-        rows = self._count()
-        if mode != "rb":
-            self._cut(rows)  # the last row may be truncated
-        last = self._step(rows - 1) if rows else 0.0
-        self.last_step = int(last) if 0 <= last < 2**53 else 0
+    curve: "NDArray[np.float64]"
+    names: tuple[str, ...]
+    steps: "NDArray[np.float64]"
+    values: "NDArray[np.float64]"
 
-    def append(self, names: Sequence[str], steps: Sequence[int], values: "NDArray[np.float64]") -> None:
-        """Append values of shape (S, L, M) of M names at S ascending steps; the first call writes the names.
-
-        Raises:
-            RunFailed: the names are invalid or differ from those in the file, or the file was changed or deleted.
-            OSError: it cannot be written.
-        """
+    @classmethod
+    def joined(cls, parts: Sequence["Rows"], runs: int) -> "Rows":
+        """Consecutive rows as one."""
         import numpy as np
 
-        if not names:
-            return
-        self._refuse_if_changed()
-        if not self.names:
-            header = json.dumps(names)
-            if not _can_be_columns(names):
-                raise RunFailed(
-                    f"a table cannot have the columns {', '.join(names)[:500]}: names must differ in more than"
-                    " capitals, and step, run_id and filename are reserved; rename the task's measurements"
-                )
-            padding = " " * (-(len(header) + 1) % 8)  # aligns the numbers
-            self.names = tuple(names)
-            self._size = self._offset = self._file.write(f"{header}{padding}\n".encode())
-        if tuple(names) != self.names:
-            raise RunFailed(
-                f"{self.path} began with the columns {', '.join(self.names)}, and the task now gives"
-                f" {', '.join(names)}; train again with --rerun"
-            )
-        rows = np.empty((len(steps), self._width))
-        rows[:, 0], rows[:, 1:] = steps, values.reshape(len(steps), self._width - 1)
-        self._size += self._file.write(rows.data)
-        self._file.flush()
-        self.last_step = max(steps, default=self.last_step)
+        names = next((rows.names for rows in parts if rows.names), ())
+        measured = [rows for rows in parts if rows.names]
+        return cls(
+            np.concatenate([np.empty((0, runs, len(CURVE_FIELDS) - 1)), *(rows.curve for rows in parts)]),
+            names,
+            np.concatenate([np.empty(0), *(rows.steps for rows in measured)]),
+            np.concatenate([np.empty((0, runs, len(names))), *(rows.values for rows in measured)]),
+        )
 
-    def truncate(self, steps: int) -> None:
-        """Remove the rows after this step; further rows follow it."""
-        self._cut(bisect_right(range(self._count()), steps, key=self._step))
-        self.last_step = steps
-
-    def read(self, which: int) -> Columns:
-        """The rows of the run with this index; empty before the first one.
-
-        Raises:
-            Damaged: the names or steps are invalid.
-            OSError: they cannot be read.
-        """
+    def tables(self, place: int, last: int | None = None) -> dict[str, Columns]:
+        """The tables of the run with this index, up to step `last`; without those that have no rows."""
         import numpy as np
 
-        if not self.names:
-            return {}
-        _check_curve(self.path, self.names)
-        rows = self._rows()
-        _check_steps(self.path, rows[:, 0])
-        first = 1 + which * len(self.names)
-        columns = np.hstack([rows[:, :1], rows[:, first : first + len(self.names)]]).T.copy()
-        columns[~np.isfinite(columns)] = np.nan
-        return dict(zip(("step", *self.names), columns, strict=True))
-
-    def write(self, path: Path, runs: Sequence[tuple[str, int, int]]) -> dict[str, int]:
-        """Write a Parquet file, flushed to disk, and return the number of rows by run id; nothing without rows.
-
-        Args:
-            path: of the Parquet file.
-            runs: id, index in the block, and last step to keep.
-
-        Raises:
-            OSError: a file cannot be read or written.
-        """
-        if not self.names:
-            return {}
-        rows = self._rows()
+        steps = np.arange(1.0, len(self.curve) + 1)
+        named = {"measurements": (self.names, self.steps, self.values), "curve": (CURVE_FIELDS[1:], steps, self.curve)}
         tables = dict[str, Columns]()
-        for run_id, place, last in runs:
-            own = rows[: rows[:, 0].searchsorted(last, "right")]
-            values = own[:, 1 + place * len(self.names) :]
-            tables[run_id] = {"step": own[:, 0], **{name: values[:, i] for i, name in enumerate(self.names)}}
-        write_columns(path, tables)
-        return {run_id: len(table["step"]) for run_id, table in tables.items()}
-
-    def sync(self) -> None:
-        """Flush all rows to disk."""
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Close the file without removing it."""
-        self._file.close()
-
-    def _rows(self) -> "NDArray[np.float64]":
-        """All complete rows, of shape (S, 1 + L M)."""
-        import numpy as np
-
-        rows = np.fromfile(self.path, np.float64, offset=self._offset)
-        return rows[: len(rows) // self._width * self._width].reshape(-1, self._width)
-
-    @property
-    def _width(self) -> int:
-        return 1 + self.runs * len(self.names)
-
-    def _count(self) -> int:
-        size = os.fstat(self._file.fileno()).st_size - self._offset
-        return size // (8 * self._width) if self.names else 0
-
-    def _step(self, row: int) -> float:
-        text = os.pread(self._file.fileno(), 8, self._offset + 8 * self._width * row)
-        return struct.unpack("=d", text)[0] if len(text) == 8 else math.nan
-
-    def _cut(self, rows: int) -> None:
-        self._size = self._offset + 8 * self._width * rows
-        self._file.truncate(self._size)
-
-    def _refuse_if_changed(self) -> None:
-        """Refuse to append to a file that another process deleted or changed."""
-        own = os.fstat(self._file.fileno())
-        try:
-            gone = not os.path.samestat(own, self.path.lstat())
-        except OSError:
-            gone = True
-        if gone or own.st_size != self._size:
-            what = "deleted or replaced" if gone else "changed"
-            raise RunFailed(f"{self.path} was {what} while the run trained; train it again with --rerun")
+        for table, (names, at, values) in named.items():
+            rows = len(at) if last is None else int(np.searchsorted(at, last, "right"))
+            if names and rows:
+                tables[table] = {"step": at[:rows], **dict(zip(names, values[:rows, place].T, strict=True))}
+        return tables
 
 
-def read_raw(path: Path, runs: int, which: int) -> Columns:
-    """The rows of one of the runs of a raw table, by its index; empty if there are none.
+def parts_in(folder: Path) -> list[tuple[int, Path]]:
+    """The parts in a block's folder with their last steps, in ascending order."""
+    with suppress(OSError):
+        found = ((_PART.fullmatch(path.name), path) for path in folder.iterdir())
+        return sorted((int(match[1]), path) for match, path in found if match and is_there(path))
+    return []
+
+
+def write_part(folder: Path, step: int, rows: Rows) -> None:
+    """Write the rows up to this step as a part, flushed to disk.
 
     Raises:
-        Damaged: it is not such a table.
+        OSError: it cannot be written.
     """
-    if is_there(path) is None:
-        return {}
-    try:
-        with closing(RawTable(path, runs, "rb")) as table:
-            return table.read(which)
-    except OSError as error:
-        raise Damaged(path, f"it cannot be read ({error.strerror})") from None
+    import numpy as np
+
+    values = {"curve": rows.curve, "names": np.array(rows.names, str), "steps": rows.steps, "values": rows.values}
+    with replacing(folder / f"part-{step:012}.npz") as temporary, temporary.open("wb") as file:
+        np.savez(file, **values)
 
 
-def last_step(path: Path, runs: int) -> int:
-    """The last step of a raw table of so many runs, from its last row alone; 0 without a readable one."""
-    with suppress(OSError):
-        if is_there(path):
-            with closing(RawTable(path, runs, "rb")) as table:
-                return table.last_step
-    return 0
+def read_parts(folder: Path, runs: int, until: float = math.inf) -> Rows:
+    """The rows of a block of so many runs in training, from the parts up to this step.
+
+    Raises:
+        Damaged: a part cannot be read, or steps are missing.
+        FileNotFoundError: a part has just been removed.
+    """
+    import numpy as np
+
+    parts, last = list[Rows](), 0
+    for step, path in parts_in(folder):
+        if step > until:
+            break
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                rows = Rows(file["curve"], tuple(map(str, file["names"])), file["steps"], file["values"])
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            raise Damaged(path, f"it cannot be read ({str(error).partition(chr(10))[0][:200]})") from None
+        if rows.curve.shape != (step - last, runs, len(CURVE_FIELDS) - 1):
+            raise Damaged(path, f"its curve has the shape {rows.curve.shape}, and the part before ends at step {last}")
+        if rows.values.shape != (len(rows.steps), runs, len(rows.names)):
+            raise Damaged(path, f"its measurements have the shape {rows.values.shape}")
+        parts.append(rows)
+        last = step
+    return Rows.joined(parts, runs)
 
 
 def write_columns(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
@@ -356,7 +274,7 @@ def _check_curve(path: Path, names: Sequence[str]) -> None:
         raise Damaged(path, f"its columns are not {', '.join(CURVE_FIELDS)}")
 
 
-def _can_be_columns(names: Sequence[str]) -> bool:
+def can_be_columns(names: Sequence[str]) -> bool:
     """Whether names differ from each other and from reserved ones (also DuckDB's), ignoring case."""
     return len({name.casefold() for name in (*names, "step", "run_id", "filename")}) == len(names) + 3
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bench.progress import Progress
-from bench.store.attempt import Attempt
 from bench.store.files import disk_errors
 from bench.store.record import RunResult
+from bench.store.writer import BlockWriter
 from bench.train.checkpoints import STEPS, save
 from bench.train.stop import StopRequest
 from bench.train.watch import Watch, look
@@ -31,11 +31,11 @@ class Watcher(pl.Callback):
     """Common part of the recorders of one run and of many: clocks, checkpoints and stop requests.
 
     All ranks make the same decisions: they see the same averaged losses, and they agree on clocks and signals.
-    Only rank 0 has an attempt and writes.
+    Only rank 0 has a writer.
     """
 
-    def __init__(self, attempt: Attempt | None, stop: StopRequest, checkpoint_seconds: float) -> None:
-        self.attempt, self.stop, self.checkpoint_seconds = attempt, stop, checkpoint_seconds
+    def __init__(self, writer: BlockWriter | None, stop: StopRequest, checkpoint_seconds: float) -> None:
+        self.writer, self.stop, self.checkpoint_seconds = writer, stop, checkpoint_seconds
         self._checkpointed = time.monotonic()
         self._aside = 0.0
         self.restoring = False
@@ -85,12 +85,12 @@ class Watcher(pl.Callback):
         return number, bool(over)
 
     def _save(self, trainer: pl.Trainer) -> None:
-        if self.attempt is None:
+        if self.writer is None:
             save(trainer, Path("last.ckpt"))  # rank 0 writes it
         else:
-            self.attempt.sync()
-            with disk_errors(self.attempt.store):
-                save(trainer, self.attempt.checkpoint)
+            self.writer.flush()
+            with disk_errors(self.writer.store):
+                save(trainer, self.writer.checkpoint)
         self._checkpointed = time.monotonic()
 
 
@@ -100,7 +100,7 @@ class Recorder(Watcher):
     def __init__(
         self,
         result: RunResult,
-        attempt: Attempt | None,
+        writer: BlockWriter | None,
         stop: StopRequest,
         progress: Progress,
         *,
@@ -110,7 +110,7 @@ class Recorder(Watcher):
         checkpoint_seconds: float,
         loggers: Sequence[Logger],
     ) -> None:
-        super().__init__(attempt, stop, checkpoint_seconds)
+        super().__init__(writer, stop, checkpoint_seconds)
         self.result, self.progress, self.loggers = result, progress, loggers
         self.val_every, self.max_seconds = val_every, max_seconds
         self.watch = Watch(result, task.plan.batch_size == task.data.sizes["train"])
@@ -127,8 +127,8 @@ class Recorder(Watcher):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clocks."""
-        if self.attempt is not None and self.result.steps:
-            self.attempt.truncate(self.result.steps)
+        if self.writer is not None and self.result.steps:
+            self.writer.truncate(self.result.steps)
         self.begin(self.result.wall_s, self.result.train_s)
         self.progress.start(self.result.steps)
 
@@ -187,8 +187,8 @@ class Recorder(Watcher):
 
     def _record(self, rows: NDArray[np.float64]) -> None:
         """Add the last steps to the curve; shape (S, 4)."""
-        if self.attempt is not None:
-            self.attempt.append_curve(rows[:, None])
+        if self.writer is not None:
+            self.writer.append_curve(rows[:, None])
         first = self.result.steps - len(rows) + 1
         for logger in self.loggers:
             for step, values in enumerate(rows.tolist(), first):
@@ -201,8 +201,8 @@ class Recorder(Watcher):
             if not values or not steps:
                 continue
             table = torch.stack(list(values.values()), dim=1)[: len(steps)].cpu().double().numpy()
-            if self.attempt is not None:
-                self.attempt.append_measurements(list(values), steps, table[:, None])
+            if self.writer is not None:
+                self.writer.append_measurements(list(values), steps, table[:, None])
             for logger in self.loggers:
                 for step, row in zip(steps, table.tolist(), strict=True):
                     logger.log_metrics({f"measured/{k}": v for k, v in zip(values, row, strict=True)}, step)

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import ParamSpec, TypeGuard, TypeVar
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
 
 from bench.errors import UserError, first_line
 from bench.output import remark
 from bench.store.files import sync
 from bench.store.load import is_there
-from bench.store.tables import TABLES, read_raw
+from bench.store.tables import read_parts
 from bench.train.memory import ran_out
 
 P = ParamSpec("P")
@@ -67,10 +66,8 @@ def usable(path: Path | None, runs: int = 1, *, put_aside: bool) -> bool:
         steps = [state[STEPS] for state in content["callbacks"].values() if isinstance(state.get(STEPS), int)]
         if not steps:
             raise ValueError("it does not record the number of steps")
-        tables = {name: path.with_name(f"{name}.raw") for name in TABLES}
-        curve = read_raw(tables["curve"], runs, 0).get("step", np.empty(0))
-        if not all(map(is_there, tables.values())) or (curve <= steps[0]).sum() != steps[0]:
-            raise ValueError(f"it is of step {steps[0]}, but its tables end earlier")
+        if len(read_parts(path.parent, runs, steps[0]).curve) != steps[0]:
+            raise ValueError(f"it is of step {steps[0]}, but its curve ends earlier")
     except MemoryError:
         raise  # not a fault of the file
     except Exception as error:

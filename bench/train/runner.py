@@ -31,9 +31,9 @@ from bench.errors import RunBroke, RunBusy, RunFailed, UserError, first_line, wa
 from bench.machine import LIBRARIES, cpu_name, is_main_process
 from bench.output import remark
 from bench.progress import Progress, doing
-from bench.store.attempt import Attempt
 from bench.store.record import RunResult, now
 from bench.store.store import Store
+from bench.store.writer import BlockWriter
 from bench.train.callbacks import Recorder
 from bench.train.checkpoints import DoesNotFit, is_misfit, or_afresh, set_aside, usable
 from bench.train.stop import StopRequest
@@ -95,14 +95,14 @@ def run(
     task, training = build(config)
     result = new_result(config, task, training, plan, tuned_by)
     loggers = _loggers(config) if main else []  # before the run begins: this may fail, and writes nothing yet
-    # All ranks find the same checkpoint: an attempt takes over the previous one's, which stays until the run has ended.
+    # All ranks find the same checkpoint: the previous process's, which stays until the run has ended.
     checkpoint = store.checkpoint(config.run_id) if resume and not rerun else None
     resume = usable(checkpoint, put_aside=main)
     if resume and stored is not None:
         result.begun, result.plan = stored.begun or result.begun, stored.plan
     certain = training.total_steps if config.trainer.max_seconds is None else 0  # a time limit may end the run earlier
-    attempt = store.begin([result], resume=resume, again=rerun, steps=certain) if main else None
-    checkpoint = attempt.checkpoint if attempt is not None else checkpoint
+    writer = store.begin([result], resume=resume, again=rerun, steps=certain) if main else None
+    checkpoint = writer.checkpoint if writer is not None else checkpoint
     stop = stop or StopRequest()
     awaited: AwaitedMachines | None = None
     recorder: Recorder | None = None
@@ -113,7 +113,7 @@ def run(
         bar = progress(training.total_steps, label) if callable(progress) else None
         recorder = Recorder(
             result,
-            attempt,
+            writer,
             stop,
             bar or Progress(training.total_steps, label, epoch=epoch, enabled=bool(progress) and main),
             task=task,
@@ -134,8 +134,8 @@ def run(
                 stop.end_at_once(lambda: trainer.strategy.launcher and trainer.strategy.launcher.kill(signal.SIGTERM))
             trainer.fit(task, steps, ckpt_path=checkpoint if resume else None, weights_only=True)
         result.memory = peak_memory()
-        if attempt is not None:
-            (attempt.leave if result.status == "killed" else attempt.end)([result])
+        if writer is not None:
+            (writer.leave if result.status == "killed" else writer.end)([result])
     except BaseException as error:
         if isinstance(error, CompileError):
             error = UserError(f"--trainer.compile step: torch.compile does not work here ({error}); leave it out")
@@ -143,12 +143,12 @@ def run(
             error = KeyboardInterrupt()  # Lightning turns it into an exit with code 1
         alone = config.trainer.ranks == 1  # else other ranks would wait for this process
         restoring = resume and alone and recorder is not None and recorder.restoring
-        if restoring and attempt is not None and is_misfit(error):
-            set_aside(attempt.checkpoint, error)
-            attempt.close()
+        if restoring and writer is not None and is_misfit(error):
+            set_aside(writer.checkpoint, error)
+            writer.close()
             _finalize(loggers, "failed")
             raise DoesNotFit from None
-        trace = _record_failure(result, attempt, error)
+        trace = _record_failure(result, writer, error)
         _finalize(loggers, "failed")
         if isinstance(error, UserError | KeyboardInterrupt):
             raise error from None
@@ -357,15 +357,15 @@ def peak_memory() -> dict[str, int]:
     return peak
 
 
-def _record_failure(result: RunResult, attempt: Attempt | None, error: BaseException) -> Path | None:
+def _record_failure(result: RunResult, writer: BlockWriter | None, error: BaseException) -> Path | None:
     """Store the run's progress and why it failed; return the path of the traceback, if any."""
     interrupted = isinstance(error, KeyboardInterrupt)
     result.status = "killed" if interrupted else "failed"
     result.reason = "interrupted at once" if interrupted else first_line(error)
-    if attempt is None:
+    if writer is None:
         return None
-    trace = None if isinstance(error, KeyboardInterrupt | UserError) else attempt.keep_traceback(error)
-    attempt.leave([result])
+    trace = None if isinstance(error, KeyboardInterrupt | UserError) else writer.keep_traceback(error)
+    writer.leave([result])
     return trace
 
 
@@ -376,7 +376,7 @@ def _loggers(config: RunConfig) -> list[Any]:
 
     folder, name = str(config.store / config.run_id), config.run_id
     make: dict[str, Callable[[], Any]] = {
-        # Without a version each attempt (`--rerun`, `--resume`) gets the next one; a fixed one would be overwritten.
+        # Without a version each process (`--rerun`, `--resume`) gets the next one; a fixed one would be overwritten.
         "tensorboard": lambda: loggers.TensorBoardLogger(folder, name="tensorboard", default_hp_metric=False),
         "csv": lambda: loggers.CSVLogger(folder, name="csv"),
         "wandb": lambda: loggers.WandbLogger(name=name, save_dir=folder, project="attention-optimizer-bench"),

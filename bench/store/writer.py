@@ -1,0 +1,329 @@
+"""Training a block: the files that a process writes while it holds the block's lock."""
+
+import os
+import shutil
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from bench.errors import MAKE_ROOM, RunBusy, RunFailed, UserError
+from bench.store.block import CHECKPOINT, DONE, REPLACED, RUNS, TRACEBACK, name_of, read_block, results_in
+from bench.store.files import disk_errors, making, remove, remove_empty, replacing, sync
+from bench.store.load import Damaged, is_there, parse_record
+from bench.store.lock import Lock
+from bench.store.record import RunResult
+from bench.store.tables import TABLES, Columns, Rows, can_be_columns, parts_in, read_parts, write_columns, write_part
+from bench.text import clean, strict_json
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+BYTES_OF_STEP, BYTES_OF_RUN = 80, 20_000
+"""Bytes that a run takes until its block is finished: for each step five numbers in the parts of its curve, and at most
+as many in its table; for its record and measurements roughly the second number. Ours."""
+
+
+class BlockWriter:
+    """The block of these runs, locked for this process and ready to train.
+
+    Args:
+        store: its folder; created if needed.
+        runs: initial records, in the order in which the block holds them.
+        resume: keep the checkpoint of an interrupted process and the rows up to it.
+        again: train although the block has results, which stay until new ones replace them. By default, unreadable
+            results are renamed, with a warning.
+        steps: of each run; the disk must have room for their curves.
+
+    Attributes:
+        folder: of the block.
+        checkpoint: file of the training state; if it exists, training continues from it.
+
+    Raises:
+        RunBusy: another process is training the block, or just finished it.
+        UserError: the store cannot be written.
+        RunFailed: the disk is full, or too full for the curves.
+    """
+
+    def __init__(
+        self, store: Path, runs: Sequence[RunResult], *, resume: bool = True, again: bool = False, steps: int = 0
+    ) -> None:
+        self.store, self.runs = store, list(runs)
+        self.folder = store / name_of([run.run_id for run in runs])
+        self.checkpoint = self.folder / CHECKPOINT
+        what = f"run {runs[0].run_id}" if len(runs) == 1 else f"the block of runs {self.folder.name}"
+        if self.folder.is_symlink():
+            raise UserError(f"{self.folder} is a symbolic link, and links are ignored; copy the folder itself")
+        with making(store):
+            self._lock = Lock(self.folder, RunBusy(f"{what} is in training by another process"))
+        try:
+            with disk_errors(store):
+                restore_replaced(self.folder)
+                if not again:
+                    self._put_aside(RunBusy(f"{what} was just trained by another process"))
+                free, needed = shutil.disk_usage(store).free, len(runs) * (BYTES_OF_STEP * steps + BYTES_OF_RUN)
+                if free < needed:  # better than after hours of training
+                    raise RunFailed(
+                        f"the disk is full: the store {store} has {free / 1e6:.3g} MB left, and {what} needs"
+                        f" {needed / 1e6:.3g} MB{MAKE_ROOM}"
+                    )
+                clear(self.folder, state=not resume)
+                self._names = ()
+                with suppress(Damaged, FileNotFoundError):  # parts after the checkpoint, which will be dropped
+                    self._names = read_parts(self.folder, len(runs)).names
+                self._step = self._written = max((step for step, _ in parts_in(self.folder)), default=0)
+                self._curve, self._measured = list["NDArray[np.float64]"](), list[Rows]()
+                write_records(self.folder / RUNS, runs)
+        except BaseException:
+            self.close()
+            raise
+
+    def append_curve(self, rows: "NDArray[np.float64]") -> None:
+        """Add the next steps: rows of shape (S, L, 4) in the order of `CURVE_FIELDS`, with NaN for missing values.
+
+        Raises:
+            RunFailed: the store changed during the run.
+        """
+        self._refuse_if_gone()
+        self._curve.append(rows)
+        self._step += len(rows)
+
+    def append_measurements(self, names: Sequence[str], steps: Sequence[int], values: "NDArray[np.float64]") -> None:
+        """Add values of shape (K, L, M), NaN if missing, of M names (the same in every call) at K ascending steps.
+
+        Raises:
+            RunFailed: the names are invalid, or differ from those of an earlier call.
+        """
+        import numpy as np
+
+        if not names:
+            return
+        if not can_be_columns(names):
+            raise RunFailed(
+                f"a table cannot have the columns {', '.join(names)[:500]}: names must differ in more than"
+                " capitals, and step, run_id and filename are reserved; rename the task's measurements"
+            )
+        if tuple(names) != (self._names or tuple(names)):
+            raise RunFailed(
+                f"the measurements of {self.folder.name} began with {', '.join(self._names)}, and the task now gives"
+                f" {', '.join(names)}; train again with --rerun"
+            )
+        self._names = tuple(names)
+        nothing = np.empty((0, len(self.runs), 4))
+        self._measured.append(Rows(nothing, self._names, np.array(steps, float), np.asarray(values, float)))
+
+    def truncate(self, steps: int) -> None:
+        """Drop the rows after this step: these steps will be trained again.
+
+        Raises:
+            RunFailed: the disk is unavailable.
+        """
+        self._curve, self._measured = [], []
+        with disk_errors(self.store):
+            for step, path in parts_in(self.folder):
+                if step > steps:
+                    path.unlink()
+        self._step = self._written = steps
+
+    def flush(self) -> None:
+        """Write the rows since the last call to disk, before a checkpoint that relies on them.
+
+        Raises:
+            RunFailed: the disk is full, or the store changed during the run.
+        """
+        import numpy as np
+
+        self._refuse_if_gone()
+        if self._step > self._written:
+            rows = Rows.joined(self._measured, len(self.runs))
+            rows.curve = np.concatenate(self._curve)
+            with disk_errors(self.store):
+                write_part(self.folder, self._step, rows)
+            self._written, self._curve, self._measured = self._step, [], []
+
+    def end(self, results: Sequence[RunResult]) -> None:
+        """Finish the block: write tables and records in one atomic step. On failure, the block stays in training.
+
+        The results are in the order of the runs. A run's tables end at its last step.
+
+        Raises:
+            RunFailed: the disk is full, the store changed during the run, or a curve lacks rows for some steps.
+        """
+        assert [result.run_id for result in results] == [run.run_id for run in self.runs]
+        assert all(result.finished for result in results)
+        self._refuse_if_gone()
+        try:
+            rows = Rows.joined([read_parts(self.folder, len(self.runs)), *self._measured], len(self.runs))
+        except (Damaged, FileNotFoundError) as error:
+            raise RunFailed(f"{error}: the store changed during the run; train it again with --rerun") from None
+        rows = Rows.joined([rows, *(Rows(part, (), part[:0, 0, 0], part[:0]) for part in self._curve)], len(self.runs))
+        written = list[tuple[RunResult, dict[str, Columns]]]()
+        for place, result in enumerate(results):
+            if len(rows.curve) < result.steps and not result.thinned:
+                raise RunFailed(
+                    f"the curve of {result.run_id} in {self.folder} has {len(rows.curve)} rows, and it made"
+                    f" {result.steps} steps: the store changed during the run; train it again with --rerun"
+                )
+            written.append((result, rows.tables(place, result.steps)))
+        out = self.folder / f".{uuid4().hex}"
+        try:
+            with disk_errors(self.store):
+                out.mkdir()
+                write_block(out, written)
+                self._refuse_if_gone()
+                commit(out, self.folder)
+        finally:
+            remove(out)
+        clear(self.folder, state=True)
+        self.close()
+
+    def leave(self, results: Sequence[RunResult]) -> None:
+        """Leave the block for later with unfinished records, in the order of the runs; nothing if the store is gone."""
+        try:
+            with suppress(OSError, RunFailed):
+                self.flush()
+            with suppress(OSError, RunFailed):
+                self._refuse_if_gone()
+                write_records(self.folder / RUNS, results)
+        finally:
+            self.close()
+
+    def drop(self) -> None:
+        """Remove the block, unless it has results, a checkpoint or a traceback. After `end` this does nothing."""
+        if self._lock.is_intact and not any(is_there(self.folder / name) for name in (CHECKPOINT, TRACEBACK)):
+            clear(self.folder, state=True)
+        self.close()
+
+    def keep_traceback(self, error: BaseException) -> Path | None:
+        """Write the traceback of a failure and return its path; None if it cannot be written, as on a full disk."""
+        path = self.folder / TRACEBACK
+        if not self._lock.is_intact:
+            return None
+        try:
+            path.write_text("".join(traceback.format_exception(error)), "utf-8", errors="backslashreplace")
+        except OSError:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            return None
+        return path
+
+    def close(self) -> None:
+        """Release the lock; all other files stay."""
+        self._lock.release()
+        remove_empty(self.folder)
+
+    def _refuse_if_gone(self) -> None:
+        """Raise if the folder was deleted or replaced: nobody would read further writes."""
+        if not self._lock.is_intact:
+            raise RunFailed(f"{self.folder} was deleted, moved or replaced during training; repeat the command")
+
+    def _put_aside(self, trained: RunBusy) -> None:
+        """Rename `done`, with a warning, if it contains no readable results of this block.
+
+        It may contain misplaced files, such as another run's results.
+
+        Raises:
+            RunBusy: it has readable results (`trained`).
+        """
+        done, why = self.folder / DONE, f"it has no {RUNS}"
+        if not os.path.lexists(done):
+            return
+        if results_in(self.folder) is not None:
+            try:
+                block = read_block(self.folder)
+            except Damaged as error:
+                why = error.why
+            else:
+                if block is None or not block.damaged:
+                    raise trained
+                if block.runs:
+                    return  # new results will replace it, and its other runs are read until then
+                why = block.damaged[0].why
+        names = (f"{DONE}.unreadable{f'-{n}' * (n > 1)}" for n in count(1))
+        aside = next(self.folder / name for name in names if not os.path.lexists(self.folder / name))
+        with suppress(OSError):  # if the rename fails, the new results replace it at the end
+            done.rename(aside)
+            text = f"{done} cannot be used ({why}); it was renamed to {aside.name}, and training continues"
+            print(f"bench: warning: {clean(text)}", file=sys.stderr)
+
+
+def clear(folder: Path, *, state: bool) -> None:
+    """Remove what a killed process left half written, and a traceback; with `state`, all but results and logs.
+
+    The caller has the lock.
+    """
+    paths = [path for path in folder.iterdir() if path.name[0] == "."]
+    paths += [folder / TRACEBACK, (folder / CHECKPOINT).with_suffix(".tmp")]
+    if state:
+        paths += [folder / RUNS, folder / CHECKPOINT, *(path for _, path in parts_in(folder))]
+    for path in paths:
+        remove(path)
+
+
+def restore_replaced(folder: Path) -> None:
+    """Restore results that a killed process was replacing; the caller has the lock."""
+    old, done = folder / REPLACED, folder / DONE
+    if os.path.lexists(done):
+        remove(old)
+    else:
+        with suppress(FileNotFoundError):
+            old.rename(done)
+
+
+def commit(out: Path, folder: Path) -> None:
+    """Move results, a folder on the same file system, into their block in place of others, and flush them to disk.
+
+    The caller has the lock.
+
+    Raises:
+        OSError: a rename or a flush failed; the block has the results that it had.
+    """
+    done, old = folder / DONE, folder / REPLACED
+    sync(out)
+    try:
+        with suppress(FileNotFoundError):
+            done.rename(old)
+        out.rename(done)
+    except OSError:
+        restore_replaced(folder)
+        raise
+    sync(folder)
+    sync(folder.parent)
+    remove(old)
+
+
+def write_records(path: Path, runs: Sequence[RunResult]) -> None:
+    """Write records, one per line, after checking that they can be read back.
+
+    Raises:
+        RunFailed: a record is unreadable: its task or optimizer returned a value that a record cannot hold.
+        OSError: the file cannot be written.
+    """
+    try:
+        lines = [strict_json(vars(run)).encode() for run in runs]
+        for line in lines:
+            parse_record(line, path)
+    except (TypeError, ValueError) as error:
+        raise RunFailed(f"a record cannot be stored: {error}") from None
+    except Damaged as error:
+        raise RunFailed(f"a record cannot be stored: {error.why}") from None
+    with replacing(path) as temporary:
+        temporary.write_bytes(b"".join(line + b"\n" for line in lines))
+
+
+def write_block(done: Path, runs: Sequence[tuple[RunResult, Mapping[str, Columns]]]) -> None:
+    """Write finished runs with their tables as the results of one block, into this folder.
+
+    Raises:
+        RunFailed: a record cannot be stored.
+        OSError: a file cannot be written.
+    """
+    write_records(done / RUNS, [run for run, _ in runs])
+    for name in TABLES:
+        write_columns(done / f"{name}.parquet", {run.run_id: tables[name] for run, tables in runs if name in tables})
