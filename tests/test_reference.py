@@ -157,7 +157,7 @@ def test_a_row_is_explained_with_all_that_was_searched(cli: Cli, tmp_path: Path)
     # Its commands reproduce the stored runs.
     again = next(line.split()[1:] for line in answer.out.splitlines() if "bench tune" in line)
     assert study.name in cli(*again, "--report_seeds", 3, "--workers", 1, "--json").out
-    assert "did you mean 'gd'" in cli("leaderboard", "--explain", "dg").err
+    assert "unknown row 'dg'; known: gd" in cli("leaderboard", "--explain", "dg").err
 
 
 # -- verify -----------------------------------------------------------------------------------------------------------

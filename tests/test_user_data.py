@@ -54,7 +54,6 @@ def test_the_guides_commands_work_as_they_stand(cli, here: Path, store: Path) ->
         said.append(answer.out)
     assert "fashion_mnist (version 2): ViT-small on Fashion-MNIST" in said[0]
     assert "--task.flip" in said[0]
-    assert "embedding" in said[0]
     assert "fashion.py:SPEC: no fault; 7 pass" in said[1]
     assert "fashion_mnist, max_steps 20" in said[3]
 

@@ -87,7 +87,9 @@ class Block:
             damaged = error
         except FileNotFoundError:  # a part has just been dropped
             changed = True
-        if changed or (len(tables) < len(TABLES) and ended(self.folder) != self.results):
+        if len(tables) < len(TABLES):
+            changed |= current(self.folder) != self.at or ended(self.folder) != self.results
+        if changed:
             now = read_block(self.folder)
             if now is not None and run_id in now.runs:
                 return now.tables(run_id)

@@ -67,7 +67,7 @@ class Rows:
         )
 
     def tables(self, place: int, last: int | None = None) -> dict[str, Columns]:
-        """The tables of the run with this index, up to step `last`; without those that have no rows."""
+        """The tables of the run with this index, up to step `last`; without those of which no run has rows."""
         import numpy as np
 
         steps = np.arange(1.0, len(self.curve) + 1)
@@ -75,7 +75,7 @@ class Rows:
         tables = dict[str, Columns]()
         for table, (names, at, values) in named.items():
             rows = len(at) if last is None else int(np.searchsorted(at, last, "right"))
-            if names and rows:
+            if names and len(at):
                 tables[table] = {"step": at[:rows], **dict(zip(names, values[:rows, place].T, strict=True))}
         return tables
 
@@ -115,7 +115,7 @@ def read_parts(folder: Path, runs: int, until: float = math.inf) -> Rows:
         if step > until:
             break
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
                 rows = Rows(file["curve"], tuple(map(str, file["names"])), file["steps"], file["values"])
         except FileNotFoundError:
             raise
