@@ -56,6 +56,7 @@ def begin(store: Path, result: RunResult, losses: Sequence[float | None] = LOSSE
     rows = [[np.nan if loss is None else loss, 1.0, 0.1, 0.1] for loss in losses]
     writer.append_curve(np.array(rows, float).reshape(-1, 1, 4))
     writer.append_measurements(["error"], [0, 2], np.array([[[0.75]], [[np.nan]]]))
+    writer.flush()
     return writer
 
 
@@ -101,6 +102,7 @@ def begin_block(
     writer = Store(store).begin(begun, resume=False, again=True)
     writer.append_curve(np.full((results[0].steps, len(results), 4), loss))
     writer.append_measurements(["angle"], [0], np.full((1, len(results), 1), loss))
+    writer.flush()
     return writer, results
 
 

@@ -13,12 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import bench.store.attempt
 import pytest
-from bench.store.attempt import write_records
 
 import bench.store.block
 import bench.store.load
+import bench.store.writer
 from bench.errors import RunFailed
 from bench.run_summary import result_lines
 from bench.store.load import parse_record
@@ -114,10 +113,10 @@ def test_a_record_that_cannot_be_read_again_is_not_written(kept, changes):
     with pytest.raises(RunFailed, match="a record cannot be stored: "):
         begin(kept.folder, record("a", **changes))
     assert kept.get("a") is None
-    attempt = begin(kept.folder, record("a"))
+    writer = begin(kept.folder, record("a"))
     with pytest.raises(RunFailed, match=r"a record cannot be stored: |rows, and it made -1 steps"):
-        attempt.end([record("a", **changes)])
-    attempt.leave([record("a", status="failed", reason="so")])
+        writer.end([record("a", **changes)])
+    writer.leave([record("a", status="failed", reason="so")])
     assert (kept.get("a").status, kept.contents().damaged) == ("failed", [])
 
 
@@ -138,26 +137,7 @@ def test_stores_merge_by_copying(kept, tmp_path):
     assert [run.run_id for run in kept.runs()] == ["a", "b", "c", "d"]
 
 
-OLD = {"run.json": '{"run_id": "a"}', "lanes.json": "{}", "runs.jsonl": '{"run_id": "a"}'}
-
-
-@pytest.mark.matrix(keep=1)
-@pytest.mark.parametrize("name", OLD)
-def test_a_store_of_an_older_format_gets_a_message(kept, cli, name):
-    folder = kept.folder / ("a" if name == "run.json" else "lanes-0123456789")
-    folder.mkdir(parents=True)
-    (folder / name).write_text(OLD[name])
-    (folder / "curve.parquet").touch()
-    (damaged,) = kept.contents().damaged
-    assert damaged.path == folder
-    assert damaged.why == "it has an older store format, which this version cannot read; train it again"
-    assert (kept.get("a"), list(kept.runs())) == (None, [])
-    assert "an older store format" in cli("doctor", "--store", kept.folder).out
-    add_run(kept.folder, "a")
-    assert kept.get("a").status == "completed"
-
-
-@pytest.mark.parametrize("name", ["done", "attempt-1", "tensorboard", "attempt-0", "attempt-01", "notes.txt"])
+@pytest.mark.parametrize("name", ["done", "writer-1", "tensorboard", "writer-0", "writer-01", "notes.txt"])
 def test_a_folder_without_results_or_attempts_is_named(kept, name):
     (kept.folder / "a" / name).mkdir(parents=True)
     (kept.folder / "empty").mkdir()
@@ -192,12 +172,12 @@ def test_the_block_of_its_own_comes_before_others(kept):
 
 
 def test_a_finished_run_comes_before_others(kept):
-    attempt = begin(kept.folder, record("a", final=2.0))
+    writer = begin(kept.folder, record("a", final=2.0))
     assert finals(kept) == {"a": 2.0}
     folder = add_block(kept.folder, "ab", final=1.0)
     assert finals(kept) == {"a": 1.0, "b": 1.0}
     assert (kept.place("a"), kept.get("a").status) == (folder, "completed")
-    attempt.end([record("a", final=2.0)])
+    writer.end([record("a", final=2.0)])
     assert finals(kept) == {"a": 2.0, "b": 1.0}
 
 
@@ -217,13 +197,13 @@ def test_the_first_block_by_name_counts(kept):
 def test_a_store_in_use_sees_blocks_that_others_begin_and_finish(kept):
     other: Any = Store(kept.folder)
     assert other.get("a") is None
-    attempt, results = begin_block(kept.folder, "bac")
+    writer, results = begin_block(kept.folder, "bac")
     assert other.get("a").status == "running"
-    attempt.end(results)
+    writer.end(results)
     assert other.get("a").status == "completed"
     add_block(kept.folder, "bac", final=0.75)  # the same runs once more
     assert other.get("a").final == 0.75
-    shutil.rmtree(attempt.folder)
+    shutil.rmtree(writer.folder)
     assert other.get("a") is None
 
 
@@ -244,8 +224,8 @@ def test_a_run_in_a_block_of_several_is_not_trained_again(kept, cli):
     (run,) = kept.runs()
     shutil.rmtree(kept.folder)
     others = [replace(run, engine="lanes"), record("b")]
-    attempt = kept.begin([replace(each, status="running") for each in others])
-    attempt.end([replace(each, thinned=True) for each in others])
+    writer = kept.begin([replace(each, status="running") for each in others])
+    writer.end([replace(each, thinned=True) for each in others])
     assert "already stored" in cli(*FIT).err
     assert not (kept.folder / run.run_id).exists()
     assert cli(*FIT, "--rerun").code == 0
@@ -291,28 +271,6 @@ def many(store: Path, singles: int, wide: int) -> None:
     os.utime(store, (1, 1))
 
 
-@pytest.mark.deep
-def test_a_run_is_found_without_a_look_at_the_others(kept, monkeypatch):
-    """Among 10,000 runs, half of them in blocks."""
-    many(kept.folder, 5_000, 100)
-    for first in ("s1", "w1-1", "nothing"):  # the contents of a block are cached
-        kept.get(first)
-    calls = count(monkeypatch, *LOOKS, *PARSES)
-    for i in (2, 77, 4_999):
-        assert kept.get(f"s{i}").run_id == f"s{i}"
-        assert calls == ["open", "parse_record"]
-        calls.clear()
-    assert kept.get("w1-7").run_id == "w1-7"
-    assert "parse_record" not in calls
-    assert len(calls) < 10
-    calls.clear()
-    assert kept.get("w5-7").run_id == "w5-7"
-    assert calls.count("parse_record") == 50  # of its block
-    calls.clear()
-    assert kept.get("nothing else") is None
-    assert len(calls) < 10
-
-
 def test_many_runs_are_found_with_one_look_through_the_store(kept, monkeypatch):
     many(kept.folder, 200, 8)
     os.utime(kept.folder)  # another process writes
@@ -325,12 +283,12 @@ def test_many_runs_are_found_with_one_look_through_the_store(kept, monkeypatch):
 
 def test_a_block_in_training_is_read_once_for_all_of_its_runs(kept, monkeypatch):
     wanted = [f"r{i}" for i in range(20)]
-    attempt, _ = begin_block(kept.folder, wanted)
+    writer, _ = begin_block(kept.folder, wanted)
     kept.find_all(wanted)
     calls = count(monkeypatch, *PARSES)
     assert kept.find_all(wanted).keys() == {*wanted}
     assert len(calls) == 20
-    attempt.close()
+    writer.close()
 
 
 # -- readers --------------------------------------------------------------------------------------------------------
@@ -338,11 +296,11 @@ def test_a_block_in_training_is_read_once_for_all_of_its_runs(kept, monkeypatch)
 
 @pytest.mark.parametrize("checkpoint", [True, False])
 def test_a_run_whose_process_is_gone_is_shown_as_killed(kept, checkpoint):
-    attempt = begin(kept.folder, record("a"))
+    writer = begin(kept.folder, record("a"))
     assert kept.get("a").status == "running"
     if checkpoint:
-        attempt.checkpoint.touch()
-    kill(attempt)
+        writer.checkpoint.touch()
+    kill(writer)
     killed = kept.get("a")
     assert killed.status == "killed"
     assert ("before its first checkpoint" in killed.reason) != checkpoint
@@ -364,55 +322,12 @@ def test_readers_write_nothing(kept, cli):
     assert snapshot(kept.folder) == before
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("place", ["attempts", "is_alive", "read_bytes"])
-def test_a_block_that_ends_while_it_is_read_reads_as_finished(kept, monkeypatch, place, late):
-    """Just before or after the first access of a reader."""
-    attempt = begin(kept.folder, record("a"))
-    usual = getattr(bench.store.block, place)
-
-    def end(*args: Any) -> Any:
-        monkeypatch.undo()
-        try:
-            return usual(*args) if late else None
-        finally:
-            attempt.end([record("a")])
-
-    def call(*args: Any) -> Any:
-        found = end(*args)
-        return found if late else usual(*args)
-
-    monkeypatch.setattr(bench.store.block, place, call)
-    (run,) = kept.runs()
-    assert run.status == "completed"
-
-
-# -- what is not a file ----------------------------------------------------------------------------------------------
-
-
 # -- writing breaks -------------------------------------------------------------------------------------------------
-
-
-def test_a_write_that_breaks_halfway_leaves_the_old_record(tmp_path, monkeypatch):
-    path = tmp_path / "runs.jsonl"
-    write_records(path, [record("a")])
-    before = path.read_bytes()
-
-    def half(self: Path, text: bytes) -> None:
-        with self.open("wb") as file:
-            file.write(text[:20])
-        no_space()
-
-    monkeypatch.setattr(bench.store.attempt.Path, "write_bytes", half)
-    with pytest.raises(OSError, match="No space"):
-        write_records(path, [record("a", steps=4)])
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_full_disk_at_the_start_is_one_line_and_frees_the_run(cli, store, monkeypatch):
     with monkeypatch.context() as full:
-        full.setattr(bench.store.attempt, "write_records", no_space)
+        full.setattr(bench.store.writer, "write_records", no_space)
         answer = cli(*FIT)
     assert (answer.code, answer.out) == (1, "")
     assert answer.err == f"bench: error: cannot write to the store {store}: {FULL}\n"
@@ -421,8 +336,8 @@ def test_a_full_disk_at_the_start_is_one_line_and_frees_the_run(cli, store, monk
 
 def test_a_full_disk_in_mid_run_is_one_line_and_frees_the_run(cli, store, monkeypatch):
     with monkeypatch.context() as full:
-        full.setattr(bench.store.attempt.RawTable, "append", no_space)
-        answer = cli(*FIT)
+        full.setattr(bench.store.writer, "write_part", no_space)
+        answer = cli(*FIT, "--trainer.checkpoint_seconds", "1e-3")
     assert (answer.code, answer.out) == (1, "")
     assert answer.err.splitlines()[-1] == f"bench: error: cannot write to the store {store}: {FULL}"
     assert "Traceback" not in answer.err
@@ -451,7 +366,7 @@ def test_a_full_disk_for_the_checkpoint_of_a_run_that_is_stopped_is_one_line(cli
 
 def test_a_full_disk_at_the_end_is_one_line_and_frees_the_run(cli, store, monkeypatch):
     with monkeypatch.context() as full:
-        full.setattr(bench.store.attempt, "commit", no_space)
+        full.setattr(bench.store.writer, "commit", no_space)
         answer = cli(*FIT)
     assert (answer.code, answer.out) == (1, "")
     assert answer.err.splitlines()[-1] == f"bench: error: cannot write to the store {store}: {FULL}"
@@ -462,7 +377,7 @@ def test_a_full_disk_at_the_end_is_one_line_and_frees_the_run(cli, store, monkey
 
 @pytest.mark.parametrize("change", ["deleted", "moved", "copied"])
 def test_a_store_that_changes_under_a_run_is_one_line_and_stays_so(cli, store, monkeypatch, change):
-    append = bench.store.attempt.Attempt.append_curve
+    append = bench.store.writer.BlockWriter.append_curve
 
     def changing(self: Any, rows: Any) -> None:
         append(self, rows)
@@ -478,10 +393,10 @@ def test_a_store_that_changes_under_a_run_is_one_line_and_stays_so(cli, store, m
 
     before: dict[Path, Any] = {}
     with monkeypatch.context() as patch:
-        patch.setattr(bench.store.attempt.Attempt, "append_curve", changing)
+        patch.setattr(bench.store.writer.BlockWriter, "append_curve", changing)
         answer = cli(*FIT)
     assert (answer.code, answer.out) == (1, "")
-    assert re.search("was deleted.* or replaced while", answer.err.splitlines()[-1])
+    assert re.search("was deleted, moved or replaced during", answer.err.splitlines()[-1])
     assert "Traceback" not in answer.err
     assert snapshot(store) == before
     assert store.exists() == (change == "copied")
@@ -494,12 +409,12 @@ def test_a_run_is_trained_by_one_process(cli, store, kept):
     cli(*FIT)
     (run,) = kept.runs()
     shutil.rmtree(store)
-    attempt = kept.begin([replace(run, status="running")])
+    writer = kept.begin([replace(run, status="running")])
     for words in (FIT, (*FIT, "--rerun"), ("fit", "--resume", run.run_id)):
         answer = cli(*words)
         assert (answer.code, answer.out) == (2, "")
         assert answer.err == f"bench: error: run {run.run_id} is in training by another process\n"
-    attempt.drop()
+    writer.drop()
     assert cli(*FIT).code == 0
 
 
@@ -512,12 +427,12 @@ from tests.stored import Store, add_run, begin, record
 store, name = Path(sys.argv[1]), sys.argv[2]
 for i in range(40):
     result = record(f"{name}-{i}")
-    attempt = begin(store, result)
+    writer = begin(store, result)
     contents = Store(store).contents()
     assert contents.damaged == [], contents.damaged
     seen = {block.runs[run_id].status for run_id, block in contents.runs.items()}
     assert seen <= {"running", "completed"}, "a run in progress was taken for killed"
-    attempt.end([result])
+    writer.end([result])
     try:
         add_run(store, "shared", final=float(i))
     except RunBusy:
@@ -547,10 +462,10 @@ def test_processes_that_write_one_store_lose_nothing(kept):
 
 
 def test_values_that_are_not_finite_read_as_none(kept):
-    attempt = begin(kept.folder, record("a"), (float("inf"), None, float("-inf")))
+    writer = begin(kept.folder, record("a"), (float("inf"), None, float("-inf")))
     rows = [(step, None, 1.0, 0.1, 0.1) for step in (1, 2, 3)]
     assert read_curve(kept.folder / "a") == rows
-    attempt.end([record("a")])
+    writer.end([record("a")])
     assert read_curve(kept.folder / "a") == rows
 
 

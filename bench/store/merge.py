@@ -15,7 +15,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from bench.errors import RunBusy, UserError
-from bench.store.block import DONE, RUNS, Block, blocks_in, readable, results_in
+from bench.store.block import RUNS, Block, blocks_in, name_of, readable, results_in
 from bench.store.files import copy, disk_errors, making, remove, remove_empty, replacing
 from bench.store.load import Damaged, is_there, read_bytes
 from bench.store.lock import Lock
@@ -23,7 +23,7 @@ from bench.store.reports import KINDS, Record, read_report, reports_in
 from bench.store.store import Store
 from bench.store.stores import no_store
 from bench.store.tables import TABLES
-from bench.store.writer import clear, commit, restore_replaced
+from bench.store.writer import clear, commit, restore_replaced, write_block
 from bench.text import counted
 
 _SECONDS = 5  # between progress lines
@@ -117,7 +117,7 @@ class _Merging:
             raise block
         self.merged.damaged += block.damaged
         if not block.done:
-            self._skip(f"{block.folder} has not finished", len(block.runs))
+            self._skip(f"{block.folder} {'is in training' if block.busy else 'has not finished'}", len(block.runs))
             return
         present = {run_id: self._finished(run_id) for run_id in block.runs}
         for run_id, old in present.items():
@@ -128,7 +128,7 @@ class _Merging:
         if not new:
             return
         block.check_tables(values=True)
-        target = self.into / block.folder.name
+        target = self.into / name_of(new)
         try:
             lock = Lock(target, RunBusy(f"{target} is in training"))
         except RunBusy as error:
@@ -140,19 +140,22 @@ class _Merging:
             now = readable(target)
             if now is not None and now.done:  # another process may have just stored it
                 self._there |= {run_id: now for run_id in now.runs if run_id not in self._there}
-            if not (new := self._lacking(block)):
+            if self._lacking(block) != new:  # it has; the same command copies the rest, if any
                 return
             out.mkdir()
-            for name in (RUNS, *(f"{table}.parquet" for table in TABLES)):
-                _take(block.at / name, out / name)
+            if len(new) == block.total:
+                for name in (RUNS, *(f"{table}.parquet" for table in TABLES)):
+                    _take(block.at / name, out / name)
+            else:  # the destination keeps its other runs
+                write_block(out, [(block.runs[run_id], block.tables(run_id)) for run_id in new])
             commit(out, target)
             clear(target, state=True)
         finally:
             remove(out)
             lock.release()
             remove_empty(target)
-        copied = Block(target, target / DONE, block.runs, True, False, block.places, block.total, block.damaged, None)
-        self._there |= dict.fromkeys(new, copied)
+        if (copied := readable(target)) is not None:
+            self._there |= dict.fromkeys(new, copied)
         self._sound[target] = True
         self.merged.copied += len(new)
 
