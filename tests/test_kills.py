@@ -321,37 +321,6 @@ def test_readers_beside_a_writer_see_whole_records_and_tables(cli, start, store:
     assert outcome(store) == whole(kind)[0]
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("ended", [True, False], ids=["after the other has ended", "while the other trains"])
-def test_a_process_that_returns_too_late_ends_and_harms_nothing(
-    cli, start, store: Path, tmp_path: Path, ended: bool
-) -> None:
-    words = ("fit", *SMALL, "--opt", SLOW, "--trainer.max_steps", "150", "--store")
-    late = start(*words, store)
-    late.until(lambda: list(store.glob("*/attempt-1/last.ckpt")))
-    late.send(signal.SIGSTOP)
-    (attempt,) = store.glob("*/attempt-1")
-    claim = attempt / CLAIM
-    owner = json.loads(claim.read_text())
-    with claim.open("r+") as file:  # in place: it remains this process's claim, as seen from another machine
-        json.dump(owner | {"host": "elsewhere", "boot": "another"}, file)
-        file.truncate()
-    os.utime(claim, (0, 0))
-    other = start(*words, store)
-    if ended:
-        assert other.end()[0] == 0
-    else:
-        other.until(lambda: (store / attempt.parent.name / "attempt-2").is_dir())
-    late.send(signal.SIGCONT)
-    error = one_error(late.end(), 1)
-    assert "took over" in error or "deleted" in error
-    assert other.end()[0] == 0
-    (run,) = Store(store).runs()
-    assert run.status == "completed"
-    assert leftovers(store) == []
-    assert start(*words, tmp_path / "alone").end()[0] == 0
-    assert outcome(store) == outcome(tmp_path / "alone")
-    assert cli("list", "runs", "--store", store)[0] == 0
 
 
 # -- disks ----------------------------------------------------------------------------------------------------------
