@@ -1,5 +1,6 @@
 """The processes that train a command's runs: this one, or a Dask cluster."""
 
+import logging
 import os
 import signal
 import time
@@ -33,7 +34,8 @@ PATIENCE_SECONDS = 120
 WAIT_SECONDS = 120
 """Seconds to wait for the first worker of a cluster. Ours."""
 POLL_SECONDS = 0.5
-_QUIET = dict.fromkeys(("distributed", "distributed.client", "tornado", "tornado.application", "bokeh"), "critical")
+_NEVER = logging.CRITICAL + 1
+_QUIET = dict.fromkeys(("distributed", "distributed.client", "tornado", "tornado.application", "bokeh"), _NEVER)
 
 
 class WorkersDied(RunBroke):
@@ -151,6 +153,7 @@ class Crew(AbstractContextManager["Crew"]):
 
             settings = {"logging": _QUIET, "distributed.scheduler.allowed-failures": MAX_DEATHS - 1}
             settings["distributed.scheduler.worker-ttl"] = None  # a step may keep a worker busy for long
+            settings["distributed.worker.profile.enabled"] = False
             dask.config.set(settings)
             with doing("starting workers"):
                 self._client = self._start() if self.cluster is None else _connected(self.cluster)
@@ -174,7 +177,7 @@ class Crew(AbstractContextManager["Crew"]):
         common = {"nthreads": 1, "memory_limit": 0, "preload": ["bench.execute.worker"], "host": "127.0.0.1"}
         self._local = SpecCluster(
             workers={
-                i: {"cls": Nanny, "options": common | {"env": environment, "silence_logs": "critical"}}
+                i: {"cls": Nanny, "options": common | {"env": environment, "silence_logs": _NEVER}}
                 for i, environment in enumerate(self._workers)
             },
             scheduler={
@@ -182,7 +185,7 @@ class Crew(AbstractContextManager["Crew"]):
                 "options": {"host": "127.0.0.1", "dashboard": has_page, "dashboard_address": "127.0.0.1:0"},
             },
             loop=runner.loop,
-            silence_logs="critical",
+            silence_logs=_NEVER,  # pyright: ignore[reportArgumentType] - a level, says its documentation
         )
         if has_page:
             say(f"bench: dashboard of the workers: {self._local.dashboard_link}")
@@ -283,6 +286,7 @@ class Crew(AbstractContextManager["Crew"]):
                     with suppress(ProcessLookupError, TypeError):
                         os.kill(nanny.pid, signal.SIGKILL)  # they have saved their state
             with suppress(Exception):
+                client.unsubscribe_topic("all")
                 client.close(timeout=5)
                 if local is not None:
                     local.close(timeout=5)
@@ -303,8 +307,8 @@ def _result(future: Any, what: str) -> Any:
     try:
         return future.result()
     except KilledWorker as error:
-        times = counted(error.allowed_failures + 1, "worker process", "worker processes")
-        raise WorkersDied(f"{what} ended {times} (killed, out of memory, or a crash)") from None
+        deaths = counted(error.allowed_failures + 1, "worker")
+        raise WorkersDied(f"{what} failed: {deaths} died of it (killed, out of memory, or a crash)") from None
     except FutureCancelledError:
         raise RunFailed(f"the cluster has lost {what}; repeat the command") from None
 
@@ -337,8 +341,8 @@ def _connected(address: str) -> Any:
     from distributed import Client
 
     try:
-        where = {"scheduler_file": address} if Path(address).is_file() else {"address": address}
-        client = Client(**where, set_as_default=False)
+        file = Path(address).is_file()
+        client = Client(None if file else address, scheduler_file=address if file else None, set_as_default=False)
         client.wait_for_workers(1, timeout=WAIT_SECONDS)
     except (OSError, ValueError) as error:  # includes TimeoutError
         raise UserError(f"--cluster {address}: no Dask cluster with workers answers ({first_line(error)})") from None

@@ -14,7 +14,7 @@ from bench.config.run_config import RunConfig, on_device
 from bench.config.tuned import Sources
 from bench.errors import RunBroke, RunBusy, RunFailed, first_line
 from bench.execute import Effort
-from bench.execute.blocks import Block, block_key, check_all, cut, rectangles, stored_choice
+from bench.execute.blocks import Block, Choice, block_key, check_all, cut, rectangles, stored_choice
 from bench.execute.cluster import Crew, WorkersDied
 from bench.progress import SweepProgress
 from bench.store.block import Block as StoredBlock
@@ -149,13 +149,14 @@ class _Work:
         free = effort.engine == "auto" and effort.width is None
         known = [stored_choice(group, stored) if free else None for group in groups]
         unknown = [group for group, choice in zip(groups, known, strict=True) if choice is None]
+        chosen: list[Choice] | None = []
         if unknown and crew.is_here:
             from bench.execute import here
 
             chosen = here.choose(unknown, effort, 1, self.progress.say, self.stop, crew.measured)
-        else:
+        elif unknown:
             with crew.reporting(self.progress):
-                chosen = unknown and crew.choose(unknown, effort, self._stopped)
+                chosen = crew.choose(unknown, effort, self._stopped)
         if chosen is None or self._stopped():
             return []
         rest = iter(chosen)
