@@ -17,7 +17,7 @@ from optimizers.plugins import PluginError, foreign
 
 _CONTINUING = ("sweep", "reproduce", "tune", "suite", "compare")
 """The commands that go on where they stopped."""
-_TRAINING = ("quickstart", "fit", *_CONTINUING, process.WORKER)
+_TRAINING = ("quickstart", "fit", *_CONTINUING)
 """The commands that train."""
 
 
@@ -91,8 +91,6 @@ def dispatch(words: list[str]) -> int:
     Raises:
         UserError: the request is invalid.
     """
-    if words[:1] == [process.WORKER]:
-        return import_module("bench.execute.child").main()
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     name = next((word for word in words if word not in HELP), None)

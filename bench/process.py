@@ -21,8 +21,6 @@ PACKAGES = ("bench", "tasks", "optimizers")
 """The suite's packages."""
 ROOT = Path(__file__).absolute().parents[1]
 """The folder with these packages."""
-WORKER = "_worker"
-"""The first word of a command that starts a worker process; not a command for users."""
 
 _SELDOM = 100_000
 """New objects between two collections during imports, which create half a million objects that stay. Ours."""
@@ -60,11 +58,6 @@ def python_command(*words: str) -> list[str]:
 def bench_command(*words: str) -> list[str]:
     """The command that starts `bench` as a separate process, in any folder."""
     return python_command("-m", "bench", *words)
-
-
-def worker_command() -> list[str]:
-    """The command that starts a worker process."""
-    return bench_command(WORKER)
 
 
 def as_options(values: Mapping[str, object]) -> list[str]:

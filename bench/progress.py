@@ -289,8 +289,7 @@ class SweepProgress:
 
     def waiting(self, runs: int) -> None:
         """Other processes train the last runs."""
-        if self.processes == 1:  # with several, their lines show it
-            self.say(f"waiting for {counted(runs, 'run')} of other processes")
+        self.say(f"waiting for {counted(runs, 'run')} of other processes")
 
     def line(self) -> str:
         """Runs, remaining time, best run, rate and activity."""

@@ -6,8 +6,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.execute import Effort, Engine
+from bench.execute.blocks import missing
 from bench.execute.execute import execute
-from bench.execute.plan import missing
 from bench.papers.experiments import load
 from bench.papers.reproduce import jobs
 from bench.train.threads import same_threads, set_threads

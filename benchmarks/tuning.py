@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.execute import Effort
-from bench.execute.execute import Crew
+from bench.execute.cluster import Crew
 from bench.progress import SweepProgress
 from bench.tuning.spec import make_spec
 from bench.tuning.study import Study
@@ -48,7 +48,7 @@ def study(folder: Path, data: Path, steps: int, workers: int) -> tuple[float, fl
     words |= {"trainer.max_steps": steps, "trainer.val_every": steps}
     spec = make_spec(words, sampler=None, seeds=[1000], report_seeds=[], places=places)
     tuned = Study(spec, TRIALS, places, report=False)
-    crew = Crew(str(workers), spec.typical(places))
+    crew = Crew(Effort(workers=str(workers)), spec.typical(places))
     begun = time.perf_counter()
     with crew:
         carry_out([tuned], crew, Effort("lightning"), SweepProgress("", "min", enabled=False))

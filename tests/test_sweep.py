@@ -28,6 +28,7 @@ import torch
 from bench.store.attempt import Attempt
 
 import bench.execute.choice
+import bench.execute.execute
 import bench.execute.here
 import bench.store.files
 import bench.sweeps.sensitivity
@@ -479,7 +480,7 @@ def test_a_lane_that_does_not_fit_alone_is_one_line(sweep, store, breaks, error)
     assert line.startswith("run synthetic-ngd-")
     assert f" alone needs more memory than available: {type(error).__name__}: {str(error).splitlines()[0]}" in line
     assert list(Store(store).runs()) == []
-    assert [path.name for path in store.iterdir()] == ["cuts"]  # the division into blocks
+    assert list(store.iterdir()) == []
     breaks(SHORT[0], more_than=99)  # mended
     assert sweep(*FOUR, *LANES).code == 0
 
@@ -669,7 +670,7 @@ def test_runs_of_another_process_are_waited_for(sweep, store, monkeypatch, train
     def ends() -> None:
         attempt.end([replace(done[run.run_id], thinned=True) for run in attempt.runs])
 
-    monkeypatch.setattr(bench.execute.here, "time", Asleep(lambda: None, ends))
+    monkeypatch.setattr(bench.execute.execute, "time", Asleep(lambda: None, ends))
     monkeypatch.setattr(SweepProgress, "LINE_SECONDS", 0)
     trained.clear()
     answer = sweep(*FOUR, *LANES)
@@ -682,7 +683,7 @@ def test_runs_of_another_process_are_waited_for(sweep, store, monkeypatch, train
 
 def test_a_signal_ends_the_waiting(sweep, store, monkeypatch):
     attempt = Store(store).begin(begun(configs_of(store)))
-    monkeypatch.setattr(bench.execute.here, "time", Asleep(lambda: signal.raise_signal(signal.SIGINT)))
+    monkeypatch.setattr(bench.execute.execute, "time", Asleep(lambda: signal.raise_signal(signal.SIGINT)))
     answer = sweep(*FOUR, *LANES)
     assert (answer.code, answer.err.splitlines()[-1]) == (130, STOPPED)
     attempt.drop()

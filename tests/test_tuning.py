@@ -15,8 +15,7 @@ import yaml
 
 from bench.errors import UserError
 from bench.execute import choice
-from bench.execute.pool import Pool
-from bench.execute.slots import Slot, slots
+from bench.execute.cluster import Crew, resources
 from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.tuning import suite
@@ -97,8 +96,8 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     }
 
     # The same command trains nothing.
-    start = Pool._start
-    monkeypatch.setattr(Pool, "_start", lambda *_: pytest.fail("a worker was started"))
+    start = Crew._start
+    monkeypatch.setattr(Crew, "_start", lambda *_: pytest.fail("workers were started"))
     again = cli(*words, "--json")
     assert again.code == 0
     found = strict_json(again.out)
@@ -131,7 +130,7 @@ def test_from_a_command_to_tuned_settings(cli, here: Path, store: Path, monkeypa
     assert "tuned for another model or data (here --task.T 7, not 6)" in larger
 
     # More trials continue from there.
-    monkeypatch.setattr(Pool, "_start", start)
+    monkeypatch.setattr(Crew, "_start", start)
     more = cli("tune", *SMALL, "--trials", 7, "--report_seeds", 3, "--workers", 1, "--engine", "lanes", "--json")
     assert more.code == 0, more.err
     assert [each["point"] for each in strict_json(more.out)["tried"][:5]] == [each["point"] for each in found["tried"]]
@@ -346,37 +345,31 @@ def test_a_trial_on_two_devices_is_a_bench_fit_of_its_own(cli, store: Path, tmp_
     assert run.final == pytest.approx(alone["final"], rel=1e-9)
 
 
-# -- slots ------------------------------------------------------------------------------------------------------------
+# -- workers ----------------------------------------------------------------------------------------------------------
 
 
-def cut(monkeypatch: pytest.MonkeyPatch, workers: str, *, cpus: int, gpus: int = 0, devices: int = 1) -> list[Slot]:
-    monkeypatch.setattr("bench.execute.slots._cpus", lambda: list(range(cpus)))
+def shares(
+    monkeypatch: pytest.MonkeyPatch, workers: str, *, cpus: int, gpus: int = 0, devices: int = 1
+) -> list[tuple[str, str | None]]:
+    """The threads and GPUs of each worker."""
+    monkeypatch.setattr("bench.execute.cluster._cpus", lambda: cpus)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     config = small_spec(trainer__devices=str(devices)).config({"opt.lr": 1.0}, 0, {})
-    return slots(workers, config.model_copy(update={"device": "cuda" if gpus else "cpu"}))
+    config = config.model_copy(update={"device": "cuda" if gpus else "cpu"})
+    return [(own["OMP_NUM_THREADS"], own.get("CUDA_VISIBLE_DEVICES")) for own in resources(workers, config)]
 
 
-def test_processors_are_shared_by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cut(monkeypatch, "auto", cpus=2) == [Slot((0,), (), 1), Slot((1,), (), 1)]
-    assert cut(monkeypatch, "1", cpus=4) == [Slot((0, 1, 2, 3), (), 4)]
-    assert cut(monkeypatch, "2", cpus=5) == [Slot((0, 1), (), 2), Slot((2, 3), (), 2)]
-    assert cut(monkeypatch, "auto", cpus=4, devices=2) == [Slot((0, 1), (), 1), Slot((2, 3), (), 1)]
-    assert cut(monkeypatch, "3", cpus=2) == [Slot((), (), 1)] * 3
-    assert Slot((0,), (), 3).environment == {"OMP_NUM_THREADS": "3"}
-
-
-def test_each_worker_has_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cut(monkeypatch, "auto", cpus=8, gpus=2) == [Slot((0, 1, 2, 3), ("0",), 4), Slot((4, 5, 6, 7), ("1",), 4)]
-    assert cut(monkeypatch, "auto", cpus=8, gpus=4, devices=2) == [
-        Slot((0, 1, 2, 3), ("0", "1"), 2),
-        Slot((4, 5, 6, 7), ("2", "3"), 2),
-    ]
-    assert [slot.gpus for slot in cut(monkeypatch, "1", cpus=2, gpus=2)] == [("0",)]
-    assert Slot((), ("0", "1"), 2).environment == {"OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "0,1"}
-    config = small_spec().config({"opt.lr": 1.0}, 0, {}).model_copy(update={"device": "cuda"})
+def test_workers_divide_processors_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert shares(monkeypatch, "auto", cpus=2) == [("1", None)] * 2
+    assert shares(monkeypatch, "1", cpus=4) == [("4", None)]
+    assert shares(monkeypatch, "2", cpus=5) == [("2", None)] * 2
+    assert shares(monkeypatch, "auto", cpus=4, devices=2) == [("1", None)] * 2
+    assert shares(monkeypatch, "3", cpus=2) == [("1", None)] * 3
+    assert shares(monkeypatch, "auto", cpus=8, gpus=2) == [("4", "0"), ("4", "1")]
+    assert shares(monkeypatch, "auto", cpus=8, gpus=4, devices=2) == [("2", "0,1"), ("2", "2,3")]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-    assert [slot.gpus for slot in slots("auto", config)] == [("5",), ("7",)]
+    assert shares(monkeypatch, "auto", cpus=2, gpus=2) == [("1", "5"), ("1", "7")]
 
 
 @pytest.mark.parametrize(
@@ -390,38 +383,18 @@ def test_each_worker_has_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_workers_that_there_cannot_be(monkeypatch: pytest.MonkeyPatch, workers: str, message: str) -> None:
     with pytest.raises(Exception, match=r"--workers") as refused:
-        cut(monkeypatch, workers, cpus=8, gpus=2)
+        shares(monkeypatch, workers, cpus=8, gpus=2)
     assert str(refused.value) == message
 
 
-def test_a_worker_keeps_to_its_slot(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = here / "python"
-    program.write_text(
-        "#!/bin/sh\nread job\n"
-        'cpus=$(sed -n "s/Cpus_allowed_list:.//p" /proc/self/status)\n'
-        'echo "{\\"job\\": \\"$job\\", \\"threads\\": $OMP_NUM_THREADS, \\"gpus\\": \\"$CUDA_VISIBLE_DEVICES\\","'
-        ' "\\"cpus\\": \\"$cpus\\", \\"words\\": \\"$*\\"}"\n'
-        'echo "{\\"done\\": true}"\n'
-        "read end\n"
-    )
-    program.chmod(0o755)
-    monkeypatch.setattr("bench.process.sys.executable", str(program))
-    cpu = max(os.sched_getaffinity(0))
-    heard: list[Any] = []
-    with Pool({1: Slot((cpu,), ("3",), 5)}) as pool:
-        pool.work("a job", lambda slot, event: heard.append(event), lambda *_: None, print, lambda: False)
-    said, _ = heard
-    assert said == {"job": "a job", "threads": 5, "gpus": "3", "cpus": str(cpu), "words": "-P -m bench _worker"}
-
-
 def test_workers_stay_for_the_next_runs(cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[int] = []
-    start = Pool._start
-    monkeypatch.setattr(Pool, "_start", lambda self, index: started.append(index) or start(self, index))
+    started: list[Crew] = []
+    start = Crew._start
+    monkeypatch.setattr(Crew, "_start", lambda self: started.append(self) or start(self))
     words = ("--trials", 3, "--seeds", "1000,", "--report_seeds", 2, "--engine", "lightning", "--workers", 2)
     answer = cli("tune", *SMALL, *words)
     assert answer.code == 0, answer.err
-    assert started == [1]
+    assert len(started) == 1
 
 
 # -- words ------------------------------------------------------------------------------------------------------------

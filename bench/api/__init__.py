@@ -277,7 +277,7 @@ def tune(
         args = arguments_of("tune", words, where, design | how)
         study = study_of(args, words, where)
         shown = SweepProgress(f"study {study.name}", study.spec.mode, enabled=progress)
-        with crew_of(args.workers, [study.spec], where, args.engine) as crew:
+        with crew_of(Effort.of(args), [study.spec], where) as crew:
             if not carry_out([study], crew, Effort.of(args), shown):
                 raise KeyboardInterrupt(f"study {study.name} was stopped; nothing is lost, and the same call continues")
         result = study.result()

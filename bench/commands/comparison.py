@@ -24,7 +24,7 @@ from optimizers.plugins import bare, slug
 if TYPE_CHECKING:
     from bench.boards.collect import Collected
     from bench.config.run_config import RunConfig
-    from bench.execute.execute import Crew
+    from bench.execute.cluster import Crew
     from bench.results.chart import Chart
     from bench.results.table import Board
     from bench.store.reports import StudyRecord
@@ -44,7 +44,7 @@ def main(args: Args) -> int:
         from bench.tuning.cli.shared import in_time
 
     contests = [ask(arguments) for arguments in _by_task(args)]
-    crew = min((contest.crew for contest in contests), key=lambda crew: len(crew.slots))
+    crew = min((contest.crew for contest in contests), key=lambda crew: 0 if crew.cluster else crew.shares)
     if args.dry_run:
         from bench.tuning.cli.suite import show_plan
 
@@ -150,7 +150,7 @@ def ask(args: Args) -> Contest:
     )
     contest = contest.model_copy(update={"title": title})
     (studies,) = contest.studies(places)
-    return Contest(contest, opts, studies, places, crew_of(args.workers, specs, places, args.engine))
+    return Contest(contest, opts, studies, places, crew_of(Effort.of(args), specs, places))
 
 
 def carry_out(contest: Contest, args: Args, crew: "Crew", *, progress: bool = True) -> bool:

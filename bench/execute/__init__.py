@@ -18,17 +18,19 @@ class Effort:
     Attributes:
         engine: `lanes`, `lightning` (one run at a time), or the faster one.
         width: maximum lanes of a block; measured by default.
-        workers: how many processes, or `auto` (`bench.execute.slots`); by default one for each GPU, and on a CPU
-            only the command's own process.
+        workers: how many worker processes, or `auto` (`bench.execute.cluster.resources`); by default one for each GPU,
+            and on a CPU only the command's own process.
+        cluster: the address or the scheduler file of a Dask cluster that trains instead.
         budget: a time after which to stop, or the most runs to train.
     """
 
     engine: Engine = "auto"
     width: int | None = None
     workers: str | None = None
+    cluster: str | None = None
     budget: "Budget | None" = None
 
     @classmethod
     def of(cls, args: "Args") -> "Effort":
         """The effort that a command requests."""
-        return cls(args.engine or "auto", args.width, args.workers, getattr(args, "budget", None))
+        return cls(args.engine or "auto", args.width, args.workers, args.cluster, getattr(args, "budget", None))

@@ -1,10 +1,51 @@
 """Blocks: runs that train together."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from bench.config.checks import check, check_early
 from bench.config.run_config import RunConfig
+from bench.store.record import RunResult
+from bench.store.store import Store
+
+SINGLE_SHARE = 0.1
+"""Runs one by one in the store decide for a group if they are at least this share of it, and two: a few of a large
+group may be from a small one, where lanes did not pay. Ours."""
+
+
+@dataclass
+class Choice:
+    """How a group of runs is executed.
+
+    Attributes:
+        lanes: as lanes, or one run at a time.
+        width: maximum lanes of a block.
+    """
+
+    lanes: bool
+    width: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """Runs that train together as lanes, or one run.
+
+    Attributes:
+        grid: the configurations; a row shares task, seed and data seed.
+        lanes: as lanes, or one run by the Trainer.
+        width: the measured maximum of lanes, for the record, if it divides the group.
+    """
+
+    grid: Sequence[Sequence[RunConfig]]
+    lanes: bool
+    width: int | None = None
+
+    @cached_property
+    def runs(self) -> dict[str, RunConfig]:
+        """The configurations by id, in the order of the block's records."""
+        return {config.run_id: config for row in self.grid for config in row}
 
 
 def check_all(configs: Sequence[RunConfig], *, early: bool = False) -> None:
@@ -15,6 +56,13 @@ def check_all(configs: Sequence[RunConfig], *, early: bool = False) -> None:
     """
     for config in {(block_key(config), repr(config.opt_options)): config for config in configs}.values():
         (check_early if early else check)(config)
+
+
+def missing(configs: Sequence[RunConfig]) -> dict[str, RunConfig]:
+    """The runs that are not finished in their common store, by id."""
+    by_id = {config.run_id: config for config in configs}
+    finished = Store(configs[0].store).finished_all(by_id)
+    return {run_id: config for run_id, config in by_id.items() if run_id not in finished}
 
 
 def block_key(config: RunConfig) -> tuple[Any, ...]:
@@ -43,3 +91,51 @@ def rectangles(configs: Sequence[RunConfig], width: int) -> Iterator[list[list[R
         count = -(-len(alike) // max(1, width // length))  # blocks of about the same size
         for i in range(count):
             yield alike[len(alike) * i // count : len(alike) * (i + 1) // count]
+
+
+def stored_choice(group: Sequence[RunConfig], stored: Mapping[str, RunResult]) -> Choice | None:
+    """The choice with which stored runs of a group were executed, so that a repeated command makes the same blocks.
+
+    None if it is unknown: a run that was requested alone says nothing about a group, and neither do lanes whose
+    recorded width did not divide their group.
+    """
+    runs = [run for config in group if (run := stored.get(config.run_id)) is not None and run.plan is not None]
+    engines = {run.engine for run in runs}
+    if len(runs) == len(group) and all(run.finished for run in runs):
+        return Choice(lanes="lanes" in engines, width=len(group))
+    widths = [width for run in runs if isinstance(width := run.environment.get("width"), int)]
+    if widths:
+        return Choice(lanes=True, width=min(widths))
+    few = len(runs) < max(2, SINGLE_SHARE * len(group))
+    return None if few or "lanes" in engines else Choice(lanes=False, width=1)
+
+
+def cut(
+    runs: Mapping[str, RunConfig], groups: Sequence[tuple[Sequence[RunConfig], Choice]], shares: int, *, record: bool
+) -> list[Block]:
+    """Divide runs into blocks for `shares` processes: lanes first, those with most steps before others.
+
+    The last digits of a lane depend on the width of its block. So the blocks depend on the requested runs and on the
+    choices only, not on time or on what is stored.
+
+    Args:
+        runs: by id, in the order in which single runs begin: optimizers may alternate.
+        groups: the runs with one `block_key` each, and their choice.
+        shares: processes that share the runs.
+        record: whether the widths are measured, and so a part of the records.
+    """
+    lanes = sorted((group for group in groups if group[1].lanes), key=lambda group: -len(group[0]) * _steps(group[0]))
+    most = -(-sum(len(group) for group, _ in lanes) // shares)
+    blocks = [
+        Block(grid, lanes=True, width=choice.width if record and choice.width < len(group) else None)
+        for group, choice in lanes
+        for grid in rectangles(group, max(1, min(choice.width, most)))
+    ]
+    together = {id(config) for block in blocks for row in block.grid for config in row}
+    return blocks + [Block([[config]], lanes=False) for config in runs.values() if id(config) not in together]
+
+
+def _steps(group: Sequence[RunConfig]) -> float:
+    """Steps of a run, or epochs if the budget is in epochs."""
+    trainer = group[0].trainer
+    return float(trainer.max_steps or trainer.max_epochs or 1)

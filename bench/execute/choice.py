@@ -2,8 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
@@ -13,7 +12,7 @@ from bench.config.checks import why_no_lanes
 from bench.config.run_config import RunConfig
 from bench.errors import UserError, first_line
 from bench.execute import Engine
-from bench.execute.blocks import rectangles
+from bench.execute.blocks import Choice, rectangles
 from bench.lanes.engine import Lanes
 from bench.lanes.optimizers import have_pure_update
 from bench.lanes.runs import Grid, make_lanes
@@ -33,21 +32,6 @@ The margin allows for noise in short measurements; single runs are simpler.
 """
 _MEASURE_SECONDS, _MEASURE_SHARE = 0.2, 0.02
 """Each width is timed for this many seconds, or this share of the remaining steps if less; at least 3 steps. Ours."""
-
-
-@dataclass
-class Choice:
-    """How a group of runs is executed.
-
-    Attributes:
-        lanes: as lanes, or one run at a time.
-        width: maximum lanes of a block.
-        seconds: measured time of a block, linear in its lanes: the fixed part, and the seconds that each lane adds.
-    """
-
-    lanes: bool
-    width: int
-    seconds: tuple[float, float] | None = None
 
 
 class Choices:
@@ -162,8 +146,8 @@ class Choices:
                 + (f", {1e6 * alone:,.0f} us in a plain loop" if alone < inf else "")
             )
         if pays or self.engine == "lanes":
-            return Choice(lanes=True, width=width, seconds=_line(costs, ahead / len(group)))
-        return Choice(lanes=False, width=1, seconds=(ahead / len(group) * alone, 0.0) if alone < inf else None)
+            return Choice(lanes=True, width=width)
+        return Choice(lanes=False, width=1)
 
 
 def _bytes_of_lane(peak: Peak, lanes: Lanes) -> float:
@@ -179,21 +163,6 @@ def _step_together(config: RunConfig) -> bool:
         raise
     except BROKEN:  # training will fail the same way and record it
         return False
-
-
-def _line(costs: Mapping[int, float], ahead: float) -> tuple[float, float] | None:
-    """Seconds of a block as a line in its lanes, through the smallest and the largest measured width.
-
-    Args:
-        costs: seconds per micro-batch and lane, by number of lanes.
-        ahead: micro-batches of a run.
-    """
-    if not costs or ahead == inf:
-        return None
-    low, high = min(costs), max(costs)
-    slope = (high * costs[high] - low * costs[low]) / (high - low) if high > low else costs[low]
-    slope = min(max(slope, 0.0), costs[low])
-    return ahead * low * (costs[low] - slope), ahead * slope
 
 
 def _fitting_measurements(group: Sequence[RunConfig], width: int, limit: int) -> int:

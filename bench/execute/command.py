@@ -10,8 +10,7 @@ from bench.config.run_config import RunConfig
 from bench.config.tuned import Sources
 from bench.errors import RunFailed
 from bench.execute import Effort
-from bench.execute.blocks import check_all
-from bench.execute.plan import forget_finished, missing
+from bench.execute.blocks import check_all, missing
 from bench.grammar.parse import Args
 from bench.output import note, reply
 from bench.progress import SweepProgress, doing
@@ -71,7 +70,7 @@ def results_of(
             from bench.train.stop import deadline
 
         with redirect_stdout(sys.stderr):
-            # Pass all runs, also the stored ones: the plan, and thus its cuts, depends on all.
+            # Pass all runs, also the stored ones: the blocks depend on all.
             done = False
             with deadline(budget and budget.seconds) as spent:
                 done = execute(configs, progress, effort, plan=plan, sources=sources)
@@ -81,7 +80,6 @@ def results_of(
                 progress.say(f"{over}; {stored}, and the same command continues" if over else STOPPED)
                 return None
     else:
-        forget_finished(store)
         progress.say(f"all {len(configs)} runs are stored")
     there = store.finished_all(config.run_id for config in configs)
     if lost := sum(config.run_id not in there for config in configs):

@@ -1,53 +1,33 @@
-"""`execute`: from requested runs to stored ones, in this process or with workers on this machine."""
+"""`execute`: from requested runs to stored ones."""
 
-import json
+import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from threading import Event
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from math import inf
+from uuid import uuid4
 
+from bench.config.checks import check_engine
 from bench.config.run_config import RunConfig, on_device
 from bench.config.tuned import Sources
-from bench.errors import UserError
+from bench.errors import RunBroke, RunBusy, RunFailed, first_line
 from bench.execute import Effort
-from bench.execute.choice import Choice
-from bench.execute.cuts import cut, decisions
-from bench.execute.here import train_cuts
-from bench.execute.plan import Plan, forget_finished
-from bench.execute.pool import Pool
-from bench.execute.slots import sharing, slots
-from bench.progress import Advance, SweepProgress
+from bench.execute.blocks import Block, Choice, block_key, check_all, cut, rectangles, stored_choice
+from bench.execute.cluster import Crew, WorkersDied
+from bench.progress import SweepProgress
+from bench.store.block import Block as StoredBlock
+from bench.store.files import making
+from bench.store.store import Store
+from bench.train.memory import give_back, ran_out
 from bench.train.stop import StopRequest
-from bench.train.threads import set_threads
 
 STOPPED = "bench: stopped; finished runs are stored, and the same command continues"
-
-
-class Crew(AbstractContextManager["Crew"]):
-    """The processes of this machine that train the runs of a command: this one, and a worker for each further slot.
-
-    Args:
-        workers: how many processes, or `auto` (`bench.execute.slots`).
-        config: a run, with its device decided.
-        runs: the number of runs, if known.
-
-    Raises:
-        UserError: there are too few devices.
-    """
-
-    def __init__(self, workers: str | None, config: RunConfig, runs: int | None = None) -> None:
-        workers = workers or ("auto" if config.device == "cuda" else "1")
-        if runs is not None and workers.isdecimal() and int(workers) > runs:
-            workers = str(runs)
-        self.slots = slots(workers, config, runs)
-        self.pool = Pool(dict(enumerate(self.slots[1:], 1)))
-        self.measured = dict[object, Choice]()
-        self.trained = 0  # runs so far, for a budget
-
-    def __exit__(self, *error: Any) -> None:
-        self.pool.__exit__(*error)
+MAX_BROKEN = 3
+"""Number of failures after which to give up if no run has finished. Ours."""
+BUSY_SECONDS = 0.5
+"""Seconds between looks at runs of other processes. Ours."""
 
 
 def execute(
@@ -75,66 +55,257 @@ def execute(
     Raises:
         UserError: a run cannot be trained, or not with this engine, or there are too few devices.
         RunBroke: runs failed.
-        RunFailed: the first runs failed, the disk is full or gone, workers die at start, or a single lane needs more
-            memory than available.
+        RunFailed: the first runs failed, the disk is full or gone, or a single lane needs more memory than available.
     """
-    effort, first = effort or Effort(), on_device(configs[0])
-    with nullcontext(crew) if crew is not None else Crew(effort.workers, first, len(configs)) as workers:
-        wanted = Plan(plan, configs, effort.engine, effort.width, len(workers.slots), sources or {})
-        return _work(wanted, progress, workers, StopRequest())
-
-
-def _work(plan: Plan, progress: SweepProgress, crew: Crew, stop: StopRequest) -> bool:
-    """Train the missing runs of a plan, with a process for each slot; False if a signal asked to stop."""
-    (here, *others), pool, since = crew.slots, crew.pool, time.time()
-    with stop.listening(), here.taken():
-        if others and plan.missing():
-            pool.start()  # they import torch while this process measures
-            set_threads(here.threads)
-        cuts = cut(plan, progress, stop, processes=sharing(crew.slots), measured=crew.measured)
-        job = json.dumps({"plan": plan.as_json(), "cuts": decisions(cuts), "since": since}) if others else ""
-        runs = sum(len(each.runs) for each in cuts)
-        with progress.showing(runs, len(crew.slots)), _helped(pool, job, progress, stop):
-            done = train_cuts(plan, cuts, progress, stop, since=since)
-        if stop.at_once:  # Lightning may have swallowed the interrupt
-            pool.stop(0)
+    effort, first, stop = effort or Effort(), on_device(configs[0]), StopRequest()
+    with stop.listening(), nullcontext(crew) if crew is not None else Crew(effort, first, len(configs)) as workers:
+        work = _Work(configs, progress, effort, workers, stop)
+        done = work.train_all(partial(_purpose, plan), sources or {})
+        if stop.at_once and not workers.is_here:  # Lightning may have swallowed the interrupt
+            raise KeyboardInterrupt
     if done:
-        forget_finished(plan.store)
+        work.raise_failures()
     return done
 
 
-@contextmanager
-def _helped(pool: Pool, job: str, progress: SweepProgress, stop: StopRequest) -> Iterator[None]:
-    """Let workers train part of the runs while the context lasts; an error asks them to stop."""
-    over = Event()
-    with ThreadPoolExecutor(1) as thread:
-        helped = thread.submit(_let_help, pool, job, progress, lambda: over.is_set() or stop.signal is not None)
+def _purpose(plan: str | Mapping[str, str], run_id: str) -> str:
+    return plan if isinstance(plan, str) else plan[run_id]
+
+
+class _Work:
+    """The missing runs of a request.
+
+    One failure does not stop the others: a plug-in may fail at one learning rate only.
+
+    Attributes:
+        left: the runs that have neither finished nor failed, by id.
+    """
+
+    def __init__(
+        self, configs: Sequence[RunConfig], progress: SweepProgress, effort: Effort, crew: Crew, stop: StopRequest
+    ) -> None:
+        self.progress, self.effort, self.crew, self.stop = progress, effort, crew, stop
+        self.store = Store(configs[0].store)
+        self.left = {config.run_id: config for config in configs}
+        self._any_finished = False
+        self._broken: dict[str, RunBroke] = {}
+        self._attempts = 0
+        self._apart = set[str]()  # runs of a broken block: one lane may have broken the others
+        self._widest = inf  # lanes that fit into memory
+
+    def train_all(self, purpose: Callable[[str], str], sources: Sources) -> bool:
+        """Train all missing runs; False if a signal asked to stop."""
+        blocks = self._cut()
+        announced = False
+        shown = self.progress.showing(len(self.left), self.crew.shares)
+        with shown, self.crew.reporting(self.progress), self._token() as token:
+            while not self._stopped():
+                todo = self._todo(blocks)
+                if not self.left:
+                    return True
+                if not todo:  # other processes train the rest
+                    if not announced:
+                        self.progress.waiting(len(self.left))
+                    announced = True
+                    time.sleep(BUSY_SECONDS)
+                    continue
+                if not self._train(todo, purpose, sources, token):
+                    return False
+        return False
+
+    def raise_failures(self) -> None:
+        """Raise the kept errors as one.
+
+        Raises:
+            RunBroke: runs failed.
+        """
+        if self._broken:
+            first, *others = dict.fromkeys(self._broken.values())
+            many = f"{len(self._broken)} runs failed: {', '.join(self._broken)}; the first: "
+            error = RunBroke(many * bool(others) + str(first))
+            error.runs = {run_id: str(why) for run_id, why in self._broken.items()}
+            raise error from first
+
+    def _stopped(self) -> bool:
+        return self.stop.signal is not None
+
+    def _cut(self) -> list[Block]:
+        """The blocks of all runs, also of finished ones, which `left` then lacks."""
+        runs, effort, crew = dict(self.left), self.effort, self.crew
+        check_all(list(runs.values()))
+        alike: dict[tuple[object, ...], list[RunConfig]] = {}
+        group_of = {run_id: alike.setdefault(block_key(config), []) for run_id, config in runs.items()}
+        for run_id, config in runs.items():
+            group_of[run_id].append(config)
+        check_engine(effort.engine, (group[0] for group in alike.values()))
+        found = self.store.find_all(runs)
+        self._settle({run_id: block for run_id, block in found.items() if block.runs[run_id].finished}, shown=False)
+        if not self.left:
+            return []
+        if len(self.left) < len(runs):
+            self.progress.say(f"{len(runs) - len(self.left)} of {len(runs)} runs are stored")
+        stored = {run_id: block.runs[run_id] for run_id, block in found.items()}
+        groups = sorted(alike.values(), key=len, reverse=True)  # the largest is measured, the others reuse its result
+        free = effort.engine == "auto" and effort.width is None
+        known = [stored_choice(group, stored) if free else None for group in groups]
+        unknown = [group for group, choice in zip(groups, known, strict=True) if choice is None]
+        chosen: list[Choice] | None = []
+        if unknown and crew.is_here:
+            from bench.execute import here
+
+            chosen = here.choose(unknown, effort, 1, self.progress.say, self.stop, crew.measured)
+        elif unknown:
+            with crew.reporting(self.progress):
+                chosen = crew.choose(unknown, effort, self._stopped)
+        if chosen is None or self._stopped():
+            return []
+        rest = iter(chosen)
+        choices = [(group, choice or next(rest)) for group, choice in zip(groups, known, strict=True)]
+        return cut(runs, choices, 1 if effort.width else crew.shares, record=effort.width is None)
+
+    @contextmanager
+    def _token(self) -> Iterator[str | None]:
+        """The name of a file in the store within the context: workers of a cluster that see it share the store."""
+        if self.crew.cluster is None:
+            yield None
+            return
+        token = self.store.folder / f".cluster-{uuid4().hex}"
+        with making(self.store.folder):
+            token.parent.mkdir(parents=True, exist_ok=True)
+            token.touch()
         try:
-            yield
-        except BaseException:
-            over.set()
-            raise
-    helped.result()  # without an error, the workers find nothing left to do, and wait for the next runs
+            yield token.name
+        finally:
+            token.unlink(missing_ok=True)
 
+    def _todo(self, blocks: Sequence[Block]) -> deque[Block]:
+        """The blocks without runs that have ended or that other processes train."""
+        others = self.store.unfinished()  # read before the records, which then show blocks that finish in between
+        stored = self.store.find_all(self.left)
+        self._settle({run_id: block for run_id, block in stored.items() if block.runs[run_id].finished})
+        busy = {run_id for block in (*others, *stored.values()) if block.busy for run_id in block.runs}
+        free = self.left.keys() - busy
+        # A run that began as a single run (`bench fit`) continues so: its checkpoint is not one of lanes.
+        alone = {i for i, block in stored.items() if i in free and block.runs[i].engine != "lanes"}
+        together = {i for block in blocks if block.lanes for i in block.runs} & free - alone - self._apart
+        # Blocks of killed processes come first, since they have made progress.
+        # Among them, failed blocks come last, since they may fail again.
+        idle = [block.runs for block in others if not block.busy and block.runs.keys() <= together]
+        idle.sort(key=lambda runs: any(run.status == "failed" for run in runs.values()))
+        begun = [list(runs) for runs in idle if len(runs) <= self._widest]
+        widths = {i: block.width for block in blocks for i in block.runs}
+        todo = deque[Block]()
+        for ids in begun:
+            if together.issuperset(ids):  # blocks of killed processes may overlap
+                together.difference_update(ids)
+                todo += self._lanes([self.left[i] for i in ids], widths[ids[0]])
+        for block in blocks:
+            ids = [i for i in block.runs if i in free]
+            todo += self._lanes([self.left[i] for i in ids if i in together], block.width)
+            single = self.effort.engine == "lanes"
+            for i in ids:
+                if i in self._apart or i in alone or not block.lanes:
+                    todo.append(Block([[self.left[i]]], lanes=block.lanes and single and i not in alone))
+        return todo
 
-def _let_help(pool: Pool, job: str, progress: SweepProgress, stop: Callable[[], bool]) -> None:
-    """Let workers train part of the runs; this process trains those that they cannot."""
+    def _lanes(self, configs: Sequence[RunConfig], width: int | None) -> Iterator[Block]:
+        """Blocks of lanes with these runs."""
+        most = int(min(self._widest, len(configs)))
+        narrow = len(configs) > most
+        for grid in rectangles(configs, most) if configs else ():
+            yield Block(grid, lanes=True, width=most if narrow else width)
 
-    def hear(slot: int, event: Mapping[str, Any]) -> None:
-        if "say" in event:
-            progress.say(event["say"])
-        if "doing" in event:
-            progress.doing(slot, event["doing"])
-        if "progress" in event:
-            progress.add(slot, Advance(*event["progress"]))
+    def _train(self, todo: deque[Block], purpose: Callable[[str], str], sources: Sources, token: str | None) -> bool:
+        """Train blocks, in this process or by workers; False if a signal asked to stop."""
+        done = True
+        for block, train in self._ends(todo, purpose, sources, token):
+            run_ids, short = list(block.runs), False
+            try:
+                if train():
+                    self._any_finished = True
+                    self._forget(run_ids)
+                else:
+                    done = False
+            except RunBusy:
+                time.sleep(0.1)  # its process is about to begin or to end
+            except RunBroke as error:
+                self._broke(error, block, todo)
+            except (MemoryError, RuntimeError) as error:
+                if not ran_out(error):
+                    raise
+                if len(run_ids) == 1:
+                    raise RunFailed(
+                        f"run {run_ids[0]} alone needs more memory than available: {first_line(error)}"
+                    ) from None
+                self._widest = min(self._widest, len(run_ids) // 2)
+                self.progress.say(
+                    f"{len(run_ids)} lanes at once need more memory than available; continuing with {self._widest}"
+                )
+                todo.clear()  # the next look at the store divides them
+                short = True
+            if short:
+                gc.collect()  # free the memory that the error's traceback kept
+                give_back()
+        return done and not self._stopped()
 
-    def died(slot: int) -> None:
-        progress.add(slot, Advance())
-        progress.doing(slot, "starting")
+    def _ends(
+        self, todo: deque[Block], purpose: Callable[[str], str], sources: Sources, token: str | None
+    ) -> Iterator[tuple[Block, Callable[[], bool]]]:
+        """Blocks with functions that train them, or that return how workers have ended."""
+        while True:
+            while todo and not self._stopped() and (self.crew.is_here or self.crew.idle > 0):
+                block = todo.popleft()
+                if not self._is_free(block):
+                    continue
+                run_id, config = next(iter(block.runs.items()))
+                about = purpose(run_id), sources.get((config.task, config.opt))
+                if self.crew.is_here:
+                    from bench.execute import here
 
-    try:
-        pool.work(job, hear, died, progress.say, stop)
-    except (UserError, OSError) as error:
-        if not stop():
-            progress.say(f"continuing without further workers: {error}")
-        pool.stop()
+                    yield block, partial(here.train, block, self.stop, self.progress, *about)
+                else:
+                    self.crew.submit(block, *about, token)
+            if self.crew.is_here or (end := self.crew.next_end(self._stopped)) is None:
+                return
+            yield end
+
+    def _is_free(self, block: Block) -> bool:
+        """Whether no other process trains or has finished some of the runs; if so, they are looked at again later."""
+        stored = self.store.find_all(block.runs)
+        finished = {run_id: found for run_id, found in stored.items() if found.runs[run_id].finished}
+        self._settle(finished)
+        return not finished and not any(found.busy for found in stored.values())
+
+    def _settle(self, finished: Mapping[str, StoredBlock], *, shown: bool = True) -> None:
+        """Forget runs that are stored; show those that other processes have just finished."""
+        if finished:
+            self._any_finished = True
+            self._forget(finished)
+            if shown:
+                self.progress.advance(0, 0, [block.runs[run_id] for run_id, block in finished.items()])
+
+    def _forget(self, run_ids: Collection[str]) -> None:
+        for run_id in run_ids:
+            self.left.pop(run_id, None)
+
+    def _broke(self, error: RunBroke, block: Block, todo: deque[Block]) -> None:
+        """Keep the error for the end, or train the lanes of a block one by one.
+
+        Raises:
+            RunFailed: `MAX_BROKEN` have failed and no run has finished.
+        """
+        run_ids = list(block.runs)
+        if len(run_ids) > 1 and not isinstance(error, WorkersDied):
+            self.progress.say(f"{error}; continuing with one run at a time")
+            self._apart.update(run_ids)
+            todo.extendleft(
+                Block([[config]], lanes=self.effort.engine == "lanes") for config in reversed(block.runs.values())
+            )
+            return
+        self._forget(run_ids)
+        self._broken |= dict.fromkeys(run_ids, error)
+        self._attempts += 1
+        if self._attempts == MAX_BROKEN and not self._any_finished:
+            raise RunFailed(f"the first {MAX_BROKEN} failed, the last with: {error}") from error
+        if self.left:
+            self.progress.say(f"{error}; continuing with the others")

@@ -83,11 +83,12 @@ ENGINE = Option(
 )
 RUN_WORKERS = Option(
     "workers",
-    "number of processes that share the runs, this one included, or auto: one per GPU, or else one per CPU core"
-    " (default: one per GPU, or else one)",
+    "number of processes that share the runs, or auto: one per GPU, or else one per CPU core (default: one per GPU, or"
+    " else one)",
     "N",
     workers,
 )
+CLUSTER = Option("cluster", "train on a Dask cluster instead: its address, or the scheduler's file", "ADDRESS")
 WIDTH = Option(
     "width", "number of lanes at once (default: measured); with --engine auto it selects lanes", "N", whole(1)
 )
@@ -97,12 +98,11 @@ BUDGET = Option(
     "COST",
     read_budget,
 )
-RUNNING = (ENGINE, RUN_WORKERS, WIDTH, BUDGET)
+RUNNING = (ENGINE, RUN_WORKERS, CLUSTER, WIDTH, BUDGET)
 """How the runs of a plan are trained."""
 WORKERS = replace(
     RUN_WORKERS,
-    help="number of processes that share the runs, this one included, or auto (default): one per GPU, or else one per"
-    " CPU core",
+    help="number of processes that share the runs, or auto (default): one per GPU, or else one per CPU core",
     default="auto",
 )
 REFERENCE = Option(

@@ -65,6 +65,7 @@ def train_block(
     *,
     plan: str | None = None,
     tuned_by: TunedBy | None = None,
+    width: int | None = None,
     resume: bool = True,
 ) -> list[RunResult] | None:
     """Train the runs of a block and store them together; None if a signal asked to stop.
@@ -77,6 +78,7 @@ def train_block(
         progress: shows the progress.
         plan: purpose of the runs (`RunResult.plan`).
         tuned_by: the source of their hyperparameters.
+        width: the measured maximum of lanes, for the record: a repeated command makes the same blocks.
         resume: whether to look for a checkpoint.
 
     Raises:
@@ -102,6 +104,8 @@ def train_block(
         ]
         for result in results:
             result.engine = "lanes"
+            if width is not None:
+                result.environment["width"] = width
         checkpoint = store.last_checkpoint([result.run_id for result in results], lanes=True) if resume else None
         resume = usable(checkpoint, len(results), put_aside=True)
         before = store.find_all(result.run_id for result in results) if resume else {}

@@ -13,9 +13,8 @@ from bench.config.run_config import RunConfig, decided, on_device, resolve
 from bench.config.settings import SAME_RESULT
 from bench.errors import UserError
 from bench.execute import Effort
-from bench.execute.blocks import check_all
+from bench.execute.blocks import check_all, missing
 from bench.execute.command import results_of
-from bench.execute.plan import missing
 from bench.output import check_output, writing
 from bench.papers.arms import Arm
 from bench.papers.experiments import DERIVED, Experiment, Settings, load

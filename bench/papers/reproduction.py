@@ -136,11 +136,16 @@ def as_json(result: Reproduction) -> dict[str, Any]:
             "search": [
                 {"at": point, **{name: asdict(f) for name, f in findings.items()}} for point, findings in result.region
             ],
-            "environments": _distinct(run.environment for run in result.runs),
+            "environments": _machines(result.runs),
             "versions": _distinct(run.versions for run in result.runs),
             "runs": {label: [run.run_id for run in arm.runs.values()] for label, arm in result.arms.items()},
         }
     )
+
+
+def _machines(runs: Iterable[RunResult]) -> list[dict[str, Any]]:
+    """The environments of runs, without the width of their blocks."""
+    return _distinct({name: v for name, v in run.environment.items() if name != "width"} for run in runs)
 
 
 def _distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -219,7 +224,7 @@ def page(result: Reproduction) -> str:
     ):
         lines += ["", *section] if section else []
     lines += [""]
-    for environment in _distinct(run.environment for run in result.runs):
+    for environment in _machines(result.runs):
         where = ", ".join(
             counted(value, name[:-1]) if name in ("cores", "threads") else str(value)
             for name, value in environment.items()

@@ -6,8 +6,9 @@ from itertools import zip_longest
 from bench.config.checks import check_places
 from bench.errors import RunBroke
 from bench.execute import Effort
-from bench.execute.execute import Crew, execute
-from bench.execute.plan import missing
+from bench.execute.blocks import missing
+from bench.execute.cluster import Crew
+from bench.execute.execute import execute
 from bench.progress import SweepProgress, say
 from bench.text import counted, listed
 from bench.tuning.study import Study
@@ -21,7 +22,7 @@ def carry_out(studies: Sequence[Study], crew: Crew, effort: Effort, progress: Sw
 
     Raises:
         UserError: a run cannot be trained, or more runs are wanted than the budget allows.
-        RunFailed: the first runs failed, the disk is full or gone, or workers die at start.
+        RunFailed: the first runs failed, or the disk is full or gone.
     """
     while True:
         todo = {study.name: results.todo for study in studies if (results := study.result()).todo}

@@ -10,7 +10,8 @@ from bench.text import listed
 from bench.train.stop import deadline
 
 if TYPE_CHECKING:
-    from bench.execute.execute import Crew
+    from bench.execute import Effort
+    from bench.execute.cluster import Crew
     from bench.tuning.spec import StudySpec
 
 SPENT = "this is the result so far, and the same command continues"
@@ -25,7 +26,7 @@ def note_ignored(specs: "Sequence[StudySpec]", places: Mapping[str, Path]) -> No
         note(f"--trainer.schedule has no effect on {listed(some)}: {'they need' if len(some) > 1 else 'it needs'} none")
 
 
-def crew_of(workers: str, specs: "Sequence[StudySpec]", places: Mapping[str, Path], engine: str | None) -> "Crew":
+def crew_of(effort: "Effort", specs: "Sequence[StudySpec]", places: Mapping[str, Path]) -> "Crew":
     """The processes that train studies: as many as every study allows on this machine.
 
     Raises:
@@ -36,11 +37,13 @@ def crew_of(workers: str, specs: "Sequence[StudySpec]", places: Mapping[str, Pat
     typical = [spec.typical(places) for spec in specs]
     for config in typical:
         check_early(config)
-    check_engine(engine or "auto", typical)
+    check_engine(effort.engine, typical)
     check_places(typical)
-    from bench.execute.execute import Crew
+    from bench.execute.cluster import Crew
 
-    return min((Crew(workers, config) for config in typical), key=lambda crew: len(crew.slots))
+    if effort.cluster is not None:
+        return Crew(effort, typical[0])
+    return min((Crew(effort, config) for config in typical), key=lambda crew: crew.shares)
 
 
 def in_time(args: Args, work: Callable[[], object]) -> bool:

@@ -15,7 +15,7 @@ from bench.output import check_output, note, reply
 from bench.tuning.cli.shared import crew_of, in_time, note_ignored
 
 if TYPE_CHECKING:
-    from bench.execute.execute import Crew
+    from bench.execute.cluster import Crew
     from bench.tuning.suite import Suite
 
 
@@ -32,7 +32,7 @@ def main(args: Args) -> int:
         specs = [spec for part in parts for spec in part.specs(places)]
     except UserError as error:
         raise UserError(f"{args.file}: {error}") from None
-    crew = crew_of(args.workers, specs, places, args.engine)
+    crew = crew_of(Effort.of(args), specs, places)
     if args.dry_run:
         return show_plan(args, parts, places, crew)
     check_output(args.out)  # fail before hours of training
@@ -65,7 +65,7 @@ def show_plan(args: Args, suites: "Sequence[Suite]", places: Mapping[str, Path],
     from bench.tuning import suite
 
     with redirect_stdout(sys.stderr):
-        measure = suite.measured(places, crew.slots[0].threads)
+        measure = suite.measured(places, crew.threads)
         steps = [step for part in suites for step in suite.plan(part, places, measure)]
     if (folder := reference_folder()) is not None:
         shipped = {study.name for study in Stores([], folder).studies}
@@ -77,6 +77,6 @@ def show_plan(args: Args, suites: "Sequence[Suite]", places: Mapping[str, Path],
             else None
         )
     note_ignored([step.spec for step in steps], places)
-    lines = [" + ".join(part.title for part in suites), *suite.plan_lines(steps, len(crew.slots))]
+    lines = [" + ".join(part.title for part in suites), *suite.plan_lines(steps, crew.shares)]
     reply(args, [vars(step) | {"spec": step.spec.model_dump(mode="json")} for step in steps], lines)
     return 0

@@ -27,7 +27,7 @@ def main(args: Args) -> int:
     study = study_of(args, settings_in(args.config) | args.of_runs, places)
     note(f"study {study.name}: {study.spec.promise(study.trials)}")
     if args.dry_run:
-        crew_of(args.workers, [study.spec], places, args.engine)  # raises if it cannot be trained here
+        crew_of(Effort.of(args), [study.spec], places)  # raises if it cannot be trained here
         points = [w.point for w in study.spec.design.wanted(study.trials)]
         reply(args, points, map(options_text, points))
         return 0
@@ -36,7 +36,7 @@ def main(args: Args) -> int:
     result = study.result()
     if result.todo:
         crew, progress = (
-            crew_of(args.workers, [study.spec], places, args.engine),
+            crew_of(Effort.of(args), [study.spec], places),
             SweepProgress(f"study {study.name}", study.spec.mode),
         )
         from bench.tuning.training import carry_out

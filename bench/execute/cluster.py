@@ -1,0 +1,362 @@
+"""The processes that train a command's runs: this one, or a Dask cluster."""
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from math import inf
+from multiprocessing import spawn
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+from uuid import uuid4
+
+from bench import process
+from bench.config.run_config import RunConfig
+from bench.config.tuned import TunedBy
+from bench.errors import RunBroke, RunFailed, UserError, first_line
+from bench.execute import Effort, worker
+from bench.execute.blocks import Block, Choice
+from bench.progress import Advance, SweepProgress, doing, say
+from bench.store.attempt import commit
+from bench.store.files import making, remove
+from bench.text import counted
+
+MAX_DEATHS = 3
+"""Number of workers that a block may end. Ours."""
+PATIENCE_SECONDS = 120
+"""Seconds for stopped workers to save their state. Ours."""
+WAIT_SECONDS = 120
+"""Seconds to wait for the first worker of a cluster. Ours."""
+POLL_SECONDS = 0.5
+_NEVER = logging.CRITICAL + 1
+_QUIET = dict.fromkeys(("distributed", "distributed.client", "tornado", "tornado.application", "bokeh"), _NEVER)
+
+
+class WorkersDied(RunBroke):
+    """A block ended its worker process several times."""
+
+
+def resources(workers: str, config: RunConfig, runs: int | None = None) -> list[dict[str, str]]:
+    """The environment of each worker on this machine: the GPUs that a run needs, or a share of the processors.
+
+    Args:
+        workers: how many, or `auto`: one for each set of GPUs that a run needs, or on a CPU one for each processor,
+            but no more than there are runs.
+        config: a run, with its device decided.
+        runs: the number of runs, if known.
+
+    Raises:
+        UserError: the number is invalid, or there are too few GPUs.
+    """
+    ranks, cpus = config.trainer.devices, _cpus()
+    gpus = _gpus() if config.device == "cuda" else []
+    most = 1 if config.device == "mps" else max(1, len(gpus or range(cpus)) // ranks)
+    try:
+        count = most if workers == "auto" else int(workers)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise UserError(f"--workers {workers}: write how many (--workers 2), or auto")
+    count = min(count, runs or count)
+    if gpus and count > most:
+        raise UserError(
+            f"--workers {count}: {len(gpus)} GPUs can serve {most} workers with {ranks} per run; use --workers {most}"
+        )
+    threads = {"OMP_NUM_THREADS": str(max(1, cpus // count // ranks))}
+    sets = [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[i * ranks : (i + 1) * ranks])} if gpus else {} for i in range(count)]
+    return [threads | gpu for gpu in sets]
+
+
+def _cpus() -> int:
+    with suppress(AttributeError):  # missing on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _gpus() -> list[str]:
+    import torch
+
+    given = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
+    return given or [str(i) for i in range(torch.cuda.device_count())]
+
+
+class Crew(AbstractContextManager["Crew"]):
+    """The processes that train the runs of a command, from the first missing run to the end of the context.
+
+    Args:
+        effort: the number of workers, or a cluster.
+        config: a run, with its device decided.
+        runs: the number of runs, if known.
+
+    Attributes:
+        measured: measurements of the best number of lanes.
+        trained: runs so far, for a budget.
+
+    Raises:
+        UserError: there are too few devices.
+    """
+
+    def __init__(self, effort: Effort, config: RunConfig, runs: int | None = None) -> None:
+        workers = effort.workers or ("auto" if config.device == "cuda" else "1")
+        self.cluster = effort.cluster
+        self._workers = [] if self.cluster else resources(workers, config, runs)
+        self.measured = dict[object, Choice]()
+        self.trained = 0
+        self._topic = f"bench-{uuid4().hex}"
+        self._client: Any = None
+        self._local: Any = None
+        self._progress: SweepProgress | None = None
+        self._slots: dict[str, int] = {}
+        self._running: dict[str, Block | None] = {}
+        self._give_up = inf  # when to end workers that do not stop
+        self._ended: SimpleQueue[Any] = SimpleQueue()
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if self._client is not None:
+            self._close(at_once=kind is KeyboardInterrupt)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process trains."""
+        return len(self._workers) == 1
+
+    @property
+    def shares(self) -> int:
+        """The number of processes that share the runs."""
+        return len(self._workers) or max(1, len(self.client.nthreads()))
+
+    @property
+    def threads(self) -> int:
+        """The number of threads of each process of this machine."""
+        return int(self._workers[0]["OMP_NUM_THREADS"]) if self._workers else 1
+
+    @property
+    def sharing(self) -> int:
+        """How many of the processes share the memory of a device."""
+        return 1 if not self._workers or "CUDA_VISIBLE_DEVICES" in self._workers[0] else len(self._workers)
+
+    @property
+    def client(self) -> Any:
+        """The client of Dask, connected at the first use.
+
+        Raises:
+            UserError: there is no such cluster, or it has no workers.
+        """
+        if self._client is None:
+            import dask
+
+            settings = {"logging": _QUIET, "distributed.scheduler.allowed-failures": MAX_DEATHS - 1}
+            settings["distributed.scheduler.worker-ttl"] = None  # a step may keep a worker busy for long
+            settings["distributed.worker.profile.enabled"] = False
+            dask.config.set(settings)
+            with doing("starting workers"):
+                self._client = self._start() if self.cluster is None else _connected(self.cluster)
+            self._client.subscribe_topic(self._topic, lambda event: self._hear(event[1]))
+            self._client.subscribe_topic("all", lambda event: self._hear_of_death(event[1]))
+        return self._client
+
+    def _start(self) -> Any:
+        """A client of new workers on this machine."""
+        from distributed import Client, Nanny, Scheduler, SpecCluster
+        from distributed.utils import LoopRunner
+
+        usual = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            runner = LoopRunner()
+            runner.start()  # workers inherit the signal mask of its thread: Ctrl-C is for this process
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, usual)
+        spawn.get_preparation_data = _preparation
+        has_page = find_spec("bokeh") is not None
+        common = {"nthreads": 1, "memory_limit": 0, "preload": ["bench.execute.worker"], "host": "127.0.0.1"}
+        self._local = SpecCluster(
+            workers={
+                i: {"cls": Nanny, "options": common | {"env": environment, "silence_logs": _NEVER}}
+                for i, environment in enumerate(self._workers)
+            },
+            scheduler={
+                "cls": Scheduler,
+                "options": {"host": "127.0.0.1", "dashboard": has_page, "dashboard_address": "127.0.0.1:0"},
+            },
+            loop=runner.loop,
+            silence_logs=_NEVER,  # pyright: ignore[reportArgumentType] - a level, says its documentation
+        )
+        if has_page:
+            say(f"bench: dashboard of the workers: {self._local.dashboard_link}")
+        return Client(self._local)
+
+    @contextmanager
+    def reporting(self, progress: SweepProgress) -> Iterator[None]:
+        """Show what workers report within the context."""
+        self._progress = progress
+        try:
+            yield
+        finally:
+            self._progress = None
+
+    def _hear(self, event: Mapping[str, Any]) -> None:
+        slot = self._slots.setdefault(event["worker"], len(self._slots))
+        progress = self._progress
+        if progress is None:
+            return
+        if "say" in event:
+            progress.say(event["say"])
+        if "doing" in event:
+            progress.doing(slot, event["doing"])
+        if "progress" in event:
+            progress.add(slot, Advance(*event["progress"]))
+
+    def _hear_of_death(self, event: Mapping[str, Any]) -> None:
+        if event.get("action") == "remove-worker" and not event["expected"] and self._progress is not None:
+            self._progress.say("a worker died; its runs continue in another")
+
+    def choose(
+        self, groups: Sequence[Sequence[RunConfig]], effort: Effort, stopped: Callable[[], bool]
+    ) -> list[Choice] | None:
+        """Let a worker choose how groups are executed; None if the command was asked to stop meanwhile.
+
+        Raises:
+            UserError: a run cannot be trained.
+        """
+        mode = groups[0][0].task_spec.mode
+        job = worker.as_job(groups, processes=self.sharing, topic=self._topic, mode=mode)
+        self._submit(None, worker.measure, job, replace(effort, budget=None), self.measured)
+        choices = None
+        for _, future in self._ends(stopped):
+            choices, self.measured = _result(future, "the measurement of the best number of lanes")
+        return None if stopped() else choices
+
+    def submit(self, block: Block, plan: str, tuned_by: TunedBy | None, token: str | None) -> None:
+        """Let a worker train a block; `token` is the name of a file that the command has put into the store."""
+        job = {"lanes": block.lanes, "width": block.width, "plan": plan, "tuned_by": tuned_by, "token": token}
+        mode = block.grid[0][0].task_spec.mode
+        self._submit(block, worker.train, worker.as_job(block.grid, topic=self._topic, mode=mode, **job))
+
+    def next_end(self, stopped: Callable[[], bool]) -> tuple[Block, Callable[[], bool]] | None:
+        """The next submitted block that ends, with a function that returns or raises as `bench.execute.here.train`.
+
+        None if there is none.
+
+        Args:
+            stopped: whether to ask the workers to stop and save their state; after `PATIENCE_SECONDS` they are ended.
+        """
+        for block, future in self._ends(stopped):
+            if block is not None:
+                return block, partial(_trained, block, future)
+        return None
+
+    @property
+    def idle(self) -> int:
+        """The number of processes without a block."""
+        return self.shares - len(self._running)
+
+    def _submit(self, block: Block | None, *call: Any) -> None:
+        future = self.client.submit(*call, pure=False)
+        self._running[future.key] = block
+        future.add_done_callback(self._ended.put)
+
+    def _ends(self, stopped: Callable[[], bool]) -> Iterator[tuple[Block | None, Any]]:
+        while self._running and time.monotonic() < self._give_up:
+            if stopped():
+                self._give_up = min(self._give_up, time.monotonic() + PATIENCE_SECONDS)
+                # Repeated, since a block may have begun just now.
+                self._client.run(worker.ask_to_stop, self._topic, on_error="ignore")
+            with suppress(Empty):
+                future = self._ended.get(timeout=POLL_SECONDS)
+                yield self._running.pop(future.key), future
+
+    def _close(self, *, at_once: bool) -> None:
+        """Ask the workers to stop, and wait for them; or end them at once, also at Ctrl-C."""
+        client, local = self._client, self._local
+        try:
+            if not at_once:
+                for _ in self._ends(lambda: True):
+                    pass
+        finally:
+            self._client = self._local = None
+            if local is not None:
+                for nanny in list(local.workers.values()):
+                    nanny.auto_restart = False
+                    with suppress(ProcessLookupError, TypeError):
+                        os.kill(nanny.pid, signal.SIGKILL)  # they have saved their state
+            with suppress(Exception):
+                client.unsubscribe_topic("all")
+                client.close(timeout=5)
+                if local is not None:
+                    local.close(timeout=5)
+            spawn.get_preparation_data = _usual_preparation
+
+
+def _result(future: Any, what: str) -> Any:
+    """The result of a task.
+
+    Raises:
+        WorkersDied: it ended its workers.
+        RunFailed: the cluster is gone.
+        Exception: the task raised it.
+    """
+    from distributed import KilledWorker
+    from distributed.client import FutureCancelledError
+
+    try:
+        return future.result()
+    except KilledWorker as error:
+        deaths = counted(error.allowed_failures + 1, "worker")
+        raise WorkersDied(f"{what} failed: {deaths} died of it (killed, out of memory, or a crash)") from None
+    except FutureCancelledError:
+        raise RunFailed(f"the cluster has lost {what}; repeat the command") from None
+
+
+def _trained(block: Block, future: Any) -> bool:
+    """The result of a block; files of a worker that does not have the store are written into it."""
+    first = block.grid[0][0]
+    what = f"run {first.run_id}" if len(block.runs) == 1 else f"a block of {len(block.runs)} {first.opt} lanes"
+    ended, files = _result(future, what)
+    store = first.store
+    for name, contents in files.items():
+        with making(store):
+            out = store / name / f".{uuid4().hex}"
+            out.mkdir(parents=True)
+            for file, content in contents.items():
+                (out / file).write_bytes(content)
+            try:
+                commit(out, store / name)
+            finally:
+                remove(out)
+    return ended
+
+
+def _connected(address: str) -> Any:
+    """A client of a cluster that has a worker.
+
+    Raises:
+        UserError: there is none.
+    """
+    from distributed import Client
+
+    try:
+        file = Path(address).is_file()
+        client = Client(None if file else address, scheduler_file=address if file else None, set_as_default=False)
+        client.wait_for_workers(1, timeout=WAIT_SECONDS)
+    except (OSError, ValueError) as error:  # includes TimeoutError
+        raise UserError(f"--cluster {address}: no Dask cluster with workers answers ({first_line(error)})") from None
+    return client
+
+
+_usual_preparation = spawn.get_preparation_data
+
+
+def _preparation(name: str) -> dict[str, Any]:
+    """What a new worker process does first: it does not import the program of this process, perhaps a user's script.
+
+    Its import path begins with the suite's, so that no folder shadows it.
+    """
+    usual = _usual_preparation(name)
+    usual["sys_path"] = [str(process.ROOT), *usual["sys_path"]]
+    return {key: value for key, value in usual.items() if not key.startswith("init_main")}

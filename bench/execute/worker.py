@@ -1,0 +1,210 @@
+"""What a Dask worker does: train a block of runs, or measure how to execute groups of runs.
+
+Importing this module does not import torch, so that a worker can report that import.
+"""
+
+import gc
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import Any
+
+from bench import process
+from bench.config.run_config import RunConfig, on_device, resolve, settings_of
+from bench.config.settings import as_stored
+from bench.config.tuned import TunedBy
+from bench.errors import RunBroke, UserError, first_line
+from bench.execute import Effort
+from bench.execute.blocks import Block
+from bench.grammar.values import place
+from bench.progress import Advance, SweepProgress, doing, hearing
+from bench.store.block import DONE
+from bench.train.memory import give_back, ran_out
+from bench.train.stop import StopRequest
+
+REPORT_SECONDS = 0.5
+"""Seconds between reports of progress. Ours."""
+
+_alone = Lock()  # torch's seeds and default types belong to the process, and a worker may have several threads
+_stops: dict[str, StopRequest] = {}
+
+
+def dask_setup(worker: object) -> None:
+    """Prepare a local worker: its output must not reach the terminal, and Ctrl-C is for the command only."""
+    process.shield()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+
+
+def ask_to_stop(topic: str) -> None:
+    """Let the training of a command, if any, save its state and end."""
+    if (stop := _stops.get(topic)) is not None:
+        stop.heard(signal.SIGTERM)
+
+
+def as_job(configs: Sequence[Sequence[RunConfig]], **more: Any) -> str:
+    """Rows of runs of one command, and other values, as JSON for `train` and `measure`."""
+    first = configs[0][0]
+    rows = [[settings_of(as_stored(config)) for config in row] for row in configs]
+    common = {name: v for name, v in rows[0][0].items() if all(s.get(name, rows) == v for row in rows for s in row)}
+    own = [[{name: v for name, v in s.items() if name not in common} for s in row] for row in rows]
+    places = {"data": str(first.data.absolute()), "store": str(first.store.absolute()), "logger": first.logger}
+    ids = [[config.run_id for config in row] for row in configs]
+    return json.dumps({"common": common, "rows": own, "ids": ids, "places": places, "folder": str(Path.cwd())} | more)
+
+
+def _configs_of(job: Mapping[str, Any], places: Mapping[str, Any]) -> list[list[RunConfig]]:
+    """The rows of runs in a job.
+
+    Raises:
+        UserError: the code of a task or an optimizer differs from the command's.
+    """
+    with suppress(OSError):  # names of plug-ins may be relative
+        os.chdir(job["folder"])
+    rows = [
+        [on_device(resolve(job["common"] | own | places, recorded=True)) for own in settings]
+        for settings in job["rows"]
+    ]
+    for row, ids in zip(rows, job["ids"], strict=True):
+        for config, run_id in zip(row, ids, strict=True):
+            if config.run_id != run_id:
+                raise UserError(f"a worker has other code of {config.task} or {config.opt}; repeat the command")
+    return rows
+
+
+def train(text: str) -> tuple[bool, dict[str, dict[str, bytes]]]:
+    """Train a block of runs: a task of Dask.
+
+    Args:
+        text: of `as_job`, with `lanes`, `width`, `plan`, `tuned_by`, `token`, `topic` and `mode`.
+
+    Returns:
+        Whether it has ended, or else was asked to stop; and, if this machine does not have the command's store, the
+        files of finished blocks, by block and name.
+
+    Raises:
+        UserError: as `bench.execute.here.train`.
+        MemoryError: memory is short.
+    """
+    job = json.loads(text)
+    places = job["places"]
+    shared = job["token"] is None or Path(places["store"], job["token"]).exists()
+    with _working(job) as (stop, progress), nullcontext() if shared else TemporaryDirectory() as folder:
+        if folder is not None:
+            places |= {"store": folder}
+        if not Path(places["data"]).exists():
+            places |= {"data": str(place("data"))}
+        block = Block(_configs_of(job, places), job["lanes"], job["width"])
+        from bench.execute import here
+
+        try:
+            ended = here.train(block, stop, progress, job["plan"], job["tuned_by"] and TunedBy(*job["tuned_by"]))
+        except RunBroke as error:
+            if folder is not None:  # with the traceback
+                raise RunBroke(str(error).partition("; the traceback is in")[0]) from None
+            raise
+        return ended, {} if folder is None or not ended else _files(Path(folder))
+
+
+def measure(text: str, effort: Effort, measured: dict[object, Any]) -> tuple[list[Any], dict[object, Any]]:
+    """Choose how groups of runs are executed (`bench.execute.here.choose`): a task of Dask.
+
+    Args:
+        text: of `as_job`, a group in each row, with `processes`, `topic` and `mode`.
+        effort: of the command.
+        measured: earlier measurements.
+
+    Returns:
+        The choices, and all measurements.
+
+    Raises:
+        UserError: a run cannot be trained.
+    """
+    job = json.loads(text)
+    with _working(job) as (stop, progress):
+        groups = _configs_of(job, job["places"])
+        from bench.execute import here
+
+        return here.choose(groups, effort, job["processes"], progress.say, stop, measured), measured
+
+
+@contextmanager
+def _working(job: Mapping[str, Any]) -> Iterator[tuple[StopRequest, SweepProgress]]:
+    """Take the process for a job: its stop request, and the display that reports to the command.
+
+    Raises:
+        MemoryError: the job failed for lack of memory, which it has returned.
+    """
+    short = ""
+    with _alone:
+        os.environ.pop("SLURM_PROCID", None)  # the number of the worker, not of a rank
+        progress = WorkerProgress(job["topic"], job["mode"])
+        stop = _stops[job["topic"]] = StopRequest()
+        try:
+            with hearing(lambda what: progress.tell(doing=what)):
+                with doing("importing torch"):
+                    import bench.execute.here  # noqa: F401
+                yield stop, progress
+        except (MemoryError, RuntimeError) as error:
+            if not ran_out(error):
+                raise
+            short = first_line(error)
+        finally:
+            del _stops[job["topic"]]
+        if short:  # outside, where no traceback keeps the memory
+            gc.collect()
+            give_back()
+            raise MemoryError(short)
+
+
+def _files(store: Path) -> dict[str, dict[str, bytes]]:
+    """The files of finished blocks, by block and name."""
+    return {
+        done.parent.name: {path.name: path.read_bytes() for path in done.iterdir()} for done in store.glob(f"*/{DONE}")
+    }
+
+
+class WorkerProgress(SweepProgress):
+    """Reports the progress of this worker as events of Dask.
+
+    Args:
+        topic: of the events.
+        mode: whether the metric is better when smaller (`min`) or larger (`max`).
+    """
+
+    def __init__(self, topic: str, mode: Any) -> None:
+        super().__init__("", mode, enabled=False)
+        from distributed import get_worker
+
+        self._worker, self._topic = get_worker(), topic
+        self._last, self._steps, self._ended = 0.0, 0, list[str]()
+
+    def tell(self, **event: object) -> None:
+        """Send an event to the command."""
+        self._worker.log_event(self._topic, {"worker": str(self._worker.name), **event})
+
+    def add(self, worker: int, made: Advance) -> None:
+        """Send the progress, at most every `REPORT_SECONDS` or when runs end."""
+        super().add(worker, made)
+        self._steps += made.steps
+        self._ended += made.ended
+        if not made.alive or made.ended or time.monotonic() - self._last > REPORT_SECONDS:
+            self._last = time.monotonic()
+            self.tell(progress=[*Advance(self._steps, made.alive, made.share, self._ended, self.best)])
+            self._steps, self._ended = 0, []
+
+    def say(self, line: str) -> None:
+        """Send the line."""
+        self.tell(say=line)
