@@ -23,12 +23,10 @@ def outcome(store: Path) -> dict[str, Any]:
 
 
 def leftovers(store: Path) -> list[str]:
-    """What a store holds besides finished blocks: attempts, hidden and temporary files, damaged folders.
+    """What a store holds besides finished blocks: unfinished and damaged ones, hidden and temporary files.
 
-    The remains of an attempt in a finished block do not count: a process killed just after the end cannot remove them.
+    What remains beside results does not count: a process killed just after the end cannot remove it.
     """
-    left = [path for path in store.glob("*/attempt-*") if (path.parent / "done").is_dir()]
-    found = [path for path in store.rglob("*") if not any(path.is_relative_to(each) for each in left)]
-    names = [str(path.relative_to(store)) for path in found]
-    odd = [name for name in names if "attempt-" in name or name.endswith(".tmp") or "/." in f"/{name}"]
-    return sorted(odd + [str(each) for each in Store(store).contents().damaged])
+    odd = [path for path in store.iterdir() if path.name.startswith(".") or path.name == "cuts"]
+    odd += [path for path in store.glob("*/done/*") if path.name[0] == "." or path.suffix == ".tmp"]
+    return sorted(map(str, [*odd, *Store(store).unfinished(), *Store(store).contents().damaged]))

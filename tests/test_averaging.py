@@ -380,12 +380,12 @@ def test_a_stopped_block_resumes_its_averages(kind: str, store: Path) -> None:
 @pytest.mark.parametrize(("strategy", "kind", "most"), [("ddp", "lawa", 1e-9), ("fsdp", "ema", 1e-6)])
 def test_two_ranks_resume_their_average(strategy: str, kind: str, most: float, store: Path) -> None:
     settings = {**SMALL, "opt": "adam", "trainer.batch_size": "4", "trainer.max_steps": "600", **WORDS[kind]}
-    settings |= {"trainer.val_every": "20"}
+    settings |= {"trainer.val_every": "20", "trainer.checkpoint_seconds": "0.1"}
     words = [f"--{name}={value}" for name, value in settings.items()]
     command = [sys.executable, "-m", "bench.cli", "fit", "--store", str(store), *words]
     command += ["--trainer.devices=2", f"--trainer.strategy={strategy}"]
     with subprocess.Popen(command, cwd=tiny.ROOT, start_new_session=True) as two:
-        wait_for(store, "*/attempt-1/curve.raw", two)
+        wait_for(store, "*/last.ckpt", two)
         os.killpg(two.pid, signal.SIGINT)
     (stopped,) = Store(store).runs()
     assert stopped.status == "killed"

@@ -452,7 +452,7 @@ def test_no_run_is_finished_with_fewer_rows_than_steps(kept, content):
     writer = kept.begin(begun())
     writer.truncate(2)
     train(writer, first=2)
-    with pytest.raises(RunFailed, match="part-000000000002.npz: it cannot be read .*: the store changed"):
+    with pytest.raises(RunFailed, match=r"part-0+2\.npz: it cannot be read .*: the store changed"):
         writer.end(results())
     writer.drop()
     assert kept.finished_all(["b"]) == {}

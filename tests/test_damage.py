@@ -189,7 +189,7 @@ def test_lanes_restart_without_a_usable_checkpoint(
     with monkeypatch.context() as patch:
         patch.setattr("bench.progress.SweepProgress.advance", lambda *args: os.kill(os.getpid(), 2))
         assert cli(*SWEEP).code == 130
-    (checkpoint,) = here.glob("runs/*/attempt-1/last.ckpt")
+    (checkpoint,) = here.glob("runs/*/last.ckpt")
     harm(checkpoint)
     answer = cli(*SWEEP)
     assert answer.code == 0, answer.err

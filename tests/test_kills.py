@@ -1,31 +1,24 @@
-"""Processes that are killed, stopped or compete: nothing is lost or duplicated, and results agree bit for bit.
+"""Processes that are stopped or compete, and disks that fail: nothing is lost or repeated, results agree bit for bit.
 
-A seed determines where a process is killed: before which of its disk writes, its additions to a table, or its signs
-of progress. Commands with workers, which are programs of their own, are killed by the clock.
+`test_black_box_kills.py` kills commands, `test_store_faults.py` lets calls of the store fail.
 """
 
 import json
 import os
-import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.store.claims import CLAIM, is_alive
 
 from bench.execute.cluster import PATIENCE_SECONDS
-from bench.progress import Progress, SweepProgress
-from bench.store.block import attempts
+from bench.store.lock import is_locked
 from bench.store.store import Store
-from bench.store.tables import RawTable
 from tests.outcomes import leftovers, outcome
 from tests.programs import Program, nothing
 from tests.slow import SLOW
@@ -41,66 +34,7 @@ COMMANDS = {
 }
 
 
-def kills(*kinds: str, times: int) -> pytest.MarkDecorator:
-    """Kill each kind of command at this many moments."""
-    return pytest.mark.parametrize(("kind", "n"), list(product(kinds, range(times))))
-
-
 FULL = "No space left on device; free some space, then repeat the command"
-
-# -- processes ------------------------------------------------------------------------------------------------------
-
-
-def count_moments(store: Path, moment: int | None, told: Path | None = None) -> None:
-    """Kill this process group at the moment of this number, or report how many moments there were."""
-    folder, seen = str(store), [0]
-
-    def next_moment(tear: Callable[[], object] = lambda: None) -> None:
-        seen[0] += 1
-        if told is not None:
-            with open(os.open(told, os.O_WRONLY | os.O_CREAT), "w") as file:  # noqa: PTH123
-                file.write(f"{seen[0]}\n")
-        if seen[0] == moment:
-            tear()
-            os.killpg(0, signal.SIGKILL)
-
-    def hook(event: str, args: tuple[Any, ...]) -> None:
-        if event == "open":
-            path, _, flags = args
-            ours = isinstance(path, str) and path.startswith(folder) and isinstance(flags, int) and flags & os.O_CREAT
-        else:
-            ours = event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link") and any(
-                isinstance(each, str | bytes | Path) and os.fsdecode(each).startswith(folder) for each in args
-            )
-        if ours:
-            next_moment()
-
-    append, update, advance, fsync = RawTable.append, Progress.update, SweepProgress.advance, os.fsync
-
-    def append_(self: RawTable, *args: Any) -> None:
-        next_moment(lambda: (self._file.write(b"\x7f" * 11), self._file.flush()))  # the kernel may tear a row
-        append(self, *args)
-
-    def update_(self: Progress, *args: Any) -> None:
-        next_moment()
-        update(self, *args)
-
-    def advance_(self: SweepProgress, *args: Any) -> None:
-        next_moment()
-        advance(self, *args)
-
-    def fsync_(handle: int) -> None:
-        next_moment()
-        fsync(handle)
-
-    for owner, name, call in (
-        (RawTable, "append", append_),
-        (Progress, "update", update_),
-        (SweepProgress, "advance", advance_),
-        (os, "fsync", fsync_),
-    ):
-        setattr(owner, name, call)
-    sys.addaudithook(hook)
 
 
 @pytest.fixture
@@ -125,54 +59,20 @@ def one_error(end: tuple[int | None, str, str], code: int) -> str:
     return end[2].splitlines()[-1]
 
 
-# -- kill -9 --------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[dict[str, Any], int]]:
-    """The results of an uninterrupted command, and its number of moments."""
-    known: dict[str, tuple[dict[str, Any], int]] = {}
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """The results of an uninterrupted command."""
 
-    def of(kind: str) -> tuple[dict[str, Any], int]:
-        if kind not in known:
-            folder = tmp_path_factory.mktemp("whole")
-            store, told = folder / "runs", folder / "told"
-            words = (*COMMANDS[kind], "--store", store)
-            program = Program(folder / "program", words, count_moments, store, None, told)
-            assert program.end()[0] == 0, program.end()
-            assert leftovers(store) == []
-            known[kind] = outcome(store), int(told.read_text())
-        return known[kind]
+    @cache
+    def of(kind: str) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("whole")
+        store = folder / "runs"
+        program = Program(folder / "program", (*COMMANDS[kind], "--store", store))
+        assert program.end()[0] == 0, program.end()
+        assert leftovers(store) == []
+        return outcome(store)
 
     return of
-
-
-@pytest.mark.deep
-@kills(*COMMANDS, times=10)
-def test_kill_9_at_any_moment_changes_no_result(cli, start, store: Path, whole, kind: str, n: int) -> None:
-    draw = random.Random(f"{kind} {n}")
-    result, moments = whole(kind)
-    words = (*COMMANDS[kind], "--store", store)
-    finished: dict[str, Any] = {}
-    for _ in range(draw.randint(1, 3)):
-        moment = draw.randint(1, moments)
-        program = start(*words, prepare=count_moments, args=(store, moment))
-        code, _, err = program.end()
-        assert code in (-signal.SIGKILL, 0), err  # the remaining work may have fewer moments
-        listed = cli("list", "runs", "--store", store)
-        assert (listed.code, listed.err) == (0, ""), moment
-        now = outcome(store)
-        assert now.keys() <= result.keys()
-        assert {run_id: now[run_id] for run_id in finished} == finished  # finished runs stay
-        finished = {run_id: own for run_id, own in now.items() if own[0]["status"] == "completed"}
-        if code == 0:
-            break
-    code, _, err = start(*words).end()
-    assert code == 0, err
-    assert "cannot be read" not in err
-    assert outcome(store) == result
-    assert leftovers(store) == []
-    assert Store(store).contents().repeated == {}
 
 
 SWEEP_SHARED = (
@@ -215,7 +115,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dic
 
 def training_worker(sharing: Sharing, command: int) -> int | None:
     """A worker of a command that has saved the state of a block."""
-    if list(sharing.store.glob("*/attempt-1/last.ckpt")):
+    if list(sharing.store.glob("*/last.ckpt")):
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):
                 parent = int(stat.read_text().rpartition(")")[2].split()[1])
@@ -244,7 +144,7 @@ def test_a_signal_stops_the_workers_and_the_same_command_goes_on(tmp_path: Path,
     result = undisturbed("sweep")
     sharing = Sharing("sweep", tmp_path)
     program = sharing.start()
-    program.until(lambda: list(sharing.store.glob("*/attempt-1/last.ckpt")))
+    program.until(lambda: list(sharing.store.glob("*/last.ckpt")))
     program.send(signal.SIGINT)
     code, _, err = program.end()
     assert code == 130, err
@@ -265,7 +165,7 @@ def test_a_signal_reaches_workers_that_train_one_run_after_the_other(tmp_path: P
     code, _, err = program.end()
     assert code == 130, err
     assert time.monotonic() - begun < PATIENCE_SECONDS / 2  # else a worker missed the signal, and is killed
-    assert not any(map(is_alive, sharing.store.glob("*/attempt-*")))
+    assert not any(map(is_locked, sharing.store.iterdir()))
 
 
 # -- several at once ------------------------------------------------------------------------------------------------
@@ -282,7 +182,7 @@ def test_two_that_want_the_same_runs_train_each_once(start, store: Path, whole, 
         if end[0] == 2:
             assert kind == "fit"
             assert "another process" in one_error(end, 2)
-    assert outcome(store) == whole(kind)[0]
+    assert outcome(store) == whole(kind)
     assert leftovers(store) == []
     assert Store(store).contents().repeated == {}
 
@@ -320,9 +220,7 @@ def test_readers_beside_a_writer_see_whole_records_and_tables(cli, start, store:
         counts.append(row["n"])
     assert writer.end()[0] == 0
     assert counts == sorted(counts)
-    assert outcome(store) == whole(kind)[0]
-
-
+    assert outcome(store) == whole(kind)
 
 
 # -- disks ----------------------------------------------------------------------------------------------------------
@@ -364,7 +262,7 @@ def test_a_disk_that_fills_up_is_one_line_and_with_room_it_goes_on(
     assert (listed.code, listed.err) == (0, "")
     room.unlink()
     assert start(*words).end()[0] == 0
-    assert outcome(store) == whole(kind)[0]
+    assert outcome(store) == whole(kind)
     assert leftovers(store) == []
 
 
@@ -381,5 +279,4 @@ def test_a_disk_that_may_only_be_read_is_one_line(cli, start, mount, whole, kind
     assert (listed.code, listed.err) == (0, "")
     error = one_error(start(*words, "--seed" if kind == "fit" else "--data_seed", "7").end(), 2)
     assert "Read-only file system" in error
-    assert outcome(store) == whole(kind)[0]
-    assert not attempts(store / next(iter(outcome(store))))
+    assert outcome(store) == whole(kind)

@@ -231,7 +231,8 @@ def of_another_program(path: Path) -> None:
 
 
 def without_curve(path: Path) -> None:
-    path.with_name("curve.raw").unlink()
+    for part in path.parent.glob("part-*"):
+        part.unlink()
 
 
 @pytest.mark.matrix(keep=1)

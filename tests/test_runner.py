@@ -435,9 +435,10 @@ def test_two_devices_stop_resume_and_equal_one_device(
     strategy: str, opt: list[str], again: list[str], steps: int, tolerance: float, store: Path
 ) -> None:
     words = ["--task", "synthetic", "--trainer.batch_size", "10", "--trainer.max_steps", str(steps), "--opt", *opt]
+    words += ["--trainer.checkpoint_seconds", "0.1"]
     two = start(store, *words, "--trainer.devices", "2", "--device", "cpu", "--trainer.strategy", strategy)
     deadline = time.monotonic() + 200
-    while not any(path.stat().st_size for path in store.glob("*/attempt-1/curve.raw")):
+    while not any(path.stat().st_size for path in store.glob("*/last.ckpt")):
         assert two.poll() is None, two.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bench.store.attempt import Attempt
 
 import bench.execute.choice
 import bench.execute.execute
@@ -41,6 +40,7 @@ from bench.lanes.engine import Lanes
 from bench.progress import RunInPlan, SweepProgress
 from bench.store.record import RunResult
 from bench.store.store import Store
+from bench.store.writer import BlockWriter
 from bench.sweeps.grid import configurations, folder_of
 from bench.train.callbacks import Watcher
 from bench.train.memory import Peak
@@ -500,7 +500,7 @@ def test_a_crash_is_one_line_and_its_traceback_is_kept(sweep, store, breaks):
     answer = sweep(*FOUR, *LANES)
     assert answer.code == 1
     (folder,) = store.glob("block-*")
-    trace = folder / "attempt-1/traceback.txt"
+    trace = folder / "traceback.txt"
     assert (
         last_line(answer) == f"4 ngd lanes failed: RuntimeError: expected scalar type Half; the traceback is in {trace}"
     )
@@ -744,7 +744,7 @@ def meet(store: Path, journal: Path) -> None:
         return results
 
     def step_together(self):
-        while len(list(store.glob("block-*/attempt-*"))) < 2 and not finished(store):
+        while len(list(store.glob("block-*/runs.jsonl"))) < 2 and not finished(store):
             time.sleep(0.01)
         return step(self)
 
@@ -812,7 +812,7 @@ def full_disk(store: Path) -> str:
 @pytest.mark.matrix(keep=1)
 @pytest.mark.parametrize("table", ["append_curve", "append_measurements"])
 def test_a_full_disk_in_mid_block(sweep, store, monkeypatch, whole, table):
-    append = getattr(Attempt, table)
+    append = getattr(BlockWriter, table)
 
     def appended(self, *args):
         if len(finished(store)) == 1:
@@ -821,7 +821,7 @@ def test_a_full_disk_in_mid_block(sweep, store, monkeypatch, whole, table):
         append(self, *args)
 
     with monkeypatch.context() as full:
-        full.setattr(Attempt, table, appended)
+        full.setattr(BlockWriter, table, appended)
         answer = sweep(*SIXTEEN, *LANES, *OFTEN)
     assert (answer.code, last_line(answer)) == (1, full_disk(store))
     assert statuses(store) == {("completed", "lanes"): 4}

@@ -19,12 +19,12 @@ from uuid import uuid4
 from bench import process
 from bench.config.run_config import RunConfig
 from bench.config.tuned import TunedBy
-from bench.errors import RunBroke, RunFailed, UserError, first_line
+from bench.errors import RunBroke, RunBusy, RunFailed, UserError, first_line
 from bench.execute import Effort, worker
 from bench.execute.blocks import Block, Choice
 from bench.progress import Advance, SweepProgress, doing, say
-from bench.store.attempt import commit
-from bench.store.files import making, remove
+from bench.store.files import making
+from bench.store.writer import new_results
 from bench.text import counted
 
 MAX_DEATHS = 3
@@ -320,15 +320,9 @@ def _trained(block: Block, future: Any) -> bool:
     ended, files = _result(future, what)
     store = first.store
     for name, contents in files.items():
-        with making(store):
-            out = store / name / f".{uuid4().hex}"
-            out.mkdir(parents=True)
+        with making(store), new_results(store / name, RunBusy(f"{name} is in training by another process")) as out:
             for file, content in contents.items():
                 (out / file).write_bytes(content)
-            try:
-                commit(out, store / name)
-            finally:
-                remove(out)
     return ended
 
 

@@ -25,11 +25,11 @@ from bench.store.lock import LOCK, is_locked
 from bench.store.record import RunResult
 from bench.store.tables import MISSING, TABLES, Columns, has_ends, parts_in, read_parquet, read_parts, rows_of
 
-STUDIES, CHECKS, CUTS = "studies", "checks", "cuts"
-"""The folders of a store with records other than runs (`bench.store.reports`, `bench.execute.plan`)."""
+STUDIES, CHECKS = "studies", "checks"
+"""The folders of a store with records other than runs (`bench.store.reports`)."""
 SOURCES = "sources"
 """The folder with the source code of classes passed to the Python API. Readers never import it."""
-FOLDERS = (STUDIES, CHECKS, CUTS, SOURCES)
+FOLDERS = (STUDIES, CHECKS, SOURCES)
 PREFIX = "block-"
 DONE, REPLACED = "done", "replaced"
 RUNS, CHECKPOINT, TRACEBACK = "runs.jsonl", "last.ckpt", "traceback.txt"

@@ -75,14 +75,6 @@ def making(store: Path, todo: str = "choose another with --store DIR") -> Abstra
     return disk_errors(store, todo)
 
 
-def link(path: Path, to: Path) -> None:
-    """Hard-link a file that is never written again; copy it if that fails."""
-    try:
-        to.hardlink_to(path)
-    except OSError:
-        copy(path, to)
-
-
 def copy(path: Path, to: Path) -> None:
     """Copy a file and flush the copy."""
     shutil.copyfile(path, to)

@@ -12,18 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from uuid import uuid4
 
 from bench.errors import RunBusy, UserError
 from bench.store.block import RUNS, Block, blocks_in, name_of, readable, results_in
-from bench.store.files import copy, disk_errors, making, remove, remove_empty, replacing
+from bench.store.files import copy, disk_errors, making, replacing
 from bench.store.load import Damaged, is_there, read_bytes
-from bench.store.lock import Lock
 from bench.store.reports import KINDS, Record, read_report, reports_in
 from bench.store.store import Store
 from bench.store.stores import no_store
 from bench.store.tables import TABLES
-from bench.store.writer import clear, commit, restore_replaced, write_block
+from bench.store.writer import new_results, write_block
 from bench.text import counted
 
 _SECONDS = 5  # between progress lines
@@ -130,30 +128,20 @@ class _Merging:
         block.check_tables(values=True)
         target = self.into / name_of(new)
         try:
-            lock = Lock(target, RunBusy(f"{target} is in training"))
+            with new_results(target, RunBusy(f"{target} is in training")) as out:
+                now = readable(target)
+                if now is not None and now.done:  # another process may have just stored it
+                    self._there |= {run_id: now for run_id in now.runs if run_id not in self._there}
+                if self._lacking(block) != new:  # it has; the same command copies the rest, if any
+                    return
+                if len(new) == block.total:
+                    for name in (RUNS, *(f"{table}.parquet" for table in TABLES)):
+                        _take(block.at / name, out / name)
+                else:  # the destination keeps its other runs
+                    write_block(out, [(block.runs[run_id], block.tables(run_id)) for run_id in new])
         except RunBusy as error:
             self._skip(str(error), len(new))
             return
-        out = target / f".{uuid4().hex}"
-        try:
-            restore_replaced(target)
-            now = readable(target)
-            if now is not None and now.done:  # another process may have just stored it
-                self._there |= {run_id: now for run_id in now.runs if run_id not in self._there}
-            if self._lacking(block) != new:  # it has; the same command copies the rest, if any
-                return
-            out.mkdir()
-            if len(new) == block.total:
-                for name in (RUNS, *(f"{table}.parquet" for table in TABLES)):
-                    _take(block.at / name, out / name)
-            else:  # the destination keeps its other runs
-                write_block(out, [(block.runs[run_id], block.tables(run_id)) for run_id in new])
-            commit(out, target)
-            clear(target, state=True)
-        finally:
-            remove(out)
-            lock.release()
-            remove_empty(target)
         if (copied := readable(target)) is not None:
             self._there |= dict.fromkeys(new, copied)
         self._sound[target] = True

@@ -4,8 +4,8 @@ import os
 import shutil
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -296,6 +296,29 @@ def commit(out: Path, folder: Path) -> None:
     sync(folder)
     sync(folder.parent)
     remove(old)
+
+
+@contextmanager
+def new_results(folder: Path, busy: RunBusy) -> Iterator[Path]:
+    """An empty folder whose files, if any, become the results of a block at the end of the context, under its lock.
+
+    Raises:
+        RunBusy: a process trains the block (`busy`).
+        OSError: they cannot be written.
+    """
+    lock = Lock(folder, busy)
+    out = folder / f".{uuid4().hex}"
+    try:
+        restore_replaced(folder)
+        out.mkdir()
+        yield out
+        if any(out.iterdir()):
+            commit(out, folder)
+            clear(folder, state=True)
+    finally:
+        remove(out)
+        lock.release()
+        remove_empty(folder)
 
 
 def write_records(path: Path, runs: Sequence[RunResult]) -> None:
