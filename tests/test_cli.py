@@ -292,7 +292,8 @@ def test_every_flag_in_the_help_parses(cli, tmp_path, monkeypatch, task, opt):
     samples |= {"--config": str(tmp_path / "tuned" / task / f"{opt}.yaml")}
     samples |= {"--opt.rest": "adamw"}
     switches = {"--tuned", "--rerun", "--dry-run", "--json"}
-    several = {"--engine": "auto", "--workers": "2", "--seeds": "2", "--width": "2", "--budget": "6h"}
+    several = {"--engine": "auto", "--workers": "2", "--cluster": "a:1", "--seeds": "2", "--width": "2"}
+    several |= {"--budget": "6h"}
     refused = set() if can_clip(opt) else {"--trainer.gradient_clip_val"}
     for flag in flags - {"--task", "--opt", "--resume"} - refused:
         words = [flag] if flag in switches else [flag, (samples | several)[flag]]

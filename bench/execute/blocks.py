@@ -93,11 +93,11 @@ def rectangles(configs: Sequence[RunConfig], width: int) -> Iterator[list[list[R
             yield alike[len(alike) * i // count : len(alike) * (i + 1) // count]
 
 
-def stored_choice(group: Sequence[RunConfig], stored: Mapping[str, RunResult]) -> Choice | None:
+def stored_choice(group: Sequence[RunConfig], stored: Mapping[str, RunResult], *, lanes: bool) -> Choice | None:
     """The choice with which stored runs of a group were executed, so that a repeated command makes the same blocks.
 
     None if it is unknown: a run that was requested alone says nothing about a group, and neither do lanes whose
-    recorded width did not divide their group.
+    recorded width did not divide their group. With `lanes`, missing runs must be lanes.
     """
     runs = [run for config in group if (run := stored.get(config.run_id)) is not None and run.plan is not None]
     engines = {run.engine for run in runs}
@@ -107,7 +107,7 @@ def stored_choice(group: Sequence[RunConfig], stored: Mapping[str, RunResult]) -
     if widths:
         return Choice(lanes=True, width=min(widths))
     few = len(runs) < max(2, SINGLE_SHARE * len(group))
-    return None if few or "lanes" in engines else Choice(lanes=False, width=1)
+    return None if few or lanes or "lanes" in engines else Choice(lanes=False, width=1)
 
 
 def cut(

@@ -118,7 +118,7 @@ class Crew(AbstractContextManager["Crew"]):
         self._ended: SimpleQueue[Any] = SimpleQueue()
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if self._client is not None:
+        if self._client is not None or self._local is not None:
             self._close(at_once=kind is KeyboardInterrupt)
 
     @property

@@ -59,17 +59,13 @@ def execute(
     """
     effort, first, stop = effort or Effort(), on_device(configs[0]), StopRequest()
     with stop.listening(), nullcontext(crew) if crew is not None else Crew(effort, first, len(configs)) as workers:
-        work = _Work(configs, progress, effort, workers, stop)
-        done = work.train_all(partial(_purpose, plan), sources or {})
+        work = _Work(configs, progress, effort, workers, stop, plan, sources or {})
+        done = work.train_all()
         if stop.at_once and not workers.is_here:  # Lightning may have swallowed the interrupt
             raise KeyboardInterrupt
     if done:
         work.raise_failures()
     return done
-
-
-def _purpose(plan: str | Mapping[str, str], run_id: str) -> str:
-    return plan if isinstance(plan, str) else plan[run_id]
 
 
 class _Work:
@@ -82,9 +78,17 @@ class _Work:
     """
 
     def __init__(
-        self, configs: Sequence[RunConfig], progress: SweepProgress, effort: Effort, crew: Crew, stop: StopRequest
+        self,
+        configs: Sequence[RunConfig],
+        progress: SweepProgress,
+        effort: Effort,
+        crew: Crew,
+        stop: StopRequest,
+        plan: str | Mapping[str, str],
+        sources: Sources,
     ) -> None:
         self.progress, self.effort, self.crew, self.stop = progress, effort, crew, stop
+        self.plan, self.sources = plan, sources
         self.store = Store(configs[0].store)
         self.left = {config.run_id: config for config in configs}
         self._any_finished = False
@@ -93,7 +97,7 @@ class _Work:
         self._apart = set[str]()  # runs of a broken block: one lane may have broken the others
         self._widest = inf  # lanes that fit into memory
 
-    def train_all(self, purpose: Callable[[str], str], sources: Sources) -> bool:
+    def train_all(self) -> bool:
         """Train all missing runs; False if a signal asked to stop."""
         blocks = self._cut()
         announced = False
@@ -109,7 +113,7 @@ class _Work:
                     announced = True
                     time.sleep(BUSY_SECONDS)
                     continue
-                if not self._train(todo, purpose, sources, token):
+                if not self._train(todo, token):
                     return False
         return False
 
@@ -146,8 +150,9 @@ class _Work:
             self.progress.say(f"{len(runs) - len(self.left)} of {len(runs)} runs are stored")
         stored = {run_id: block.runs[run_id] for run_id, block in found.items()}
         groups = sorted(alike.values(), key=len, reverse=True)  # the largest is measured, the others reuse its result
-        free = effort.engine == "auto" and effort.width is None
-        known = [stored_choice(group, stored) if free else None for group in groups]
+        known: list[Choice | None] = [None] * len(groups)
+        if effort.width is None and effort.engine != "lightning":
+            known = [stored_choice(group, stored, lanes=effort.engine == "lanes") for group in groups]
         unknown = [group for group, choice in zip(groups, known, strict=True) if choice is None]
         chosen: list[Choice] | None = []
         if unknown and crew.is_here:
@@ -215,10 +220,10 @@ class _Work:
         for grid in rectangles(configs, most) if configs else ():
             yield Block(grid, lanes=True, width=most if narrow else width)
 
-    def _train(self, todo: deque[Block], purpose: Callable[[str], str], sources: Sources, token: str | None) -> bool:
+    def _train(self, todo: deque[Block], token: str | None) -> bool:
         """Train blocks, in this process or by workers; False if a signal asked to stop."""
         done = True
-        for block, train in self._ends(todo, purpose, sources, token):
+        for block, train in self._ends(todo, token):
             run_ids, short = list(block.runs), False
             try:
                 if train():
@@ -248,9 +253,7 @@ class _Work:
                 give_back()
         return done and not self._stopped()
 
-    def _ends(
-        self, todo: deque[Block], purpose: Callable[[str], str], sources: Sources, token: str | None
-    ) -> Iterator[tuple[Block, Callable[[], bool]]]:
+    def _ends(self, todo: deque[Block], token: str | None) -> Iterator[tuple[Block, Callable[[], bool]]]:
         """Blocks with functions that train them, or that return how workers have ended."""
         while True:
             while todo and not self._stopped() and (self.crew.is_here or self.crew.idle > 0):
@@ -258,7 +261,8 @@ class _Work:
                 if not self._is_free(block):
                     continue
                 run_id, config = next(iter(block.runs.items()))
-                about = purpose(run_id), sources.get((config.task, config.opt))
+                plan = self.plan if isinstance(self.plan, str) else self.plan[run_id]
+                about = plan, self.sources.get((config.task, config.opt))
                 if self.crew.is_here:
                     from bench.execute import here
 
