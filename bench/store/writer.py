@@ -271,9 +271,8 @@ def restore_replaced(folder: Path) -> None:
     old, done = folder / REPLACED, folder / DONE
     if os.path.lexists(done):
         remove(old)
-    else:
-        with suppress(FileNotFoundError):
-            old.rename(done)
+    elif os.path.lexists(old):
+        old.rename(done)
 
 
 def commit(out: Path, folder: Path) -> None:
