@@ -1,5 +1,7 @@
 """`bench doctor` reports what works here and how to fix the rest; it never ends in a traceback."""
 
+import errno
+import fcntl
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,6 +96,19 @@ def test_read_only_store(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
     code, lines = report(capsys, tmp_path, tmp_path)
     assert code == 1
     assert any("Read-only file system" in text and "--store" in text for text in fails(lines))
+
+
+def test_a_disk_without_locks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    code, lines = report(capsys, tmp_path, tmp_path)
+    assert code == 1
+    assert any("No locks available" in text and "--store" in text for text in fails(lines))
+    monkeypatch.undo()
 
 
 def test_runs_are_counted_and_damaged_ones_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """`bench doctor`: what works on this machine, and how to fix the rest."""
 
+import fcntl
 import importlib
 import platform
 import shutil
@@ -191,17 +192,21 @@ def disk_diagnoses(store: Path) -> list[Diagnosis]:
 
 
 def store_diagnoses(store: Path) -> list[Diagnosis]:
-    """Whether the store is writable, and its contents."""
+    """Whether the store is writable and has locks, and its contents."""
     from bench.store.store import Store
 
     place = _nearest(store)
     found: list[Diagnosis] = []
     try:
-        with tempfile.TemporaryFile(dir=place):  # permissions are not enough on network or read-only file systems
-            pass
+        with tempfile.TemporaryFile(dir=place) as file:  # permissions say too little on network disks
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         fix = "permit it, or choose another with --store DIR or BENCH_STORE"
-        found.append(Diagnosis("FAIL", "store", f"cannot write to {store}: {place}: {error.strerror}; {fix}"))
+        found.append(
+            Diagnosis(
+                "FAIL", "store", f"cannot write to {store}, or lock files there: {place}: {error.strerror}; {fix}"
+            )
+        )
     if not store.is_dir():
         return found or [Diagnosis("note", "store", f"{store} does not exist yet; the first run creates it")]
     kept = Store(store)
