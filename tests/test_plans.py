@@ -16,7 +16,7 @@ import bench.execute.here
 import bench.train.runner
 from bench.config.run_config import RunConfig, resolve
 from bench.errors import RunBusy, UserError
-from bench.execute.blocks import Choice
+from bench.execute.blocks import Block, Choice
 from bench.execute.choice import Choices
 from bench.execute.execute import execute
 from bench.execute.worker import _configs_of, as_job
@@ -92,7 +92,7 @@ def test_runs_that_are_made_alone_say_how_far_they_are(here: Path, monkeypatch: 
     progress = SweepProgress("", "min", enabled=False)
     progress.processes = 2
     config = resolve({"task": "synthetic", "opt": "ngd", "trainer.max_steps": 4, "device": "cpu"})
-    assert execute([config], progress)
+    assert bench.execute.here.train(Block([[config]], lanes=False), StopRequest(), progress, "p", None)
     assert shown == [
         (0, "1 in training, 0%"),
         (1, "1 in training, 25%"),

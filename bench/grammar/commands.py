@@ -254,7 +254,7 @@ _ALL = (
             _out("folder of tables, plots and settings (default: compared/TASK/OPT)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
             Option("dry-run", "print the plan, the stored part of it, and its approximate duration"),
-            WORKERS, ENGINE, WIDTH, DATA, STORE,
+            WORKERS, CLUSTER, ENGINE, WIDTH, DATA, STORE,
         ),
     ),
     Command(
@@ -286,7 +286,7 @@ _ALL = (
             _out("folder of TASK/OPT.yaml and the plot (default: tuned)"),
             RUN_DEVICE, PRECISION, DATA_SEED, JSON,
             Option("dry-run", "print the trials of the design and exit"),
-            WORKERS, ENGINE, WIDTH, DATA, STORE,
+            WORKERS, CLUSTER, ENGINE, WIDTH, DATA, STORE,
         ),
     ),
     Command(
@@ -298,7 +298,7 @@ _ALL = (
         options=(
             Option("dry-run", "print the plan, the stored part of it, and its approximate duration"),
             _names("task", "only these of its tasks"), _names("opt", "only these of its optimizers"),
-            WORKERS, ENGINE, WIDTH,
+            WORKERS, CLUSTER, ENGINE, WIDTH,
             BUDGET,
             _out("folder of settings and plots (default: tuned)", default=Path("tuned")),
             JSON, DATA, STORE,
