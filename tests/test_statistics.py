@@ -167,7 +167,8 @@ def test_a_scale_changes_no_verdict_and_ratios_are_positive(values: list[tuple[f
     plain, log = compare(first, second, "min"), compare(first, second, "min", log=True)
     assert (plain.verdict, plain.wins, plain.decided_after) == (log.verdict, log.wins, log.decided_after)
     assert log.effect is not None
-    assert 0 <= log.effect.low <= log.effect.mean <= log.effect.high or not log.effect.bounded
+    # The interval holds for all numbers of seeds at once, so that of fewer seeds may exclude the median of all.
+    assert 0 <= log.effect.low <= log.effect.high or not log.effect.bounded
     assert log.effect.mean > 0
     ratios = [1.0 if abs(a - b) <= 2**-21 * max(a, b) else a / b for a, b in values]
     assert log.effect.mean == pytest.approx(math.exp(float(np.median(np.log(ratios)))))

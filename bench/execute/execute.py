@@ -238,6 +238,8 @@ class _Work:
             except (MemoryError, RuntimeError) as error:
                 if not ran_out(error):
                     raise
+                if not block.lanes:
+                    raise
                 if len(run_ids) == 1:
                     raise RunFailed(
                         f"run {run_ids[0]} alone needs more memory than available: {first_line(error)}"
