@@ -108,7 +108,6 @@ def test_a_disk_without_locks(
     code, lines = report(capsys, tmp_path, tmp_path)
     assert code == 1
     assert any("No locks available" in text and "--store" in text for text in fails(lines))
-    monkeypatch.undo()
 
 
 def test_runs_are_counted_and_damaged_ones_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

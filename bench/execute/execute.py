@@ -236,9 +236,7 @@ class _Work:
             except RunBroke as error:
                 self._broke(error, block, todo)
             except (MemoryError, RuntimeError) as error:
-                if not ran_out(error):
-                    raise
-                if not block.lanes:
+                if not ran_out(error) or not block.lanes:
                     raise
                 if len(run_ids) == 1:
                     raise RunFailed(
