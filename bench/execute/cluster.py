@@ -129,7 +129,7 @@ class Crew(AbstractContextManager["Crew"]):
     @property
     def shares(self) -> int:
         """The number of processes that share the runs."""
-        return len(self._workers) or max(1, len(self.client.nthreads()))
+        return len(self._workers) or (1 if self._client is None else max(1, len(self._client.nthreads())))
 
     @property
     def threads(self) -> int:
@@ -141,9 +141,8 @@ class Crew(AbstractContextManager["Crew"]):
         """How many of the processes share the memory of a device."""
         return 1 if not self._workers or "CUDA_VISIBLE_DEVICES" in self._workers[0] else len(self._workers)
 
-    @property
-    def client(self) -> Any:
-        """The client of Dask, connected at the first use.
+    def start(self) -> None:
+        """Connect to the cluster, or start it; does nothing the second time.
 
         Raises:
             UserError: there is no such cluster, or it has no workers.
@@ -156,12 +155,11 @@ class Crew(AbstractContextManager["Crew"]):
             settings["distributed.worker.profile.enabled"] = False
             dask.config.set(settings)
             with doing("starting workers"):
-                self._client = self._start() if self.cluster is None else _connected(self.cluster)
+                self._client = self._local_client() if self.cluster is None else _connected(self.cluster)
             self._client.subscribe_topic(self._topic, lambda event: self._hear(event[1]))
             self._client.subscribe_topic("all", lambda event: self._hear_of_death(event[1]))
-        return self._client
 
-    def _start(self) -> Any:
+    def _local_client(self) -> Any:
         """A client of new workers on this machine."""
         from distributed import Client, Nanny, Scheduler, SpecCluster
         from distributed.utils import LoopRunner
@@ -257,7 +255,7 @@ class Crew(AbstractContextManager["Crew"]):
         return self.shares - len(self._running)
 
     def _submit(self, block: Block | None, *call: Any) -> None:
-        future = self.client.submit(*call, pure=False)
+        future = self._client.submit(*call, pure=False)
         self._running[future.key] = block
         future.add_done_callback(self._ended.put)
 

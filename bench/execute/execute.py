@@ -136,16 +136,18 @@ class _Work:
     def _cut(self) -> list[Block]:
         """The blocks of all runs, also of finished ones, which `left` then lacks."""
         runs, effort, crew = dict(self.left), self.effort, self.crew
+        found = self.store.find_all(runs)
+        self._settle({run_id: block for run_id, block in found.items() if block.runs[run_id].finished}, shown=False)
+        if not self.left:
+            return []
+        if not crew.is_here:
+            crew.start()  # workers import torch while this process checks the runs
         check_all(list(runs.values()))
         alike: dict[tuple[object, ...], list[RunConfig]] = {}
         group_of = {run_id: alike.setdefault(block_key(config), []) for run_id, config in runs.items()}
         for run_id, config in runs.items():
             group_of[run_id].append(config)
         check_engine(effort.engine, (group[0] for group in alike.values()))
-        found = self.store.find_all(runs)
-        self._settle({run_id: block for run_id, block in found.items() if block.runs[run_id].finished}, shown=False)
-        if not self.left:
-            return []
         if len(self.left) < len(runs):
             self.progress.say(f"{len(runs) - len(self.left)} of {len(runs)} runs are stored")
         stored = {run_id: block.runs[run_id] for run_id, block in found.items()}
