@@ -155,11 +155,11 @@ class Crew(AbstractContextManager["Crew"]):
             settings["distributed.worker.profile.enabled"] = False
             dask.config.set(settings)
             with doing("starting workers"):
-                self._client = self._local_client() if self.cluster is None else _connected(self.cluster)
+                self._client = self._start() if self.cluster is None else _connected(self.cluster)
             self._client.subscribe_topic(self._topic, lambda event: self._hear(event[1]))
             self._client.subscribe_topic("all", lambda event: self._hear_of_death(event[1]))
 
-    def _local_client(self) -> Any:
+    def _start(self) -> Any:
         """A client of new workers on this machine."""
         from distributed import Client, Nanny, Scheduler, SpecCluster
         from distributed.utils import LoopRunner
