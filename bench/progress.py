@@ -258,17 +258,17 @@ class SweepProgress:
                 best = value, opt if lr is None else f"{opt} lr {lr:g}"
         self.add(0, Advance(steps, alive, share, [result.run_id for result in ended], best))
 
-    def add(self, worker: int, made: "Advance") -> None:
+    def add(self, worker: int, advance: "Advance") -> None:
         """Add the progress of one of several workers."""
         with self._lock:
-            if not self._alive and not made.steps and not made.ended:
+            if not self._alive and not advance.steps and not advance.ended:
                 self._begun = time.monotonic()  # the time before was not training
-            self.steps += made.steps
-            self._over.update(made.ended)
-            self._alive[worker] = made.alive, made.share
+            self.steps += advance.steps
+            self._over.update(advance.ended)
+            self._alive[worker] = advance.alive, advance.share
             self._doing.pop(worker, None)
-            if made.best is not None and (self.best is None or self.better(made.best[0], self.best[0])):
-                self.best = made.best
+            if advance.best is not None and (self.best is None or self.better(advance.best[0], self.best[0])):
+                self.best = advance.best
             now = time.monotonic()
             if not self.is_live and self.enabled and now - self._said >= self.LINE_SECONDS:
                 self._said = now

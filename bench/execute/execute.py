@@ -136,21 +136,20 @@ class _Work:
     def _cut(self) -> list[Block]:
         """The blocks of all runs, also of finished ones, which `left` then lacks."""
         runs, effort, crew = dict(self.left), self.effort, self.crew
-        found = self.store.find_all(runs)
-        self._settle({run_id: block for run_id, block in found.items() if block.runs[run_id].finished}, shown=False)
+        blocks = self.store.find_all(runs)
+        stored = {run_id: block.runs[run_id] for run_id, block in blocks.items()}
+        self._settle({run_id: block for run_id, block in blocks.items() if stored[run_id].finished}, shown=False)
         if not self.left:
             return []
         if not crew.is_here:
             crew.start()  # workers import torch while this process checks the runs
         check_all(list(runs.values()))
         alike: dict[tuple[object, ...], list[RunConfig]] = {}
-        group_of = {run_id: alike.setdefault(block_key(config), []) for run_id, config in runs.items()}
-        for run_id, config in runs.items():
-            group_of[run_id].append(config)
+        for config in runs.values():
+            alike.setdefault(block_key(config), []).append(config)
         check_engine(effort.engine, (group[0] for group in alike.values()))
         if len(self.left) < len(runs):
             self.progress.say(f"{len(runs) - len(self.left)} of {len(runs)} runs are stored")
-        stored = {run_id: block.runs[run_id] for run_id, block in found.items()}
         groups = sorted(alike.values(), key=len, reverse=True)  # the largest is measured, the others reuse its result
         known: list[Choice | None] = [None] * len(groups)
         if effort.width is None and effort.engine != "lightning":
@@ -275,12 +274,12 @@ class _Work:
                 return
             yield end
 
-    def _is_free(self, block: Block) -> bool:
+    def _is_free(self, wanted: Block) -> bool:
         """Whether no other process trains or has finished some of the runs; if so, they are looked at again later."""
-        stored = self.store.find_all(block.runs)
-        finished = {run_id: found for run_id, found in stored.items() if found.runs[run_id].finished}
+        stored = self.store.find_all(wanted.runs)
+        finished = {run_id: block for run_id, block in stored.items() if block.runs[run_id].finished}
         self._settle(finished)
-        return not finished and not any(found.busy for found in stored.values())
+        return not finished and not any(block.busy for block in stored.values())
 
     def _settle(self, finished: Mapping[str, StoredBlock], *, shown: bool = True) -> None:
         """Forget runs that are stored; show those that other processes have just finished."""

@@ -57,10 +57,10 @@ def as_job(configs: Sequence[Sequence[RunConfig]], **more: Any) -> str:
     first = configs[0][0]
     rows = [[settings_of(as_stored(config)) for config in row] for row in configs]
     common = {name: v for name, v in rows[0][0].items() if all(s.get(name, rows) == v for row in rows for s in row)}
-    own = [[{name: v for name, v in s.items() if name not in common} for s in row] for row in rows]
+    rest = [[{name: v for name, v in s.items() if name not in common} for s in row] for row in rows]
     places = {"data": str(first.data.absolute()), "store": str(first.store.absolute()), "logger": first.logger}
     ids = [[config.run_id for config in row] for row in configs]
-    return json.dumps({"common": common, "rows": own, "ids": ids, "places": places, "folder": str(Path.cwd())} | more)
+    return json.dumps({"common": common, "rows": rest, "ids": ids, "places": places, "folder": str(Path.cwd())} | more)
 
 
 def _configs_of(job: Mapping[str, Any], places: Mapping[str, Any]) -> list[list[RunConfig]]:
@@ -71,10 +71,7 @@ def _configs_of(job: Mapping[str, Any], places: Mapping[str, Any]) -> list[list[
     """
     with suppress(OSError):  # names of plug-ins may be relative
         os.chdir(job["folder"])
-    rows = [
-        [on_device(resolve(job["common"] | own | places, recorded=True)) for own in settings]
-        for settings in job["rows"]
-    ]
+    rows = [[on_device(resolve(job["common"] | rest | places, recorded=True)) for rest in row] for row in job["rows"]]
     for row, ids in zip(rows, job["ids"], strict=True):
         for config, run_id in zip(row, ids, strict=True):
             if config.run_id != run_id:
@@ -193,14 +190,14 @@ class WorkerProgress(SweepProgress):
         """Send an event to the command."""
         self._worker.log_event(self._topic, {"worker": str(self._worker.name), **event})
 
-    def add(self, worker: int, made: Advance) -> None:
+    def add(self, worker: int, advance: Advance) -> None:
         """Send the progress, at most every `REPORT_SECONDS` or when runs end."""
-        super().add(worker, made)
-        self._steps += made.steps
-        self._ended += made.ended
-        if not made.alive or made.ended or time.monotonic() - self._last > REPORT_SECONDS:
+        super().add(worker, advance)
+        self._steps += advance.steps
+        self._ended += advance.ended
+        if not advance.alive or advance.ended or time.monotonic() - self._last > REPORT_SECONDS:
             self._last = time.monotonic()
-            self.tell(progress=[*Advance(self._steps, made.alive, made.share, self._ended, self.best)])
+            self.tell(progress=[*Advance(self._steps, advance.alive, advance.share, self._ended, self.best)])
             self._steps, self._ended = 0, []
 
     def say(self, line: str) -> None:

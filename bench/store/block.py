@@ -250,8 +250,7 @@ def _block(folder: Path, at: Path, *, busy: bool = False) -> Block:
 def names_in(folder: Path) -> tuple[list[str], bool]:
     """The ids of the runs in a block, and whether they are final: the block's name is the digest of these ids."""
     with suppress(Damaged, FileNotFoundError):
-        found = _RUN_ID.findall(read_bytes(current(folder) / RUNS))
-        ids = [each.decode() for each in found]
+        ids = [run_id.decode() for run_id in _RUN_ID.findall(read_bytes(current(folder) / RUNS))]
         if ids and name_of(ids) == folder.name:
             return ids, True
     block = readable(folder)  # a record is damaged, or another program wrote it

@@ -70,8 +70,8 @@ class Lock:
             with suppress(OSError):
                 self.path.unlink()
         with _opening:
-            found = os.fstat(self._handle)
-            _held.discard((found.st_dev, found.st_ino))
+            stat = os.fstat(self._handle)
+            _held.discard((stat.st_dev, stat.st_ino))
             os.close(self._handle)
         self._handle = -1
 
@@ -98,5 +98,5 @@ def is_locked(folder: Path) -> bool:
 
 
 def _key(path: Path) -> tuple[int, int] | None:
-    found = is_there(path)
-    return None if found is None else (found.st_dev, found.st_ino)
+    stat = is_there(path)
+    return None if stat is None else (stat.st_dev, stat.st_ino)

@@ -83,8 +83,8 @@ class Rows:
 def parts_in(folder: Path) -> list[tuple[int, Path]]:
     """The parts in a block's folder with their last steps, in ascending order."""
     with suppress(OSError):
-        found = ((_PART.fullmatch(path.name), path) for path in folder.iterdir())
-        return sorted((int(match[1]), path) for match, path in found if match and is_there(path))
+        names = ((_PART.fullmatch(path.name), path) for path in folder.iterdir())
+        return sorted((int(match[1]), path) for match, path in names if match and is_there(path))
     return []
 
 

@@ -78,20 +78,20 @@ class BlockWriter:
                 with suppress(Damaged, FileNotFoundError):  # parts after the checkpoint, which will be dropped
                     self._names = read_parts(self.folder, len(runs)).names
                 self._step = self._written = max((step for step, _ in parts_in(self.folder)), default=0)
-                self._curve, self._measured = list["NDArray[np.float64]"](), list[Rows]()
+                self._rows = list[Rows]()
                 write_records(self.folder / RUNS, runs)
         except BaseException:
             self.close()
             raise
 
     def append_curve(self, rows: "NDArray[np.float64]") -> None:
-        """Add the next steps: rows of shape (S, L, 4) in the order of `CURVE_FIELDS`, with NaN for missing values.
+        """Add the next steps: rows (S, L, 4), as `CURVE_FIELDS`, NaN if missing; the caller must not change them later.
 
         Raises:
             RunFailed: the store changed during the run.
         """
         self._refuse_if_gone()
-        self._curve.append(rows)
+        self._rows.append(Rows(rows, (), rows[:0, 0, 0], rows[:0]))
         self._step += len(rows)
 
     def append_measurements(self, names: Sequence[str], steps: Sequence[int], values: "NDArray[np.float64]") -> None:
@@ -116,7 +116,7 @@ class BlockWriter:
             )
         self._names = tuple(names)
         nothing = np.empty((0, len(self.runs), 4))
-        self._measured.append(Rows(nothing, self._names, np.array(steps, float), np.asarray(values, float)))
+        self._rows.append(Rows(nothing, self._names, np.array(steps, float), np.asarray(values, float)))
 
     def truncate(self, steps: int) -> None:
         """Drop the rows after this step: these steps will be trained again.
@@ -124,7 +124,7 @@ class BlockWriter:
         Raises:
             RunFailed: the disk is unavailable.
         """
-        self._curve, self._measured = [], []
+        self._rows = []
         with disk_errors(self.store):
             for step, path in parts_in(self.folder):
                 if step > steps:
@@ -137,15 +137,11 @@ class BlockWriter:
         Raises:
             RunFailed: the disk is full, or the store changed during the run.
         """
-        import numpy as np
-
         self._refuse_if_gone()
         if self._step > self._written:
-            rows = Rows.joined(self._measured, len(self.runs))
-            rows.curve = np.concatenate(self._curve)
             with disk_errors(self.store):
-                write_part(self.folder, self._step, rows)
-            self._written, self._curve, self._measured = self._step, [], []
+                write_part(self.folder, self._step, Rows.joined(self._rows, len(self.runs)))
+            self._written, self._rows = self._step, []
 
     def end(self, results: Sequence[RunResult]) -> None:
         """Finish the block: write tables and records in one atomic step. On failure, the block stays in training.
@@ -159,10 +155,9 @@ class BlockWriter:
         assert all(result.finished for result in results)
         self._refuse_if_gone()
         try:
-            rows = Rows.joined([read_parts(self.folder, len(self.runs)), *self._measured], len(self.runs))
+            rows = Rows.joined([read_parts(self.folder, len(self.runs)), *self._rows], len(self.runs))
         except (Damaged, FileNotFoundError) as error:
             raise RunFailed(f"{error}: the store changed during the run; train it again with --rerun") from None
-        rows = Rows.joined([rows, *(Rows(part, (), part[:0, 0, 0], part[:0]) for part in self._curve)], len(self.runs))
         written = list[tuple[RunResult, dict[str, Columns]]]()
         for place, result in enumerate(results):
             if len(rows.curve) < result.steps and not result.thinned:
