@@ -49,7 +49,7 @@ def result_lines(result: RunResult, store: Path) -> list[str]:
         lines += ["the trained model writes:", *(f"  | {clean(line)}" for line in result.specimen.split("\n"))]
     if result.reason:
         lines.append(f"note: {result.reason}")
-    if result.status in RESUMABLE and Store(store).checkpoint(result.run_id):
+    if result.status in RESUMABLE and Store(store).last_checkpoint([result.run_id]):
         more = "".join(f" {shlex.quote(word)}" for word in naming(result.config))
         lines.append(f"continue with: bench fit --resume {result.run_id} --store {store}{more}")
     return [*lines, *(f"note: {each}" for each in remarks_on(result))]

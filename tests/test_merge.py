@@ -264,15 +264,6 @@ def test_running_attempts_of_the_destination_are_left_alone(cli, tmp_path, add):
     folder.drop()
 
 
-def test_runs_that_another_merge_has_just_copied_are_kept(source, tmp_path):
-    dest = tmp_path / "dest"
-    late = bench.store.merge._Merging(dest)
-    bench.store.merge.merge([source], dest, print)
-    late.store(source, print)
-    assert (late.merged.copied, late.merged.skipped, late.merged.notes) == (0, 0, [])
-    assert same(source, dest)
-
-
 @pytest.mark.deep
 def test_several_processes_merge_at_a_time(cli, source, tmp_path):
     merger = [sys.executable, "-m", "bench.cli", "merge", source, tmp_path / "dest"]

@@ -123,7 +123,7 @@ def test_an_interrupted_run_says_how_to_go_on(cli, interrupt, store, number):
     assert f"note: stopped by {number.name} at step 100\n" in answer.out
     assert f"continue with: bench fit --resume {killed.run_id} --store {store}\n" in answer.out
     assert (killed.status, killed.steps, killed.final, killed.best) == ("killed", 100, None, None)
-    assert Store(store).checkpoint(killed.run_id)
+    assert Store(store).last_checkpoint([killed.run_id])
     assert [row[0] for row in read_curve(store / killed.run_id)] == list(range(1, 101))
     assert signal.getsignal(number) == before
 
@@ -162,7 +162,7 @@ def test_one_request_may_come_as_several_signals(cli, interrupt, store, monkeypa
         answer = cli(*SYNTHETIC, *SPS)
     assert answer.code == 130
     assert "stopped by SIGINT at step 100" in answer.out
-    assert Store(store).checkpoint(only_run(store).run_id)
+    assert Store(store).last_checkpoint([only_run(store).run_id])
 
 
 def test_resuming_a_finished_run_returns_it(cli, store):
@@ -215,7 +215,7 @@ def test_a_run_of_another_version_is_not_continued(cli, killed, monkeypatch, kno
 
 
 def test_without_a_checkpoint_there_is_nothing_to_continue(cli, killed, store):
-    Store(store).checkpoint(killed.run_id).unlink()
+    Store(store).last_checkpoint([killed.run_id]).unlink()
     assert "was killed before its first checkpoint; train again without --resume" in refused(
         cli, "--resume", killed.run_id
     )
@@ -239,7 +239,7 @@ def without_curve(path: Path) -> None:
 @pytest.mark.parametrize("harm", [halve, of_another_program, without_curve])
 def test_an_unusable_checkpoint_is_set_aside_and_the_run_restarts(cli, killed, store, tmp_path, harm):
     cli(*SYNTHETIC, *SPS, "--store", tmp_path / "whole")
-    path = Store(store).checkpoint(killed.run_id)
+    path = Store(store).last_checkpoint([killed.run_id])
     harm(path)
     answer = cli(*SYNTHETIC, *SPS)
     assert answer.code == 0
@@ -252,9 +252,9 @@ def test_an_unusable_checkpoint_is_set_aside_and_the_run_restarts(cli, killed, s
 @pytest.mark.deep
 def test_a_checkpoint_of_lanes_is_left_to_lanes(cli, killed, store, tmp_path):
     cli(*SYNTHETIC, *SPS, "--store", tmp_path / "whole")
-    path = Store(store).checkpoint(killed.run_id).with_name("runs.jsonl")
+    path = Store(store).last_checkpoint([killed.run_id]).with_name("runs.jsonl")
     path.write_text(path.read_text().replace('"engine": "lightning"', '"engine": "lanes"'))
-    assert Store(store).checkpoint(killed.run_id) is None
+    assert Store(store).last_checkpoint([killed.run_id]) is None
     assert "was killed in a sweep, which trains it with others; repeat the sweep's command" in refused(
         cli, "--resume", killed.run_id
     )

@@ -80,7 +80,7 @@ def test_a_record_without_the_later_fields_reads_as_one_that_does_not_know(tmp_p
 def test_a_missing_run_is_none(kept):
     assert kept.get("a") is None
     assert kept.tables("a") == {}
-    assert kept.checkpoint("a") is None
+    assert kept.last_checkpoint(["a"]) is None
     assert kept.place("a") == kept.folder / "a"
     assert list(kept.runs()) == []
     assert kept.unfinished() == []
@@ -165,7 +165,7 @@ def test_the_block_of_its_own_comes_before_others(kept):
     assert finals(kept) == {"a": 2.0, "b": 1.0, "c": 1.0}
     assert kept.place("a") == kept.folder / "a"
     assert kept.tables("a")["curve"]["loss"].tolist() == [0.125, 0.25]
-    assert [run.final for run in kept.contents().repeated["a"]] == [2.0, 1.0]
+    assert [block.runs["a"].final for block in kept.contents().blocks["a"]] == [2.0, 1.0]
     runs_file(kept.folder / "a").write_text("{")
     assert finals(kept) == {"a": 1.0, "b": 1.0, "c": 1.0}
     assert kept.tables("a")["curve"]["loss"].tolist() == [0.5] * 3
@@ -430,7 +430,7 @@ for i in range(40):
     writer = begin(store, result)
     contents = Store(store).contents()
     assert contents.damaged == [], contents.damaged
-    seen = {block.runs[run_id].status for run_id, block in contents.runs.items()}
+    seen = {block.runs[run_id].status for run_id, (block, *_) in contents.blocks.items()}
     assert seen <= {"running", "completed"}, "a run in progress was taken for killed"
     writer.end([result])
     try:

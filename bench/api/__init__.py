@@ -105,7 +105,7 @@ def fit(
         check_settings(COMMANDS["fit"], words)
         from bench.config.run_config import resolve
         from bench.config.settings import sources_of
-        from bench.store.store import stored_result
+        from bench.store.store import Store
 
         config = resolve(words, tuned=tuned, fallback=where)
         effort = {"engine": engine, "workers": workers, "width": width}
@@ -125,7 +125,7 @@ def fit(
                 " them; use `bench fit`, and `bench.load` for the result"
             )
         sources = sources_of([config]) if tuned else {}
-        result = None if rerun else stored_result(config)
+        result = None if rerun else Store(config.store).result_of(config)
         if result is None:
             from bench.config.checks import check_early, check_places
 

@@ -141,7 +141,7 @@ def _commands(run: RunResult, store: Store, study: str | None) -> dict[str, str]
     order = run.config["data_seed"]
     seeds = f"--seed {run.config['seed']}" + f" --data_seed {order}" * (order != run.config["seed"])
     found = {"train it again, in another store": f"{fit_words(run)} {seeds} --store again"}
-    if run.status in RESUMABLE and store.checkpoint(run.run_id):
+    if run.status in RESUMABLE and store.last_checkpoint([run.run_id]):
         again = ["bench", "fit", "--resume", run.run_id, *naming(run.config)]
         found["continue it"] = f"{shlex.join(again)} {place}"
     elif run.status in RESUMABLE:

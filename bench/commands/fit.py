@@ -53,9 +53,9 @@ def main(args: Args) -> int:
         raise UserError(f"--{more[0]} is for several runs; give --seeds too, or leave it out")
     if args.dry_run:
         return _dry_run(config, as_json=args.json)
-    from bench.store.store import stored_result
+    from bench.store.store import Store
 
-    result = stored_result(config) if not args.rerun else None
+    result = Store(config.store).result_of(config) if not args.rerun else None
     if result is not None:
         logged = ", so nothing goes to a logger" if config.logger else ""
         print(f"bench: already stored{logged}; --rerun trains again", file=sys.stderr)
@@ -116,7 +116,7 @@ def _stored_config(run_id: str, settings: dict[str, Any], places: dict[str, Path
             f"run {run_id} was {result.status} in a sweep, which trains it with others; repeat the sweep's command,"
             " or train the run alone without --resume"
         )
-    if result.status in RESUMABLE and kept.checkpoint(run_id) is None:
+    if result.status in RESUMABLE and kept.last_checkpoint([run_id]) is None:
         raise UserError(f"run {run_id} was {result.status} before its first checkpoint; train again without --resume")
     return config
 

@@ -113,7 +113,7 @@ def train_block(
             if (block := before.get(result.run_id)) is not None:
                 earlier = block.runs[result.run_id]
                 result.begun, result.plan = earlier.begun or result.begun, earlier.plan
-        writer = store.begin(results, resume=resume, steps=lanes.plan.total_steps)
+        writer = store.begin(results, resume=resume)
         _refuse_if_taken(store, configs, writer)  # meanwhile, in another process with other blocks
         due = val_every(first, lanes.tasks[0])
         recorder = LanesRecorder(results, lanes, configs, writer, stop, progress, val_every=due)

@@ -7,8 +7,8 @@
 
 `runs.jsonl` has one record per line, in the order of the lanes. One atomic rename creates `done` with all its files;
 then everything else is removed. Results that are being replaced (`--rerun`) are in `replaced` for a moment, and count
-until `done` exists. A `done` without readable results of the block is renamed to `done.unreadable`. Readers take no
-lock for longer than a look, and ignore what a killed process left beside `done`. A block of one run has the name of the
+until `done` exists. Readers take no lock for longer than a look, and ignore what a
+killed process left beside `done`. A block of one run has the name of the
 run; the name of any other is a digest of its ids.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from bench.store.load import Damaged, is_there, parse_record, read_bytes
 from bench.store.lock import LOCK, is_locked
 from bench.store.record import RunResult
-from bench.store.tables import MISSING, TABLES, Columns, has_ends, parts_in, read_parquet, read_parts, rows_of
+from bench.store.tables import MISSING, TABLES, Columns, parts_in, read_parquet, read_parts, rows_of
 
 STUDIES, CHECKS = "studies", "checks"
 """The folders of a store with records other than runs (`bench.store.reports`)."""
@@ -34,8 +34,6 @@ PREFIX = "block-"
 DONE, REPLACED = "done", "replaced"
 RUNS, CHECKPOINT, TRACEBACK = "runs.jsonl", "last.ckpt", "traceback.txt"
 _RUN_ID = re.compile(rb'^\{"run_id": "([\w.+-]+)"', re.MULTILINE | re.ASCII)
-_OLD = ("run.json", "lanes.json", "attempt-1")
-"""Names in a run's folder in older store formats."""
 
 
 def name_of(run_ids: Sequence[str]) -> str:
@@ -80,21 +78,17 @@ class Block:
             Damaged: a table cannot be read, the curve of a finished run lacks rows for some steps, or the results were
                 removed meanwhile.
         """
-        tables, damaged, changed = dict[str, Columns](), None, False
+        tables, damaged = dict[str, Columns](), None
         try:
             tables = self._finished_tables(run_id) if self.done else self._parts(run_id)
-        except Damaged as error:
+        except (Damaged, FileNotFoundError) as error:  # a part may have just been dropped
             damaged = error
-        except FileNotFoundError:  # a part has just been dropped
-            changed = True
-        if len(tables) < len(TABLES):
-            changed |= current(self.folder) != self.at or ended(self.folder) != self.results
-        if changed:
+        if current(self.folder) != self.at or ended(self.folder) != self.results:
             now = read_block(self.folder)
             if now is not None and run_id in now.runs:
                 return now.tables(run_id)
             damaged = Damaged(self.folder, "it was removed while it was being read") if self.done else None
-        if damaged is not None:
+        if isinstance(damaged, Damaged):
             raise damaged
         return tables
 
@@ -118,21 +112,11 @@ class Block:
             raise Damaged(path, f"it has step {last:g} of {run_id}, which took {run.steps} steps")
         return {name: columns for name, columns in tables.items() if columns}
 
-    def check_ends(self) -> None:
-        """Check quickly that the tables of a finished block exist and are not truncated.
+    def check_tables(self) -> None:
+        """Check the metadata of the tables of a finished block.
 
         Raises:
-            Damaged: one is missing or truncated.
-        """
-        there = {name: has_ends(self.at / f"{name}.parquet") for name in TABLES if self.done}
-        if not there.get("curve", True) and any(run.steps and not run.thinned for run in self.runs.values()):
-            raise Damaged(self.at / "curve.parquet", MISSING)
-
-    def check_tables(self, *, values: bool = False) -> None:
-        """Check the tables of a finished block: their metadata, or also their values.
-
-        Raises:
-            Damaged: one is not a table, has rows of other runs, or a number of rows that does not match the steps.
+            Damaged: one is not a table, or has a number of rows that does not match the steps.
         """
         if not self.done:
             return
@@ -140,7 +124,7 @@ class Block:
         limits = {"measurements": (0, steps + self.total), "curve": (0 if thinned else steps, steps)}  # also at step 0
         for name, (least, most) in limits.items():
             path = self.at / f"{name}.parquet"
-            rows = rows_of(path, values=values)
+            rows = rows_of(path)
             if not self.damaged and not least <= rows <= most:
                 raise _misfit(path, f"it has {rows} rows, and its runs took {steps} steps")
 
@@ -164,8 +148,6 @@ def read_block(folder: Path) -> Block | None:
     for at in (folder / DONE, folder / REPLACED, folder):
         with suppress(FileNotFoundError):
             return _block(folder, at, busy=busy)
-    if any(is_there(folder / name) or (folder / name).is_dir() for name in _OLD):
-        raise Damaged(folder, "it has an older store format, which this version cannot read; train it again")
     try:
         names = [name for name in os.listdir(folder) if name[0] != "."]  # noqa: PTH208 - names are enough
     except FileNotFoundError:  # the process that trained it has just dropped it
@@ -247,14 +229,22 @@ def _block(folder: Path, at: Path, *, busy: bool = False) -> Block:
     return Block(folder, at, runs, done, busy, places, len(lines), damaged, _state(found) if done and found else None)
 
 
-def names_in(folder: Path) -> tuple[list[str], bool]:
-    """The ids of the runs in a block, and whether they are final: the block's name is the digest of these ids."""
-    with suppress(Damaged, FileNotFoundError):
-        ids = [run_id.decode() for run_id in _RUN_ID.findall(read_bytes(current(folder) / RUNS))]
-        if ids and name_of(ids) == folder.name:
-            return ids, True
-    block = readable(folder)  # a record is damaged, or another program wrote it
-    return list(block.runs) if block is not None else [], False
+_ids = dict[Path, frozenset[str]]()
+"""The ids of the runs in blocks whose name is the digest of these ids, so they stay valid."""
+
+
+def ids_in(folder: Path) -> frozenset[str]:
+    """The ids of the runs in a block of several runs."""
+    if folder not in _ids:
+        try:
+            ids = [run_id.decode() for run_id in _RUN_ID.findall(read_bytes(current(folder) / RUNS))]
+        except (Damaged, FileNotFoundError):
+            return frozenset()
+        if name_of(ids) != folder.name:  # a record is damaged, or another program wrote it
+            block = readable(folder)
+            return frozenset(block.runs if block is not None else ())
+        _ids[folder] = frozenset(ids)
+    return _ids[folder]
 
 
 def blocks_in(store: Path) -> Iterator[Block | Damaged]:

@@ -8,15 +8,16 @@ the same command continues. Nothing is written if nothing is new.
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.errors import RunBusy, UserError
-from bench.store.block import RUNS, Block, blocks_in, name_of, readable, results_in
-from bench.store.files import copy, disk_errors, making, replacing
+from bench.store.block import RUNS, Block, blocks_in, name_of, results_in
+from bench.store.files import copy, making, replacing
 from bench.store.load import Damaged, is_there, read_bytes
+from bench.store.record import RunResult
 from bench.store.reports import KINDS, Record, read_report, reports_in
 from bench.store.store import Store
 from bench.store.stores import no_store
@@ -51,12 +52,12 @@ class Merged:
 def merge(sources: Sequence[Path], into: Path, say: Callable[[str], object]) -> Merged:
     """Copy the content of stores, which are only read, into another one.
 
-    A finished and undamaged run of the destination stays, whatever the sources have; only an equal run with its whole
-    curve replaces one with a thinned curve.
+    A finished run of the destination stays, whatever the sources have; only an equal run with its whole curve replaces
+    one with a thinned curve.
 
     Raises:
         UserError: a source is not a store; or the destination is a source, is inside one, or cannot be written.
-        RunFailed: the disk is full or unavailable.
+        RunFailed: the disk is full.
     """
     into = into.resolve()
     for source in sources:
@@ -71,127 +72,83 @@ def merge(sources: Sequence[Path], into: Path, say: Callable[[str], object]) -> 
     for folder in (*sources, into):
         if results_in(folder) is not None or is_there(folder / RUNS):
             raise UserError(f"{folder} is the folder of a run; name its store")
-    merging = _Merging(into)
+    present = {run.run_id: run for run in Store(into).runs() if run.finished}
+    merged, begun = Merged(), time.monotonic()
     for source in dict.fromkeys(source.resolve() for source in sources):
-        merging.store(source, say)
-    return merging.merged
-
-
-class _Merging:
-    """A merge into a store."""
-
-    def __init__(self, into: Path) -> None:
-        self.into, self.merged = into, Merged()
-        self._there = Store(into).contents().runs
-        self._sound: dict[Path, bool] = {}
-
-    def store(self, source: Path, say: Callable[[str], object]) -> None:
-        """Copy the content of a store: blocks of one run first, then others by name."""
         blocks = list(blocks_in(source))
-        said = time.monotonic()
-        for n, block in enumerate(sorted(blocks, key=lambda block: isinstance(block, Block) and block.total > 1)):
-            if time.monotonic() - said > _SECONDS:
-                said = time.monotonic()
-                say(f"bench: {source}: {n} of {len(blocks)} folders, {counted(self.merged.copied, 'run')} copied")
-            with self._copying():
-                self._block(block)
-        for path, record in (item for kind in KINDS for item in reports_in(source, kind).items()):
-            with self._copying():
-                self._report(path, record)
+        reports = [item for kind in KINDS for item in reports_in(source, kind).items()]
+        for n, block in enumerate(blocks):
+            if time.monotonic() - begun > _SECONDS:
+                begun = time.monotonic()
+                say(f"bench: {source}: {n} of {len(blocks)} folders, {counted(merged.copied, 'run')} copied")
+            with making(into, "name another DEST"):
+                _merge_block(block, into, present, merged)
+        for path, record in reports:
+            with making(into, "name another DEST"):
+                _merge_report(path, record, into, merged)
+    return merged
 
-    @contextmanager
-    def _copying(self) -> Iterator[None]:
-        """Note damage, and convert disk errors into one line, which suggests another destination at first."""
-        begun = self.merged.copied or self.merged.records.total()
-        try:
-            with disk_errors(self.into) if begun else making(self.into, "name another DEST"):
-                yield
-        except Damaged as error:
-            self.merged.damaged.append(error)
 
-    def _block(self, block: Block | Damaged) -> None:
-        """Copy the results of a block, unless the destination has all of its runs."""
-        if isinstance(block, Damaged):
-            raise block
-        self.merged.damaged += block.damaged
-        if not block.done:
-            self._skip(f"{block.folder} {'is in training' if block.busy else 'has not finished'}", len(block.runs))
+def _merge_block(block: Block | Damaged, into: Path, present: dict[str, RunResult], merged: Merged) -> None:
+    """Copy the runs of a finished block that the destination lacks; `present` has its finished runs by id."""
+    if isinstance(block, Damaged):
+        merged.damaged.append(block)
+        return
+    merged.damaged += block.damaged
+    if not block.done:
+        merged.notes.append(f"{block.folder} {'is in training' if block.busy else 'has not finished'}")
+        merged.skipped += len(block.runs)
+        return
+    new = [run_id for run_id, run in block.runs.items() if _is_better(run, present.get(run_id))]
+    rest = block.runs.keys() - {*new}
+    merged.differing += sorted(run_id for run_id in rest if block.runs[run_id].outcome != present[run_id].outcome)
+    merged.there += len(rest)
+    if not new:
+        return
+    target = into / name_of(new)
+    try:
+        block.check_tables()
+        with new_results(target, RunBusy(f"{target} is in training")) as out:
+            meanwhile = Store(into).finished_all(new)
+            if not all(_is_better(block.runs[run_id], meanwhile.get(run_id)) for run_id in new):
+                return  # another process has just copied some; the same command copies the rest
+            if len(new) == block.total:
+                for name in (RUNS, *(f"{table}.parquet" for table in TABLES)):
+                    _take(block.at / name, out / name)
+            else:  # the destination keeps its other runs
+                write_block(out, [(block.runs[run_id], block.tables(run_id)) for run_id in new])
+        merged.copied += len(new)
+        present |= {run_id: block.runs[run_id] for run_id in new}
+    except Damaged as error:
+        merged.damaged.append(error)
+    except RunBusy as error:
+        merged.notes.append(str(error))
+        merged.skipped += len(new)
+
+
+def _is_better(run: RunResult, stored: RunResult | None) -> bool:
+    """Whether a run replaces the destination's: it is the only finished one, or has the whole curve of its result."""
+    return stored is None or (stored.thinned and not run.thinned and run.outcome == stored.outcome)
+
+
+def _merge_report(path: Path, record: Record | Damaged, into: Path, merged: Merged) -> None:
+    """Copy the record of a study or of `bench check`, if it outweighs the destination's."""
+    if isinstance(record, Damaged):
+        merged.damaged.append(record)
+        return
+    for target in record.places(into):
+        stored = None
+        with suppress(FileNotFoundError, Damaged):
+            stored = read_report(target, type(record))
+        if stored is None or (stored.what == record.what and record.weight > stored.weight):
+            text = read_bytes(path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(target) as temporary:
+                temporary.write_bytes(text)
+            merged.records[record.folder] += 1
             return
-        present = {run_id: self._finished(run_id) for run_id in block.runs}
-        for run_id, old in present.items():
-            if old is not None and old.runs[run_id].outcome != block.runs[run_id].outcome:
-                self.merged.differing.append(run_id)
-        new = self._lacking(block)
-        self.merged.there += len(block.runs) - len(new)
-        if not new:
+        if stored.what == record.what:
             return
-        block.check_tables(values=True)
-        target = self.into / name_of(new)
-        try:
-            with new_results(target, RunBusy(f"{target} is in training")) as out:
-                now = readable(target)
-                if now is not None and now.done:  # another process may have just stored it
-                    self._there |= {run_id: now for run_id in now.runs if run_id not in self._there}
-                if self._lacking(block) != new:  # it has; the same command copies the rest, if any
-                    return
-                if len(new) == block.total:
-                    for name in (RUNS, *(f"{table}.parquet" for table in TABLES)):
-                        _take(block.at / name, out / name)
-                else:  # the destination keeps its other runs
-                    write_block(out, [(block.runs[run_id], block.tables(run_id)) for run_id in new])
-        except RunBusy as error:
-            self._skip(str(error), len(new))
-            return
-        if (copied := readable(target)) is not None:
-            self._there |= dict.fromkeys(new, copied)
-        self._sound[target] = True
-        self.merged.copied += len(new)
-
-    def _lacking(self, block: Block) -> list[str]:
-        """The runs of a finished block that the destination lacks, or has with a thinned curve only."""
-        present = {run_id: self._finished(run_id) for run_id in block.runs}
-        return [run_id for run_id, old in present.items() if old is None or _is_fuller(block, old, run_id)]
-
-    def _finished(self, run_id: str) -> Block | None:
-        """The destination's block with undamaged results of a run, or None."""
-        block = self._there.get(run_id)
-        if block is None or not block.runs[run_id].finished:
-            return None
-        if block.folder not in self._sound:
-            try:
-                block.check_tables(values=True)
-                self._sound[block.folder] = True
-            except Damaged:
-                self._sound[block.folder] = False
-        return block if self._sound[block.folder] else None
-
-    def _report(self, path: Path, record: Record | Damaged) -> None:
-        """Copy the record of a study or of `bench check`, if it outweighs the destination's."""
-        if isinstance(record, Damaged):
-            raise record
-        for target in record.places(self.into):
-            there = None
-            with suppress(FileNotFoundError, Damaged):
-                there = read_report(target, type(record))
-            if there is None or (there.what == record.what and record.weight > there.weight):
-                text = read_bytes(path)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with replacing(target) as temporary:
-                    temporary.write_bytes(text)
-                self.merged.records[record.folder] += 1
-                return
-            if there.what == record.what:
-                return
-
-    def _skip(self, why: str, runs: int) -> None:
-        self.merged.notes.append(why)
-        self.merged.skipped += runs
-
-
-def _is_fuller(new: Block, old: Block, run_id: str) -> bool:
-    """Whether a block has the whole curve of a run, and another one only a thinned curve of the same result."""
-    one, other = new.runs[run_id], old.runs[run_id]
-    return other.thinned and not one.thinned and one.outcome == other.outcome
 
 
 def _take(path: Path, to: Path) -> None:

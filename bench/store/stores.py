@@ -53,31 +53,35 @@ class Stores:
         """The ids of the runs that are read from the reference."""
         if self.reference is None:
             return frozenset()
-        *own, reference = self._contents
-        return frozenset(reference.runs.keys() - {run_id for contents in own for run_id in contents.runs})
+        *others, reference = self._contents
+        return frozenset(reference.blocks.keys() - {run_id for contents in others for run_id in contents.blocks})
+
+    @cached_property
+    def _copies(self) -> dict[str, list[Block]]:
+        """By run id, the blocks that contain a run, without those of the reference."""
+        copies: dict[str, list[Block]] = {}
+        for contents in self._contents[: len(self.own)]:
+            for run_id, blocks in contents.blocks.items():
+                copies[run_id] = copies.get(run_id, []) + blocks
+        return copies
 
     @cached_property
     def conflicts(self) -> list[str]:
         """Ids of runs that have finished records with different results, in one store or in several."""
-        found: dict[str, list[RunResult]] = {}
-        for contents in self._contents[: len(self.own)]:
-            for run_id in contents.runs if len(self.own) > 1 else contents.repeated:
-                own = contents.repeated.get(run_id) or [contents.runs[run_id].runs[run_id]]
-                found.setdefault(run_id, []).extend(own)
-        ended = {run_id: [run.outcome for run in runs if run.finished] for run_id, runs in found.items()}
-        return sorted(run_id for run_id, outcomes in ended.items() if any(each != outcomes[0] for each in outcomes))
+        conflicts = []
+        for run_id, blocks in self._copies.items():
+            outcomes = [block.runs[run_id].outcome for block in blocks if block.runs[run_id].finished]
+            if len(outcomes) > 1 and any(outcome != outcomes[0] for outcome in outcomes):
+                conflicts.append(run_id)
+        return sorted(conflicts)
 
     @cached_property
     def blocks(self) -> dict[str, Block]:
         """By run id, the block from which the run is read."""
-        found: dict[str, list[Block]] = {}
-        for n, contents in enumerate(self._contents):
-            for run_id, block in contents.runs.items():
-                if n < len(self.own) or run_id in self.shipped:
-                    found.setdefault(run_id, []).append(block)
+        copies = self._copies | {run_id: self._contents[-1].blocks[run_id][:1] for run_id in self.shipped}
         return {
-            name: min(several, key=lambda block: _order(block.runs[name])) if len(several) > 1 else several[0]
-            for name, several in sorted(found.items())
+            run_id: blocks[0] if len(blocks) == 1 or len(self.own) == 1 else _preferred(blocks, run_id)
+            for run_id, blocks in sorted(copies.items())
         }
 
     @cached_property
@@ -147,5 +151,9 @@ def no_store(folder: Path, todo: str = HOW_TO_FILL) -> UserError:
     return UserError(f"there is no store {folder}; {todo}")
 
 
-def _order(run: RunResult) -> tuple[bool, bool, str]:
-    return not run.finished, run.thinned, json.dumps(plain(vars(run)), sort_keys=True)
+def _preferred(blocks: list[Block], run_id: str) -> Block:
+    def order(block: Block) -> tuple[bool, bool, str]:
+        run = block.runs[run_id]
+        return not run.finished, run.thinned, json.dumps(plain(vars(run)), sort_keys=True)
+
+    return min(blocks, key=order)

@@ -30,7 +30,6 @@ ROW_GROUP = 10_000
 """Rows of a row group, or one run if longer: a run of 1,000 steps is read in 3 ms; with 50,000 rows it takes 7."""
 MISSING = "it does not exist, or is not a regular file"
 """What is wrong with the table of a run that must have one."""
-_MAGIC = b"PAR1"  # first and last bytes of a Parquet file; the footer's length precedes the last ones
 _PART = re.compile(r"part-([0-9]{12})\.npz")
 
 Columns = dict[str, "NDArray[np.float64]"]
@@ -196,34 +195,8 @@ def read_parquet(path: Path, run_id: str) -> Columns:
     return columns
 
 
-def has_ends(path: Path) -> bool:
-    """Whether a finished table exists, judged by its first and last bytes, since importing pyarrow is slow.
-
-    Raises:
-        Damaged: it is empty or truncated.
-    """
-    found = is_there(path)
-    if found is None:
-        return False
-    try:
-        with path.open("rb") as file:
-            first = file.read(4)
-            file.seek(max(0, found.st_size - 8))
-            last = file.read()
-    except OSError as error:
-        raise Damaged(path, f"it cannot be read ({error.strerror})") from None
-    footer = int.from_bytes(last[:4], "little")
-    if first != _MAGIC or last[4:] != _MAGIC or footer + 12 > found.st_size:
-        raise Damaged(path, "it is empty, truncated, or not a Parquet file")
-    return True
-
-
-def rows_of(path: Path, *, values: bool = False) -> int:
+def rows_of(path: Path) -> int:
     """The number of rows of a finished table, from its metadata; 0 without a table.
-
-    Args:
-        path: of the table.
-        values: also read the values and compare their checksums, which older tables lack.
 
     Raises:
         Damaged: it is not such a table.
@@ -231,8 +204,6 @@ def rows_of(path: Path, *, values: bool = False) -> int:
     if is_there(path) is None:
         return 0
     with _opened(path) as file:
-        for _ in file.iter_batches() if values else ():
-            pass
         return int(file.metadata.num_rows)
 
 

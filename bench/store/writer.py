@@ -1,33 +1,25 @@
 """Training a block: the files that a process writes while it holds the block's lock."""
 
 import os
-import shutil
-import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from bench.errors import MAKE_ROOM, RunBusy, RunFailed, UserError
+from bench.errors import RunBusy, RunFailed, UserError
 from bench.store.block import CHECKPOINT, DONE, REPLACED, RUNS, TRACEBACK, name_of, read_block, results_in
 from bench.store.files import disk_errors, making, remove, remove_empty, replacing, sync
 from bench.store.load import Damaged, is_there, parse_record
 from bench.store.lock import Lock
 from bench.store.record import RunResult
 from bench.store.tables import TABLES, Columns, Rows, can_be_columns, parts_in, read_parts, write_columns, write_part
-from bench.text import clean, strict_json
+from bench.text import strict_json
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-
-BYTES_OF_STEP, BYTES_OF_RUN = 80, 20_000
-"""Bytes that a run takes until its block is finished: for each step five numbers in the parts of its curve, and at most
-as many in its table; for its record and measurements roughly the second number. Ours."""
 
 
 class BlockWriter:
@@ -37,9 +29,7 @@ class BlockWriter:
         store: its folder; created if needed.
         runs: initial records, in the order in which the block holds them.
         resume: keep the checkpoint of an interrupted process and the rows up to it.
-        again: train although the block has results, which stay until new ones replace them. By default, unreadable
-            results are renamed, with a warning.
-        steps: of each run; the disk must have room for their curves.
+        again: train although the block has results, which stay until new ones replace them.
 
     Attributes:
         folder: of the block.
@@ -47,13 +37,11 @@ class BlockWriter:
 
     Raises:
         RunBusy: another process is training the block, or just finished it.
-        UserError: the store cannot be written.
-        RunFailed: the disk is full, or too full for the curves.
+        UserError: the store cannot be written, or the block has unreadable results.
+        RunFailed: the disk is full.
     """
 
-    def __init__(
-        self, store: Path, runs: Sequence[RunResult], *, resume: bool = True, again: bool = False, steps: int = 0
-    ) -> None:
+    def __init__(self, store: Path, runs: Sequence[RunResult], *, resume: bool = True, again: bool = False) -> None:
         self.store, self.runs = store, list(runs)
         self.folder = store / name_of([run.run_id for run in runs])
         self.checkpoint = self.folder / CHECKPOINT
@@ -66,13 +54,7 @@ class BlockWriter:
             with disk_errors(store):
                 restore_replaced(self.folder)
                 if not again:
-                    self._put_aside(RunBusy(f"{what} was just trained by another process"))
-                free, needed = shutil.disk_usage(store).free, len(runs) * (BYTES_OF_STEP * steps + BYTES_OF_RUN)
-                if free < needed:  # better than after hours of training
-                    raise RunFailed(
-                        f"the disk is full: the store {store} has {free / 1e6:.3g} MB left, and {what} needs"
-                        f" {needed / 1e6:.3g} MB{MAKE_ROOM}"
-                    )
+                    self._refuse_results(RunBusy(f"{what} was just trained by another process"))
                 clear(self.folder, state=not resume)
                 self._names = ()
                 with suppress(Damaged, FileNotFoundError):  # parts after the checkpoint, which will be dropped
@@ -218,13 +200,12 @@ class BlockWriter:
         if not self._lock.is_intact:
             raise RunFailed(f"{self.folder} was deleted, moved or replaced during training; repeat the command")
 
-    def _put_aside(self, trained: RunBusy) -> None:
-        """Rename `done`, with a warning, if it contains no readable results of this block.
-
-        It may contain misplaced files, such as another run's results.
+    def _refuse_results(self, trained: RunBusy) -> None:
+        """Refuse to train a block that has results, except for those of which a record is damaged.
 
         Raises:
             RunBusy: it has readable results (`trained`).
+            UserError: its results cannot be read.
         """
         done, why = self.folder / DONE, f"it has no {RUNS}"
         if not os.path.lexists(done):
@@ -240,12 +221,7 @@ class BlockWriter:
                 if block.runs:
                     return  # new results will replace it, and its other runs are read until then
                 why = block.damaged[0].why
-        names = (f"{DONE}.unreadable{f'-{n}' * (n > 1)}" for n in count(1))
-        aside = next(self.folder / name for name in names if not os.path.lexists(self.folder / name))
-        with suppress(OSError):  # if the rename fails, the new results replace it at the end
-            done.rename(aside)
-            text = f"{done} cannot be used ({why}); it was renamed to {aside.name}, and training continues"
-            print(f"bench: warning: {clean(text)}", file=sys.stderr)
+        raise UserError(f"{done} cannot be used ({why}); move it away, and repeat the command")
 
 
 def clear(folder: Path, *, state: bool) -> None:

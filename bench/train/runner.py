@@ -96,12 +96,11 @@ def run(
     result = new_result(config, task, training, plan, tuned_by)
     loggers = _loggers(config) if main else []  # before the run begins: this may fail, and writes nothing yet
     # All ranks find the same checkpoint: the previous process's, which stays until the run has ended.
-    checkpoint = store.checkpoint(config.run_id) if resume and not rerun else None
+    checkpoint = store.last_checkpoint([config.run_id]) if resume and not rerun else None
     resume = usable(checkpoint, put_aside=main)
     if resume and stored is not None:
         result.begun, result.plan = stored.begun or result.begun, stored.plan
-    certain = training.total_steps if config.trainer.max_seconds is None else 0  # a time limit may end the run earlier
-    writer = store.begin([result], resume=resume, again=rerun, steps=certain) if main else None
+    writer = store.begin([result], resume=resume, again=rerun) if main else None
     checkpoint = writer.checkpoint if writer is not None else checkpoint
     stop = stop or StopRequest()
     awaited: AwaitedMachines | None = None
