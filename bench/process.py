@@ -22,6 +22,10 @@ PACKAGES = ("bench", "tasks", "optimizers")
 ROOT = Path(__file__).absolute().parents[1]
 """The folder with these packages."""
 
+WAIT_POLICY = "OMP_WAIT_POLICY"
+"""Torch's threads spin while they wait for each other, unless this is PASSIVE when torch is imported. Where other
+programs run, that takes up the processor that the thread waited for needs. A value set by the user stays."""
+
 _SELDOM = 100_000
 """New objects between two collections during imports, which create half a million objects that stay. Ours."""
 
@@ -41,6 +45,7 @@ class _Own:
 def shield() -> None:
     """Let no module of the working folder, or of PYTHONPATH, shadow the suite, here and in children."""
     os.environ["PYTHONSAFEPATH"] = "1"
+    os.environ.setdefault(WAIT_POLICY, "PASSIVE")
     if _Own not in sys.meta_path:
         sys.meta_path.insert(0, _Own)
     # `python -m` and `python -c` put the working folder first.

@@ -1,5 +1,6 @@
 """The budget of a command: a time, or a number of runs."""
 
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -49,8 +50,9 @@ def test_a_time_that_is_spent_shows_the_result_so_far(cli, monkeypatch, tmp_path
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("bench.tuning.training.execute", work)
     monkeypatch.setattr(stop, "AGAIN", 0.2)
-    answer = cli(*TUNE, "--budget", "0.2s", "--workers", 1)
+    answer = cli(*TUNE, "--trainer.max_steps", 100_000, "--budget", "0.2s", "--workers", 1)
     assert answer.code == 1  # no trial has a score yet
+    assert re.search(r"25 runs take about \S+ min with 1 worker, more than the budget of 0\.2s: all opt", answer.err)
     assert "the budget of 0.2s is spent; this is the result so far, and the same command continues" in answer.err
 
 

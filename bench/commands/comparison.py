@@ -41,7 +41,7 @@ def main(args: Args) -> int:
         RunFailed: a failed check changes results.
     """
     with doing("importing torch"):
-        from bench.tuning.cli.shared import in_time
+        from bench.tuning.cli.shared import in_time, note_long
 
     contests = [ask(arguments) for arguments in _by_task(args)]
     crew = min((contest.crew for contest in contests), key=lambda crew: 0 if crew.cluster else crew.shares)
@@ -52,6 +52,7 @@ def main(args: Args) -> int:
     tasks = "-".join(slug(contest.studies[0].spec.task) for contest in contests)[:80]
     out = args.out or Path("compared", tasks, "-".join(map(slug, contests[0].opts))[:80])
     check_output(out)
+    note_long(args, [study for contest in contests for study in contest.studies], contests[0].places, crew)
     with crew:
         if not in_time(args, lambda: all(carry_out(contest, args, crew) for contest in contests)):
             return 130

@@ -11,6 +11,7 @@ from typing import get_args
 
 from bench.commands.diagnosis import Diagnosis
 from bench.errors import first_line
+from bench.process import WAIT_POLICY
 
 VOLTA_FIX = 'pip install "torch==2.10.0" "torchvision==0.25.0" (the last wheels with code for a V100)'
 DRIVER = Path("/proc/driver/nvidia/gpus")
@@ -23,7 +24,8 @@ def device_diagnoses() -> list[Diagnosis]:
     from bench.machine import cpu_name
 
     name = cpu_name() or platform.machine()
-    found = [Diagnosis("ok", "cpu", f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads")]
+    threads = f"{torch.get_num_threads()} torch threads, OMP_WAIT_POLICY {os.environ.get(WAIT_POLICY, 'unset')}"
+    found = [Diagnosis("ok", "cpu", f"{name}, {os.cpu_count()} cores, {threads}")]
     found += precision_diagnoses("cpu")
     with warnings.catch_warnings(record=True) as caught:  # torch gives its reason as a warning
         warnings.simplefilter("always")

@@ -211,7 +211,7 @@ def store_diagnoses(store: Path) -> list[Diagnosis]:
         return found or [Diagnosis("note", "store", f"{store} does not exist yet; the first run creates it")]
     kept = Store(store)
     contents = kept.contents()
-    counts = Counter(block.runs[run_id].status for run_id, block in contents.runs.items())
+    counts = Counter(blocks[0].runs[run_id].status for run_id, blocks in contents.blocks.items())
     by_status = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
     found.append(Diagnosis("ok", "store", f"{store}, runs: {by_status or 'none yet'}"))
     fix = "copy it again from its source, or delete it and train again"

@@ -249,19 +249,17 @@ class Step:
         return (self.trials[0] - self.trials[1]) * len(self.spec.seeds) + self.fresh[0] - self.fresh[1]
 
 
-def plan(suite: Suite, places: Mapping[str, Any], measure: Callable[[StudySpec], float]) -> list[Step]:
-    """The plan of a suite, with the stored part of each study; `measure` estimates the seconds of a run without any."""
+def plan(studies: Sequence[Study], measure: Callable[[StudySpec], float]) -> list[Step]:
+    """What studies want, and what is stored; `measure` estimates the seconds of a run of a study without any."""
     steps = []
-    for studies in suite.studies(places):
-        suite.advance(studies)
-        for study in studies:
-            result, spec = study.result(), study.spec
-            trials = max(len(result.trials) + result.missing, study.total), len(result.trials)
-            fresh = [] if result.missing else result.fresh
-            step = Step(spec, trials, (len(spec.report_seeds), len(fresh)), 0.0)
-            times = [run.wall_s for run in (*result.runs, *fresh)]
-            seconds = median(times) if times else measure(spec) if step.runs_left else 0.0
-            steps.append(replace(step, seconds=seconds * step.runs_left))
+    for study in studies:
+        result, spec = study.result(), study.spec
+        trials = max(len(result.trials) + result.missing, study.total), len(result.trials)
+        fresh = [] if result.missing else result.fresh
+        step = Step(spec, trials, (len(spec.report_seeds), len(fresh)), 0.0)
+        times = [run.wall_s for run in (*result.runs, *fresh)]
+        seconds = median(times) if times else measure(spec) if step.runs_left else 0.0
+        steps.append(replace(step, seconds=seconds * step.runs_left))
     return steps
 
 

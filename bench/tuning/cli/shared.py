@@ -1,18 +1,21 @@
 """Shared parts of the commands for studies: checks, and budgets of time."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.grammar.parse import Args
 from bench.output import note
-from bench.text import listed
+from bench.text import counted, duration, listed
 from bench.train.stop import deadline
 
 if TYPE_CHECKING:
     from bench.execute import Effort
     from bench.execute.cluster import Crew
     from bench.tuning.spec import StudySpec
+    from bench.tuning.study import Study
 
 SPENT = "this is the result so far, and the same command continues"
 STOPPED = "stopped; nothing is lost, and the same command continues"
@@ -44,6 +47,24 @@ def crew_of(effort: "Effort", specs: "Sequence[StudySpec]", places: Mapping[str,
     if effort.cluster is not None:
         return Crew(effort, typical[0])
     return min((Crew(effort, config) for config in typical), key=lambda crew: crew.shares)
+
+
+def note_long(args: Args, studies: "Sequence[Study]", places: Mapping[str, Path], crew: "Crew") -> None:
+    """Say before training that a budget of time will not suffice for studies, as far as steps can be timed."""
+    budget = args.budget
+    if budget is None or budget.seconds is None or not any(study.result().todo for study in studies):
+        return
+    from bench.tuning.suite import measured, plan
+
+    with redirect_stdout(sys.stderr):
+        steps = plan(studies, measured(places, crew.threads))
+    seconds = sum(step.seconds for step in steps) / crew.shares
+    if seconds > budget.seconds:
+        runs = counted(sum(step.runs_left for step in steps), "run")
+        note(
+            f"{runs} take about {duration(seconds)} with {counted(crew.shares, 'worker')}, more than the budget of"
+            f" {budget.text}: all optimizers will have fewer trials; the same command continues"
+        )
 
 
 def in_time(args: Args, work: Callable[[], object]) -> bool:

@@ -12,7 +12,7 @@ from bench.execute import Effort
 from bench.grammar.parse import Args
 from bench.grammar.values import suite_file
 from bench.output import check_output, note, reply
-from bench.tuning.cli.shared import crew_of, in_time, note_ignored
+from bench.tuning.cli.shared import crew_of, in_time, note_ignored, note_long
 
 if TYPE_CHECKING:
     from bench.execute.cluster import Crew
@@ -38,6 +38,7 @@ def main(args: Args) -> int:
     check_output(args.out)  # fail before hours of training
     note_ignored(specs, places)
     tasks = [(part, studies) for part in parts for studies in part.studies(places)]
+    note_long(args, [study for _, studies in tasks for study in studies], places, crew)
     from bench.tuning.training import carry_out_suite
 
     with crew:
@@ -66,7 +67,11 @@ def show_plan(args: Args, suites: "Sequence[Suite]", places: Mapping[str, Path],
 
     with redirect_stdout(sys.stderr):
         measure = suite.measured(places, crew.threads)
-        steps = [step for part in suites for step in suite.plan(part, places, measure)]
+        steps = list[suite.Step]()
+        for part in suites:
+            for studies in part.studies(places):
+                part.advance(studies)
+                steps += suite.plan(studies, measure)
     if (folder := reference_folder()) is not None:
         shipped = {study.name for study in Stores([], folder).studies}
         count = sum(step.spec.name in shipped and step.trials[1] < step.trials[0] for step in steps)

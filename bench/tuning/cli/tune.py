@@ -11,7 +11,7 @@ from bench.output import answer, check_output, note, reply
 from bench.process import as_options
 from bench.progress import SweepProgress, doing
 from bench.text import clean
-from bench.tuning.cli.shared import crew_of, in_time
+from bench.tuning.cli.shared import crew_of, in_time, note_long
 
 if TYPE_CHECKING:
     from bench.tuning.study import Study, StudyResult
@@ -39,6 +39,7 @@ def main(args: Args) -> int:
             crew_of(Effort.of(args), [study.spec], places),
             SweepProgress(f"study {study.name}", study.spec.mode),
         )
+        note_long(args, [study], places, crew)
         from bench.tuning.training import carry_out
 
         with crew:
