@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.store.store import Store
+from tests.stored import unfinished
 
 CLOCKS = ("wall_s", "train_s", "seconds_to_target", "memory", "begun", "plan")
 
@@ -29,4 +30,4 @@ def leftovers(store: Path) -> list[str]:
     """
     odd = [path for path in store.iterdir() if path.name.startswith(".") or path.name == "cuts"]
     odd += [path for path in store.glob("*/done/*") if path.name[0] == "." or path.suffix == ".tmp"]
-    return sorted(map(str, [*odd, *Store(store).unfinished(), *Store(store).contents().damaged]))
+    return sorted(map(str, [*odd, *unfinished(store), *Store(store).contents().damaged]))

@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.config.run_config import resolve
 from bench.config.settings import described
-from bench.store.block import DONE, RUNS, name_of
+from bench.store.block import DONE, PREFIX, RUNS, Block, blocks_in, name_of
 from bench.store.lock import LOCK
 from bench.store.record import RunResult
 from bench.store.reports import study_path
@@ -146,6 +146,12 @@ def add_study(store: Path, name: str, trials: int = 2, **changes: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content | changes))
     return path
+
+
+def unfinished(store: Path) -> list[Block]:
+    """Blocks of several runs that are in training or were interrupted."""
+    blocks = (block for block in blocks_in(store) if isinstance(block, Block) and not (block.done or block.damaged))
+    return [block for block in blocks if block.folder.name.startswith(PREFIX)]
 
 
 def read_tables(folder: Path) -> dict[str, Columns]:

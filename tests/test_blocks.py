@@ -24,7 +24,7 @@ from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.store.tables import CURVE_FIELDS
 from bench.store.writer import BlockWriter
-from tests.stored import kill, record
+from tests.stored import kill, record, unfinished
 
 IDS = ["b", "a", "c"]  # lanes need not be sorted
 STEPS = {"b": 6, "a": 2, "c": 6}
@@ -130,7 +130,7 @@ def test_runs_of_a_block_are_read_one_by_one(kept, monkeypatch, row_group):
     assert kept.get("d") is None
     assert kept.place("d") == kept.folder / "d"
     assert kept.tables("d") == {}
-    assert kept.unfinished() == []
+    assert unfinished(kept.folder) == []
     assert [path.name for path in writer.folder.iterdir()] == ["done"]
     names = ["curve.parquet", "measurements.parquet", "runs.jsonl"]
     assert sorted(path.name for path in (writer.folder / "done").iterdir()) == names
@@ -281,7 +281,7 @@ def test_a_block_in_progress_is_seen_and_not_damaged(kept):
     writer = kept.begin(begun())
     train(writer, last=2)
     writer.flush()
-    (found,) = Store(kept.folder).unfinished()
+    (found,) = unfinished(kept.folder)
     assert (found.folder, list(found.runs), found.busy) == (writer.folder, IDS, True)
     assert kept.contents().damaged == []
     assert (kept.get("a").status, kept.finished_all(["a"]).get("a")) == ("running", None)
@@ -289,7 +289,7 @@ def test_a_block_in_progress_is_seen_and_not_damaged(kept):
     writer.checkpoint.touch()
     writer.close()
     writer.close()
-    assert [block.busy for block in kept.unfinished()] == [False]
+    assert [block.busy for block in unfinished(kept.folder)] == [False]
     assert kept.get("a").status == "killed"
 
 
@@ -327,7 +327,7 @@ def test_results_stay_until_there_are_others(kept):
     train(writer, last=2)
     writer.checkpoint.touch()
     assert all_there(kept)
-    assert kept.unfinished() == []
+    assert unfinished(kept.folder) == []
     kill(writer)
     assert all_there(kept)
     writer = kept.begin(begun(), resume=False, again=True)
@@ -408,12 +408,12 @@ def test_a_killed_block_goes_on_from_its_checkpoint(kept):
     )
     assert trainer.stdout
     assert trainer.stdout.readline() == b"ready\n"
-    assert [block.busy for block in kept.unfinished()] == [True]
+    assert [block.busy for block in unfinished(kept.folder)] == [True]
     with pytest.raises(RunBusy):
         kept.begin(begun())
     os.kill(trainer.pid, signal.SIGKILL)
     trainer.communicate()
-    (left,) = kept.unfinished()
+    (left,) = unfinished(kept.folder)
     assert (list(left.runs), left.busy) == (IDS, False)
     assert {run.status for run in kept.runs()} == {"killed"}
     assert kept.contents().damaged == []
@@ -438,7 +438,7 @@ def test_measurements_of_other_names_than_a_block_began_with_are_refused(kept):
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"PK\x03\x04" + b"\x00" * 100])
 def test_no_run_is_finished_with_fewer_rows_than_steps(kept, content):
     interrupted(kept)
-    (left,) = kept.unfinished()
+    (left,) = unfinished(kept.folder)
     (left.at / "part-000000000002.npz").write_bytes(content)
     writer = kept.begin(begun())
     writer.truncate(2)
@@ -528,7 +528,7 @@ def test_an_attempt_without_a_request_is_named_and_started_again(kept, content):
     (left.folder / "runs.jsonl").unlink()
     if content is not None:
         (left.folder / "runs.jsonl").write_bytes(content)
-    assert kept.unfinished() == []
+    assert unfinished(kept.folder) == []
     assert [each.path.is_relative_to(left.folder) for each in kept.contents().damaged] == [True]
     assert kept.last_checkpoint(IDS, lanes=True) is None
     make_block(kept)

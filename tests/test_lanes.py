@@ -37,6 +37,7 @@ from tasks.core.order import BatchOrder
 from tests import tiny, tiny_lm
 from tests.equivalence import BY_ROLE, HYPERPARAMETERS, may_clip
 from tests.optimizer_cases import CASES, MORE_ARGUMENTS, VALUES
+from tests.stored import unfinished
 
 pytestmark = pytest.mark.numeric
 
@@ -814,7 +815,7 @@ def assert_goes_on(grid: Grid, whole: list[dict[str, Any]], steps: int) -> None:
     progress = Silent()
     assert gap(lanes_of(grid, progress), whole) == 0
     assert 0 < progress.steps <= steps * len(whole)
-    assert Store(grid[0][0].store).unfinished() == []
+    assert unfinished(grid[0][0].store) == []
 
 
 @pytest.mark.matrix(keep=2)
@@ -823,7 +824,7 @@ def test_a_stopped_block_resumes_bit_for_bit(spec: OptimizerSpec, opt: str, stor
     grid, stop = interrupted_block(store, opt), StopRequest()
     whole = lanes_of(elsewhere(grid))
     assert train(grid, stop, Silent(4, lambda: stop.note(signal.SIGINT))) is None  # the third call ends at step 15
-    (left,) = Store(store).unfinished()
+    (left,) = unfinished(store)
     assert not left.busy
     assert {run.status for run in Store(store).runs()} == {"killed"}
     assert [lane["record"]["steps"] for lane in whole].count(24) >= 4
@@ -858,6 +859,6 @@ def test_a_block_that_breaks_goes_on_from_its_last_checkpoint(
         patch.setattr(Watch, "take", break_at_12)
         with pytest.raises(RunFailed, match="no more"):
             train(grid)
-    (left,) = Store(store).unfinished()
+    (left,) = unfinished(store)
     assert not left.busy
     assert_goes_on(grid, whole, 24 - 15)

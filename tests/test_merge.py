@@ -19,7 +19,7 @@ from bench.store.store import Store
 from bench.store.stores import Stores
 from bench.store.tables import write_columns
 from bench.store.writer import write_records
-from tests.stored import WILD, add_block, add_run, add_study, begin, begin_block, kill, record
+from tests.stored import WILD, add_block, add_run, add_study, begin, begin_block, kill, record, unfinished
 
 
 def no_space(*args: object, **kwargs: object) -> None:
@@ -121,7 +121,7 @@ def test_names_of_any_kind(cli, tmp_path):
 # -- one run in both --------------------------------------------------------------------------------------------------
 
 
-def unfinished(store: Path, run_id: str) -> Path:
+def begin_unfinished(store: Path, run_id: str) -> Path:
     writer = begin(store, record(run_id), [9.0])
     writer.checkpoint.touch()
     writer.leave([record(run_id, status="failed", final=None)])
@@ -131,7 +131,7 @@ def unfinished(store: Path, run_id: str) -> Path:
 @pytest.mark.parametrize("add", [add_run, add_block])
 def test_a_finished_run_takes_the_place_of_an_unfinished_one(cli, tmp_path, add):
     add(tmp_path / "source", "a")
-    unfinished(tmp_path / "dest", "a")
+    begin_unfinished(tmp_path / "dest", "a")
     assert cli("merge", tmp_path / "source", tmp_path / "dest").out == "1 run copied, 0 already there, 0 skipped\n"
     assert same(tmp_path / "source", tmp_path / "dest")
     assert not list(tmp_path.glob("dest/**/last.ckpt"))
@@ -140,7 +140,7 @@ def test_a_finished_run_takes_the_place_of_an_unfinished_one(cli, tmp_path, add)
 
 
 def test_an_unfinished_run_is_not_copied(cli, tmp_path):
-    folder = unfinished(tmp_path / "source", "a")
+    folder = begin_unfinished(tmp_path / "source", "a")
     add_run(tmp_path / "dest", "b")
     before = digest(tmp_path / "dest")
     answer = cli("merge", tmp_path / "source", tmp_path / "dest")
@@ -158,7 +158,7 @@ def test_a_finished_block_takes_the_place_of_an_unfinished_one(cli, tmp_path):
     block.close()
     assert cli("merge", tmp_path / "source", tmp_path / "dest").out == "2 runs copied, 0 already there, 0 skipped\n"
     assert same(tmp_path / "source", tmp_path / "dest")
-    assert Store(tmp_path / "dest").unfinished() == []
+    assert unfinished(tmp_path / "dest") == []
 
 
 @pytest.mark.parametrize("theirs", [add_run, add_block])

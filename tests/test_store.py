@@ -25,7 +25,7 @@ from bench.store.record import RunResult
 from bench.store.store import Store
 from bench.text import plain
 from bench.train.stop import StopRequest
-from tests.stored import add_block, add_run, begin, begin_block, kill, read_curve, record
+from tests.stored import add_block, add_run, begin, begin_block, kill, read_curve, record, unfinished
 
 FIT = ("fit", "--task", "synthetic", "--opt", "sngd", "--trainer.max_steps", "20", "--device", "cpu")
 FULL = "No space left on device; free some space, then repeat the command"
@@ -83,7 +83,7 @@ def test_a_missing_run_is_none(kept):
     assert kept.last_checkpoint(["a"]) is None
     assert kept.place("a") == kept.folder / "a"
     assert list(kept.runs()) == []
-    assert kept.unfinished() == []
+    assert unfinished(kept.folder) == []
     assert kept.contents().damaged == []
     assert kept.find_all(["a"]) == {}
     assert not kept.folder.exists()
@@ -317,7 +317,7 @@ def test_readers_write_nothing(kept, cli):
     assert cli("list", "runs", "--all", "--store", kept.folder).out.count("killed") == 3
     cli("show", "d", "--store", kept.folder)
     cli("doctor", "--store", kept.folder)
-    assert kept.unfinished() != []
+    assert unfinished(kept.folder) != []
     assert kept.tables("d") != {}
     assert snapshot(kept.folder) == before
 

@@ -33,20 +33,18 @@ import bench.store.files
 import bench.sweeps.sensitivity
 from bench.config.run_config import RunConfig, decided, resolve
 from bench.config.settings import described
-from bench.errors import RunBusy
 from bench.execute.choice import Choices, single_step
 from bench.grammar.values import read_seeds
 from bench.lanes.engine import Lanes
 from bench.progress import RunInPlan, SweepProgress
 from bench.store.record import RunResult
 from bench.store.store import Store
-from bench.store.writer import BlockWriter
 from bench.sweeps.grid import configurations, folder_of
-from bench.train.callbacks import Watcher
 from bench.train.memory import Peak
 from tasks import TASKS
 from tests import tiny
 from tests.programs import Program
+from tests.stored import unfinished
 
 STEPS = 20
 SMALL = ("--task", "synthetic", "--trainer.max_steps", STEPS, "--device", "cpu")
@@ -269,14 +267,6 @@ def test_a_wider_grid_trains_the_new_points(sweep, store, trained):
     assert statuses(store) == {("completed", "lanes"): 18}
 
 
-@pytest.mark.deep
-def test_lanes_with_different_budgets_end_on_their_own(sweep, store):
-    answer = sweep(*FOUR, "--trainer.max_steps", "10,15", *LANES, "--json")
-    assert strict_json(answer.out)["varied"] == ["trainer.max_steps", "opt.lr"]
-    steps = Counter((run.config["trainer"]["max_steps"], run.steps) for run in Store(store).runs())
-    assert steps == {(10, 10): 4, (15, 15): 4}
-
-
 @pytest.mark.parametrize(
     ("option", "status", "diverged"), [("lr", "completed", "0/2"), ("weight_decay", "diverged", "2/2")]
 )
@@ -400,13 +390,6 @@ def test_runs_that_cannot_be_lanes_go_one_by_one(sweep, store, tiny_task, words,
     assert set(statuses(store)) == {("completed", "lightning")}
 
 
-def test_lanes_have_one_device(sweep, store):
-    answer = sweep(*FOUR, "--trainer.devices", 2, "--engine", "lanes")
-    reason = "--trainer.devices 2: lanes train on one device"
-    assert (answer.code, last_line(answer)) == (2, f"--engine lanes: {reason}; use --engine lightning")
-    assert not store.exists()
-
-
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
 @pytest.mark.parametrize(
     ("words", "message"),
@@ -458,16 +441,7 @@ def test_with_too_little_memory_it_goes_on_in_smaller_blocks(sweep, store, break
     ]
     assert statuses(store) == {("completed", "lanes"): 16}
     assert list(finished(store).values()) == [4, 4, 4, 4]
-    assert Store(store).unfinished() == []
-
-
-@pytest.mark.deep
-def test_memory_exhausted_while_measuring_bounds_the_width(sweep, store, breaks, trained):
-    breaks(SHORT[0], more_than=4)
-    answer = sweep(*SIXTEEN, "--engine", "lanes")
-    assert "need more memory" not in answer.err
-    assert max(map(len, trained)) <= 4
-    assert statuses(store) == {("completed", "lanes"): 16}
+    assert unfinished(store) == []
 
 
 @pytest.mark.matrix(keep=1)
@@ -577,7 +551,7 @@ def test_the_same_command_resumes_after_a_signal(sweep, store, interrupt, whole,
     assert answer.err.splitlines()[-1] == STOPPED
     assert signal.getsignal(number) == handler
     assert statuses(store) == {("completed", "lanes"): 4, ("killed", "lanes"): 4}
-    (left,) = Store(store).unfinished()
+    (left,) = unfinished(store)
     assert (list(left.runs), left.busy) == (trained[-1], False)
     before = snapshot(store / next(iter(finished(store))))
     trained.clear()
@@ -598,26 +572,6 @@ def test_an_interrupted_block_goes_on_where_it_was(sweep, store, interrupt, brea
     assert sweep(*FOUR, *LANES, *OFTEN).code == 0
     assert all((Store(store).tables(run_id)["curve"]["step"] == np.arange(1, 21)).all() for run_id in outcome(store))
     assert {(run.begun, run.plan) for run in Store(store).runs()} == {("2026-11-01T12:00:00Z", "sweep")}
-
-
-@pytest.mark.deep
-def test_a_second_signal_ends_at_once(sweep, store, interrupt, whole, monkeypatch):
-    interrupt(4 * STEPS + 4 * 8)
-    save = Watcher._save
-    monkeypatch.setattr("bench.train.stop.ONE_REQUEST_SECONDS", 0)
-
-    def save_and_interrupt(self, trainer):
-        if self.stop.signal is not None:
-            signal.raise_signal(signal.SIGINT)
-        save(self, trainer)
-
-    monkeypatch.setattr(Watcher, "_save", save_and_interrupt)
-    answer = sweep(*SIXTEEN, *LANES, *OFTEN)
-    assert (answer.code, answer.out) == (130, "")
-    assert "Traceback" not in answer.err
-    assert statuses(store) == {("completed", "lanes"): 4, ("killed", "lanes"): 4}
-    assert sweep(*SIXTEEN, *LANES, *OFTEN).code == 0
-    assert same(outcome(store), whole)
 
 
 def test_a_signal_between_blocks_begins_none(sweep, store, interrupt, trained):
@@ -689,66 +643,7 @@ def test_a_signal_ends_the_waiting(sweep, store, monkeypatch):
     attempt.drop()
 
 
-def test_another_process_may_take_the_same_block_first(sweep, store, monkeypatch, trained):
-    begin, busy = Store.begin, [RunBusy("at once")]
-
-    def begin_second(self, *args, **options):
-        if busy:
-            raise busy.pop()
-        return begin(self, *args, **options)
-
-    monkeypatch.setattr(Store, "begin", begin_second)
-    assert sweep(*FOUR, *LANES).code == 0
-    assert list(map(len, trained)) == [4, 4]
-    assert statuses(store) == {("completed", "lanes"): 4}
-
-
-def test_a_block_with_lanes_of_another_sweep_is_left_alone(sweep, store, interrupt, trained):
-    interrupt(6 * 8)
-    assert (
-        sweep("--opt", "ngd", "--opt.lr", "0.1,1,2", "--seeds", 2, "--engine", "lanes", "--width", 6, *OFTEN).code
-        == 130
-    )
-    (left,) = Store(store).unfinished()
-    before = snapshot(left.folder)
-    trained.clear()
-    assert sweep(*FOUR, *LANES, *OFTEN).code == 0
-    assert list(map(len, trained)) == [4]
-    assert Store(store).unfinished() == [left]
-    assert snapshot(left.folder) == before
-
-
-@pytest.mark.parametrize("engine", ["lanes", "lightning"])
-def test_a_single_run_resumes_as_a_single_run(sweep, store, trained, engine):
-    one, *_ = configs_of(store)
-    attempt = Store(store).begin([RunResult(**described(one))])
-    attempt.leave([RunResult(**described(one), status="killed")])
-    answer = sweep(*FOUR, "--engine", engine, "--width", 4)
-    assert answer.code == 0
-    assert [one.run_id] in trained
-    assert Counter(run_id for block in trained for run_id in block) == {c.run_id: 1 for c in configs_of(store)}
-    assert {run.status for run in Store(store).runs()} == {"completed"}
-
-
 # -- in separate processes --------------------------------------------------------------------------------------
-
-
-def meet(store: Path, journal: Path) -> None:
-    """Log what is trained, and wait in the first block until another process is in a block too."""
-    block, step = bench.execute.here.train_block, Lanes.step
-
-    def train_block(grid, *args, **options):
-        results = block(grid, *args, **options)
-        with journal.open("a") as file:
-            file.writelines(f"{os.getpid()} {config.run_id}\n" for row in grid for config in row)
-        return results
-
-    def step_together(self):
-        while len(list(store.glob("block-*/runs.jsonl"))) < 2 and not finished(store):
-            time.sleep(0.01)
-        return step(self)
-
-    bench.execute.here.train_block, Lanes.step = train_block, step_together
 
 
 def have_little_memory(more: int, size: int) -> None:
@@ -776,21 +671,6 @@ def have_little_memory(more: int, size: int) -> None:
 
 
 @pytest.mark.deep
-def test_two_processes_share_the_work(store, whole, tmp_path):
-    words = ("sweep", *SMALL, *SIXTEEN, *LANES, *OFTEN, "--store", store)
-    journal = tmp_path / "journal"
-    programs = [Program(tmp_path / name, words, meet, store, journal) for name in ("left", "right")]
-    ends = [program.end() for program in programs]
-    assert [code for code, _, _ in ends] == [0, 0], ends
-    assert ends[0][1] == ends[1][1] != ""
-    lines = [line.split() for line in journal.read_text().splitlines()]
-    assert Counter(run_id for _, run_id in lines) == dict.fromkeys(whole, 1)
-    assert len({pid for pid, _ in lines}) == 2
-    assert list(finished(store).values()) == [4] * 4
-    assert same(outcome(store), whole)
-
-
-@pytest.mark.deep
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS does not keep RLIMIT_AS")
 def test_real_memory_shortage(store, tmp_path):
     words = ("sweep", *SMALL, *SIXTEEN, "--store", store, "--engine", "lanes", "--width", 16)
@@ -805,58 +685,6 @@ def test_real_memory_shortage(store, tmp_path):
 # -- disks ----------------------------------------------------------------------------------------------------------
 
 
-def full_disk(store: Path) -> str:
-    return f"cannot write to the store {store}: No space left on device; free some space, then repeat the command"
-
-
-@pytest.mark.matrix(keep=1)
-@pytest.mark.parametrize("table", ["append_curve", "append_measurements"])
-def test_a_full_disk_in_mid_block(sweep, store, monkeypatch, whole, table):
-    append = getattr(BlockWriter, table)
-
-    def appended(self, *args):
-        if len(finished(store)) == 1:
-            with bench.store.files.disk_errors(self.store):
-                no_space()
-        append(self, *args)
-
-    with monkeypatch.context() as full:
-        full.setattr(BlockWriter, table, appended)
-        answer = sweep(*SIXTEEN, *LANES, *OFTEN)
-    assert (answer.code, last_line(answer)) == (1, full_disk(store))
-    assert statuses(store) == {("completed", "lanes"): 4}
-    assert sweep(*SIXTEEN, *LANES, *OFTEN).code == 0
-    assert same(outcome(store), whole)
-
-
-@pytest.mark.parametrize(("name", "way"), [("curve.parquet", "replace"), ("done", "rename")])
-def test_a_full_disk_at_the_end_keeps_the_checkpoint(sweep, store, monkeypatch, breaks, name, way):
-    moved = getattr(Path, way)
-    with monkeypatch.context() as full:
-        full.setattr(Path, way, lambda self, to: no_space() if to.name == name else moved(self, to))
-        answer = sweep(*FOUR, *LANES, *OFTEN)
-    assert (answer.code, last_line(answer)) == (1, full_disk(store))
-    breaks(RuntimeError("made again"), before=12)
-    assert sweep(*FOUR, *LANES, *OFTEN).code == 0
-    assert statuses(store) == {("completed", "lanes"): 4}
-
-
-def test_a_store_that_may_only_be_read(sweep, store, monkeypatch):
-    original = os.mkdir
-
-    def read_only(path, *mode, **more):  # root, who may run this, is not bound by permissions
-        if str(path).startswith(str(store)):
-            raise OSError(errno.EROFS, "Read-only file system")
-        return original(path, *mode, **more)
-
-    monkeypatch.setattr(os, "mkdir", read_only)
-    answer = sweep(*FOUR, *LANES)
-    assert (answer.code, last_line(answer)) == (
-        2,
-        f"cannot write to the store {store}: Read-only file system; choose another with --store DIR",
-    )
-
-
 def test_a_folder_for_the_output_that_is_none(cli, store, here):
     (here / "file").touch()
     for out in ("file", "file/below"):
@@ -865,21 +693,6 @@ def test_a_folder_for_the_output_that_is_none(cli, store, here):
         assert last_line(answer).startswith(f"cannot write to {out}: ")
         assert last_line(answer).endswith("; choose another with --out DIR")
     assert not store.exists()
-
-
-@pytest.mark.deep
-def test_an_output_that_breaks_after_the_training_costs_no_run(cli, store, here, monkeypatch, trained):
-    with monkeypatch.context() as full:
-        full.setattr(Path, "write_text", no_space)
-        answer = cli("sweep", *SMALL, *FOUR, *LANES)
-    assert (answer.code, last_line(answer)) == (
-        2,
-        f"cannot write to {OUT}: No space left on device; choose another with --out DIR",
-    )
-    trained.clear()
-    assert cli("sweep", *SMALL, *FOUR, *LANES).code == 0
-    assert trained == []
-    assert sorted(path.name for path in (here / OUT).iterdir()) == FILES
 
 
 # -- progress -------------------------------------------------------------------------------------------------------

@@ -185,41 +185,21 @@ class _Work:
             token.unlink(missing_ok=True)
 
     def _todo(self, blocks: Sequence[Block]) -> deque[Block]:
-        """The blocks without runs that have ended or that other processes train."""
-        others = self.store.unfinished()  # read before the records, which then show blocks that finish in between
+        """The blocks without runs that have ended or that other processes train; lanes that fit into memory."""
         stored = self.store.find_all(self.left)
         self._settle({run_id: block for run_id, block in stored.items() if block.runs[run_id].finished})
-        busy = {run_id for block in (*others, *stored.values()) if block.busy for run_id in block.runs}
-        free = self.left.keys() - busy
-        # A run that began as a single run (`bench fit`) continues so: its checkpoint is not one of lanes.
-        alone = {i for i, block in stored.items() if i in free and block.runs[i].engine != "lanes"}
-        together = {i for block in blocks if block.lanes for i in block.runs} & free - alone - self._apart
-        # Blocks of killed processes come first, since they have made progress.
-        # Among them, failed blocks come last, since they may fail again.
-        idle = [block.runs for block in others if not block.busy and block.runs.keys() <= together]
-        idle.sort(key=lambda runs: any(run.status == "failed" for run in runs.values()))
-        begun = [list(runs) for runs in idle if len(runs) <= self._widest]
-        widths = {i: block.width for block in blocks for i in block.runs}
+        busy = {run_id for run_id, block in stored.items() if block.busy}
         todo = deque[Block]()
-        for ids in begun:
-            if together.issuperset(ids):  # blocks of killed processes may overlap
-                together.difference_update(ids)
-                todo += self._lanes([self.left[i] for i in ids], widths[ids[0]])
         for block in blocks:
-            ids = [i for i in block.runs if i in free]
-            todo += self._lanes([self.left[i] for i in ids if i in together], block.width)
-            single = self.effort.engine == "lanes"
-            for i in ids:
-                if i in self._apart or i in alone or not block.lanes:
-                    todo.append(Block([[self.left[i]]], lanes=block.lanes and single and i not in alone))
+            configs = [self.left[i] for i in block.runs if i in self.left and i not in busy]
+            together = [config for config in configs if block.lanes and config.run_id not in self._apart]
+            most = int(min(self._widest, len(together)))
+            width = most if len(together) > most else block.width
+            todo += [Block(grid, lanes=True, width=width) for grid in (rectangles(together, most) if together else ())]
+            apart = [config for config in configs if config not in together]
+            lanes = block.lanes and self.effort.engine == "lanes"
+            todo += [Block([[config]], lanes=lanes) for config in apart]
         return todo
-
-    def _lanes(self, configs: Sequence[RunConfig], width: int | None) -> Iterator[Block]:
-        """Blocks of lanes with these runs."""
-        most = int(min(self._widest, len(configs)))
-        narrow = len(configs) > most
-        for grid in rectangles(configs, most) if configs else ():
-            yield Block(grid, lanes=True, width=most if narrow else width)
 
     def _train(self, todo: deque[Block], token: str | None) -> bool:
         """Train blocks, in this process or by workers; False if a signal asked to stop."""

@@ -158,14 +158,10 @@ def train_block(
 
 def _refuse_if_taken(store: Store, configs: Sequence[RunConfig], writer: BlockWriter | None = None) -> None:
     """Raise RunBusy if another process trains some of the runs, or has just done so."""
-    wanted = {config.run_id for config in configs}
-    stored = store.find_all(wanted)
-    others = [
-        block for block in (*store.unfinished(), *stored.values()) if writer is None or block.folder != writer.folder
-    ]
-    ended = any(block.runs[run_id].finished for run_id, block in stored.items())
-    if ended or any(block.busy and wanted & block.runs.keys() for block in others):
-        raise RunBusy("another process is training some of these runs, or has just finished them")
+    for run_id, blocks in store.find_copies(config.run_id for config in configs).items():
+        others = [block for block in blocks if writer is None or block.folder != writer.folder]
+        if any(block.busy or block.runs[run_id].finished for block in others):
+            raise RunBusy("another process is training some of these runs, or has just finished them")
 
 
 class LanesRecorder(Watcher):

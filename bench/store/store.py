@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import cast
 
 from bench.config.run_config import RunConfig, on_device
 from bench.errors import UserError
-from bench.store.block import CHECKPOINT, PREFIX, Block, blocks_in, ended, ids_in, name_of, readable
+from bench.store.block import CHECKPOINT, PREFIX, Block, blocks_in, ids_in, name_of, readable
 from bench.store.files import existing, making
 from bench.store.load import Damaged, is_there
 from bench.store.record import RunResult
@@ -67,15 +68,19 @@ class Store:
         for run_id, blocks in self.contents().blocks.items():
             yield blocks[0].runs[run_id]
 
-    def find_all(self, run_ids: Iterable[str]) -> dict[str, Block]:
-        """The blocks from which runs are read, by run id, without missing ones."""
+    def find_copies(self, run_ids: Iterable[str]) -> dict[str, list[Block]]:
+        """The blocks that contain runs, by run id, as in `Contents.blocks`; without missing runs."""
         wanted, blocks = dict.fromkeys(run_ids), dict[str, list[Block]]()
         for name in sorted(_names(self.folder)):
-            if name in wanted or (name.startswith(PREFIX) and not wanted.keys().isdisjoint(ids_in(self.folder / name))):
-                block = readable(self.folder / name)
-                for run_id in block.runs.keys() & wanted.keys() if block is not None else ():
-                    blocks.setdefault(run_id, []).append(block)
-        return {run_id: sort_blocks(blocks[run_id], run_id)[0] for run_id in wanted if run_id in blocks}
+            ids = ids_in(self.folder / name) if name.startswith(PREFIX) else {name}
+            block = None if wanted.keys().isdisjoint(ids) else readable(self.folder / name)
+            for run_id in block.runs.keys() & wanted.keys() if block is not None else ():
+                blocks.setdefault(run_id, []).append(cast(Block, block))
+        return {run_id: sort_blocks(blocks[run_id], run_id) for run_id in wanted if run_id in blocks}
+
+    def find_all(self, run_ids: Iterable[str]) -> dict[str, Block]:
+        """The blocks from which runs are read, by run id, without missing ones."""
+        return {run_id: blocks[0] for run_id, blocks in self.find_copies(run_ids).items()}
 
     def find(self, run_id: str) -> Block | None:
         """The block from which a run is read; None without a readable record."""
@@ -130,12 +135,6 @@ class Store:
             return None
         path = block.at / CHECKPOINT
         return path if is_there(path) else None
-
-    def unfinished(self) -> list[Block]:
-        """Blocks of several runs that are in training or were interrupted."""
-        names = sorted(name for name in _names(self.folder) if name.startswith(PREFIX))
-        blocks = (readable(self.folder / name) for name in names if ended(self.folder / name) is None)
-        return [block for block in blocks if block is not None and not block.done and not block.damaged]
 
     def refuse_unwritable(self) -> None:
         """Check that runs can be stored, without leaving a trace.
