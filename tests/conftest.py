@@ -149,9 +149,9 @@ def fake_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         images[np.arange(n), 2 * labels + 4] = 255  # a bright line, lower for greater digits
         for name, array in ((f"{part}-images-idx3-ubyte.gz", images), (f"{part}-labels-idx1-ubyte.gz", labels)):
             header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
-            packed = gzip.compress(header + array.tobytes(), mtime=0)
-            (folder / name).write_bytes(packed)
-            resources.append((name, hashlib.md5(packed).hexdigest()))
+            content = header + array.tobytes()
+            (folder / name).write_bytes(gzip.compress(content, mtime=0))
+            resources.append((name.removesuffix(".gz"), hashlib.md5(content).hexdigest()))
     for name, digest in resources:
         monkeypatch.setitem(MNIST.md5, name, digest)
     monkeypatch.setattr("tasks.vision.mnist.MNISTData.n_val", 20)

@@ -126,6 +126,7 @@ def test_the_streams_are_the_text(text: str, kind: Any, tmp_path_factory: pytest
             assume("are needed" not in str(error) and "one distinct character" not in str(error))
             raise
     texts = {split: data.vocabulary.decode(ids) for split, ids in streams(data).items()}
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     cut = len(text) * 9 // 10
     assert texts == {"train": text[:cut], "val": text[cut:]}
     facts = data.facts()

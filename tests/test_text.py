@@ -555,14 +555,8 @@ def renamed(old: str, new: str) -> Callable[[dict[str, Any]], None]:
 
 FAULTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no column": (renamed("hypothesis", "second"), r"has no column 'hypothesis', only premise, label, idx, second"),
-    "hidden label": (changed("label", 7, -1), r"row 7 has label -1; it must be an integer in \[0, 2\]; remove"),
     "great label": (changed("label", 3, 3), r"row 3 has label 3; .*\[0, 2\]"),
     "broken label": (changed("label", 3, 0.5), r"row 3 has label 0.5; it must be an integer"),
-    "no label": (changed("label", 5, None), r"row 5 has label nan"),
-    "label in words": (
-        lambda c: c.update(label=["neutral"] * 80),
-        r"column 'label' holds string; .*numbers in \[0, 2\]",
-    ),
     "no text": (changed("premise", 9, None), r"row 9 has no text in column 'premise' but None"),
     "numbers": (lambda c: c.update(premise=list(range(80))), r"row 0 has no text in column 'premise' but 0"),
     "no UTF-8": (

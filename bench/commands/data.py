@@ -10,6 +10,7 @@ from bench.errors import UserError, check_known
 from bench.grammar.parse import Args
 from bench.output import reply
 from bench.process import as_options
+from bench.text import counted
 
 if TYPE_CHECKING:
     from tasks import TaskSpec
@@ -121,27 +122,42 @@ def can_be_fetched(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any] | Non
 
 def states(spec: "TaskSpec", root: Path, chosen: Mapping[str, Any] | None = None) -> list[FileState]:
     """The files of a task's data in this folder, chosen by options if there are several texts."""
-    from tasks.core.files import md5
+    from tasks.core.files import DataError, md5
+    from tasks.core.layouts import converted
     from tasks.core.tables import sha256
 
     if is_text(spec):
         source = spec.data_cls.find(root, **(chosen or {}))
-        return [_text_state(path, source.files[name][1]) for name, path in source.paths(root).items()]
+        states = []
+        for split, paths in source.files(root).items():
+            other = converted(paths, source.layout)[0] if all(path.is_file() for path in paths) else None
+            states += [_text_state(path, source.expected[split][1], len(paths), other) for path in paths]
+        return states
     source, found = spec.data_cls.SOURCE, []
-    for name, digest in source.md5.items():
-        path = root / source.folder / name
+    for name, path in source.files(root).items():
         if not path.is_file():
             found.append(FileState(path, "missing"))
             continue
-        state = "whole" if md5(path) == digest else "damaged"
+        try:
+            state = "whole" if md5(path) == source.md5[name] else "damaged"
+        except DataError:
+            state = "damaged"
         found.append(FileState(path, state, sha256(path), f"{path.stat().st_size:,} bytes"))
     return found
 
 
-def _text_state(path: Path, official: int | None) -> FileState:
-    """The state of a file, given its official number of rows (Parquet) or bytes (others)."""
+def _text_state(path: Path, official: int | None, shards: int, other: Path | None) -> FileState:
+    """The state of one of a split's files.
+
+    Args:
+        path: the file.
+        official: number of rows (Parquet) or bytes (texts) of the official file, if known.
+        shards: number of the split's files.
+        other: where their rows would be cached if they were converted.
+    """
     from tasks.core.cache import cached_tokens
     from tasks.core.files import DataError
+    from tasks.core.layouts import dropped_rows
     from tasks.core.tables import amount, sha256
 
     if not path.is_file():
@@ -155,9 +171,12 @@ def _text_state(path: Path, official: int | None) -> FileState:
         f"{entry['vocabulary']:,} tokens"
         + (f", rows up to {entry['max_length']}" if "max_length" in entry else "")
         + f" ({entry['bytes'] / 2**20:.1f} MiB)"
-        for entry in cached_tokens(digest)
+        for entry in cached_tokens(sha256(other) if other is not None and other.is_file() else digest)
     ]
-    state = "whole" if official in (None, found) else f"part of {official:,} {unit}"
+    dropped = dropped_rows(other) if other is not None and other.is_file() else 0
+    is_comparable = shards == 1 and path.suffix in (".parquet", ".txt")
+    state = "whole" if not is_comparable or official in (None, found) else f"part of {official:,} {unit}"
+    state += f", {counted(dropped, 'row')} without a label left out" * bool(dropped)
     return FileState(path, state, digest, f"{found:,} {unit}", cached)
 
 

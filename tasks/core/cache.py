@@ -28,6 +28,11 @@ def cache_folder() -> Path:
     return Path(named) if named else Path.home() / ".cache" / "attention-optimizer-bench"
 
 
+def converted_folder() -> Path:
+    """Folder of tables that were converted (`tasks.core.layouts`)."""
+    return cache_folder() / "tables"
+
+
 def cached_tokens(digest: str) -> list[dict[str, Any]]:
     """The cached records of the file with this SHA-256, one for each tokenizer and length; `bytes` is their size."""
     entries = []

@@ -1,10 +1,12 @@
 """Data files: found, checked and, where there is a network, downloaded."""
 
+import gzip
 import hashlib
 import shutil
 import tarfile
 import traceback
 import urllib.request
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -46,9 +48,16 @@ def refuse_if_reading() -> None:
 
 
 def md5(path: Path) -> str:
-    """MD5 of a file as 32 hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "md5").hexdigest()
+    """MD5 of a file's content, uncompressed if its name ends in .gz, as 32 hex digits.
+
+    Raises:
+        DataError: the compressed file is damaged.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return hashlib.file_digest(file, "md5").hexdigest()
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"damaged data file {path} ({error}); delete it and copy or download it again") from None
 
 
 def require_present(folder: Path, names: Iterable[str], download: Callable[[], object]) -> None:
@@ -70,19 +79,18 @@ def require_present(folder: Path, names: Iterable[str], download: Callable[[], o
             ) from error
 
 
-def require_files(folder: Path, expected: Mapping[str, str]) -> None:
-    """Make sure that the files of a folder have their MD5, given by name.
+def require_files(expected: Mapping[Path, str]) -> None:
+    """Make sure that the contents of files have their MD5 (`md5`).
 
     Raises:
         DataError: a file is damaged.
     """
-    for name, expected_md5 in expected.items():
-        path = folder / name
+    for path, expected_md5 in expected.items():
         actual = md5(path)
         if actual != expected_md5:
             raise DataError(
-                f"damaged data file {path}: {path.stat().st_size:,} bytes with MD5 {actual}, expected {expected_md5};"
-                " delete it and copy or download it again"
+                f"damaged data file {path}: {path.stat().st_size:,} bytes, whose content has the MD5 {actual}, expected"
+                f" {expected_md5}; delete it and copy or download it again"
             )
 
 
@@ -143,15 +151,34 @@ def fetch(url: str, folder: Path, names: Collection[str]) -> None:
             return Path(temporary) / name
 
         if not url.endswith("/"):
-            (Path(temporary) / folder.name).mkdir()
-            members = {f"{folder.name}/{name}" for name in names}
-            with tarfile.open(get(url, "archive")) as archive:
-                for member in archive:
-                    # Not `extractall(filter="data")`, which came with Python 3.11.4: Debian 12 has 3.11.2.
-                    if member.name in members and (source := archive.extractfile(member)):
-                        with (Path(temporary) / member.name).open("wb") as file:
-                            shutil.copyfileobj(source, file)
+            unpack(get(url, "archive"), folder, names)
+            return
         for name in names:
             if not (folder / name).is_file():
-                path = get(url + name, name) if url.endswith("/") else Path(temporary) / folder.name / name
-                path.replace(folder / name)
+                get(url + name, name).replace(folder / name)
+
+
+def unpack(archive: Path, folder: Path, names: Collection[str]) -> None:
+    """Unpack those files of these names that a folder lacks from a tar archive of a folder of its name.
+
+    Raises:
+        DataError: the archive is damaged.
+        OSError: the disk fails.
+    """
+    refuse_if_reading()
+    with filled(folder), TemporaryDirectory(dir=folder) as temporary:
+        try:
+            with tarfile.open(archive) as members:
+                # Not `extractall(filter="data")`, which came with Python 3.11.4: Debian 12 has 3.11.2.
+                wanted = {f"{folder.name}/{name}": name for name in names}
+                for member in members:
+                    if member.name in wanted and (file := members.extractfile(member)):
+                        with (Path(temporary) / wanted[member.name]).open("wb") as copy:
+                            shutil.copyfileobj(file, copy)
+        except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DataError(
+                f"damaged archive {archive} ({error or 'it is truncated'}); delete it and copy or download it again"
+            ) from None
+        for path in Path(temporary).iterdir():
+            if not (folder / path.name).exists():
+                path.replace(folder / path.name)

@@ -2,12 +2,14 @@
 
 import hashlib
 import importlib
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from tasks.core.cache import converted_folder
 from tasks.core.extras import not_installed
 from tasks.core.files import DataError, refuse_if_reading
 
@@ -104,11 +106,13 @@ def amount(path: Path) -> int:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file as 64 hex digits.
+    """SHA-256 of a file as 64 hex digits; of a converted table, a digest of the original files.
 
     Raises:
         DataError: it cannot be read.
     """
+    if path.parent == converted_folder():
+        return json.loads(path.with_suffix(".json").read_text("utf-8"))["sha256"]
     with readable(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -7,6 +7,7 @@ and in evaluation.
 """
 
 import hashlib
+import io
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -21,6 +22,7 @@ from optimizers.step_size import check_range
 from tasks.core.cache import cached, cached_arrays, digest_of
 from tasks.core.data import TaskData
 from tasks.core.files import DataError
+from tasks.core.layouts import open_bytes
 from tasks.core.randomness import BatchRandomness
 from tasks.core.tables import amount, columns_of, readable, sha256
 from tasks.language.sources import CORPORA, Corpus, find_corpus
@@ -227,7 +229,8 @@ def _chunks(path: Path, separator: str) -> Iterator[str]:
     """The text of a file in pieces that end with a line or a row, without loss."""
     if path.suffix != ".parquet":
         try:
-            with readable(path), path.open(encoding="utf-8", newline="") as file:
+            # Universal line ends: a text with CRLF is the same text.
+            with open_bytes(path) as raw, io.TextIOWrapper(raw, "utf-8-sig") as file:
                 while chunk := file.read(_CHUNK):
                     yield chunk + file.readline()
         except UnicodeDecodeError as error:
@@ -263,7 +266,7 @@ def _chunks(path: Path, separator: str) -> Iterator[str]:
 def _parts(source: Corpus, paths: Mapping[str, Path]) -> Iterator[str]:
     """Descriptions of files that are smaller than the official ones."""
     for split, path in paths.items():
-        (name, official), size = source.files[split], amount(path)
+        (name, official), size = source.expected[split], amount(path)
         if official not in (None, size):
             yield f"{size:,} of {official:,} {'rows' if path.suffix == '.parquet' else 'bytes'} of {name}"
 

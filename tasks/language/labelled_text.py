@@ -170,7 +170,7 @@ class TextData(TaskData):
         source, self._n = self.source, n
         if n < 10:
             raise DataError(
-                f"{source.files['train'][0]} has {n} {what}; at least 10 are needed, one of them for validation"
+                f"{source.expected['train'][0]} has {n} {what}; at least 10 are needed, one of them for validation"
             )
         return validation_rows(n, source.held_out(n), source.salt)
 
@@ -189,7 +189,7 @@ class TextData(TaskData):
         source = self.source
         held_out, rest = self._carved_rows(amounts["train"])
         notes = [source.stand_in] if source.stand_in else []
-        for split, (name, official) in source.files.items():
+        for split, (name, official) in source.expected.items():
             if not amounts[split]:
                 raise DataError(f"{name} of {source.folder} has no rows to evaluate; copy it again")
             if official not in (None, amounts[split]):
@@ -222,7 +222,7 @@ class TextData(TaskData):
     def facts(self) -> dict[str, Any]:
         """Facts that identify rows and tokens: digests of files, held-out rows and tokenizer; vocabulary size."""
         return {
-            "files": {self.source.files[split][0]: value[:16] for split, value in self.digests.items()},
+            "files": {self.source.expected[split][0]: value[:16] for split, value in self.digests.items()},
             "validation": split_hash(self._n, self.source.held_out(self._n), self.source.salt),
             "tokenizer": digest_of(self.tokenizer.to_str())[:16],
             "vocabulary": self.vocab_size,

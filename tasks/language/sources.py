@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.core.files import DataError
+from tasks.core.layouts import Columns, as_parquet, find_files, is_table
 from tasks.core.tables import Hub, or_part, require_tables
 from tasks.language.text_source import TextSource
 
@@ -17,7 +18,7 @@ _GLUE = "nyu-mll/glue"
 
 MNLI = TextSource(
     folder="mnli",
-    files={
+    expected={
         "train": ("train.parquet", 392_702),
         "matched": ("validation_matched.parquet", 9_815),
         "mismatched": ("validation_mismatched.parquet", 9_832),
@@ -27,21 +28,32 @@ MNLI = TextSource(
     num_classes=3,
     n_val=5_000,
     salt="mnli",
+    also=("MNLI", "glue/mnli", "GLUE/MNLI", "glue_data/MNLI", "multinli_1.0"),
+    stems={
+        "train": ("multinli_1.0_train",),
+        "matched": ("dev_matched", "multinli_1.0_dev_matched"),
+        "mismatched": ("dev_mismatched", "multinli_1.0_dev_mismatched"),
+    },
+    renamed={"sentence1": "premise", "sentence2": "hypothesis", "gold_label": "label"},
+    classes=("entailment", "neutral", "contradiction"),
     hub=Hub(_GLUE, "mnli", {"train": "train", "matched": "validation_matched", "mismatched": "validation_mismatched"}),
 )
 SST2 = TextSource(
     folder="sst2",
-    files={"train": ("train.parquet", 67_349), "validation": ("validation.parquet", 872)},
+    expected={"train": ("train.parquet", 67_349), "validation": ("validation.parquet", 872)},
     texts=("sentence",),
     label="label",
     num_classes=2,
     n_val=2_000,
     salt="sst2",
+    also=("SST-2", "glue/sst2", "GLUE/SST-2", "glue_data/SST-2"),
+    stems={"validation": ("dev",)},
+    classes=("negative", "positive"),
     hub=Hub(_GLUE, "sst2", {"train": "train", "validation": "validation"}),
 )
 SQUAD = TextSource(
     folder="squad",
-    files={"train": ("train.parquet", 87_599), "validation": ("validation.parquet", 10_570)},
+    expected={"train": ("train.parquet", 87_599), "validation": ("validation.parquet", 10_570)},
     texts=("question", "context"),
     label="answers",
     num_classes=2,  # logits of a token: begins the answer, ends it
@@ -57,7 +69,7 @@ IDENTITIES = ("male", "female", "LGBTQ", "christian", "muslim", "other_religions
 def _comments(folder: str, test: str, rows: int, test_rows: int, hub: bool, stand_in: str = "") -> TextSource:
     return TextSource(
         folder=folder,
-        files={"train": ("train.parquet", rows), "test": (test, test_rows)},
+        expected={"train": ("train.parquet", rows), "test": (test, test_rows)},
         texts=("text",),
         label="toxicity",
         num_classes=2,
@@ -109,22 +121,44 @@ class Corpus:
 
     Attributes:
         folder: below the data folder; absolute for a user's file.
-        files: by split, the name of a file and its official rows (a text's bytes), None if unknown. "train" is always
-            present; a file NAME_part replaces a missing one. Parquet files have a column `text`.
+        expected: by split, the name of a file and its official rows (a text's bytes), None if unknown. "train" is
+            always present; a file NAME_part replaces a missing one, and shards or JSON lines a table. Tables have a
+            column `text`.
         separator: text added after every row of a Parquet file.
         hub: where to fetch it.
         stand_in: note in results if it stands in for other data.
     """
 
     folder: str
-    files: Mapping[str, tuple[str, int | None]]
+    expected: Mapping[str, tuple[str, int | None]]
     separator: str = "\n"
     hub: Hub | None = None
     stand_in: str = ""
 
+    @property
+    def layout(self) -> Columns:
+        """The columns of its tables."""
+        return Columns(("text",), {})
+
+    def files(self, root: Path) -> dict[str, list[Path]]:
+        """The files of each split in this data folder; for a missing one, where it is expected."""
+        folder, found = root / self.folder, {}
+        for split, (name, _) in self.expected.items():
+            official = or_part(folder / name)
+            others = [] if official.is_file() else find_files([folder, folder / "data"], [Path(name).stem])
+            found[split] = others or [official]
+        return found
+
     def paths(self, root: Path) -> dict[str, Path]:
-        """The files by split, in this data folder."""
-        return {split: or_part(root / self.folder / name) for split, (name, _) in self.files.items()}
+        """A text or a Parquet file for each split; tables in other formats are converted, in the cache.
+
+        Raises:
+            DataError: a table cannot be read.
+        """
+        return {
+            split: as_parquet(files, self.layout) if len(files) > 1 or is_table(files[0]) else files[0]
+            for split, files in self.files(root).items()
+        }
 
     def require(self, root: Path) -> None:
         """Make sure that the files exist; fetch missing ones from the Hub.

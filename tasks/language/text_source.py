@@ -1,7 +1,7 @@
 """Locations of labelled texts, and the texts, labels and identities in their Parquet files."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.core.files import DataError
+from tasks.core.layouts import Columns, as_parquet, find_files, is_official
 from tasks.core.tables import Hub, columns_of, or_part, readable, require_tables
 
 
@@ -18,7 +19,7 @@ class TextSource:
 
     Attributes:
         folder: below the data folder.
-        files: by split, the name of its Parquet file and the rows of the official one, None if unknown;
+        expected: by split, the name of its Parquet file and the rows of the official one, None if unknown;
             "train" is always present; a file NAME_part replaces a missing one.
         texts: columns with the texts, one or two.
         label: column with the label.
@@ -32,10 +33,14 @@ class TextSource:
         hub: where to fetch it.
         stand_in: note in results if these stand in for other data.
         more: other required columns.
+        also: other folders in which people have these files, such as GLUE's own.
+        stems: by split, other names of its file, without ending.
+        renamed: our columns by their names in such files.
+        classes: the labels in words.
     """
 
     folder: str
-    files: Mapping[str, tuple[str, int | None]]
+    expected: Mapping[str, tuple[str, int | None]]
     texts: tuple[str, ...]
     label: str
     num_classes: int
@@ -46,15 +51,42 @@ class TextSource:
     hub: Hub | None = None
     stand_in: str = ""
     more: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    stems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The required columns."""
         return (*self.texts, self.label, *self.more)
 
+    @property
+    def layout(self) -> Columns:
+        """The columns, and their forms in other files."""
+        return Columns(self.columns, self.renamed, self.label * bool(self.classes), self.classes)
+
+    def files(self, root: Path) -> dict[str, list[Path]]:
+        """The files of each split in this data folder, in any layout; for a missing one, where it is expected."""
+        folders = [root / name / inner for name in (self.folder, *self.also) for inner in ("", "data")]
+        found = {}
+        for split, (name, _) in self.expected.items():
+            official = or_part(root / self.folder / name)
+            stems = (Path(name).stem, *self.stems.get(split, ()))
+            found[split] = [official] if official.is_file() else find_files(folders, stems) or [official]
+        return found
+
     def paths(self, root: Path) -> dict[str, Path]:
-        """The files by split, in this data folder."""
-        return {split: or_part(root / self.folder / name) for split, (name, _) in self.files.items()}
+        """A Parquet file for each split: the official one, or one with the rows of other files, in the cache.
+
+        Raises:
+            DataError: other files cannot be read.
+        """
+        paths, columns = {}, self.layout
+        for split, files in self.files(root).items():
+            as_is = len(files) == 1 and (not files[0].is_file() or is_official(files[0], columns))
+            paths[split] = files[0] if as_is else as_parquet(files, columns)
+        return paths
 
     def require(self, root: Path) -> None:
         """Make sure that the files exist; fetch missing ones from the Hub.

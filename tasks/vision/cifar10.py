@@ -24,5 +24,6 @@ class CIFAR10Data(ArrayImages):
         from torchvision import datasets
 
         CIFAR10.require_whole(root)
-        read = {split: datasets.CIFAR10(str(root), train=split == "train") for split in ("train", "test")}
+        folder = CIFAR10.find(root).parent
+        read = {split: datasets.CIFAR10(str(folder), train=split == "train") for split in ("train", "test")}
         return {split: (dataset.data, dataset.targets) for split, dataset in read.items()}

@@ -9,7 +9,7 @@ SPLIT_HASH = "7770a2f1e873fbce"
 
 
 class MNISTData(ArrayImages):
-    """MNIST from the four original archives in `<root>/MNIST/raw`, torchvision's folder.
+    """MNIST from its four original files, compressed or not, in `<root>/MNIST/raw`, torchvision's folder.
 
     Of the 60,000 training images 5,000 are kept for validation.
     """
@@ -19,10 +19,10 @@ class MNISTData(ArrayImages):
 
     @staticmethod
     def samples(root: Path) -> dict[str, Labelled]:
-        """The files, after a check of their MD5."""
+        """The files, after a check of their contents' MD5."""
         MNIST.require_whole(root)
-        folder = root / MNIST.folder
+        files = MNIST.files(root)
         return {
-            split: (folder / f"{part}-images-idx3-ubyte.gz", folder / f"{part}-labels-idx1-ubyte.gz")
+            split: (files[f"{part}-images-idx3-ubyte"], files[f"{part}-labels-idx1-ubyte"])
             for split, part in (("train", "train"), ("test", "t10k"))
         }

@@ -6,42 +6,72 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.core.files import fetch, require_files, require_present
+from tasks.core.files import fetch, require_files, require_present, unpack
 
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Image files in torchvision's folders.
+    """Image files in torchvision's folders, compressed or not.
 
     Attributes:
         folder: below the data folder.
-        md5: by file name.
+        md5: by file name, of the uncompressed content.
         url: of a tar archive that holds the folder, or of the folder, if it ends with a slash.
+        ending: of the files where they are fetched from: `.gz` or nothing.
     """
 
     folder: str
     md5: dict[str, str]
     url: str
+    ending: str = ""
+
+    def find(self, root: Path) -> Path:
+        """The folder of the files: where torchvision puts it, where unpacking an archive by hand does, or `root`."""
+        inner = Path(self.folder).name
+        by_hand = self.url.rpartition("/")[2].partition(".")[0] or Path(self.folder).parts[0]
+        places = [root / self.folder, root / by_hand / inner, root / by_hand, root / inner]
+        places += [root] * (root.resolve().name == inner)
+        there = (place for place in places if any((place / name).is_file() for name in self._names))
+        return next(there, places[0])
+
+    def files(self, root: Path) -> dict[str, Path]:
+        """The files by name; for a missing one, where it is expected."""
+        folder = self.find(root)
+        found = {}
+        for name in self.md5:
+            forms = [folder / name, folder / f"{name}.gz"]
+            found[name] = next((path for path in forms if path.is_file()), folder / f"{name}{self.ending}")
+        return found
 
     def require(self, root: Path) -> None:
-        """Make sure that the files exist; download them if not, or raise a DataError."""
-        require_present(root / self.folder, self.md5, lambda: fetch(self.url, root / self.folder, self.md5))
+        """Make sure that the files exist; unpack or download them if not, or raise a DataError."""
+        archive = root / self.url.rpartition("/")[2]
+        if archive.is_file() and not all(path.is_file() for path in self.files(root).values()):
+            unpack(archive, root / self.folder, self.md5)
+        missing = [f"{name}{self.ending}" for name, path in self.files(root).items() if not path.is_file()]
+        folder = self.find(root)
+        require_present(folder, missing, lambda: fetch(self.url, folder, missing))
 
     def require_whole(self, root: Path) -> None:
         """Make sure that the files exist and are undamaged, or raise a DataError."""
         self.require(root)
-        require_files(root / self.folder, self.md5)
+        require_files({path: self.md5[name] for name, path in self.files(root).items()})
+
+    @property
+    def _names(self) -> list[str]:
+        return [f"{name}{ending}" for name in self.md5 for ending in ("", ".gz")]
 
 
 MNIST = ImageSource(
     "MNIST/raw",
     {
-        "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-        "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-        "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
-        "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+        "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+        "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+        "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+        "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
     },
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    ".gz",
 )
 CIFAR10 = ImageSource(
     "cifar-10-batches-py",
