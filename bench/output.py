@@ -78,8 +78,13 @@ def format_of(args: Args, formats: Container[str]) -> str:
         raise UserError(f"--json and --format {args.format}: remove one of them")
     if args.json:
         return "json"
-    ending = ENDINGS.get(args.out.suffix.lower(), "table") if args.out else "table"
-    return args.format or (ending if ending in formats else "table")
+    ending = args.out.suffix.lower() if args.out else ""
+    if args.format or ending in ("", ".txt") or not (args.out and (args.out.is_file() or not args.out.exists())):
+        return args.format or "table"
+    if (kind := ENDINGS.get(ending)) is None or kind not in formats:
+        known = ", ".join(known for known, kind in ENDINGS.items() if kind in formats)
+        raise UserError(f"-o {args.out}: {ending} names no format; use {known} or .txt, or add --format")
+    return kind
 
 
 def write(out: Path | None, content: bytes | str | Iterable[str]) -> None:
@@ -96,8 +101,10 @@ def write(out: Path | None, content: bytes | str | Iterable[str]) -> None:
         sys.stdout.flush()
         sys.stdout.buffer.writelines(encoded)
         return
+    if out.is_dir():
+        raise UserError(f"cannot write {out}: it is a folder; name a file with -o")
     try:
-        if out.exists() and not out.is_file() and not out.is_dir():
+        if out.exists() and not out.is_file():
             with out.open("wb") as file:
                 file.writelines(encoded)
         else:

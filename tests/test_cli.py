@@ -880,3 +880,24 @@ def test_a_library_that_fails_while_an_interrupt_comes_through_it_is_an_interrup
     answer = cli("list", "tasks")
     assert (answer.code, answer.err) == (130, "bench: interrupted\n")
     assert cli("sweep", "--task", "synthetic").err == "bench: interrupted; the same command continues\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "message"),
+    [
+        ("fit --task synthetic --opt gd --task.n 99999999999999999999", {}, "it must be below 2^63"),
+        ("fit --task synthetic --opt gd --task.gap 1e308", {}, "it must be in [0, 1e+100]"),
+        (
+            "fit --task synthetic --opt gd",
+            {"RANK": "abc"},
+            "the environment has RANK=abc, which is no number; unset it",
+        ),
+        ("fit --task synthetic --opt gd", {"LOCAL_RANK": ""}, "the environment has LOCAL_RANK=, which is no number"),
+        ("leaderboard -o /", {}, "cannot write /: it is a folder; name a file with -o"),
+        ("leaderboard -o x.unknown", {}, "-o x.unknown: .unknown names no format; use .md, "),
+    ],
+)
+def test_odd_requests_end_in_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch, words, environment, message) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert message in fails(cli, *words.split())

@@ -548,6 +548,8 @@ def parse_options(prefix: str, options: Mapping[str, Option], given: Mapping[str
             raise UserError(f"--{prefix}.{name} {raw!r}: {problem}it takes {option.takes}") from None
         if values[name] != values[name]:
             raise UserError(f"--{prefix}.{name} {raw!r}: not a number; it takes {option.takes}")
+        if isinstance(values[name], int) and abs(values[name]) >= 2**63:
+            raise UserError(f"--{prefix}.{name} {raw!r}: it must be below 2^63")
     return values
 
 

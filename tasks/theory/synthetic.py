@@ -68,8 +68,8 @@ class FixedDecoderData(TokenData):
         gap: float = 1.0,
     ) -> None:
         check_sizes(n, n_test, T, d)
-        check_range("sigma", sigma, 0)
-        check_range("gap", gap, 0)
+        check_range("sigma", sigma, 0, 1e100)
+        check_range("gap", gap, 0, 1e100)
         generator = torch.Generator().manual_seed(derive_seed(seed, "tokens"))
         self.decoder = u = on_sphere(generator, d)
 
