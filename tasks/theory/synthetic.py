@@ -50,8 +50,8 @@ class FixedDecoderData(TokenData):
         d: width of a token, at least 2 (ours).
         recipe: "equal_scores": Gaussian tokens orthogonal to u, and one optimal token at a random position, shifted
             by y gap u (ours); "sphere": tokens uniform on the unit sphere (Tarzanagh et al.).
-        sigma: standard deviation of a token's coordinates under "equal_scores", at least 0 (ours).
-        gap: score of the optimal token under "equal_scores", at least 0 (ours).
+        sigma: standard deviation of a token's coordinates under "equal_scores", in [0, 1e100] (ours).
+        gap: score of the optimal token under "equal_scores", in [0, 1e100] (ours).
     """
 
     def __init__(
