@@ -97,6 +97,7 @@ class Crew(AbstractContextManager["Crew"]):
     Attributes:
         measured: measurements of the best number of lanes.
         trained: runs so far, for a budget.
+        has_trained: whether it has been given runs before.
 
     Raises:
         UserError: there are too few devices.
@@ -107,7 +108,7 @@ class Crew(AbstractContextManager["Crew"]):
         self.cluster = effort.cluster
         self._workers = [] if self.cluster else resources(workers, config, runs)
         self.measured = dict[object, Choice]()
-        self.trained = 0
+        self.trained, self.has_trained = 0, False
         self._topic = f"bench-{uuid4().hex}"
         self._client: Any = None
         self._local: Any = None

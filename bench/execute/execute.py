@@ -148,7 +148,7 @@ class _Work:
         for config in runs.values():
             alike.setdefault(block_key(config), []).append(config)
         check_engine(effort.engine, (group[0] for group in alike.values()))
-        if len(self.left) < len(runs):
+        if len(self.left) < len(runs) and not crew.has_trained:  # said once, not in each round of a study
             self.progress.say(f"{len(runs) - len(self.left)} of {len(runs)} runs are stored")
         groups = sorted(alike.values(), key=len, reverse=True)  # the largest is measured, the others reuse its result
         known: list[Choice | None] = [None] * len(groups)
@@ -167,6 +167,7 @@ class _Work:
             return []
         rest = iter(chosen)
         choices = [(group, choice or next(rest)) for group, choice in zip(groups, known, strict=True)]
+        crew.has_trained = True
         return cut(runs, choices, 1 if effort.width else crew.shares, record=effort.width is None)
 
     @contextmanager

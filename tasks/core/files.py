@@ -57,8 +57,9 @@ def md5(path: Path) -> str:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return hashlib.file_digest(file, "md5").hexdigest()
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        size = f"{path.stat().st_size:,} bytes"
-        raise DataError(f"damaged data file {path}: {size} ({error}); delete it and copy or download it again") from None
+        raise DataError(
+            f"damaged data file {path}: {path.stat().st_size:,} bytes ({error}); delete it and copy or download it again"
+        ) from None
 
 
 def require_present(folder: Path, names: Iterable[str], download: Callable[[], object]) -> None:
