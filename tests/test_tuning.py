@@ -526,7 +526,9 @@ def test_optimizers_with_different_combinations_get_a_common_multiple_of_trials(
     mine = suite.Suite(title="one", tasks=["synthetic"], optimizers=optimizers, settings={"trainer.max_steps": 5})
     specs = mine.specs({})
     assert (mine.common(specs), mine.common(specs, 80)) == (56, 112)
-    plan = suite.plan(mine, {"store": tmp_path}, lambda spec: 1.0)
+    (studies,) = mine.studies({"store": tmp_path})
+    mine.advance(studies)
+    plan = suite.plan(studies, lambda spec: 1.0)
     assert {step.trials for step in plan} == {(56, 0)}
 
 

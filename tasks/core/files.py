@@ -58,7 +58,8 @@ def md5(path: Path) -> str:
             return hashlib.file_digest(file, "md5").hexdigest()
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
-            f"damaged data file {path}: {path.stat().st_size:,} bytes ({error}); delete it and copy or download it again"
+            f"damaged data file {path}: {path.stat().st_size:,} bytes ({error});"
+            " delete it and copy or download it again"
         ) from None
 
 
